@@ -1,0 +1,142 @@
+"""A case: what to run, as frozen plain data with a readable id. Imports neither torch nor pytest."""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
+
+from perfsuite.data import Data, Document
+from perfsuite.framework import Framework, changed_fields, parse_framework
+from perfsuite.hardware import ACCELERATORS
+from perfsuite.models import Model, find
+
+Precision = Literal["fp32", "bf16-mixed", "bf16"]
+Attention = Literal["sdpa", "eager", "flash_attention_2"]
+
+
+class Topology(Data):
+    """How many machines, and how many processes (one per device) on each."""
+
+    nodes: int = Field(default=1, ge=1)
+    processes_per_node: int = Field(ge=1)
+
+    @property
+    def world_size(self) -> int:
+        """Processes in all."""
+        return self.nodes * self.processes_per_node
+
+
+class Case(Data):
+    """One benchmark case. `case.replace(micro_batch=8)` gives a variant.
+
+    Lengths are in tokens, batches in sequences: a step trains on `micro_batch * gradient_accumulation`
+    sequences of `sequence_length` tokens per data-parallel rank.
+    """
+
+    model: Annotated[Model, BeforeValidator(lambda value: find(value) if isinstance(value, str) else value)]
+    framework: Annotated[
+        Framework,
+        BeforeValidator(parse_framework),
+        PlainSerializer(lambda framework: {"name": framework.name, **framework.model_dump()}),
+    ]
+    sequence_length: int = Field(ge=2)
+    micro_batch: int = Field(ge=1)
+    gradient_accumulation: int = Field(default=1, ge=1)
+    precision: Precision = "fp32"
+    activation_checkpointing: str = Field(default="none", pattern=r"^(none|full|selective-op|every-[1-9]\d*)$")
+    """`none`, `full` (every block), `every-N` (every N-th block) or `selective-op` (by operator)."""
+    attention: Attention = "sdpa"
+    compile: bool = False
+    topology: Topology
+    hardware: tuple[str, ...]
+    """What it is meant for: `"cpu"`, `"h100"`, `"a100-80gb"`, or several. Each gives a pytest marker."""
+    learning_rate: float = Field(default=1e-3, gt=0)
+    seed: int = 0
+    max_warmup_steps: int = Field(default=20, ge=1)
+    """Steps before the window at the most; where it really begins is found in the series."""
+    steps: int = Field(default=50, ge=10)
+    """Steps measured at the least."""
+    timeout_s: float = Field(default=900, gt=0)
+    """Seconds after which a launch is killed."""
+
+    @field_validator("hardware", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("hardware")
+    @classmethod
+    def _known_hardware(cls, hardware: tuple[str, ...]) -> tuple[str, ...]:
+        for name in hardware:
+            if name.split("-")[0] not in ACCELERATORS:
+                raise ValueError(
+                    f"unknown hardware {name!r}: begin with one of {', '.join(ACCELERATORS)}, "
+                    "optionally with memory and form factor as in 'h100-80gb-sxm'"
+                )
+        if not hardware:
+            raise ValueError("name at least one hardware, for example 'cpu'")
+        return hardware
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Case:
+        longest = self.model.max_sequence_length
+        if longest is not None and self.sequence_length > longest:
+            raise ValueError(
+                f"sequence_length {self.sequence_length} is longer than the {longest} positions of {self.model.name}"
+            )
+        return self
+
+    @cached_property
+    def id(self) -> str:
+        """Stable, unique, fit for a file name: the framework, the model, and what differs from defaults."""
+        t = self.topology
+        batch = f"b{self.micro_batch}"
+        if self.gradient_accumulation > 1:
+            batch += f"x{self.gradient_accumulation}"
+        parts = [
+            self.framework.slug(),
+            self.model.name,
+            f"s{self.sequence_length}",
+            batch,
+            self.precision,
+            *([f"ac_{self.activation_checkpointing}"] if self.activation_checkpointing != "none" else []),
+            *changed_fields(self, skip=_IN_ID_ALREADY),
+            f"{t.nodes}x{t.processes_per_node}",
+        ]
+        return re.sub(r"[^A-Za-z0-9._+-]", "_", "-".join(parts))
+
+    @property
+    def markers(self) -> list[str]:
+        """The pytest markers that select this case."""
+        return sorted({name.split("-")[0] for name in self.hardware})
+
+    @property
+    def total_steps(self) -> int:
+        """Steps that a launch makes."""
+        return self.max_warmup_steps + self.steps
+
+    def unsupported(self) -> str | None:
+        """Why no machine can run this, or None."""
+        return self.framework.unsupported(self)
+
+
+_IN_ID_ALREADY = frozenset(
+    "model framework sequence_length micro_batch gradient_accumulation precision activation_checkpointing "
+    "topology hardware timeout_s".split()
+)
+
+
+class CaseFile(Document):
+    """`case.json`: what a launch is asked to run, read by the launcher and by every worker."""
+
+    schema_version: Literal[1] = 1
+    case: Case
+    hardware_class: str
+    device: Literal["cpu", "cuda"]
+    peak_flops: float | None = None
+    """Of one device at the case's precision, FLOP/s; None where unknown."""
+    inject: str | None = None
+    """A fault to inject, to test the gate: see `perfsuite.inject`."""

@@ -1,0 +1,192 @@
+"""From the files of a launch to one `Run`. Driver side; imports neither torch nor pytest."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, median, quantiles
+
+from perfsuite import data
+from perfsuite.case import Case, CaseFile
+from perfsuite.errors import FileError, ReportError
+from perfsuite.hardware import Machine
+from perfsuite.result import Failure, Figures, LaunchFile, RankReport, Run
+from perfsuite.rundir import RunDir
+from perfsuite.window import find_window
+
+WALL_CLOCK_AGREES = 0.05
+PEERS_SAY = ("connection closed by peer", "connection reset by peer", "broken pipe", "sigterm", "signalexception")
+"""What a healthy rank says when another one died: never the cause."""
+LOG_TAIL_LINES = 30
+
+
+def collect(
+    run_dir: RunDir, machine: Machine, *, started_at: str, duration_s: float, failure: Failure | None
+) -> Run:
+    """One run out of the rank reports. What went wrong is in its `failure`; this does not raise for it."""
+    asked = data.read(run_dir.case, CaseFile)
+    bare = Run(case=asked.case, machine=machine, started_at=started_at, duration_s=round(duration_s, 3))
+    try:
+        reports = _reports(run_dir, asked.case)
+        ended = data.read(run_dir.launch, LaunchFile).failures if run_dir.launch.exists() else ()
+    except FileError as error:
+        return bare.replace(failure=Failure(kind="missing_report", message=str(error)))
+    failure = failure or _first_failure(reports, ended, run_dir, asked.case)
+    if failure is not None:
+        return bare.replace(failure=_with_log(failure, run_dir))
+    try:
+        run = _measured(bare, [reports[rank] for rank in sorted(reports)], asked.peak_flops)
+    except ReportError as error:
+        return bare.replace(failure=Failure(kind="ranks_disagree", message=str(error)))
+    notes = run.notes
+    if ended:  # every report is complete: the measurement stands, but it must not go unsaid
+        who = ", ".join(f"rank {crash.rank}: {crash.message}" for crash in ended)
+        notes = (*notes, f"died after its report was written: {who}")
+    return run.replace(notes=notes, failure=_bad_loss(run.loss))
+
+
+def _reports(run_dir: RunDir, case: Case) -> dict[int, RankReport]:
+    paths = [(rank, run_dir.rank(rank)) for rank in range(case.topology.world_size)]
+    return {rank: data.read(path, RankReport) for rank, path in paths if path.exists()}
+
+
+def _first_failure(
+    reports: dict[int, RankReport], ended: Sequence[Failure], run_dir: RunDir, case: Case
+) -> Failure | None:
+    """The cause: the earliest failure that is not merely a peer's death noticed by another rank."""
+    told = [report.failure for report in reports.values() if report.failure is not None]
+    silent = [failure for failure in ended if failure.rank not in reports]
+    if failures := told + silent:
+        return min(failures, key=lambda failure: (_is_peer(failure), failure.at))
+    if missing := [rank for rank in range(case.topology.world_size) if rank not in reports]:
+        return Failure(
+            kind="missing_report",
+            rank=missing[0],
+            message=f"no report from rank {', '.join(map(str, missing))} of {case.topology.world_size}: "
+            f"see {run_dir.path}",
+        )
+    return None
+
+
+def _is_peer(failure: Failure) -> bool:
+    said = f"{failure.message} {failure.traceback}".lower()
+    return any(phrase in said for phrase in PEERS_SAY)
+
+
+def _with_log(failure: Failure, run_dir: RunDir) -> Failure:
+    """Where there is no traceback, what the rank (else the launcher) wrote last."""
+    if failure.traceback and "\n" in failure.traceback:
+        return failure
+    log = run_dir.rank_log(failure.rank) if failure.rank is not None else run_dir.launcher_log
+    if not log.exists():
+        log = run_dir.launcher_log
+    return failure.replace(traceback=f"last lines of {log.name}:\n{_tail(log)}")
+
+
+def _tail(path: Path) -> str:
+    if not path.exists():
+        return "(nothing was written)"
+    lines = path.read_text(errors="replace").splitlines()
+    return "\n".join(lines[-LOG_TAIL_LINES:]) or "(nothing was written)"
+
+
+def _measured(bare: Run, reports: list[RankReport], peak_flops: float | None) -> Run:
+    case = bare.case
+    _check_agreement(reports, case)
+    series = [max(steps) for steps in zip(*(report.step_s for report in reports), strict=True)]
+    window = find_window(series, case.max_warmup_steps)
+    slowest = Counter(
+        max(range(len(reports)), key=lambda rank: reports[rank].step_s[step])
+        for step in range(window.start, window.stop)
+    ).most_common(1)[0][0]
+    run = bare.replace(
+        step_s=tuple(series),
+        probe_s=tuple(max(probes) for probes in zip(*(report.probe_s for report in reports), strict=True)),
+        loss=tuple(fmean(losses) for losses in zip(*(report.loss for report in reports), strict=True)),
+        window=(window.start, window.stop),
+        slowest_rank=slowest,
+        memory=tuple(report.memory for report in reports if report.memory is not None),
+        flops=reports[0].flops,
+        observed=reports[0].observed,
+        notes=tuple(_notes(reports, steady=window.steady)),
+    )
+    return run.replace(figures=_figures(run, reports[0].tokens_per_step, peak_flops))
+
+
+def _check_agreement(reports: list[RankReport], case: Case) -> None:
+    for what, values in {
+        "the number of steps": [len(report.step_s) for report in reports],
+        "the number of losses": [len(report.loss) for report in reports],
+        "the number of probes": [len(report.probe_s) for report in reports],
+        "tokens per step": [report.tokens_per_step for report in reports],
+        "the world size": [report.world_size for report in reports],
+        "the clock": [report.clock for report in reports],
+    }.items():
+        if len(set(values)) > 1:
+            told = ", ".join(f"rank {report.rank}: {value}" for report, value in zip(reports, values, strict=True))
+            raise ReportError(f"ranks disagree on {what} ({told})")
+    if len(reports[0].step_s) != case.total_steps:
+        raise ReportError(f"{case.total_steps} steps were asked for, {len(reports[0].step_s)} were made")
+
+
+def _notes(reports: list[RankReport], *, steady: bool) -> list[str]:
+    notes = []
+    if not steady:
+        notes.append("step times were still drifting at the end: raise max_warmup_steps or steps")
+    for report in reports:
+        summed = sum(report.step_s)
+        if abs(report.wall_s - summed) > WALL_CLOCK_AGREES * report.wall_s:
+            notes.append(
+                f"rank {report.rank}: the steps sum to {summed:.3f} s, the wall clock says {report.wall_s:.3f} s"
+            )
+    retries = max((report.memory.alloc_retries or 0 for report in reports if report.memory), default=0)
+    if retries:
+        notes.append(f"{retries} allocator retries: memory is nearly full, which slows steps down")
+    return notes
+
+
+def _figures(run: Run, tokens_per_step: int, peak_flops: float | None) -> Figures:
+    steps = run.measured_steps
+    ranks = run.case.topology.world_size
+    p50, mean = median(steps), fmean(steps)
+    tokens_per_s = tokens_per_step / p50
+    achieved = run.flops.per_token * tokens_per_s / ranks if run.flops is not None else None
+    tail = max(1, len(run.loss) // 10)
+    reserved = [memory.reserved for memory in run.memory if memory.reserved is not None]
+    retries = [memory.alloc_retries for memory in run.memory if memory.alloc_retries is not None]
+    probes = run.probe_s[run.window[0] : run.window[1]]
+    return Figures(
+        tokens_per_s=tokens_per_s,
+        tokens_per_s_per_device=tokens_per_s / ranks,
+        tokens_per_s_mean=tokens_per_step / mean,
+        step_s_p50=p50,
+        step_s_p95=quantiles(steps, n=20, method="inclusive")[-1],
+        step_s_mean=mean,
+        probe_s_p50=median(probes) if probes else None,
+        peak_memory_bytes=max(memory.peak for memory in run.memory) if len(run.memory) == ranks else None,
+        reserved_memory_bytes=max(reserved, default=None),
+        alloc_retries=max(retries, default=None),
+        tflops_per_device=achieved / 1e12 if achieved is not None else None,
+        mfu=achieved / peak_flops if achieved is not None and peak_flops is not None else None,
+        loss_first=run.loss[0] if run.loss else None,
+        loss_last=fmean(run.loss[-tail:]) if run.loss else None,
+    )
+
+
+def _bad_loss(loss: Sequence[float]) -> Failure | None:
+    """A run that does not learn is no benchmark of training."""
+    if not loss:
+        return Failure(kind="loss", message="no loss was recorded")
+    bad = [step for step, value in enumerate(loss) if not math.isfinite(value)]
+    if bad:
+        return Failure(kind="loss", message=f"the loss is {loss[bad[0]]} at step {bad[0]}")
+    tail = max(1, len(loss) // 10)
+    first, last = loss[0], fmean(loss[-tail:])
+    if not last < first:
+        return Failure(
+            kind="loss",
+            message=f"the loss does not fall: {first:.4f} at the first step, {last:.4f} over the last {tail}",
+        )
+    return None

@@ -1,0 +1,101 @@
+"""The base of every value object, and JSON files of them. Imports neither torch nor pytest.
+
+A file is written whole or not at all, and read with errors that name the file and the field.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from perfsuite.errors import CaseError, FileError
+
+D = TypeVar("D", bound="Data")
+
+
+class Data(BaseModel):
+    """Frozen, keyword-only data without unknown fields. Raises `CaseError` on bad values."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True, ser_json_inf_nan="constants")
+
+    if not TYPE_CHECKING:  # a type checker shall see the fields, not **values
+
+        def __init__(self, **values: Any) -> None:
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise CaseError(f"{type(self).__name__}: {explain(error)}") from None
+
+        # As pydantic marks its own __init__: nested values are then validated in place, with their
+        # path in the error, instead of through this wrapper.
+        __init__.__pydantic_base_init__ = True
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with `changes`, validated as a new object is."""
+        return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
+
+
+def explain(error: ValidationError) -> str:
+    """Each problem as `field: what is allowed, got the value`."""
+    problems = []
+    for problem in error.errors(include_url=False):
+        field = ".".join(str(part) for part in problem["loc"]) or "(whole)"
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            message = "unknown field; remove it or correct its name"
+        shown = repr(problem["input"])
+        got = "" if problem["type"] == "missing" else f", got {shown if len(shown) < 80 else shown[:77] + '...'}"
+        problems.append(f"{field}: {message}{got}")
+    return "; ".join(problems)
+
+
+class Document(Data):
+    """Data that stands in a file of its own. Each kind sets `schema_version: Literal[N] = N`."""
+
+    schema_version: int
+
+
+def write(path: Path, document: Document) -> None:
+    """Write as sorted, indented JSON: never half a file, whoever kills this process when."""
+    text = json.dumps(document.model_dump(mode="json"), sort_keys=True, indent=1) + "\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.parent, prefix=f".{path.name[:100]}.", delete=False
+        ) as file:
+            file.write(text)
+        os.chmod(file.name, 0o644)  # temporary files are private; these are meant to be shared
+        os.replace(file.name, path)
+    except OSError as error:
+        raise FileError(
+            f"cannot write {path}: {error.strerror}. Give a directory that you may write to."
+        ) from error
+
+
+def read(path: Path, kind: type[D]) -> D:
+    """Read a file that `write` wrote. Raises `FileError` naming the file, and the field if one is bad."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise FileError(f"{path}: not JSON ({error}). Was it cut short? Delete it or restore it.") from error
+    if not isinstance(raw, dict):
+        raise FileError(f"{path}: expected a JSON object, got {type(raw).__name__}")
+    version = kind.model_fields.get("schema_version")
+    if version is not None and raw.get("schema_version") != version.default:
+        raise FileError(
+            f"{path}: field schema_version: this perfsuite reads {version.default}, "
+            f"got {raw.get('schema_version')!r}. Record it anew or use the perfsuite that wrote it."
+        )
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        raise FileError(f"{path}: field {explain(error)}") from None
+    except CaseError as error:
+        raise FileError(f"{path}: {error}") from None

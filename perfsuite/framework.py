@@ -1,0 +1,126 @@
+"""What a framework is: its options as data, what it cannot do, and how it builds a training step.
+
+Each file in `perfsuite/frameworks/` holds one subclass of `Framework`, named after the file; being there
+is what registers it. This module imports neither torch nor pytest; `build` imports torch when called.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import ValidationError
+
+import perfsuite.frameworks
+from perfsuite.data import Data, explain
+from perfsuite.errors import CaseError
+
+if TYPE_CHECKING:
+    from perfsuite.case import Case
+    from perfsuite.measure import Recorder
+    from perfsuite.result import Memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """Where this process stands in the job, and the device it trains on (a `torch.device`)."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    device: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What `Framework.build` returns: a training job that is ready to run.
+
+    `run(steps)` makes that many optimizer steps and returns the loss of each as this rank saw it: floats,
+    or 0-d tensors still on the device, because reading one inside a step would synchronise. `model` and
+    `optimizer` are what really trains, as wrapped; the worker inspects them. `data_parallel` is the number
+    of ranks (from 1 to the world size) that see different data.
+    """
+
+    run: Callable[[int], list[Any]]
+    data_parallel: int
+    model: Any = None
+    optimizer: Any = None
+    memory: Callable[[], Memory] | None = None
+    """Reads peak memory, where it is not this process's own."""
+
+
+class Framework(Data):
+    """A training framework and its options. Fields are the options; the id names those that differ."""
+
+    name: ClassVar[str]
+    needs_torch: ClassVar[bool] = True
+
+    def unsupported(self, case: Case) -> str | None:
+        """Why this framework cannot run `case` whatever the machine, or None. Must not import torch."""
+        return None
+
+    def expected(self, case: Case) -> dict[str, str]:
+        """What the worker must find in `Observed.settings` for this to be the run that was asked for."""
+        return {}
+
+    def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
+        """Build model, optimizer and data on `ranks.device`. The process group exists already."""
+        raise NotImplementedError
+
+    def slug(self) -> str:
+        """Name and telling options, for a case's id: required options always, others if changed."""
+        return "-".join([self.name, *changed_fields(self)])
+
+
+def changed_fields(data: Data, skip: frozenset[str] = frozenset()) -> list[str]:
+    """Fields that are required or differ from their default, short and readable, in declared order."""
+    parts = []
+    for name, info in type(data).model_fields.items():
+        value = getattr(data, name)
+        if name in skip or (not info.is_required() and value == info.default):
+            continue
+        if isinstance(value, bool):
+            parts.append(name if value else f"no_{name}")
+        elif isinstance(value, str):
+            parts.append(value.lower())
+        elif isinstance(value, tuple):
+            parts.append(name + "x".join(str(item) for item in value))
+        else:
+            parts.append(f"{name}{value:g}" if isinstance(value, float) else f"{name}{value}")
+    return parts
+
+
+def framework_names() -> list[str]:
+    """Every framework there is: one per file in `perfsuite/frameworks/`."""
+    return sorted(module.name for module in pkgutil.iter_modules(perfsuite.frameworks.__path__))
+
+
+def framework_class(name: str) -> type[Framework]:
+    """The class in `perfsuite/frameworks/<name>.py`. A broken file raises its own traceback."""
+    if name not in framework_names():
+        raise CaseError(f"unknown framework {name!r}. Known: {', '.join(framework_names())}.")
+    module = importlib.import_module(f"perfsuite.frameworks.{name}")
+    for value in vars(module).values():
+        if isinstance(value, type) and issubclass(value, Framework) and getattr(value, "name", "") == name:
+            return value
+    raise CaseError(f"{module.__file__} holds no Framework with name = {name!r}.")
+
+
+def parse_framework(value: Any) -> Framework:
+    """A framework from itself, from its name (default options), or from `{"name": ..., **options}`."""
+    if isinstance(value, Framework):
+        return value
+    if isinstance(value, str):
+        value = {"name": value}
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise CaseError(f"a framework is given as an object or by name, got {value!r}")
+    options = {key: option for key, option in value.items() if key != "name"}
+    kind = framework_class(value["name"])
+    try:
+        return kind.model_validate(options)
+    except ValidationError as error:
+        known = ", ".join(kind.model_fields) or "none"
+        raise CaseError(f"{explain(error)}. Options of {value['name']}: {known}.") from None

@@ -1,0 +1,1 @@
+"""One file per framework; see `perfsuite.framework` for what each must hold."""

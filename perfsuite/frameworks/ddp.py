@@ -1,0 +1,53 @@
+"""DistributedDataParallel: every rank holds the whole model; gradients are all-reduced in buckets."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from perfsuite.framework import Framework, Ranks, Workload
+
+if TYPE_CHECKING:
+    from perfsuite.case import Case
+    from perfsuite.measure import Recorder
+
+
+class DDP(Framework):
+    """Options of `torch.nn.parallel.DistributedDataParallel`, with its defaults."""
+
+    name: ClassVar[str] = "ddp"
+
+    bucket_cap_mb: float = Field(default=25, gt=0)
+    """Size of a gradient bucket in MiB."""
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+
+    def expected(self, case: Case) -> dict[str, str]:
+        """One DistributedDataParallel."""
+        return {"wrapper": "DistributedDataParallel"}
+
+    def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
+        """The model under DDP; ranks skip the all-reduce on all but the last micro-batch."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        from perfsuite.torch_model import build_model, build_optimizer, synthetic_batches, training_loop
+
+        model = DistributedDataParallel(
+            build_model(case, ranks.device),
+            device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
+            bucket_cap_mb=self.bucket_cap_mb,
+            gradient_as_bucket_view=self.gradient_as_bucket_view,
+            static_graph=self.static_graph,
+        )
+        optimizer = build_optimizer(case, model)
+        run = training_loop(
+            case,
+            model,
+            optimizer,
+            synthetic_batches(case, ranks.rank, ranks.device),
+            autocast=case.precision == "bf16-mixed",
+            skip_sync=lambda is_last: nullcontext() if is_last else model.no_sync(),
+        )
+        return Workload(run=run, data_parallel=ranks.world_size, model=model, optimizer=optimizer)

@@ -1,0 +1,120 @@
+"""FSDP1, `FullyShardedDataParallel`: flat parameters sharded per transformer block."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from perfsuite.framework import Framework, Ranks, Workload
+
+if TYPE_CHECKING:
+    from perfsuite.case import Case
+    from perfsuite.measure import Recorder
+
+
+class FSDP(Framework):
+    """Options of `torch.distributed.fsdp.FullyShardedDataParallel`, by their names there."""
+
+    name: ClassVar[str] = "fsdp"
+
+    sharding_strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"]
+    """What is sharded: all; gradients and optimizer state; nothing; all, but within groups only."""
+    shard_group: int | None = Field(default=None, ge=2)
+    """For HYBRID_SHARD: ranks in a group that shards; groups replicate. None: the ranks of one node."""
+    backward_prefetch: Literal["BACKWARD_PRE", "BACKWARD_POST", "none"] = "BACKWARD_PRE"
+    """When the next block's parameters are gathered in backward."""
+    cpu_offload: bool = False
+    """Keep parameters, gradients and optimizer state in host memory."""
+    sync_each_micro_batch: bool = True
+    """Reduce gradients after each micro-batch. False keeps whole gradients in memory until the last."""
+
+    def unsupported(self, case: Case) -> str | None:
+        """Shardings that need more ranks than the topology has."""
+        ranks = case.topology.world_size
+        if self.sharding_strategy in ("FULL_SHARD", "SHARD_GRAD_OP") and ranks < 2:
+            return f"{self.sharding_strategy} needs at least 2 processes (torch turns it into NO_SHARD on 1)"
+        if self.sharding_strategy == "HYBRID_SHARD":
+            return hybrid_unsupported(self._shard_group(case), case)
+        if self.shard_group is not None:
+            return f"shard_group={self.shard_group} is for HYBRID_SHARD, not for {self.sharding_strategy}"
+        return None
+
+    def expected(self, case: Case) -> dict[str, str]:
+        """Every wrapped module with this strategy."""
+        return {"wrapper": "FullyShardedDataParallel", "sharding": self.sharding_strategy}
+
+    def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
+        """The model under FSDP1, one unit per block, and the root."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import (
+            BackwardPrefetch,
+            CPUOffload,
+            FullyShardedDataParallel,
+            ShardingStrategy,
+        )
+        from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+        from perfsuite.torch_model import (
+            blocks,
+            build_model,
+            build_optimizer,
+            synthetic_batches,
+            training_loop,
+        )
+
+        mesh = None
+        if self.sharding_strategy == "HYBRID_SHARD":
+            group = self._shard_group(case)
+            mesh = init_device_mesh(ranks.device.type, (ranks.world_size // group, group))
+        inner = build_model(case, ranks.device)
+        model = FullyShardedDataParallel(
+            inner,
+            device_mesh=mesh,
+            sharding_strategy=ShardingStrategy[self.sharding_strategy],
+            auto_wrap_policy=ModuleWrapPolicy({type(block) for block in blocks(inner)}),
+            backward_prefetch=None
+            if self.backward_prefetch == "none"
+            else BackwardPrefetch[self.backward_prefetch],
+            cpu_offload=CPUOffload(offload_params=self.cpu_offload),
+            mixed_precision=_mixed_precision(case),
+            device_id=ranks.device,
+            use_orig_params=True,
+        )
+        optimizer = build_optimizer(case, model)
+        run = training_loop(
+            case,
+            model,
+            optimizer,
+            synthetic_batches(case, ranks.rank, ranks.device),
+            skip_sync=lambda is_last: (
+                nullcontext() if is_last or self.sync_each_micro_batch else model.no_sync()
+            ),
+        )
+        return Workload(run=run, data_parallel=ranks.world_size, model=model, optimizer=optimizer)
+
+    def _shard_group(self, case: Case) -> int:
+        return self.shard_group or case.topology.processes_per_node
+
+
+def hybrid_unsupported(group: int, case: Case) -> str | None:
+    """Why ranks cannot be split into at least two groups of `group` that each shard, or None."""
+    ranks = case.topology.world_size
+    if group < 2 or ranks % group or ranks // group < 2:
+        return (
+            f"hybrid sharding in groups of {group} needs at least 2 groups of at least 2 processes: "
+            f"{ranks} processes cannot be split so"
+        )
+    return None
+
+
+def _mixed_precision(case: Case) -> object:
+    import torch
+    from torch.distributed.fsdp import MixedPrecision
+
+    if case.precision != "bf16-mixed":
+        return None
+    return MixedPrecision(
+        param_dtype=torch.bfloat16, reduce_dtype=torch.float32, buffer_dtype=torch.float32
+    )

@@ -1,0 +1,93 @@
+"""FSDP2, `fully_shard`: every parameter a DTensor, sharded on its first dimension, gathered per block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
+
+from perfsuite.framework import Framework, Ranks, Workload
+from perfsuite.frameworks.fsdp import hybrid_unsupported
+
+if TYPE_CHECKING:
+    from perfsuite.case import Case
+    from perfsuite.measure import Recorder
+
+
+class FSDP2(Framework):
+    """Options of `torch.distributed.fsdp.fully_shard`."""
+
+    name: ClassVar[str] = "fsdp2"
+
+    reshard_after_forward: bool = True
+    """Free a block's gathered parameters after its forward, and gather them again in backward."""
+    shard_group: int | None = Field(default=None, ge=2)
+    """Ranks in a group that shards, while groups replicate (2-D mesh). None: all ranks shard (1-D mesh)."""
+    sync_each_micro_batch: bool = True
+    """Reduce gradients after each micro-batch. False keeps whole gradients in memory until the last."""
+
+    def unsupported(self, case: Case) -> str | None:
+        """A hybrid mesh that the ranks do not fill."""
+        return None if self.shard_group is None else hybrid_unsupported(self.shard_group, case)
+
+    def expected(self, case: Case) -> dict[str, str]:
+        """DTensors, sharded in every block."""
+        placement = "Shard(0)" if self.shard_group is None else "Replicate, Shard(0)"
+        return {"wrapper": "FSDPModule", "sharding": placement}
+
+    def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
+        """The model under FSDP2, one unit per block, and the root."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        from perfsuite.torch_model import (
+            blocks,
+            build_model,
+            build_optimizer,
+            synthetic_batches,
+            training_loop,
+        )
+
+        group = self.shard_group
+        shape = (ranks.world_size,) if group is None else (ranks.world_size // group, group)
+        options: dict[str, Any] = {
+            "mesh": init_device_mesh(ranks.device.type, shape),
+            "reshard_after_forward": self.reshard_after_forward,
+            "mp_policy": _mixed_precision(case),
+        }
+        model = build_model(case, ranks.device)
+        for block in blocks(model):
+            fully_shard(block, **options)
+        fully_shard(model, **options)
+        optimizer = build_optimizer(case, model)
+        run = training_loop(
+            case,
+            model,
+            optimizer,
+            synthetic_batches(case, ranks.rank, ranks.device),
+            skip_sync=_reduce_always if self.sync_each_micro_batch else _reduce_last(model),
+        )
+        return Workload(run=run, data_parallel=ranks.world_size, model=model, optimizer=optimizer)
+
+
+def _reduce_always(is_last: bool) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def _reduce_last(model: Any) -> Callable[[bool], AbstractContextManager[None]]:
+    def enter(is_last: bool) -> AbstractContextManager[None]:
+        model.set_requires_gradient_sync(is_last)
+        return nullcontext()
+
+    return enter
+
+
+def _mixed_precision(case: Case) -> Any:
+    import torch
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    if case.precision != "bf16-mixed":
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

@@ -1,0 +1,119 @@
+"""Start the launcher process, watch it, and leave nothing behind. Driver side; imports neither torch nor pytest.
+
+What ends whom: this process kills the launcher's process group and sweeps up whatever carries the job's mark
+in its environment, on every way out. If this process is killed itself, the kernel kills the launcher
+(parent-death signal), the fork server sees its pipe close, and the kernel kills every rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import psutil
+
+from perfsuite.case import Case
+from perfsuite.result import Failure
+from perfsuite.rundir import RunDir
+
+JOB_MARK = "PERFSUITE_JOB"
+"""Environment variable that every process of a job inherits."""
+POLL_S = 0.05
+
+
+def launch(
+    run_dir: RunDir,
+    case: Case,
+    *,
+    device: str,
+    python: str = sys.executable,
+    environment: Mapping[str, str] | None = None,
+    on_progress: Callable[[int], None] = lambda step: None,
+) -> Failure | None:
+    """Run the job described by `run_dir.case` to its end; afterwards no process of it is left.
+
+    Returns a failure if the deadline passed; how the ranks ended is for `collect` to read. `on_progress` is
+    called about ten times a second with the steps that rank 0 has finished.
+    """
+    mark = uuid.uuid4().hex
+    with run_dir.launcher_log.open("wb") as log:
+        launcher = subprocess.Popen(
+            [python, "-m", "perfsuite.launcher", str(run_dir.path.resolve())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=_environment(case, device, environment or {}) | {JOB_MARK: mark},
+            start_new_session=True,
+        )
+    try:
+        return _watch(launcher, run_dir, case, on_progress)
+    finally:
+        _kill(launcher, mark)
+
+
+def _environment(case: Case, device: str, extra: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment, offline, with threads shared out and the driver's code importable."""
+    ours = {
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])
+        ),
+    }
+    if device == "cpu":
+        cores = len(os.sched_getaffinity(0))
+        ours["OMP_NUM_THREADS"] = str(max(1, cores // case.topology.processes_per_node))
+        ours["GLOO_SOCKET_IFNAME"] = "lo"
+        ours["CUDA_VISIBLE_DEVICES"] = ""
+    return {**os.environ, **ours, **extra}
+
+
+def _watch(
+    launcher: subprocess.Popen[bytes], run_dir: RunDir, case: Case, on_progress: Callable[[int], None]
+) -> Failure | None:
+    deadline = time.monotonic() + case.timeout_s
+    steps = 0
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            launcher.wait(POLL_S)
+            return None
+        with contextlib.suppress(OSError, ValueError):
+            steps = int(run_dir.progress.read_text())
+        on_progress(steps)
+        if time.monotonic() > deadline:
+            return Failure(
+                kind="timeout",
+                message=f"killed after {case.timeout_s:g} s (the case's timeout_s), "
+                f"when rank 0 had finished about {steps} of {case.total_steps} steps",
+                at=time.time(),
+            )
+
+
+def _kill(launcher: subprocess.Popen[bytes], mark: str) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(launcher.pid, signal.SIGKILL)
+    launcher.wait()
+    left = _marked(mark)
+    while left:  # a process may fork while it is being killed
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(left, timeout=5)
+        left = _marked(mark)
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    """Living processes of the job, in whatever session they put themselves."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(JOB_MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found

@@ -1,0 +1,93 @@
+"""The launcher process: starts every rank of one job on this machine. `python -m perfsuite.launcher RUNDIR`.
+
+It is a process of its own because torch's elastic launcher owns signals and imports torch. Ranks are started
+through a fork server that has imported torch once, inside this process's group: one `killpg` ends them all,
+which torchrun's own subprocesses, each a session of its own, would survive. Never imports pytest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import sys
+from pathlib import Path
+
+from perfsuite import data, worker
+from perfsuite.case import CaseFile
+from perfsuite.result import Failure, LaunchFile
+from perfsuite.rundir import RunDir
+
+
+def main(path: str) -> int:
+    """Run the job to its end and write `launch.json`. Exit status 0 if every rank ended well."""
+    worker.die_with_parent()
+    os.environ["PERFSUITE_LAUNCHER_PID"] = str(os.getpid())
+    run_dir = RunDir(Path(path))
+    asked = data.read(run_dir.case, CaseFile)
+    start = _elastic if asked.case.framework.needs_torch else _fork
+    failures = start(run_dir, asked)
+    data.write(run_dir.launch, LaunchFile(failures=tuple(failures)))
+    return 1 if failures else 0
+
+
+def _elastic(run_dir: RunDir, asked: CaseFile) -> list[Failure]:
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    multiprocessing.set_forkserver_preload(["torch", "perfsuite.worker"])
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=asked.case.topology.processes_per_node,
+        run_id=run_dir.path.name,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        local_addr="127.0.0.1",
+        max_restarts=0,
+        start_method="forkserver",
+        logs_specs=DefaultLogsSpecs(log_dir=str(run_dir.path / "elastic")),
+        shutdown_timeout=5,
+    )
+    try:
+        elastic_launch(config, worker.recorded)(str(run_dir.path))
+    except ChildFailedError as error:
+        return [
+            Failure(
+                kind="crash",
+                message=f"exit code {failure.exitcode}"
+                + (f" ({failure.signal_name()})" if failure.exitcode < 0 else ""),
+                rank=rank,
+                traceback=failure.message,
+                at=failure.timestamp,
+            )
+            for rank, failure in error.failures.items()
+        ]
+    return []
+
+
+def _fork(run_dir: RunDir, asked: CaseFile) -> list[Failure]:
+    """For a framework without torch: plain forks, milliseconds each."""
+    context = multiprocessing.get_context("fork")
+    world = asked.case.topology.world_size
+    processes = [context.Process(target=_forked, args=(run_dir, rank, world)) for rank in range(world)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    return [
+        Failure(kind="crash", message=f"exit code {process.exitcode}", rank=rank)
+        for rank, process in enumerate(processes)
+        if process.exitcode
+    ]
+
+
+def _forked(run_dir: RunDir, rank: int, world: int) -> None:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
+    with contextlib.suppress(KeyboardInterrupt):
+        worker.logged(str(run_dir.path))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,239 @@
+"""The clock of every framework: optimizer steps. Worker side; imports no pytest, and torch only when used.
+
+`Recorder.boundary` runs after each optimizer step (through torch's public post-step hook). It stamps the end
+of the step, does what must be done between steps (probe, garbage collection, progress), and stamps the start
+of the next one, so that nothing of ours is timed. On a GPU the stamps are events: nothing waits for the
+device until `Recorder.finish`.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from perfsuite.result import Memory
+
+GC_EVERY = 50
+"""Steps between collections: at the same step on every rank, so that no rank waits for another's."""
+PROGRESS_EVERY_S = 0.5
+
+
+class Timer(Protocol):
+    """A clock: `stamp` marks a moment, `seconds` says how long it was from one to another."""
+
+    name: str
+
+    def stamp(self) -> Any:
+        """A mark for now."""
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Seconds between two marks. May only be asked after `settle`."""
+
+    def settle(self) -> None:
+        """Wait until every mark so far is in the past."""
+
+    def host(self) -> float:
+        """The host's clock in seconds: the cross-check."""
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass, for an injected delay."""
+
+
+class HostTimer:
+    """The host's monotonic clock."""
+
+    name = "perf_counter"
+
+    def stamp(self) -> float:
+        """Now."""
+        return time.perf_counter()
+
+    def seconds(self, start: float, end: float) -> float:
+        """The difference."""
+        return end - start
+
+    def settle(self) -> None:
+        """Host marks are in the past at once."""
+
+    def host(self) -> float:
+        """Now."""
+        return time.perf_counter()
+
+    def sleep(self, seconds: float) -> None:
+        """Busy, so that a delay of a millisecond is one of a millisecond."""
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            pass
+
+
+class CudaTimer(HostTimer):
+    """Events on the current stream: the device's own clock, without waiting for it."""
+
+    name = "cuda events"
+
+    def stamp(self) -> Any:
+        """An event, recorded."""
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Elapsed time of the device between two events."""
+        return float(start.elapsed_time(end)) / 1e3
+
+    def settle(self) -> None:
+        """Synchronise with the device."""
+        import torch
+
+        torch.cuda.synchronize()
+
+
+class Recorder:
+    """Takes the time of each optimizer step of one process.
+
+    `probe`, if given, is a fixed piece of work done after each step and timed apart from it. `before_end`, if
+    given, is called with the step's index before its end is stamped: injected faults. `on_progress` is called
+    with the number of finished steps, at most twice a second.
+    """
+
+    def __init__(
+        self,
+        timer: Timer,
+        *,
+        probe: Callable[[], object] | None = None,
+        before_end: Callable[[int, Recorder], None] | None = None,
+        on_progress: Callable[[int], None] = lambda step: None,
+    ) -> None:
+        self.timer = timer
+        self.probe_s: list[float] = []
+        self.wall_s = 0.0
+        """Host seconds from `start` to `finish`, less what was done between steps."""
+        self._probe = probe
+        self._before_end = before_end
+        self._on_progress = on_progress
+        self._starts: list[Any] = []
+        self._ends: list[Any] = []
+        self._clock_optimizer: Any = None
+        self._begun_at = self._between_s = self._progress_at = 0.0
+
+    def start(self) -> None:
+        """The first step begins now. Python's garbage collector rests until `finish`."""
+        gc.collect()
+        gc.disable()
+        self.timer.settle()
+        self._begun_at = self.timer.host()
+        self._starts.append(self.timer.stamp())
+
+    def after_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """For `register_optimizer_step_post_hook`. The first optimizer seen is the clock."""
+        if self._clock_optimizer is None:
+            self._clock_optimizer = optimizer
+        if optimizer is self._clock_optimizer:
+            self.boundary()
+
+    def boundary(self) -> None:
+        """A step has ended."""
+        if self._before_end is not None:
+            self._before_end(len(self._ends), self)
+        self._ends.append(self.timer.stamp())
+        ended_at = self.timer.host()
+        if len(self._ends) % GC_EVERY == 0:
+            gc.collect(1)
+        if ended_at - self._progress_at > PROGRESS_EVERY_S:
+            self._progress_at = ended_at
+            self._on_progress(len(self._ends))
+        if self._probe is not None:
+            probe_at = self.timer.host()
+            self._probe()
+            self.probe_s.append(self.timer.host() - probe_at)
+        self._between_s += self.timer.host() - ended_at
+        self._starts.append(self.timer.stamp())
+
+    def finish(self) -> None:
+        """The last step has ended: wait for the device, once."""
+        self.timer.settle()
+        self.wall_s = self.timer.host() - self._begun_at - self._between_s
+        gc.enable()
+
+    @property
+    def step_s(self) -> list[float]:
+        """Seconds of each step, after `finish`."""
+        return [self.timer.seconds(start, end) for start, end in zip(self._starts, self._ends, strict=False)]
+
+    def since_step_began(self) -> float:
+        """Seconds since the running step began. Waits for the device: only injected faults ask."""
+        now = self.timer.stamp()
+        self.timer.settle()
+        return self.timer.seconds(self._starts[-1], now)
+
+
+def cpu_probe() -> Callable[[], object]:
+    """Two 384 x 384 fp32 matrix products: some milliseconds that only the machine's own speed changes."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    a = torch.rand(384, 384, generator=generator)
+    b = torch.rand(384, 384, generator=generator)
+    out = torch.empty(384, 384)
+
+    def probe() -> None:
+        torch.mm(a, b, out=out)
+        torch.mm(b, a, out=out)
+
+    return probe
+
+
+class HostMemory:
+    """Peak resident set above its level now. Linux resets the peak by writing to `clear_refs`."""
+
+    def __init__(self) -> None:
+        try:
+            with open("/proc/self/clear_refs", "w") as file:
+                file.write("5")
+            self.method = "VmHWM above VmRSS before the model"
+        except OSError:
+            self.method = "VmHWM above VmRSS before the model; peak not reset (clear_refs is read-only)"
+        self._level = _status_bytes("VmRSS")
+
+    def read(self) -> Memory:
+        """The peak since construction."""
+        return Memory(peak=max(_status_bytes("VmHWM") - self._level, 0), method=self.method)
+
+
+def _status_bytes(key: str) -> int:
+    with open("/proc/self/status") as file:
+        for line in file:
+            if line.startswith(f"{key}:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+class CudaMemory:
+    """The caching allocator's counters since construction, on the current device."""
+
+    method = "torch.cuda.memory_stats"
+
+    def __init__(self) -> None:
+        import torch
+
+        torch.cuda.reset_peak_memory_stats()
+        self._retries = self._stat("num_alloc_retries")
+
+    def read(self) -> Memory:
+        """Peaks since construction."""
+        return Memory(
+            peak=self._stat("allocated_bytes.all.peak"),
+            reserved=self._stat("reserved_bytes.all.peak"),
+            alloc_retries=self._stat("num_alloc_retries") - self._retries,
+            method=self.method,
+        )
+
+    @staticmethod
+    def _stat(key: str) -> int:
+        import torch
+
+        return int(torch.cuda.memory_stats().get(key, 0))

@@ -1,0 +1,59 @@
+"""The flow of one launch, from a case to a `Run`. Read this first. Driver side; imports neither torch nor pytest.
+
+    case --case.json--> launcher --> one worker per rank --rank-N.json--> collect --> run.json
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from perfsuite import data
+from perfsuite.case import Case, CaseFile
+from perfsuite.collect import collect
+from perfsuite.hardware import Machine
+from perfsuite.launch import launch
+from perfsuite.result import Run
+from perfsuite.rundir import RunDir
+
+
+def unsupported(case: Case, machine: Machine) -> str | None:
+    """Why `case` cannot run on `machine`, or None. Knows before anything is launched, without torch."""
+    reasons = [machine.why_not(hardware) for hardware in case.hardware]
+    topology = case.topology
+    if None not in reasons:
+        return "; ".join(reason for reason in reasons if reason)
+    if topology.nodes > 1:
+        return f"it needs {topology.nodes} nodes of {topology.processes_per_node}, this is one machine"
+    if topology.processes_per_node > machine.devices:
+        what = "GPUs" if machine.device == "cuda" else "cores"
+        return f"it needs {topology.processes_per_node} {what} (one per process), this machine has {machine.devices}"
+    return case.unsupported()
+
+
+def run(
+    case: Case,
+    machine: Machine,
+    directory: Path,
+    *,
+    inject: str | None = None,
+    on_progress: Callable[[int], None] = lambda step: None,
+) -> Run:
+    """Launch `case` once in fresh processes and measure it. All its files are in `directory`."""
+    run_dir = RunDir(directory)
+    asked = CaseFile(
+        case=case,
+        hardware_class=machine.hardware_class,
+        device=machine.device,
+        peak_flops=machine.peak_flops(case.precision),
+        inject=inject,
+    )
+    data.write(run_dir.case, asked)
+    started_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+    failure = launch(run_dir, case, device=machine.device, on_progress=on_progress)
+    duration_s = time.monotonic() - began
+    measured = collect(run_dir, machine, started_at=started_at, duration_s=duration_s, failure=failure)
+    data.write(run_dir.run, measured)
+    return measured

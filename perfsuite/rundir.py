@@ -1,0 +1,46 @@
+"""The files of one launch: this class alone knows their names. Imports neither torch nor pytest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """A directory that driver, launcher and workers share; every file in it is written by one of them."""
+
+    path: Path
+
+    @property
+    def case(self) -> Path:
+        """`CaseFile`, by the driver."""
+        return self.path / "case.json"
+
+    @property
+    def run(self) -> Path:
+        """`Run`, by the driver."""
+        return self.path / "run.json"
+
+    @property
+    def launch(self) -> Path:
+        """`LaunchFile`, by the launcher."""
+        return self.path / "launch.json"
+
+    @property
+    def launcher_log(self) -> Path:
+        """What the launcher wrote to stdout and stderr."""
+        return self.path / "launcher.log"
+
+    @property
+    def progress(self) -> Path:
+        """Steps that rank 0 has finished, as text, replaced every half second."""
+        return self.path / "progress"
+
+    def rank(self, rank: int) -> Path:
+        """`RankReport`, by that rank."""
+        return self.path / f"rank-{rank}.json"
+
+    def rank_log(self, rank: int) -> Path:
+        """What that rank wrote to stdout and stderr."""
+        return self.path / f"rank-{rank}.log"

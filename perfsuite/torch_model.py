@@ -1,0 +1,180 @@
+"""Model, optimizer, data and training loop that the torch frameworks share. Worker side; imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from perfsuite.errors import MismatchError
+
+if TYPE_CHECKING:
+    from perfsuite.case import Case
+    from perfsuite.models import Model
+
+DTYPES = {"fp32": torch.float32, "bf16-mixed": torch.float32, "bf16": torch.bfloat16}
+"""The dtype that parameters are kept in, by a case's precision."""
+
+DISTINCT_BATCHES = 16
+"""Batches made before the clock starts; the loop goes round them."""
+ALPHABET = 64
+"""Tokens that the synthetic text uses."""
+
+
+def transformers_config(model: Model) -> Any:
+    """The transformers configuration object of `model`."""
+    from transformers import AutoConfig
+
+    settings = dict(model.config)
+    return AutoConfig.for_model(settings.pop("model_type"), use_cache=False, **settings)
+
+
+def transformers_model(config: Any, *, attention: str) -> nn.Module:
+    """A randomly initialised model, fp32, on the current default device."""
+    from transformers import AutoModelForCausalLM
+
+    built: nn.Module = AutoModelForCausalLM.from_config(
+        config, attn_implementation=attention, dtype=torch.float32
+    )
+    return built
+
+
+def build_model(case: Case, device: torch.device) -> nn.Module:
+    """The case's model in training mode, the same weights on every rank, with checkpointing and compilation.
+
+    Both are applied to the blocks' `forward`, so that wrappers may be put around the blocks afterwards.
+    """
+    torch.manual_seed(case.seed)
+    with device:
+        model = transformers_model(transformers_config(case.model), attention=case.attention)
+    model.to(DTYPES[case.precision]).train()
+    for index, block in enumerate(blocks(model)):
+        if _is_checkpointed(case.activation_checkpointing, index):
+            _checkpoint(block, by_op=case.activation_checkpointing == "selective-op")
+        if case.compile:
+            block.compile()
+    return model
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """The transformer blocks: the modules that transformers says must not be split."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    found = [module for module in model.modules() if type(module).__name__ in names]
+    if not found:
+        raise MismatchError(f"{type(model).__name__} names no transformer blocks (_no_split_modules)")
+    return found
+
+
+def _is_checkpointed(mode: str, index: int) -> bool:
+    if mode.startswith("every-"):
+        return index % int(mode.removeprefix("every-")) == 0
+    return mode != "none"
+
+
+def _checkpoint(block: nn.Module, *, by_op: bool) -> None:
+    from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+    context: dict[str, Any] = {}
+    if by_op:
+        context = {"context_fn": lambda: create_selective_checkpoint_contexts(_save_expensive_ops())}
+    block.forward = partial(checkpoint, block.forward, use_reentrant=False, **context)
+    block.perfsuite_checkpointed = True  # type: ignore[assignment]
+
+
+def _save_expensive_ops() -> Callable[..., Any]:
+    """torchtitan's policy: keep attention, reductions and every second matrix product, recompute the rest."""
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    aten = torch.ops.aten
+    expensive = {
+        aten.mm.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_dot_product_cudnn_attention.default,
+        torch.ops._c10d_functional.reduce_scatter_tensor.default,
+    }
+    matmuls = {"forward": 0, "recompute": 0}
+
+    def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        keep = op in expensive
+        if op is aten.mm.default:
+            phase = "recompute" if context.is_recompute else "forward"
+            matmuls[phase] += 1
+            keep = matmuls[phase] % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return policy
+
+
+def build_optimizer(case: Case, model: nn.Module) -> torch.optim.Optimizer:
+    """AdamW, fused on a GPU. Call it after the model is wrapped."""
+    fused = next(model.parameters()).device.type == "cuda"
+    return torch.optim.AdamW(
+        model.parameters(), lr=case.learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=fused
+    )
+
+
+def synthetic_batches(case: Case, data_rank: int, device: torch.device) -> list[Tensor]:
+    """Learnable tokens: `DISTINCT_BATCHES` of shape [micro_batch, sequence_length], int64, on `device`.
+
+    A fixed Markov chain over `ALPHABET` tokens: the successor is one fixed permutation of the token nine
+    times of ten, else any. A model that learns at all brings its loss from ln(vocabulary) below
+    ln(ALPHABET) within some dozen steps.
+    """
+    size = min(ALPHABET, int(str(case.model.config.get("vocab_size", ALPHABET))))
+    chain = torch.Generator().manual_seed(0)
+    successor = torch.randperm(size, generator=chain)
+    draw = torch.Generator().manual_seed(1_000_003 * (case.seed + 1) + data_rank)
+    shape = (DISTINCT_BATCHES * case.micro_batch, case.sequence_length)
+    random = torch.randint(size, shape, generator=draw)
+    follow = torch.rand(shape, generator=draw) < 0.9
+    tokens = random.clone()
+    for position in range(1, case.sequence_length):
+        tokens[:, position] = torch.where(
+            follow[:, position], successor[tokens[:, position - 1]], random[:, position]
+        )
+    return list(tokens.to(device).split(case.micro_batch))
+
+
+def cycle(batches: list[Tensor]) -> Iterator[Tensor]:
+    """The batches, again and again."""
+    while True:
+        yield from batches
+
+
+def training_loop(
+    case: Case,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: list[Tensor],
+    *,
+    autocast: bool = False,
+    skip_sync: Callable[[bool], AbstractContextManager[None]] = lambda is_last: nullcontext(),
+) -> Callable[[int], list[Tensor]]:
+    """A function that makes so many optimizer steps and returns each one's mean loss, still on the device.
+
+    `skip_sync(is_last)` is entered around each micro-batch: gradients need not be reduced before the last.
+    """
+    data = cycle(batches)
+    device = batches[0].device.type
+    share = 1 / case.gradient_accumulation
+
+    def step() -> Tensor:
+        total = torch.zeros((), device=device)
+        for micro in range(case.gradient_accumulation):
+            tokens = next(data)
+            with skip_sync(micro == case.gradient_accumulation - 1):
+                with torch.autocast(device, torch.bfloat16, enabled=autocast):
+                    loss = model(input_ids=tokens, labels=tokens).loss * share
+                loss.backward()
+            total += loss.detach()
+        optimizer.step()
+        optimizer.zero_grad()
+        return total
+
+    return lambda steps: [step() for _ in range(steps)]

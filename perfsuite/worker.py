@@ -1,0 +1,183 @@
+"""One rank: build the case, run it under the clock, write `rank-N.json`. Never imports pytest.
+
+Started by `perfsuite.launcher`, or by any torchrun as `python -m perfsuite.worker RUNDIR`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfsuite import data, measure
+from perfsuite.case import CaseFile
+from perfsuite.errors import MismatchError
+from perfsuite.framework import Ranks
+from perfsuite.inject import Fault, Injector
+from perfsuite.result import Failure, FailureKind, RankReport
+from perfsuite.rundir import RunDir
+
+if TYPE_CHECKING:
+    from perfsuite.framework import Workload
+
+
+def main(path: str) -> None:
+    """Measure as the rank that the environment names. The report is written on failure too, then it raises."""
+    run_dir = RunDir(Path(path))
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    die_with_parent()
+    report = RankReport(rank=rank, world_size=world, host=socket.gethostname(), clock="none")
+    try:
+        asked = data.read(run_dir.case, CaseFile)
+        if asked.case.framework.needs_torch:
+            report = _measure_torch(run_dir, asked, report)
+        else:
+            report = _measure_fake(run_dir, asked, report)
+    except BaseException as error:
+        failure = Failure(
+            kind=_kind(error),
+            message=f"{type(error).__name__}: {error}".splitlines()[0],
+            rank=rank,
+            traceback=traceback.format_exc(),
+            at=time.time(),
+        )
+        data.write(run_dir.rank(rank), report.replace(failure=failure))
+        raise
+    if asked.inject is not None:
+        injector = Injector(Fault.parse(asked.inject), is_last_rank=rank == world - 1)
+        changed = injector.report(report)
+        if changed is None:
+            return
+        report = changed
+    data.write(run_dir.rank(rank), report)
+
+
+def recorded(path: str) -> None:
+    """`logged`, with torch elastic's error file as a second place that tells why a rank failed."""
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    record(logged)(path)
+
+
+def logged(path: str) -> None:
+    """`main`, with everything that this rank writes in a file of its own."""
+    log = os.open(RunDir(Path(path)).rank_log(int(os.environ["RANK"])), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    try:
+        main(path)
+    except BaseException:
+        traceback.print_exc()
+        raise
+
+
+def die_with_parent() -> None:
+    """Be killed by the kernel when the parent process dies, however it dies (Linux)."""
+    import ctypes
+
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    launcher = os.environ.get("PERFSUITE_LAUNCHER_PID")
+    if launcher is not None and not Path(f"/proc/{launcher}").exists():
+        os._exit(1)  # it died before the kernel was asked
+
+
+def _kind(error: BaseException) -> FailureKind:
+    if isinstance(error, MismatchError):
+        return "mismatch"
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return "out_of_memory"
+    return "crash"
+
+
+def _recorder(run_dir: RunDir, asked: CaseFile, rank: int, world: int, timer: Any, probe: Any) -> measure.Recorder:
+    def progress(step: int) -> None:
+        if rank == 0:
+            run_dir.progress.write_text(str(step))
+
+    inject = None
+    if asked.inject is not None:
+        inject = Injector(Fault.parse(asked.inject), is_last_rank=rank == world - 1).before_end
+    return measure.Recorder(timer, probe=probe, before_end=inject, on_progress=progress)
+
+
+def _run(asked: CaseFile, workload: Workload, recorder: measure.Recorder, report: RankReport) -> RankReport:
+    """Train under the clock. The losses stay where they are until the clock has stopped."""
+    case = asked.case
+    recorder.start()
+    losses = workload.run(case.total_steps)
+    recorder.finish()
+    sequences = case.micro_batch * case.gradient_accumulation * workload.data_parallel
+    return report.replace(
+        clock=recorder.timer.name,
+        tokens_per_step=sequences * case.sequence_length,
+        step_s=tuple(recorder.step_s),
+        probe_s=tuple(recorder.probe_s),
+        wall_s=recorder.wall_s,
+        loss=tuple(float(loss) for loss in losses),
+    )
+
+
+def _measure_fake(run_dir: RunDir, asked: CaseFile, report: RankReport) -> RankReport:
+    from perfsuite.frameworks.fake import SimulatedTimer
+
+    recorder = _recorder(run_dir, asked, report.rank, report.world_size, SimulatedTimer(), None)
+    ranks = Ranks(rank=report.rank, local_rank=report.rank, world_size=report.world_size, device=None)
+    workload = asked.case.framework.build(asked.case, ranks, recorder)
+    report = _run(asked, workload, recorder, report)
+    assert workload.memory is not None
+    return report.replace(memory=workload.memory())
+
+
+def _measure_torch(run_dir: RunDir, asked: CaseFile, report: RankReport) -> RankReport:
+    import torch
+    import torch.distributed as dist
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    from perfsuite import flops
+    from perfsuite.observe import Observer
+
+    case = asked.case
+    local_rank = int(os.environ["LOCAL_RANK"])
+    on_gpu = asked.device == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(local_rank)
+        timer: measure.Timer = measure.CudaTimer()
+        device, probe = torch.device("cuda", local_rank), None
+    else:
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        timer = measure.HostTimer()
+        device, probe = torch.device("cpu"), measure.cpu_probe()
+    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
+
+    counted = flops.count(case.model, case.sequence_length)
+    _rehearse(torch, device)
+    recorder = _recorder(run_dir, asked, report.rank, report.world_size, timer, probe)
+    ranks = Ranks(rank=report.rank, local_rank=local_rank, world_size=report.world_size, device=device)
+    memory = measure.CudaMemory() if on_gpu else measure.HostMemory()
+    workload = case.framework.build(case, ranks, recorder)
+    observer = Observer(case, workload)
+    hook = register_optimizer_step_post_hook(recorder.after_optimizer_step)
+    report = _run(asked, workload, recorder, report)
+    hook.remove()
+    report = report.replace(memory=memory.read(), observed=observer.result())
+    dist.barrier()  # a rank that leaves early breaks the connections of the others
+    dist.destroy_process_group()
+    return report.replace(flops=counted)
+
+
+def _rehearse(torch: Any, device: Any) -> None:
+    """Let the libraries load and allocate what they keep, so that memory above this level is the model's."""
+    weight = torch.nn.Parameter(torch.ones(8, 8, device=device))
+    weight.square().sum().backward()
+    torch.distributed.all_reduce(weight.grad)
+    torch.optim.AdamW([weight]).step()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
