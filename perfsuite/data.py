@@ -21,7 +21,7 @@ D = TypeVar("D", bound="Data")
 class Data(BaseModel):
     """Frozen, keyword-only data without unknown fields. Raises `CaseError` on bad values."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True, ser_json_inf_nan="constants")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True, ser_json_inf_nan="strings")
 
     if not TYPE_CHECKING:  # a type checker shall see the fields, not **values
 
@@ -60,9 +60,14 @@ class Document(Data):
     schema_version: int
 
 
+def plain(data: Data) -> Any:
+    """As JSON values. NaN and infinities, which JSON does not know, become text that reads back."""
+    return json.loads(data.model_dump_json())
+
+
 def write(path: Path, document: Document) -> None:
     """Write as sorted, indented JSON: never half a file, whoever kills this process when."""
-    text = json.dumps(document.model_dump(mode="json"), sort_keys=True, indent=1) + "\n"
+    text = json.dumps(plain(document), sort_keys=True, indent=1) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(

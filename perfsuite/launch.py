@@ -27,6 +27,13 @@ JOB_MARK = "PERFSUITE_JOB"
 """Environment variable that every process of a job inherits."""
 POLL_S = 0.05
 
+OnProgress = Callable[[int, int], None]
+"""Told, about ten times a second, the steps that rank 0 has finished and the tokens of one step."""
+
+
+def no_progress(step: int, tokens_per_step: int) -> None:
+    """For who does not want to know."""
+
 
 def launch(
     run_dir: RunDir,
@@ -35,12 +42,11 @@ def launch(
     device: str,
     python: str = sys.executable,
     environment: Mapping[str, str] | None = None,
-    on_progress: Callable[[int], None] = lambda step: None,
+    on_progress: OnProgress = no_progress,
 ) -> Failure | None:
     """Run the job described by `run_dir.case` to its end; afterwards no process of it is left.
 
-    Returns a failure if the deadline passed; how the ranks ended is for `collect` to read. `on_progress` is
-    called about ten times a second with the steps that rank 0 has finished.
+    Returns a failure if the deadline passed; how the ranks ended is for `collect` to read.
     """
     mark = uuid.uuid4().hex
     with run_dir.launcher_log.open("wb") as log:
@@ -76,17 +82,17 @@ def _environment(case: Case, device: str, extra: Mapping[str, str]) -> dict[str,
 
 
 def _watch(
-    launcher: subprocess.Popen[bytes], run_dir: RunDir, case: Case, on_progress: Callable[[int], None]
+    launcher: subprocess.Popen[bytes], run_dir: RunDir, case: Case, on_progress: OnProgress
 ) -> Failure | None:
     deadline = time.monotonic() + case.timeout_s
-    steps = 0
+    steps = tokens = 0
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             launcher.wait(POLL_S)
             return None
         with contextlib.suppress(OSError, ValueError):
-            steps = int(run_dir.progress.read_text())
-        on_progress(steps)
+            steps, tokens = map(int, run_dir.progress.read_text().split())
+        on_progress(steps, tokens)
         if time.monotonic() > deadline:
             return Failure(
                 kind="timeout",

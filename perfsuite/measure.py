@@ -96,8 +96,7 @@ class Recorder:
     """Takes the time of each optimizer step of one process.
 
     `probe`, if given, is a fixed piece of work done after each step and timed apart from it. `before_end`, if
-    given, is called with the step's index before its end is stamped: injected faults. `on_progress` is called
-    with the number of finished steps, at most twice a second.
+    given, is called with the step's index before its end is stamped: injected faults.
     """
 
     def __init__(
@@ -106,15 +105,15 @@ class Recorder:
         *,
         probe: Callable[[], object] | None = None,
         before_end: Callable[[int, Recorder], None] | None = None,
-        on_progress: Callable[[int], None] = lambda step: None,
     ) -> None:
         self.timer = timer
+        self.on_progress: Callable[[int], None] = lambda step: None
+        """Called with the number of finished steps, at most twice a second."""
         self.probe_s: list[float] = []
         self.wall_s = 0.0
         """Host seconds from `start` to `finish`, less what was done between steps."""
         self._probe = probe
         self._before_end = before_end
-        self._on_progress = on_progress
         self._starts: list[Any] = []
         self._ends: list[Any] = []
         self._clock_optimizer: Any = None
@@ -145,7 +144,7 @@ class Recorder:
             gc.collect(1)
         if ended_at - self._progress_at > PROGRESS_EVERY_S:
             self._progress_at = ended_at
-            self._on_progress(len(self._ends))
+            self.on_progress(len(self._ends))
         if self._probe is not None:
             probe_at = self.timer.host()
             self._probe()

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from perfsuite import data
 from perfsuite.case import Case, CaseFile
 from perfsuite.collect import collect
 from perfsuite.hardware import Machine
-from perfsuite.launch import launch
+from perfsuite.launch import OnProgress, launch, no_progress
 from perfsuite.result import Run
 from perfsuite.rundir import RunDir
 
@@ -39,7 +38,7 @@ def run(
     directory: Path,
     *,
     inject: str | None = None,
-    on_progress: Callable[[int], None] = lambda step: None,
+    on_progress: OnProgress = no_progress,
 ) -> Run:
     """Launch `case` once in fresh processes and measure it. All its files are in `directory`."""
     run_dir = RunDir(directory)

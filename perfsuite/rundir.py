@@ -34,7 +34,7 @@ class RunDir:
 
     @property
     def progress(self) -> Path:
-        """Steps that rank 0 has finished, as text, replaced every half second."""
+        """`STEPS TOKENS_PER_STEP` of rank 0, as text, written over every half second."""
         return self.path / "progress"
 
     def rank(self, rank: int) -> Path:

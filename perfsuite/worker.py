@@ -95,27 +95,29 @@ def _kind(error: BaseException) -> FailureKind:
     return "crash"
 
 
-def _recorder(run_dir: RunDir, asked: CaseFile, rank: int, world: int, timer: Any, probe: Any) -> measure.Recorder:
-    def progress(step: int) -> None:
-        if rank == 0:
-            run_dir.progress.write_text(str(step))
-
+def _recorder(asked: CaseFile, report: RankReport, timer: Any, probe: Any = None) -> measure.Recorder:
     inject = None
     if asked.inject is not None:
-        inject = Injector(Fault.parse(asked.inject), is_last_rank=rank == world - 1).before_end
-    return measure.Recorder(timer, probe=probe, before_end=inject, on_progress=progress)
+        is_last = report.rank == report.world_size - 1
+        inject = Injector(Fault.parse(asked.inject), is_last_rank=is_last).before_end
+    return measure.Recorder(timer, probe=probe, before_end=inject)
 
 
-def _run(asked: CaseFile, workload: Workload, recorder: measure.Recorder, report: RankReport) -> RankReport:
+def _run(
+    run_dir: RunDir, asked: CaseFile, workload: Workload, recorder: measure.Recorder, report: RankReport
+) -> RankReport:
     """Train under the clock. The losses stay where they are until the clock has stopped."""
     case = asked.case
+    sequences = case.micro_batch * case.gradient_accumulation * workload.data_parallel
+    tokens_per_step = sequences * case.sequence_length
+    if report.rank == 0:
+        recorder.on_progress = lambda step: _tell(run_dir, f"{step} {tokens_per_step}")
     recorder.start()
     losses = workload.run(case.total_steps)
     recorder.finish()
-    sequences = case.micro_batch * case.gradient_accumulation * workload.data_parallel
     return report.replace(
         clock=recorder.timer.name,
-        tokens_per_step=sequences * case.sequence_length,
+        tokens_per_step=tokens_per_step,
         step_s=tuple(recorder.step_s),
         probe_s=tuple(recorder.probe_s),
         wall_s=recorder.wall_s,
@@ -123,13 +125,17 @@ def _run(asked: CaseFile, workload: Workload, recorder: measure.Recorder, report
     )
 
 
+def _tell(run_dir: RunDir, progress: str) -> None:
+    run_dir.progress.write_text(progress)
+
+
 def _measure_fake(run_dir: RunDir, asked: CaseFile, report: RankReport) -> RankReport:
     from perfsuite.frameworks.fake import SimulatedTimer
 
-    recorder = _recorder(run_dir, asked, report.rank, report.world_size, SimulatedTimer(), None)
+    recorder = _recorder(asked, report, SimulatedTimer())
     ranks = Ranks(rank=report.rank, local_rank=report.rank, world_size=report.world_size, device=None)
     workload = asked.case.framework.build(asked.case, ranks, recorder)
-    report = _run(asked, workload, recorder, report)
+    report = _run(run_dir, asked, workload, recorder, report)
     assert workload.memory is not None
     return report.replace(memory=workload.memory())
 
@@ -157,13 +163,13 @@ def _measure_torch(run_dir: RunDir, asked: CaseFile, report: RankReport) -> Rank
 
     counted = flops.count(case.model, case.sequence_length)
     _rehearse(torch, device)
-    recorder = _recorder(run_dir, asked, report.rank, report.world_size, timer, probe)
+    recorder = _recorder(asked, report, timer, probe)
     ranks = Ranks(rank=report.rank, local_rank=local_rank, world_size=report.world_size, device=device)
     memory = measure.CudaMemory() if on_gpu else measure.HostMemory()
     workload = case.framework.build(case, ranks, recorder)
     observer = Observer(case, workload)
     hook = register_optimizer_step_post_hook(recorder.after_optimizer_step)
-    report = _run(asked, workload, recorder, report)
+    report = _run(run_dir, asked, workload, recorder, report)
     hook.remove()
     report = report.replace(memory=memory.read(), observed=observer.result())
     dist.barrier()  # a rank that leaves early breaks the connections of the others

@@ -1,0 +1,38 @@
+"""Llama on current GPUs: one GPU, and one node of eight under each strategy."""
+
+import pytest
+
+from perfsuite import DDP, FSDP, FSDP2, Case, Topology
+
+ONE_GPU = Case(
+    model="llama-3.2-1b",
+    framework=FSDP2(),
+    sequence_length=4096,
+    micro_batch=2,
+    precision="bf16-mixed",
+    topology=Topology(processes_per_node=1),
+    hardware=("a100-80gb", "h100", "h200"),
+    learning_rate=3e-4,
+)
+ONE_NODE = ONE_GPU.replace(
+    model="llama-3.1-8b",
+    micro_batch=1,
+    activation_checkpointing="full",
+    topology=Topology(processes_per_node=8),
+)
+
+CASES = [
+    ONE_GPU,
+    ONE_GPU.replace(framework=DDP()),
+    ONE_GPU.replace(activation_checkpointing="full", micro_batch=8),
+    ONE_GPU.replace(activation_checkpointing="selective-op", micro_batch=4),
+    ONE_NODE,
+    ONE_NODE.replace(framework=FSDP2(reshard_after_forward=False)),
+    ONE_NODE.replace(framework=FSDP(sharding_strategy="FULL_SHARD")),
+    ONE_NODE.replace(framework=FSDP(sharding_strategy="SHARD_GRAD_OP")),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_llama(bench, case):
+    bench(case)

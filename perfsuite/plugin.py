@@ -1,0 +1,346 @@
+"""The pytest plugin: options, markers, the `bench` fixture, statuses and reports. The only importer of pytest."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite import baseline, data, report
+from perfsuite.case import Case
+from perfsuite.errors import PerfsuiteError
+from perfsuite.hardware import ACCELERATORS, Machine, detect
+from perfsuite.inject import Fault
+from perfsuite.judge import FAILING, UNMEASURED, judge
+from perfsuite.progress import Progress
+from perfsuite.replay import ReplayClock, replay
+from perfsuite.report import Result, Skipped
+from perfsuite.run import run, unsupported
+
+CLOCK = pytest.StashKey[ReplayClock]()
+RESULT = pytest.StashKey[Result]()
+SESSION = pytest.StashKey["Session"]()
+WORDS = {
+    "improved": ("i", ("IMPROVED", {"green": True, "bold": True})),
+    "recorded": ("r", ("RECORDED", {"cyan": True})),
+    "unhealthy": ("U", ("UNHEALTHY", {"yellow": True, "bold": True})),
+    "regressed": ("R", ("REGRESSED", {"red": True, "bold": True})),
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The `--perf-*` options; each has an ini key where a repository may want to fix it."""
+    group = parser.getgroup("perfsuite", "performance regression tests of distributed training")
+    group.addoption("--perf-json", metavar="FILE", help="write every verdict and figure to FILE as JSON")
+    group.addoption(
+        "--perf-no-baseline",
+        choices=["record", "fail"],
+        help="a case without a baseline: record one in the store (default), or fail",
+    )
+    group.addoption("--perf-store", metavar="DIR", help="local baselines and run files (default: .perfsuite)")
+    group.addoption("--perf-baselines", metavar="DIR", help="reviewed baselines (default: baselines)")
+    group.addoption(
+        "--perf-inject",
+        metavar="FAULT",
+        help="inject a fault to test the gate, for example slowdown=30%%; such runs are never recorded",
+    )
+    parser.addini("perf_no_baseline", "as --perf-no-baseline", default="record")
+    parser.addini("perf_store", "as --perf-store, from the root directory", default=".perfsuite")
+    parser.addini("perf_baselines", "as --perf-baselines, from the root directory", default="baselines")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the hardware markers and check the options."""
+    for name in ACCELERATORS:
+        config.addinivalue_line("markers", f"{name}: a perfsuite case meant for {name}")
+    config.stash[SESSION] = Session(config)
+    if fault := config.getoption("--perf-inject"):
+        with _usage_error():
+            Fault.parse(fault)
+
+
+@contextlib.contextmanager
+def _usage_error() -> Iterator[None]:
+    try:
+        yield
+    except PerfsuiteError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """A case is shown by its own id."""
+    return val.id if isinstance(val, Case) else None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark each test with the hardware that its case is meant for, so that `-m` selects on it."""
+    if (case := _case(item)) is not None:
+        for marker in case.markers:
+            item.add_marker(marker)
+
+
+def _case(item: pytest.Item) -> Case | None:
+    callspec = getattr(item, "callspec", None)
+    if callspec is None:
+        return None
+    return next((value for value in callspec.params.values() if isinstance(value, Case)), None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse two cases that share an id: they would share a baseline."""
+    seen: dict[str, Case] = {}
+    for case in filter(None, map(_case, items)):
+        if seen.setdefault(case.id, case) != case:
+            raise pytest.UsageError(
+                f"two different cases have the id {case.id}: give their models different names"
+            )
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """How many benchmarks were selected."""
+    session.config.stash[SESSION].selected = sum(_uses_bench(item) for item in session.items)
+
+
+def _uses_bench(item: pytest.Item) -> bool:
+    return "bench" in getattr(item, "fixturenames", ())
+
+
+@dataclass
+class Session:
+    """What perfsuite knows during one pytest session."""
+
+    config: pytest.Config
+    selected: int = 0
+    results: list[Result] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    nothing_measured: bool = False
+
+    @cached_property
+    def machine(self) -> Machine:
+        """Looked at once, and only if something is measured."""
+        return detect()
+
+    def option(self, name: str) -> str:
+        """The command line's value, else the ini file's."""
+        value = self.config.getoption(f"--perf-{name}") or self.config.getini(f"perf_{name.replace('-', '_')}")
+        return str(value)
+
+    def directory(self, name: str) -> Path:
+        """A directory from the options, relative to the root directory."""
+        return self.config.rootpath / self.option(name)
+
+    @cached_property
+    def run_directory(self) -> Path:
+        """The files of this session's launches."""
+        return self.directory("store") / "runs" / datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+
+    @cached_property
+    def progress(self) -> Progress:
+        """Written past pytest's capturing."""
+        terminal: Any = self.config.pluginmanager.getplugin("terminalreporter")
+        capture: Any = self.config.pluginmanager.getplugin("capturemanager")
+
+        def show(write: Callable[[], None]) -> None:
+            with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+                write()
+
+        def line(text: str) -> None:
+            show(lambda: (terminal.ensure_newline(), terminal.write_line(text)))  # type: ignore[arg-type, func-returns-value]
+
+        def live(text: str | None) -> None:
+            width = terminal._tw.fullwidth - 1
+            show(lambda: terminal.rewrite((text or "")[:width], erase=True))
+
+        if terminal is None:
+            return Progress(self.selected, line=lambda text: None, live=None)
+        return Progress(self.selected, line=line, live=live if terminal.isatty else None)
+
+    def measure(self, case: Case, nodeid: str) -> Result:
+        """Launch, compare, judge, and record what has no baseline yet."""
+        inject = self.config.getoption("--perf-inject")
+        directories = [self.directory("baselines"), self.directory("store") / "baselines"]
+        found = baseline.find(directories, self.machine.hardware_class, case)
+        directory = self.run_directory / case.id
+        self.progress.begin(case.id, case.total_steps)
+        measured = run(case, self.machine, directory, inject=inject, on_progress=self.progress.step)
+        verdict = judge(measured, found[0] if found else None)
+        file = found[1] if found else None
+        if verdict.outcome == "recorded" and self.option("no-baseline") == "fail":
+            verdict = verdict.replace(
+                outcome="failed",
+                reasons=(
+                    f"no baseline for {case.id} on {self.machine.hardware_class} in "
+                    f"{' or '.join(map(str, directories))}, and --perf-no-baseline=fail",
+                ),
+            )
+        elif verdict.outcome == "recorded" and inject is None:
+            file = baseline.path(directories[-1], self.machine.hardware_class, case)
+            data.write(file, baseline.from_runs([measured]))
+        self.progress.end(verdict.outcome)
+        result = Result(
+            nodeid=nodeid,
+            case_id=case.id,
+            framework=case.framework.name,
+            run=measured,
+            verdict=verdict,
+            baseline_file=str(file) if file else None,
+            directory=str(directory),
+        )
+        self.results.append(result)
+        return result
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip, with the reason, what this machine cannot run; give pytest-benchmark a clock that replays."""
+    if not _uses_bench(item):
+        return
+    if hasattr(item.config, "workerinput"):
+        pytest.fail(
+            "perfsuite does not run under pytest-xdist: cases measured side by side would disturb each other. "
+            "Run without -n (or with -p no:xdist).",
+            pytrace=False,
+        )
+    session = item.config.stash[SESSION]
+    if (case := _case(item)) is not None and (reason := unsupported(case, session.machine)) is not None:
+        session.skipped.append(
+            Skipped(nodeid=item.nodeid, case_id=case.id, framework=case.framework.name, reason=reason)
+        )
+        pytest.skip(reason)
+    clock = item.stash[CLOCK] = ReplayClock()
+    closest = item.get_closest_marker("benchmark")
+    options = {**(closest.kwargs if closest else {}), "timer": clock}
+    item.add_marker(pytest.mark.benchmark(**options), append=False)
+
+
+@pytest.fixture
+def bench(request: pytest.FixtureRequest, benchmark: Any) -> Callable[[Case], Result]:
+    """Measure a case and fail the test if it regressed: `def test_llama(bench, case): bench(case)`."""
+    item = request.node
+    session = request.config.stash[SESSION]
+
+    def measure(case: Case) -> Result:
+        if (reason := unsupported(case, session.machine)) is not None:
+            pytest.skip(reason)
+        result = session.measure(case, item.nodeid)
+        item.stash[RESULT] = result
+        failing = result.verdict.outcome in FAILING
+        steps = result.run.measured_steps
+        benchmark.extra_info.update(
+            case_id=case.id,
+            outcome=result.verdict.outcome,
+            **{name: value for name, value in result.run.figures if value is not None},
+        )
+
+        def fail() -> None:
+            pytest.fail(report.explanation(result), pytrace=False)
+
+        if steps:
+            replay(benchmark, item.stash[CLOCK], steps)
+        else:
+            benchmark.pedantic(fail)  # pytest-benchmark must see that there is nothing to show
+        if failing:
+            fail()
+        return result
+
+    return measure
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Iterator[None] | Any:
+    """Carry the verdict to the terminal and to JUnit."""
+    made = yield
+    result = item.stash.get(RESULT, None)
+    if result is not None and made.when == "call":
+        made.perf_outcome = result.verdict.outcome
+        figures = {name: value for name, value in result.run.figures if value is not None}
+        made.user_properties += [
+            ("perf_case", result.case_id),
+            ("perf_framework", result.framework),
+            ("perf_outcome", result.verdict.outcome),
+            *((f"perf_{name}", value) for name, value in figures.items()),
+        ]
+    return made
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, Any] | None:
+    """Verdicts that pytest has no word for get their own."""
+    outcome = getattr(report, "perf_outcome", None)
+    if report.when != "call" or outcome not in WORDS or (report.failed and outcome not in FAILING):
+        return None
+    letter, word = WORDS[outcome]
+    return outcome, letter, word
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """The table; then, for each regression, what was measured against what."""
+    session = config.stash[SESSION]
+    if session.results:
+        machine = session.machine
+        terminalreporter.section(f"perfsuite: {machine.hardware_class} ({machine.device_name})")
+        width, color = terminalreporter._tw.fullwidth, terminalreporter._tw.hasmarkup
+        terminalreporter.write_line(report.table(session.results, color=color, width=width))
+        for result in session.results:
+            if result.verdict.outcome in ("regressed", "improved", "unhealthy") or result.run.notes:
+                terminalreporter.write_line("")
+                terminalreporter.write_line(report.explanation(result))
+    if session.nothing_measured:
+        terminalreporter.section("perfsuite: nothing was measured", red=True, bold=True)
+        terminalreporter.write_line(
+            f"{session.selected} cases were selected, none gave a measurement that counts: this is not a pass."
+        )
+        for skip in session.skipped[:20]:
+            terminalreporter.write_line(f"  {skip.case_id}: {skip.reason}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Write the JSON file, and never be green when nothing was measured."""
+    ours = session.config.stash[SESSION]
+    ours.nothing_measured = bool(
+        ours.selected
+        and all(result.verdict.outcome in UNMEASURED for result in ours.results)
+        and not session.config.option.collectonly
+    )
+    if ours.nothing_measured and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if file := session.config.getoption("--perf-json"):
+        interrupted = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
+        content = report.to_json(
+            ours.machine, ours.results, ours.skipped, status="interrupted" if interrupted else "complete"
+        )
+        with _usage_error():
+            report.write_json(Path(file), content)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
+    """Hardware and framework versions for pytest-benchmark's JSON."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    machine_info["hardware"] = data.plain(config.stash[SESSION].machine)
+    versions = {}
+    for package in ("torch", "transformers", "accelerate", "nanotron"):
+        with contextlib.suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    machine_info["frameworks"] = versions
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_compare_machine_info(machine_info: dict[str, Any], compared_benchmark: dict[str, Any]) -> None:
+    """Refuse to compare runs of unlike hardware."""
+    now = machine_info.get("hardware", {}).get("hardware_class")
+    then = compared_benchmark.get("machine_info", {}).get("hardware", {}).get("hardware_class")
+    if now != then:
+        raise pytest.UsageError(
+            f"--benchmark-compare: the saved run is from {then or 'a machine without perfsuite'}, "
+            f"this machine is {now}: times of unlike hardware cannot be compared"
+        )

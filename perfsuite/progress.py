@@ -1,0 +1,68 @@
+"""The live line on a terminal, plain lines in a log. Driver side; imports neither torch nor pytest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Progress:
+    """Follows a session of `cases` cases. `live` is shown over and over on one line, `line` is kept.
+
+    `live(None)` wipes the live line. Where there is no terminal, `live` is None and each launch is announced
+    by a line instead.
+    """
+
+    cases: int
+    line: Callable[[str], None]
+    live: Callable[[str | None], None] | None
+    clock: Callable[[], float] = time.monotonic
+    _number: int = 0
+    _finished_s: list[float] = field(default_factory=list)
+    _began: float = 0
+    _first: tuple[float, int] | None = None
+
+    def begin(self, case_id: str, total_steps: int, launch: int = 1) -> None:
+        """A launch begins."""
+        if launch == 1:
+            self._number += 1
+        self._case_id, self._total, self._launch = case_id, total_steps, launch
+        self._began, self._first = self.clock(), None
+        if self.live is None:
+            self.line(f"perfsuite: {self._where()} launched")
+
+    def step(self, step: int, tokens_per_step: int) -> None:
+        """Rank 0 has finished `step` steps (0: still starting)."""
+        if self.live is None:
+            return
+        if step == 0:
+            self.live(f"{self._where()} starting {self.clock() - self._began:.0f} s{self._time_left()}")
+            return
+        if self._first is None:
+            self._first = (self.clock(), step)
+        since, first = self.clock() - self._first[0], self._first[1]
+        rate = f" {(step - first) * tokens_per_step / since:,.0f} tokens/s" if step > first and since > 0 else ""
+        self.live(f"{self._where()} step {step}/{self._total}{rate}{self._time_left()}")
+
+    def end(self, outcome: str) -> None:
+        """The launch has ended, and this is what it gave."""
+        spent = self.clock() - self._began
+        self._finished_s.append(spent)
+        if self.live is None:
+            self.line(f"perfsuite: {self._where()} {outcome} after {spent:.1f} s{self._time_left()}")
+        else:
+            self.live(None)
+
+    def _where(self) -> str:
+        launch = f" launch {self._launch}" if self._launch > 1 else ""
+        return f"[{self._number}/{self.cases}] {self._case_id}{launch}"
+
+    def _time_left(self) -> str:
+        left = self.cases - self._number
+        if not self._finished_s or left == 0:
+            return ""
+        seconds = left * sum(self._finished_s) / len(self._finished_s)
+        shown = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+        return f", then about {shown} for {left} more"
