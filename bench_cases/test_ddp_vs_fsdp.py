@@ -34,6 +34,8 @@ TWIN = Case(
 )
 
 
-@pytest.mark.parametrize("case", [size.replace(framework=how) for size in (LARGE, XL, TWIN) for how in STRATEGIES])
+@pytest.mark.parametrize(
+    "case", [size.replace(framework=how) for size in (LARGE, XL, TWIN) for how in STRATEGIES]
+)
 def test_gpt2(bench, case):
     bench(case)

@@ -1,4 +1,7 @@
-"""Baselines: accepted measurements, one file per hardware class and case. Imports neither torch nor pytest."""
+"""Baselines: accepted measurements, one file per hardware class and case.
+
+Imports neither torch nor pytest.
+"""
 
 from __future__ import annotations
 

@@ -46,7 +46,9 @@ class Case(Data):
     micro_batch: int = Field(ge=1)
     gradient_accumulation: int = Field(default=1, ge=1)
     precision: Precision = "fp32"
-    activation_checkpointing: str = Field(default="none", pattern=r"^(none|full|selective-op|every-[1-9]\d*)$")
+    activation_checkpointing: str = Field(
+        default="none", pattern=r"^(none|full|selective-op|every-[1-9]\d*)$"
+    )
     """`none`, `full` (every block), `every-N` (every N-th block) or `selective-op` (by operator)."""
     attention: Attention = "sdpa"
     compile: bool = False
@@ -85,7 +87,8 @@ class Case(Data):
         longest = self.model.max_sequence_length
         if longest is not None and self.sequence_length > longest:
             raise ValueError(
-                f"sequence_length {self.sequence_length} is longer than the {longest} positions of {self.model.name}"
+                f"sequence_length {self.sequence_length} is longer than the {longest} positions "
+                f"of {self.model.name}"
             )
         return self
 
@@ -103,7 +106,7 @@ class Case(Data):
             batch,
             self.precision,
             *([f"ac_{self.activation_checkpointing}"] if self.activation_checkpointing != "none" else []),
-            *changed_fields(self, skip=_IN_ID_ALREADY),
+            *changed_fields(self, skip=_IN_ID_ALREADY | _NOT_IN_ID),
             f"{t.nodes}x{t.processes_per_node}",
         ]
         return re.sub(r"[^A-Za-z0-9._+-]", "_", "-".join(parts))
@@ -124,9 +127,19 @@ class Case(Data):
 
 
 _IN_ID_ALREADY = frozenset(
-    "model framework sequence_length micro_batch gradient_accumulation precision activation_checkpointing "
-    "topology hardware timeout_s".split()
+    {
+        "model",
+        "framework",
+        "sequence_length",
+        "micro_batch",
+        "gradient_accumulation",
+        "precision",
+        "activation_checkpointing",
+        "topology",
+    }
 )
+_NOT_IN_ID = frozenset({"hardware", "timeout_s"})
+"""They choose where a case runs and how long it may take, not what is measured."""
 
 
 class CaseFile(Document):

@@ -17,7 +17,13 @@ from perfsuite.rundir import RunDir
 from perfsuite.window import find_window
 
 WALL_CLOCK_AGREES = 0.05
-PEERS_SAY = ("connection closed by peer", "connection reset by peer", "broken pipe", "sigterm", "signalexception")
+PEERS_SAY = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "sigterm",
+    "signalexception",
+)
 """What a healthy rank says when another one died: never the cause."""
 LOG_TAIL_LINES = 30
 
@@ -116,17 +122,18 @@ def _measured(bare: Run, reports: list[RankReport], peak_flops: float | None) ->
 
 
 def _check_agreement(reports: list[RankReport], case: Case) -> None:
-    for what, values in {
+    told: dict[str, Sequence[object]] = {
         "the number of steps": [len(report.step_s) for report in reports],
         "the number of losses": [len(report.loss) for report in reports],
         "the number of probes": [len(report.probe_s) for report in reports],
         "tokens per step": [report.tokens_per_step for report in reports],
         "the world size": [report.world_size for report in reports],
         "the clock": [report.clock for report in reports],
-    }.items():
+    }
+    for what, values in told.items():
         if len(set(values)) > 1:
-            told = ", ".join(f"rank {report.rank}: {value}" for report, value in zip(reports, values, strict=True))
-            raise ReportError(f"ranks disagree on {what} ({told})")
+            each = ", ".join(f"rank {r.rank}: {value}" for r, value in zip(reports, values, strict=True))
+            raise ReportError(f"ranks disagree on {what} ({each})")
     if len(reports[0].step_s) != case.total_steps:
         raise ReportError(f"{case.total_steps} steps were asked for, {len(reports[0].step_s)} were made")
 
@@ -138,9 +145,8 @@ def _notes(reports: list[RankReport], *, steady: bool) -> list[str]:
     for report in reports:
         summed = sum(report.step_s)
         if abs(report.wall_s - summed) > WALL_CLOCK_AGREES * report.wall_s:
-            notes.append(
-                f"rank {report.rank}: the steps sum to {summed:.3f} s, the wall clock says {report.wall_s:.3f} s"
-            )
+            wall = f"{report.wall_s:.3f} s"
+            notes.append(f"rank {report.rank}: the steps sum to {summed:.3f} s, the wall clock says {wall}")
     retries = max((report.memory.alloc_retries or 0 for report in reports if report.memory), default=0)
     if retries:
         notes.append(f"{retries} allocator retries: memory is nearly full, which slows steps down")

@@ -49,7 +49,11 @@ def explain(error: ValidationError) -> str:
         if problem["type"] == "extra_forbidden":
             message = "unknown field; remove it or correct its name"
         shown = repr(problem["input"])
-        got = "" if problem["type"] == "missing" else f", got {shown if len(shown) < 80 else shown[:77] + '...'}"
+        got = (
+            ""
+            if problem["type"] == "missing"
+            else f", got {shown if len(shown) < 80 else shown[:77] + '...'}"
+        )
         problems.append(f"{field}: {message}{got}")
     return "; ".join(problems)
 

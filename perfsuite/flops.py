@@ -39,11 +39,12 @@ def count(model: Model, sequence_length: int) -> Flops:
     config = transformers_config(model)
     with torch.device("meta"):
         built = transformers_model(config, attention="eager")
-    matmul = sum(
-        module.weight.numel()
+    weights = [
+        module.weight
         for module in built.modules()
         if isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D"
-    )
+    ]
+    matmul = sum(weight.numel() for weight in weights if isinstance(weight, torch.Tensor))
     heads = getattr(config, "num_attention_heads", 0)
     head_size = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
     return Flops(

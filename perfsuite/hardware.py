@@ -1,4 +1,6 @@
-"""What machine this is, its hardware class, and what its accelerator can do. Imports neither torch nor pytest.
+"""What machine this is, its hardware class, and what its accelerator can do.
+
+Imports neither torch nor pytest.
 
 A baseline belongs to a hardware class: accelerator, memory, form factor (`h100-80gb-sxm`). Driver, NCCL,
 torch and clocks are recorded with a run but are not part of the class.

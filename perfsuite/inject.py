@@ -108,4 +108,6 @@ def _hold(share: float) -> Any:
         return torch.ones(int(torch.cuda.max_memory_allocated() * share), dtype=torch.uint8, device="cuda")
     import resource
 
-    return torch.ones(int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 * share), dtype=torch.uint8)
+    return torch.ones(
+        int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 * share), dtype=torch.uint8
+    )

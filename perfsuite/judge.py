@@ -55,8 +55,12 @@ def judge(run: Run, baseline: Baseline | None) -> Verdict:
     verdict = _overall(tuple(_check(metric, run, baseline) for metric in GATED))
     verdict = verdict.replace(changed=tuple(_changed(run, baseline)))
     speed = _machine_speed(run, baseline)
-    if verdict.outcome != "failed" and speed is not None and not 1 - SAME_MACHINE < speed < 1 / (1 - SAME_MACHINE):
-        reason = f"the machine itself runs at {speed:.0%} of its speed at the baseline (by the probe between steps)"
+    if (
+        verdict.outcome != "failed"
+        and speed is not None
+        and not 1 - SAME_MACHINE < speed < 1 / (1 - SAME_MACHINE)
+    ):
+        reason = f"by the probe between steps, the machine itself runs at {speed:.0%} of its baseline speed"
         return verdict.replace(outcome="unhealthy", reasons=(reason,))
     return verdict
 
@@ -70,7 +74,12 @@ def _check(metric: Metric, run: Run, baseline: Baseline | None) -> Check:
     before = baseline.median(metric.name) if baseline is not None else None
     tolerance = metric.tolerance(run.machine.device)
     check = Check(
-        metric=metric.name, unit=metric.unit, outcome="recorded", measured=now, baseline=before, tolerance=tolerance
+        metric=metric.name,
+        unit=metric.unit,
+        outcome="recorded",
+        measured=now,
+        baseline=before,
+        tolerance=tolerance,
     )
     if baseline is None:
         if now is None:
@@ -110,7 +119,11 @@ def _unlike(run: Run, baseline: Baseline) -> list[str]:
     for name in type(run.case).model_fields:
         if name not in ("timeout_s", "hardware"):
             pairs[name] = (str(getattr(baseline.case, name)), str(getattr(run.case, name)))
-    return [f"{key} was {then!r} in the baseline and is {now!r}" for key, (then, now) in pairs.items() if then != now]
+    return [
+        f"{key} was {then!r} in the baseline and is {now!r}"
+        for key, (then, now) in pairs.items()
+        if then != now
+    ]
 
 
 def _changed(run: Run, baseline: Baseline) -> list[str]:

@@ -1,4 +1,6 @@
-"""Start the launcher process, watch it, and leave nothing behind. Driver side; imports neither torch nor pytest.
+"""Start the launcher process, watch it, and leave nothing behind.
+
+Driver side; imports neither torch nor pytest.
 
 What ends whom: this process kills the launcher's process group and sweeps up whatever carries the job's mark
 in its environment, on every way out. If this process is killed itself, the kernel kills the launcher

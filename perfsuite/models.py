@@ -19,7 +19,9 @@ from perfsuite.data import Data
 from perfsuite.errors import CaseError, FileError
 
 FrozenMapping = Annotated[
-    Mapping[str, JsonValue], AfterValidator(lambda value: MappingProxyType(dict(value))), PlainSerializer(dict)
+    Mapping[str, JsonValue],
+    AfterValidator(lambda value: MappingProxyType(dict(value))),
+    PlainSerializer(dict),
 ]
 
 
@@ -41,7 +43,7 @@ class Model(Data):
         return config
 
     @classmethod
-    def from_config(cls, config: Path | str | Mapping[str, Any] | Any, *, name: str) -> Self:
+    def from_config(cls, config: Any, *, name: str) -> Self:
         """From a `config.json` (its path or its content) or a transformers configuration object."""
         if hasattr(config, "to_diff_dict"):
             config = {"model_type": config.model_type, **config.to_diff_dict()}
@@ -51,7 +53,9 @@ class Model(Data):
         try:
             return cls(name=name, config=json.loads(path.read_text(encoding="utf-8")))
         except OSError as error:
-            raise FileError(f"cannot read {path}: {error.strerror}. Give a transformers config.json.") from error
+            raise FileError(
+                f"cannot read {path}: {error.strerror}. Give a transformers config.json."
+            ) from error
         except json.JSONDecodeError as error:
             raise FileError(f"{path}: not JSON ({error}). Give a transformers config.json.") from error
 
@@ -67,7 +71,7 @@ class Model(Data):
 
 def gpt2(name: str, *, layers: int, heads: int, hidden: int, **changes: JsonValue) -> Model:
     """A GPT-2 shape (OpenAI 2019): learned positions, tied embeddings, dropout 0.1 as published."""
-    config = {
+    config: dict[str, JsonValue] = {
         "model_type": "gpt2",
         "n_layer": layers,
         "n_head": heads,
@@ -79,10 +83,18 @@ def gpt2(name: str, *, layers: int, heads: int, hidden: int, **changes: JsonValu
 
 
 def llama(
-    name: str, *, layers: int, heads: int, kv_heads: int, hidden: int, mlp: int, vocab: int, **changes: JsonValue
+    name: str,
+    *,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    hidden: int,
+    mlp: int,
+    vocab: int,
+    **changes: JsonValue,
 ) -> Model:
     """A Llama shape (Touvron 2023, Dubey 2024): rotary positions, grouped-query attention, SwiGLU."""
-    config = {
+    config: dict[str, JsonValue] = {
         "model_type": "llama",
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
@@ -114,7 +126,14 @@ MODELS: Mapping[str, Model] = {
         # For machines without a GPU: milliseconds a step.
         gpt2("gpt2-tiny", layers=2, heads=4, hidden=128, n_positions=128, vocab_size=512, **_NO_DROPOUT),
         llama(
-            "llama-tiny", layers=4, heads=4, kv_heads=2, hidden=128, mlp=384, vocab=512, max_position_embeddings=256
+            "llama-tiny",
+            layers=4,
+            heads=4,
+            kv_heads=2,
+            hidden=128,
+            mlp=384,
+            vocab=512,
+            max_position_embeddings=256,
         ),
         gpt2("gpt2", layers=12, heads=12, hidden=768),
         gpt2("gpt2-large", layers=36, heads=20, hidden=1280),

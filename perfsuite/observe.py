@@ -7,9 +7,9 @@ for.
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -74,7 +74,9 @@ class Observer:
         checkpointed = sum(getattr(m, "perfsuite_checkpointed", False) for m in model.modules())
         owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
         changed = _fingerprint(optimizer) != self._parameters_before
-        attention = next((m.config._attn_implementation for m in model.modules() if hasattr(m, "config")), "?")
+        attention = next(
+            (m.config._attn_implementation for m in model.modules() if hasattr(m, "config")), "?"
+        )
         return {
             **wrapping(model),
             "world_size": str(dist.get_world_size()),
@@ -97,15 +99,21 @@ def wrapping(model: nn.Module) -> dict[str, str]:
     from torch.nn.parallel import DistributedDataParallel
 
     modules = list(model.modules())
-    found = {
+    found: dict[str, list[Any]] = {
         kind.__name__: [module for module in modules if isinstance(module, kind)]
         for kind in (DistributedDataParallel, FullyShardedDataParallel, FSDPModule)
     }
     wrapper = " + ".join(name for name, instances in found.items() if instances) or "none"
     shardings = {module.sharding_strategy.name for module in found["FullyShardedDataParallel"]}
-    shardings |= {", ".join(map(_placement, p.placements)) for p in model.parameters() if isinstance(p, DTensor)}
+    shardings |= {
+        ", ".join(map(_placement, p.placements)) for p in model.parameters() if isinstance(p, DTensor)
+    }
     wrapped = str(sum(len(instances) for instances in found.values()))
-    return {"wrapper": wrapper, "sharding": " and ".join(sorted(shardings)) or "none", "wrapped_modules": wrapped}
+    return {
+        "wrapper": wrapper,
+        "sharding": " and ".join(sorted(shardings)) or "none",
+        "wrapped_modules": wrapped,
+    }
 
 
 def environment() -> dict[str, str]:
@@ -113,7 +121,7 @@ def environment() -> dict[str, str]:
     seen = {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "transformers": version("transformers"),
+        "transformers": importlib.metadata.version("transformers"),
         "kernel": platform.release(),
         "threads": str(torch.get_num_threads()),
     }
@@ -122,7 +130,9 @@ def environment() -> dict[str, str]:
         seen["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         seen["cudnn"] = str(torch.backends.cudnn.version())
     kept = ("NCCL_", "CUDA_", "TORCH_", "PYTORCH_", "OMP_", "GLOO_")
-    seen |= {key: value for key, value in os.environ.items() if key.startswith(kept) and "TORCHELASTIC" not in key}
+    seen |= {
+        key: value for key, value in os.environ.items() if key.startswith(kept) and "TORCHELASTIC" not in key
+    }
     return seen
 
 

@@ -1,9 +1,13 @@
-"""The pytest plugin: options, markers, the `bench` fixture, statuses and reports. The only importer of pytest."""
+"""The pytest plugin: options, markers, the `bench` fixture, statuses and reports.
+
+The only importer of pytest.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -128,7 +132,9 @@ class Session:
 
     def option(self, name: str) -> str:
         """The command line's value, else the ini file's."""
-        value = self.config.getoption(f"--perf-{name}") or self.config.getini(f"perf_{name.replace('-', '_')}")
+        value = self.config.getoption(f"--perf-{name}") or self.config.getini(
+            f"perf_{name.replace('-', '_')}"
+        )
         return str(value)
 
     def directory(self, name: str) -> Path:
@@ -146,16 +152,17 @@ class Session:
         terminal: Any = self.config.pluginmanager.getplugin("terminalreporter")
         capture: Any = self.config.pluginmanager.getplugin("capturemanager")
 
-        def show(write: Callable[[], None]) -> None:
-            with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
-                write()
+        def uncaptured() -> Any:
+            return capture.global_and_fixture_disabled() if capture else contextlib.nullcontext()
 
         def line(text: str) -> None:
-            show(lambda: (terminal.ensure_newline(), terminal.write_line(text)))  # type: ignore[arg-type, func-returns-value]
+            with uncaptured():
+                terminal.ensure_newline()
+                terminal.write_line(text)
 
         def live(text: str | None) -> None:
-            width = terminal._tw.fullwidth - 1
-            show(lambda: terminal.rewrite((text or "")[:width], erase=True))
+            with uncaptured():
+                terminal.rewrite((text or "")[: shutil.get_terminal_size().columns - 1], erase=True)
 
         if terminal is None:
             return Progress(self.selected, line=lambda text: None, live=None)
@@ -203,7 +210,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         return
     if hasattr(item.config, "workerinput"):
         pytest.fail(
-            "perfsuite does not run under pytest-xdist: cases measured side by side would disturb each other. "
+            "perfsuite does not run under pytest-xdist: cases side by side would disturb each other. "
             "Run without -n (or with -p no:xdist).",
             pytrace=False,
         )
@@ -253,14 +260,12 @@ def bench(request: pytest.FixtureRequest, benchmark: Any) -> Callable[[Case], Re
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Iterator[None] | Any:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Carry the verdict to the terminal and to JUnit."""
-    made = yield
+    made: pytest.TestReport = yield
     result = item.stash.get(RESULT, None)
     if result is not None and made.when == "call":
-        made.perf_outcome = result.verdict.outcome
+        made.perf_outcome = result.verdict.outcome  # type: ignore[attr-defined]
         figures = {name: value for name, value in result.run.figures if value is not None}
         made.user_properties += [
             ("perf_case", result.case_id),
@@ -295,7 +300,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if session.nothing_measured:
         terminalreporter.section("perfsuite: nothing was measured", red=True, bold=True)
         terminalreporter.write_line(
-            f"{session.selected} cases were selected, none gave a measurement that counts: this is not a pass."
+            f"{session.selected} cases were selected, none gave a valid measurement: this is not a pass."
         )
         for skip in session.skipped[:20]:
             terminalreporter.write_line(f"  {skip.case_id}: {skip.reason}")
@@ -335,7 +340,9 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_benchmark_compare_machine_info(machine_info: dict[str, Any], compared_benchmark: dict[str, Any]) -> None:
+def pytest_benchmark_compare_machine_info(
+    machine_info: dict[str, Any], compared_benchmark: dict[str, Any]
+) -> None:
     """Refuse to compare runs of unlike hardware."""
     now = machine_info.get("hardware", {}).get("hardware_class")
     then = compared_benchmark.get("machine_info", {}).get("hardware", {}).get("hardware_class")

@@ -43,7 +43,9 @@ class Progress:
         if self._first is None:
             self._first = (self.clock(), step)
         since, first = self.clock() - self._first[0], self._first[1]
-        rate = f" {(step - first) * tokens_per_step / since:,.0f} tokens/s" if step > first and since > 0 else ""
+        rate = (
+            f" {(step - first) * tokens_per_step / since:,.0f} tokens/s" if step > first and since > 0 else ""
+        )
         self.live(f"{self._where()} step {step}/{self._total}{rate}{self._time_left()}")
 
     def end(self, outcome: str) -> None:

@@ -59,9 +59,14 @@ def table(results: Sequence[Result], *, color: bool, width: int) -> str:
         grid.add_column(heading, justify="right", no_wrap=True)
     grid.add_column("verdict", no_wrap=True)
     for result in results:
-        grid.add_row(result.case_id, *_cells(result), f"[{STYLES[result.verdict.outcome]}]{result.verdict.outcome}")
+        grid.add_row(
+            result.case_id, *_cells(result), f"[{STYLES[result.verdict.outcome]}]{result.verdict.outcome}"
+        )
     console = Console(
-        file=io.StringIO(), width=max(width, 100), force_terminal=color, color_system="standard" if color else None
+        file=io.StringIO(),
+        width=max(width, 100),
+        force_terminal=color,
+        color_system="standard" if color else None,
     )
     console.print(grid)
     assert isinstance(console.file, io.StringIO)
@@ -89,7 +94,8 @@ def explanation(result: Result) -> str:
     lines += [f"  {reason}" for reason in verdict.reasons]
     lines += [f"  {sentence(check)}" for check in verdict.checks]
     if run.failure is None and run.slowest_rank is not None and run.case.topology.world_size > 1:
-        lines.append(f"  slowest rank: {run.slowest_rank}; {len(run.measured_steps)} of {len(run.step_s)} steps measured")
+        measured = f"{len(run.measured_steps)} of {len(run.step_s)} steps measured"
+        lines.append(f"  slowest rank: {run.slowest_rank}; {measured}")
     lines += [f"  note: {note}" for note in run.notes]
     if run.machine.device == "cuda" and run.machine.note:
         lines.append(f"  note: {run.machine.note}")
@@ -100,12 +106,19 @@ def explanation(result: Result) -> str:
     lines.append(f"  files of the launch: {result.directory}")
     if run.failure is not None and run.failure.traceback:
         where = "" if run.failure.rank is None else f" of rank {run.failure.rank}"
-        lines += [f"  traceback{where}:", *(f"    {line}" for line in run.failure.traceback.rstrip().splitlines())]
+        lines += [
+            f"  traceback{where}:",
+            *(f"    {line}" for line in run.failure.traceback.rstrip().splitlines()),
+        ]
     return "\n".join(lines)
 
 
 def to_json(
-    machine: Machine, results: Sequence[Result], skipped: Sequence[Skipped], *, status: Literal["complete", "interrupted"]
+    machine: Machine,
+    results: Sequence[Result],
+    skipped: Sequence[Skipped],
+    *,
+    status: Literal["complete", "interrupted"],
 ) -> dict[str, Any]:
     """For machines: every verdict with its figures and steps."""
     return {

@@ -1,4 +1,7 @@
-"""What is measured, as versioned files: rank reports, runs, measurements. Imports neither torch nor pytest."""
+"""What is measured, as versioned files: rank reports, runs, measurements.
+
+Imports neither torch nor pytest.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,14 @@ from perfsuite.data import Data, Document
 from perfsuite.hardware import Machine
 
 FailureKind = Literal[
-    "out_of_memory", "crash", "timeout", "loss", "mismatch", "missing_report", "ranks_disagree", "missing_metric"
+    "out_of_memory",
+    "crash",
+    "timeout",
+    "loss",
+    "mismatch",
+    "missing_report",
+    "ranks_disagree",
+    "missing_metric",
 ]
 
 

@@ -1,6 +1,8 @@
-"""The flow of one launch, from a case to a `Run`. Read this first. Driver side; imports neither torch nor pytest.
+"""The flow of one launch, from a case to a `Run`. Read this first.
 
-    case --case.json--> launcher --> one worker per rank --rank-N.json--> collect --> run.json
+case --case.json--> launcher --> one worker per rank --rank-N.json--> collect --> run.json
+
+Driver side; imports neither torch nor pytest.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ def unsupported(case: Case, machine: Machine) -> str | None:
         return f"it needs {topology.nodes} nodes of {topology.processes_per_node}, this is one machine"
     if topology.processes_per_node > machine.devices:
         what = "GPUs" if machine.device == "cuda" else "cores"
-        return f"it needs {topology.processes_per_node} {what} (one per process), this machine has {machine.devices}"
+        needed = f"{topology.processes_per_node} {what} (one per process)"
+        return f"it needs {needed}, this machine has {machine.devices}"
     return case.unsupported()
 
 

@@ -29,7 +29,7 @@ def transformers_config(model: Model) -> Any:
     """The transformers configuration object of `model`."""
     from transformers import AutoConfig
 
-    settings = dict(model.config)
+    settings: dict[str, Any] = dict(model.config)
     return AutoConfig.for_model(settings.pop("model_type"), use_cache=False, **settings)
 
 

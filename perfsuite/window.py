@@ -30,7 +30,9 @@ def find_window(step_s: Sequence[float], max_warmup: int) -> Window:
     """
     count = len(step_s)
     if not 0 <= max_warmup <= count - 2 * ROLL:
-        raise ValueError(f"{count} steps are too few for a warm-up of up to {max_warmup}: {2 * ROLL} must remain")
+        raise ValueError(
+            f"{count} steps are too few for a warm-up of up to {max_warmup}: {2 * ROLL} must remain"
+        )
     tail = step_s[max_warmup:]
     level = median(tail)
     deviation = median(abs(step - level) for step in tail)

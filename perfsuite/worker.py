@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def main(path: str) -> None:
-    """Measure as the rank that the environment names. The report is written on failure too, then it raises."""
+    """Measure as the rank that the environment names. Writes its report on failure too."""
     run_dir = RunDir(Path(path))
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     die_with_parent()
@@ -66,7 +66,9 @@ def recorded(path: str) -> None:
 
 def logged(path: str) -> None:
     """`main`, with everything that this rank writes in a file of its own."""
-    log = os.open(RunDir(Path(path)).rank_log(int(os.environ["RANK"])), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    log = os.open(
+        RunDir(Path(path)).rank_log(int(os.environ["RANK"])), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
+    )
     os.dup2(log, 1)
     os.dup2(log, 2)
     try:

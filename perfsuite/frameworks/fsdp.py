@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -109,12 +109,10 @@ def hybrid_unsupported(group: int, case: Case) -> str | None:
     return None
 
 
-def _mixed_precision(case: Case) -> object:
+def _mixed_precision(case: Case) -> Any:
     import torch
     from torch.distributed.fsdp import MixedPrecision
 
     if case.precision != "bf16-mixed":
         return None
-    return MixedPrecision(
-        param_dtype=torch.bfloat16, reduce_dtype=torch.float32, buffer_dtype=torch.float32
-    )
+    return MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, buffer_dtype=torch.float32)

@@ -1,0 +1,30 @@
+# `make bench` measures, `make test` tests; both install what they need into .venv first.
+PYTHON ?= python3
+ARGS ?=
+
+.PHONY: bench test check unit format figures clean
+
+bench: .venv/installed  ## run the CPU cases and compare with the last accepted figures
+	.venv/bin/pytest bench_cases -m cpu $(ARGS)
+
+test: check unit  ## lint, types and the whole test suite
+
+check: .venv/installed
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+unit: .venv/installed
+	.venv/bin/pytest tests $(ARGS)
+
+format: .venv/installed
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv .perfsuite .benchmarks .pytest_cache .mypy_cache .ruff_cache

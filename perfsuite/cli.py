@@ -1,0 +1,51 @@
+"""The `perfsuite` command. Imports neither torch nor pytest."""
+
+from __future__ import annotations
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from perfsuite.hardware import ACCELERATORS, Machine, detect
+
+app = typer.Typer(help="Performance regression tests for distributed training.", no_args_is_help=True)
+
+
+@app.callback()
+def _commands() -> None:
+    """Keeps `perfsuite hardware` a subcommand while it is the only one."""
+
+
+@app.command()
+def hardware() -> None:
+    """What machine this is, its hardware class, and which markers select cases here, or why not."""
+    machine = detect()
+    console = Console(soft_wrap=True)
+    for heading, value in _facts(machine):
+        console.print(f"[bold]{heading:<16}[/bold]{value}", highlight=False)
+    grid = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("marker", "here", "why not"):
+        grid.add_column(heading)
+    for name in ACCELERATORS:
+        reason = machine.why_not(name)
+        grid.add_row(f"-m {name}", "no" if reason else "yes", reason or "")
+    console.print()
+    console.print(grid)
+
+
+def _facts(machine: Machine) -> list[tuple[str, str]]:
+    devices = f"{machine.devices} GPUs" if machine.device == "cuda" else f"{machine.devices} cores"
+    peak = machine.peak_flops("bf16")
+    if machine.device == "cpu":
+        mfu = "not given on a CPU"
+    elif peak is None or machine.product is None:
+        mfu = "unknown peak, no MFU"
+    else:
+        mfu = f"{peak / 1e12:g} TFLOP/s dense at 16 bit ({machine.product.source})"
+    return [
+        ("machine", f"{devices}, {machine.device_name}, {machine.memory_bytes / 2**30:.0f} GiB"),
+        ("hardware class", machine.hardware_class),
+        ("driver", machine.driver or "none"),
+        ("peak FLOP/s", mfu),
+        ("note", machine.note or "none"),
+    ]
