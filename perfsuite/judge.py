@@ -13,10 +13,11 @@ Outcome = Literal["passed", "improved", "regressed", "recorded", "unhealthy", "f
 FAILING: frozenset[Outcome] = frozenset({"regressed", "failed"})
 UNMEASURED: frozenset[Outcome] = frozenset({"failed", "unhealthy"})
 """Outcomes that say nothing about the speed of the code."""
-_WORST_FIRST: tuple[Outcome, ...] = ("failed", "regressed", "improved", "passed", "recorded")
+_WORST_FIRST: tuple[Outcome, ...] = ("failed", "regressed", "unhealthy", "improved", "passed", "recorded")
 
-SAME_MACHINE = 0.2
-"""How far the probe may be from its baseline before the machine, not the code, is what differs."""
+SAME_MACHINE = (0.8, 1.25)
+"""Speeds of the machine, relative to the baseline, up to which the probe corrects well. Outside, a change
+that stands with and without the correction is the code's; one that does not is the machine's."""
 
 
 class Check(Data):
@@ -53,16 +54,7 @@ def judge(run: Run, baseline: Baseline | None) -> Verdict:
     if unlike := _unlike(run, baseline):
         return Verdict(outcome="failed", reasons=tuple(f"cannot be compared: {reason}" for reason in unlike))
     verdict = _overall(tuple(_check(metric, run, baseline) for metric in GATED))
-    verdict = verdict.replace(changed=tuple(_changed(run, baseline)))
-    speed = _machine_speed(run, baseline)
-    if (
-        verdict.outcome != "failed"
-        and speed is not None
-        and not 1 - SAME_MACHINE < speed < 1 / (1 - SAME_MACHINE)
-    ):
-        reason = f"by the probe between steps, the machine itself runs at {speed:.0%} of its baseline speed"
-        return verdict.replace(outcome="unhealthy", reasons=(reason,))
-    return verdict
+    return verdict.replace(changed=tuple(_changed(run, baseline)))
 
 
 def _overall(checks: tuple[Check, ...]) -> Verdict:
@@ -89,16 +81,21 @@ def _check(metric: Metric, run: Run, baseline: Baseline | None) -> Check:
         return check
     if now is None:
         return check.replace(outcome="failed", note="the baseline has it, this run does not")
-    worsening, note = metric.worsening(now, before), None
-    if metric is TOKENS_PER_S and (speed := _machine_speed(run, baseline)) is not None:
-        worsening = metric.worsening(now / speed, before)
-        note = f"corrected: by the probe, the machine ran at {speed:.1%} of its speed at the baseline"
-    outcome: Outcome = "passed"
+    worsening = metric.worsening(now, before)
+    outcome = _against(tolerance, worsening)
+    if metric is not TOKENS_PER_S or (speed := _machine_speed(run, baseline)) is None:
+        return check.replace(outcome=outcome, worsening=worsening)
+    corrected = metric.worsening(now / speed, before)
+    note = f"by the probe between steps, the machine now runs at {speed:.1%} of its speed at the baseline"
+    if outcome != _against(tolerance, corrected):
+        outcome = _against(tolerance, corrected) if SAME_MACHINE[0] < speed < SAME_MACHINE[1] else "unhealthy"
+    return check.replace(outcome=outcome, worsening=corrected, note=f"corrected: {note}")
+
+
+def _against(tolerance: float, worsening: float) -> Outcome:
     if worsening > tolerance:
-        outcome = "regressed"
-    elif worsening < -tolerance:
-        outcome = "improved"
-    return check.replace(outcome=outcome, worsening=worsening, note=note)
+        return "regressed"
+    return "improved" if worsening < -tolerance else "passed"
 
 
 def _machine_speed(run: Run, baseline: Baseline) -> float | None:

@@ -4,7 +4,7 @@ Driver side; imports neither torch nor pytest.
 
 What ends whom: this process kills the launcher's process group and sweeps up whatever carries the job's mark
 in its environment, on every way out. If this process is killed itself, the kernel kills the launcher
-(parent-death signal), the fork server sees its pipe close, and the kernel kills every rank.
+(parent-death signal), then the fork server and with it every rank in the same way.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The launcher process: starts every rank of one job on this machine. `python -m perfsuite.launcher RUNDIR`.
 
 It is a process of its own because torch's elastic launcher owns signals and imports torch. Ranks are started
-through a fork server that has imported torch once, inside this process's group: one `killpg` ends them all,
-which torchrun's own subprocesses, each a session of its own, would survive. Never imports pytest.
+through a fork server that has imported torch once (`perfsuite.preload`), inside this process's group: one
+`killpg` ends them all, which torchrun's own subprocesses, each a session of its own, would survive. Never
+imports pytest.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def _elastic(run_dir: RunDir, asked: CaseFile) -> list[Failure]:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    multiprocessing.set_forkserver_preload(["torch", "perfsuite.worker"])
+    multiprocessing.set_forkserver_preload(["perfsuite.preload"])
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

@@ -23,7 +23,7 @@ from perfsuite.hardware import ACCELERATORS, Machine, detect
 from perfsuite.inject import Fault
 from perfsuite.judge import FAILING, UNMEASURED, judge
 from perfsuite.progress import Progress
-from perfsuite.replay import ReplayClock, replay
+from perfsuite.replay import ReplayClock, raise_in, replay
 from perfsuite.report import Result, Skipped
 from perfsuite.run import run, unsupported
 
@@ -235,25 +235,27 @@ def bench(request: pytest.FixtureRequest, benchmark: Any) -> Callable[[Case], Re
     def measure(case: Case) -> Result:
         if (reason := unsupported(case, session.machine)) is not None:
             pytest.skip(reason)
-        result = session.measure(case, item.nodeid)
+        try:
+            result = session.measure(case, item.nodeid)
+        except BaseException as error:
+            raise_in(benchmark, error)
         item.stash[RESULT] = result
         failing = result.verdict.outcome in FAILING
         steps = result.run.measured_steps
-        benchmark.extra_info.update(
-            case_id=case.id,
-            outcome=result.verdict.outcome,
+        told = {
+            "case_id": case.id,
+            "framework": result.framework,
+            "outcome": result.verdict.outcome,
             **{name: value for name, value in result.run.figures if value is not None},
-        )
-
-        def fail() -> None:
-            pytest.fail(report.explanation(result), pytrace=False)
-
-        if steps:
-            replay(benchmark, item.stash[CLOCK], steps)
-        else:
-            benchmark.pedantic(fail)  # pytest-benchmark must see that there is nothing to show
+        }
+        benchmark.extra_info.update(told)
+        item.user_properties += [(f"perf_{name}", value) for name, value in told.items()]
+        failure = pytest.fail.Exception(report.explanation(result), pytrace=False)
+        if not steps:
+            raise_in(benchmark, failure)
+        replay(benchmark, item.stash[CLOCK], steps)
         if failing:
-            fail()
+            raise failure
         return result
 
     return measure
@@ -261,18 +263,11 @@ def bench(request: pytest.FixtureRequest, benchmark: Any) -> Callable[[Case], Re
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Carry the verdict to the terminal and to JUnit."""
+    """Carry the verdict to the terminal."""
     made: pytest.TestReport = yield
     result = item.stash.get(RESULT, None)
     if result is not None and made.when == "call":
         made.perf_outcome = result.verdict.outcome  # type: ignore[attr-defined]
-        figures = {name: value for name, value in result.run.figures if value is not None}
-        made.user_properties += [
-            ("perf_case", result.case_id),
-            ("perf_framework", result.framework),
-            ("perf_outcome", result.verdict.outcome),
-            *((f"perf_{name}", value) for name, value in figures.items()),
-        ]
     return made
 
 
@@ -291,7 +286,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if session.results:
         machine = session.machine
         terminalreporter.section(f"perfsuite: {machine.hardware_class} ({machine.device_name})")
-        width, color = terminalreporter._tw.fullwidth, terminalreporter._tw.hasmarkup
+        on_terminal = terminalreporter.isatty
+        width, color = (
+            (shutil.get_terminal_size().columns if on_terminal else 140),
+            terminalreporter.hasmarkup,
+        )
         terminalreporter.write_line(report.table(session.results, color=color, width=width))
         for result in session.results:
             if result.verdict.outcome in ("regressed", "improved", "unhealthy") or result.run.notes:
@@ -339,7 +338,7 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
     machine_info["frameworks"] = versions
 
 
-@pytest.hookimpl(optionalhook=True)
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_benchmark_compare_machine_info(
     machine_info: dict[str, Any], compared_benchmark: dict[str, Any]
 ) -> None:

@@ -7,7 +7,7 @@ never calibrates, so each round is exactly one replayed step. Imports no pytest 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 
 class ReplayClock:
@@ -34,3 +34,13 @@ def replay(benchmark: Any, clock: ReplayClock, step_s: Sequence[float]) -> None:
         clock.now = next(steps)
 
     benchmark.pedantic(step, setup=arm, rounds=len(step_s), iterations=1, warmup_rounds=0)
+
+
+def raise_in(benchmark: Any, error: BaseException) -> NoReturn:
+    """Raise `error` in a way that tells `benchmark` that it has nothing to show."""
+
+    def fail() -> None:
+        raise error
+
+    benchmark.pedantic(fail)
+    raise error

@@ -83,7 +83,7 @@ def _cells(result: Result) -> list[str]:
         "-" if f.step_s_p95 is None else f"{1e3 * f.step_s_p95:.1f}",
         amount(f.peak_memory_bytes, "bytes"),
         "-" if f.mfu is None else f"{f.mfu:.1%}",
-        "-" if speed is None or speed.worsening is None else f"{-speed.worsening:+.1%}",
+        "-" if speed is None or speed.worsening is None else f"{round(-speed.worsening, 3) + 0.0:+.1%}",
     ]
 
 

@@ -1,0 +1,191 @@
+"""Real processes: what is left of a job after its end, and after a SIGKILL of anybody."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from perfsuite import DDP, Case, Fake, Topology, data
+from perfsuite.case import CaseFile
+from perfsuite.hardware import detect
+from perfsuite.launch import JOB_MARK, launch
+from perfsuite.result import LaunchFile
+from perfsuite.run import run
+from perfsuite.rundir import RunDir
+
+FAKE = Case(
+    model="llama-tiny",
+    framework=Fake(),
+    sequence_length=64,
+    micro_batch=4,
+    topology=Topology(processes_per_node=2),
+    hardware="cpu",
+    timeout_s=60,
+)
+DDP_TINY = FAKE.replace(framework=DDP(), timeout_s=120)
+
+
+def processes_of(directory: Path) -> list[psutil.Process]:
+    """Living processes whose launcher, or themselves, were started for a job under `directory`."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            marked = JOB_MARK in process.environ() and process.status() != psutil.STATUS_ZOMBIE
+            if marked and process.environ().get("PERFSUITE_TEST") == str(directory):
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def driver(tmp_path: Path, case: Case, inject: str | None) -> subprocess.Popen[bytes]:
+    """Another process that runs a case, so that it can be killed."""
+    code = (
+        "import sys, pathlib; from perfsuite import data, Case; from perfsuite.run import run\n"
+        "from perfsuite.hardware import detect\n"
+        f"case = data.read(pathlib.Path({str(tmp_path / 'the-case.json')!r}), Case)\n"
+        f"run(case, detect(), pathlib.Path({str(tmp_path / 'run')!r}), inject={inject!r})\n"
+    )
+    (tmp_path / "the-case.json").write_text(case.model_dump_json())
+    return subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PERFSUITE_TEST": str(tmp_path)})
+
+
+def test_a_launch_runs_every_rank_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
+    measured = run(FAKE, detect(), tmp_path)
+    assert measured.failure is None
+    assert len(measured.step_s) == FAKE.total_steps
+    assert data.read(RunDir(tmp_path).launch, LaunchFile).failures == ()
+    assert processes_of(tmp_path) == []
+
+
+def test_the_deadline_kills_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
+    measured = run(FAKE.replace(timeout_s=2), detect(), tmp_path, inject="hang")
+    assert measured.failure is not None
+    assert measured.failure.kind == "timeout"
+    assert "2 s" in measured.failure.message
+    assert "of 70 steps" in measured.failure.message
+    assert processes_of(tmp_path) == []
+
+
+def test_a_grandchild_in_a_session_of_its_own_is_swept_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in launcher leaves an orphan that `killpg` does not reach."""
+    monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
+    orphan = tmp_path / "python"
+    orphan.write_text("#!/bin/sh\nsetsid sleep 1000 > /dev/null 2>&1 &\nsleep 0.2\n")
+    orphan.chmod(0o755)
+    assert launch(RunDir(tmp_path), FAKE, device="cpu", python=str(orphan)) is None
+    assert processes_of(tmp_path) == []
+
+
+def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
+
+    def interrupt(step: int, tokens: int) -> None:
+        if processes_of(tmp_path):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(FAKE, detect(), tmp_path, inject="hang", on_progress=interrupt)
+    assert processes_of(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "case", [FAKE, pytest.param(DDP_TINY, marks=pytest.mark.launch)], ids=["fake", "ddp"]
+)
+def test_sigkill_of_the_driver_leaves_nothing(tmp_path: Path, case: Case) -> None:
+    killed = driver(tmp_path, case, "hang")
+    ranks = RunDir(tmp_path / "run")
+    assert wait_until(lambda: ranks.rank_log(0).exists() and ranks.rank_log(1).exists())
+    assert processes_of(tmp_path) != []
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert wait_until(lambda: processes_of(tmp_path) == [], seconds=10)
+
+
+@pytest.mark.parametrize(
+    "case", [FAKE, pytest.param(DDP_TINY, marks=pytest.mark.launch)], ids=["fake", "ddp"]
+)
+def test_sigkill_of_the_launcher_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case
+) -> None:
+    monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
+    ranks = RunDir(tmp_path)
+    killed = []
+
+    def kill_launcher(step: int, tokens: int) -> None:
+        if not killed and ranks.rank_log(0).exists() and ranks.rank_log(1).exists():
+            launcher = next(p for p in psutil.Process().children() if "perfsuite.launcher" in p.cmdline())
+            launcher.send_signal(signal.SIGKILL)
+            killed.append(launcher)
+
+    measured = run(case, detect(), tmp_path, inject="hang", on_progress=kill_launcher)
+    assert killed
+    assert measured.failure is not None
+    assert measured.failure.kind == "missing_report"
+    assert processes_of(tmp_path) == []
+
+
+def test_ranks_die_with_a_killed_launcher_even_if_nobody_sweeps(tmp_path: Path) -> None:
+    """The kernel's parent-death signal alone: no driver watches this launcher."""
+    run_dir = RunDir(tmp_path)
+    data.write(run_dir.case, CaseFile(case=FAKE, hardware_class="cpu-x", device="cpu", inject="hang"))
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "perfsuite.launcher", str(tmp_path)],
+        env={**os.environ, "PERFSUITE_TEST": str(tmp_path), JOB_MARK: "x"},
+        start_new_session=True,
+    )
+    assert wait_until(lambda: run_dir.rank_log(0).exists() and run_dir.rank_log(1).exists())
+    launcher.kill()
+    launcher.wait()
+    assert wait_until(lambda: processes_of(tmp_path) == [], seconds=10)
+
+
+@pytest.mark.parametrize(
+    ("inject", "kind", "words"),
+    [
+        ("crash", "crash", "RuntimeError: injected crash"),
+        ("oom", "out_of_memory", "MemoryError"),
+        ("exit", "crash", "exit code 13"),
+        ("missing-rank", "missing_report", "no report from rank 1 of 2"),
+        ("missing-metric", None, ""),
+        ("nan", "loss", "the loss is nan at step 69"),
+        ("loss", "loss", "does not fall"),
+    ],
+)
+def test_each_fault_is_told_apart(tmp_path: Path, inject: str, kind: str | None, words: str) -> None:
+    measured = run(FAKE, detect(), tmp_path, inject=inject)
+    if kind is None:
+        assert measured.failure is None
+        assert measured.figures.peak_memory_bytes is None
+        return
+    assert measured.failure is not None
+    assert measured.failure.kind == kind
+    assert words in measured.failure.message
+
+
+def test_the_failing_ranks_own_traceback_is_kept(tmp_path: Path) -> None:
+    measured = run(FAKE, detect(), tmp_path, inject="crash")
+    assert measured.failure is not None
+    assert measured.failure.rank == 1
+    assert "_break_down" in str(measured.failure.traceback)

@@ -1,0 +1,330 @@
+"""The plugin as another repository uses it: `pip install perfsuite`, a test file, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+CASES = """
+    import pytest
+    from perfsuite import DDP, FSDP, Case, Fake, Topology
+
+    FAKE = Case(model="llama-tiny", framework=Fake(), sequence_length=64, micro_batch=4,
+                topology=Topology(processes_per_node=2), hardware="cpu", timeout_s=60)
+    A100 = FAKE.replace(hardware="a100-80gb", micro_batch=8)
+
+    @pytest.mark.parametrize("case", [FAKE, A100])
+    def test_it(bench, case):
+        bench(case)
+"""
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    # Plugins of no concern here, which each inner run would import anew.
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:anyio")
+    pytester.makepyfile(test_cases=CASES)
+    return pytester
+
+
+def local_baseline(suite: pytest.Pytester) -> Path:
+    (file,) = suite.path.glob(".perfsuite/baselines/*/*.json")
+    return file
+
+
+def edit_baseline(suite: pytest.Pytester, **factors: float) -> None:
+    """Multiply figures of the recorded baseline."""
+    file = local_baseline(suite)
+    content = json.loads(file.read_text())
+    for launch in content["launches"]:
+        for figure, factor in factors.items():
+            launch[figure] *= factor
+    file.write_text(json.dumps(content))
+
+
+def run_cpu(suite: pytest.Pytester, *args: str) -> pytest.RunResult:
+    return suite.runpytest("-m", "cpu", "--strict-markers", *args)
+
+
+def read_json(suite: pytest.Pytester, name: str = "out.json") -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((suite.path / name).read_text())
+    return content
+
+
+def test_the_first_run_records_and_the_second_compares(suite: pytest.Pytester) -> None:
+    first = run_cpu(suite)
+    assert first.ret == 0
+    first.stdout.fnmatch_lines(
+        ["*fake-llama-tiny-s64-b4-fp32-1x2*5?,*25,*10.0*10.2*95.4 MiB*recorded*", "*1 recorded*"]
+    )
+    second = run_cpu(suite, "-v", "--perf-json", "out.json")
+    assert second.ret == 0
+    second.stdout.fnmatch_lines(["*fake-llama-tiny-s64-b4-fp32-1x2*+0.0%*passed*"])
+    (result,) = read_json(suite)["results"]
+    assert result["framework"] == "fake"
+    assert result["case_id"] == "fake-llama-tiny-s64-b4-fp32-1x2"
+    assert result["outcome"] == "passed"
+    assert result["figures"]["tokens_per_s"] == pytest.approx(51200, rel=0.02)
+    assert len(result["run"]["step_s"]) == 70
+
+
+def test_a_slowdown_regresses_fails_and_is_explained(suite: pytest.Pytester) -> None:
+    run_cpu(suite)
+    slow = run_cpu(suite, "--perf-inject", "slowdown=30%", "--junitxml=j.xml", "--perf-json=out.json")
+    assert slow.ret == 1
+    slow.stdout.fnmatch_lines(
+        [
+            "*fake-llama-tiny-s64-b4-fp32-1x2: regressed*",
+            "*tokens/s: 39,* baseline 50,*: 2?.?% slower, 15.0% allowed*",
+            "*1 regressed*",
+        ]
+    )
+    (case,) = ElementTree.parse(suite.path / "j.xml").iter("testcase")
+    properties = {p.get("name"): p.get("value") for p in case.iter("property")}
+    assert properties["perf_outcome"] == "regressed"
+    assert properties["perf_framework"] == "fake"
+    assert float(str(properties["perf_tokens_per_s"])) == pytest.approx(39200, rel=0.02)
+    failure = case.find("failure")
+    assert failure is not None
+    assert "slower" in str(failure.text) + str(failure.get("message"))
+    assert read_json(suite)["results"][0]["verdict"]["checks"][0]["outcome"] == "regressed"
+
+
+def test_an_improvement_passes_and_is_said(suite: pytest.Pytester) -> None:
+    run_cpu(suite)
+    edit_baseline(suite, tokens_per_s=0.7)
+    better = run_cpu(suite, "-v")
+    assert better.ret == 0
+    better.stdout.fnmatch_lines(
+        ["*IMPROVED*", "*+42.9%*improved*", "*42.9% faster, 15.0% allowed: improved*"]
+    )
+
+
+def test_unlike_settings_are_refused_with_both_values(suite: pytest.Pytester) -> None:
+    run_cpu(suite)
+    file = local_baseline(suite)
+    file.write_text(file.read_text().replace('"memory_mb": 100', '"memory_mb": 101'))
+    refused = run_cpu(suite)
+    assert refused.ret == 1
+    refused.stdout.fnmatch_lines(["*holds the baseline of fake-memory_mb101-*"])
+
+
+def test_more_memory_regresses(suite: pytest.Pytester) -> None:
+    run_cpu(suite)
+    leak = run_cpu(suite, "--perf-inject", "leak=20%")
+    assert leak.ret == 1
+    leak.stdout.fnmatch_lines(["*peak memory: 114.4 MiB, baseline 95.4 MiB: 20.0% more, 15.0% allowed*"])
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("crash", "*crash: RuntimeError: injected crash*"),
+        ("nan", "*loss: the loss is nan at step 69*"),
+        ("missing-metric", "*the baseline has it, this run does not*"),
+        ("missing-rank", "*missing_report: no report from rank 1 of 2*"),
+    ],
+)
+def test_a_broken_run_fails(suite: pytest.Pytester, fault: str, said: str) -> None:
+    run_cpu(suite)
+    broken = run_cpu(suite, "--perf-inject", fault)
+    assert broken.ret == 1
+    broken.stdout.fnmatch_lines([said, "*1 failed*"])
+
+
+def test_an_injected_run_is_never_recorded(suite: pytest.Pytester) -> None:
+    assert run_cpu(suite, "--perf-inject", "slowdown=30%").ret == 0
+    assert not list(suite.path.glob(".perfsuite/baselines/*/*"))
+
+
+def test_a_missing_baseline_can_fail(suite: pytest.Pytester) -> None:
+    strict = run_cpu(suite, "--perf-no-baseline=fail")
+    assert strict.ret == 1
+    strict.stdout.fnmatch_lines(
+        ["*no baseline for fake-llama-tiny-s64-b4-fp32-1x2 on cpu-*--perf-no-baseline=fail*"]
+    )
+    assert not list(suite.path.glob(".perfsuite/baselines/*/*"))
+
+
+def test_a_reviewed_baseline_comes_before_the_local_one(suite: pytest.Pytester) -> None:
+    run_cpu(suite)
+    local = local_baseline(suite)
+    reviewed = suite.path / "baselines" / local.parent.name / local.name
+    reviewed.parent.mkdir(parents=True)
+    content = json.loads(local.read_text())
+    for launch in content["launches"]:
+        launch["tokens_per_s"] *= 2
+    reviewed.write_text(json.dumps(content))
+    result = run_cpu(suite)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines([f"*baseline: {reviewed}*"])
+
+
+def test_what_this_machine_cannot_run_is_skipped_with_the_reason_and_is_not_a_pass(
+    suite: pytest.Pytester,
+) -> None:
+    result = suite.runpytest("-m", "a100", "-rs", "--perf-json", "out.json")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "*nothing was measured*",
+            "*it is meant for a100-80gb, this machine is cpu-*",
+            "*1 skipped*",
+        ]
+    )
+    assert "meant for a100-80gb" in read_json(suite)["skipped"][0]["reason"]
+
+
+def test_collecting_alone_measures_nothing_and_is_fine(suite: pytest.Pytester) -> None:
+    result = suite.runpytest("--collect-only", "-q")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["test_cases.py::test_it[[]fake-llama-tiny-s64-b4-fp32-1x2]"])
+
+
+def test_xdist_is_refused_with_the_reason(suite: pytest.Pytester) -> None:
+    result = run_cpu(suite, "-n", "1", "-p", "no:cacheprovider")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*perfsuite does not run under pytest-xdist*Run without -n*"])
+
+
+def test_two_cases_with_one_id_are_refused(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        test_cases="""
+        import pytest
+        from perfsuite import Case, Fake, Model, Topology
+        def case(heads):
+            model = Model(name="mine", config={"model_type": "llama", "num_attention_heads": heads})
+            return Case(model=model, framework=Fake(), sequence_length=64, micro_batch=4,
+                        topology=Topology(processes_per_node=2), hardware="cpu")
+        @pytest.mark.parametrize("case", [case(2), case(4)])
+        def test_it(bench, case):
+            bench(case)
+        """
+    )
+    result = suite.runpytest()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*two different cases have the id fake-mine-*different names*"])
+
+
+def test_bad_options_are_usage_errors(suite: pytest.Pytester) -> None:
+    result = run_cpu(suite, "--perf-inject", "slow")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*'slow': give slowdown=P%*"])
+
+
+def test_a_store_that_cannot_be_written_is_said(suite: pytest.Pytester) -> None:
+    (suite.path / "file").write_text("")
+    result = run_cpu(suite, "--perf-store", "file/store")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*cannot write *file/store/*Give a directory that you may write to*"])
+
+
+def test_a_corrupt_baseline_is_said(suite: pytest.Pytester) -> None:
+    run_cpu(suite)
+    local = local_baseline(suite)
+    local.write_text(local.read_text()[:100])
+    result = run_cpu(suite)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines([f"*{local}: not JSON*"])
+
+
+def test_without_a_terminal_progress_is_plain_lines(suite: pytest.Pytester) -> None:
+    run_cpu(suite).stdout.fnmatch_lines(
+        [
+            "perfsuite: [[]1/1] fake-llama-tiny-s64-b4-fp32-1x2 launched",
+            "perfsuite: [[]1/1] fake-llama-tiny-s64-b4-fp32-1x2 recorded after * s",
+        ]
+    )
+
+
+def test_pytest_benchmark_has_every_step(suite: pytest.Pytester) -> None:
+    result = run_cpu(suite, "--benchmark-json=b.json", "--benchmark-save=one", "--perf-json=out.json")
+    result.stdout.fnmatch_lines(["*test_it?fake-llama-tiny-s64-b4-fp32-1x2?*"])
+    (saved,) = read_json(suite, "b.json")["benchmarks"]
+    run = read_json(suite)["results"][0]["run"]
+    start, stop = run["window"]
+    assert saved["stats"]["data"] == run["step_s"][start:stop]
+    assert saved["extra_info"]["case_id"] == "fake-llama-tiny-s64-b4-fp32-1x2"
+    machine = read_json(suite, "b.json")["machine_info"]
+    assert machine["hardware"]["hardware_class"].startswith("cpu-")
+    assert machine["frameworks"]["torch"].startswith("2.")
+    assert run_cpu(suite, "--benchmark-compare").ret == 0
+
+
+def test_pytest_benchmark_refuses_to_compare_unlike_hardware(suite: pytest.Pytester) -> None:
+    run_cpu(suite, "--benchmark-save=one")
+    (saved,) = suite.path.glob(".benchmarks/*/*.json")
+    content = json.loads(saved.read_text())
+    content["machine_info"]["hardware"]["hardware_class"] = "h100-80gb-sxm"
+    saved.write_text(json.dumps(content))
+    result = run_cpu(suite, "--benchmark-compare")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*h100-80gb-sxm*unlike hardware cannot be compared*"])
+
+
+def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing(suite: pytest.Pytester) -> None:
+    """A second case hangs; the interrupt comes while it does."""
+    suite.makepyfile(
+        test_cases="""
+        import os, pytest, signal, threading, time
+        from pathlib import Path
+        from perfsuite import Case, Fake, Topology
+        FAKE = Case(model="llama-tiny", framework=Fake(), sequence_length=64, micro_batch=4,
+                    topology=Topology(processes_per_node=2), hardware="cpu", timeout_s=60)
+        def test_one(bench):
+            bench(FAKE)
+        def test_two(bench, request):
+            request.config.option.perf_inject = "hang"
+            def interrupt():
+                while not list(Path(".perfsuite").glob("runs/*/fake-*b8*/rank-1.log")):
+                    time.sleep(0.05)
+                os.kill(os.getpid(), signal.SIGINT)
+            threading.Thread(target=interrupt, daemon=True).start()
+            bench(FAKE.replace(micro_batch=8))
+        """
+    )
+    result = suite.runpytest_subprocess("-W", "error", "--perf-json=out.json")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    content = read_json(suite)
+    assert content["status"] == "interrupted"
+    assert [r["outcome"] for r in content["results"]] == ["recorded"]
+    result.stdout.fnmatch_lines(["*fake-llama-tiny-s64-b4*recorded*"])
+    assert not [p for p in psutil.process_iter() if "perfsuite.launcher" in " ".join(_arguments(p))]
+
+
+def _arguments(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def test_another_repository_needs_only_the_package(tmp_path: Path) -> None:
+    """A fresh interpreter, another directory, no conftest: the entry point alone brings the fixture."""
+    (tmp_path / "test_theirs.py").write_text(
+        "import perfsuite, pytest\n"
+        "CASE = perfsuite.Case(model='gpt2-tiny', framework='fake', sequence_length=32, micro_batch=1,\n"
+        "    topology={'processes_per_node': 1}, hardware='cpu')\n"
+        "@pytest.mark.parametrize('case', [CASE, CASE.replace(micro_batch=2)])\n"
+        "def test_theirs(bench, case):\n"
+        "    assert bench(case).verdict.outcome == 'recorded'\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-m", "cpu", "-q", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 recorded" in done.stdout
