@@ -121,10 +121,6 @@ class Case(Data):
         """Steps that a launch makes."""
         return self.max_warmup_steps + self.steps
 
-    def unsupported(self) -> str | None:
-        """Why no machine can run this, or None."""
-        return self.framework.unsupported(self)
-
 
 _IN_ID_ALREADY = frozenset(
     {

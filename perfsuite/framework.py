@@ -20,6 +20,7 @@ from perfsuite.errors import CaseError
 
 if TYPE_CHECKING:
     from perfsuite.case import Case
+    from perfsuite.hardware import Machine
     from perfsuite.measure import Recorder
     from perfsuite.result import Memory
 
@@ -58,8 +59,8 @@ class Framework(Data):
     name: ClassVar[str]
     needs_torch: ClassVar[bool] = True
 
-    def unsupported(self, case: Case) -> str | None:
-        """Why this framework cannot run `case` whatever the machine, or None. Must not import torch."""
+    def unsupported(self, case: Case, machine: Machine) -> str | None:
+        """Why this framework cannot run `case` on `machine`, or None. Must not import torch."""
         return None
 
     def expected(self, case: Case) -> dict[str, str]:

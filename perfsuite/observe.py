@@ -71,7 +71,7 @@ class Observer:
     def _settings(self) -> dict[str, str]:
         model, optimizer = self.workload.model, self.workload.optimizer
         parameters = list(model.parameters())
-        checkpointed = sum(getattr(m, "perfsuite_checkpointed", False) for m in model.modules())
+        checkpointed = sum("perfsuite_checkpointed" in vars(m) for m in model.modules())
         owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
         changed = _fingerprint(optimizer) != self._parameters_before
         attention = next(

@@ -32,7 +32,7 @@ def unsupported(case: Case, machine: Machine) -> str | None:
         what = "GPUs" if machine.device == "cuda" else "cores"
         needed = f"{topology.processes_per_node} {what} (one per process)"
         return f"it needs {needed}, this machine has {machine.devices}"
-    return case.unsupported()
+    return case.framework.unsupported(case, machine)
 
 
 def run(

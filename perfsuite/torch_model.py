@@ -129,10 +129,11 @@ def synthetic_batches(case: Case, data_rank: int, device: torch.device) -> list[
     size = min(ALPHABET, int(str(case.model.config.get("vocab_size", ALPHABET))))
     chain = torch.Generator().manual_seed(0)
     successor = torch.randperm(size, generator=chain)
-    draw = torch.Generator().manual_seed(1_000_003 * (case.seed + 1) + data_rank)
     shape = (DISTINCT_BATCHES * case.micro_batch, case.sequence_length)
-    random = torch.randint(size, shape, generator=draw)
-    follow = torch.rand(shape, generator=draw) < 0.9
+    # A generator for each, so that the first sequences are the same whatever the micro-batch.
+    seed = 1_000_003 * (case.seed + 1) + 2 * data_rank
+    random = torch.randint(size, shape, generator=torch.Generator().manual_seed(seed))
+    follow = torch.rand(shape, generator=torch.Generator().manual_seed(seed + 1)) < 0.9
     tokens = random.clone()
     for position in range(1, case.sequence_length):
         tokens[:, position] = torch.where(

@@ -11,6 +11,7 @@ from perfsuite.framework import Framework, Ranks, Workload
 
 if TYPE_CHECKING:
     from perfsuite.case import Case
+    from perfsuite.hardware import Machine
     from perfsuite.measure import Recorder
 
 
@@ -23,6 +24,12 @@ class DDP(Framework):
     """Size of a gradient bucket in MiB."""
     gradient_as_bucket_view: bool = False
     static_graph: bool = False
+
+    def unsupported(self, case: Case, machine: Machine) -> str | None:
+        """A static graph that would begin without a reduction."""
+        if self.static_graph and case.gradient_accumulation > 1:
+            return "static_graph needs gradients reduced in the first backward: no gradient_accumulation"
+        return None
 
     def expected(self, case: Case) -> dict[str, str]:
         """One DistributedDataParallel."""

@@ -11,6 +11,7 @@ from perfsuite.framework import Framework, Ranks, Workload
 
 if TYPE_CHECKING:
     from perfsuite.case import Case
+    from perfsuite.hardware import Machine
     from perfsuite.measure import Recorder
 
 
@@ -30,8 +31,10 @@ class FSDP(Framework):
     sync_each_micro_batch: bool = True
     """Reduce gradients after each micro-batch. False keeps whole gradients in memory until the last."""
 
-    def unsupported(self, case: Case) -> str | None:
-        """Shardings that need more ranks than the topology has."""
+    def unsupported(self, case: Case, machine: Machine) -> str | None:
+        """Shardings that need more ranks than the topology has; offloading without a device."""
+        if self.cpu_offload and machine.device == "cpu":
+            return "cpu_offload copies from pinned memory to a GPU, this machine has none"
         ranks = case.topology.world_size
         if self.sharding_strategy in ("FULL_SHARD", "SHARD_GRAD_OP") and ranks < 2:
             return f"{self.sharding_strategy} needs at least 2 processes (torch turns it into NO_SHARD on 1)"

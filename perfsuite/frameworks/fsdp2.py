@@ -13,6 +13,7 @@ from perfsuite.frameworks.fsdp import hybrid_unsupported
 
 if TYPE_CHECKING:
     from perfsuite.case import Case
+    from perfsuite.hardware import Machine
     from perfsuite.measure import Recorder
 
 
@@ -28,7 +29,7 @@ class FSDP2(Framework):
     sync_each_micro_batch: bool = True
     """Reduce gradients after each micro-batch. False keeps whole gradients in memory until the last."""
 
-    def unsupported(self, case: Case) -> str | None:
+    def unsupported(self, case: Case, machine: Machine) -> str | None:
         """A hybrid mesh that the ranks do not fill."""
         return None if self.shard_group is None else hybrid_unsupported(self.shard_group, case)
 
@@ -39,7 +40,6 @@ class FSDP2(Framework):
 
     def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
         """The model under FSDP2, one unit per block, and the root."""
-        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
         from perfsuite.torch_model import (
@@ -50,10 +50,8 @@ class FSDP2(Framework):
             training_loop,
         )
 
-        group = self.shard_group
-        shape = (ranks.world_size,) if group is None else (ranks.world_size // group, group)
         options: dict[str, Any] = {
-            "mesh": init_device_mesh(ranks.device.type, shape),
+            "mesh": self._mesh(ranks),
             "reshard_after_forward": self.reshard_after_forward,
             "mp_policy": _mixed_precision(case),
         }
@@ -70,6 +68,14 @@ class FSDP2(Framework):
             skip_sync=_reduce_always if self.sync_each_micro_batch else _reduce_last(model),
         )
         return Workload(run=run, data_parallel=ranks.world_size, model=model, optimizer=optimizer)
+
+    def _mesh(self, ranks: Ranks) -> Any:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        if self.shard_group is None:
+            return init_device_mesh(ranks.device.type, (ranks.world_size,), mesh_dim_names=("shard",))
+        shape = (ranks.world_size // self.shard_group, self.shard_group)
+        return init_device_mesh(ranks.device.type, shape, mesh_dim_names=("replicate", "shard"))
 
 
 def _reduce_always(is_last: bool) -> AbstractContextManager[None]:

@@ -1,0 +1,167 @@
+"""Every torch framework and option that a CPU allows, really launched over gloo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite import DDP, FSDP, FSDP2, Case, Framework, Topology
+from perfsuite.hardware import detect
+from perfsuite.result import Run
+from perfsuite.run import run, unsupported
+
+SMALL = Case(
+    model="llama-tiny",
+    framework=DDP(),
+    sequence_length=32,
+    micro_batch=2,
+    topology=Topology(processes_per_node=2),
+    hardware=("cpu",),
+    max_warmup_steps=2,
+    steps=10,
+    timeout_s=240,
+)
+FULL = FSDP(sharding_strategy="FULL_SHARD")
+
+
+def measured(case: Case, directory: Path, inject: str | None = None) -> Run:
+    result = run(case, detect(), directory, inject=inject)
+    if inject is None:
+        assert result.failure is None, f"{result.failure.message}\n{result.failure.traceback}"
+    return result
+
+
+@pytest.fixture(scope="module")
+def ddp(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return measured(SMALL, tmp_path_factory.mktemp("ddp"))
+
+
+@pytest.mark.launch
+def test_a_run_is_complete(ddp: Run) -> None:
+    f = ddp.figures
+    assert len(ddp.step_s) == len(ddp.probe_s) == len(ddp.loss) == 12
+    assert f.tokens_per_s == pytest.approx(2 * 2 * 32 / float(f.step_s_p50 or 0))
+    assert f.tokens_per_s_per_device == pytest.approx(float(f.tokens_per_s or 0) / 2)
+    assert f.peak_memory_bytes
+    assert f.peak_memory_bytes > 4 * 918_656 * 4, "parameters, gradients and two moments in fp32"
+    assert f.mfu is None
+    assert float(f.loss_last or 0) < float(f.loss_first or 0)
+    assert ddp.observed is not None
+    assert ddp.observed.settings["wrapper"] == "DistributedDataParallel"
+    assert ddp.observed.environment["torch"].startswith("2.")
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    "framework", [FULL, FSDP(sharding_strategy="SHARD_GRAD_OP"), FSDP2()], ids=Framework.slug
+)
+@pytest.mark.launch
+def test_strategies_train_the_same(ddp: Run, tmp_path: Path, framework: Framework) -> None:
+    """Same weights, data and seed: sharding must not change what is learnt."""
+    sharded = measured(SMALL.replace(framework=framework), tmp_path)
+    assert sharded.loss == pytest.approx(ddp.loss, rel=1e-4)
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    "case",
+    [
+        SMALL.replace(
+            framework=DDP(static_graph=True, gradient_as_bucket_view=True, bucket_cap_mb=1),
+            activation_checkpointing="every-2",
+        ),
+        SMALL.replace(
+            framework=FSDP(sharding_strategy="NO_SHARD", backward_prefetch="none"), attention="eager"
+        ),
+        SMALL.replace(
+            framework=FSDP(sharding_strategy="FULL_SHARD", sync_each_micro_batch=False),
+            gradient_accumulation=2,
+        ),
+        SMALL.replace(framework=FULL, activation_checkpointing="full", precision="bf16-mixed"),
+        SMALL.replace(
+            framework=FSDP2(reshard_after_forward=False, sync_each_micro_batch=False),
+            gradient_accumulation=2,
+            activation_checkpointing="selective-op",
+            precision="bf16-mixed",
+        ),
+        SMALL.replace(framework=DDP(), precision="bf16-mixed"),
+        SMALL.replace(framework=FSDP2(), precision="bf16", model="gpt2-tiny"),
+        SMALL.replace(
+            framework=FSDP(sharding_strategy="HYBRID_SHARD", shard_group=2),
+            topology=Topology(processes_per_node=4),
+        ),
+        SMALL.replace(framework=FSDP2(shard_group=2), topology=Topology(processes_per_node=4)),
+    ],
+    ids=lambda case: case.id,
+)
+@pytest.mark.launch
+def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
+    """The worker itself refuses what is not as asked for; this checks that it looked."""
+    result = measured(case, tmp_path)
+    assert result.observed is not None
+    settings = result.observed.settings
+    checkpointed = {"none": "0", "every-2": "2", "full": "4", "selective-op": "4"}
+    assert settings["checkpointed_blocks"] == checkpointed[case.activation_checkpointing]
+    assert settings["compute_dtype"] == ("float32" if case.precision == "fp32" else "bfloat16")
+    assert settings["parameter_dtype"] == ("bfloat16" if case.precision == "bf16" else "float32")
+
+
+@pytest.mark.launch
+def test_accumulation_is_the_same_training_as_a_larger_batch(ddp: Run, tmp_path: Path) -> None:
+    split = measured(SMALL.replace(micro_batch=1, gradient_accumulation=2), tmp_path)
+    assert split.figures.tokens_per_s is not None
+    assert split.loss[0] == pytest.approx(ddp.loss[0], rel=1e-3)
+
+
+@pytest.mark.launch
+def test_a_crash_shows_the_first_failing_ranks_own_traceback(tmp_path: Path) -> None:
+    failure = measured(SMALL, tmp_path, inject="crash").failure
+    assert failure is not None
+    assert (failure.kind, failure.rank) == ("crash", 1)
+    assert "injected crash" in failure.message
+    assert "_break_down" in str(failure.traceback)
+
+
+@pytest.mark.launch
+def test_a_killed_rank_is_told_by_its_signal(tmp_path: Path) -> None:
+    failure = measured(SMALL, tmp_path, inject="exit").failure
+    assert failure is not None
+    assert (failure.kind, failure.rank) == ("crash", 1)
+    assert "exit code 13" in failure.message
+
+
+@pytest.mark.launch
+def test_one_rank_of_its_own(tmp_path: Path) -> None:
+    alone = measured(SMALL.replace(framework=FSDP2(), topology=Topology(processes_per_node=1)), tmp_path)
+    assert alone.slowest_rank == 0
+
+
+@pytest.mark.parametrize(
+    ("framework", "processes", "reason"),
+    [
+        (FULL, 1, "FULL_SHARD needs at least 2 processes"),
+        (FSDP(sharding_strategy="SHARD_GRAD_OP"), 1, "SHARD_GRAD_OP needs at least 2 processes"),
+        (FSDP(sharding_strategy="HYBRID_SHARD", shard_group=2), 2, "groups of 2 needs at least 2 groups"),
+        (FSDP(sharding_strategy="FULL_SHARD", shard_group=2), 2, "shard_group=2 is for HYBRID_SHARD"),
+        (FSDP2(shard_group=2), 2, "2 processes cannot be split so"),
+        (FSDP(sharding_strategy="FULL_SHARD", cpu_offload=True), 2, "this machine has none"),
+        (DDP(), 10_000, "it needs 10000 cores (one per process), this machine has"),
+    ],
+)
+def test_what_cannot_run_is_known_beforehand(framework: Framework, processes: int, reason: str) -> None:
+    case = SMALL.replace(framework=framework, topology=Topology(processes_per_node=processes))
+    assert reason in str(unsupported(case, detect()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"topology": Topology(nodes=2, processes_per_node=1)}, "it needs 2 nodes of 1, this is one machine"),
+        ({"framework": DDP(static_graph=True), "gradient_accumulation": 2}, "no gradient_accumulation"),
+        ({"hardware": ("h100", "a100")}, "it is meant for h100, this machine is cpu-"),
+    ],
+)
+def test_what_cannot_be_combined_is_known_beforehand(changes: dict[str, Any], reason: str) -> None:
+    assert reason in str(unsupported(SMALL.replace(**changes), detect()))
