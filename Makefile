@@ -17,6 +17,10 @@ check: .venv/installed
 unit: .venv/installed
 	.venv/bin/pytest tests $(ARGS)
 
+figures: .venv/installed  ## what perfsuite itself costs
+	.venv/bin/python -m tests.benchmarks.collection
+	.venv/bin/python -m tests.benchmarks.overhead
+
 format: .venv/installed
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .

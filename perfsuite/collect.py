@@ -34,12 +34,14 @@ def collect(
     """One run out of the rank reports. What went wrong is in its `failure`; this does not raise for it."""
     asked = data.read(run_dir.case, CaseFile)
     bare = Run(case=asked.case, machine=machine, started_at=started_at, duration_s=round(duration_s, 3))
+    if failure is not None:
+        return bare.replace(failure=_with_log(failure, run_dir))
     try:
         reports = _reports(run_dir, asked.case)
         ended = data.read(run_dir.launch, LaunchFile).failures if run_dir.launch.exists() else ()
     except FileError as error:
         return bare.replace(failure=Failure(kind="missing_report", message=str(error)))
-    failure = failure or _first_failure(reports, ended, run_dir, asked.case)
+    failure = _first_failure(reports, ended, run_dir, asked.case)
     if failure is not None:
         return bare.replace(failure=_with_log(failure, run_dir))
     try:
@@ -64,16 +66,19 @@ def _first_failure(
     """The cause: the earliest failure that is not merely a peer's death noticed by another rank."""
     told = [report.failure for report in reports.values() if report.failure is not None]
     silent = [failure for failure in ended if failure.rank not in reports]
-    if failures := told + silent:
-        return min(failures, key=lambda failure: (_is_peer(failure), failure.at))
-    if missing := [rank for rank in range(case.topology.world_size) if rank not in reports]:
-        return Failure(
-            kind="missing_report",
-            rank=missing[0],
-            message=f"no report from rank {', '.join(map(str, missing))} of {case.topology.world_size}: "
-            f"see {run_dir.path}",
-        )
-    return None
+    causes = [failure for failure in told + silent if not _is_peer(failure)]
+    if causes:
+        return min(causes, key=lambda failure: failure.at)
+    missing = [rank for rank in range(case.topology.world_size) if rank not in reports]
+    if not missing:
+        return min(told, key=lambda failure: failure.at, default=None)
+    ranks = f"rank {', '.join(map(str, missing))} of {case.topology.world_size}"
+    if told:  # only that a peer was gone, and here is who was
+        message = f"{ranks} died without a report; rank {told[0].rank} then said: {told[0].message}"
+        return Failure(kind="crash", rank=missing[0], message=message)
+    return Failure(
+        kind="missing_report", rank=missing[0], message=f"no report from {ranks}: see {run_dir.path}"
+    )
 
 
 def _is_peer(failure: Failure) -> bool:
@@ -134,6 +139,16 @@ def _check_agreement(reports: list[RankReport], case: Case) -> None:
         if len(set(values)) > 1:
             each = ", ".join(f"rank {r.rank}: {value}" for r, value in zip(reports, values, strict=True))
             raise ReportError(f"ranks disagree on {what} ({each})")
+    world = case.topology.world_size
+    if reports[0].world_size != world:
+        raise ReportError(f"a world size of {world} was asked for, {reports[0].world_size} ran")
+    if (ranks := [report.rank for report in reports]) != list(range(world)):
+        raise ReportError(f"the files of ranks 0 to {world - 1} hold the reports of {ranks}")
+    for report in reports:
+        if bad := [seconds for seconds in report.step_s if not 0 < seconds < math.inf]:
+            raise ReportError(f"rank {report.rank}: a step cannot take {bad[0]} s")
+    if reports[0].loss and len(reports[0].loss) != case.total_steps:
+        raise ReportError(f"{case.total_steps} losses were asked for, {len(reports[0].loss)} were recorded")
     if len(reports[0].step_s) != case.total_steps:
         raise ReportError(f"{case.total_steps} steps were asked for, {len(reports[0].step_s)} were made")
 

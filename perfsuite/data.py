@@ -6,7 +6,6 @@ A file is written whole or not at all, and read with errors that name the file a
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -38,6 +37,9 @@ class Data(BaseModel):
     def replace(self, **changes: Any) -> Self:
         """A copy with `changes`, validated as a new object is."""
         return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        return self  # nothing in it can change
 
 
 def explain(error: ValidationError) -> str:
@@ -71,19 +73,28 @@ def plain(data: Data) -> Any:
 
 def write(path: Path, document: Document) -> None:
     """Write as sorted, indented JSON: never half a file, whoever kills this process when."""
-    text = json.dumps(plain(document), sort_keys=True, indent=1) + "\n"
+    write_text(path, json.dumps(plain(document), sort_keys=True, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file as a whole. Raises `FileError`."""
+    temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, prefix=f".{path.name[:100]}.", delete=False
+            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name[:100]}.", delete=False
         ) as file:
+            temporary = Path(file.name)
             file.write(text)
-        os.chmod(file.name, 0o644)  # temporary files are private; these are meant to be shared
-        os.replace(file.name, path)
+        temporary.chmod(0o644)  # temporary files are private; these are meant to be shared
+        temporary.replace(path)
     except OSError as error:
         raise FileError(
             f"cannot write {path}: {error.strerror}. Give a directory that you may write to."
         ) from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
 
 
 def read(path: Path, kind: type[D]) -> D:
@@ -92,7 +103,7 @@ def read(path: Path, kind: type[D]) -> D:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter: nested without end
         raise FileError(f"{path}: not JSON ({error}). Was it cut short? Delete it or restore it.") from error
     if not isinstance(raw, dict):
         raise FileError(f"{path}: expected a JSON object, got {type(raw).__name__}")

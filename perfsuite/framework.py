@@ -90,7 +90,9 @@ def changed_fields(data: Data, skip: frozenset[str] = frozenset()) -> list[str]:
         elif isinstance(value, tuple):
             parts.append(name + "x".join(str(item) for item in value))
         else:
-            parts.append(f"{name}{value:g}" if isinstance(value, float) else f"{name}{value}")
+            parts.append(
+                name + repr(value).removesuffix(".0") if isinstance(value, float) else f"{name}{value}"
+            )
     return parts
 
 

@@ -140,13 +140,16 @@ def _visible_handles(pynvml: Any) -> list[Any]:
     if visible is None:
         return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
     handles = []
-    for entry in visible.split(","):
-        if entry.strip().isdigit():
-            if int(entry) >= count:
-                break  # CUDA, too, ignores everything from the first bad entry on
-            handles.append(pynvml.nvmlDeviceGetHandleByIndex(int(entry)))
-        else:
-            handles.append(pynvml.nvmlDeviceGetHandleByUUID(entry.strip()))
+    for entry in map(str.strip, visible.split(",")):
+        try:
+            if entry.isdigit():
+                handles.append(pynvml.nvmlDeviceGetHandleByIndex(int(entry)))
+            else:
+                handles.append(pynvml.nvmlDeviceGetHandleByUUID(entry))
+        except pynvml.NVMLError:
+            break  # CUDA, too, ignores everything from the first bad entry on
+    if not handles:
+        raise _NoGpu(f"CUDA_VISIBLE_DEVICES={visible} names none of the {count} GPUs")
     return handles
 
 

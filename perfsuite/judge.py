@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from perfsuite.baseline import Baseline
@@ -64,6 +65,7 @@ def _overall(checks: tuple[Check, ...]) -> Verdict:
 def _check(metric: Metric, run: Run, baseline: Baseline | None) -> Check:
     now: float | None = getattr(run.figures, metric.name)
     before = baseline.median(metric.name) if baseline is not None else None
+    bad = next((value for value in (now, before) if value is not None and not math.isfinite(value)), None)
     tolerance = metric.tolerance(run.machine.device)
     check = Check(
         metric=metric.name,
@@ -73,6 +75,9 @@ def _check(metric: Metric, run: Run, baseline: Baseline | None) -> Check:
         baseline=before,
         tolerance=tolerance,
     )
+    if bad is not None:
+        which = "baseline's value" if bad is before else "measured value"
+        return check.replace(outcome="failed", note=f"the {which} is {bad}")
     if baseline is None:
         if now is None:
             return check.replace(outcome="failed", note="was not measured")
@@ -112,7 +117,9 @@ def _unlike(run: Run, baseline: Baseline) -> list[str]:
         pairs["FLOP formula"] = (baseline.flops.formula, run.flops.formula)
     if run.observed is not None and baseline.observed is not None:
         before, now = baseline.observed.settings, run.observed.settings
-        pairs |= {key: (before.get(key, "?"), now.get(key, "?")) for key in sorted({*before, *now})}
+        pairs |= {
+            f"observed {key}": (before.get(key, "?"), now.get(key, "?")) for key in sorted({*before, *now})
+        }
     for name in type(run.case).model_fields:
         if name not in ("timeout_s", "hardware"):
             pairs[name] = (str(getattr(baseline.case, name)), str(getattr(run.case, name)))

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from perfsuite import data, worker
 from perfsuite.case import CaseFile
@@ -54,18 +55,23 @@ def _elastic(run_dir: RunDir, asked: CaseFile) -> list[Failure]:
     try:
         elastic_launch(config, worker.recorded)(str(run_dir.path))
     except ChildFailedError as error:
-        return [
-            Failure(
-                kind="crash",
-                message=f"exit code {failure.exitcode}"
-                + (f" ({failure.signal_name()})" if failure.exitcode < 0 else ""),
-                rank=rank,
-                traceback=failure.message,
-                at=failure.timestamp,
-            )
-            for rank, failure in error.failures.items()
-        ]
+        return [_failure(rank, failure) for rank, failure in error.failures.items()]
     return []
+
+
+def _failure(rank: int, told: Any) -> Failure:
+    """Out of torch elastic's `ProcessFailure`, whose message is a text or the content of an error file."""
+    traceback = told.message
+    if isinstance(traceback, dict):
+        traceback = traceback.get("extraInfo", {}).get("py_callstack") or traceback.get("message")
+    signal = f" ({told.signal_name()})" if told.exitcode < 0 else ""
+    return Failure(
+        kind="crash",
+        message=f"exit code {told.exitcode}{signal}",
+        rank=rank,
+        traceback=str(traceback),
+        at=told.timestamp,
+    )
 
 
 def _fork(run_dir: RunDir, asked: CaseFile) -> list[Failure]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +24,8 @@ class Metric:
 
     def worsening(self, now: float, before: float) -> float:
         """By how much `now` is worse than `before`, relative to `before`; negative if it is better."""
+        if before == 0:  # memory on a CPU may be
+            return 0.0 if now == 0 else math.copysign(math.inf, now if self.better == "lower" else -now)
         change = now / before - 1
         return -change if self.better == "higher" else change
 

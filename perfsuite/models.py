@@ -35,6 +35,9 @@ class Model(Data):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60)
     config: FrozenMapping
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     @field_validator("config")
     @classmethod
     def _has_model_type(cls, config: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
@@ -56,7 +59,7 @@ class Model(Data):
             raise FileError(
                 f"cannot read {path}: {error.strerror}. Give a transformers config.json."
             ) from error
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise FileError(f"{path}: not JSON ({error}). Give a transformers config.json.") from error
 
     @property

@@ -6,6 +6,7 @@ The only importer of pytest.
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
@@ -322,7 +323,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
             ours.machine, ours.results, ours.skipped, status="interrupted" if interrupted else "complete"
         )
         with _usage_error():
-            report.write_json(Path(file), content)
+            data.write_text(Path(file), json.dumps(content, indent=1) + "\n")
 
 
 @pytest.hookimpl(optionalhook=True)

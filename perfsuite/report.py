@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Sequence
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 
 from perfsuite.data import Data, plain
-from perfsuite.errors import FileError
 from perfsuite.hardware import Machine
 from perfsuite.judge import Outcome, Verdict, amount, sentence
 from perfsuite.metric import TOKENS_PER_S
@@ -142,12 +139,3 @@ def to_json(
         ],
         "skipped": [plain(skip) for skip in skipped],
     }
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Raises `FileError` naming the file."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=1) + "\n")
-    except OSError as error:
-        raise FileError(f"--perf-json {path}: {error.strerror}. Give a file that you may write.") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -29,8 +30,10 @@ def transformers_config(model: Model) -> Any:
     """The transformers configuration object of `model`."""
     from transformers import AutoConfig
 
-    settings: dict[str, Any] = dict(model.config)
-    return AutoConfig.for_model(settings.pop("model_type"), use_cache=False, **settings)
+    # A deep copy: transformers fills in nested parts (rope_parameters) in place.
+    settings: dict[str, Any] = copy.deepcopy(dict(model.config))
+    settings["use_cache"] = False
+    return AutoConfig.for_model(settings.pop("model_type"), **settings)
 
 
 def transformers_model(config: Any, *, attention: str) -> nn.Module:

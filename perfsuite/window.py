@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -35,7 +36,8 @@ def find_window(step_s: Sequence[float], max_warmup: int) -> Window:
         )
     tail = step_s[max_warmup:]
     level = median(tail)
-    deviation = median(abs(step - level) for step in tail)
+    # From step to step, not from the level: a drift must not pass for noise.
+    deviation = median(abs(after - before) for before, after in pairwise(tail)) / 2**0.5
     bound = max(FLAT * level, 2 * deviation)
     start = next(
         (i for i in range(max_warmup) if abs(median(step_s[i : i + ROLL]) - level) <= bound), max_warmup

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import itertools
 import re
 from typing import Any
@@ -237,9 +238,6 @@ def test_a_model_without_positions_has_no_longest_sequence() -> None:
     assert make_case(model=model, sequence_length=10**6).sequence_length == 10**6
 
 
-def test_unsupported_comes_from_the_framework() -> None:
-    assert make_case().unsupported() is None
-    alone = make_case(framework=FSDP(sharding_strategy="FULL_SHARD"), topology=Topology(processes_per_node=1))
-    reason = alone.unsupported()
-    assert reason is not None
-    assert "at least 2 processes" in reason
+def test_a_case_can_be_copied_and_put_in_a_set() -> None:
+    case = make_case()
+    assert {case, copy.deepcopy(case), case.replace(micro_batch=99)} == {case, case.replace(micro_batch=99)}

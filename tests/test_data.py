@@ -232,4 +232,20 @@ def test_replace_validates(changes: dict[str, Any], said: str) -> None:
 
 def test_constructor_names_the_class_and_the_nested_field() -> None:
     with pytest.raises(CaseError, match=r"^Note: part\.size_bytes: Field required$"):
-        Note(part={})  # type: ignore[arg-type]
+        Note(part={})
+
+
+def test_write_text_makes_the_directory_and_replaces(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "out.json"
+    data.write_text(path, "a")
+    data.write_text(path, "b")
+    assert path.read_text() == "b"
+    assert [entry.name for entry in path.parent.iterdir()] == ["out.json"]
+
+
+@pytest.mark.parametrize("below", ["file/out.json", "file/deep/out.json", "."])
+def test_write_text_names_the_file_and_what_to_do(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(FileError, match="Give a directory that you may write to") as caught:
+        data.write_text(tmp_path / below, "")
+    assert str(tmp_path / below) in str(caught.value)

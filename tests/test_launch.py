@@ -32,6 +32,8 @@ FAKE = Case(
 )
 DDP_TINY = FAKE.replace(framework=DDP(), timeout_s=120)
 
+pytestmark = pytest.mark.launch
+
 
 def processes_of(directory: Path) -> list[psutil.Process]:
     """Living processes whose launcher, or themselves, were started for a job under `directory`."""
@@ -110,9 +112,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert processes_of(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    "case", [FAKE, pytest.param(DDP_TINY, marks=pytest.mark.launch)], ids=["fake", "ddp"]
-)
+@pytest.mark.parametrize("case", [FAKE, DDP_TINY], ids=["fake", "ddp"])
 def test_sigkill_of_the_driver_leaves_nothing(tmp_path: Path, case: Case) -> None:
     killed = driver(tmp_path, case, "hang")
     ranks = RunDir(tmp_path / "run")
@@ -123,15 +123,13 @@ def test_sigkill_of_the_driver_leaves_nothing(tmp_path: Path, case: Case) -> Non
     assert wait_until(lambda: processes_of(tmp_path) == [], seconds=10)
 
 
-@pytest.mark.parametrize(
-    "case", [FAKE, pytest.param(DDP_TINY, marks=pytest.mark.launch)], ids=["fake", "ddp"]
-)
+@pytest.mark.parametrize("case", [FAKE, DDP_TINY], ids=["fake", "ddp"])
 def test_sigkill_of_the_launcher_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
     monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
     ranks = RunDir(tmp_path)
-    killed = []
+    killed: list[psutil.Process] = []
 
     def kill_launcher(step: int, tokens: int) -> None:
         if not killed and ranks.rank_log(0).exists() and ranks.rank_log(1).exists():

@@ -26,6 +26,8 @@ CASES = """
         bench(case)
 """
 
+pytestmark = pytest.mark.launch
+
 
 @pytest.fixture
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+import random
 from statistics import median
 
 import pytest
@@ -65,6 +67,14 @@ def test_a_series_that_never_becomes_flat_is_not_steady(series: list[float]) -> 
     window = find_window(series, 10)
     assert not window.steady
     assert window.start <= 10
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_noise_is_no_drift(seed: int) -> None:
+    draw = random.Random(seed)
+    window = find_window([3.0] * 4 + [math.exp(draw.gauss(0, 0.15)) for _ in range(60)], 10)
+    assert window.steady
+    assert 4 <= window.start <= 10
 
 
 def test_no_warm_up_allowed() -> None:

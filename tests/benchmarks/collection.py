@@ -1,0 +1,73 @@
+"""What it costs to collect 5,000 cases: against 5,000 empty parametrized tests, alternating, medians."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+CASES = """
+import pytest
+from perfsuite import DDP, Case, Topology
+
+BASE = Case(model="llama-3.1-8b", framework=DDP(), sequence_length=4096, micro_batch=1,
+            topology=Topology(processes_per_node=8), hardware=("h100", "a100"))
+
+@pytest.mark.parametrize("case", [BASE.replace(micro_batch=n + 1) for n in range(5000)])
+def test_it(bench, case):
+    bench(case)
+
+def test_torch_was_not_imported():
+    import sys
+    assert "torch" not in sys.modules
+"""
+EMPTY = """
+import pytest
+
+@pytest.mark.parametrize("number", range(5000))
+def test_it(number):
+    pass
+"""
+
+
+def seconds(directory: Path, *plugins: str) -> float:
+    """One `pytest --collect-only` there."""
+    began = time.perf_counter()
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-qq", *plugins],
+        cwd=directory,
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    return time.perf_counter() - began
+
+
+def main(rounds: int = 7) -> None:
+    """Print the medians and the bound."""
+    with tempfile.TemporaryDirectory() as root:
+        cases, empty = Path(root, "cases"), Path(root, "empty")
+        for directory, content in ((cases, CASES), (empty, EMPTY)):
+            directory.mkdir()
+            (directory / "test_it.py").write_text(content)
+        ours, theirs = [], []
+        for _ in range(rounds):
+            theirs.append(seconds(empty, "-p", "no:perfsuite"))
+            ours.append(seconds(cases))
+        subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-k", "torch_was_not"],
+            cwd=cases,
+            env=os.environ,
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+    bound = 1.5 * median(theirs) + 0.5
+    print(f"5,000 empty tests {median(theirs):.2f} s, 5,000 cases {median(ours):.2f} s (bound {bound:.2f} s)")
+    print("torch was not imported")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from perfsuite.flops import FORMULA, count, flops_per_token
+from perfsuite.models import MODELS, Model, gpt2, llama
+from perfsuite.torch_model import transformers_config, transformers_model
+
+TINY = {"layers": 2, "heads": 4, "hidden": 64, "mlp": 96, "vocab": 101}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        MODELS["llama-tiny"],
+        MODELS["gpt2-tiny"],
+        llama("all-heads", kv_heads=4, **TINY),
+        llama("grouped-query", kv_heads=1, **TINY),
+        llama("tied-embedding", kv_heads=2, **TINY, tie_word_embeddings=True),
+        llama("wide-heads", kv_heads=2, **TINY, head_dim=32),
+        gpt2("untied-gpt2", layers=3, heads=2, hidden=32, vocab_size=97, tie_word_embeddings=False),
+    ],
+    ids=lambda model: model.name,
+)
+@pytest.mark.parametrize(("sequences", "sequence_length"), [(1, 8), (3, 16)])
+def test_the_formula_is_what_torch_counts(model: Model, sequences: int, sequence_length: int) -> None:
+    """Forward and backward, attention in full: eager attention multiplies the masked half too."""
+    built = transformers_model(transformers_config(model), attention="eager")
+    tokens = torch.randint(90, (sequences, sequence_length), generator=torch.Generator().manual_seed(0))
+    with FlopCounterMode(display=False) as counter:
+        built(input_ids=tokens, labels=tokens).loss.backward()
+    counted = count(model, sequence_length)
+    assert counter.get_total_flops() == counted.per_token * sequences * sequence_length
+    assert counted.parameters == sum(parameter.numel() for parameter in built.parameters())
+
+
+def test_the_formula() -> None:
+    got = flops_per_token(matmul_parameters=7, layers=2, heads=3, head_size=5, sequence_length=11)
+    assert got == 6 * 7 + 12 * 2 * 3 * 5 * 11
+
+
+def test_a_count_names_its_formula() -> None:
+    assert count(MODELS["gpt2-tiny"], 64).formula == FORMULA == "palm-1"
+
+
+def test_neither_embeddings_nor_norms_are_in_the_matrix_products() -> None:
+    model = llama("x", kv_heads=4, **TINY)
+    hidden, mlp, vocab = 64, 96, 101
+    block = 4 * hidden * hidden + 3 * hidden * mlp
+    counted = count(model, 8)
+    assert counted.matmul_parameters == 2 * block + hidden * vocab
+    assert counted.parameters == counted.matmul_parameters + vocab * hidden + 5 * hidden
+
+
+def test_a_tied_embedding_counts_once_as_a_parameter_and_once_as_a_product() -> None:
+    free = count(llama("x", kv_heads=4, **TINY), 8)
+    tied = count(llama("x", kv_heads=4, **TINY, tie_word_embeddings=True), 8)
+    assert tied.per_token == free.per_token
+    assert tied.parameters == free.parameters - 64 * 101

@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import os
+import sys
+from types import ModuleType, SimpleNamespace
+
+import psutil
+import pytest
+
+from perfsuite import hardware
+from perfsuite.hardware import ACCELERATORS, PRODUCTS, Accelerator, Machine, detect, gpu_machine
+from tests.samples import make_gpu_machine, make_machine
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(("name", "product"), PRODUCTS.items(), ids=list(PRODUCTS))
+def test_every_product_has_a_marker_a_source_and_plausible_numbers(name: str, product: Accelerator) -> None:
+    assert product.family in ACCELERATORS
+    assert len(product.source) > 10
+    assert product.memory_gb > 0
+    assert product.form_factor in ("sxm", "pcie", "nvl")
+    assert 0 < product.peak_fp32 < product.peak_16bit < 10_000
+
+
+def test_markers_are_the_cpu_and_each_family_once() -> None:
+    assert ACCELERATORS[0] == "cpu"
+    assert len(set(ACCELERATORS)) == len(ACCELERATORS)
+    assert set(ACCELERATORS) - {"cpu"} == {product.family for product in PRODUCTS.values()}
+
+
+@pytest.mark.parametrize(
+    ("name", "hardware_class", "peak_16bit", "peak_fp32"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-80gb-sxm", 989.5e12, 67e12),
+        ("NVIDIA H100 PCIe", "h100-80gb-pcie", 756e12, 51e12),
+        ("NVIDIA H200", "h200-141gb-sxm", 989.5e12, 67e12),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb-sxm", 312e12, 19.5e12),
+        ("Tesla V100-SXM2-32GB", "v100-32gb-sxm", 125e12, 15.7e12),
+        ("NVIDIA B200", "b200-180gb-sxm", 2250e12, 75e12),
+    ],
+)
+def test_a_known_gpu_has_a_class_and_a_peak(
+    name: str, hardware_class: str, peak_16bit: float, peak_fp32: float
+) -> None:
+    machine = gpu_machine([name], count=8, memory_bytes=80 * GIB, driver="580.1")
+    assert (machine.device, machine.devices, machine.driver) == ("cuda", 8, "580.1")
+    assert machine.hardware_class == hardware_class
+    assert machine.peak_flops("bf16") == machine.peak_flops("bf16-mixed") == pytest.approx(peak_16bit)
+    assert machine.peak_flops("fp32") == pytest.approx(peak_fp32)
+    assert machine.note is None
+
+
+@pytest.mark.parametrize(
+    ("names", "hardware_class"),
+    [
+        (["NVIDIA GeForce RTX 4090"], "geforce-rtx-4090-24gb"),
+        (["NVIDIA H100 80GB HBM2e"], "h100-80gb-hbm2e-24gb"),
+        (["NVIDIA A100-SXM4-80GB", "NVIDIA H200"], "a100-sxm4-80gb-h200-24gb"),
+    ],
+)
+def test_an_unknown_gpu_has_a_class_but_no_peak_and_a_note_saying_what_to_do(
+    names: list[str], hardware_class: str
+) -> None:
+    machine = gpu_machine(names, count=2, memory_bytes=24 * GIB - 10**6, driver=None)
+    assert machine.hardware_class == hardware_class
+    assert machine.product is None
+    assert machine.peak_flops("bf16") is None
+    assert machine.note is not None
+    assert " + ".join(names) in machine.note
+    assert "MFU is left out" in machine.note
+    assert "add it to PRODUCTS in perfsuite/hardware.py" in machine.note
+
+
+@pytest.mark.parametrize(
+    ("meant_for", "name", "here"),
+    [
+        ("a100", "NVIDIA A100-SXM4-80GB", True),
+        ("a100-80gb", "NVIDIA A100-SXM4-80GB", True),
+        ("a100-80gb-sxm", "NVIDIA A100-SXM4-80GB", True),
+        ("a100-40gb", "NVIDIA A100-SXM4-80GB", False),
+        ("a100-80gb-pcie", "NVIDIA A100-SXM4-80GB", False),
+        ("a100-80gb-sxm-x", "NVIDIA A100-SXM4-80GB", False),
+        ("a10", "NVIDIA A100-SXM4-80GB", False),
+        ("h100", "NVIDIA H200", False),
+        ("h200", "NVIDIA H100 80GB HBM3", False),
+        ("l4", "NVIDIA L40S", False),
+        ("cpu", "NVIDIA H200", False),
+        ("h100", "NVIDIA H100 80GB HBM2e", True),
+    ],
+)
+def test_hardware_matches_by_whole_words(meant_for: str, name: str, here: bool) -> None:
+    machine = make_gpu_machine(name)
+    reason = machine.why_not(meant_for)
+    expected = f"it is meant for {meant_for}, this machine is {machine.hardware_class}"
+    assert reason == (None if here else expected)
+
+
+def test_a_processor_is_for_cpu_cases_and_has_no_peak() -> None:
+    machine = make_machine()
+    assert machine.why_not("cpu") is None
+    assert machine.why_not("h100") == "it is meant for h100, this machine is cpu-test-2c"
+    assert machine.peak_flops("bf16") is None
+    assert machine.product is None
+
+
+def test_a_processor_named_like_a_gpu_has_no_peak() -> None:
+    assert make_machine(device_name="NVIDIA H200").peak_flops("bf16") is None
+
+
+class NVMLError(Exception):
+    pass
+
+
+def stand_in(
+    monkeypatch: pytest.MonkeyPatch, names: list[str | bytes], *, fails: str | None = None
+) -> list[str]:
+    """A pynvml that knows these GPUs; index i has the UUID GPU-i. Returns what was called at the ends."""
+    calls: list[str] = []
+    module = ModuleType("pynvml")
+
+    def init() -> None:
+        calls.append("init")
+        if fails is not None:
+            raise NVMLError(fails)
+
+    def by_index(index: int) -> int:
+        if not 0 <= index < len(names):
+            raise NVMLError("Invalid Argument")
+        return index
+
+    def by_uuid(uuid: str) -> int:
+        known = [f"GPU-{index}" for index in range(len(names))]
+        if uuid not in known:
+            raise NVMLError("Not Found")
+        return known.index(uuid)
+
+    vars(module).update(
+        NVMLError=NVMLError,
+        nvmlInit=init,
+        nvmlShutdown=lambda: calls.append("shutdown"),
+        nvmlDeviceGetCount=lambda: len(names),
+        nvmlDeviceGetHandleByIndex=by_index,
+        nvmlDeviceGetHandleByUUID=by_uuid,
+        nvmlDeviceGetName=lambda handle: names[handle],
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=(80 + handle) * GIB),
+        nvmlSystemGetDriverVersion=lambda: b"580.65",
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("visible", "devices", "memory_gib"),
+    [
+        (None, 4, 80),
+        ("0,1,2,3", 4, 80),
+        ("2", 1, 82),
+        (" 3, 1", 2, 81),
+        ("GPU-3", 1, 83),
+        ("GPU-1,GPU-2", 2, 81),
+        ("1,GPU-3", 2, 81),
+        ("1,9,2", 1, 81),  # CUDA, too, ignores everything from the first bad entry on
+        ("1,-1,2", 1, 81),
+        ("GPU-2,GPU-9,GPU-0", 1, 82),
+        ("3,nonsense", 1, 83),
+    ],
+)
+def test_cuda_visible_devices(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, devices: int, memory_gib: int
+) -> None:
+    calls = stand_in(monkeypatch, ["NVIDIA H100 80GB HBM3"] * 4)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    machine = detect()
+    assert (machine.device, machine.hardware_class) == ("cuda", "h100-80gb-sxm")
+    assert (machine.devices, machine.memory_bytes, machine.driver) == (devices, memory_gib * GIB, "580.65")
+    assert calls == ["init", "shutdown"]
+
+
+@pytest.mark.parametrize("visible", ["", "-1"])
+def test_hidden_gpus_are_not_looked_for(monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
+    calls = stand_in(monkeypatch, ["NVIDIA H200"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    machine = detect()
+    assert (machine.device, machine.note) == ("cpu", "CUDA_VISIBLE_DEVICES hides every GPU")
+    assert calls == []
+
+
+@pytest.mark.parametrize("visible", ["9", "GPU-9", "nonsense", "-1,0"])
+def test_cuda_visible_devices_that_names_no_gpu_leaves_the_processor(
+    monkeypatch: pytest.MonkeyPatch, visible: str
+) -> None:
+    calls = stand_in(monkeypatch, ["NVIDIA H200"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    machine = detect()
+    assert machine.device == "cpu"
+    assert machine.note is not None
+    assert f"CUDA_VISIBLE_DEVICES={visible}" in machine.note
+    assert calls == ["init", "shutdown"]
+
+
+def test_a_driver_without_gpus_leaves_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = stand_in(monkeypatch, [])
+    machine = detect()
+    assert (machine.device, machine.note) == ("cpu", "NVML found a driver but no GPU")
+    assert calls == ["init", "shutdown"]
+
+
+def test_no_driver_leaves_the_processor_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, [], fails="NVML Shared Library Not Found")
+    machine = detect()
+    assert (machine.device, machine.note) == ("cpu", "NVML found no GPU: NVML Shared Library Not Found")
+
+
+def test_names_may_be_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, [b"NVIDIA H200"])
+    assert detect().hardware_class == "h200-141gb-sxm"
+
+
+def test_unlike_gpus_make_a_class_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, ["NVIDIA H200", "NVIDIA A100-SXM4-80GB"])
+    machine = detect()
+    assert machine.device_name == "NVIDIA A100-SXM4-80GB + NVIDIA H200"
+    assert machine.peak_flops("bf16") is None
+
+
+def test_cpu_detection(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, [], fails="no driver")
+    monkeypatch.setattr(hardware, "_cpu_name", lambda: "AMD EPYC(TM) 7763 64-Core Processor @ 2.45GHz")
+    machine = detect()
+    cores = len(os.sched_getaffinity(0))
+    assert machine.hardware_class == f"cpu-amd-epyc-7763-64-core-{cores}c"
+    assert (machine.devices, machine.memory_bytes) == (cores, psutil.virtual_memory().total)
+    assert machine.why_not("cpu") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "middle"),
+    [
+        ("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz", "intel-xeon-platinum-8481c"),
+        ("aarch64", "aarch64"),
+        ("???", "unknown"),
+    ],
+)
+def test_cpu_classes_are_fit_for_a_directory(monkeypatch: pytest.MonkeyPatch, name: str, middle: str) -> None:
+    stand_in(monkeypatch, [], fails="no driver")
+    monkeypatch.setattr(hardware, "_cpu_name", lambda: name)
+    machine = detect()
+    assert machine.hardware_class == f"cpu-{middle}-{machine.devices}c"
+
+
+def test_this_machine_is_something() -> None:
+    machine = detect()
+    assert machine.devices >= 1
+    assert machine.memory_bytes > 0
+    assert Machine.model_validate_json(machine.model_dump_json()) == machine

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from perfsuite.progress import Progress
+
+
+class Screen:
+    """What a person sees, and a clock that they can move."""
+
+    def __init__(self, cases: int, *, terminal: bool) -> None:
+        self.now = 100.0
+        self.lines: list[str] = []
+        self.lives: list[str | None] = []
+        self.progress = Progress(
+            cases=cases,
+            line=self.lines.append,
+            live=self.lives.append if terminal else None,
+            clock=lambda: self.now,
+        )
+
+    def launch(self, case_id: str, seconds: float, *, launch: int = 1) -> None:
+        self.progress.begin(case_id, 20, launch)
+        self.now += seconds
+        self.progress.end("passed")
+
+
+def test_a_log_gets_a_line_when_a_launch_begins_and_when_it_ends() -> None:
+    screen = Screen(2, terminal=False)
+    screen.progress.begin("case-a", 20)
+    screen.now += 1
+    screen.progress.step(0, 0)
+    screen.progress.step(5, 256)
+    screen.now += 1.25
+    screen.progress.end("recorded")
+    assert screen.lines == [
+        "perfsuite: [1/2] case-a launched",
+        "perfsuite: [1/2] case-a recorded after 2.2 s, then about 2 s for 1 more",
+    ]
+
+
+def test_a_terminal_gets_a_live_line_and_nothing_that_stays() -> None:
+    screen = Screen(2, terminal=True)
+    screen.progress.begin("case-a", 20)
+    screen.now += 3
+    screen.progress.step(0, 0)
+    screen.now += 1
+    screen.progress.step(4, 256)
+    screen.now += 2
+    screen.progress.step(8, 256)
+    screen.progress.end("passed")
+    assert screen.lines == []
+    assert screen.lives == [
+        "[1/2] case-a starting 3 s",
+        "[1/2] case-a step 4/20",
+        "[1/2] case-a step 8/20 512 tokens/s",
+        None,
+    ]
+
+
+def test_the_rate_is_shown_once_steps_and_time_have_passed() -> None:
+    screen = Screen(1, terminal=True)
+    screen.progress.begin("case-a", 20)
+    screen.progress.step(4, 1_000_000)
+    screen.now += 1
+    screen.progress.step(4, 1_000_000)
+    screen.now += 1
+    screen.progress.step(6, 1_000_000)
+    assert screen.lives == [
+        "[1/1] case-a step 4/20",
+        "[1/1] case-a step 4/20",
+        "[1/1] case-a step 6/20 1,000,000 tokens/s",
+    ]
+
+
+def test_steps_that_come_at_the_same_moment_give_no_rate() -> None:
+    screen = Screen(1, terminal=True)
+    screen.progress.begin("case-a", 20)
+    screen.progress.step(4, 256)
+    screen.progress.step(8, 256)
+    assert screen.lives[-1] == "[1/1] case-a step 8/20"
+
+
+def test_each_launch_has_a_rate_of_its_own() -> None:
+    screen = Screen(2, terminal=True)
+    screen.progress.begin("case-a", 20)
+    screen.progress.step(10, 256)
+    screen.now += 10
+    screen.progress.end("passed")
+    screen.progress.begin("case-b", 20)
+    screen.progress.step(2, 100)
+    screen.now += 2
+    screen.progress.step(4, 100)
+    assert screen.lives[-1] == "[2/2] case-b step 4/20 100 tokens/s"
+
+
+def test_time_left_is_the_mean_of_what_was_times_what_is_to_come() -> None:
+    screen = Screen(5, terminal=True)
+    screen.launch("case-a", 10)
+    screen.launch("case-b", 20)
+    screen.progress.begin("case-c", 20)
+    screen.progress.step(0, 0)
+    assert screen.lives[-1] == "[3/5] case-c starting 0 s, then about 30 s for 2 more"
+    screen.progress.step(3, 256)
+    assert screen.lives[-1] == "[3/5] case-c step 3/20, then about 30 s for 2 more"
+
+
+def test_long_times_are_in_minutes_and_the_last_case_has_none() -> None:
+    screen = Screen(3, terminal=False)
+    screen.launch("case-a", 300)
+    screen.launch("case-b", 60)
+    screen.launch("case-c", 60)
+    assert [line.split(" after ")[1] for line in screen.lines if " after " in line] == [
+        "300.0 s, then about 10 min for 2 more",
+        "60.0 s, then about 3 min for 1 more",
+        "60.0 s",
+    ]
+
+
+def test_a_further_launch_of_a_case_is_no_further_case() -> None:
+    screen = Screen(2, terminal=False)
+    screen.launch("case-a", 1)
+    screen.launch("case-a", 1, launch=2)
+    screen.launch("case-b", 1)
+    assert [line for line in screen.lines if line.endswith("launched")] == [
+        "perfsuite: [1/2] case-a launched",
+        "perfsuite: [1/2] case-a launch 2 launched",
+        "perfsuite: [2/2] case-b launched",
+    ]
