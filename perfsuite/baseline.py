@@ -5,19 +5,39 @@ Imports neither torch nor pytest.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Literal
 
 from pydantic import Field
 
 from perfsuite import data
 from perfsuite.case import Case
-from perfsuite.data import Document
+from perfsuite.data import Data, Document
 from perfsuite.errors import FileError
 from perfsuite.result import Figures, Flops, Observed, Run
+
+
+class BaselineLaunch(Data):
+    """One launch of a baseline."""
+
+    figures: Figures
+    """Rounded to what is significant."""
+    loss: tuple[float, ...] = ()
+    """The loss curve, see `loss_curve`."""
+
+
+class Acceptance(Data):
+    """Who accepted a baseline, when and why. A baseline that was merely recorded has none."""
+
+    by: str
+    date: str
+    commit: str | None
+    """Of the repository that holds the baseline, at the time."""
+    reason: str | None = None
 
 
 class Baseline(Document):
@@ -26,29 +46,48 @@ class Baseline(Document):
     schema_version: Literal[1] = 1
     hardware_class: str
     case: Case
-    launches: tuple[Figures, ...] = Field(min_length=1)
-    """The figures of each launch, rounded."""
+    launches: tuple[BaselineLaunch, ...] = Field(min_length=1)
     flops: Flops | None = None
     observed: Observed | None = None
     recorded_at: str
+    accepted: Acceptance | None = None
+
+    def values(self, figure: str) -> list[float]:
+        """A figure of each launch that has it, in the order of the launches."""
+        found = [getattr(launch.figures, figure) for launch in self.launches]
+        return [value for value in found if value is not None]
 
     def median(self, figure: str) -> float | None:
         """The median of a figure over the launches; None if no launch has it."""
-        values = [value for launch in self.launches if (value := getattr(launch, figure)) is not None]
+        values = self.values(figure)
         return median(values) if values else None
 
 
-def from_runs(runs: Sequence[Run]) -> Baseline:
+def from_runs(runs: Sequence[Run], *, accepted: Acceptance | None = None) -> Baseline:
     """A baseline out of runs of one case on one hardware class."""
     first = runs[0]
     return Baseline(
         hardware_class=first.machine.hardware_class,
         case=first.case,
-        launches=tuple(_rounded(run.figures) for run in runs),
+        launches=tuple(
+            BaselineLaunch(
+                figures=_rounded(run.figures), loss=tuple(_cut(loss) for loss in loss_curve(run.loss))
+            )
+            for run in runs
+        ),
         flops=first.flops,
         observed=first.observed,
         recorded_at=first.started_at,
+        accepted=accepted,
     )
+
+
+def loss_curve(loss: Sequence[float]) -> tuple[float, ...]:
+    """A loss series as ten means, each over a tenth of the steps; shorter series as they are."""
+    tenth = len(loss) / 10
+    if tenth < 1:
+        return tuple(loss)
+    return tuple(fmean(loss[round(part * tenth) : round((part + 1) * tenth)]) for part in range(10))
 
 
 def path(directory: Path, hardware_class: str, case: Case) -> Path:
@@ -71,12 +110,28 @@ def find(directories: Sequence[Path], hardware_class: str, case: Case) -> tuple[
     return None
 
 
-def _rounded(figures: Figures, digits: int = 6) -> Figures:
-    """Numbers as far as they mean something, so that a diff shows changes and not noise."""
+def of_class(directories: Sequence[Path], hardware_class: str) -> list[Baseline]:
+    """Every readable baseline of a hardware class, each case from the first directory that has it.
 
-    def cut(value: float | None) -> float | None:
-        if not value or not math.isfinite(value):
-            return value
-        return round(value, digits - 1 - math.floor(math.log10(abs(value))))
+    A file that cannot be read is left out here; it is an error where its own case is judged.
+    """
+    files: dict[str, Path] = {}
+    for directory in directories:
+        for file in sorted((directory / hardware_class).glob("*.json")):
+            files.setdefault(file.name, file)
+    found = []
+    for file in files.values():
+        with contextlib.suppress(FileError):
+            found.append(data.read(file, Baseline))
+    return found
 
-    return Figures(**{name: cut(value) for name, value in figures})
+
+def _rounded(figures: Figures) -> Figures:
+    return Figures(**{name: None if value is None else _cut(value) for name, value in figures})
+
+
+def _cut(value: float, digits: int = 6) -> float:
+    """As far as a number means something, so that a diff shows changes and not noise."""
+    if not value or not math.isfinite(value):
+        return value
+    return round(value, digits - 1 - math.floor(math.log10(abs(value))))

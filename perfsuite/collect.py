@@ -33,7 +33,13 @@ def collect(
 ) -> Run:
     """One run out of the rank reports. What went wrong is in its `failure`; this does not raise for it."""
     asked = data.read(run_dir.case, CaseFile)
-    bare = Run(case=asked.case, machine=machine, started_at=started_at, duration_s=round(duration_s, 3))
+    bare = Run(
+        case=asked.case,
+        machine=machine,
+        started_at=started_at,
+        duration_s=round(duration_s, 3),
+        inject=asked.inject,
+    )
     if failure is not None:
         return bare.replace(failure=_with_log(failure, run_dir))
     try:
@@ -172,6 +178,7 @@ def _figures(run: Run, tokens_per_step: int, peak_flops: float | None) -> Figure
     steps = run.measured_steps
     ranks = run.case.topology.world_size
     p50, mean = median(steps), fmean(steps)
+    p95 = quantiles(steps, n=20, method="inclusive")[-1]
     tokens_per_s = tokens_per_step / p50
     achieved = run.flops.per_token * tokens_per_s / ranks if run.flops is not None else None
     tail = max(1, len(run.loss) // 10)
@@ -183,8 +190,9 @@ def _figures(run: Run, tokens_per_step: int, peak_flops: float | None) -> Figure
         tokens_per_s_per_device=tokens_per_s / ranks,
         tokens_per_s_mean=tokens_per_step / mean,
         step_s_p50=p50,
-        step_s_p95=quantiles(steps, n=20, method="inclusive")[-1],
+        step_s_p95=p95,
         step_s_mean=mean,
+        step_jitter=p95 / p50,
         probe_s_p50=median(probes) if probes else None,
         peak_memory_bytes=max(memory.peak for memory in run.memory) if len(run.memory) == ranks else None,
         reserved_memory_bytes=max(reserved, default=None),

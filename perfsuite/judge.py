@@ -1,113 +1,252 @@
-"""From a baseline and a run to a verdict. Pure: no clock, no disk; imports neither torch nor pytest."""
+"""From a baseline and the launches of today to a verdict. Pure: no clock, no disk.
+
+Each launch is one piece of evidence. Until the evidence suffices the verdict is `undecided`, which asks for
+one more launch in fresh processes. Imports neither torch nor pytest.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, stdev
 from typing import Literal
 
-from perfsuite.baseline import Baseline
+from perfsuite.baseline import Baseline, loss_curve
 from perfsuite.data import Data
-from perfsuite.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, Metric
-from perfsuite.result import Run
+from perfsuite.metric import GATED, Metric
+from perfsuite.noise import PROBE_CORRECTED, ClassNoise
+from perfsuite.probe_correction import probe_corrected
+from perfsuite.result import FailureKind, Run
+from perfsuite.sequential import MAX_LAUNCHES, decide
 
-Outcome = Literal["passed", "improved", "regressed", "recorded", "unhealthy", "failed"]
-FAILING: frozenset[Outcome] = frozenset({"regressed", "failed"})
+Outcome = Literal[
+    "passed", "improved", "regressed", "inconclusive", "recorded", "unhealthy", "failed", "undecided"
+]
+_WORST_FIRST: tuple[Outcome, ...] = (
+    "failed",
+    "regressed",
+    "undecided",
+    "inconclusive",
+    "improved",
+    "passed",
+    "recorded",
+)
 UNMEASURED: frozenset[Outcome] = frozenset({"failed", "unhealthy"})
 """Outcomes that say nothing about the speed of the code."""
-_WORST_FIRST: tuple[Outcome, ...] = ("failed", "regressed", "unhealthy", "improved", "passed", "recorded")
 
 SAME_MACHINE = (0.8, 1.25)
-"""Speeds of the machine, relative to the baseline, up to which the probe corrects well. Outside, a change
-that stands with and without the correction is the code's; one that does not is the machine's."""
+"""Speeds of the machine relative to its baseline, by the probe, up to which launches are comparable."""
+DEVICE_PROBE_SLOWER = 0.1
+"""A GPU whose own matrix product or copy is slower than at the baseline by more than this is unhealthy."""
+MAX_UNHEALTHY = 3
+"""Launches on an unhealthy machine before that is the verdict."""
+LOSS_SIGMAS = 6.0
+LOSS_FLOOR = 0.02
+"""Relative difference of the loss curve that is always allowed: reductions in another order drift apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """How many launches a verdict may cost."""
+
+    max_launches: int = MAX_LAUNCHES
+    min_launches: int = 1
+    record_launches: int = 3
+    """Launches of a baseline that is recorded because there is none."""
 
 
 class Check(Data):
-    """One metric of a run beside its baseline."""
+    """One metric of today's launches beside its baseline."""
 
     metric: str
+    label: str
     unit: str
     outcome: Outcome
     measured: float | None
+    """Median of the launches."""
     baseline: float | None
-    worsening: float | None = None
-    """Relative change for the worse: +0.05 is 5 % slower, or 5 % larger. Negative is better."""
+    """Median of the baseline's launches."""
     tolerance: float
+    worsening: float | None = None
+    """Estimated relative change of the cost (seconds per token, bytes): +0.05 is 5 % slower, or larger."""
+    interval: tuple[float, float] | None = None
+    """99 % interval of `worsening`, the baseline's own uncertainty included."""
+    minimum_detectable: float | None = None
+    """The smallest worsening that this gate finds 95 times in 100."""
     note: str | None = None
+
+    @property
+    def blind(self) -> bool:
+        """Whether this gate would often miss a change as large as its tolerance."""
+        return self.minimum_detectable is not None and self.minimum_detectable > self.tolerance
 
 
 class Verdict(Data):
-    """What a run means."""
+    """What the launches mean."""
 
     outcome: Outcome
+    launches: int
     checks: tuple[Check, ...] = ()
+    failure: FailureKind | None = None
     reasons: tuple[str, ...] = ()
-    """Why it failed, where no metric says it."""
+    """Why it failed or is unhealthy, where no metric says it."""
     changed: tuple[str, ...] = ()
     """What differs in the environment since the baseline: it may explain, it does not forbid to compare."""
 
 
-def judge(run: Run, baseline: Baseline | None) -> Verdict:
-    """Compare one run with its baseline, metric by metric; the worst outcome is the verdict."""
-    if run.failure is not None:
-        return Verdict(outcome="failed", reasons=(f"{run.failure.kind}: {run.failure.message}",))
+def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, policy: Policy) -> Verdict:
+    """Judge the launches so far, in the order they were made. Call again after one more while `undecided`."""
+    used = len(runs)
+    for run in runs:
+        if run.failure is not None:
+            reason = f"{run.failure.kind}: {run.failure.message}"
+            return Verdict(outcome="failed", launches=used, failure=run.failure.kind, reasons=(reason,))
+    sick = {index: reasons for index, run in enumerate(runs) if (reasons := unhealthy(run, baseline))}
+    healthy = [run for index, run in enumerate(runs) if index not in sick]
+    if len(sick) >= MAX_UNHEALTHY or used > policy.max_launches + MAX_UNHEALTHY:
+        each = tuple(f"launch {index + 1}: {'; '.join(why)}" for index, why in sick.items())
+        return Verdict(outcome="unhealthy", launches=used, reasons=each)
+    if not healthy:
+        return Verdict(outcome="undecided", launches=used)
     if baseline is None:
-        return _overall(tuple(_check(metric, run, None) for metric in GATED))
-    if unlike := _unlike(run, baseline):
-        return Verdict(outcome="failed", reasons=tuple(f"cannot be compared: {reason}" for reason in unlike))
-    verdict = _overall(tuple(_check(metric, run, baseline) for metric in GATED))
-    return verdict.replace(changed=tuple(_changed(run, baseline)))
+        return _first_time(healthy, used, policy)
+    if unlike := _unlike(healthy[-1], baseline):
+        why = tuple(f"cannot be compared: {reason}" for reason in unlike)
+        return Verdict(outcome="failed", launches=used, failure="unlike", reasons=why)
+    if (difference := _loss_differs(healthy, baseline)) is not None:
+        return Verdict(outcome="failed", launches=used, failure="loss", reasons=(difference,))
+    checks = tuple(_check(metric, healthy, baseline, noise, policy) for metric in GATED)
+    verdict = _overall(checks, used).replace(changed=tuple(_changed(healthy[-1], baseline)))
+    if verdict.outcome in ("passed", "improved") and len(healthy) < policy.min_launches:
+        return verdict.replace(outcome="undecided")
+    return verdict
 
 
-def _overall(checks: tuple[Check, ...]) -> Verdict:
-    return Verdict(outcome=min((check.outcome for check in checks), key=_WORST_FIRST.index), checks=checks)
+def _first_time(runs: list[Run], used: int, policy: Policy) -> Verdict:
+    """Nothing to compare with: enough launches to make a baseline that knows its noise."""
+    checks = tuple(_unjudged(metric, runs) for metric in GATED)
+    verdict = _overall(checks, used)
+    enough = max(policy.record_launches, policy.min_launches)
+    if verdict.outcome == "recorded" and len(runs) < enough:
+        return verdict.replace(outcome="undecided")
+    return verdict
 
 
-def _check(metric: Metric, run: Run, baseline: Baseline | None) -> Check:
-    now: float | None = getattr(run.figures, metric.name)
+def _overall(checks: tuple[Check, ...], used: int) -> Verdict:
+    outcome = min((check.outcome for check in checks), key=_WORST_FIRST.index)
+    failure: FailureKind | None = "missing_metric" if outcome == "failed" else None
+    return Verdict(outcome=outcome, launches=used, checks=checks, failure=failure)
+
+
+def _unjudged(metric: Metric, runs: list[Run], baseline: Baseline | None = None) -> Check:
+    """The check of a metric before it is judged; `failed` if a launch lacks it or it is no number."""
+    values = [getattr(run.figures, metric.name) for run in runs]
     before = baseline.median(metric.name) if baseline is not None else None
-    bad = next((value for value in (now, before) if value is not None and not math.isfinite(value)), None)
-    tolerance = metric.tolerance(run.machine.device)
     check = Check(
         metric=metric.name,
+        label=metric.label,
         unit=metric.unit,
         outcome="recorded",
-        measured=now,
+        measured=None if None in values else median(values),
         baseline=before,
-        tolerance=tolerance,
+        tolerance=metric.tolerance(runs[0].machine.device),
     )
-    if bad is not None:
-        which = "baseline's value" if bad is before else "measured value"
-        return check.replace(outcome="failed", note=f"the {which} is {bad}")
+    if None in values:
+        missing = "was not measured" if before is None else "the baseline has it, this run does not"
+        return check.replace(outcome="failed", note=missing)
+    for what, value in (("measured value", check.measured), ("baseline's value", before)):
+        if value is not None and not 0 < value < math.inf:
+            return check.replace(outcome="failed", note=f"the {what} is {value}")
+    return check
+
+
+def _check(metric: Metric, runs: list[Run], baseline: Baseline, noise: ClassNoise, policy: Policy) -> Check:
+    check = _unjudged(metric, runs, baseline)
+    if check.outcome == "failed" or check.baseline is None or check.measured is None:
+        return check
+    if metric.exact_on_gpu and runs[0].machine.device == "cuda":
+        return _exact(metric, check)
+    known = noise.of(metric)
+    if known is None:
+        why = "the noise between launches is unknown: too few launches in the baselines of this hardware"
+        return check.replace(outcome="inconclusive", note=why)
+    now = [metric.cost(getattr(run.figures, metric.name)) for run in runs]
+    then = [metric.cost(value) for value in baseline.values(metric.name)]
+    note: str | None = None
+    if metric in PROBE_CORRECTED:
+        now, then, note = _corrected(now, then, runs, baseline, noise)
+    decision = decide(
+        then,
+        now[: policy.max_launches],
+        tolerance=check.tolerance,
+        noise=known,
+        max_launches=policy.max_launches,
+    )
+    return check.replace(
+        outcome=decision.outcome,
+        worsening=decision.estimate,
+        interval=decision.interval,
+        minimum_detectable=decision.minimum_detectable_drop,
+        note=note,
+    )
+
+
+def _exact(metric: Metric, check: Check) -> Check:
+    assert check.measured is not None
+    assert check.baseline is not None
+    worsening = metric.worsening(check.measured, check.baseline)
+    outcome: Outcome = "passed"
+    if abs(worsening) > check.tolerance:
+        outcome = "regressed" if worsening > 0 else "improved"
+    return check.replace(outcome=outcome, worsening=worsening, minimum_detectable=check.tolerance)
+
+
+def _corrected(
+    now: list[float], then: list[float], runs: list[Run], baseline: Baseline, noise: ClassNoise
+) -> tuple[list[float], list[float], str | None]:
+    """The costs at the machine speed that is typical of the baseline, where a probe tells it."""
+    probes_now = [run.figures.probe_s_p50 for run in runs]
+    probes_then = baseline.values("probe_s_p50")
+    if not noise.probe_exponent or None in probes_now or len(probes_then) != len(then):
+        return now, then, None
+    corrected = probe_corrected(
+        list(zip(then, probes_then, strict=True)),
+        [(cost, probe) for cost, probe in zip(now, probes_now, strict=True) if probe is not None],
+        exponent=noise.probe_exponent,
+    )
+    note = f"corrected for the machine's own speed (probe, exponent {noise.probe_exponent:.2f})"
+    return list(corrected.launches), list(corrected.baseline), note
+
+
+def unhealthy(run: Run, baseline: Baseline | None) -> list[str]:
+    """Why the machine, not the code, may be what this launch shows; empty if nothing speaks for it."""
+    reasons: list[str] = []
     if baseline is None:
-        if now is None:
-            return check.replace(outcome="failed", note="was not measured")
-        return check
-    if before is None:
-        return check
-    if now is None:
-        return check.replace(outcome="failed", note="the baseline has it, this run does not")
-    worsening = metric.worsening(now, before)
-    outcome = _against(tolerance, worsening)
-    if metric is not TOKENS_PER_S or (speed := _machine_speed(run, baseline)) is None:
-        return check.replace(outcome=outcome, worsening=worsening)
-    corrected = metric.worsening(now / speed, before)
-    note = f"by the probe between steps, the machine now runs at {speed:.1%} of its speed at the baseline"
-    if outcome != _against(tolerance, corrected):
-        outcome = _against(tolerance, corrected) if SAME_MACHINE[0] < speed < SAME_MACHINE[1] else "unhealthy"
-    return check.replace(outcome=outcome, worsening=corrected, note=f"corrected: {note}")
+        return reasons
+    probe, typical = run.figures.probe_s_p50, baseline.median("probe_s_p50")
+    if probe is not None and typical is not None:
+        speed = typical / probe
+        if not SAME_MACHINE[0] < speed < SAME_MACHINE[1]:
+            reasons.append(f"by the probe, the machine ran at {speed:.0%} of its speed at the baseline")
+    return reasons
 
 
-def _against(tolerance: float, worsening: float) -> Outcome:
-    if worsening > tolerance:
-        return "regressed"
-    return "improved" if worsening < -tolerance else "passed"
-
-
-def _machine_speed(run: Run, baseline: Baseline) -> float | None:
-    """How fast the machine itself is now, relative to the baseline: the same probe, then and now."""
-    then = baseline.median("probe_s_p50")
-    now = run.figures.probe_s_p50
-    return then / now if then is not None and now is not None else None
+def _loss_differs(runs: list[Run], baseline: Baseline) -> str | None:
+    """Where today's loss curve leaves the baseline's, beyond what its launches scatter; None if nowhere."""
+    curves = [launch.loss for launch in baseline.launches if launch.loss]
+    for run in runs:
+        for position, now in enumerate(loss_curve(run.loss)):
+            then = [curve[position] for curve in curves if len(curve) > position]
+            if not then:
+                continue
+            spread = stdev(then) if len(then) > 2 else 0.0
+            allowed = max(LOSS_SIGMAS * spread, LOSS_FLOOR * abs(fmean(then)))
+            if not abs(now - fmean(then)) <= allowed:
+                share = f"{10 * position} to {10 * position + 10} % of the steps"
+                usual = f"{fmean(then):.4f} +- {allowed:.4f}"
+                return f"the loss over {share} is {now:.4f}, the baseline's {usual}"
+    return None
 
 
 def _unlike(run: Run, baseline: Baseline) -> list[str]:
@@ -139,29 +278,3 @@ def _changed(run: Run, baseline: Baseline) -> list[str]:
         for key in sorted({*before, *now})
         if before.get(key) != now.get(key)
     ]
-
-
-def sentence(check: Check) -> str:
-    """A check in words: what was measured, against what, by how much, allowed how much."""
-    name = {TOKENS_PER_S.name: "tokens/s", PEAK_MEMORY.name: "peak memory"}[check.metric]
-    now, before = (amount(value, check.unit) for value in (check.measured, check.baseline))
-    if check.worsening is None:
-        text = f"{name}: {now}" + (f", baseline {before}" if check.baseline is not None else "")
-    else:
-        word = {"tokens/s": ("slower", "faster"), "bytes": ("more", "less")}[check.unit][check.worsening < 0]
-        text = (
-            f"{name}: {now}, baseline {before}: {abs(check.worsening):.1%} {word}, "
-            f"{check.tolerance:.1%} allowed: {check.outcome}"
-        )
-    return f"{text} ({check.note})" if check.note else text
-
-
-def amount(value: float | None, unit: str) -> str:
-    """A figure for people: bytes in binary units, tokens/s with separators."""
-    if value is None:
-        return "-"
-    if unit == "bytes":
-        for name, size in (("GiB", 2**30), ("MiB", 2**20)):
-            if value >= size:
-                return f"{value / size:.2f} {name}" if name == "GiB" else f"{value / size:.1f} {name}"
-    return f"{value:,.0f} {unit}"

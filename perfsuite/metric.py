@@ -1,8 +1,7 @@
-"""The metrics: unit, direction and tolerance. Pure; imports neither torch nor pytest."""
+"""The gated metrics: unit, direction, tolerance. Pure; imports neither torch nor pytest."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,29 +11,62 @@ class Metric:
     """A gated figure of a run. Unit and direction have no default: nobody shall guess them."""
 
     name: str
+    """The field of `Figures` that holds it."""
+    label: str
     unit: str
     better: Literal["higher", "lower"]
     tolerance_cpu: float
     """Relative change for the worse that is let pass on a machine without accelerator, which is noisy."""
     tolerance_gpu: float
+    exact_on_gpu: bool = False
+    """Whether an accelerator repeats it to the digit, so that no statistics are needed there."""
 
     def tolerance(self, device: str) -> float:
         """The relative change for the worse that is let pass."""
         return self.tolerance_cpu if device == "cpu" else self.tolerance_gpu
 
+    def cost(self, value: float) -> float:
+        """The figure as a cost, for which lower is better: what `perfsuite.sequential` judges."""
+        return value if self.better == "lower" else 1 / value
+
     def worsening(self, now: float, before: float) -> float:
-        """By how much `now` is worse than `before`, relative to `before`; negative if it is better."""
-        if before == 0:  # memory on a CPU may be
-            return 0.0 if now == 0 else math.copysign(math.inf, now if self.better == "lower" else -now)
-        change = now / before - 1
-        return -change if self.better == "higher" else change
+        """By how much the cost grew, relative to before: +0.05 is 5 % slower, or larger."""
+        return self.cost(now) / self.cost(before) - 1
 
 
 TOKENS_PER_S = Metric(
-    name="tokens_per_s", unit="tokens/s", better="higher", tolerance_cpu=0.15, tolerance_gpu=0.03
+    name="tokens_per_s",
+    label="tokens/s",
+    unit="tokens/s",
+    better="higher",
+    tolerance_cpu=0.15,
+    tolerance_gpu=0.03,
+)
+TOKENS_PER_S_MEAN = Metric(
+    name="tokens_per_s_mean",
+    label="tokens/s with stalls",
+    unit="tokens/s",
+    better="higher",
+    tolerance_cpu=0.20,
+    tolerance_gpu=0.05,
+)
+"""By the mean step, so that rare long steps count. Noisier than the median, hence the wider tolerance."""
+JITTER = Metric(
+    name="step_jitter",
+    label="p95/p50 of a step",
+    unit="",
+    better="lower",
+    tolerance_cpu=0.60,
+    tolerance_gpu=0.25,
 )
 PEAK_MEMORY = Metric(
-    name="peak_memory_bytes", unit="bytes", better="lower", tolerance_cpu=0.15, tolerance_gpu=0.01
+    name="peak_memory_bytes",
+    label="peak memory",
+    unit="bytes",
+    better="lower",
+    tolerance_cpu=0.20,
+    tolerance_gpu=0.01,
+    exact_on_gpu=True,
 )
 
-GATED = (TOKENS_PER_S, PEAK_MEMORY)
+GATED = (TOKENS_PER_S, TOKENS_PER_S_MEAN, JITTER, PEAK_MEMORY)

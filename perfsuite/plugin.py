@@ -22,11 +22,14 @@ from perfsuite.case import Case
 from perfsuite.errors import PerfsuiteError
 from perfsuite.hardware import ACCELERATORS, Machine, detect
 from perfsuite.inject import Fault
-from perfsuite.judge import FAILING, UNMEASURED, judge
+from perfsuite.judge import UNMEASURED, Outcome, Policy, Verdict, judge
+from perfsuite.noise import ClassNoise, class_noise
 from perfsuite.progress import Progress
 from perfsuite.replay import ReplayClock, raise_in, replay
 from perfsuite.report import Result, Skipped
-from perfsuite.run import run, unsupported
+from perfsuite.result import Run
+from perfsuite.run import measure, unsupported
+from perfsuite.sequential import MAX_LAUNCHES
 
 CLOCK = pytest.StashKey[ReplayClock]()
 RESULT = pytest.StashKey[Result]()
@@ -34,6 +37,7 @@ SESSION = pytest.StashKey["Session"]()
 WORDS = {
     "improved": ("i", ("IMPROVED", {"green": True, "bold": True})),
     "recorded": ("r", ("RECORDED", {"cyan": True})),
+    "inconclusive": ("I", ("INCONCLUSIVE", {"yellow": True, "bold": True})),
     "unhealthy": ("U", ("UNHEALTHY", {"yellow": True, "bold": True})),
     "regressed": ("R", ("REGRESSED", {"red": True, "bold": True})),
 }
@@ -55,6 +59,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FAULT",
         help="inject a fault to test the gate, for example slowdown=30%%; such runs are never recorded",
     )
+    group.addoption(
+        "--perf-max-launches",
+        metavar="N",
+        help=f"launches at the most until a case is inconclusive (default {MAX_LAUNCHES})",
+    )
+    group.addoption(
+        "--perf-min-launches", metavar="N", help="launches at the least: 5 or more to accept as a baseline"
+    )
+    group.addoption("--perf-strict-improved", action="store_true", help="fail where a case improved")
+    group.addoption("--perf-strict-inconclusive", action="store_true", help="fail where it is not known")
+    parser.addini("perf_max_launches", "as --perf-max-launches", default=str(MAX_LAUNCHES))
+    parser.addini("perf_min_launches", "as --perf-min-launches", default="1")
     parser.addini("perf_no_baseline", "as --perf-no-baseline", default="record")
     parser.addini("perf_store", "as --perf-store, from the root directory", default=".perfsuite")
     parser.addini("perf_baselines", "as --perf-baselines, from the root directory", default="baselines")
@@ -68,6 +84,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if fault := config.getoption("--perf-inject"):
         with _usage_error():
             Fault.parse(fault)
+
+
+def _is_blind(result: Result) -> bool:
+    return any(check.blind for check in result.verdict.checks)
 
 
 @contextlib.contextmanager
@@ -169,39 +189,71 @@ class Session:
             return Progress(self.selected, line=lambda text: None, live=None)
         return Progress(self.selected, line=line, live=live if terminal.isatty else None)
 
-    def measure(self, case: Case, nodeid: str) -> Result:
-        """Launch, compare, judge, and record what has no baseline yet."""
-        inject = self.config.getoption("--perf-inject")
-        directories = [self.directory("baselines"), self.directory("store") / "baselines"]
-        found = baseline.find(directories, self.machine.hardware_class, case)
-        directory = self.run_directory / case.id
-        self.progress.begin(case.id, case.total_steps)
-        measured = run(case, self.machine, directory, inject=inject, on_progress=self.progress.step)
-        verdict = judge(measured, found[0] if found else None)
-        file = found[1] if found else None
-        if verdict.outcome == "recorded" and self.option("no-baseline") == "fail":
-            verdict = verdict.replace(
-                outcome="failed",
-                reasons=(
-                    f"no baseline for {case.id} on {self.machine.hardware_class} in "
-                    f"{' or '.join(map(str, directories))}, and --perf-no-baseline=fail",
-                ),
+    @cached_property
+    def baseline_directories(self) -> list[Path]:
+        """Reviewed baselines come before local ones."""
+        return [self.directory("baselines"), self.directory("store") / "baselines"]
+
+    @cached_property
+    def noise(self) -> ClassNoise:
+        """Pooled over all baselines of this machine's class, as they were when the session began."""
+        return class_noise(baseline.of_class(self.baseline_directories, self.machine.hardware_class))
+
+    @cached_property
+    def policy(self) -> Policy:
+        """How many launches a verdict may cost."""
+        with _usage_error():
+            return Policy(
+                max_launches=int(self.option("max-launches")), min_launches=int(self.option("min-launches"))
             )
-        elif verdict.outcome == "recorded" and inject is None:
-            file = baseline.path(directories[-1], self.machine.hardware_class, case)
-            data.write(file, baseline.from_runs([measured]))
-        self.progress.end(verdict.outcome)
+
+    def is_failing(self, outcome: Outcome) -> bool:
+        """Whether the test fails with this outcome."""
+        return outcome in ("regressed", "failed") or bool(
+            (outcome == "improved" and self.config.getoption("--perf-strict-improved"))
+            or (outcome == "inconclusive" and self.config.getoption("--perf-strict-inconclusive"))
+        )
+
+    def measure(self, case: Case, nodeid: str) -> Result:
+        """Launch, compare, judge until decided, and record what has no baseline yet."""
+        inject = self.config.getoption("--perf-inject")
+        hardware_class = self.machine.hardware_class
+        found = baseline.find(self.baseline_directories, hardware_class, case)
+        accepted, file = found if found else (None, None)
+        directory = self.run_directory / case.id
+        if accepted is None and self.option("no-baseline") == "fail":
+            runs: list[Run] = []
+            verdict = self._no_baseline()
+        else:
+            runs, verdict = measure(
+                case,
+                self.machine,
+                directory,
+                lambda runs: judge(runs, accepted, self.noise, self.policy),
+                inject=inject,
+                on_launch=lambda launch: self.progress.begin(case.id, case.total_steps, launch),
+                on_progress=self.progress.step,
+            )
+            self.progress.end(verdict.outcome)
+        if verdict.outcome == "recorded" and inject is None:
+            file = baseline.path(self.baseline_directories[-1], hardware_class, case)
+            data.write(file, baseline.from_runs(runs))
         result = Result(
             nodeid=nodeid,
             case_id=case.id,
             framework=case.framework.name,
-            run=measured,
+            runs=tuple(runs),
             verdict=verdict,
             baseline_file=str(file) if file else None,
             directory=str(directory),
         )
         self.results.append(result)
         return result
+
+    def _no_baseline(self) -> Verdict:
+        directories = " or ".join(map(str, self.baseline_directories))
+        reason = f"no baseline on {self.machine.hardware_class} in {directories}, and --perf-no-baseline=fail"
+        return Verdict(outcome="failed", launches=0, failure="no_baseline", reasons=(reason,))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -241,13 +293,13 @@ def bench(request: pytest.FixtureRequest, benchmark: Any) -> Callable[[Case], Re
         except BaseException as error:
             raise_in(benchmark, error)
         item.stash[RESULT] = result
-        failing = result.verdict.outcome in FAILING
-        steps = result.run.measured_steps
+        failing = session.is_failing(result.verdict.outcome)
+        steps = result.measured_steps
         told = {
             "case_id": case.id,
             "framework": result.framework,
             "outcome": result.verdict.outcome,
-            **{name: value for name, value in result.run.figures if value is not None},
+            **{name: value for name, value in result.figures if value is not None},
         }
         benchmark.extra_info.update(told)
         item.user_properties += [(f"perf_{name}", value) for name, value in told.items()]
@@ -275,7 +327,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, Any] | None:
     """Verdicts that pytest has no word for get their own."""
     outcome = getattr(report, "perf_outcome", None)
-    if report.when != "call" or outcome not in WORDS or (report.failed and outcome not in FAILING):
+    if report.when != "call" or outcome not in WORDS:
         return None
     letter, word = WORDS[outcome]
     return outcome, letter, word
@@ -294,7 +346,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         )
         terminalreporter.write_line(report.table(session.results, color=color, width=width))
         for result in session.results:
-            if result.verdict.outcome in ("regressed", "improved", "unhealthy") or result.run.notes:
+            noted = any(run.notes for run in result.runs)
+            if result.verdict.outcome not in ("passed", "recorded", "failed") or noted or _is_blind(result):
                 terminalreporter.write_line("")
                 terminalreporter.write_line(report.explanation(result))
     if session.nothing_measured:

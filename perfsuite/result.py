@@ -22,6 +22,8 @@ FailureKind = Literal[
     "missing_report",
     "ranks_disagree",
     "missing_metric",
+    "unlike",
+    "no_baseline",
 ]
 
 
@@ -103,6 +105,8 @@ class Figures(Data):
     step_s_p50: float | None = None
     step_s_p95: float | None = None
     step_s_mean: float | None = None
+    step_jitter: float | None = None
+    """p95 over p50 of the step times: 1 is perfectly even."""
     probe_s_p50: float | None = None
     peak_memory_bytes: float | None = None
     """Of the rank that used most, as all memory figures."""
@@ -122,6 +126,8 @@ class Run(Document):
     machine: Machine
     started_at: str
     duration_s: float
+    inject: str | None = None
+    """The fault that was injected; such a run can never become a baseline."""
     figures: Figures = Figures()
     step_s: tuple[float, ...] = ()
     """Of the slowest rank at each step, warm-up included."""

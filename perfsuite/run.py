@@ -8,6 +8,7 @@ Driver side; imports neither torch nor pytest.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from perfsuite import data
 from perfsuite.case import Case, CaseFile
 from perfsuite.collect import collect
 from perfsuite.hardware import Machine
+from perfsuite.judge import Verdict
 from perfsuite.launch import OnProgress, launch, no_progress
 from perfsuite.result import Run
 from perfsuite.rundir import RunDir
@@ -33,6 +35,29 @@ def unsupported(case: Case, machine: Machine) -> str | None:
         needed = f"{topology.processes_per_node} {what} (one per process)"
         return f"it needs {needed}, this machine has {machine.devices}"
     return case.framework.unsupported(case, machine)
+
+
+def measure(
+    case: Case,
+    machine: Machine,
+    directory: Path,
+    verdict_on: Callable[[list[Run]], Verdict],
+    *,
+    inject: str | None = None,
+    on_launch: Callable[[int], None] = lambda launch: None,
+    on_progress: OnProgress = no_progress,
+) -> tuple[list[Run], Verdict]:
+    """Launch `case` until `verdict_on` the runs so far is no longer undecided."""
+    runs: list[Run] = []
+    while True:
+        number = len(runs) + 1
+        on_launch(number)
+        runs.append(
+            run(case, machine, directory / f"launch-{number}", inject=inject, on_progress=on_progress)
+        )
+        verdict = verdict_on(runs)
+        if verdict.outcome != "undecided":
+            return runs, verdict
 
 
 def run(
