@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from perfsuite import baseline_cli
+from perfsuite import selftest as selftest_run
 from perfsuite.hardware import ACCELERATORS, Machine, detect
+from perfsuite.run import unsupported
 
 app = typer.Typer(help="Performance regression tests for distributed training.", no_args_is_help=True)
 
 
-@app.callback()
-def _commands() -> None:
-    """Keeps `perfsuite hardware` a subcommand while it is the only one."""
+app.add_typer(baseline_cli.app, name="baseline", no_args_is_help=True)
 
 
 @app.command()
@@ -31,6 +34,24 @@ def hardware() -> None:
         grid.add_row(f"-m {name}", "no" if reason else "yes", reason or "")
     console.print()
     console.print(grid)
+
+
+@app.command()
+def selftest(
+    framework: Annotated[
+        str, typer.Option(help="What to inject the faults into: ddp trains for real, fake takes a moment.")
+    ] = "ddp",
+) -> None:
+    """Inject every fault into a small case and see that each is caught, and a clean run is not."""
+    machine = detect()
+    console = Console(soft_wrap=True, highlight=False)
+    case = selftest_run.small_case(machine).replace(framework=framework)
+    if (reason := unsupported(case, machine)) is not None:
+        raise typer.BadParameter(f"the self-test cannot run here: {reason}")
+    if not selftest_run.selftest(case, machine, console.print):
+        console.print("[red]the gate does not catch what it must: do not trust its verdicts here[/red]")
+        raise typer.Exit(1)
+    console.print("every fault was caught, and a clean run passed")
 
 
 def _facts(machine: Machine) -> list[tuple[str, str]]:

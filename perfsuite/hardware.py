@@ -62,8 +62,9 @@ PRODUCTS: Mapping[str, Accelerator] = {
     "NVIDIA B200": Accelerator("b200", 180, "sxm", 2250, 75, "NVIDIA HGX B200 datasheet, 2024 (per GPU)"),
 }
 
-ACCELERATORS: tuple[str, ...] = ("cpu", *sorted({product.family for product in PRODUCTS.values()}))
-"""Every name that a case's `hardware` may begin with, and so every hardware marker."""
+ACCELERATORS: tuple[str, ...] = ("cpu", "gpu", *sorted({product.family for product in PRODUCTS.values()}))
+"""Every name that a case's `hardware` may begin with, and so every hardware marker. `gpu` is any of them, and
+those that the table does not have."""
 
 
 class Machine(Data):
@@ -94,6 +95,8 @@ class Machine(Data):
 
     def why_not(self, hardware: str) -> str | None:
         """Why a case meant for `hardware` does not belong here, or None. `a100` matches `a100-80gb-sxm`."""
+        if hardware == "gpu" and self.device == "cuda":
+            return None
         parts = hardware.split("-")
         if self.hardware_class.split("-")[: len(parts)] == parts:
             return None

@@ -1,0 +1,289 @@
+"""`perfsuite baseline list | show | diff | accept`: the only writer of reviewed baselines.
+
+Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from perfsuite import baseline, data
+from perfsuite.baseline import Acceptance, Baseline
+from perfsuite.errors import FileError, PerfsuiteError
+from perfsuite.hardware import detect
+from perfsuite.judge import unhealthy
+from perfsuite.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, Metric
+from perfsuite.noise import class_noise
+from perfsuite.report import amount
+from perfsuite.result import Run
+
+app = typer.Typer(help="Reviewed baselines: what each case reached when somebody accepted it.")
+
+MIN_LAUNCHES = 5
+WORSE = 0.005
+"""A baseline that gets worse by more than this, relatively, needs a reason."""
+
+Baselines = Annotated[Path, typer.Option("--baselines", help="Directory of reviewed baselines.")]
+Store = Annotated[Path, typer.Option("--store", help="Local store, where runs are.")]
+HardwareClass = Annotated[
+    str | None, typer.Option("--hardware-class", help="Another class than this machine's.")
+]
+CaseGlob = Annotated[str, typer.Argument(help="Case ids; * and ? match.")]
+
+
+@app.command("list")
+def list_baselines(baselines: Baselines = Path("baselines"), store: Store = Path(".perfsuite")) -> None:
+    """Every baseline, reviewed or merely recorded here."""
+    grid = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("hardware class", "case", "tokens/s", "memory", "launches", "from", "accepted"):
+        grid.add_column(heading, overflow="fold")
+    for directory in (baselines, store / "baselines"):
+        for file in sorted(directory.glob("*/*.json")):
+            held = _read(file)
+            accepted = "local" if held.accepted is None else f"by {held.accepted.by}"
+            speed, memory = (amount(held.median(m.name), m.unit) for m in (TOKENS_PER_S, PEAK_MEMORY))
+            grid.add_row(
+                held.hardware_class,
+                held.case.id,
+                speed,
+                memory,
+                str(len(held.launches)),
+                held.recorded_at[:10],
+                accepted,
+            )
+    _print(grid if grid.row_count else f"no baselines in {baselines} or {store / 'baselines'}")
+
+
+@app.command()
+def show(
+    case: CaseGlob,
+    baselines: Baselines = Path("baselines"),
+    store: Store = Path(".perfsuite"),
+    hardware_class: HardwareClass = None,
+) -> None:
+    """One or more baselines in full: launches, noise, settings, environment, who accepted them and why."""
+    files = _matching([baselines, store / "baselines"], hardware_class or detect().hardware_class, case)
+    for file in files:
+        held = _read(file)
+        _print(f"[bold]{held.case.id}[/bold] on {held.hardware_class}\n  file: {file}")
+        if held.accepted is not None:
+            a = held.accepted
+            _print(
+                f"  accepted by {a.by} on {a.date} at {a.commit or 'no commit'}: {a.reason or 'no reason'}"
+            )
+        for metric in GATED:
+            values = ", ".join(amount(value, metric.unit) for value in held.values(metric.name))
+            _print(f"  {metric.label}: {values or 'not measured'}{_noise(held, metric)}")
+        if held.observed is not None:
+            for what, seen in (
+                ("settings", held.observed.settings),
+                ("environment", held.observed.environment),
+            ):
+                _print(f"  {what}: " + ", ".join(f"{key}={value}" for key, value in seen.items()))
+
+
+@app.command()
+def diff(
+    ref: Annotated[str, typer.Argument(help="A git commit, branch or tag to compare with.")] = "HEAD",
+    baselines: Baselines = Path("baselines"),
+) -> None:
+    """What changed in the reviewed baselines since a git ref, in figures rather than lines."""
+    try:
+        root = Path(_git("rev-parse", "--show-toplevel", cwd=Path()).strip())
+        directory = str(baselines.resolve())
+        listed = _git("diff", "--name-only", "--no-renames", ref, "--", directory, cwd=root)
+        listed += _git("ls-files", "--others", "--exclude-standard", "--", directory, cwd=root)
+        files = [root / name for name in sorted(set(listed.splitlines())) if name.endswith(".json")]
+        rows = [(_read(file) if file.exists() else None, _at_ref(ref, file, root)) for file in files]
+    except _Refused as error:
+        _fail(str(error))
+    if not rows:
+        _print(f"no baseline changed since {ref}")
+    for now, then in rows:
+        _print(_before_after(then, now))
+
+
+@app.command()
+def accept(
+    case: CaseGlob = "*",
+    baselines: Baselines = Path("baselines"),
+    store: Store = Path(".perfsuite"),
+    hardware_class: HardwareClass = None,
+    reason: Annotated[str | None, typer.Option(help="Why it may be slower or larger than before.")] = None,
+    last: Annotated[int, typer.Option(help="Launches to take at the most, the newest first.", min=5)] = 20,
+) -> None:
+    """Accept measured runs as the reviewed baseline of their case, and say which files to commit.
+
+    Takes the newest healthy launches in the store that ran with the same settings and versions; at least 5.
+    """
+    machine_class = hardware_class or detect().hardware_class
+    runs = _runs(store, machine_class, case)
+    if not runs:
+        _fail(
+            f"no measured run of a case matching {case!r} on {machine_class} in {store}/runs. "
+            f"Measure first: pytest bench_cases --perf-min-launches={MIN_LAUNCHES} -m ..."
+        )
+    written, refused = [], []
+    for case_id, measured in sorted(runs.items()):
+        found = baseline.find([baselines], machine_class, measured[-1].case)
+        try:
+            chosen = _choose(measured, found[0] if found else None, last)
+            new = baseline.from_runs(chosen, accepted=_acceptance(reason))
+            _print(_before_after(found[0] if found else None, new))
+            _require_reason(found[0] if found else None, new, reason)
+        except PerfsuiteError as error:
+            refused.append(f"{case_id}: {error}")
+            continue
+        file = baseline.path(baselines, machine_class, new.case)
+        data.write(file, new)
+        written.append(file)
+    for file in written:
+        _print(f"written: {file}")
+    if written:
+        _print("Review and commit: git add " + " ".join(map(str, written)))
+    if refused:
+        _fail("\n".join(f"not accepted: {why}" for why in refused))
+
+
+class _Refused(PerfsuiteError):
+    """These runs cannot become a baseline."""
+
+
+def _runs(store: Path, hardware_class: str, pattern: str) -> dict[str, list[Run]]:
+    """Measured runs in the store by case id, oldest first. Unreadable files are said and left out."""
+    found: dict[str, list[Run]] = {}
+    for file in sorted(store.glob(f"runs/*/{pattern}/launch-*/run.json"), key=_order):
+        try:
+            run = data.read(file, Run)
+        except FileError as error:
+            _print(f"[yellow]left out: {escape(str(error))}[/yellow]")
+            continue
+        if run.machine.hardware_class == hardware_class:
+            found.setdefault(run.case.id, []).append(run)
+    return found
+
+
+def _order(file: Path) -> tuple[str, int]:
+    return file.parts[-4], int(file.parent.name.removeprefix("launch-"))
+
+
+def _choose(measured: list[Run], before: Baseline | None, last: int) -> list[Run]:
+    """The newest healthy launches that ran alike. Raises `_Refused` if they are too few."""
+    reasons = {"failed": 0, "injected": 0, "unhealthy": 0, "unlike the newest": 0}
+    chosen: list[Run] = []
+    for run in reversed(measured):
+        if run.failure is not None:
+            reasons["failed"] += 1
+        elif run.inject is not None:
+            reasons["injected"] += 1
+        elif unhealthy(run, before):
+            reasons["unhealthy"] += 1
+        elif chosen and (run.observed != chosen[0].observed or run.case != chosen[0].case):
+            reasons["unlike the newest"] += 1
+        elif len(chosen) < last:
+            chosen.append(run)
+    if len(chosen) < MIN_LAUNCHES:
+        left_out = ", ".join(f"{count} {why}" for why, count in reasons.items() if count) or "none"
+        raise _Refused(
+            f"{len(chosen)} healthy launches, a baseline needs {MIN_LAUNCHES} (left out: {left_out}). "
+            f"Measure again with --perf-min-launches={MIN_LAUNCHES}"
+        )
+    return chosen[::-1]
+
+
+def _require_reason(before: Baseline | None, now: Baseline, reason: str | None) -> None:
+    if before is None or reason:
+        return
+    for metric in GATED:
+        old, new = before.median(metric.name), now.median(metric.name)
+        if old and new and metric.worsening(new, old) > WORSE and metric in (TOKENS_PER_S, PEAK_MEMORY):
+            change = f"{amount(old, metric.unit)} -> {amount(new, metric.unit)}"
+            raise _Refused(f"{metric.label} gets worse ({change}): say why with --reason")
+        if old and not new:
+            raise _Refused(f"{metric.label} is in the baseline and was not measured")
+
+
+def _acceptance(reason: str | None) -> Acceptance:
+    try:
+        commit: str | None = _git("rev-parse", "HEAD", cwd=Path()).strip()
+        by = _git("config", "user.name", cwd=Path()).strip()
+    except _Refused:
+        commit, by = None, getpass.getuser()
+    return Acceptance(
+        by=by, date=datetime.now(UTC).isoformat(timespec="seconds"), commit=commit, reason=reason
+    )
+
+
+def _before_after(before: Baseline | None, now: Baseline | None) -> str:
+    """Each metric before and after, with the noise between launches."""
+    either = now or before
+    assert either is not None
+    lines = [f"[bold]{either.case.id}[/bold] on {either.hardware_class}"]
+    for metric in GATED:
+        old = before.median(metric.name) if before else None
+        new = now.median(metric.name) if now else None
+        if old is None and new is None:
+            continue
+        change = f" ({metric.worsening(new, old):+.1%} cost)" if old and new else ""
+        lines.append(
+            f"  {metric.label}: {amount(old, metric.unit) if before else 'new'}{_noise(before, metric)} -> "
+            f"{amount(new, metric.unit) if now else 'removed'}{_noise(now, metric)}{change}"
+        )
+    return "\n".join(lines)
+
+
+def _noise(held: Baseline | None, metric: Metric) -> str:
+    known = class_noise([held]).of(metric) if held is not None else None
+    return f" +- {known.sigma:.1%}" if known is not None else ""
+
+
+def _matching(directories: list[Path], hardware_class: str, pattern: str) -> list[Path]:
+    files = [file for d in directories for file in sorted((d / hardware_class).glob(f"{pattern}.json"))]
+    if not files:
+        where = " or ".join(map(str, directories))
+        _fail(f"no baseline matches {pattern!r} on {hardware_class} in {where}; see: perfsuite baseline list")
+    return files
+
+
+def _at_ref(ref: str, file: Path, root: Path) -> Baseline | None:
+    """The baseline as it was at a commit; None if it was not there."""
+    name = str(file.relative_to(root))
+    if not _git("ls-tree", "--name-only", "--full-tree", ref, "--", name, cwd=root).strip():
+        return None
+    try:
+        return Baseline.model_validate(json.loads(_git("show", f"{ref}:{name}", cwd=root)))
+    except ValueError as error:
+        raise _Refused(f"{name} at {ref} is no baseline that this perfsuite reads: {error}") from None
+
+
+def _git(*arguments: str, cwd: Path) -> str:
+    done = subprocess.run(["git", *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise _Refused(f"git {' '.join(arguments)}: {done.stderr.strip() or 'failed'}")
+    return done.stdout
+
+
+def _read(file: Path) -> Baseline:
+    try:
+        return data.read(file, Baseline)
+    except FileError as error:
+        _fail(str(error))
+
+
+def _print(what: Any) -> None:
+    Console(soft_wrap=True, highlight=False).print(what)
+
+
+def _fail(message: str) -> NoReturn:
+    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]{escape(message)}[/red]")
+    raise typer.Exit(1)

@@ -1,0 +1,130 @@
+"""`perfsuite selftest`: inject each fault into a small real case and see it caught with its own outcome.
+
+A gate that was never seen to fire is not known to work. Nightly jobs run this first.
+Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfsuite import baseline
+from perfsuite.baseline import Baseline
+from perfsuite.case import Case, Topology
+from perfsuite.frameworks.ddp import DDP
+from perfsuite.hardware import Machine
+from perfsuite.judge import Policy, Verdict, judge
+from perfsuite.noise import ClassNoise, class_noise
+from perfsuite.result import FailureKind
+from perfsuite.run import measure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expectation:
+    """A fault, and what must be said of it. `metric`, if given, must be the one that regressed."""
+
+    inject: str | None
+    outcome: str
+    failure: FailureKind | None = None
+    metric: str | None = None
+
+    def is_met(self, verdict: Verdict) -> bool:
+        """Whether the verdict is the expected one."""
+        regressed = {check.metric for check in verdict.checks if check.outcome == "regressed"}
+        return (
+            verdict.outcome == self.outcome
+            and verdict.failure == self.failure
+            and (self.metric is None or self.metric in regressed)
+        )
+
+
+EXPECTED = (
+    Expectation(inject="slowdown=60%", outcome="regressed", metric="tokens_per_s"),
+    Expectation(inject="stall=10", outcome="regressed", metric="step_jitter"),
+    Expectation(inject="leak=60%", outcome="regressed", metric="peak_memory_bytes"),
+    Expectation(inject="nan", outcome="failed", failure="loss"),
+    Expectation(inject="loss", outcome="failed", failure="loss"),
+    Expectation(inject="missing-metric", outcome="failed", failure="missing_metric"),
+    Expectation(inject="missing-rank", outcome="failed", failure="missing_report"),
+    Expectation(inject="crash", outcome="failed", failure="crash"),
+    Expectation(inject="exit", outcome="failed", failure="crash"),
+    Expectation(inject="oom", outcome="failed", failure="out_of_memory"),
+    Expectation(inject="hang", outcome="failed", failure="timeout"),
+)
+CLEAN = Expectation(inject=None, outcome="passed")
+BASELINE_LAUNCHES = 5
+HANG_TIMEOUT_S = 45
+
+
+def small_case(machine: Machine) -> Case:
+    """Real training, small and short, on this machine's own devices."""
+    return Case(
+        model="llama-tiny",
+        framework=DDP(),
+        sequence_length=64,
+        micro_batch=4,
+        topology=Topology(processes_per_node=min(2, machine.devices)),
+        hardware="cpu" if machine.device == "cpu" else "gpu",
+        max_warmup_steps=10,
+        steps=30,
+        timeout_s=120,
+    )
+
+
+def selftest(
+    case: Case,
+    machine: Machine,
+    say: Callable[[str], None],
+    *,
+    expectations: tuple[Expectation, ...] = EXPECTED,
+) -> bool:
+    """Record a baseline, then run each fault, and the clean case last. True if all is as expected."""
+    with tempfile.TemporaryDirectory(prefix="perfsuite-selftest-") as directory:
+        root = Path(directory)
+        policy = Policy(record_launches=BASELINE_LAUNCHES)
+        runs, verdict = measure(
+            case, machine, root / "baseline", lambda runs: judge(runs, None, ClassNoise(), policy)
+        )
+        say(f"baseline: {verdict.outcome} from {len(runs)} launches")
+        if verdict.outcome != "recorded":
+            say("\n".join(verdict.reasons))
+            return False
+        recorded = baseline.from_runs(runs)
+        met = [
+            _try(case, machine, root, expected, recorded, say)
+            for expected in (*expectations, CLEAN)  # clean last: what a fault leaves behind would show
+        ]
+        return all(met)
+
+
+def _try(
+    case: Case,
+    machine: Machine,
+    root: Path,
+    expected: Expectation,
+    recorded: Baseline,
+    say: Callable[[str], None],
+) -> bool:
+    name = expected.inject or "nothing"
+    if expected.inject == "hang":
+        case = case.replace(timeout_s=HANG_TIMEOUT_S if case.framework.needs_torch else 3)
+    noise = class_noise([recorded])
+    runs, verdict = measure(
+        case,
+        machine,
+        root / name,
+        lambda runs: judge(runs, recorded, noise, Policy()),
+        inject=expected.inject,
+    )
+    met = expected.is_met(verdict)
+    found = verdict.outcome if verdict.failure is None else f"{verdict.outcome} ({verdict.failure})"
+    wanted = expected.outcome if expected.failure is None else f"{expected.outcome} ({expected.failure})"
+    line = f"inject {name}: {found} after {len(runs)} launches"
+    say(f"{'ok ' if met else 'BAD'} {line}" + ("" if met else f", expected {wanted}"))
+    if not met:
+        for reason in verdict.reasons:
+            say(f"    {reason}")
+    return met
