@@ -8,6 +8,7 @@ from __future__ import annotations
 import getpass
 import json
 import subprocess
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -78,9 +79,8 @@ def show(
         _print(f"[bold]{held.case.id}[/bold] on {held.hardware_class}\n  file: {file}")
         if held.accepted is not None:
             a = held.accepted
-            _print(
-                f"  accepted by {a.by} on {a.date} at {a.commit or 'no commit'}: {a.reason or 'no reason'}"
-            )
+            _print(f"  accepted by {a.by} on {a.date} at {a.commit or 'no commit'}")
+            _print(f"  reason: {a.reason or 'none given'}")
         for metric in GATED:
             values = ", ".join(amount(value, metric.unit) for value in held.values(metric.name))
             _print(f"  {metric.label}: {values or 'not measured'}{_noise(held, metric)}")
@@ -120,14 +120,17 @@ def accept(
     store: Store = Path(".perfsuite"),
     hardware_class: HardwareClass = None,
     reason: Annotated[str | None, typer.Option(help="Why it may be slower or larger than before.")] = None,
-    last: Annotated[int, typer.Option(help="Launches to take at the most, the newest first.", min=5)] = 20,
+    sessions: Annotated[
+        int, typer.Option(help="Take the launches of so many sessions, the newest ones.", min=1)
+    ] = 1,
 ) -> None:
     """Accept measured runs as the reviewed baseline of their case, and say which files to commit.
 
-    Takes the newest healthy launches in the store that ran with the same settings and versions; at least 5.
+    Takes the healthy launches of the newest session that measured a case, at least 5. `--sessions 2` takes
+    also those of the one before, so that the baseline knows how much one day differs from another.
     """
     machine_class = hardware_class or detect().hardware_class
-    runs = _runs(store, machine_class, case)
+    runs = _runs(store, machine_class, case, sessions)
     if not runs:
         _fail(
             f"no measured run of a case matching {case!r} on {machine_class} in {store}/runs. "
@@ -137,7 +140,7 @@ def accept(
     for case_id, measured in sorted(runs.items()):
         found = baseline.find([baselines], machine_class, measured[-1].case)
         try:
-            chosen = _choose(measured, found[0] if found else None, last)
+            chosen = _choose(measured, found[0] if found else None)
             new = baseline.from_runs(chosen, accepted=_acceptance(reason))
             _print(_before_after(found[0] if found else None, new))
             _require_reason(found[0] if found else None, new, reason)
@@ -159,43 +162,47 @@ class _Refused(PerfsuiteError):
     """These runs cannot become a baseline."""
 
 
-def _runs(store: Path, hardware_class: str, pattern: str) -> dict[str, list[Run]]:
-    """Measured runs in the store by case id, oldest first. Unreadable files are said and left out."""
-    found: dict[str, list[Run]] = {}
-    for file in sorted(store.glob(f"runs/*/{pattern}/launch-*/run.json"), key=_order):
+def _runs(store: Path, hardware_class: str, pattern: str, sessions: int) -> dict[str, list[Run]]:
+    """Runs of the newest sessions by case id, oldest first. Unreadable files are said and left out."""
+    found: dict[str, dict[str, list[Run]]] = {}
+    for file in sorted(store.glob(f"runs/*/{pattern}/launch-*/run.json"), key=_session_and_launch):
         try:
             run = data.read(file, Run)
         except FileError as error:
             _print(f"[yellow]left out: {escape(str(error))}[/yellow]")
             continue
         if run.machine.hardware_class == hardware_class:
-            found.setdefault(run.case.id, []).append(run)
-    return found
+            session, _ = _session_and_launch(file)
+            found.setdefault(run.case.id, {}).setdefault(session, []).append(run)
+    return {
+        case_id: [run for session in sorted(held)[-sessions:] for run in held[session]]
+        for case_id, held in found.items()
+    }
 
 
-def _order(file: Path) -> tuple[str, int]:
+def _session_and_launch(file: Path) -> tuple[str, int]:
     return file.parts[-4], int(file.parent.name.removeprefix("launch-"))
 
 
-def _choose(measured: list[Run], before: Baseline | None, last: int) -> list[Run]:
-    """The newest healthy launches that ran alike. Raises `_Refused` if they are too few."""
-    reasons = {"failed": 0, "injected": 0, "unhealthy": 0, "unlike the newest": 0}
+def _choose(measured: list[Run], before: Baseline | None) -> list[Run]:
+    """The healthy launches that ran like the newest one. Raises `_Refused` if they are too few."""
+    left_out = Counter[str]()
     chosen: list[Run] = []
     for run in reversed(measured):
         if run.failure is not None:
-            reasons["failed"] += 1
+            left_out["failed"] += 1
         elif run.inject is not None:
-            reasons["injected"] += 1
+            left_out["injected"] += 1
         elif unhealthy(run, before):
-            reasons["unhealthy"] += 1
+            left_out["unhealthy"] += 1
         elif chosen and (run.observed != chosen[0].observed or run.case != chosen[0].case):
-            reasons["unlike the newest"] += 1
-        elif len(chosen) < last:
+            left_out["unlike the newest"] += 1
+        else:
             chosen.append(run)
     if len(chosen) < MIN_LAUNCHES:
-        left_out = ", ".join(f"{count} {why}" for why, count in reasons.items() if count) or "none"
+        why = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "none"
         raise _Refused(
-            f"{len(chosen)} healthy launches, a baseline needs {MIN_LAUNCHES} (left out: {left_out}). "
+            f"{len(chosen)} healthy launches, a baseline needs {MIN_LAUNCHES} (left out: {why}). "
             f"Measure again with --perf-min-launches={MIN_LAUNCHES}"
         )
     return chosen[::-1]

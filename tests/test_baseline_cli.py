@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from perfsuite import baseline, cli, data
+from perfsuite.baseline import Baseline
+from perfsuite.hardware import detect
+from perfsuite.result import Observed, Run
+from tests.samples import make_case, make_figures, make_machine, make_run
+
+CASE = make_case()
+MACHINE = detect()
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for command in (
+        ["init", "-q", "-b", "main"],
+        ["config", "user.name", "Ada"],
+        ["config", "user.email", "ada@example.org"],
+        ["commit", "-q", "--allow-empty", "-m", "start"],
+    ):
+        subprocess.run(["git", *command], check=True)
+    return tmp_path
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, ["baseline", *arguments])
+
+
+def measured(session: str, count: int, *, tokens_per_s: float = 50_000, **changes: object) -> list[Run]:
+    """`count` launches in the store, as a pytest session leaves them."""
+    runs = []
+    for number in range(1, count + 1):
+        figures = make_figures(tokens_per_s=tokens_per_s * (1 + number / 1000))
+        run = make_run(case=CASE, machine=MACHINE, figures=figures).replace(**changes)
+        data.write(Path(".perfsuite/runs", session, CASE.id, f"launch-{number}", "run.json"), run)
+        runs.append(run)
+    return runs
+
+
+def accepted() -> Baseline:
+    return data.read(baseline.path(Path("baselines"), MACHINE.hardware_class, CASE), Baseline)
+
+
+def test_accept_writes_the_reviewed_file_and_says_what_to_commit(repository: Path) -> None:
+    measured("1", 5)
+    result = invoke("accept")
+    assert result.exit_code == 0, result.output
+    assert f"git add baselines/{MACHINE.hardware_class}/{CASE.id}.json" in result.output
+    assert "tokens/s: new -> 50,150" in result.output
+    held = accepted()
+    assert len(held.launches) == 5
+    assert held.accepted is not None
+    assert held.accepted.by == "Ada"
+    assert held.accepted.commit == subprocess.getoutput("git rev-parse HEAD")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"inject": "slowdown=30%"}, "5 injected"),
+        ({"failure": {"kind": "crash", "message": "x"}}, "5 failed"),
+    ],
+)
+def test_injected_and_failed_runs_are_never_accepted(
+    repository: Path, changes: dict[str, object], why: str
+) -> None:
+    measured("1", 5, **changes)
+    measured("2", 4)
+    result = invoke("accept", "--sessions", "2")
+    assert result.exit_code == 1
+    assert "4 healthy launches, a baseline needs 5" in result.output
+    assert why in result.output
+    assert "--perf-min-launches=5" in result.output
+    assert not Path("baselines").exists()
+
+
+def test_runs_on_an_unhealthy_machine_are_never_accepted(repository: Path) -> None:
+    measured("1", 5, figures=make_figures(probe_s_p50=0.002))
+    assert invoke("accept").exit_code == 0
+    measured("2", 5, figures=make_figures(probe_s_p50=0.02))
+    result = invoke("accept")
+    assert result.exit_code == 1
+    assert "0 healthy launches, a baseline needs 5 (left out: 5 unhealthy)" in result.output
+    assert accepted().median("probe_s_p50") == 0.002
+
+
+def test_several_sessions_are_pooled_on_request(repository: Path) -> None:
+    measured("1", 5)
+    measured("2", 4)
+    assert invoke("accept").exit_code == 1
+    assert invoke("accept", "--sessions", "2").exit_code == 0
+    assert len(accepted().launches) == 9
+
+
+def test_slower_needs_a_reason(repository: Path) -> None:
+    measured("1", 5)
+    assert invoke("accept").exit_code == 0
+    measured("2", 5, tokens_per_s=40_000)
+    refused = invoke("accept")
+    assert refused.exit_code == 1
+    assert "tokens/s gets worse (50,150 -> 40,120): say why with --reason" in refused.output
+    assert "cost)" in refused.output
+    assert accepted().median("tokens_per_s") == pytest.approx(50_150)
+    given = invoke("accept", "--reason", "torch 2.13 fixed a race")
+    assert given.exit_code == 0, given.output
+    held = accepted()
+    assert held.median("tokens_per_s") == pytest.approx(40_120)
+    assert held.accepted is not None
+    assert held.accepted.reason == "torch 2.13 fixed a race"
+
+
+def test_faster_needs_none(repository: Path) -> None:
+    measured("1", 5)
+    assert invoke("accept").exit_code == 0
+    measured("2", 5, tokens_per_s=60_000)
+    assert invoke("accept").exit_code == 0
+    assert accepted().median("tokens_per_s") == pytest.approx(60_180)
+
+
+def test_launches_that_ran_otherwise_are_left_out(repository: Path) -> None:
+    measured("1", 5)
+    measured("2", 4, observed=Observed(settings={}, environment={"torch": "2.12.0"}))
+    result = invoke("accept", "--sessions", "2")
+    assert result.exit_code == 1
+    assert "5 unlike the newest" in result.output
+
+
+def test_accept_without_runs_says_how_to_measure(repository: Path) -> None:
+    result = invoke("accept", "fsdp-*")
+    assert result.exit_code == 1
+    assert "no measured run of a case matching 'fsdp-*'" in result.output
+    assert "pytest bench_cases --perf-min-launches=5" in result.output
+
+
+def test_a_corrupt_run_is_said_and_left_out(repository: Path) -> None:
+    measured("1", 6)
+    next(Path(".perfsuite").glob("runs/1/*/launch-1/run.json")).write_text("{")
+    result = invoke("accept")
+    assert result.exit_code == 0
+    assert "left out:" in result.output
+    assert "launch-1/run.json: not JSON" in result.output
+    assert len(accepted().launches) == 5
+
+
+def test_list_and_show(repository: Path) -> None:
+    assert "no baselines in baselines" in invoke("list").output
+    measured("1", 5)
+    invoke("accept", "--reason", "first")
+    data.write(
+        baseline.path(Path(".perfsuite/baselines"), "cpu-other-4c", CASE),
+        baseline.from_runs([make_run(machine=make_machine(hardware_class="cpu-other-4c"))]),
+    )
+    listed = " ".join(invoke("list").output.split())
+    assert "by Ada" in listed
+    assert "local" in listed
+    shown = invoke("show", CASE.id)
+    assert shown.exit_code == 0
+    assert "accepted by Ada" in shown.output
+    assert "reason: first" in shown.output
+    assert "tokens/s: 50,050, 50,100, 50,150, 50,200, 50,250 +- 0.2%" in shown.output
+    missing = invoke("show", "nothing")
+    assert missing.exit_code == 1
+    assert "no baseline matches 'nothing'" in missing.output
+
+
+def test_diff_against_a_git_ref(repository: Path) -> None:
+    measured("1", 5)
+    invoke("accept")
+    subprocess.run(["git", "add", "baselines"], check=True)
+    subprocess.run(["git", "commit", "-qm", "baseline"], check=True)
+    assert "no baseline changed since HEAD" in invoke("diff").output
+    assert "tokens/s: new" in invoke("diff", "HEAD~1").output
+    measured("2", 5, tokens_per_s=60_000)
+    invoke("accept")
+    changed = invoke("diff")
+    assert "tokens/s: 50,150 +- 0.2% -> 60,180" in changed.output
+    assert "(-16.7% cost)" in changed.output
+    next(Path("baselines").glob("*/*.json")).unlink()
+    assert "-> removed" in invoke("diff").output
+    bad = invoke("diff", "no-such-ref")
+    assert bad.exit_code == 1
+    assert "no-such-ref" in bad.output
