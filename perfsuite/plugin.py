@@ -80,7 +80,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the hardware markers and check the options."""
     for name in ACCELERATORS:
         config.addinivalue_line("markers", f"{name}: a perfsuite case meant for {name}")
-    config.stash[SESSION] = Session(config)
+    config.stash[SESSION] = session = Session(config)
+    session.policy()
     if fault := config.getoption("--perf-inject"):
         with _usage_error():
             Fault.parse(fault)
@@ -199,13 +200,19 @@ class Session:
         """Pooled over all baselines of this machine's class, as they were when the session began."""
         return class_noise(baseline.of_class(self.baseline_directories, self.machine.hardware_class))
 
-    @cached_property
     def policy(self) -> Policy:
         """How many launches a verdict may cost."""
-        with _usage_error():
-            return Policy(
-                max_launches=int(self.option("max-launches")), min_launches=int(self.option("min-launches"))
-            )
+        return Policy(
+            max_launches=self.number("max-launches", least=3),
+            min_launches=self.number("min-launches", least=1),
+        )
+
+    def number(self, name: str, *, least: int) -> int:
+        """A whole number from the options. Raises `UsageError` naming what is allowed."""
+        text = self.option(name)
+        if not text.isdigit() or int(text) < least:
+            raise pytest.UsageError(f"--perf-{name}={text}: give a whole number, {least} or more")
+        return int(text)
 
     def is_failing(self, outcome: Outcome) -> bool:
         """Whether the test fails with this outcome."""
@@ -220,7 +227,7 @@ class Session:
         hardware_class = self.machine.hardware_class
         found = baseline.find(self.baseline_directories, hardware_class, case)
         accepted, file = found if found else (None, None)
-        directory = self.run_directory / case.id
+        directory, policy = self.run_directory / case.id, self.policy()
         if accepted is None and self.option("no-baseline") == "fail":
             runs: list[Run] = []
             verdict = self._no_baseline()
@@ -229,7 +236,7 @@ class Session:
                 case,
                 self.machine,
                 directory,
-                lambda runs: judge(runs, accepted, self.noise, self.policy),
+                lambda runs: judge(runs, accepted, self.noise, policy),
                 inject=inject,
                 on_launch=lambda launch: self.progress.begin(case.id, case.total_steps, launch),
                 on_progress=self.progress.step,
