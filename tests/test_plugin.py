@@ -345,7 +345,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing(suite: pytest.Pyteste
     assert content["status"] == "interrupted"
     assert [r["outcome"] for r in content["results"]] == ["recorded"]
     result.stdout.fnmatch_lines(["*fake-llama-tiny-s64-b4*recorded*"])
-    assert not [p for p in psutil.process_iter() if "perfsuite.launcher" in " ".join(_arguments(p))]
+    assert not [p for p in psutil.process_iter() if str(suite.path) in " ".join(_arguments(p))]
 
 
 def _arguments(process: psutil.Process) -> list[str]:
