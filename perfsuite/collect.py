@@ -12,7 +12,7 @@ from perfsuite import data
 from perfsuite.case import Case, CaseFile
 from perfsuite.errors import FileError, ReportError
 from perfsuite.hardware import Machine
-from perfsuite.result import Failure, Figures, LaunchFile, RankReport, Run
+from perfsuite.result import Failure, Figures, Health, LaunchFile, RankReport, Run
 from perfsuite.rundir import RunDir
 from perfsuite.window import find_window
 
@@ -29,7 +29,13 @@ LOG_TAIL_LINES = 30
 
 
 def collect(
-    run_dir: RunDir, machine: Machine, *, started_at: str, duration_s: float, failure: Failure | None
+    run_dir: RunDir,
+    machine: Machine,
+    *,
+    started_at: str,
+    duration_s: float,
+    failure: Failure | None,
+    health: Health | None = None,
 ) -> Run:
     """One run out of the rank reports. What went wrong is in its `failure`; this does not raise for it."""
     asked = data.read(run_dir.case, CaseFile)
@@ -39,6 +45,7 @@ def collect(
         started_at=started_at,
         duration_s=round(duration_s, 3),
         inject=asked.inject,
+        health=health,
     )
     if failure is not None:
         return bare.replace(failure=_with_log(failure, run_dir))
@@ -127,9 +134,16 @@ def _measured(bare: Run, reports: list[RankReport], peak_flops: float | None) ->
         memory=tuple(report.memory for report in reports if report.memory is not None),
         flops=reports[0].flops,
         observed=reports[0].observed,
+        device_probe=_slowest_probe(reports),
         notes=tuple(_notes(reports, steady=window.steady)),
     )
     return run.replace(figures=_figures(run, reports[0].tokens_per_step, peak_flops))
+
+
+def _slowest_probe(reports: list[RankReport]) -> dict[str, float]:
+    """Of each figure the lowest: they are rates, all of them."""
+    names = sorted({name for report in reports for name in report.device_probe})
+    return {name: min(r.device_probe[name] for r in reports if name in r.device_probe) for name in names}
 
 
 def _check_agreement(reports: list[RankReport], case: Case) -> None:
@@ -199,9 +213,25 @@ def _figures(run: Run, tokens_per_step: int, peak_flops: float | None) -> Figure
         alloc_retries=max(retries, default=None),
         tflops_per_device=achieved / 1e12 if achieved is not None else None,
         mfu=achieved / peak_flops if achieved is not None and peak_flops is not None else None,
+        gpu_utilisation=_gpu_utilisation(run.health),
+        energy_per_token_j=_energy_per_token_j(run.health, tokens_per_step),
         loss_first=run.loss[0] if run.loss else None,
         loss_last=fmean(run.loss[-tail:]) if run.loss else None,
     )
+
+
+def _gpu_utilisation(health: Health | None) -> float | None:
+    devices = health.devices if health is not None else ()
+    told = [device.utilisation for device in devices if device.utilisation is not None]
+    return fmean(told) if told else None
+
+
+def _energy_per_token_j(health: Health | None, tokens_per_step: int) -> float | None:
+    """Joules of all GPUs, over the steps made meanwhile. One GPU that does not tell, and it is unknown."""
+    if health is None or not health.devices or not health.steps or not tokens_per_step:
+        return None
+    told = [device.energy_j for device in health.devices if device.energy_j is not None]
+    return sum(told) / (health.steps * tokens_per_step) if len(told) == len(health.devices) else None
 
 
 def _bad_loss(loss: Sequence[float]) -> Failure | None:

@@ -22,6 +22,7 @@ from pathlib import Path
 import psutil
 
 from perfsuite.case import Case
+from perfsuite.health import Sampler
 from perfsuite.result import Failure
 from perfsuite.rundir import RunDir
 
@@ -45,6 +46,7 @@ def launch(
     python: str = sys.executable,
     environment: Mapping[str, str] | None = None,
     on_progress: OnProgress = no_progress,
+    sampler: Sampler | None = None,
 ) -> Failure | None:
     """Run the job described by `run_dir.case` to its end; afterwards no process of it is left.
 
@@ -61,7 +63,9 @@ def launch(
             start_new_session=True,
         )
     try:
-        return _watch(launcher, run_dir, case, on_progress)
+        if sampler is not None:
+            sampler.begin(launcher.pid)
+        return _watch(launcher, run_dir, case, on_progress, sampler)
     finally:
         _kill(launcher, mark)
 
@@ -84,7 +88,11 @@ def _environment(case: Case, device: str, extra: Mapping[str, str]) -> dict[str,
 
 
 def _watch(
-    launcher: subprocess.Popen[bytes], run_dir: RunDir, case: Case, on_progress: OnProgress
+    launcher: subprocess.Popen[bytes],
+    run_dir: RunDir,
+    case: Case,
+    on_progress: OnProgress,
+    sampler: Sampler | None,
 ) -> Failure | None:
     deadline = time.monotonic() + case.timeout_s
     steps = tokens = 0
@@ -94,6 +102,8 @@ def _watch(
             return None
         with contextlib.suppress(OSError, ValueError):
             steps, tokens = map(int, run_dir.progress.read_text().split())
+        if sampler is not None:
+            sampler.sample(steps)
         on_progress(steps, tokens)
         if time.monotonic() > deadline:
             return Failure(

@@ -70,6 +70,52 @@ class Observed(Data):
     """Versions and the like: differences are listed beside a verdict."""
 
 
+class DeviceHealth(Data):
+    """One GPU while steps were being made. None where NVML does not tell."""
+
+    index: int = Field(ge=0)
+    """Among those that the job may see."""
+    sm_clock_mhz: float | None = None
+    """Median; `sm_clock_mhz_min` the lowest."""
+    sm_clock_mhz_min: float | None = None
+    utilisation: float | None = None
+    """Percent of the time in which a kernel ran, mean: NVML's figure, which does not say how full it was."""
+    power_w: float | None = None
+    """Mean."""
+    energy_j: float | None = None
+    """Over `Health.seconds`."""
+    temperature_c: float | None = None
+    """Highest."""
+    throttled: dict[str, float] | None = None
+    """Share of samples, 0 to 1, in which each reason for a lower clock was active, by NVML's names."""
+    foreign_memory_bytes: int | None = None
+    """Most that processes not of the job held. None also where they cannot be told from the job's."""
+
+
+class Health(Data):
+    """The machine while steps were being made, warm-up included: sampled by `perfsuite.health`."""
+
+    samples: int = Field(ge=1)
+    seconds: float
+    """From the first sample to the last."""
+    steps: int
+    """Finished in these seconds."""
+    devices: tuple[DeviceHealth, ...] = ()
+    """Of the job's GPUs; empty on a CPU."""
+    job_cpu: float | None = None
+    """Share, 0 to 1, of the time of all cores that the job may use, as the next two."""
+    foreign_cpu: float | None = None
+    """Used by processes that are not the job's."""
+    steal: float | None = None
+    """Taken by the hypervisor."""
+    load_average: float | None = None
+    """Of one minute, mean."""
+    cpu_pressure: float | None = None
+    """Percent of the last 10 s in which some process (the job's included) waited for a core, mean."""
+    notes: tuple[str, ...] = ()
+    """What could not be found out, and why."""
+
+
 class RankReport(Document):
     """`rank-N.json`: everything that one process measured."""
 
@@ -91,6 +137,8 @@ class RankReport(Document):
     memory: Memory | None = None
     flops: Flops | None = None
     observed: Observed | None = None
+    device_probe: dict[str, float] = Field(default_factory=dict)
+    """What the device could do before the workload was built (`perfsuite.device_probe`)."""
     failure: Failure | None = None
 
 
@@ -114,6 +162,10 @@ class Figures(Data):
     alloc_retries: float | None = None
     tflops_per_device: float | None = None
     mfu: float | None = None
+    gpu_utilisation: float | None = None
+    """Percent, mean over devices."""
+    energy_per_token_j: float | None = None
+    """Of all GPUs together; the tokens are those of the steps made while it was measured."""
     loss_first: float | None = None
     loss_last: float | None = None
 
@@ -141,6 +193,10 @@ class Run(Document):
     memory: tuple[Memory, ...] = ()
     flops: Flops | None = None
     observed: Observed | None = None
+    health: Health | None = None
+    """None where the run was too short to be sampled."""
+    device_probe: dict[str, float] = Field(default_factory=dict)
+    """Of the slowest rank, figure by figure."""
     notes: tuple[str, ...] = ()
     """What a reader of the figures should know."""
     failure: Failure | None = None

@@ -16,6 +16,7 @@ from perfsuite import data
 from perfsuite.case import Case, CaseFile
 from perfsuite.collect import collect
 from perfsuite.hardware import Machine
+from perfsuite.health import sampler
 from perfsuite.judge import Verdict
 from perfsuite.launch import OnProgress, launch, no_progress
 from perfsuite.result import Run
@@ -79,8 +80,16 @@ def run(
     )
     data.write(run_dir.case, asked)
     started_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-    failure = launch(run_dir, case, device=machine.device, on_progress=on_progress)
+    health = sampler(machine, case.topology.processes_per_node)
+    failure = launch(run_dir, case, device=machine.device, on_progress=on_progress, sampler=health)
     duration_s = time.monotonic() - began
-    measured = collect(run_dir, machine, started_at=started_at, duration_s=duration_s, failure=failure)
+    measured = collect(
+        run_dir,
+        machine,
+        started_at=started_at,
+        duration_s=duration_s,
+        failure=failure,
+        health=health.finish(),
+    )
     data.write(run_dir.run, measured)
     return measured

@@ -148,6 +148,7 @@ def _measure_torch(run_dir: RunDir, asked: CaseFile, report: RankReport) -> Rank
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     from perfsuite import flops
+    from perfsuite.device_probe import device_probe
     from perfsuite.observe import Observer
 
     case = asked.case
@@ -165,6 +166,7 @@ def _measure_torch(run_dir: RunDir, asked: CaseFile, report: RankReport) -> Rank
 
     counted = flops.count(case.model, case.sequence_length)
     _rehearse(torch, device)
+    report = report.replace(device_probe=device_probe(device))
     recorder = _recorder(asked, report, timer, probe)
     ranks = Ranks(rank=report.rank, local_rank=local_rank, world_size=report.world_size, device=device)
     memory = measure.CudaMemory() if on_gpu else measure.HostMemory()

@@ -1,0 +1,416 @@
+"""Was the machine itself well while it trained? Sampled by the driver beside the run, a few times a second.
+
+Driver side; imports neither torch nor pytest, and pynvml only inside functions.
+
+GPUs are read through NVML, processors through /proc. A reading that a device does not give is None, never 0.
+Samples count while steps are being made: from the first finished step that the driver sees to the last one,
+warm-up included. `unhealthy` judges them: it is pure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import psutil
+
+from perfsuite.hardware import Machine, _visible_handles
+from perfsuite.result import DeviceHealth, Health
+
+EVERY_S = 0.25
+"""Between samples. One is also taken when the step moves, so that first and last are at the end of a step:
+rank 0 tells its steps at most twice a second."""
+RESCAN_S = 2.0
+"""Between looks for new processes of the job: that reads every process of the machine."""
+
+THROTTLED_SHARE = 0.05
+"""Of the samples: a GPU that is slowed down for longer is not healthy."""
+FOREIGN_MEMORY_BYTES = 256 * 2**20
+"""On a GPU: a monitor holds less, a program that computes holds more."""
+FOREIGN_CPU_SHARE = 0.20
+"""Of the cores' time: on 2 cores this is less than half of one."""
+STEAL_SHARE = 0.10
+"""Of the cores' time, taken by the hypervisor."""
+
+REASONS: dict[int, str] = {
+    0x001: "GpuIdle",
+    0x002: "ApplicationsClocksSetting",
+    0x004: "SwPowerCap",
+    0x008: "HwSlowdown",
+    0x010: "SyncBoost",
+    0x020: "SwThermalSlowdown",
+    0x040: "HwThermalSlowdown",
+    0x080: "HwPowerBrakeSlowdown",
+    0x100: "DisplayClockSetting",
+}
+"""Bits of nvmlClocksEventReasons (nvml.h), older name nvmlClocksThrottleReasons."""
+BAD_REASONS = ("HwSlowdown", "HwThermalSlowdown", "SwThermalSlowdown", "HwPowerBrakeSlowdown")
+"""The machine is too hot or short of power. The others, SwPowerCap above all, are how GPUs normally run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Gpu:
+    """One GPU at one moment."""
+
+    sm_clock_mhz: float | None
+    utilisation: float | None
+    power_w: float | None
+    energy_j: float | None
+    """Since the driver was loaded."""
+    temperature_c: float | None
+    reasons: frozenset[str] | None
+    foreign_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cpu:
+    """The cores that the job may use; seconds since boot, of all these cores together."""
+
+    processes_s: float
+    """In processes, whosever; without interrupts, which nobody can be charged with."""
+    steal_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sample:
+    at: float
+    step: int
+    gpus: tuple[_Gpu, ...]
+    cpu: _Cpu | None
+    job_s: float
+    """CPU seconds of the job since its start."""
+    load: float | None
+    pressure: float | None
+
+
+class Sampler:
+    """Watches the machine beside one launch. `devices` GPUs, the first visible ones, are the job's.
+
+    `nvml` is the module `pynvml`, or None on a machine without GPU.
+    """
+
+    def __init__(
+        self,
+        *,
+        devices: int = 0,
+        nvml: Any | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        proc: Path = Path("/proc"),
+    ) -> None:
+        self._clock, self._proc = clock, proc
+        self._cores = _cores()
+        self._job = _Job()
+        self._gpus = _Gpus(nvml, devices, self._job) if nvml is not None else None
+        self._counted: list[_Sample] = []
+        self._pending: list[_Sample] = []
+        self._step, self._sampled_at = 0, -EVERY_S
+
+    def begin(self, launcher_pid: int) -> None:
+        """The job is this process and its descendants."""
+        self._job.begin(launcher_pid)
+
+    def sample(self, step: int) -> None:
+        """Called often, with the steps finished so far; most calls do nothing.
+
+        What was seen while nothing shows that a step was being made does not count: neither before the first
+        step nor, as `step` then moves no more, after the last one and in a hang.
+        """
+        now = self._clock()
+        wait = EVERY_S if step == self._step else EVERY_S / 4
+        if step <= 0 or now - self._sampled_at < wait:
+            return
+        self._sampled_at = now
+        if now - self._job.scanned_at >= RESCAN_S:
+            self._job.scan(now)
+        self._pending.append(self._read(now, step))
+        if step > self._step:
+            self._step = step
+            self._counted += self._pending
+            self._pending.clear()
+
+    def finish(self) -> Health | None:
+        """What was seen, None if too little was; then NVML is let go."""
+        notes = self._gpus.finish() if self._gpus is not None else ()
+        return _health(self._counted, notes) if len(self._counted) > 1 else None
+
+    def _read(self, now: float, step: int) -> _Sample:
+        return _Sample(
+            at=now,
+            step=step,
+            gpus=self._gpus.read() if self._gpus is not None else (),
+            cpu=_read_cpu(self._proc / "stat", self._cores),
+            job_s=self._job.cpu_s(),
+            load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+            pressure=_read_pressure(self._proc / "pressure" / "cpu"),
+        )
+
+
+def sampler(machine: Machine, devices: int) -> Sampler:
+    """A sampler for a job that uses the first `devices` devices of `machine`."""
+    if machine.device == "cpu":
+        return Sampler()
+    import pynvml
+
+    return Sampler(devices=devices, nvml=pynvml)
+
+
+def unhealthy(health: Health | None, machine: Machine) -> list[str]:
+    """Why this machine's figures are not the code's, with the values; empty if nothing speaks against it."""
+    if health is None:
+        return []
+    found = [reason for device in health.devices for reason in _unhealthy_gpu(device)]
+    if machine.device == "cpu":
+        if (health.foreign_cpu or 0) > FOREIGN_CPU_SHARE:
+            found.append(
+                f"other processes used {health.foreign_cpu:.0%} of the cores' time "
+                f"(at most {FOREIGN_CPU_SHARE:.0%} is healthy)"
+            )
+        if (health.steal or 0) > STEAL_SHARE:
+            found.append(
+                f"the hypervisor took {health.steal:.0%} of the cores' time "
+                f"(steal; at most {STEAL_SHARE:.0%} is healthy)"
+            )
+    return found
+
+
+def _unhealthy_gpu(device: DeviceHealth) -> list[str]:
+    found = []
+    shares = [(name, (device.throttled or {}).get(name, 0)) for name in BAD_REASONS]
+    if bad := [f"{name} in {share:.0%}" for name, share in shares if share > THROTTLED_SHARE]:
+        facts = [f"at most {THROTTLED_SHARE:.0%} is healthy"]
+        if device.temperature_c is not None:
+            facts.append(f"up to {device.temperature_c:.0f} °C")
+        if device.sm_clock_mhz is not None:
+            facts.append(f"median clock {device.sm_clock_mhz:.0f} MHz")
+        found.append(f"GPU {device.index} was throttled: {', '.join(bad)} of samples ({'; '.join(facts)})")
+    if (device.foreign_memory_bytes or 0) > FOREIGN_MEMORY_BYTES:
+        held = f"{(device.foreign_memory_bytes or 0) / 2**20:,.0f} MiB"
+        let_pass = f"{FOREIGN_MEMORY_BYTES / 2**20:.0f} MiB"
+        found.append(f"GPU {device.index} was shared: other processes held {held} (at most {let_pass})")
+    return found
+
+
+class _Job:
+    """The launcher and its descendants. Elsewhere (Slurm's steps, say) it finds nobody but the launcher."""
+
+    def __init__(self) -> None:
+        self.pids: set[int] = set()
+        """Everyone there ever was: the dead stay in NVML's list for a while."""
+        self.scanned_at = -RESCAN_S
+        self._launcher: psutil.Process | None = None
+        self._processes: list[psutil.Process] = []
+
+    def begin(self, pid: int) -> None:
+        with contextlib.suppress(psutil.Error):
+            self._launcher = psutil.Process(pid)
+            self._processes = [self._launcher]
+        self.pids.add(pid)
+
+    def scan(self, now: float | None = None) -> None:
+        """Look for processes that were born meanwhile."""
+        if now is not None:
+            self.scanned_at = now
+        if self._launcher is None:
+            return
+        with contextlib.suppress(psutil.Error):
+            self._processes = [self._launcher, *self._launcher.children(recursive=True)]
+            self.pids |= {process.pid for process in self._processes}
+
+    def cpu_s(self) -> float:
+        """Of the living, and of the dead, whose time the kernel adds to the parent's that waited for them."""
+        seconds = 0.0
+        for process in self._processes:
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                seconds += times.user + times.system + times.children_user + times.children_system
+        return seconds
+
+
+class _Gpus:
+    """Reads the job's GPUs through NVML. What NVML cannot tell is None and, unless that is normal, noted."""
+
+    def __init__(self, nvml: Any, count: int, job: _Job) -> None:
+        self._nvml, self._job = nvml, job
+        self._notes: dict[str, None] = {}
+        self._unsupported: set[tuple[str, int]] = set()
+        self._strangers: set[int] = set()
+        self._own_seen: set[int] = set()
+        self._listed: set[int] = set()
+        self._handles: list[Any] = []
+        try:
+            nvml.nvmlInit()
+            self._handles = _visible_handles(nvml)[:count]
+        except Exception as error:  # also hardware's own, if CUDA_VISIBLE_DEVICES names no GPU
+            self._notes[f"the GPUs' health is unknown: {error}"] = None
+
+    def finish(self) -> tuple[str, ...]:
+        with contextlib.suppress(self._nvml.NVMLError):
+            self._nvml.nvmlShutdown()
+        hidden = sorted(self._listed - self._own_seen)
+        if hidden:
+            which = ", ".join(map(str, hidden))
+            self._notes[
+                f"GPU {which}: NVML does not list this job's own processes (a container with process ids of "
+                "its own?), so whether others use it is unknown"
+            ] = None
+        return tuple(self._notes)
+
+    def read(self) -> tuple[_Gpu, ...]:
+        return tuple(self._read(index, handle) for index, handle in enumerate(self._handles))
+
+    def _read(self, index: int, handle: Any) -> _Gpu:
+        nvml = self._nvml
+        rates = self._ask(index, "nvmlDeviceGetUtilizationRates", handle)
+        milliwatts = self._ask(index, "nvmlDeviceGetPowerUsage", handle)
+        millijoules = self._ask(index, "nvmlDeviceGetTotalEnergyConsumption", handle)
+        reasons = self._ask(index, "nvmlDeviceGetCurrentClocksEventReasons", handle)
+        if reasons is None:  # a driver from before 2023
+            reasons = self._ask(index, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+        return _Gpu(
+            sm_clock_mhz=self._ask(index, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
+            utilisation=None if rates is None else rates.gpu,
+            power_w=None if milliwatts is None else milliwatts / 1e3,
+            energy_j=None if millijoules is None else millijoules / 1e3,
+            temperature_c=self._ask(index, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
+            reasons=None if reasons is None else frozenset(_names(reasons)),
+            foreign_bytes=self._foreign_bytes(index, handle),
+        )
+
+    def _foreign_bytes(self, index: int, handle: Any) -> int | None:
+        """None where not even the job's own processes are seen: then nobody can be called foreign."""
+        processes = self._ask(index, "nvmlDeviceGetComputeRunningProcesses", handle)
+        if processes is None:
+            return None
+        self._listed.add(index)
+        pids = {process.pid for process in processes}
+        if pids - self._job.pids - self._strangers:  # born since the last look?
+            self._job.scan()
+            self._strangers |= pids - self._job.pids
+        if not pids & self._job.pids:
+            return None
+        self._own_seen.add(index)
+        # The memory of a process is None on MIG and the like: then only its presence is known.
+        return sum(process.usedGpuMemory or 0 for process in processes if process.pid not in self._job.pids)
+
+    def _ask(self, index: int, function: str, *arguments: Any) -> Any | None:
+        if (function, index) in self._unsupported:
+            return None
+        nvml = self._nvml
+        try:
+            return getattr(nvml, function)(*arguments)
+        except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, AttributeError):
+            self._unsupported.add((function, index))
+        except nvml.NVMLError as error:
+            self._notes[f"GPU {index}: {function}: {error}"] = None
+        return None
+
+
+def _names(reasons: int) -> Iterable[str]:
+    """Of each bit that is set; a bit that this file does not know stands for itself."""
+    for bit in (1 << position for position in range(reasons.bit_length())):
+        if reasons & bit:
+            yield REASONS.get(bit, hex(bit))
+
+
+def _cores() -> set[int]:
+    """Those that this process, and so the job, may use."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def _read_cpu(stat: Path, cores: set[int]) -> _Cpu | None:
+    """From /proc/stat (proc_stat(5)), None where there is none."""
+    processes = steal = total = 0
+    try:
+        with stat.open() as file:
+            for line in takewhile(lambda line: line.startswith("cpu"), file):
+                name, *ticks = line.split()
+                if name == "cpu" or int(name[3:]) not in cores:
+                    continue
+                user, nice, system, idle, iowait, irq, softirq, stolen = map(int, ticks[:8])
+                processes += user + nice + system
+                steal += stolen
+                total += user + nice + system + idle + iowait + irq + softirq + stolen
+    except (OSError, ValueError):
+        return None
+    per_s = os.sysconf("SC_CLK_TCK")
+    return _Cpu(processes_s=processes / per_s, steal_s=steal / per_s, total_s=total / per_s)
+
+
+def _read_pressure(file: Path) -> float | None:
+    """`some avg10` in percent, None where the kernel does not tell."""
+    try:
+        some = file.read_text().split("avg10=", 1)[1]
+        return float(some.split(maxsplit=1)[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _health(samples: Sequence[_Sample], notes: tuple[str, ...]) -> Health:
+    first, last = samples[0], samples[-1]
+    seconds = last.at - first.at
+    gpus = zip(*(sample.gpus for sample in samples), strict=True)
+    return Health(
+        samples=len(samples),
+        seconds=round(seconds, 3),
+        steps=last.step - first.step,
+        devices=tuple(_device(index, readings, seconds) for index, readings in enumerate(gpus)),
+        load_average=_mean(sample.load for sample in samples),
+        cpu_pressure=_mean(sample.pressure for sample in samples),
+        notes=notes,
+        **_cpu_shares(first, last),
+    )
+
+
+def _cpu_shares(first: _Sample, last: _Sample) -> dict[str, float | None]:
+    """Over the whole time, not sample by sample: the kernel counts in ticks of 10 ms."""
+    if first.cpu is None or last.cpu is None or last.cpu.total_s <= first.cpu.total_s:
+        return {}
+    total = last.cpu.total_s - first.cpu.total_s
+    job = max(0.0, last.job_s - first.job_s)
+    busy = last.cpu.processes_s - first.cpu.processes_s
+    steal = last.cpu.steal_s - first.cpu.steal_s
+    shares = {"job_cpu": job / total, "foreign_cpu": (busy - job) / total, "steal": steal / total}
+    return {name: round(min(max(share, 0.0), 1.0), 4) for name, share in shares.items()}
+
+
+def _device(index: int, readings: Sequence[_Gpu], seconds: float) -> DeviceHealth:
+    clocks = [reading.sm_clock_mhz for reading in readings if reading.sm_clock_mhz is not None]
+    reasons = [reading.reasons for reading in readings if reading.reasons is not None]
+    names = sorted({name for active in reasons for name in active})
+    power_w = _mean(reading.power_w for reading in readings)
+    return DeviceHealth(
+        index=index,
+        sm_clock_mhz=median(clocks) if clocks else None,
+        sm_clock_mhz_min=min(clocks, default=None),
+        utilisation=_mean(reading.utilisation for reading in readings),
+        power_w=power_w,
+        energy_j=_energy_j(readings, power_w, seconds),
+        temperature_c=max((r.temperature_c for r in readings if r.temperature_c is not None), default=None),
+        throttled={name: round(fmean(name in active for active in reasons), 4) for name in names}
+        if reasons
+        else None,
+        foreign_memory_bytes=max(
+            (r.foreign_bytes for r in readings if r.foreign_bytes is not None), default=None
+        ),
+    )
+
+
+def _energy_j(readings: Sequence[_Gpu], power_w: float | None, seconds: float) -> float | None:
+    """By the device's own counter; where it has none (before Volta), mean power times seconds."""
+    before, after = readings[0].energy_j, readings[-1].energy_j
+    if before is not None and after is not None and after > before:
+        return round(after - before, 3)
+    return None if power_w is None else round(power_w * seconds, 3)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(fmean(known), 3) if known else None
