@@ -28,6 +28,8 @@ class BaselineLaunch(Data):
     """Rounded to what is significant."""
     loss: tuple[float, ...] = ()
     """The loss curve, see `loss_curve`."""
+    device_probe: dict[str, float] = Field(default_factory=dict)
+    """What the device could do before the workload was built."""
 
 
 class Acceptance(Data):
@@ -62,6 +64,14 @@ class Baseline(Document):
         values = self.values(figure)
         return median(values) if values else None
 
+    def device_probe(self) -> dict[str, float]:
+        """The median of each figure of the device probe, over the launches that have it."""
+        names = {name for launch in self.launches for name in launch.device_probe}
+        return {
+            name: median(one.device_probe[name] for one in self.launches if name in one.device_probe)
+            for name in sorted(names)
+        }
+
 
 def from_runs(runs: Sequence[Run], *, accepted: Acceptance | None = None) -> Baseline:
     """A baseline out of runs of one case on one hardware class."""
@@ -71,7 +81,9 @@ def from_runs(runs: Sequence[Run], *, accepted: Acceptance | None = None) -> Bas
         case=first.case,
         launches=tuple(
             BaselineLaunch(
-                figures=_rounded(run.figures), loss=tuple(_cut(loss) for loss in loss_curve(run.loss))
+                figures=_rounded(run.figures),
+                loss=tuple(_cut(loss) for loss in loss_curve(run.loss)),
+                device_probe={name: _cut(rate) for name, rate in run.device_probe.items()},
             )
             for run in runs
         ),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean, median, stdev
 from typing import Literal
 
+from perfsuite import health
 from perfsuite.baseline import Baseline, loss_curve
 from perfsuite.data import Data
 from perfsuite.metric import GATED, Metric
@@ -221,7 +222,7 @@ def _corrected(
 
 def unhealthy(run: Run, baseline: Baseline | None) -> list[str]:
     """Why the machine, not the code, may be what this launch shows; empty if nothing speaks for it."""
-    reasons: list[str] = []
+    reasons = health.unhealthy(run.health, run.machine)
     if baseline is None:
         return reasons
     probe, typical = run.figures.probe_s_p50, baseline.median("probe_s_p50")
@@ -229,6 +230,11 @@ def unhealthy(run: Run, baseline: Baseline | None) -> list[str]:
         speed = typical / probe
         if not SAME_MACHINE[0] < speed < SAME_MACHINE[1]:
             reasons.append(f"by the probe, the machine ran at {speed:.0%} of its speed at the baseline")
+    if run.machine.device == "cuda":
+        for name, usual in baseline.device_probe().items():
+            now = run.device_probe.get(name)
+            if now is not None and now < (1 - DEVICE_PROBE_SLOWER) * usual:
+                reasons.append(f"before the workload, {name} was {now:.4g}, at the baseline {usual:.4g}")
     return reasons
 
 

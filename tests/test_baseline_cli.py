@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -33,7 +34,7 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(cli.app, ["baseline", *arguments])
 
 
-def measured(session: str, count: int, *, tokens_per_s: float = 50_000, **changes: object) -> list[Run]:
+def measured(session: str, count: int, *, tokens_per_s: float = 50_000, **changes: Any) -> list[Run]:
     """`count` launches in the store, as a pytest session leaves them."""
     runs = []
     for number in range(1, count + 1):
@@ -69,7 +70,7 @@ def test_accept_writes_the_reviewed_file_and_says_what_to_commit(repository: Pat
     ],
 )
 def test_injected_and_failed_runs_are_never_accepted(
-    repository: Path, changes: dict[str, object], why: str
+    repository: Path, changes: dict[str, Any], why: str
 ) -> None:
     measured("1", 5, **changes)
     measured("2", 4)
