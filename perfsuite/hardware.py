@@ -125,7 +125,7 @@ def _detect_gpu() -> Machine:
     except pynvml.NVMLError as error:
         raise _NoGpu(f"NVML found no GPU: {error}") from error
     try:
-        handles = _visible_handles(pynvml)
+        handles = visible_handles(pynvml)
         if not handles:
             raise _NoGpu("NVML found a driver but no GPU")
         names = sorted({_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles})
@@ -136,7 +136,7 @@ def _detect_gpu() -> Machine:
     return gpu_machine(names, count=len(handles), memory_bytes=memory, driver=driver)
 
 
-def _visible_handles(pynvml: Any) -> list[Any]:
+def visible_handles(pynvml: Any) -> list[Any]:
     """NVML sees every GPU; a process sees those that CUDA_VISIBLE_DEVICES leaves."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = pynvml.nvmlDeviceGetCount()

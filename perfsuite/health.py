@@ -21,7 +21,8 @@ from typing import Any
 
 import psutil
 
-from perfsuite.hardware import Machine, _visible_handles
+from perfsuite.hardware import Machine
+from perfsuite.nvml import Gpu, Gpus
 from perfsuite.result import DeviceHealth, Health
 
 EVERY_S = 0.25
@@ -39,34 +40,8 @@ FOREIGN_CPU_SHARE = 0.20
 STEAL_SHARE = 0.10
 """Of the cores' time, taken by the hypervisor."""
 
-REASONS: dict[int, str] = {
-    0x001: "GpuIdle",
-    0x002: "ApplicationsClocksSetting",
-    0x004: "SwPowerCap",
-    0x008: "HwSlowdown",
-    0x010: "SyncBoost",
-    0x020: "SwThermalSlowdown",
-    0x040: "HwThermalSlowdown",
-    0x080: "HwPowerBrakeSlowdown",
-    0x100: "DisplayClockSetting",
-}
-"""Bits of nvmlClocksEventReasons (nvml.h), older name nvmlClocksThrottleReasons."""
 BAD_REASONS = ("HwSlowdown", "HwThermalSlowdown", "SwThermalSlowdown", "HwPowerBrakeSlowdown")
 """The machine is too hot or short of power. The others, SwPowerCap above all, are how GPUs normally run."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Gpu:
-    """One GPU at one moment."""
-
-    sm_clock_mhz: float | None
-    utilisation: float | None
-    power_w: float | None
-    energy_j: float | None
-    """Since the driver was loaded."""
-    temperature_c: float | None
-    reasons: frozenset[str] | None
-    foreign_bytes: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +58,7 @@ class _Cpu:
 class _Sample:
     at: float
     step: int
-    gpus: tuple[_Gpu, ...]
+    gpus: tuple[Gpu, ...]
     cpu: _Cpu | None
     job_s: float
     """CPU seconds of the job since its start."""
@@ -108,7 +83,7 @@ class Sampler:
         self._clock, self._proc = clock, proc
         self._cores = _cores()
         self._job = _Job()
-        self._gpus = _Gpus(nvml, devices, self._job) if nvml is not None else None
+        self._gpus = Gpus(nvml, devices, self._job) if nvml is not None else None
         self._counted: list[_Sample] = []
         self._pending: list[_Sample] = []
         self._step, self._sampled_at = 0, -EVERY_S
@@ -234,92 +209,6 @@ class _Job:
         return seconds
 
 
-class _Gpus:
-    """Reads the job's GPUs through NVML. What NVML cannot tell is None and, unless that is normal, noted."""
-
-    def __init__(self, nvml: Any, count: int, job: _Job) -> None:
-        self._nvml, self._job = nvml, job
-        self._notes: dict[str, None] = {}
-        self._unsupported: set[tuple[str, int]] = set()
-        self._strangers: set[int] = set()
-        self._own_seen: set[int] = set()
-        self._listed: set[int] = set()
-        self._handles: list[Any] = []
-        try:
-            nvml.nvmlInit()
-            self._handles = _visible_handles(nvml)[:count]
-        except Exception as error:  # also hardware's own, if CUDA_VISIBLE_DEVICES names no GPU
-            self._notes[f"the GPUs' health is unknown: {error}"] = None
-
-    def finish(self) -> tuple[str, ...]:
-        with contextlib.suppress(self._nvml.NVMLError):
-            self._nvml.nvmlShutdown()
-        hidden = sorted(self._listed - self._own_seen)
-        if hidden:
-            which = ", ".join(map(str, hidden))
-            self._notes[
-                f"GPU {which}: NVML does not list this job's own processes (a container with process ids of "
-                "its own?), so whether others use it is unknown"
-            ] = None
-        return tuple(self._notes)
-
-    def read(self) -> tuple[_Gpu, ...]:
-        return tuple(self._read(index, handle) for index, handle in enumerate(self._handles))
-
-    def _read(self, index: int, handle: Any) -> _Gpu:
-        nvml = self._nvml
-        rates = self._ask(index, "nvmlDeviceGetUtilizationRates", handle)
-        milliwatts = self._ask(index, "nvmlDeviceGetPowerUsage", handle)
-        millijoules = self._ask(index, "nvmlDeviceGetTotalEnergyConsumption", handle)
-        reasons = self._ask(index, "nvmlDeviceGetCurrentClocksEventReasons", handle)
-        if reasons is None:  # a driver from before 2023
-            reasons = self._ask(index, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
-        return _Gpu(
-            sm_clock_mhz=self._ask(index, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
-            utilisation=None if rates is None else rates.gpu,
-            power_w=None if milliwatts is None else milliwatts / 1e3,
-            energy_j=None if millijoules is None else millijoules / 1e3,
-            temperature_c=self._ask(index, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
-            reasons=None if reasons is None else frozenset(_names(reasons)),
-            foreign_bytes=self._foreign_bytes(index, handle),
-        )
-
-    def _foreign_bytes(self, index: int, handle: Any) -> int | None:
-        """None where not even the job's own processes are seen: then nobody can be called foreign."""
-        processes = self._ask(index, "nvmlDeviceGetComputeRunningProcesses", handle)
-        if processes is None:
-            return None
-        self._listed.add(index)
-        pids = {process.pid for process in processes}
-        if pids - self._job.pids - self._strangers:  # born since the last look?
-            self._job.scan()
-            self._strangers |= pids - self._job.pids
-        if not pids & self._job.pids:
-            return None
-        self._own_seen.add(index)
-        # The memory of a process is None on MIG and the like: then only its presence is known.
-        return sum(process.usedGpuMemory or 0 for process in processes if process.pid not in self._job.pids)
-
-    def _ask(self, index: int, function: str, *arguments: Any) -> Any | None:
-        if (function, index) in self._unsupported:
-            return None
-        nvml = self._nvml
-        try:
-            return getattr(nvml, function)(*arguments)
-        except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, AttributeError):
-            self._unsupported.add((function, index))
-        except nvml.NVMLError as error:
-            self._notes[f"GPU {index}: {function}: {error}"] = None
-        return None
-
-
-def _names(reasons: int) -> Iterable[str]:
-    """Of each bit that is set; a bit that this file does not know stands for itself."""
-    for bit in (1 << position for position in range(reasons.bit_length())):
-        if reasons & bit:
-            yield REASONS.get(bit, hex(bit))
-
-
 def _cores() -> set[int]:
     """Those that this process, and so the job, may use."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
@@ -381,7 +270,7 @@ def _cpu_shares(first: _Sample, last: _Sample) -> dict[str, float | None]:
     return {name: round(min(max(share, 0.0), 1.0), 4) for name, share in shares.items()}
 
 
-def _device(index: int, readings: Sequence[_Gpu], seconds: float) -> DeviceHealth:
+def _device(index: int, readings: Sequence[Gpu], seconds: float) -> DeviceHealth:
     clocks = [reading.sm_clock_mhz for reading in readings if reading.sm_clock_mhz is not None]
     reasons = [reading.reasons for reading in readings if reading.reasons is not None]
     names = sorted({name for active in reasons for name in active})
@@ -403,7 +292,7 @@ def _device(index: int, readings: Sequence[_Gpu], seconds: float) -> DeviceHealt
     )
 
 
-def _energy_j(readings: Sequence[_Gpu], power_w: float | None, seconds: float) -> float | None:
+def _energy_j(readings: Sequence[Gpu], power_w: float | None, seconds: float) -> float | None:
     """By the device's own counter; where it has none (before Volta), mean power times seconds."""
     before, after = readings[0].energy_j, readings[-1].energy_j
     if before is not None and after is not None and after > before:

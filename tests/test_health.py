@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from perfsuite import health
+from perfsuite import health, nvml
 from perfsuite.collect import _energy_per_token_j, _gpu_utilisation
 from perfsuite.health import EVERY_S, Sampler, unhealthy
 from perfsuite.launch import launch
@@ -283,7 +283,7 @@ def test_the_bits_are_those_of_the_library() -> None:
         if name.startswith("nvmlClocksEventReason")
         and not name.endswith(("All", "None", "UserDefinedClocks"))
     }
-    assert named == health.REASONS
+    assert named == nvml.REASONS
     assert set(health.BAD_REASONS) <= set(named.values())
 
 
