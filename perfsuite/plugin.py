@@ -9,31 +9,27 @@ import contextlib
 import json
 import shutil
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
-from datetime import datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perfsuite import baseline, data, report
+from perfsuite import data, report
 from perfsuite.case import Case
 from perfsuite.errors import PerfsuiteError
-from perfsuite.hardware import ACCELERATORS, Machine, detect
+from perfsuite.hardware import ACCELERATORS
 from perfsuite.inject import Fault
-from perfsuite.judge import UNMEASURED, Outcome, Policy, Verdict, judge
-from perfsuite.noise import ClassNoise, class_noise
+from perfsuite.judge import Policy
 from perfsuite.progress import Progress
 from perfsuite.replay import ReplayClock, raise_in, replay
-from perfsuite.report import Result, Skipped
-from perfsuite.result import Run
-from perfsuite.run import measure, unsupported
+from perfsuite.report import Result
 from perfsuite.sequential import MAX_LAUNCHES
+from perfsuite.session import Options, Session
 
 CLOCK = pytest.StashKey[ReplayClock]()
 RESULT = pytest.StashKey[Result]()
-SESSION = pytest.StashKey["Session"]()
+SESSION = pytest.StashKey[Session]()
+NO_BASELINE = ("record", "fail")
 WORDS = {
     "improved": ("i", ("IMPROVED", {"green": True, "bold": True})),
     "recorded": ("r", ("RECORDED", {"cyan": True})),
@@ -49,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--perf-json", metavar="FILE", help="write every verdict and figure to FILE as JSON")
     group.addoption(
         "--perf-no-baseline",
-        choices=["record", "fail"],
+        choices=NO_BASELINE,
         help="a case without a baseline: record one in the store (default), or fail",
     )
     group.addoption("--perf-store", metavar="DIR", help="local baselines and run files (default: .perfsuite)")
@@ -80,15 +76,62 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the hardware markers and check the options."""
     for name in ACCELERATORS:
         config.addinivalue_line("markers", f"{name}: a perfsuite case meant for {name}")
-    config.stash[SESSION] = session = Session(config)
-    session.policy()
-    if fault := config.getoption("--perf-inject"):
-        with _usage_error():
-            Fault.parse(fault)
+    config.stash[SESSION] = Session(_options(config), _progress(config))
 
 
-def _is_blind(result: Result) -> bool:
-    return any(check.blind for check in result.verdict.checks)
+def _options(config: pytest.Config) -> Options:
+    """Checked: a bad one is a `UsageError` that says what is allowed."""
+
+    def option(name: str) -> str:
+        """The command line's value, else the ini file's."""
+        value = config.getoption(f"--perf-{name}") or config.getini(f"perf_{name.replace('-', '_')}")
+        return str(value)
+
+    def number(name: str, least: int) -> int:
+        if not option(name).isdigit() or int(option(name)) < least:
+            raise pytest.UsageError(f"--perf-{name}={option(name)}: give a whole number, {least} or more")
+        return int(option(name))
+
+    if (no_baseline := option("no-baseline")) not in NO_BASELINE:
+        raise pytest.UsageError(f"perf_no_baseline={no_baseline}: give {' or '.join(NO_BASELINE)}")
+    inject = config.getoption("--perf-inject")
+    with _usage_error():
+        if inject:
+            Fault.parse(inject)
+    return Options(
+        store=config.rootpath / option("store"),
+        baselines=config.rootpath / option("baselines"),
+        policy=Policy(max_launches=number("max-launches", 3), min_launches=number("min-launches", 1)),
+        inject=inject,
+        fail_without_baseline=no_baseline == "fail",
+        strict_improved=config.getoption("--perf-strict-improved"),
+        strict_inconclusive=config.getoption("--perf-strict-inconclusive"),
+    )
+
+
+def _progress(config: pytest.Config) -> Progress:
+    """Written past pytest's capturing; the terminal is asked for when there is something to write."""
+
+    def uncaptured() -> Any:
+        capture: Any = config.pluginmanager.getplugin("capturemanager")
+        return capture.global_and_fixture_disabled() if capture else contextlib.nullcontext()
+
+    def line(text: str) -> None:
+        if (terminal := _terminal(config)) is not None:
+            with uncaptured():
+                terminal.ensure_newline()
+                terminal.write_line(text)
+
+    def live(text: str | None) -> None:
+        if (terminal := _terminal(config)) is not None:
+            with uncaptured():
+                terminal.rewrite((text or "")[: shutil.get_terminal_size().columns - 1], erase=True)
+
+    return Progress(line=line, live=live)
+
+
+def _terminal(config: pytest.Config) -> Any:
+    return config.pluginmanager.getplugin("terminalreporter")
 
 
 @contextlib.contextmanager
@@ -129,138 +172,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """How many benchmarks were selected."""
-    session.config.stash[SESSION].selected = sum(_uses_bench(item) for item in session.items)
+    """How many benchmarks were selected; and whether there is a terminal to show their progress on."""
+    progress = session.config.stash[SESSION].progress
+    progress.cases = sum(_uses_bench(item) for item in session.items)
+    terminal = _terminal(session.config)
+    progress.is_live = terminal is not None and terminal.isatty
 
 
 def _uses_bench(item: pytest.Item) -> bool:
     return "bench" in getattr(item, "fixturenames", ())
-
-
-@dataclass
-class Session:
-    """What perfsuite knows during one pytest session."""
-
-    config: pytest.Config
-    selected: int = 0
-    results: list[Result] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)
-    nothing_measured: bool = False
-
-    @cached_property
-    def machine(self) -> Machine:
-        """Looked at once, and only if something is measured."""
-        return detect()
-
-    def option(self, name: str) -> str:
-        """The command line's value, else the ini file's."""
-        value = self.config.getoption(f"--perf-{name}") or self.config.getini(
-            f"perf_{name.replace('-', '_')}"
-        )
-        return str(value)
-
-    def directory(self, name: str) -> Path:
-        """A directory from the options, relative to the root directory."""
-        return self.config.rootpath / self.option(name)
-
-    @cached_property
-    def run_directory(self) -> Path:
-        """The files of this session's launches."""
-        return self.directory("store") / "runs" / datetime.now().strftime("%Y%m%d-%H%M%S-%f")
-
-    @cached_property
-    def progress(self) -> Progress:
-        """Written past pytest's capturing."""
-        terminal: Any = self.config.pluginmanager.getplugin("terminalreporter")
-        capture: Any = self.config.pluginmanager.getplugin("capturemanager")
-
-        def uncaptured() -> Any:
-            return capture.global_and_fixture_disabled() if capture else contextlib.nullcontext()
-
-        def line(text: str) -> None:
-            with uncaptured():
-                terminal.ensure_newline()
-                terminal.write_line(text)
-
-        def live(text: str | None) -> None:
-            with uncaptured():
-                terminal.rewrite((text or "")[: shutil.get_terminal_size().columns - 1], erase=True)
-
-        if terminal is None:
-            return Progress(self.selected, line=lambda text: None, live=None)
-        return Progress(self.selected, line=line, live=live if terminal.isatty else None)
-
-    @cached_property
-    def baseline_directories(self) -> list[Path]:
-        """Reviewed baselines come before local ones."""
-        return [self.directory("baselines"), self.directory("store") / "baselines"]
-
-    @cached_property
-    def noise(self) -> ClassNoise:
-        """Pooled over all baselines of this machine's class, as they were when the session began."""
-        return class_noise(baseline.of_class(self.baseline_directories, self.machine.hardware_class))
-
-    def policy(self) -> Policy:
-        """How many launches a verdict may cost."""
-        return Policy(
-            max_launches=self.number("max-launches", least=3),
-            min_launches=self.number("min-launches", least=1),
-        )
-
-    def number(self, name: str, *, least: int) -> int:
-        """A whole number from the options. Raises `UsageError` naming what is allowed."""
-        text = self.option(name)
-        if not text.isdigit() or int(text) < least:
-            raise pytest.UsageError(f"--perf-{name}={text}: give a whole number, {least} or more")
-        return int(text)
-
-    def is_failing(self, outcome: Outcome) -> bool:
-        """Whether the test fails with this outcome."""
-        return outcome in ("regressed", "failed") or bool(
-            (outcome == "improved" and self.config.getoption("--perf-strict-improved"))
-            or (outcome == "inconclusive" and self.config.getoption("--perf-strict-inconclusive"))
-        )
-
-    def measure(self, case: Case, nodeid: str) -> Result:
-        """Launch, compare, judge until decided, and record what has no baseline yet."""
-        inject = self.config.getoption("--perf-inject")
-        hardware_class = self.machine.hardware_class
-        found = baseline.find(self.baseline_directories, hardware_class, case)
-        accepted, file = found if found else (None, None)
-        directory, policy = self.run_directory / case.id, self.policy()
-        if accepted is None and self.option("no-baseline") == "fail":
-            runs: list[Run] = []
-            verdict = self._no_baseline()
-        else:
-            runs, verdict = measure(
-                case,
-                self.machine,
-                directory,
-                lambda runs: judge(runs, accepted, self.noise, policy),
-                inject=inject,
-                on_launch=lambda launch: self.progress.begin(case.id, case.total_steps, launch),
-                on_progress=self.progress.step,
-            )
-            self.progress.end(verdict.outcome)
-        if verdict.outcome == "recorded" and inject is None:
-            file = baseline.path(self.baseline_directories[-1], hardware_class, case)
-            data.write(file, baseline.from_runs(runs))
-        result = Result(
-            nodeid=nodeid,
-            case_id=case.id,
-            framework=case.framework.name,
-            runs=tuple(runs),
-            verdict=verdict,
-            baseline_file=str(file) if file else None,
-            directory=str(directory),
-        )
-        self.results.append(result)
-        return result
-
-    def _no_baseline(self) -> Verdict:
-        directories = " or ".join(map(str, self.baseline_directories))
-        reason = f"no baseline on {self.machine.hardware_class} in {directories}, and --perf-no-baseline=fail"
-        return Verdict(outcome="failed", launches=0, failure="no_baseline", reasons=(reason,))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -275,10 +195,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytrace=False,
         )
     session = item.config.stash[SESSION]
-    if (case := _case(item)) is not None and (reason := unsupported(case, session.machine)) is not None:
-        session.skipped.append(
-            Skipped(nodeid=item.nodeid, case_id=case.id, framework=case.framework.name, reason=reason)
-        )
+    if (case := _case(item)) is not None and (reason := session.skip_reason(case, item.nodeid)) is not None:
         pytest.skip(reason)
     clock = item.stash[CLOCK] = ReplayClock()
     closest = item.get_closest_marker("benchmark")
@@ -293,7 +210,9 @@ def bench(request: pytest.FixtureRequest, benchmark: Any) -> Callable[[Case], Re
     session = request.config.stash[SESSION]
 
     def measure(case: Case) -> Result:
-        if (reason := unsupported(case, session.machine)) is not None:
+        if RESULT in item.stash:
+            pytest.fail("bench measures one case per test: parametrize the test instead", pytrace=False)
+        if _case(item) is None and (reason := session.skip_reason(case, item.nodeid)) is not None:
             pytest.skip(reason)
         try:
             result = session.measure(case, item.nodeid)
@@ -354,13 +273,14 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(report.table(session.results, color=color, width=width))
         for result in session.results:
             noted = any(run.notes for run in result.runs)
-            if result.verdict.outcome not in ("passed", "recorded", "failed") or noted or _is_blind(result):
+            blind = any(check.blind for check in result.verdict.checks)
+            if result.verdict.outcome not in ("passed", "recorded", "failed") or noted or blind:
                 terminalreporter.write_line("")
                 terminalreporter.write_line(report.explanation(result))
-    if session.nothing_measured:
+    if _nothing_measured(config):
         terminalreporter.section("perfsuite: nothing was measured", red=True, bold=True)
         terminalreporter.write_line(
-            f"{session.selected} cases were selected, none gave a valid measurement: this is not a pass."
+            f"{session.progress.cases} cases were selected, none gave a valid measurement: not a pass."
         )
         for skip in session.skipped[:20]:
             terminalreporter.write_line(f"  {skip.case_id}: {skip.reason}")
@@ -370,12 +290,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Write the JSON file, and never be green when nothing was measured."""
     ours = session.config.stash[SESSION]
-    ours.nothing_measured = bool(
-        ours.selected
-        and all(result.verdict.outcome in UNMEASURED for result in ours.results)
-        and not session.config.option.collectonly
-    )
-    if ours.nothing_measured and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+    no_error = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    if _nothing_measured(session.config) and exitstatus in no_error:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if file := session.config.getoption("--perf-json"):
         interrupted = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
@@ -384,6 +300,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         )
         with _usage_error():
             data.write_text(Path(file), json.dumps(content, indent=1) + "\n")
+
+
+def _nothing_measured(config: pytest.Config) -> bool:
+    session = config.stash[SESSION]
+    return bool(session.progress.cases and session.nothing_measured and not config.option.collectonly)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -11,31 +11,34 @@ from dataclasses import dataclass, field
 class Progress:
     """Follows a session of `cases` cases. `live` is shown over and over on one line, `line` is kept.
 
-    `live(None)` wipes the live line. Where there is no terminal, `live` is None and each launch is announced
-    by a line instead.
+    `live(None)` wipes the live line. Where that cannot be shown (`is_live` is False) each launch is
+    announced by a line instead.
     """
 
-    cases: int
     line: Callable[[str], None]
-    live: Callable[[str | None], None] | None
+    live: Callable[[str | None], None]
+    cases: int = 0
+    is_live: bool = False
     clock: Callable[[], float] = time.monotonic
     _number: int = 0
     _finished_s: list[float] = field(default_factory=list)
+    _case_began: float = 0
     _began: float = 0
     _first: tuple[float, int] | None = None
 
-    def begin(self, case_id: str, total_steps: int, launch: int = 1) -> None:
-        """A launch begins."""
+    def begin(self, case_id: str, total_steps: int, launch: int) -> None:
+        """Launch number `launch` of a case begins."""
+        self._began, self._first = self.clock(), None
         if launch == 1:
             self._number += 1
+            self._case_began = self._began
         self._case_id, self._total, self._launch = case_id, total_steps, launch
-        self._began, self._first = self.clock(), None
-        if self.live is None:
+        if not self.is_live:
             self.line(f"perfsuite: {self._where()} launched")
 
     def step(self, step: int, tokens_per_step: int) -> None:
         """Rank 0 has finished `step` steps (0: still starting)."""
-        if self.live is None:
+        if not self.is_live:
             return
         if step == 0:
             self.live(f"{self._where()} starting {self.clock() - self._began:.0f} s{self._time_left()}")
@@ -49,13 +52,15 @@ class Progress:
         self.live(f"{self._where()} step {step}/{self._total}{rate}{self._time_left()}")
 
     def end(self, outcome: str) -> None:
-        """The launch has ended, and this is what it gave."""
-        spent = self.clock() - self._began
+        """The case is decided."""
+        spent = self.clock() - self._case_began
         self._finished_s.append(spent)
-        if self.live is None:
-            self.line(f"perfsuite: {self._where()} {outcome} after {spent:.1f} s{self._time_left()}")
-        else:
+        if self.is_live:
             self.live(None)
+        else:
+            launches = f"{self._launch} launch{'es' if self._launch > 1 else ''}"
+            which = f"[{self._number}/{self.cases}] {self._case_id}"
+            self.line(f"perfsuite: {which} {outcome}: {launches} in {spent:.1f} s{self._time_left()}")
 
     def _where(self) -> str:
         launch = f" launch {self._launch}" if self._launch > 1 else ""

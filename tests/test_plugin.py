@@ -286,7 +286,7 @@ def test_without_a_terminal_progress_is_plain_lines(suite: pytest.Pytester) -> N
     run_cpu(suite).stdout.fnmatch_lines(
         [
             "perfsuite: [[]1/1] fake-llama-tiny-s64-b4-fp32-1x2 launched",
-            "perfsuite: [[]1/1] fake-llama-tiny-s64-b4-fp32-1x2 launch 3 recorded after * s",
+            "perfsuite: [[]1/1] fake-llama-tiny-s64-b4-fp32-1x2 recorded: 3 launches in * s",
         ]
     )
 
