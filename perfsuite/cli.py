@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from perfsuite import baseline_cli
+from perfsuite import baseline_cli, power_cli, traces
 from perfsuite import selftest as selftest_run
 from perfsuite.hardware import ACCELERATORS, Machine, detect
 from perfsuite.run import unsupported
@@ -52,6 +52,10 @@ def selftest(
         console.print("[red]the gate does not catch what it must: do not trust its verdicts here[/red]")
         raise typer.Exit(1)
     console.print("every fault was caught, and a clean run passed")
+
+
+app.command()(power_cli.power)
+app.command()(traces.judge)
 
 
 def _facts(machine: Machine) -> list[tuple[str, str]]:

@@ -46,9 +46,9 @@ class PowerTable:
     title: str
     rows: tuple[PowerRow, ...]
     minimum_detectable_drop: float
-    """Median over the trials of what each last decision states."""
+    """Median over the trials of what the last decision states, at the drop nearest to 0."""
     blind: float
-    """Share of trials whose last decision calls the gate blind."""
+    """Share of trials whose last decision there calls the gate blind."""
 
     def row(self, drop: float) -> PowerRow:
         """The row of one simulated drop. Raises KeyError."""
@@ -103,6 +103,7 @@ def simulate(
         trials, seed,
     )  # fmt: skip
     outcomes = {drop: Counter[str]() for drop in drops}
+    nearest = min(drops, key=abs)
     detectable, blind = [], 0
     for baselines, unchanged in draws:
         pooled = pooled_noise(baselines)
@@ -119,8 +120,9 @@ def simulate(
             ratio = launches[0] / baselines[0][0] - 1
             count["fixed_5_percent"] += ratio > FIXED_THRESHOLD
             count["fixed_tolerance"] += ratio > tolerance
-        detectable.append(decision.minimum_detectable_drop)
-        blind += decision.blind
+            if drop == nearest:
+                detectable.append(decision.minimum_detectable_drop)
+                blind += decision.blind
     return PowerTable(
         title=f"sigma {100 * sigma:g} % ({model}), tolerance {100 * tolerance:g} %, "
         f"{groups} baselines of {baseline_launches}, at most {max_launches} launches, "
@@ -149,9 +151,15 @@ def _judge(
 
 
 def _groups(baseline_launches: int, pooled_degrees: int | None) -> int:
+    fewest = 3 if pooled_degrees is None else 2
+    if baseline_launches < fewest:
+        raise ValueError(
+            f"a baseline of {baseline_launches} shows no noise, expected {fewest} launches or more"
+        )
     if pooled_degrees is None:
         return 1
-    return max(1, round(pooled_degrees / (SCALE_EFFICIENCY * (baseline_launches - 1))))
+    groups = round(pooled_degrees / (SCALE_EFFICIENCY * (baseline_launches - 1)))
+    return max(groups, 2 if baseline_launches == 2 else 1)
 
 
 def _draws(

@@ -117,3 +117,17 @@ def test_what_cannot_be_simulated_is_named() -> None:
         simulate(sigma=0.01, model="cauchy", trials=1)  # type: ignore[arg-type]
     with pytest.raises(KeyError, match=r"drop 0\.04 was not simulated"):
         simulate(sigma=0.003, drops=(0.0,), trials=1).row(0.04)
+
+
+def test_a_baseline_that_shows_no_noise_is_named() -> None:
+    with pytest.raises(ValueError, match="a baseline of 1 shows no noise, expected 2 launches or more"):
+        simulate(sigma=0.01, baseline_launches=1, trials=1)
+    with pytest.raises(ValueError, match="a baseline of 2 shows no noise, expected 3 launches or more"):
+        simulate(sigma=0.01, baseline_launches=2, pooled_degrees=None, trials=1)
+    assert simulate(sigma=0.01, baseline_launches=2, pooled_degrees=1, drops=(0.0,), trials=1).rows
+
+
+def test_what_it_states_does_not_depend_on_the_largest_drop() -> None:
+    few = simulate(sigma=0.01, baseline_launches=5, pooled_degrees=None, drops=(0.0,), trials=200)
+    many = simulate(sigma=0.01, baseline_launches=5, pooled_degrees=None, drops=(0.0, 0.05), trials=200)
+    assert few.minimum_detectable_drop == many.minimum_detectable_drop
