@@ -6,14 +6,20 @@ pytest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from perfsuite.baseline import Baseline
 from perfsuite.metric import GATED, TOKENS_PER_S, TOKENS_PER_S_MEAN, Metric
 from perfsuite.probe_correction import Pair, corrected_noise, probe_exponent
 from perfsuite.sequential import Noise, pooled_noise
 
+T = TypeVar("T")
+
+MIN_SPARE = 2
+"""Launches beyond one for each baseline, without which nothing is said of the noise."""
 PROBE_CORRECTED = (TOKENS_PER_S, TOKENS_PER_S_MEAN)
 """Metrics that follow the machine's own speed."""
 
@@ -31,28 +37,39 @@ class ClassNoise:
 
 
 def class_noise(baselines: Sequence[Baseline]) -> ClassNoise:
-    """Pool the launches of all baselines of one hardware class."""
-    paired = [group for baseline in baselines if (group := _pairs(baseline))]
-    exponent = probe_exponent(paired) if paired and len(paired) == len(baselines) else 0.0
+    """Pool the launches of all baselines of one hardware class. One without a sound figure is left out."""
+    exponent = probe_exponent(_filled(_pairs(baseline, TOKENS_PER_S) for baseline in baselines))
     known = {}
     for metric in GATED:
-        groups = [
-            [metric.cost(value) for value in values]
-            for baseline in baselines
-            if len(values := baseline.values(metric.name)) > 1 and min(values) > 0
-        ]
-        if sum(len(group) - 1 for group in groups) < 2:
-            continue
         if exponent and metric in PROBE_CORRECTED:
-            known[metric.name] = corrected_noise([_pairs(b, metric) for b in baselines], exponent)
+            pairs = _filled(_pairs(baseline, metric) for baseline in baselines)
+            if _spare(pairs) > MIN_SPARE:
+                known[metric.name] = corrected_noise(pairs, exponent)
         else:
-            known[metric.name] = pooled_noise(groups)
+            groups = _filled(_costs(baseline, metric) for baseline in baselines)
+            if _spare(groups) >= MIN_SPARE:
+                known[metric.name] = pooled_noise(groups)
     return ClassNoise(by_metric=known, probe_exponent=exponent)
 
 
-def _pairs(baseline: Baseline, metric: Metric = TOKENS_PER_S) -> list[Pair]:
-    """Each launch's cost beside its probe; empty if a launch lacks either."""
-    values, probes = baseline.values(metric.name), baseline.values("probe_s_p50")
-    if len(probes) != len(baseline.launches) or len(values) != len(probes):
-        return []
-    return [(metric.cost(value), probe) for value, probe in zip(values, probes, strict=True)]
+def _costs(baseline: Baseline, metric: Metric) -> list[float]:
+    return [metric.cost(value) for value in baseline.values(metric.name) if 0 < value < math.inf]
+
+
+def _pairs(baseline: Baseline, metric: Metric) -> list[Pair]:
+    """Each launch's cost beside its probe."""
+    launches = [(getattr(one.figures, metric.name), one.figures.probe_s_p50) for one in baseline.launches]
+    return [
+        (metric.cost(value), probe)
+        for value, probe in launches
+        if value is not None and probe is not None and 0 < value < math.inf and 0 < probe < math.inf
+    ]
+
+
+def _filled(groups: Iterable[list[T]]) -> list[list[T]]:
+    return [group for group in groups if group]
+
+
+def _spare(groups: Sequence[Sequence[object]]) -> int:
+    """Launches beyond one of each group: what is left to tell a noise by."""
+    return sum(len(group) - 1 for group in groups)

@@ -177,10 +177,7 @@ def measured_noise(directories: Sequence[Path], hardware_class: str | None) -> M
             raise CaseError(
                 f"none of the baselines of {name} can be read: {error} Or give a noise: --sigma 1%"
             ) from None
-    try:
-        pooled = class_noise(found)
-    except (ValueError, ArithmeticError) as error:
-        raise CaseError(f"the baselines of {name} in {where} hold what is no speed: {error}") from None
+    pooled = class_noise(found)
     noise = pooled.of(TOKENS_PER_S)
     counts = [len(each.values(TOKENS_PER_S.name)) for each in found]
     if noise is None:

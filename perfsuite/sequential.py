@@ -73,9 +73,11 @@ class Noise:
 
     def __post_init__(self) -> None:
         """Refuse what is not a noise. Raises ValueError naming the value."""
-        for name in ("sigma", "degrees_of_freedom"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"noise: {name} is {getattr(self, name)!r}, expected above 0")
+        for name, most in (("sigma", 1e6), ("degrees_of_freedom", 1e9)):
+            if not 0 < getattr(self, name) <= most:
+                raise ValueError(
+                    f"noise: {name} is {getattr(self, name)!r}, expected above 0 and at most {most:g}"
+                )
         if not 0 <= self.session_sigma < math.inf:
             raise ValueError(f"noise: session_sigma is {self.session_sigma!r}, expected 0 or more")
 
