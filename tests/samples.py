@@ -52,8 +52,14 @@ def make_gpu_machine(name: str = "NVIDIA H100 80GB HBM3", *, count: int = 8) -> 
 
 
 def make_figures(**changes: Any) -> Figures:
-    """1,000 tokens/s in 64 MiB."""
-    return Figures(**{"tokens_per_s": 1000.0, "peak_memory_bytes": 64.0 * 2**20, **changes})
+    """1,000 tokens/s in 64 MiB, rather even steps."""
+    values = {
+        "tokens_per_s": 1000.0,
+        "tokens_per_s_mean": 990.0,
+        "step_jitter": 1.1,
+        "peak_memory_bytes": 64.0 * 2**20,
+    }
+    return Figures(**{**values, **changes})
 
 
 def make_run(**changes: Any) -> Run:
@@ -70,6 +76,19 @@ def make_run(**changes: Any) -> Run:
         "slowest_rank": 1,
     }
     return Run(**{**values, **changes})
+
+
+def make_launches(*speeds: float, machine: Machine | None = None, **figures: Any) -> list[Run]:
+    """A launch for each speed relative to the usual one; `figures` are those of every launch."""
+    return [
+        make_run(
+            machine=machine or make_machine(),
+            figures=make_figures(
+                **{"tokens_per_s": 1000 * speed, "tokens_per_s_mean": 990 * speed, **figures}
+            ),
+        )
+        for speed in speeds
+    ]
 
 
 def make_report(rank: int = 0, **changes: Any) -> RankReport:

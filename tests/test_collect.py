@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perfsuite import data
-from perfsuite.case import Case
+from perfsuite.case import Case, CaseFile
 from perfsuite.collect import LOG_TAIL_LINES, collect
 from perfsuite.result import Failure, Flops, Memory, Observed, RankReport, Run
 from perfsuite.rundir import RunDir
@@ -67,6 +67,7 @@ def test_figures_are_those_of_the_window(tmp_path: Path) -> None:
     assert figures.step_s_p95 == pytest.approx(quantiles(measured, n=20, method="inclusive")[18])
     assert figures.step_s_mean == pytest.approx(fmean(measured))
     assert figures.tokens_per_s == pytest.approx(256 / 0.10105)
+    assert figures.step_jitter == pytest.approx(quantiles(measured, n=20, method="inclusive")[18] / 0.10105)
     assert figures.tokens_per_s_mean == pytest.approx(256 / fmean(measured))
     assert figures.probe_s_p50 == 0.02
 
@@ -76,6 +77,24 @@ def test_a_stall_shows_in_the_mean_and_not_in_the_median(tmp_path: Path) -> None
     run = collected(write_launch(tmp_path, *(make_report(rank, step_s=steps) for rank in (0, 1))))
     assert run.figures.tokens_per_s == pytest.approx(2560)
     assert run.figures.tokens_per_s_mean == pytest.approx(256 * 25 / 12.4)
+    assert run.figures.step_jitter == 1  # one stall in 25 steps lies beyond the 95th percentile
+
+
+def test_uneven_steps_show_in_the_jitter(tmp_path: Path) -> None:
+    steps = (0.1,) * 20 + (0.3,) * 5
+    run = collected(write_launch(tmp_path, *(make_report(rank, step_s=steps) for rank in (0, 1))))
+    assert run.figures.step_jitter == pytest.approx(3)
+
+
+@pytest.mark.parametrize("inject", ["slowdown=30%", None])
+@pytest.mark.parametrize("failed", [True, False])
+def test_an_injected_fault_stands_in_the_run_whether_it_failed_or_not(
+    tmp_path: Path, inject: str | None, failed: bool
+) -> None:
+    run_dir = write_launch(tmp_path, make_report(0), *([] if failed else [make_report(1)]))
+    data.write(run_dir.case, data.read(run_dir.case, CaseFile).replace(inject=inject))
+    run = collected(run_dir)
+    assert (run.inject, run.failure is not None) == (inject, failed)
 
 
 def test_the_loss_is_the_mean_over_ranks_and_the_last_one_over_the_last_tenth(tmp_path: Path) -> None:

@@ -1,16 +1,82 @@
 from __future__ import annotations
 
+import json
 import math
-from typing import Any
+import random
+import re
+from collections.abc import Sequence
+from typing import Any, get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from perfsuite import judge as judge_module
 from perfsuite.baseline import Baseline, from_runs
-from perfsuite.judge import FAILING, UNMEASURED, Check, Verdict, amount, judge, sentence
-from perfsuite.result import Failure, Flops, Observed, Run
-from tests.samples import make_case, make_figures, make_gpu_machine, make_machine, make_run
+from perfsuite.data import plain
+from perfsuite.judge import MAX_UNHEALTHY, UNMEASURED, Check, Outcome, Policy, Verdict, judge
+from perfsuite.metric import GATED
+from perfsuite.noise import ClassNoise
+from perfsuite.result import Failure, Flops, Health, Observed, Run
+from perfsuite.sequential import MAX_LAUNCHES, Noise
+from tests.samples import (
+    deterministic,
+    make_case,
+    make_figures,
+    make_gpu_machine,
+    make_launches,
+    make_machine,
+    make_run,
+)
 
 MIB = 2.0**20
+NAMES = [metric.name for metric in GATED]
+USUAL = (1.001, 0.997, 1.003, 1.0, 0.998, 1.004, 0.996, 1.002, 0.999, 1.001, 0.998, 1.0, 1.002, 0.997, 1.003)
+"""Speeds of launches of unchanged code, relative to the baseline."""
+H100 = make_gpu_machine()
+
+
+def noise_of(sigma: float, *, exponent: float = 0.0) -> ClassNoise:
+    known = Noise(sigma=sigma, degrees_of_freedom=30)
+    return ClassNoise(by_metric=dict.fromkeys(NAMES, known), probe_exponent=exponent)
+
+
+QUIET = noise_of(0.005)
+ORDINARY = noise_of(0.04)
+LOUD = noise_of(0.1)
+BASELINE = from_runs(make_launches(1.0, 1.003, 0.998, 1.001, 0.997))
+BASELINE_H100 = from_runs(make_launches(1.0, 1.003, 0.998, 1.001, 0.997, machine=H100))
+
+
+def judged(
+    runs: Sequence[Run],
+    baseline: Baseline | None = BASELINE,
+    noise: ClassNoise = QUIET,
+    **policy: int,
+) -> Verdict:
+    """The verdict, which survives its JSON file whatever it is."""
+    verdict = judge(runs, baseline, noise, Policy(**policy))
+    written = json.dumps(plain(verdict), allow_nan=False)
+    assert plain(Verdict.model_validate_json(written)) == json.loads(written)
+    return verdict
+
+
+def session(
+    runs: Sequence[Run],
+    baseline: Baseline | None = BASELINE,
+    noise: ClassNoise = QUIET,
+    **policy: int,
+) -> Verdict:
+    """Launch by launch until decided, as `run.measure` does."""
+    for used in range(1, len(runs) + 1):
+        verdict = judged(runs[:used], baseline, noise, **policy)
+        if verdict.outcome != "undecided":
+            break
+    return verdict
+
+
+def usual(factor: float = 1, **figures: Any) -> list[Run]:
+    return make_launches(*(factor * speed for speed in USUAL), **figures)
 
 
 def run_with(**figures: Any) -> Run:
@@ -21,58 +87,192 @@ def check_of(verdict: Verdict, metric: str) -> Check:
     return next(check for check in verdict.checks if check.metric == metric)
 
 
-def observed(**settings: str) -> Observed:
-    return Observed(settings=settings, environment={"torch": "2.11", "NCCL_ALGO": "Ring"})
+def outcomes(verdict: Verdict) -> dict[str, Outcome]:
+    return {check.metric: check.outcome for check in verdict.checks}
 
 
-BASELINE = from_runs([make_run()])
+# Launches until decided
 
 
-def test_without_a_baseline_it_is_recorded() -> None:
-    verdict = judge(make_run(), None)
-    assert verdict.outcome == "recorded"
-    assert [(check.measured, check.baseline, check.worsening) for check in verdict.checks] == [
-        (1000, None, None),
+def test_unchanged_code_passes_after_one_launch_where_noise_is_low() -> None:
+    verdict = session(usual())
+    assert (verdict.outcome, verdict.launches) == ("passed", 1)
+    assert (verdict.failure, verdict.reasons, verdict.changed) == (None, (), ())
+    assert outcomes(verdict) == dict.fromkeys(NAMES, "passed")
+
+
+def test_every_check_says_how_much_how_sure_and_how_much_is_allowed() -> None:
+    verdict = session(usual())
+    for check, metric in zip(verdict.checks, GATED, strict=True):
+        assert (check.metric, check.label, check.unit) == (metric.name, metric.label, metric.unit)
+        assert check.tolerance == metric.tolerance_cpu
+        assert check.worsening is not None
+        assert check.interval is not None
+        low, high = check.interval
+        assert low < check.worsening < high < check.tolerance
+        assert check.minimum_detectable is not None
+        assert 0.01 < check.minimum_detectable < 0.02
+        assert not check.blind
+        assert check.note is None
+    speed = check_of(verdict, "tokens_per_s")
+    assert speed.measured == pytest.approx(1001)
+    assert speed.baseline == 1000
+
+
+def test_in_doubt_another_launch_is_asked_for_until_it_passes() -> None:
+    """7 % slower with a noise of 4 % may be the 15 % that must not pass, or nothing."""
+    runs = usual(0.93)
+    assert judged(runs[:1], noise=ORDINARY).outcome == "undecided"
+    verdict = session(runs, noise=ORDINARY)
+    assert verdict.outcome == "passed"
+    assert 3 < verdict.launches < MAX_LAUNCHES
+
+
+def test_measured_is_the_median_of_the_launches_and_baseline_that_of_its_own() -> None:
+    verdict = judged(make_launches(0.6, 0.72, 0.71), from_runs(make_launches(1.0, 1.2, 1.01)))
+    check = check_of(verdict, "tokens_per_s")
+    assert check.measured == pytest.approx(710)
+    assert check.baseline == 1010
+
+
+@pytest.mark.parametrize("slow", [0.8, 0.5, 0.1, 1e-3, 1e-9])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_one_slow_launch_of_any_size_is_never_a_regression_and_passes_with_normal_ones(
+    slow: float, place: int
+) -> None:
+    runs = usual()
+    runs[place : place + 1] = make_launches(slow, step_jitter=1.1 / slow, peak_memory_bytes=64 * MIB / slow)
+    for used in range(1, len(runs) + 1):
+        assert judged(runs[:used]).outcome in ("undecided", "passed")
+    assert judged(runs[:1], min_launches=3).outcome == "undecided"
+    verdict = session(runs, min_launches=3)
+    assert (verdict.outcome, outcomes(verdict)) == ("passed", dict.fromkeys(NAMES, "passed"))
+    assert verdict.launches <= 6
+
+
+@pytest.mark.parametrize("fast", [1.3, 10.0, 1e9])
+def test_one_fast_launch_is_never_an_improvement(fast: float) -> None:
+    runs = [*make_launches(fast), *usual()]
+    assert judged(runs[:1]).outcome == "undecided"
+    assert session(runs).outcome == "passed"
+
+
+def test_slower_launches_regress_and_faster_ones_improve() -> None:
+    slower = session(usual(0.8))
+    assert (slower.outcome, slower.launches, slower.failure) == ("regressed", 3, None)
+    check = check_of(slower, "tokens_per_s")
+    assert check.worsening == pytest.approx(0.25, abs=0.01)
+    assert check.interval is not None
+    assert check.interval[0] > 0.2
+    assert outcomes(slower) == {
+        "tokens_per_s": "regressed",
+        "tokens_per_s_mean": "regressed",
+        "step_jitter": "passed",
+        "peak_memory_bytes": "passed",
+    }
+    faster = session(usual(1.3))
+    assert (faster.outcome, faster.launches, faster.failure) == ("improved", 3, None)
+    assert check_of(faster, "tokens_per_s").worsening == pytest.approx(1 / 1.3 - 1, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("factor", "outcome"), [(1, "passed"), (0.96, "regressed"), (0.985, "passed"), (1.05, "improved")]
+)
+def test_an_accelerator_is_held_to_tighter_tolerances(factor: float, outcome: str) -> None:
+    verdict = session(usual(factor, machine=H100), BASELINE_H100)
+    assert verdict.outcome == outcome
+    assert [check.tolerance for check in verdict.checks] == [0.03, 0.05, 0.25, 0.01]
+    assert session(usual(factor)).outcome == "passed"
+
+
+@pytest.mark.parametrize("max_launches", [3, 6, MAX_LAUNCHES])
+def test_launches_used_up_are_inconclusive(max_launches: int) -> None:
+    """9 % slower with a noise of 6 %: neither passes nor regresses."""
+    verdict = session(usual(0.92), noise=noise_of(0.06), max_launches=max_launches)
+    assert (verdict.outcome, verdict.launches) == ("inconclusive", max_launches)
+    assert verdict.failure is None
+
+
+def test_what_further_launches_would_hardly_decide_is_inconclusive_early() -> None:
+    verdict = session(usual(machine=H100), BASELINE_H100, LOUD)
+    assert verdict.outcome == "inconclusive"
+    assert verdict.launches < 6
+
+
+def test_a_gate_that_would_miss_its_tolerance_says_that_it_is_blind() -> None:
+    verdict = session(usual(machine=H100), BASELINE_H100, LOUD)
+    blind = {check.metric: check.blind for check in verdict.checks}
+    assert blind == {
+        "tokens_per_s": True,
+        "tokens_per_s_mean": True,
+        "step_jitter": True,
+        "peak_memory_bytes": False,
+    }
+    assert check_of(verdict, "tokens_per_s").minimum_detectable == pytest.approx(0.33, abs=0.03)
+    assert not any(check.blind for check in session(usual(machine=H100), BASELINE_H100).checks)
+
+
+def test_a_blind_gate_still_finds_a_large_drop() -> None:
+    verdict = session(usual(0.5, machine=H100), BASELINE_H100, LOUD)
+    assert verdict.outcome == "regressed"
+    assert check_of(verdict, "tokens_per_s").blind
+
+
+@pytest.mark.parametrize(("factor", "outcome"), [(1, "passed"), (1.3, "improved")])
+def test_min_launches_are_made_though_fewer_would_do(factor: float, outcome: str) -> None:
+    runs = usual(factor)
+    early = judged(runs[:4], min_launches=5)
+    assert early.outcome == "undecided"
+    assert check_of(early, "tokens_per_s").outcome == outcome
+    verdict = session(runs, min_launches=5)
+    assert (verdict.outcome, verdict.launches) == (outcome, 5)
+
+
+def test_min_launches_do_not_delay_bad_news() -> None:
+    assert session(usual(0.8), min_launches=9).launches == 3
+    loud = session(usual(machine=H100), BASELINE_H100, LOUD, min_launches=9)
+    assert (loud.outcome, loud.launches) == ("inconclusive", 4)
+
+
+# Without a baseline
+
+
+def test_without_a_baseline_as_many_launches_are_recorded_as_tell_their_noise() -> None:
+    runs = usual()
+    assert [judged(runs[:used], None).outcome for used in (1, 2)] == ["undecided"] * 2
+    verdict = session(runs, None)
+    assert (verdict.outcome, verdict.launches, verdict.failure) == ("recorded", 3, None)
+    assert [(check.metric, check.outcome, check.baseline) for check in verdict.checks] == [
+        (name, "recorded", None) for name in NAMES
+    ]
+    assert [(check.measured, check.worsening, check.interval) for check in verdict.checks] == [
+        (pytest.approx(1001), None, None),
+        (pytest.approx(990.99), None, None),
+        (1.1, None, None),
         (64 * MIB, None, None),
     ]
 
 
 @pytest.mark.parametrize(
-    ("figures", "outcome", "metric", "worsening"),
+    ("policy", "launches"),
     [
-        ({}, "passed", "tokens_per_s", 0),
-        ({"tokens_per_s": 851}, "passed", "tokens_per_s", 0.149),
-        ({"tokens_per_s": 1149}, "passed", "tokens_per_s", -0.149),
-        ({"tokens_per_s": 849}, "regressed", "tokens_per_s", 0.151),
-        ({"tokens_per_s": 1151}, "improved", "tokens_per_s", -0.151),
-        ({"peak_memory_bytes": 73 * MIB}, "passed", "peak_memory_bytes", 9 / 64),
-        ({"peak_memory_bytes": 74 * MIB}, "regressed", "peak_memory_bytes", 10 / 64),
-        ({"peak_memory_bytes": 54 * MIB}, "improved", "peak_memory_bytes", -10 / 64),
+        ({"record_launches": 1}, 1),
+        ({"record_launches": 5}, 5),
+        ({"min_launches": 6}, 6),
+        ({"record_launches": 5, "min_launches": 2}, 5),
     ],
 )
-def test_each_metric_is_compared_in_its_own_direction(
-    figures: dict[str, float], outcome: str, metric: str, worsening: float
-) -> None:
-    verdict = judge(run_with(**figures), BASELINE)
-    check = check_of(verdict, metric)
-    assert (verdict.outcome, check.outcome) == (outcome, outcome)
-    assert check.worsening == pytest.approx(worsening, abs=1e-6)
-    assert check.tolerance == 0.15
+def test_policy_says_how_many_launches_are_recorded(policy: dict[str, int], launches: int) -> None:
+    verdict = session(usual(), None, QUIET, **policy)
+    assert (verdict.outcome, verdict.launches) == ("recorded", launches)
 
 
-@pytest.mark.parametrize(
-    ("figures", "outcome"),
-    [
-        ({"tokens_per_s": 971}, "passed"),
-        ({"tokens_per_s": 969}, "regressed"),
-        ({"peak_memory_bytes": 64.5 * MIB}, "passed"),
-        ({"peak_memory_bytes": 65 * MIB}, "regressed"),
-    ],
-)
-def test_an_accelerator_is_held_to_tighter_tolerances(figures: dict[str, float], outcome: str) -> None:
-    run = make_run(machine=make_gpu_machine())
-    now = run.replace(figures=make_figures(**figures))
-    assert judge(now, from_runs([run])).outcome == outcome
+def test_nothing_is_unhealthy_where_there_is_nothing_to_compare_the_machine_with() -> None:
+    runs = [run_with(probe_s_p50=probe) for probe in (0.01, 0.1, 1.0)]
+    assert session(runs, None).outcome == "recorded"
+
+
+# The worst metric, and each metric's own verdict
 
 
 @pytest.mark.parametrize(
@@ -80,58 +280,192 @@ def test_an_accelerator_is_held_to_tighter_tolerances(figures: dict[str, float],
     [
         ({"tokens_per_s": 2000, "peak_memory_bytes": 128 * MIB}, "regressed"),
         ({"tokens_per_s": 500, "peak_memory_bytes": 32 * MIB}, "regressed"),
-        ({"tokens_per_s": 2000, "peak_memory_bytes": 64 * MIB}, "improved"),
+        ({"tokens_per_s": 2000, "peak_memory_bytes": 32 * MIB}, "improved"),
+        ({"tokens_per_s": 2000}, "improved"),
         ({"tokens_per_s": 500, "peak_memory_bytes": None}, "failed"),
     ],
 )
 def test_the_worst_metric_is_the_verdict(figures: dict[str, float | None], outcome: str) -> None:
-    assert judge(run_with(**figures), BASELINE).outcome == outcome
+    assert session([run_with(**figures)] * 5).outcome == outcome
 
 
-def test_a_baseline_of_several_launches_stands_for_their_median() -> None:
-    runs = [run_with(tokens_per_s=speed) for speed in (100, 1000, 1010)]
-    check = check_of(judge(make_run(), from_runs(runs)), "tokens_per_s")
-    assert (check.baseline, check.outcome) == (1000, "passed")
+def test_one_metric_in_doubt_asks_for_another_launch_though_the_others_are_sure() -> None:
+    known = {**QUIET.by_metric, "step_jitter": Noise(sigma=0.3, degrees_of_freedom=30)}
+    verdict = judged(usual()[:1], noise=ClassNoise(by_metric=known))
+    assert verdict.outcome == "undecided"
+    assert outcomes(verdict) == {**dict.fromkeys(NAMES, "passed"), "step_jitter": "undecided"}
 
 
-@pytest.mark.parametrize("metric", ["tokens_per_s", "peak_memory_bytes"])
+def test_a_regression_is_told_though_another_metric_is_in_doubt() -> None:
+    known = {**QUIET.by_metric, "step_jitter": Noise(sigma=0.3, degrees_of_freedom=30)}
+    runs = [run.replace(figures=run.figures.replace(step_jitter=1.5)) for run in usual(0.8)]
+    verdict = session(runs, noise=ClassNoise(by_metric=known))
+    assert (verdict.outcome, verdict.launches) == ("regressed", 3)
+    assert outcomes(verdict)["step_jitter"] == "undecided"
+
+
+def test_one_metric_inconclusive_makes_the_verdict_so() -> None:
+    known = {**QUIET.by_metric, "step_jitter": Noise(sigma=2.0, degrees_of_freedom=30)}
+    verdict = session(usual(), noise=ClassNoise(by_metric=known))
+    assert verdict.outcome == "inconclusive"
+    assert outcomes(verdict) == {**dict.fromkeys(NAMES, "passed"), "step_jitter": "inconclusive"}
+    assert session(usual(0.8), noise=ClassNoise(by_metric=known)).outcome == "regressed"
+
+
+def test_the_order_of_the_checks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = [
+        [run_with(tokens_per_s=500, peak_memory_bytes=None)],
+        [run_with(tokens_per_s=500, peak_memory_bytes=32 * MIB)] * 5,
+        [run_with(tokens_per_s=2000, step_jitter=0.5)] * 5,
+        usual(0.93),
+    ]
+    before = [session(runs, noise=ORDINARY) for runs in sessions]
+    monkeypatch.setattr(judge_module, "GATED", GATED[::-1])
+    after = [session(runs, noise=ORDINARY) for runs in sessions]
+    assert [verdict.checks[::-1] for verdict in after] == [verdict.checks for verdict in before]
+    assert [verdict.replace(checks=()) for verdict in after] == [v.replace(checks=()) for v in before]
+    assert [verdict.outcome for verdict in before] == ["failed", "regressed", "improved", "passed"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_order_of_the_launches_changes_nothing(seed: int) -> None:
+    runs = make_launches(*(0.8 + 0.04 * index for index in range(9)))
+    before = judged(runs, noise=ORDINARY, max_launches=9)
+    random.Random(seed).shuffle(runs)
+    assert judged(runs, noise=ORDINARY, max_launches=9) == before
+
+
+def test_stalls_show_in_the_mean_while_the_median_passes() -> None:
+    verdict = session(usual(tokens_per_s_mean=700))
+    assert (verdict.outcome, verdict.launches) == ("regressed", 3)
+    assert outcomes(verdict) == {**dict.fromkeys(NAMES, "passed"), "tokens_per_s_mean": "regressed"}
+    assert check_of(verdict, "tokens_per_s_mean").worsening == pytest.approx(990 / 700 - 1, abs=0.01)
+
+
+def test_jitter_has_a_verdict_of_its_own_while_the_median_passes() -> None:
+    verdict = session(usual(step_jitter=2.2))
+    assert (verdict.outcome, verdict.launches) == ("regressed", 3)
+    assert outcomes(verdict) == {**dict.fromkeys(NAMES, "passed"), "step_jitter": "regressed"}
+    assert check_of(verdict, "step_jitter").worsening == pytest.approx(1.0, abs=0.01)
+    assert session(usual(step_jitter=1.6)).outcome == "passed"
+
+
+# Memory
+
+
+@pytest.mark.parametrize(
+    ("memory", "outcome"),
+    [
+        (64, "passed"),
+        (64.63, "passed"),
+        (64.65, "regressed"),
+        (128, "regressed"),
+        (63.37, "passed"),
+        (63.35, "improved"),
+    ],
+)
+def test_on_a_gpu_memory_is_exact_to_one_percent_and_one_launch_suffices(memory: float, outcome: str) -> None:
+    runs = usual(machine=H100, peak_memory_bytes=memory * MIB)
+    verdict = session(runs, BASELINE_H100)
+    assert (verdict.outcome, verdict.launches) == (outcome, 1)
+    check = check_of(verdict, "peak_memory_bytes")
+    assert (check.outcome, check.interval, check.blind) == (outcome, None, False)
+    assert check.worsening == pytest.approx(memory / 64 - 1, abs=3e-6)
+    assert check.minimum_detectable == check.tolerance == 0.01
+
+
+def test_on_a_gpu_memory_is_judged_though_no_noise_is_known() -> None:
+    verdict = judged(usual(machine=H100, peak_memory_bytes=70 * MIB)[:1], BASELINE_H100, ClassNoise())
+    assert verdict.outcome == "regressed"
+    assert outcomes(verdict) == {**dict.fromkeys(NAMES, "inconclusive"), "peak_memory_bytes": "regressed"}
+
+
+@pytest.mark.parametrize(("memory", "outcome"), [(70, "passed"), (90, "regressed"), (45, "improved")])
+def test_on_a_cpu_memory_is_statistical(memory: float, outcome: str) -> None:
+    runs = usual(peak_memory_bytes=memory * MIB)
+    verdict = session(runs)
+    assert verdict.outcome == outcome
+    assert verdict.launches == (1 if outcome == "passed" else 3)
+    check = check_of(verdict, "peak_memory_bytes")
+    assert check.interval is not None
+    assert check.interval[0] < memory / 64 - 1 < check.interval[1]
+    assert check.tolerance == 0.2
+
+
+# What was not measured, or is no number
+
+
+@pytest.mark.parametrize("metric", NAMES)
 def test_a_metric_that_only_the_baseline_has_fails(metric: str) -> None:
-    verdict = judge(run_with(**{metric: None}), BASELINE)
+    verdict = judged([run_with(**{metric: None})])
     check = check_of(verdict, metric)
-    assert (verdict.outcome, check.outcome) == ("failed", "failed")
+    assert (verdict.outcome, verdict.failure, verdict.launches) == ("failed", "missing_metric", 1)
+    assert (check.outcome, check.measured, check.worsening) == ("failed", None, None)
     assert check.note == "the baseline has it, this run does not"
+    assert [name for name, outcome in outcomes(verdict).items() if outcome == "failed"] == [metric]
 
 
-@pytest.mark.parametrize("metric", ["tokens_per_s", "peak_memory_bytes"])
-def test_a_metric_that_was_never_measured_fails_without_a_baseline_too(metric: str) -> None:
-    verdict = judge(run_with(**{metric: None}), None)
-    assert verdict.outcome == "failed"
+@pytest.mark.parametrize("metric", NAMES)
+def test_a_metric_that_one_of_several_launches_lacks_fails(metric: str) -> None:
+    runs = [*usual()[:2], run_with(**{metric: None})]
+    for baseline in (BASELINE, None):
+        verdict = judged(runs, baseline)
+        assert (verdict.outcome, verdict.failure) == ("failed", "missing_metric")
+        assert check_of(verdict, metric).measured is None
+
+
+@pytest.mark.parametrize("metric", NAMES)
+def test_a_metric_that_was_never_measured_fails_at_once_without_a_baseline_too(metric: str) -> None:
+    verdict = judged([run_with(**{metric: None})], None)
+    assert (verdict.outcome, verdict.failure, verdict.launches) == ("failed", "missing_metric", 1)
     assert check_of(verdict, metric).note == "was not measured"
 
 
-def test_a_metric_that_only_the_run_has_is_recorded() -> None:
-    verdict = judge(make_run(), from_runs([run_with(peak_memory_bytes=None)]))
-    assert check_of(verdict, "peak_memory_bytes").outcome == "recorded"
+@pytest.mark.parametrize("metric", NAMES)
+def test_a_metric_that_only_the_run_has_is_recorded(metric: str) -> None:
+    baseline = from_runs([run_with(**{metric: None})] * 3)
+    verdict = judged(usual()[:1], baseline)
+    assert outcomes(verdict) == {**dict.fromkeys(NAMES, "passed"), metric: "recorded"}
     assert verdict.outcome == "passed"
 
 
-@pytest.mark.parametrize("metric", ["tokens_per_s", "peak_memory_bytes"])
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_figure_that_is_no_number_never_passes(metric: str, value: float) -> None:
-    assert judge(run_with(**{metric: value}), BASELINE).outcome == "failed"
-    assert judge(run_with(**{metric: value}), None).outcome == "failed"
-
-
-def test_a_baseline_that_is_no_number_never_passes() -> None:
-    assert judge(make_run(), from_runs([run_with(tokens_per_s=math.nan)])).outcome == "failed"
-
-
-def test_a_failed_run_is_failed_with_its_kind_whatever_its_figures() -> None:
-    failure = Failure(kind="out_of_memory", message="CUDA out of memory", rank=1)
+@pytest.mark.parametrize("metric", NAMES)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -1.0])
+def test_a_figure_that_is_no_size_never_passes(metric: str, value: float) -> None:
     for baseline in (BASELINE, None):
-        verdict = judge(make_run(failure=failure), baseline)
-        assert (verdict.outcome, verdict.reasons) == ("failed", ("out_of_memory: CUDA out of memory",))
+        verdict = judged([run_with(**{metric: value})], baseline)
+        assert (verdict.outcome, verdict.failure) == ("failed", "missing_metric")
+        assert check_of(verdict, metric).note == f"the measured value is {value}"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0])
+def test_on_a_gpu_memory_that_is_no_size_never_passes(value: float) -> None:
+    [run] = make_launches(1, machine=H100, peak_memory_bytes=value)
+    verdict = judged([run], BASELINE_H100)
+    assert (verdict.outcome, verdict.failure) == ("failed", "missing_metric")
+
+
+@pytest.mark.parametrize("metric", NAMES)
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, -1.0])
+def test_a_baseline_that_is_no_size_never_passes(metric: str, value: float) -> None:
+    verdict = judged([make_run()], from_runs([run_with(**{metric: value})] * 3))
+    assert (verdict.outcome, verdict.failure) == ("failed", "missing_metric")
+    assert check_of(verdict, metric).note == f"the baseline's value is {value}"
+
+
+@pytest.mark.parametrize("used", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["out_of_memory", "timeout", "crash", "loss"])
+def test_a_failed_launch_is_failed_with_its_kind_whatever_its_figures(used: int, kind: Any) -> None:
+    runs = usual()[:used]
+    runs[-1] = runs[-1].replace(failure=Failure(kind=kind, message="it went wrong", rank=1))
+    for baseline in (BASELINE, None):
+        verdict = judged(runs, baseline)
+        assert (verdict.outcome, verdict.failure, verdict.launches) == ("failed", kind, used)
+        assert verdict.reasons == (f"{kind}: it went wrong",)
         assert verdict.checks == ()
+
+
+# Unlike things, and what changed
 
 
 @pytest.mark.parametrize(
@@ -148,19 +482,19 @@ def test_a_failed_run_is_failed_with_its_kind_whatever_its_figures() -> None:
             "FLOP formula was 'palm-1' in the baseline and is 'palm-2'",
         ),
         (
-            {"observed": observed(wrapper="DistributedDataParallel")},
-            {"observed": observed(wrapper="FSDPModule")},
-            "wrapper was 'FSDPModule' in the baseline and is 'DistributedDataParallel'",
+            {"observed": Observed(settings={"wrapper": "DDP"}, environment={})},
+            {"observed": Observed(settings={"wrapper": "FSDPModule"}, environment={})},
+            "observed wrapper was 'FSDPModule' in the baseline and is 'DDP'",
         ),
         (
-            {"observed": observed(wrapper="x", sharding="Shard(0)")},
-            {"observed": observed(wrapper="x")},
-            "sharding was '?' in the baseline and is 'Shard(0)'",
+            {"observed": Observed(settings={"wrapper": "x", "sharding": "Shard(0)"}, environment={})},
+            {"observed": Observed(settings={"wrapper": "x"}, environment={})},
+            "observed sharding was '?' in the baseline and is 'Shard(0)'",
         ),
         (
-            {"observed": observed(attention="sdpa")},
-            {"observed": observed(attention="eager")},
-            "attention was 'eager' in the baseline and is 'sdpa'",
+            {"observed": Observed(settings={}, environment={})},
+            {"observed": Observed(settings={"attention": "eager"}, environment={})},
+            "observed attention was 'eager' in the baseline and is '?'",
         ),
         ({"case": make_case(micro_batch=4)}, {}, "micro_batch was '2' in the baseline and is '4'"),
         (
@@ -173,23 +507,38 @@ def test_a_failed_run_is_failed_with_its_kind_whatever_its_figures() -> None:
 def test_unlike_things_are_not_compared_and_both_values_are_named(
     now: dict[str, Any], before: dict[str, Any], said: str
 ) -> None:
-    verdict = judge(make_run(**now), from_runs([make_run(**before)]))
-    assert verdict.outcome == "failed"
-    [reason] = verdict.reasons
-    assert reason.startswith("cannot be compared: ")
-    assert reason.endswith(said)
+    verdict = judged([make_run(**now)], from_runs([make_run(**before)] * 3))
+    assert (verdict.outcome, verdict.failure, verdict.checks) == ("failed", "unlike", ())
+    assert verdict.reasons == (f"cannot be compared: {said}",)
+
+
+def test_every_unlike_thing_is_named() -> None:
+    run = make_run(case=make_case(micro_batch=4, seed=5))
+    verdict = judged([run])
+    assert [reason.split(" was ")[0] for reason in verdict.reasons] == [
+        "cannot be compared: micro_batch",
+        "cannot be compared: seed",
+    ]
+
+
+def test_unlike_in_a_later_launch_is_unlike() -> None:
+    assert judged([*usual()[:2], make_run(case=make_case(seed=5))]).failure == "unlike"
 
 
 def test_where_and_how_long_a_case_may_run_does_not_make_it_another() -> None:
     run = make_run(case=make_case(timeout_s=7, hardware=("cpu", "h100")))
-    assert judge(run, BASELINE).outcome == "passed"
+    assert judged([run]).outcome == "passed"
+
+
+def in_environment(**environment: str) -> Run:
+    return make_run(observed=Observed(settings={}, environment=environment))
 
 
 def test_what_changed_around_it_is_listed_and_forbids_nothing() -> None:
-    before = Observed(settings={}, environment={"torch": "2.11", "OMP_NUM_THREADS": "1", "same": "x"})
-    now = Observed(settings={}, environment={"torch": "2.12", "NCCL_ALGO": "Tree", "same": "x"})
-    verdict = judge(make_run(observed=now), from_runs([make_run(observed=before)]))
-    assert verdict.outcome == "passed"
+    before = in_environment(torch="2.11", OMP_NUM_THREADS="1", same="x")
+    now = in_environment(torch="2.12", NCCL_ALGO="Tree", same="x")
+    verdict = judged([now], from_runs([before] * 3))
+    assert (verdict.outcome, verdict.failure) == ("passed", None)
     assert verdict.changed == (
         "NCCL_ALGO: unset -> Tree",
         "OMP_NUM_THREADS: 1 -> unset",
@@ -197,138 +546,350 @@ def test_what_changed_around_it_is_listed_and_forbids_nothing() -> None:
     )
 
 
-@pytest.mark.parametrize(("now", "before"), [(observed(), None), (None, observed())])
-def test_nothing_observed_on_one_side_is_no_difference(now: Observed | None, before: Observed | None) -> None:
-    verdict = judge(make_run(observed=now), from_runs([make_run(observed=before)]))
+def test_what_changed_is_listed_with_a_regression() -> None:
+    slow = in_environment(torch="2.12").replace(figures=make_figures(tokens_per_s=500))
+    verdict = session([slow] * 5, from_runs([in_environment(torch="2.11")] * 3))
+    assert (verdict.outcome, verdict.changed) == ("regressed", ("torch: 2.11 -> 2.12",))
+
+
+@pytest.mark.parametrize(("now", "before"), [(True, False), (False, True)])
+def test_nothing_observed_on_one_side_is_no_difference(now: bool, before: bool) -> None:
+    seen = Observed(settings={"wrapper": "DDP"}, environment={"torch": "2.11"})
+    run, then = (make_run(observed=seen if told else None) for told in (now, before))
+    verdict = judged([run], from_runs([then] * 3))
     assert (verdict.outcome, verdict.changed) == ("passed", ())
 
 
-PROBED: Baseline = from_runs([run_with(probe_s_p50=0.010)])
+# The loss
+
+
+def with_loss(factor: float, *, first: int = 0, last: int = 25, speed: float = 1) -> Run:
+    """A launch whose loss is `factor` times the usual one from step `first` to `last`."""
+    loss = [4.0 - 0.05 * step for step in range(25)]
+    changed = [value * factor if first <= step < last else value for step, value in enumerate(loss)]
+    return make_launches(speed)[0].replace(loss=tuple(changed))
+
+
+@pytest.mark.parametrize("speed", [0.5, 1, 2])
+@pytest.mark.parametrize("factor", [0.9, 0.97, 1.03, 1.1, math.nan, math.inf])
+def test_a_loss_that_leaves_the_baselines_fails_whatever_the_speed(speed: float, factor: float) -> None:
+    verdict = judged([with_loss(factor, speed=speed)], from_runs([with_loss(1)] * 5))
+    assert (verdict.outcome, verdict.failure, verdict.launches) == ("failed", "loss", 1)
+
+
+def test_the_loss_is_named_with_the_place_the_value_and_what_is_usual() -> None:
+    verdict = judged([with_loss(1.1, first=12)], from_runs([with_loss(1)] * 5))
+    assert verdict.reasons == (
+        "the loss over 50 to 60 % of the steps is 3.6850, the baseline's 3.3500 +- 0.0670",
+    )
+
+
+@pytest.mark.parametrize("factor", [0.985, 1, 1.015])
+def test_a_loss_that_differs_as_reductions_in_another_order_do_passes(factor: float) -> None:
+    assert judged([with_loss(factor)], from_runs([with_loss(1)] * 5)).outcome == "passed"
+
+
+SCATTERED = from_runs([with_loss(factor) for factor in (0.97, 0.98, 1.0, 1.02, 1.03)])
+
+
+@pytest.mark.parametrize(("factor", "failure"), [(1.1, None), (0.9, None), (1.2, "loss"), (0.8, "loss")])
+def test_a_loss_may_differ_as_much_as_the_baselines_own_launches_scatter(
+    factor: float, failure: str | None
+) -> None:
+    """A standard deviation of 2.5 %, so 6 of them are 15 %."""
+    assert judged([with_loss(factor)], SCATTERED).failure == failure
+
+
+def test_two_launches_tell_no_scatter_of_the_loss() -> None:
+    pair = from_runs([with_loss(0.9), with_loss(1.1)])
+    assert judged([with_loss(1.05)], pair).failure == "loss"
+    assert judged([with_loss(1.015)], pair).failure is None
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_one_launch_with_another_loss_fails_among_good_ones(place: int) -> None:
+    runs = [with_loss(1)] * 3
+    runs[place] = with_loss(1.1, first=20)
+    assert judged(runs, from_runs([with_loss(1)] * 5)).failure == "loss"
+
+
+def test_a_loss_is_not_compared_with_none() -> None:
+    bare = with_loss(1).replace(loss=())
+    assert judged([with_loss(9)], from_runs([bare] * 5)).outcome == "passed"
+    assert judged([with_loss(9)], from_runs([bare, bare, with_loss(1)])).failure == "loss"
+
+
+# The machine
+
+
+PROBED = from_runs(make_launches(1.0, 1.003, 0.998, 1.001, 0.997, probe_s_p50=0.010))
+
+
+def on_machine(speed: float, *, tokens: float = 1) -> Run:
+    """A launch on a machine that the probe finds at `speed`, relative to the baseline's."""
+    return make_launches(tokens, probe_s_p50=0.010 / speed)[0]
+
+
+@pytest.mark.parametrize("speed", [0.5, 0.79, 1.26, 2, math.nan])
+@pytest.mark.parametrize("tokens", [0.3, 1, 3])
+def test_an_unhealthy_machine_is_the_verdict_after_three_launches_whatever_they_measured(
+    speed: float, tokens: float
+) -> None:
+    runs = [on_machine(speed, tokens=tokens)] * 9
+    early = judged(runs[: MAX_UNHEALTHY - 1], PROBED)
+    assert (early.outcome, early.checks) == ("undecided", ())
+    verdict = session(runs, PROBED)
+    assert (verdict.outcome, verdict.launches, verdict.failure) == ("unhealthy", MAX_UNHEALTHY, None)
+    assert verdict.reasons == tuple(
+        f"launch {number}: by the probe, the machine ran at {speed:.0%} of its speed at the baseline"
+        for number in (1, 2, 3)
+    )
+
+
+DISTURBED = Health(samples=40, seconds=10, steps=25, foreign_cpu=0.6)
+
+
+@pytest.mark.parametrize("baseline", [None, BASELINE])
+def test_a_disturbed_machine_is_unhealthy_with_or_without_a_baseline(baseline: Baseline | None) -> None:
+    runs = [make_run(health=DISTURBED)] * 9
+    verdict = session(runs, baseline)
+    assert (verdict.outcome, verdict.launches) == ("unhealthy", MAX_UNHEALTHY)
+    assert verdict.reasons[0].startswith("launch 1: other processes used 60% of the cores' time")
+
+
+def test_a_disturbed_launch_is_none_of_those_that_are_recorded_from() -> None:
+    disturbed = make_run(health=DISTURBED, figures=make_figures(tokens_per_s=1))
+    verdict = session([disturbed, *usual()], None)
+    assert (verdict.outcome, verdict.launches) == ("recorded", 4)
+    assert check_of(verdict, "tokens_per_s").measured == pytest.approx(1001)
+
+
+def test_every_reason_of_a_launch_is_told() -> None:
+    verdict = session([on_machine(0.5).replace(health=DISTURBED)] * 3, PROBED)
+    assert re.fullmatch(
+        r"launch 3: other processes used 60% .*; by the probe, the machine ran at 50% .*", verdict.reasons[2]
+    )
+
+
+def on_gpu(matmul: float | None, **probe: float) -> Run:
+    """A launch on a GPU whose own matrix product ran at `matmul` TFLOP/s before the workload."""
+    told = probe if matmul is None else {"matmul_tflops": matmul, **probe}
+    return make_launches(1, machine=H100)[0].replace(device_probe=told)
 
 
 @pytest.mark.parametrize(
-    ("tokens_per_s", "probe_s", "outcome", "worsening"),
+    ("matmul", "copy", "outcome"),
     [
-        (900, 0.010 / 0.9, "passed", 0),  # a machine 10 % slower: not the code
-        (1100, 0.010 / 1.1, "passed", 0),
-        (800, 0.010, "regressed", 0.2),  # the same machine: the code
-        (720, 0.010 / 0.9, "regressed", 0.2),
-        (1000, 0.010 / 0.85, "improved", 1 - 1 / 0.85),
+        (700, 3000, "passed"),
+        (631, 2701, "passed"),
+        (629, 3000, "unhealthy"),
+        (700, 2699, "unhealthy"),
+        (900, 9000, "passed"),
+        (None, 3000, "passed"),
     ],
 )
-def test_speed_is_corrected_by_what_the_probe_says_of_the_machine(
-    tokens_per_s: float, probe_s: float, outcome: str, worsening: float
+def test_a_gpu_that_is_slower_than_at_the_baseline_before_the_workload_is_unhealthy(
+    matmul: float | None, copy: float, outcome: str
 ) -> None:
-    verdict = judge(run_with(tokens_per_s=tokens_per_s, probe_s_p50=probe_s), PROBED)
-    check = check_of(verdict, "tokens_per_s")
+    baseline = from_runs([on_gpu(rate, copy=3000) for rate in (700, 1, 710, 690, 700)])
+    verdict = session([on_gpu(matmul, copy=copy, other=1)] * 3, baseline)
     assert verdict.outcome == outcome
-    assert check.worsening == pytest.approx(worsening, abs=1e-6)
-    assert check.note is not None
-    assert f"{0.010 / probe_s:.1%} of its speed at the baseline" in check.note
-    assert check_of(verdict, "peak_memory_bytes").note is None
+    if outcome == "unhealthy":
+        what = "matmul_tflops was 629, at the baseline 700"
+        assert verdict.reasons[0].startswith("launch 1: before the workload, ")
+        assert verdict.reasons[0].endswith(what if matmul == 629 else "copy was 2699, at the baseline 3000")
 
 
-@pytest.mark.parametrize(
-    ("speed", "tokens_per_s", "outcome"),
-    [
-        (0.81, 810, "passed"),  # within what the probe corrects well
-        (1.24, 1240, "passed"),
-        (0.79, 790, "unhealthy"),  # beyond it: is it slower only because the machine is?
-        (1.26, 1260, "unhealthy"),
-        (0.5, 1000, "unhealthy"),
-        (0.5, 400, "regressed"),  # slower with and without the correction: the code
-        (2, 2400, "improved"),
-        (0.79, 860, "passed"),
-    ],
-)
-def test_a_change_that_only_a_far_correction_makes_or_unmakes_is_the_machine(
-    speed: float, tokens_per_s: float, outcome: str
+def test_on_a_cpu_the_device_probe_says_nothing() -> None:
+    probed = [run.replace(device_probe={"copy": rate}) for rate, run in zip((9, 1), usual(), strict=False)]
+    assert judged(probed[1:], from_runs(probed[:1])).outcome == "passed"
+
+
+@pytest.mark.parametrize("speed", [0.81, 1, 1.24])
+def test_a_machine_about_as_fast_as_at_the_baseline_is_healthy(speed: float) -> None:
+    verdict = session([on_machine(speed)], PROBED)
+    assert (verdict.outcome, verdict.reasons) == ("passed", ())
+
+
+@pytest.mark.parametrize("sick", [1, 2])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(("tokens", "outcome"), [(1, "passed"), (0.8, "regressed")])
+def test_a_few_unhealthy_launches_among_healthy_ones_are_no_evidence(
+    sick: int, first: bool, tokens: float, outcome: str
 ) -> None:
-    verdict = judge(run_with(tokens_per_s=tokens_per_s, probe_s_p50=0.010 / speed), PROBED)
-    check = check_of(verdict, "tokens_per_s")
-    assert (verdict.outcome, check.outcome) == (outcome, outcome)
-    assert check.note is not None
-    assert f"{speed:.1%} of its speed at the baseline" in check.note
+    bad = [on_machine(0.5, tokens=0.4)] * sick
+    good = [on_machine(1, tokens=tokens)] * 3
+    verdict = judged([*bad, *good] if first else [*good, *bad], PROBED)
+    assert (verdict.outcome, verdict.launches) == (outcome, sick + 3)
+    assert verdict.checks == judged(good, PROBED).checks
 
 
-def test_a_slow_machine_does_not_excuse_more_memory() -> None:
-    verdict = judge(run_with(tokens_per_s=500, probe_s_p50=0.02, peak_memory_bytes=80 * MIB), PROBED)
-    assert check_of(verdict, "tokens_per_s").outcome == "unhealthy"
-    assert verdict.outcome == "regressed"
+def test_unhealthy_launches_are_none_of_the_launches_that_are_asked_for() -> None:
+    runs = [on_machine(1), on_machine(0.5), on_machine(2), *[on_machine(1)] * 9]
+    verdict = session(runs, PROBED, min_launches=5)
+    assert (verdict.outcome, verdict.launches) == ("passed", 7)
 
 
-def test_a_slow_machine_does_not_excuse_a_missing_metric() -> None:
-    verdict = judge(run_with(tokens_per_s=500, probe_s_p50=0.02, peak_memory_bytes=None), PROBED)
-    assert verdict.outcome == "failed"
+def test_which_launches_were_unhealthy_is_told() -> None:
+    runs = [on_machine(speed) for speed in (1, 0.5, 1, 2, 0.7)]
+    verdict = session(runs, PROBED, min_launches=9)
+    assert verdict.outcome == "unhealthy"
+    assert [reason.split(":")[0] for reason in verdict.reasons] == ["launch 2", "launch 4", "launch 5"]
 
 
-@pytest.mark.parametrize(("now", "before"), [(None, 0.01), (0.01, None)])
-def test_without_a_probe_on_both_sides_nothing_is_corrected(now: float | None, before: float | None) -> None:
-    verdict = judge(run_with(probe_s_p50=now), from_runs([run_with(probe_s_p50=before)]))
+def test_an_unhealthy_machine_does_not_excuse_a_failure() -> None:
+    crash = on_machine(0.5).replace(failure=Failure(kind="crash", message="x"))
+    assert judged([on_machine(0.5), crash], PROBED).failure == "crash"
+
+
+@pytest.mark.parametrize(("now", "before"), [(None, 0.01), (0.01, None), (None, None)])
+def test_without_a_probe_on_both_sides_every_machine_is_healthy(
+    now: float | None, before: float | None
+) -> None:
+    baseline = from_runs([run_with(probe_s_p50=before)] * 3)
+    verdict = judged([run_with(probe_s_p50=now)], baseline, noise_of(0.005, exponent=1))
     assert verdict.outcome == "passed"
     assert check_of(verdict, "tokens_per_s").note is None
 
 
-def test_what_fails_a_test_and_what_measured_nothing() -> None:
-    assert {"regressed", "failed"} == FAILING
-    assert {"unhealthy", "failed"} == UNMEASURED
-
-
 @pytest.mark.parametrize(
-    ("figures", "metric", "words"),
+    ("machine", "tokens", "outcome", "worsening"),
     [
-        (
-            {"tokens_per_s": 123_456 * 0.8},
-            "tokens_per_s",
-            "tokens/s: 98,765 tokens/s, baseline 123,456 tokens/s: 20.0% slower, 15.0% allowed: regressed",
-        ),
-        (
-            {"tokens_per_s": 123_456 * 1.1},
-            "tokens_per_s",
-            "tokens/s: 135,802 tokens/s, baseline 123,456 tokens/s: 10.0% faster, 15.0% allowed: passed",
-        ),
-        (
-            {"peak_memory_bytes": 80 * MIB},
-            "peak_memory_bytes",
-            "peak memory: 80.0 MiB, baseline 64.0 MiB: 25.0% more, 15.0% allowed: regressed",
-        ),
-        (
-            {"peak_memory_bytes": 48 * MIB},
-            "peak_memory_bytes",
-            "peak memory: 48.0 MiB, baseline 64.0 MiB: 25.0% less, 15.0% allowed: improved",
-        ),
-        (
-            {"peak_memory_bytes": None},
-            "peak_memory_bytes",
-            "peak memory: -, baseline 64.0 MiB (the baseline has it, this run does not)",
-        ),
+        (0.85, 0.85, "passed", 0),  # the machine, not the code
+        (1.2, 1.2, "passed", 0),
+        (1.0, 0.8, "regressed", 0.25),  # the code
+        (0.85, 0.68, "regressed", 0.25),  # both
+        (1.2, 0.96, "regressed", 0.25),  # the code, on a machine that hides it
+        (0.85, 1.0, "improved", -0.15),
     ],
 )
-def test_sentence_says_what_against_what_by_how_much_and_how_much_is_allowed(
-    figures: dict[str, Any], metric: str, words: str
+def test_both_speeds_are_corrected_by_what_the_probe_says_of_the_machine(
+    machine: float, tokens: float, outcome: str, worsening: float
 ) -> None:
-    verdict = judge(
-        run_with(**{"tokens_per_s": 123_456, **figures}), from_runs([run_with(tokens_per_s=123_456)])
-    )
-    assert sentence(check_of(verdict, metric)) == words
+    runs = [on_machine(machine, tokens=tokens)] * 9
+    verdict = session(runs, PROBED, noise_of(0.005, exponent=1), min_launches=3)
+    assert verdict.outcome == outcome
+    for metric in ("tokens_per_s", "tokens_per_s_mean"):
+        check = check_of(verdict, metric)
+        assert check.worsening == pytest.approx(worsening, abs=0.005)
+        assert check.measured == pytest.approx(tokens * (1000 if metric == "tokens_per_s" else 990))
+        assert check.note == "corrected for the machine's own speed (probe, exponent 1.00)"
+    for metric in ("step_jitter", "peak_memory_bytes"):
+        assert (check_of(verdict, metric).note, check_of(verdict, metric).outcome) == (None, "passed")
 
 
-def test_sentence_without_a_baseline() -> None:
-    assert [sentence(check) for check in judge(make_run(), None).checks] == [
-        "tokens/s: 1,000 tokens/s",
-        "peak memory: 64.0 MiB",
+def test_the_probe_corrects_as_far_as_speed_follows_it() -> None:
+    run = on_machine(0.9, tokens=0.9)
+    worsening = [
+        check_of(judged([run], PROBED, noise_of(0.005, exponent=exponent)), "tokens_per_s").worsening
+        for exponent in (0, 0.5, 1)
     ]
+    assert worsening == pytest.approx([1 / 0.9 - 1, 0.9**-0.5 - 1, 0], abs=0.002)
 
 
-@pytest.mark.parametrize(
-    ("value", "unit", "words"),
-    [
-        (None, "bytes", "-"),
-        (1000, "bytes", "1,000 bytes"),
-        (1.5 * MIB, "bytes", "1.5 MiB"),
-        (2.0**30 * 12.345, "bytes", "12.35 GiB"),
-        (93_600.4, "tokens/s", "93,600 tokens/s"),
-    ],
+def test_where_speed_does_not_follow_the_probe_nothing_is_corrected() -> None:
+    verdict = judged([on_machine(0.85)], PROBED)
+    check = check_of(verdict, "tokens_per_s")
+    assert check.worsening == pytest.approx(0, abs=0.005)
+    assert check.note is None
+
+
+def test_launches_without_a_probe_among_others_leave_all_as_measured() -> None:
+    corrected = noise_of(0.005, exponent=1)
+    probed, bare = on_machine(0.85, tokens=0.85), make_launches(0.85)[0]
+    for runs in ([probed, bare], [bare, probed]):
+        check = check_of(judged(runs, PROBED, corrected), "tokens_per_s")
+        assert check.worsening == pytest.approx(1 / 0.85 - 1, abs=0.005)
+        assert check.note is None
+
+
+# Noise
+
+
+@pytest.mark.parametrize("factor", [0.1, 1, 10])
+def test_where_noise_is_unknown_it_is_inconclusive_and_says_why(factor: float) -> None:
+    verdict = judged(usual(factor)[:1], noise=ClassNoise())
+    assert (verdict.outcome, verdict.launches, verdict.failure) == ("inconclusive", 1, None)
+    for check in verdict.checks:
+        assert check.note == (
+            "the noise between launches is unknown: too few launches in the baselines of this hardware"
+        )
+        assert (check.worsening, check.interval, check.blind) == (None, None, False)
+        assert check.measured is not None
+        assert check.baseline is not None
+
+
+def test_the_noise_of_one_metric_unknown_makes_that_one_inconclusive() -> None:
+    known = {name: noise for name, noise in QUIET.by_metric.items() if name != "step_jitter"}
+    verdict = judged(usual()[:1], noise=ClassNoise(by_metric=known))
+    assert outcomes(verdict) == {**dict.fromkeys(NAMES, "passed"), "step_jitter": "inconclusive"}
+    assert verdict.outcome == "inconclusive"
+
+
+# What holds for all launches
+
+
+speeds = st.lists(st.floats(0.3, 3), min_size=1, max_size=MAX_LAUNCHES)
+baseline_speeds = st.lists(st.floats(0.9, 1.1), min_size=1, max_size=10)
+noises = st.sampled_from([QUIET, ORDINARY, LOUD])
+
+
+def unrounded(launches: Sequence[Run]) -> Baseline:
+    """`from_runs` keeps six digits, of which a change of unit may change the last."""
+    baseline = from_runs(launches)
+    exact = [kept.replace(figures=run.figures) for kept, run in zip(baseline.launches, launches, strict=True)]
+    return baseline.replace(launches=tuple(exact))
+
+
+@deterministic
+@given(baseline_speeds, speeds, noises, st.floats(1e-6, 1e6))
+def test_the_unit_of_speed_changes_no_outcome(
+    before: list[float], now: list[float], noise: ClassNoise, unit: float
+) -> None:
+    here = judged(make_launches(*now), unrounded(make_launches(*before)), noise)
+    scaled = unrounded(make_launches(*(unit * speed for speed in before)))
+    there = judged(make_launches(*(unit * speed for speed in now)), scaled, noise)
+    assert (there.outcome, outcomes(there)) == (here.outcome, outcomes(here))
+
+
+SEVERITY: tuple[Outcome, ...] = ("improved", "passed", "undecided", "inconclusive", "regressed")
+
+
+@deterministic
+@given(
+    st.lists(st.floats(0.95, 1.05), min_size=3, max_size=15), noises, st.floats(0.3, 0.9), st.floats(0, 0.5)
 )
-def test_amount(value: float | None, unit: str, words: str) -> None:
-    assert amount(value, unit) == words
+def test_a_larger_drop_never_turns_a_regression_into_a_pass(
+    around: list[float], noise: ClassNoise, drop: float, further: float
+) -> None:
+    small = judged(make_launches(*(drop * speed for speed in around)), noise=noise)
+    large = judged(make_launches(*(drop * (1 - further) * speed for speed in around)), noise=noise)
+    if small.outcome == "regressed":
+        assert large.outcome == "regressed"
+    if large.outcome in ("passed", "improved"):
+        assert small.outcome in ("passed", "improved")
+
+
+@deterministic
+@given(
+    st.lists(st.tuples(st.floats(0.3, 3), st.floats(0.5, 1.6)), min_size=18, max_size=18),
+    noises,
+    st.sampled_from([3, 5, MAX_LAUNCHES]),
+    st.integers(1, 3),
+)
+def test_every_session_ends(
+    launches: list[tuple[float, float]], noise: ClassNoise, max_launches: int, min_launches: int
+) -> None:
+    runs = [on_machine(machine, tokens=tokens) for tokens, machine in launches]
+    verdict = session(runs, PROBED, noise, max_launches=max_launches, min_launches=min_launches)
+    assert verdict.outcome != "undecided"
+    assert verdict.launches <= max_launches + MAX_UNHEALTHY - 1
+
+
+def test_what_measured_nothing_are_outcomes() -> None:
+    assert {"failed", "unhealthy"} == UNMEASURED
+    assert set(get_args(Outcome)) >= UNMEASURED
+
+
+def test_a_policy_has_defaults() -> None:
+    assert Policy() == Policy(max_launches=MAX_LAUNCHES, min_launches=1, record_launches=3)

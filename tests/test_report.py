@@ -3,19 +3,35 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import pytest
 
 from perfsuite.baseline import from_runs
-from perfsuite.judge import Outcome, judge
-from perfsuite.report import STYLES, Result, Skipped, explanation, table, to_json
-from perfsuite.result import Failure, Observed, Run
+from perfsuite.judge import Check, Outcome, Policy, Verdict, judge
+from perfsuite.metric import GATED
+from perfsuite.noise import ClassNoise
+from perfsuite.report import (
+    STYLES,
+    Result,
+    Skipped,
+    amount,
+    explanation,
+    sentence,
+    table,
+    to_json,
+)
+from perfsuite.result import Failure, Figures, Observed, Run
+from perfsuite.sequential import Noise
 from tests.samples import make_case, make_figures, make_gpu_machine, make_machine, make_run
 
+MIB = 2.0**20
+NOISE = ClassNoise(by_metric={metric.name: Noise(sigma=0.005, degrees_of_freedom=30) for metric in GATED})
 BEFORE = make_run(
     figures=make_figures(
         tokens_per_s=98765,
+        tokens_per_s_mean=97000,
         tokens_per_s_per_device=49382,
         step_s_p50=0.0123,
         step_s_p95=0.0456,
@@ -25,59 +41,142 @@ BEFORE = make_run(
 )
 
 
-def result(run: Run, before: Run | None = BEFORE, **changes: Any) -> Result:
+def result(
+    *runs: Run,
+    before: Run | None = BEFORE,
+    noise: ClassNoise = NOISE,
+    **changes: Any,
+) -> Result:
+    baseline = from_runs([before] * 5) if before is not None else None
     values: dict[str, Any] = {
         "nodeid": "bench_cases/test_x.py::test_x[a]",
-        "case_id": run.case.id,
-        "framework": run.case.framework.name,
-        "run": run,
-        "verdict": judge(run, from_runs([before]) if before is not None else None),
+        "case_id": runs[0].case.id,
+        "framework": runs[0].case.framework.name,
+        "runs": runs,
+        "verdict": judge(runs, baseline, noise, Policy(record_launches=1)),
         "baseline_file": None,
-        "directory": "/tmp/launch-1",
+        "directory": "/tmp/runs/x",
     }
     return Result(**{**values, **changes})
+
+
+def never_run() -> Result:
+    """As with `--perf-no-baseline=fail` where there is none."""
+    reason = "no baseline on cpu-test-2c in baselines, and --perf-no-baseline=fail"
+    return Result(
+        nodeid="n",
+        case_id=make_case().id,
+        framework="fake",
+        runs=(),
+        verdict=Verdict(outcome="failed", launches=0, failure="no_baseline", reasons=(reason,)),
+        baseline_file=None,
+        directory="/tmp/runs/x",
+    )
 
 
 def now(**figures: Any) -> Run:
     return BEFORE.replace(figures=BEFORE.figures.replace(**figures))
 
 
+def row(shown: str) -> list[str]:
+    return shown.splitlines()[1].split()
+
+
+# The figures of a result
+
+
+def test_figures_are_the_medians_over_the_launches_that_have_them() -> None:
+    runs = [now(tokens_per_s=speed, mfu=mfu) for speed, mfu in ((3, None), (1, 0.4), (2, 0.2))]
+    figures = result(*runs, before=None).figures
+    assert figures.tokens_per_s == 2
+    assert figures.mfu == pytest.approx(0.3)
+    assert (figures.step_jitter, figures.alloc_retries) == (1.1, None)
+
+
+def test_measured_steps_are_those_in_the_windows_of_all_launches() -> None:
+    first = make_run(step_s=(9.0, 0.1, 0.2), window=(1, 3))
+    second = make_run(step_s=(8.0, 8.0, 0.3), window=(2, 3))
+    assert result(first, second, before=None).measured_steps == [0.1, 0.2, 0.3]
+
+
+def test_a_result_without_launches_has_no_figures_and_no_steps() -> None:
+    assert never_run().figures == Figures()
+    assert never_run().measured_steps == []
+
+
+# The table
+
+
 def test_table_shows_the_figures_in_a_row_of_the_case() -> None:
-    lines = table([result(now(tokens_per_s=108642))], color=False, width=160).splitlines()
-    headings = ["case", "tokens/s", "per device", "p50 ms", "p95 ms", "memory", "MFU", "vs base", "verdict"]
-    assert re.split(r"  +", lines[0].strip()) == headings
-    assert lines[1].split() == (
-        [BEFORE.case.id, "108,642", "49,382", "12.3", "45.6", "64.0", "MiB", "42.3%", "+10.0%", "passed"]
-    )
+    shown = table([result(*[now(tokens_per_s=104690)] * 2)], color=False, width=160)
+    lines = shown.splitlines()
+    assert re.split(r"  +", lines[0].strip()) == [
+        "case",
+        "tokens/s",
+        "per device",
+        "p50 ms",
+        "p95 ms",
+        "memory",
+        "MFU",
+        "vs base",
+        "launches",
+        "verdict",
+    ]
+    figures = ["104,690", "49,382", "12.3", "45.6", "64.0", "MiB", "42.3%"]
+    assert lines[1].split() == [BEFORE.case.id, *figures, "+6.0%", "2", "passed"]
     assert len(lines) == 2
 
 
-def test_table_shows_a_slower_run_with_a_minus() -> None:
-    shown = table([result(now(tokens_per_s=0.7 * 98765))], color=False, width=160)
-    assert "-30.0% " in shown
-    assert "regressed" in shown
+@pytest.mark.parametrize(
+    ("factor", "change", "outcome"),
+    [
+        (1, "+0.0%", "passed"),
+        (0.99999, "+0.0%", "passed"),
+        (0.95, "-5.0%", "passed"),
+        (0.7, "-30.0%", "regressed"),
+        (1.5, "+50.0%", "improved"),
+    ],
+)
+def test_vs_base_is_the_change_of_the_speed(factor: float, change: str, outcome: str) -> None:
+    runs = [now(tokens_per_s=factor * 98765)] * 3
+    assert row(table([result(*runs)], color=False, width=160))[-3:] == [change, "3", outcome]
+
+
+def test_vs_base_does_not_speak_of_another_metric() -> None:
+    told = result(*[now(peak_memory_bytes=128 * MIB)] * 3)
+    other_order = told.replace(verdict=told.verdict.replace(checks=told.verdict.checks[::-1]))
+    for each in (told, other_order):
+        assert row(table([each], color=False, width=160))[-3:] == ["+0.0%", "3", "regressed"]
 
 
 def test_table_shows_a_dash_for_what_there_is_not() -> None:
-    failed = make_run(figures=make_figures(tokens_per_s=None, peak_memory_bytes=None))
-    row = table([result(failed, before=None)], color=False, width=160).splitlines()[1]
-    assert row.split()[1:] == ["-"] * 7 + ["failed"]
+    failed = make_run(figures=Figures())
+    assert row(table([result(failed, before=None)], color=False, width=160))[1:] == [
+        *["-", "-", "-", "-", "not", "measured", "-", "-"],
+        *["1", "failed"],
+    ]
+
+
+def test_table_shows_a_case_that_was_never_launched() -> None:
+    assert row(table([never_run()], color=False, width=160))[-2:] == ["0", "failed"]
 
 
 def test_table_has_a_row_for_each_case_and_keeps_their_order() -> None:
     cases = [make_case(micro_batch=size) for size in (3, 1, 2)]
-    shown = table([result(make_run(case=case), before=None) for case in cases], color=False, width=200)
+    results = [result(make_run(case=case), before=None) for case in cases]
+    shown = table(results, color=False, width=200)
     assert [line.split()[0] for line in shown.splitlines()[1:]] == [case.id for case in cases]
 
 
-@pytest.mark.parametrize("width", [20, 100, 120])
-def test_a_narrow_table_folds_the_case_and_keeps_the_figures_whole(width: int) -> None:
-    long = make_case(activation_checkpointing="every-2", attention="eager", compile=True, seed=123456)
-    run = now(tokens_per_s=123456789).replace(case=long)
+@pytest.mark.parametrize("width", [120, 140])
+def test_a_table_folds_the_case_and_keeps_the_rest_whole(width: int) -> None:
+    long = make_case(activation_checkpointing="every-2", attention="eager", seed=123456)
+    run = now(tokens_per_s=12345678).replace(case=long)
     lines = table([result(run, before=None)], color=False, width=width).splitlines()
-    assert max(map(len, lines)) <= max(width, 100)
-    assert "123,456,789" in lines[1]
+    assert max(map(len, lines)) <= width
+    assert "12,345,678" in lines[1]
     assert "recorded" in lines[1]
+    assert lines[0].split()[-2:] == ["launches", "verdict"]
     folded = "".join(re.split(r"\s", line)[0] for line in lines[1:])
     assert folded == long.id
 
@@ -90,33 +189,223 @@ def test_color_only_if_asked_for() -> None:
     assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == plain
 
 
-def test_every_outcome_has_a_style() -> None:
-    assert set(STYLES) == set(get_args(Outcome))
+@pytest.mark.parametrize("outcome", get_args(Outcome))
+def test_what_is_neither_good_nor_bad_is_yellow(outcome: Outcome) -> None:
+    verdict = Verdict(outcome=outcome, launches=1)
+    shown = table([result(BEFORE, verdict=verdict)], color=True, width=120)
+    codes = {"green": 32, "red": 31, "cyan": 36, "yellow": 33}
+    assert f"\x1b[{codes[STYLES.get(outcome, 'yellow')]}m{outcome}" in shown
+    expected = {"passed": 32, "improved": 32, "recorded": 36, "regressed": 31, "failed": 31}
+    assert f"\x1b[{expected.get(outcome, 33)}m{outcome}" in shown
 
 
-def test_explanation_names_measured_baseline_by_how_much_and_how_much_is_allowed() -> None:
-    run = now(tokens_per_s=79012).replace(notes=("2 allocator retries",))
-    told = explanation(result(run, baseline_file="baselines/cpu/x.json")).splitlines()
-    assert told == [
-        f"{run.case.id}: regressed",
-        "  tokens/s: 79,012 tokens/s, baseline 98,765 tokens/s: 20.0% slower, 15.0% allowed: regressed",
-        "  peak memory: 64.0 MiB, baseline 64.0 MiB: 0.0% more, 15.0% allowed: passed",
-        "  slowest rank: 1; 25 of 25 steps measured",
-        "  note: 2 allocator retries",
-        "  baseline: baselines/cpu/x.json",
-        "  files of the launch: /tmp/launch-1",
+# A check in words
+
+
+def check(**changes: Any) -> Check:
+    values: dict[str, Any] = {
+        "metric": "tokens_per_s",
+        "label": "tokens/s",
+        "unit": "tokens/s",
+        "outcome": "passed",
+        "measured": 98_765.0,
+        "baseline": 123_456.0,
+        "tolerance": 0.15,
+    }
+    return Check(**{**values, **changes})
+
+
+MEMORY: dict[str, Any] = {
+    "metric": "peak_memory_bytes",
+    "label": "peak memory",
+    "unit": "bytes",
+    "measured": 80 * MIB,
+    "baseline": 64 * MIB,
+    "tolerance": 0.01,
+}
+JITTER: dict[str, Any] = {
+    "metric": "step_jitter",
+    "label": "p95/p50 of a step",
+    "unit": "",
+    "measured": 2.2,
+    "baseline": 1.1,
+    "tolerance": 0.6,
+}
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (
+            check(outcome="regressed", worsening=0.25, interval=(0.21, 0.29)),
+            "tokens/s: 98,765, baseline 123,456: 25.0% more time per token "
+            "(99 % interval +21.0% to +29.0%), 15.0% allowed: regressed",
+        ),
+        (
+            check(outcome="improved", worsening=-0.1, interval=(-0.2, 0.004)),
+            "tokens/s: 98,765, baseline 123,456: 10.0% less time per token "
+            "(99 % interval -20.0% to +0.4%), 15.0% allowed: improved",
+        ),
+        (
+            check(worsening=0.0, interval=(-1.0, math.inf), minimum_detectable=0.1),
+            "tokens/s: 98,765, baseline 123,456: 0.0% more time per token "
+            "(99 % interval -100.0% to +inf%), 15.0% allowed: passed",
+        ),
+        (
+            check(**MEMORY, outcome="regressed", worsening=0.25),
+            "peak memory: 80.0 MiB, baseline 64.0 MiB: 25.0% more, 1.0% allowed: regressed",
+        ),
+        (
+            check(**MEMORY, outcome="improved", worsening=-0.25),
+            "peak memory: 80.0 MiB, baseline 64.0 MiB: 25.0% less, 1.0% allowed: improved",
+        ),
+        (
+            check(**JITTER, outcome="regressed", worsening=1.0, interval=(0.9, 1.1)),
+            "p95/p50 of a step: 2.20, baseline 1.10: 100.0% more "
+            "(99 % interval +90.0% to +110.0%), 60.0% allowed: regressed",
+        ),
+    ],
+)
+def test_sentence_says_what_against_what_by_how_much_how_sure_and_how_much_is_allowed(
+    told: Check, words: str
+) -> None:
+    assert sentence(told) == words
+
+
+def test_sentence_says_blind_where_the_gate_is() -> None:
+    blind = check(outcome="inconclusive", worsening=0.01, interval=(-0.2, 0.3), minimum_detectable=0.324)
+    assert sentence(blind).endswith(
+        "15.0% allowed: inconclusive; blind: this gate finds only 32.4% or more reliably"
+    )
+    sharp = check(worsening=0.01, interval=(-0.01, 0.03), minimum_detectable=0.15)
+    assert "blind" not in sentence(sharp)
+
+
+def test_sentence_ends_with_the_note() -> None:
+    noted = check(worsening=0.01, minimum_detectable=0.2, note="corrected for the machine's own speed")
+    assert sentence(noted).endswith(
+        "; blind: this gate finds only 20.0% or more reliably; corrected for the machine's own speed"
+    )
+
+
+def test_sentence_of_what_was_not_measured() -> None:
+    missing = check(**{**MEMORY, "measured": None}, outcome="failed", note="the baseline has it")
+    assert sentence(missing) == ("peak memory: not measured, baseline 64.0 MiB: failed; the baseline has it")
+    never = check(measured=None, baseline=None, outcome="failed", note="was not measured")
+    assert sentence(never) == "tokens/s: not measured: failed; was not measured"
+
+
+def test_sentence_where_the_noise_is_unknown() -> None:
+    unknown = check(outcome="inconclusive", note="the noise between launches is unknown")
+    assert sentence(unknown) == (
+        "tokens/s: 98,765, baseline 123,456: inconclusive; the noise between launches is unknown"
+    )
+
+
+def test_sentence_without_a_baseline_says_what_was_measured() -> None:
+    assert sentence(check(outcome="recorded", baseline=None)) == "tokens/s: 98,765"
+
+
+def test_every_gated_metric_has_a_sentence_from_its_judgement() -> None:
+    verdict = result(*[now()] * 3).verdict
+    told = [sentence(each) for each in verdict.checks]
+    assert [words.split(":")[0] for words in told] == [metric.label for metric in GATED]
+    pattern = r"0\.0% (more|less)( time per token)? \(99 % interval -\d\.\d% to \+\d\.\d%\), \d+\.0% allowed"
+    for words in told:
+        assert re.search(pattern + ": passed$", words)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "words"),
+    [
+        (None, "bytes", "not measured"),
+        (None, "", "not measured"),
+        (0, "bytes", "0.0 MiB"),
+        (1.5 * MIB, "bytes", "1.5 MiB"),
+        (1023.9 * MIB, "bytes", "1023.9 MiB"),
+        (2.0**30, "bytes", "1.00 GiB"),
+        (2.0**30 * 12.345, "bytes", "12.35 GiB"),
+        (93_600.4, "tokens/s", "93,600"),
+        (1.2345, "", "1.23"),
+        (math.nan, "tokens/s", "nan"),
+    ],
+)
+def test_amount(value: float | None, unit: str, words: str) -> None:
+    assert amount(value, unit) == words
+
+
+# A result in words
+
+
+def test_explanation_says_every_check_and_where_the_files_are() -> None:
+    runs = [now(tokens_per_s=79012)] * 3
+    told = explanation(result(*runs, baseline_file="baselines/cpu/x.json")).splitlines()
+    assert told[0] == f"{BEFORE.case.id}: regressed after 3 launches"
+    speed, mean, jitter, memory = told[1:5]
+    assert re.fullmatch(
+        r"  tokens/s: 79,012, baseline 98,765: 25\.0% more time per token "
+        r"\(99 % interval \+2\d\.\d% to \+2\d\.\d%\), 15\.0% allowed: regressed",
+        speed,
+    )
+    assert mean.startswith("  tokens/s with stalls: 97,000, baseline 97,000: 0.0% more")
+    assert jitter.startswith("  p95/p50 of a step: 1.10, baseline 1.10: 0.0%")
+    assert memory.startswith("  peak memory: 64.0 MiB, baseline 64.0 MiB: 0.0%")
+    assert told[5:] == ["  baseline: baselines/cpu/x.json", "  files of the launches: /tmp/runs/x"]
+
+
+def test_explanation_of_one_launch_has_no_plural() -> None:
+    assert explanation(result(BEFORE)).splitlines()[0] == f"{BEFORE.case.id}: passed after 1 launch"
+
+
+def test_explanation_tells_each_note_once_and_how_often() -> None:
+    noted = [("drifting", "retries"), ("drifting",), ()]
+    told = explanation(result(*(now().replace(notes=notes) for notes in noted))).splitlines()
+    assert [line for line in told if "note:" in line] == [
+        "  note: drifting (2 launches)",
+        "  note: retries",
     ]
+
+
+def test_explanation_says_blind_and_why_inconclusive() -> None:
+    told = explanation(result(BEFORE, noise=ClassNoise()))
+    assert told.count(": inconclusive; the noise between launches is unknown") == 4
+    known = dict.fromkeys(NOISE.by_metric, Noise(sigma=0.3, degrees_of_freedom=30))
+    assert "; blind: this gate finds only " in explanation(result(BEFORE, noise=ClassNoise(by_metric=known)))
 
 
 def test_explanation_of_a_failure_ends_with_the_whole_traceback() -> None:
     failure = Failure(
         kind="crash", message="ValueError: x", rank=3, traceback="Traceback:\n  line 1\nValueError: x\n"
     )
-    told = explanation(result(make_run(failure=failure))).splitlines()
-    assert told[0].endswith(": failed")
-    assert told[1] == "  crash: ValueError: x"
+    told = explanation(result(BEFORE, make_run(failure=failure))).splitlines()
+    assert told[:2] == [f"{BEFORE.case.id}: failed after 2 launches", "  crash: ValueError: x"]
     assert told[-4:] == ["  traceback of rank 3:", "    Traceback:", "      line 1", "    ValueError: x"]
-    assert not any("slowest rank" in line for line in told)
+
+
+def test_explanation_of_a_failure_of_no_rank() -> None:
+    failure = Failure(kind="timeout", message="killed", traceback="last lines of launcher.log:\nwaiting")
+    told = explanation(result(make_run(failure=failure))).splitlines()
+    assert told[-3:] == ["  traceback:", "    last lines of launcher.log:", "    waiting"]
+    bare = failure.replace(traceback=None)
+    assert "traceback" not in explanation(result(make_run(failure=bare)))
+
+
+def test_explanation_of_an_unhealthy_machine_tells_of_each_launch() -> None:
+    before = now(probe_s_p50=0.01)
+    told = explanation(result(*[now(probe_s_p50=0.02)] * 3, before=before)).splitlines()
+    assert told[0].endswith(": unhealthy after 3 launches")
+    assert told[1:4] == [
+        f"  launch {number}: by the probe, the machine ran at 50% of its speed at the baseline"
+        for number in (1, 2, 3)
+    ]
+
+
+def test_explanation_of_a_case_that_was_never_launched() -> None:
+    assert explanation(never_run()).splitlines() == [
+        f"{make_case().id}: failed after 0 launches",
+        "  no baseline on cpu-test-2c in baselines, and --perf-no-baseline=fail",
+        "  files of the launches: /tmp/runs/x",
+    ]
 
 
 def test_explanation_lists_what_changed_since_the_baseline() -> None:
@@ -124,25 +413,24 @@ def test_explanation_lists_what_changed_since_the_baseline() -> None:
     run = BEFORE.replace(observed=Observed(settings={}, environment={"torch": "2.12"}))
     told = explanation(result(run, before=before))
     assert "  changed since the baseline: nccl: 2.27 -> unset; torch: 2.11 -> 2.12" in told.splitlines()
+    assert "changed since" not in explanation(result(before, before=before))
 
 
 @pytest.mark.parametrize(
     ("machine", "told"),
     [
-        (make_gpu_machine("NVIDIA X9000"), True),
-        (make_gpu_machine(), False),
-        (make_machine(note="NVML found no GPU: x"), False),
+        (make_gpu_machine("NVIDIA X9000"), 1),
+        (make_gpu_machine(), 0),
+        (make_machine(note="NVML found no GPU: x"), 0),
     ],
 )
-def test_explanation_says_why_a_gpu_has_no_mfu(machine: Any, told: bool) -> None:
-    said = explanation(result(make_run(machine=machine), before=None))
-    assert ("not in perfsuite's table" in said) == told
+def test_explanation_says_once_why_a_gpu_has_no_mfu(machine: Any, told: int) -> None:
+    said = explanation(result(*[make_run(machine=machine)] * 3, before=None))
+    assert said.count("not in perfsuite's table") == told
     assert "NVML" not in said
 
 
-def test_explanation_of_one_process_names_no_slowest_rank() -> None:
-    alone = make_run(case=make_case(topology={"processes_per_node": 1}))
-    assert "slowest rank" not in explanation(result(alone, before=None))
+# JSON
 
 
 MESSY = now(tokens_per_s=math.nan, mfu=math.inf).replace(
@@ -150,24 +438,61 @@ MESSY = now(tokens_per_s=math.nan, mfu=math.inf).replace(
 )
 
 
-def test_json_is_strict_though_figures_are_no_numbers() -> None:
-    skipped = Skipped(nodeid="n", case_id="c", framework="f", reason="r")
-    written = to_json(make_machine(), [result(MESSY), result(BEFORE)], [skipped], status="complete")
+def strict(results: Sequence[Result], *skipped: Skipped, status: Any = "complete") -> dict[str, Any]:
+    """As read back by a parser that knows no NaN."""
+    written = to_json(make_machine(), results, skipped, status=status)
     back = json.loads(json.dumps(written, allow_nan=False))
     assert back == written
-    assert (back["schema_version"], back["status"]) == (1, "complete")
-    assert back["machine"]["hardware_class"] == "cpu-test-2c"
-    assert back["skipped"] == [{"nodeid": "n", "case_id": "c", "framework": "f", "reason": "r"}]
-    messy, good = back["results"]
-    assert (messy["figures"]["tokens_per_s"], messy["run"]["step_s"]) == ("NaN", ["NaN", "Infinity", 0.1])
+    assert isinstance(back, dict)
+    return back
+
+
+def test_json_is_strict_though_figures_are_no_numbers() -> None:
+    [messy] = strict([result(MESSY, before=None)])["results"]
+    assert messy["outcome"] == "failed"
+    assert messy["figures"]["tokens_per_s"] == "NaN"
+    assert messy["runs"][0]["step_s"] == ["NaN", "Infinity", 0.1]
+    assert messy["verdict"]["checks"][0]["measured"] == "NaN"
+
+
+def test_json_is_strict_though_next_to_nothing_is_known_of_the_noise() -> None:
+    vague = dict.fromkeys(NOISE.by_metric, Noise(sigma=0.01, degrees_of_freedom=0.1))
+    [told] = strict([result(BEFORE, noise=ClassNoise(by_metric=vague))])["results"]
+    assert told["verdict"]["checks"][0]["interval"] == [-1.0, "Infinity"]
+    assert Verdict.model_validate(told["verdict"]).checks[0].interval == (-1.0, math.inf)
+
+
+def test_json_has_every_launch_and_verdict() -> None:
+    runs = [now(), now(tokens_per_s=98767), now()]
+    written = strict([result(*runs, baseline_file="b.json")])
+    assert (written["schema_version"], written["status"]) == (1, "complete")
+    assert written["machine"]["hardware_class"] == "cpu-test-2c"
+    [good] = written["results"]
     assert good["outcome"] == good["verdict"]["outcome"] == "passed"
-    assert good["figures"]["tokens_per_s"] == 98765
-    assert [check["metric"] for check in good["verdict"]["checks"]] == ["tokens_per_s", "peak_memory_bytes"]
-    assert (good["nodeid"], good["directory"]) == ("bench_cases/test_x.py::test_x[a]", "/tmp/launch-1")
-    assert Run.model_validate(good["run"]) == BEFORE
+    assert good["verdict"]["launches"] == len(good["runs"]) == 3
+    assert [Run.model_validate(run) for run in good["runs"]] == runs
+    assert Verdict.model_validate(good["verdict"]) == result(*runs).verdict
+    assert Figures.model_validate(good["figures"]) == now().figures
+    assert [each["metric"] for each in good["verdict"]["checks"]] == [metric.name for metric in GATED]
+    assert (good["nodeid"], good["case_id"]) == ("bench_cases/test_x.py::test_x[a]", BEFORE.case.id)
+    assert (good["framework"], good["baseline_file"], good["directory"]) == ("fake", "b.json", "/tmp/runs/x")
+
+
+def test_json_of_a_case_that_was_never_launched() -> None:
+    [told] = strict([never_run()])["results"]
+    assert (told["outcome"], told["runs"]) == ("failed", [])
+    assert (told["verdict"]["failure"], told["verdict"]["launches"]) == ("no_baseline", 0)
+    assert set(told["figures"].values()) == {None}
+
+
+def test_json_keeps_the_order_and_tells_what_was_skipped() -> None:
+    skipped = Skipped(nodeid="n", case_id="c", framework="f", reason="r")
+    written = strict([never_run(), result(BEFORE)], skipped)
+    assert [told["outcome"] for told in written["results"]] == ["failed", "passed"]
+    assert written["skipped"] == [{"nodeid": "n", "case_id": "c", "framework": "f", "reason": "r"}]
 
 
 @pytest.mark.parametrize("status", ["complete", "interrupted"])
-def test_json_of_nothing(status: Any) -> None:
-    written = to_json(make_machine(), [], [], status=status)
+def test_json_of_nothing(status: str) -> None:
+    written = strict([], status=status)
     assert (written["results"], written["skipped"], written["status"]) == ([], [], status)
