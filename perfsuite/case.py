@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, m
 
 from perfsuite.data import Data, Document
 from perfsuite.framework import Framework, changed_fields, parse_framework
-from perfsuite.hardware import ACCELERATORS
+from perfsuite.hardware import hardware_error
 from perfsuite.models import Model, find
 
 Precision = Literal["fp32", "bf16-mixed", "bf16"]
@@ -20,8 +20,8 @@ Attention = Literal["sdpa", "eager", "flash_attention_2"]
 class Topology(Data):
     """How many machines, and how many processes (one per device) on each."""
 
-    nodes: int = Field(default=1, ge=1)
-    processes_per_node: int = Field(ge=1)
+    nodes: int = Field(default=1, ge=1, strict=True)
+    processes_per_node: int = Field(ge=1, strict=True)
 
     @property
     def world_size(self) -> int:
@@ -42,26 +42,26 @@ class Case(Data):
         BeforeValidator(parse_framework),
         PlainSerializer(lambda framework: {"name": framework.name, **framework.model_dump()}),
     ]
-    sequence_length: int = Field(ge=2)
-    micro_batch: int = Field(ge=1)
-    gradient_accumulation: int = Field(default=1, ge=1)
+    sequence_length: int = Field(ge=2, strict=True)
+    micro_batch: int = Field(ge=1, strict=True)
+    gradient_accumulation: int = Field(default=1, ge=1, strict=True)
     precision: Precision = "fp32"
     activation_checkpointing: str = Field(
         default="none", pattern=r"^(none|full|selective-op|every-[1-9]\d*)$"
     )
     """`none`, `full` (every block), `every-N` (every N-th block) or `selective-op` (by operator)."""
     attention: Attention = "sdpa"
-    compile: bool = False
+    compile: bool = Field(default=False, strict=True)
     topology: Topology
     hardware: tuple[str, ...]
     """What it is meant for: `"cpu"`, `"h100"`, `"a100-80gb"`, or several. Each gives a pytest marker."""
-    learning_rate: float = Field(default=1e-3, gt=0)
-    seed: int = 0
-    max_warmup_steps: int = Field(default=20, ge=1)
+    learning_rate: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
+    seed: int = Field(default=0, strict=True)
+    max_warmup_steps: int = Field(default=20, ge=1, strict=True)
     """Steps before the window at the most; where it really begins is found in the series."""
-    steps: int = Field(default=50, ge=10)
+    steps: int = Field(default=50, ge=10, strict=True)
     """Steps measured at the least."""
-    timeout_s: float = Field(default=900, gt=0)
+    timeout_s: float = Field(default=900, gt=0, allow_inf_nan=False)
     """Seconds after which a launch is killed."""
 
     @field_validator("hardware", mode="before")
@@ -73,10 +73,10 @@ class Case(Data):
     @classmethod
     def _known_hardware(cls, hardware: tuple[str, ...]) -> tuple[str, ...]:
         for name in hardware:
-            if name.split("-")[0] not in ACCELERATORS:
+            if (error := hardware_error(name)) is not None:
                 raise ValueError(
-                    f"unknown hardware {name!r}: begin with one of {', '.join(ACCELERATORS)}, "
-                    "optionally with memory and form factor as in 'h100-80gb-sxm'"
+                    f"unknown hardware {name!r}: {error}, with memory and form factor or without: "
+                    "'h100', 'a100-80gb', 'h100-80gb-sxm'; 'gpu' is any"
                 )
         if not hardware:
             raise ValueError("name at least one hardware, for example 'cpu'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -19,6 +20,20 @@ app = typer.Typer(help="Performance regression tests for distributed training.",
 app.add_typer(baseline_cli.app, name="baseline", no_args_is_help=True)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"perfsuite {version('perfsuite')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None: ...
+
+
 @app.command()
 def hardware() -> None:
     """What machine this is, its hardware class, and which markers select cases here, or why not."""
@@ -30,7 +45,7 @@ def hardware() -> None:
     for heading in ("marker", "here", "why not"):
         grid.add_column(heading)
     for name in ACCELERATORS:
-        reason = machine.why_not(name)
+        reason = None if name == "cpu" else machine.why_not(name)
         grid.add_row(f"-m {name}", "no" if reason else "yes", reason or "")
     console.print()
     console.print(grid)

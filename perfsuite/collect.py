@@ -100,20 +100,21 @@ def _is_peer(failure: Failure) -> bool:
 
 
 def _with_log(failure: Failure, run_dir: RunDir) -> Failure:
-    """Where there is no traceback, what the rank (else the launcher) wrote last."""
+    """Where there is no traceback, what the rank wrote last; of an unknown rank, what all of them did."""
     if failure.traceback and "\n" in failure.traceback:
         return failure
-    log = run_dir.rank_log(failure.rank) if failure.rank is not None else run_dir.launcher_log
-    if not log.exists():
-        log = run_dir.launcher_log
-    return failure.replace(traceback=f"last lines of {log.name}:\n{_tail(log)}")
+    logs = (
+        sorted(run_dir.path.glob("rank-*.log")) if failure.rank is None else [run_dir.rank_log(failure.rank)]
+    )
+    tails = [(log, _tail(log)) for log in (*logs, run_dir.launcher_log)]
+    written = [f"last lines of {log.name}:\n{tail}" for log, tail in tails if tail]
+    return failure.replace(traceback="\n".join(written) or "no process wrote anything")
 
 
 def _tail(path: Path) -> str:
     if not path.exists():
-        return "(nothing was written)"
-    lines = path.read_text(errors="replace").splitlines()
-    return "\n".join(lines[-LOG_TAIL_LINES:]) or "(nothing was written)"
+        return ""
+    return "\n".join(path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
 
 
 def _measured(bare: Run, reports: list[RankReport], peak_flops: float | None) -> Run:

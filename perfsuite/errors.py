@@ -3,6 +3,7 @@
     PerfsuiteError
     ├── CaseError        a case, model or option that cannot be: the message says what is allowed
     ├── FileError        a JSON file that cannot be read or written: names the file and the field
+    ├── LaunchError      a job that cannot be ended
     └── WorkerError      raised in a worker; reaches the driver as a typed `Failure`
         ├── MismatchError    what runs is not what was asked for
         └── ReportError      rank reports that do not fit together
@@ -22,6 +23,10 @@ class CaseError(PerfsuiteError, ValueError):
 
 class FileError(PerfsuiteError):
     """A JSON file that cannot be read or written."""
+
+
+class LaunchError(PerfsuiteError):
+    """A job that cannot be ended."""
 
 
 class WorkerError(PerfsuiteError):

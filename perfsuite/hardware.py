@@ -33,6 +33,11 @@ class Accelerator(NamedTuple):
     """Of the ordinary cores: torch leaves TF32 off by default."""
     source: str
 
+    @property
+    def hardware_class(self) -> str:
+        """`family-memory-form factor`."""
+        return f"{self.family}-{self.memory_gb}gb-{self.form_factor}"
+
 
 _V100 = "NVIDIA V100 datasheet, Jan 2020"
 _A100 = "NVIDIA A100 datasheet, Jun 2021"
@@ -65,6 +70,21 @@ PRODUCTS: Mapping[str, Accelerator] = {
 ACCELERATORS: tuple[str, ...] = ("cpu", "gpu", *sorted({product.family for product in PRODUCTS.values()}))
 """Every name that a case's `hardware` may begin with, and so every hardware marker. `gpu` is any of them, and
 those that the table does not have."""
+
+
+def hardware_error(name: str) -> str | None:
+    """Why no machine ever matches a case's `hardware` entry, or None."""
+    family = name.split("-")[0]
+    classes = [product.hardware_class for product in PRODUCTS.values() if product.family == family]
+    if family not in ACCELERATORS:
+        return f"begin with one of {', '.join(ACCELERATORS)}"
+    if family == "cpu" or any(
+        known.split("-")[: name.count("-") + 1] == name.split("-") for known in classes
+    ):
+        return None
+    if name == "gpu":
+        return None
+    return f"{family} is known as {', '.join(sorted(set(classes))) or 'just gpu'}"
 
 
 class Machine(Data):
@@ -108,7 +128,7 @@ def detect() -> Machine:
     try:
         return _detect_gpu()
     except _NoGpu as reason:
-        return _detect_cpu(str(reason))
+        return detect_cpu(str(reason))
 
 
 class _NoGpu(Exception):
@@ -166,7 +186,7 @@ def gpu_machine(names: list[str], *, count: int, memory_bytes: int, driver: str 
     product = PRODUCTS.get(name)
     note = None
     if product is not None:
-        hardware_class = f"{product.family}-{product.memory_gb}gb-{product.form_factor}"
+        hardware_class = product.hardware_class
     else:
         note = (
             f"GPU {name!r} is not in perfsuite's table, so its peak FLOP/s is unknown and MFU is left out; "
@@ -184,7 +204,8 @@ def gpu_machine(names: list[str], *, count: int, memory_bytes: int, driver: str 
     )
 
 
-def _detect_cpu(reason: str) -> Machine:
+def detect_cpu(reason: str) -> Machine:
+    """This machine without its GPUs; `reason` says why without."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     name = _cpu_name()
     return Machine(

@@ -15,7 +15,7 @@ from typing import Literal
 from perfsuite import health
 from perfsuite.baseline import Baseline, loss_curve
 from perfsuite.data import Data
-from perfsuite.metric import GATED, Metric
+from perfsuite.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, Metric
 from perfsuite.noise import PROBE_CORRECTED, ClassNoise
 from perfsuite.probe_correction import probe_corrected
 from perfsuite.result import FailureKind, Run
@@ -153,6 +153,8 @@ def _unjudged(metric: Metric, runs: list[Run], baseline: Baseline | None = None)
         baseline=before,
         tolerance=metric.tolerance(runs[0].machine.device),
     )
+    if baseline is not None and before is None and metric in (TOKENS_PER_S, PEAK_MEMORY):
+        return check.replace(outcome="failed", note="the baseline lacks it: accept or record it anew")
     if None in values:
         missing = "was not measured" if before is None else "the baseline has it, this run does not"
         return check.replace(outcome="failed", note=missing)
@@ -164,8 +166,10 @@ def _unjudged(metric: Metric, runs: list[Run], baseline: Baseline | None = None)
 
 def _check(metric: Metric, runs: list[Run], baseline: Baseline, noise: ClassNoise, policy: Policy) -> Check:
     check = _unjudged(metric, runs, baseline)
-    if check.outcome == "failed" or check.baseline is None or check.measured is None:
+    if check.outcome == "failed" or check.measured is None:
         return check
+    if check.baseline is None:
+        return check.replace(outcome="passed", note="not in the baseline yet")
     if metric.exact_on_gpu and runs[0].machine.device == "cuda":
         return _exact(metric, check)
     known = noise.of(metric)

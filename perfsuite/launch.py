@@ -17,18 +17,20 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import psutil
 
 from perfsuite.case import Case
+from perfsuite.errors import LaunchError
 from perfsuite.health import Sampler
 from perfsuite.result import Failure
 from perfsuite.rundir import RunDir
+from perfsuite.worker import ANCESTOR_PID
 
 JOB_MARK = "PERFSUITE_JOB"
 """Environment variable that every process of a job inherits."""
 POLL_S = 0.05
+KILL_S = 60
 
 OnProgress = Callable[[int, int], None]
 """Told, about ten times a second, the steps that rank 0 has finished and the tokens of one step."""
@@ -59,7 +61,8 @@ def launch(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=_environment(case, device, environment or {}) | {JOB_MARK: mark},
+            env=_environment(case, device, environment or {})
+            | {JOB_MARK: mark, ANCESTOR_PID: str(os.getpid())},
             start_new_session=True,
         )
     try:
@@ -71,13 +74,10 @@ def launch(
 
 
 def _environment(case: Case, device: str, extra: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment, offline, with threads shared out and the driver's code importable."""
+    """This process's environment, offline, with threads shared out."""
     ours = {
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONPATH": os.pathsep.join(
-            filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])
-        ),
     }
     if device == "cpu":
         cores = len(os.sched_getaffinity(0))
@@ -118,13 +118,18 @@ def _kill(launcher: subprocess.Popen[bytes], mark: str) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(launcher.pid, signal.SIGKILL)
     launcher.wait()
-    left = _marked(mark)
-    while left:  # a process may fork while it is being killed
+    deadline = time.monotonic() + KILL_S
+    while left := _marked(mark):  # a process may fork while it is being killed
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         psutil.wait_procs(left, timeout=5)
-        left = _marked(mark)
+        if time.monotonic() > deadline:
+            pids = ", ".join(str(process.pid) for process in left)
+            raise LaunchError(
+                f"processes {pids} of this job cannot be killed (waiting for a driver?): "
+                "whatever is measured next would share the machine with them; look at dmesg"
+            )
 
 
 def _marked(mark: str) -> list[psutil.Process]:

@@ -24,7 +24,7 @@ from perfsuite.rundir import RunDir
 def main(path: str) -> int:
     """Run the job to its end and write `launch.json`. Exit status 0 if every rank ended well."""
     worker.die_with_parent()
-    os.environ["PERFSUITE_LAUNCHER_PID"] = str(os.getpid())
+    os.environ[worker.ANCESTOR_PID] = str(os.getpid())
     run_dir = RunDir(Path(path))
     asked = data.read(run_dir.case, CaseFile)
     start = _elastic if asked.case.framework.needs_torch else _fork

@@ -191,16 +191,25 @@ class HostMemory:
 
     def __init__(self) -> None:
         try:
-            with open("/proc/self/clear_refs", "w") as file:
-                file.write("5")
+            _reset_host_peak()
             self.method = "VmHWM above VmRSS before the model"
         except OSError:
             self.method = "VmHWM above VmRSS before the model; peak not reset (clear_refs is read-only)"
         self._level = _status_bytes("VmRSS")
 
+    def reset_peak(self) -> None:
+        """Forget the peak so far; the level stays that of construction."""
+        if "not reset" not in self.method:
+            _reset_host_peak()
+
     def read(self) -> Memory:
-        """The peak since construction."""
+        """The peak since construction or `reset_peak`."""
         return Memory(peak=max(_status_bytes("VmHWM") - self._level, 0), method=self.method)
+
+
+def _reset_host_peak() -> None:
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # proc_pid_clear_refs(5)
 
 
 def _status_bytes(key: str) -> int:
@@ -212,11 +221,15 @@ def _status_bytes(key: str) -> int:
 
 
 class CudaMemory:
-    """The caching allocator's counters since construction, on the current device."""
+    """The caching allocator's counters since construction or `reset_peak`, on the current device."""
 
     method = "torch.cuda.memory_stats"
 
     def __init__(self) -> None:
+        self.reset_peak()
+
+    def reset_peak(self) -> None:
+        """Forget the peaks and retries so far."""
         import torch
 
         torch.cuda.reset_peak_memory_stats()

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from perfsuite.errors import MismatchError
 from perfsuite.result import Observed
+from perfsuite.torch_model import DTYPES, expected_recomputing_blocks
 
 if TYPE_CHECKING:
     from perfsuite.case import Case
@@ -33,6 +34,8 @@ class Observer:
         self.case = case
         self.workload = workload
         self.compute_dtype: str | None = None
+        modules = workload.model.modules()
+        self._forwards = [m.perfsuite_forwards for m in modules if "perfsuite_forwards" in vars(m)]
         self._parameters_before = _fingerprint(workload.optimizer)
         self._watch_compute_dtype()
 
@@ -49,29 +52,42 @@ class Observer:
         handle = layer.register_forward_hook(see)
 
     def result(self) -> Observed:
-        """Everything observed. Raises `MismatchError` where it is not what the case asks for."""
-        settings = self._settings()
+        """Everything observed, after the run."""
+        return Observed(settings=self._settings(), environment=environment())
+
+    def check(self, observed: Observed) -> None:
+        """Raises `MismatchError` where what was observed is not what the case asks for."""
+        case = self.case
         expected = {
-            **self.case.framework.expected(self.case),
-            "world_size": str(self.case.topology.world_size),
+            **case.framework.expected(case),
+            "world_size": str(case.topology.world_size),
+            "parameter_dtype": _name(DTYPES[case.precision]),
             "optimizer_parameters": "the model's",
             "parameters_changed": "yes",
-            "attention": self.case.attention,
+            "attention": case.attention,
         }
-        if self.compute_dtype is not None:
-            expected["compute_dtype"] = COMPUTE_DTYPES[self.case.precision]
+        if not case.compile:
+            blocks = len(self._forwards)
+            recomputing = expected_recomputing_blocks(case.activation_checkpointing, blocks)
+            expected["recomputing_blocks"] = f"{recomputing} of {blocks}"
+            expected["compute_dtype"] = COMPUTE_DTYPES[case.precision]
         for key, asked in expected.items():
-            if settings.get(key) != asked:
+            if observed.settings.get(key) != asked:
                 raise MismatchError(
-                    f"{key}: the case asks for {asked!r}, but {settings.get(key)!r} ran. "
+                    f"{key}: the case asks for {asked!r}, but {observed.settings.get(key)!r} ran. "
                     "Nothing measured this way would be what its name says."
                 )
-        return Observed(settings=settings, environment=environment())
+
+    def _recomputing(self) -> str:
+        if self.case.compile:
+            return "not observed (compiled)"
+        once = self.case.total_steps * self.case.gradient_accumulation
+        twice = sum(forwards.count == 2 * once for forwards in self._forwards)
+        return f"{twice} of {len(self._forwards)}"
 
     def _settings(self) -> dict[str, str]:
         model, optimizer = self.workload.model, self.workload.optimizer
         parameters = list(model.parameters())
-        checkpointed = sum("perfsuite_checkpointed" in vars(m) for m in model.modules())
         owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
         changed = _fingerprint(optimizer) != self._parameters_before
         attention = next(
@@ -85,7 +101,7 @@ class Observer:
             "parameter_dtype": ", ".join(sorted({_dtype(p) for p in parameters})),
             "compute_dtype": self.compute_dtype or "not observed (compiled)",
             "attention": attention,
-            "checkpointed_blocks": str(checkpointed),
+            "recomputing_blocks": self._recomputing(),
             "optimizer": type(optimizer).__name__ + (" fused" if optimizer.defaults.get("fused") else ""),
             "optimizer_parameters": "the model's" if owned == {id(p) for p in parameters} else "others",
             "parameters_changed": "yes" if changed else "no",
@@ -140,7 +156,7 @@ def _fingerprint(optimizer: Any) -> list[float]:
     """A number per parameter of the optimizer's, over this rank's shard, that a step changes."""
     with torch.no_grad():
         return [
-            float(local.double().abs().sum())
+            float(torch.linalg.vector_norm(local, ord=1, dtype=torch.float32))
             for group in optimizer.param_groups
             for parameter in group["params"]
             if (local := getattr(parameter, "_local_tensor", parameter)).numel()
@@ -156,4 +172,8 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+    return _name(tensor.dtype)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

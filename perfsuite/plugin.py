@@ -98,6 +98,8 @@ def _options(config: pytest.Config) -> Options:
     with _usage_error():
         if inject:
             Fault.parse(inject)
+    if (file := config.getoption("--perf-json")) and Path(file).is_dir():
+        raise pytest.UsageError(f"--perf-json {file} is a directory: give a file")
     return Options(
         store=config.rootpath / option("store"),
         baselines=config.rootpath / option("baselines"),
@@ -126,6 +128,8 @@ def _progress(config: pytest.Config) -> Progress:
         if (terminal := _terminal(config)) is not None:
             with uncaptured():
                 terminal.rewrite((text or "")[: shutil.get_terminal_size().columns - 1], erase=True)
+                if text is None:
+                    terminal.write("\r")
 
     return Progress(line=line, live=live)
 
@@ -165,16 +169,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Refuse two cases that share an id: they would share a baseline."""
     seen: dict[str, Case] = {}
     for case in filter(None, map(_case, items)):
-        if seen.setdefault(case.id, case) != case:
+        first = seen.setdefault(case.id, case)
+        if first != case:
+            differ = [name for name in Case.model_fields if getattr(first, name) != getattr(case, name)]
             raise pytest.UsageError(
-                f"two different cases have the id {case.id}: give their models different names"
+                f"two different cases have the id {case.id}: they differ in {', '.join(differ)}, "
+                "which the id does not show. Make these equal, or give their models different names"
             )
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """How many benchmarks were selected; and whether there is a terminal to show their progress on."""
-    progress = session.config.stash[SESSION].progress
-    progress.cases = sum(_uses_bench(item) for item in session.items)
+    ours = session.config.stash[SESSION]
+    progress = ours.progress
+    benchmarks = [item for item in session.items if _uses_bench(item)]
+    ours.selected = len(benchmarks)
+    if benchmarks and not session.config.option.collectonly:
+        cases = map(_case, benchmarks)
+        progress.cases = sum(case is None or ours.can_run(case) for case in cases)
     terminal = _terminal(session.config)
     progress.is_live = terminal is not None and terminal.isatty
 
@@ -204,23 +216,25 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture
-def bench(request: pytest.FixtureRequest, benchmark: Any) -> Callable[[Case], Result]:
+def bench(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Callable[[Case], Result]]:
     """Measure a case and fail the test if it regressed: `def test_llama(bench, case): bench(case)`."""
     item = request.node
     session = request.config.stash[SESSION]
+    asked: list[Case] = []
 
     def measure(case: Case) -> Result:
-        if RESULT in item.stash:
+        if asked:
             pytest.fail("bench measures one case per test: parametrize the test instead", pytrace=False)
+        asked.append(case)
         if _case(item) is None and (reason := session.skip_reason(case, item.nodeid)) is not None:
             pytest.skip(reason)
         try:
             result = session.measure(case, item.nodeid)
+        except PerfsuiteError as error:
+            raise_in(benchmark, pytest.fail.Exception(str(error), pytrace=False))
         except BaseException as error:
             raise_in(benchmark, error)
         item.stash[RESULT] = result
-        failing = session.is_failing(result.verdict.outcome)
-        steps = result.measured_steps
         told = {
             "case_id": case.id,
             "framework": result.framework,
@@ -230,14 +244,16 @@ def bench(request: pytest.FixtureRequest, benchmark: Any) -> Callable[[Case], Re
         benchmark.extra_info.update(told)
         item.user_properties += [(f"perf_{name}", value) for name, value in told.items()]
         failure = pytest.fail.Exception(report.explanation(result), pytrace=False)
-        if not steps:
+        if not result.measured_steps:
             raise_in(benchmark, failure)
-        replay(benchmark, item.stash[CLOCK], steps)
-        if failing:
+        replay(benchmark, item.stash[CLOCK], result.measured_steps)
+        if session.is_failing(result.verdict.outcome):
             raise failure
         return result
 
-    return measure
+    yield measure
+    if not asked:
+        pytest.fail("the test asked for bench and never called it: nothing was measured", pytrace=False)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -253,7 +269,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, Any] | None:
     """Verdicts that pytest has no word for get their own."""
     outcome = getattr(report, "perf_outcome", None)
-    if report.when != "call" or outcome not in WORDS:
+    if report.when != "call" or outcome not in WORDS or report.skipped:
         return None
     letter, word = WORDS[outcome]
     return outcome, letter, word
@@ -277,10 +293,15 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             if result.verdict.outcome not in ("passed", "recorded", "failed") or noted or blind:
                 terminalreporter.write_line("")
                 terminalreporter.write_line(report.explanation(result))
+    if session.json_error is not None:
+        terminalreporter.section("perfsuite: --perf-json was not written", red=True, bold=True)
+        terminalreporter.write_line(session.json_error)
+    if session.running is not None:
+        terminalreporter.write_line(f"interrupted, not judged: {session.running}")
     if _nothing_measured(config):
         terminalreporter.section("perfsuite: nothing was measured", red=True, bold=True)
         terminalreporter.write_line(
-            f"{session.progress.cases} cases were selected, none gave a valid measurement: not a pass."
+            f"{session.selected} cases were selected, none gave a valid measurement: not a pass."
         )
         for skip in session.skipped[:20]:
             terminalreporter.write_line(f"  {skip.case_id}: {skip.reason}")
@@ -293,18 +314,27 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     no_error = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
     if _nothing_measured(session.config) and exitstatus in no_error:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-    if file := session.config.getoption("--perf-json"):
-        interrupted = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
-        content = report.to_json(
-            ours.machine, ours.results, ours.skipped, status="interrupted" if interrupted else "complete"
-        )
-        with _usage_error():
-            data.write_text(Path(file), json.dumps(content, indent=1) + "\n")
+    file = session.config.getoption("--perf-json")
+    if file is None or session.config.option.collectonly:
+        return
+    completed = exitstatus in (*no_error, pytest.ExitCode.TESTS_FAILED)
+    content = report.to_json(
+        ours.machine,
+        ours.results,
+        ours.skipped,
+        status="complete" if completed else "interrupted",
+        interrupted=ours.running,
+    )
+    try:
+        data.write_text(Path(file), json.dumps(content, indent=1) + "\n")
+    except PerfsuiteError as error:  # the figures are still on the screen and in the store
+        ours.json_error = str(error)
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
 def _nothing_measured(config: pytest.Config) -> bool:
     session = config.stash[SESSION]
-    return bool(session.progress.cases and session.nothing_measured and not config.option.collectonly)
+    return bool(session.selected and session.nothing_measured and not config.option.collectonly)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+ID_WIDTH = 30
+
 
 @dataclass
 class Progress:
@@ -40,16 +42,19 @@ class Progress:
         """Rank 0 has finished `step` steps (0: still starting)."""
         if not self.is_live:
             return
+        now = self.clock()
         if step == 0:
-            self.live(f"{self._where()} starting {self.clock() - self._began:.0f} s{self._time_left()}")
+            self.live(f"{self._where()} starting {now - self._began:.0f} s{self._time_left()}")
             return
         if self._first is None:
-            self._first = (self.clock(), step)
-        since, first = self.clock() - self._first[0], self._first[1]
-        rate = (
-            f" {(step - first) * tokens_per_step / since:,.0f} tokens/s" if step > first and since > 0 else ""
-        )
-        self.live(f"{self._where()} step {step}/{self._total}{rate}{self._time_left()}")
+            self._first = (now, step)
+        since, done = now - self._first[0], step - self._first[1]
+        if not done or since <= 0:
+            self.live(f"{self._where()} step {step}/{self._total}")
+            return
+        rate = f"{done * tokens_per_step / since:,.0f} tokens/s"
+        rest = (self._total - step) * since / done
+        self.live(f"{self._where()} step {step}/{self._total} {rate} {rest:.0f} s{self._time_left()}")
 
     def end(self, outcome: str) -> None:
         """The case is decided."""
@@ -57,19 +62,20 @@ class Progress:
         self._finished_s.append(spent)
         if self.is_live:
             self.live(None)
-        else:
-            launches = f"{self._launch} launch{'es' if self._launch > 1 else ''}"
-            which = f"[{self._number}/{self.cases}] {self._case_id}"
-            self.line(f"perfsuite: {which} {outcome}: {launches} in {spent:.1f} s{self._time_left()}")
+        launches = f"{self._launch} launch{'es' if self._launch > 1 else ''}"
+        which = f"[{self._number}/{self.cases}] {self._case_id}"
+        self.line(f"perfsuite: {which} {outcome}: {launches} in {spent:.1f} s{self._time_left()}")
 
     def _where(self) -> str:
+        """Short enough to leave room for the figures: of a long id, the end is cut."""
         launch = f" launch {self._launch}" if self._launch > 1 else ""
-        return f"[{self._number}/{self.cases}] {self._case_id}{launch}"
+        name = self._case_id if len(self._case_id) <= ID_WIDTH else self._case_id[: ID_WIDTH - 1] + "…"
+        return f"[{self._number}/{self.cases}] {name if self.is_live else self._case_id}{launch}"
 
     def _time_left(self) -> str:
         left = self.cases - self._number
-        if not self._finished_s or left == 0:
+        if not self._finished_s or left <= 0:
             return ""
         seconds = left * sum(self._finished_s) / len(self._finished_s)
         shown = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-        return f", then about {shown} for {left} more"
+        return f", then {shown} for {left} more"

@@ -63,41 +63,56 @@ class Skipped(Data):
     reason: str
 
 
+NARROW = 120
+"""Columns, below which a case's id stands on a line of its own and some figures are left out."""
+
+
 def table(results: Sequence[Result], *, color: bool, width: int) -> str:
-    """The results as a terminal table, fitted into `width` columns."""
+    """The results as a terminal table, fitted into `width` columns (80 or more)."""
+    narrow = width < NARROW
     grid = Table(box=None, header_style="bold", pad_edge=False, show_edge=False)
-    grid.add_column("case", overflow="fold", ratio=1, min_width=20)
-    for heading in ("tokens/s", "per device", "p50 ms", "p95 ms", "memory", "MFU", "vs base", "launches"):
+    if not narrow:
+        grid.add_column("case", overflow="fold", ratio=1, min_width=20)
+    figures = [_figures(result, narrow=narrow) for result in results]
+    for heading in figures[0]:
         grid.add_column(heading, justify="right", no_wrap=True)
     grid.add_column("verdict", no_wrap=True)
-    for result in results:
+    for result, told in zip(results, figures, strict=True):
         outcome = result.verdict.outcome
-        grid.add_row(result.case_id, *_cells(result), f"[{STYLES.get(outcome, 'yellow')}]{outcome}")
+        verdict = f"[{STYLES.get(outcome, 'yellow')}]{outcome}"
+        grid.add_row(*([] if narrow else [result.case_id]), *told.values(), verdict)
     console = Console(
-        file=io.StringIO(),
-        width=max(width, 100),
-        force_terminal=color,
-        color_system="standard" if color else None,
+        file=io.StringIO(), width=width, force_terminal=color, color_system="standard" if color else None
     )
     console.print(grid)
     assert isinstance(console.file, io.StringIO)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    if narrow:
+        heading, *rows = lines
+        named = [
+            line for result, row in zip(results, rows, strict=True) for line in (result.case_id, f"  {row}")
+        ]
+        lines = [f"  {heading}", *named]
+    return "\n".join(lines)
 
 
-def _cells(result: Result) -> list[str]:
+def _figures(result: Result, *, narrow: bool) -> dict[str, str]:
+    """By column heading."""
     f = result.figures
     speed = next((c for c in result.verdict.checks if c.metric == TOKENS_PER_S.name), None)
     change = None if speed is None or speed.worsening is None else 1 / (1 + speed.worsening) - 1
-    return [
-        "-" if f.tokens_per_s is None else f"{f.tokens_per_s:,.0f}",
-        "-" if f.tokens_per_s_per_device is None else f"{f.tokens_per_s_per_device:,.0f}",
-        "-" if f.step_s_p50 is None else f"{1e3 * f.step_s_p50:.1f}",
-        "-" if f.step_s_p95 is None else f"{1e3 * f.step_s_p95:.1f}",
-        amount(f.peak_memory_bytes, "bytes"),
-        "-" if f.mfu is None else f"{f.mfu:.1%}",
-        "-" if change is None else f"{round(change, 3) + 0.0:+.1%}",
-        str(len(result.runs)),
-    ]
+    told = {
+        "tokens/s": "-" if f.tokens_per_s is None else f"{f.tokens_per_s:,.0f}",
+        "per device": "-" if f.tokens_per_s_per_device is None else f"{f.tokens_per_s_per_device:,.0f}",
+        "p50 ms": "-" if f.step_s_p50 is None else f"{1e3 * f.step_s_p50:.1f}",
+        "p95 ms": "-" if f.step_s_p95 is None else f"{1e3 * f.step_s_p95:.1f}",
+        "memory": "-" if f.peak_memory_bytes is None else amount(f.peak_memory_bytes, "bytes"),
+        "MFU": "-" if f.mfu is None else f"{f.mfu:.1%}",
+        "vs base": "-" if change is None else f"{round(change, 3) + 0.0:+.1%}",
+        "launches": str(len(result.runs)),
+    }
+    left_out = {"per device", "launches"} if narrow else set()
+    return {heading: value for heading, value in told.items() if heading not in left_out}
 
 
 def explanation(result: Result) -> str:
@@ -168,12 +183,14 @@ def to_json(
     skipped: Sequence[Skipped],
     *,
     status: Literal["complete", "interrupted"],
+    interrupted: str | None = None,
 ) -> dict[str, Any]:
-    """For machines: every verdict with its figures and steps."""
+    """For machines: every verdict with its figures and steps; and the case that an interrupt cut short."""
     return {
         "schema_version": 1,
         "perfsuite": version("perfsuite"),
         "status": status,
+        "interrupted_case": interrupted,
         "machine": plain(machine),
         "results": [
             {

@@ -70,6 +70,7 @@ def run(
     on_progress: OnProgress = no_progress,
 ) -> Run:
     """Launch `case` once in fresh processes and measure it. All its files are in `directory`."""
+    directory.mkdir(parents=True)  # another launch's reports must not be taken for this one's
     run_dir = RunDir(directory)
     asked = CaseFile(
         case=case,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from perfsuite import baseline, data
 from perfsuite.case import Case
-from perfsuite.hardware import Machine, detect
+from perfsuite.hardware import Machine, detect, detect_cpu
 from perfsuite.judge import UNMEASURED, Outcome, Policy, Verdict, judge
 from perfsuite.noise import ClassNoise, class_noise
 from perfsuite.progress import Progress
@@ -39,29 +39,52 @@ class Session:
     progress: Progress
     results: list[Result] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
+    selected: int = 0
+    """Tests that asked for a measurement."""
+    json_error: str | None = None
+    """Why the results could not be written for machines."""
+    running: str | None = None
+    """The id of the case that is being measured: at the end of an interrupted session, the lost one."""
+    _noise: dict[str, ClassNoise] = field(default_factory=dict)
 
     @cached_property
     def machine(self) -> Machine:
-        """Looked at once, and only if something is measured."""
+        """This machine with its GPUs, if it has any. Looked at once, and only if something is measured."""
         return detect()
+
+    @cached_property
+    def _without_gpus(self) -> Machine:
+        return detect_cpu("a case meant for cpu")
+
+    def machine_for(self, case: Case) -> Machine:
+        """What `case` runs on: a machine with GPUs is a CPU machine, too, for a case meant for that."""
+        if "cpu" in case.hardware and all(self.machine.why_not(hardware) for hardware in case.hardware):
+            return self._without_gpus
+        return self.machine
 
     @cached_property
     def baseline_directories(self) -> list[Path]:
         """Reviewed baselines come before local ones."""
         return [self.options.baselines, self.options.store / "baselines"]
 
-    @cached_property
-    def noise(self) -> ClassNoise:
-        """Pooled over all baselines of this machine's class, as they were when it was first asked for."""
-        return class_noise(baseline.of_class(self.baseline_directories, self.machine.hardware_class))
+    def noise(self, hardware_class: str) -> ClassNoise:
+        """Pooled over all baselines of a class, as they were when it was first asked for."""
+        if hardware_class not in self._noise:
+            baselines = baseline.of_class(self.baseline_directories, hardware_class)
+            self._noise[hardware_class] = class_noise(baselines)
+        return self._noise[hardware_class]
 
     @cached_property
     def _files(self) -> Path:
         return self.options.store / "runs" / datetime.now().strftime("%Y%m%d-%H%M%S-%f")
 
+    def can_run(self, case: Case) -> bool:
+        """Whether this machine can run `case`."""
+        return unsupported(case, self.machine_for(case)) is None
+
     def skip_reason(self, case: Case, nodeid: str) -> str | None:
         """Why this machine cannot run `case`, which is then kept as skipped, or None."""
-        reason = unsupported(case, self.machine)
+        reason = unsupported(case, self.machine_for(case))
         if reason is not None:
             skipped = Skipped(nodeid=nodeid, case_id=case.id, framework=case.framework.name, reason=reason)
             self.skipped.append(skipped)
@@ -69,27 +92,31 @@ class Session:
 
     def measure(self, case: Case, nodeid: str) -> Result:
         """Launch, compare and judge until decided; record what has no baseline yet."""
-        hardware_class = self.machine.hardware_class
+        machine = self.machine_for(case)
+        hardware_class = machine.hardware_class
         found = baseline.find(self.baseline_directories, hardware_class, case)
         accepted, file = found or (None, None)
-        directory = self._files / case.id
-        if accepted is None and self.options.fail_without_baseline:
+        again = sum(result.case_id == case.id for result in self.results)
+        directory = self._files / (case.id if not again else f"{case.id}.{again + 1}")
+        if accepted is None and (self.options.fail_without_baseline or self.options.inject):
             runs: list[Run] = []
-            verdict = self._no_baseline()
+            verdict = self._no_baseline(hardware_class)
         else:
+            self.running = case.id
             runs, verdict = measure(
                 case,
-                self.machine,
+                machine,
                 directory,
-                lambda runs: judge(runs, accepted, self.noise, self.options.policy),
+                lambda runs: judge(runs, accepted, self.noise(hardware_class), self.options.policy),
                 inject=self.options.inject,
                 on_launch=lambda launch: self.progress.begin(case.id, case.total_steps, launch),
                 on_progress=self.progress.step,
             )
+            self.running = None
             self.progress.end(verdict.outcome)
-        if verdict.outcome == "recorded" and self.options.inject is None:
+        recorded = verdict.outcome == "recorded"
+        if recorded:
             file = baseline.path(self.baseline_directories[-1], hardware_class, case)
-            data.write(file, baseline.from_runs(runs))
         result = Result(
             nodeid=nodeid,
             case_id=case.id,
@@ -100,11 +127,16 @@ class Session:
             directory=str(directory),
         )
         self.results.append(result)
+        if recorded and file is not None:
+            data.write(file, baseline.from_runs(runs))
         return result
 
-    def _no_baseline(self) -> Verdict:
+    def _no_baseline(self, hardware_class: str) -> Verdict:
         directories = " or ".join(map(str, self.baseline_directories))
-        reason = f"no baseline on {self.machine.hardware_class} in {directories}, and --perf-no-baseline=fail"
+        why = "--perf-no-baseline=fail"
+        if self.options.inject is not None:
+            why = "--perf-inject needs one to compare with: run once without it"
+        reason = f"no baseline on {hardware_class} in {directories}, and {why}"
         return Verdict(outcome="failed", launches=0, failure="no_baseline", reasons=(reason,))
 
     def is_failing(self, outcome: Outcome) -> bool:

@@ -26,24 +26,39 @@ ALPHABET = 64
 """Tokens that the synthetic text uses."""
 
 
+_NOT_OF_THE_MODEL = frozenset(
+    "architectures auto_map _name_or_path torch_dtype dtype transformers_version use_cache".split()  # noqa: SIM905
+)
+"""Keys of a `config.json` that say where it comes from and not what the model is."""
+
+
 def transformers_config(model: Model) -> Any:
-    """The transformers configuration object of `model`."""
+    """The transformers configuration object of `model`. Raises `MismatchError` for an unknown key.
+
+    transformers keeps unknown keys and builds the default model: a misspelt `hidden_size` would go unseen.
+    """
     from transformers import AutoConfig
 
     # A deep copy: transformers fills in nested parts (rope_parameters) in place.
     settings: dict[str, Any] = copy.deepcopy(dict(model.config))
     settings["use_cache"] = False
-    return AutoConfig.for_model(settings.pop("model_type"), **settings)
+    model_type = settings.pop("model_type")
+    try:
+        usual = AutoConfig.for_model(model_type)
+    except ValueError as error:
+        raise MismatchError(f"{model.name}: transformers has no model_type {model_type!r}") from error
+    known = {*usual.to_dict(), *usual.attribute_map, *_NOT_OF_THE_MODEL, "head_dim"}
+    if unknown := sorted(set(settings) - known):
+        raise MismatchError(f"{model.name}: {type(usual).__name__} has no {', '.join(unknown)}")
+    return AutoConfig.for_model(model_type, **settings)
 
 
-def transformers_model(config: Any, *, attention: str) -> nn.Module:
-    """A randomly initialised model, fp32, on the current default device."""
+def transformers_model(config: Any, *, attention: str, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """A randomly initialised model on the current default device."""
     from transformers import AutoModelForCausalLM
 
-    built: nn.Module = AutoModelForCausalLM.from_config(
-        config, attn_implementation=attention, dtype=torch.float32
-    )
-    return built
+    built: nn.Module = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype)
+    return built.train()
 
 
 def build_model(case: Case, device: torch.device) -> nn.Module:
@@ -53,9 +68,11 @@ def build_model(case: Case, device: torch.device) -> nn.Module:
     """
     torch.manual_seed(case.seed)
     with device:
-        model = transformers_model(transformers_config(case.model), attention=case.attention)
-    model.to(DTYPES[case.precision]).train()
+        config = transformers_config(case.model)
+        model = transformers_model(config, attention=case.attention, dtype=DTYPES[case.precision])
     for index, block in enumerate(blocks(model)):
+        if not case.compile:  # a counter inside a compiled block would change what is measured
+            block.forward = block.perfsuite_forwards = Forwards(block.forward)
         if _is_checkpointed(case.activation_checkpointing, index):
             _checkpoint(block, by_op=case.activation_checkpointing == "selective-op")
         if case.compile:
@@ -63,7 +80,7 @@ def build_model(case: Case, device: torch.device) -> nn.Module:
     return model
 
 
-def blocks(model: nn.Module) -> list[nn.Module]:
+def blocks(model: nn.Module) -> list[Any]:
     """The transformer blocks: the modules that transformers says must not be split."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     found = [module for module in model.modules() if type(module).__name__ in names]
@@ -78,14 +95,31 @@ def _is_checkpointed(mode: str, index: int) -> bool:
     return mode != "none"
 
 
-def _checkpoint(block: nn.Module, *, by_op: bool) -> None:
+def expected_recomputing_blocks(mode: str, blocks: int) -> int:
+    """How many of so many blocks must be seen to run their forward twice a step."""
+    return sum(_is_checkpointed(mode, index) for index in range(blocks))
+
+
+class Forwards:
+    """Counts how often a block's forward really ran: twice a micro-batch where it is recomputed."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self._forward = forward
+        self.count = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The block's own forward."""
+        self.count += 1
+        return self._forward(*args, **kwargs)
+
+
+def _checkpoint(block: Any, *, by_op: bool) -> None:
     from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
     context: dict[str, Any] = {}
     if by_op:
         context = {"context_fn": lambda: create_selective_checkpoint_contexts(_save_expensive_ops())}
     block.forward = partial(checkpoint, block.forward, use_reentrant=False, **context)
-    block.perfsuite_checkpointed = True  # type: ignore[assignment]
 
 
 def _save_expensive_ops() -> Callable[..., Any]:

@@ -6,6 +6,7 @@ Started by `perfsuite.launcher`, or by any torchrun as `python -m perfsuite.work
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import sys
@@ -25,6 +26,10 @@ from perfsuite.rundir import RunDir
 if TYPE_CHECKING:
     from perfsuite.framework import Workload
 
+ANCESTOR_PID = "PERFSUITE_ANCESTOR_PID"
+"""Environment variable: the process without which this one has no purpose. The driver, for the launcher; the
+launcher, for all that it starts."""
+
 
 def main(path: str) -> None:
     """Measure as the rank that the environment names. Writes its report on failure too."""
@@ -39,14 +44,7 @@ def main(path: str) -> None:
         else:
             report = _measure_fake(run_dir, asked, report)
     except BaseException as error:
-        failure = Failure(
-            kind=_kind(error),
-            message=f"{type(error).__name__}: {error}".splitlines()[0],
-            rank=rank,
-            traceback=traceback.format_exc(),
-            at=time.time(),
-        )
-        data.write(run_dir.rank(rank), report.replace(failure=failure))
+        data.write(run_dir.rank(rank), report.replace(failure=_failure(error, rank)))
         raise
     if asked.inject is not None:
         injector = Injector(Fault.parse(asked.inject), is_last_rank=rank == world - 1)
@@ -84,9 +82,19 @@ def die_with_parent() -> None:
 
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    launcher = os.environ.get("PERFSUITE_LAUNCHER_PID")
-    if launcher is not None and not Path(f"/proc/{launcher}").exists():
+    ancestor = os.environ.get(ANCESTOR_PID)
+    if ancestor is not None and not Path(f"/proc/{ancestor}").exists():
         os._exit(1)  # it died before the kernel was asked
+
+
+def _failure(error: BaseException, rank: int) -> Failure:
+    return Failure(
+        kind=_kind(error),
+        message=f"{type(error).__name__}: {error}".splitlines()[0],
+        rank=rank,
+        traceback="".join(traceback.format_exception(error)),
+        at=time.time(),
+    )
 
 
 def _kind(error: BaseException) -> FailureKind:
@@ -94,6 +102,8 @@ def _kind(error: BaseException) -> FailureKind:
         return "mismatch"
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out_of_memory"
+    if isinstance(error, RuntimeError) and re.search("can't allocate memory|out of memory", str(error)):
+        return "out_of_memory"  # the CPU's allocator and the driver have no type of their own
     return "crash"
 
 
@@ -173,9 +183,15 @@ def _measure_torch(run_dir: RunDir, asked: CaseFile, report: RankReport) -> Rank
     workload = case.framework.build(case, ranks, recorder)
     observer = Observer(case, workload)
     hook = register_optimizer_step_post_hook(recorder.after_optimizer_step)
+    memory.reset_peak()  # building may need more than training, and is not what is measured
     report = _run(run_dir, asked, workload, recorder, report)
     hook.remove()
-    report = report.replace(memory=memory.read(), observed=observer.result())
+    observed = observer.result()
+    report = report.replace(memory=memory.read(), observed=observed)
+    try:
+        observer.check(observed)
+    except MismatchError as error:  # with all that was measured, and the same on every rank
+        report = report.replace(failure=_failure(error, report.rank))
     dist.barrier()  # a rank that leaves early breaks the connections of the others
     dist.destroy_process_group()
     return report.replace(flops=counted)

@@ -102,8 +102,9 @@ def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
     result = measured(case, tmp_path)
     assert result.observed is not None
     settings = result.observed.settings
-    checkpointed = {"none": "0", "every-2": "2", "full": "4", "selective-op": "4"}
-    assert settings["checkpointed_blocks"] == checkpointed[case.activation_checkpointing]
+    blocks = {"llama-tiny": 4, "gpt2-tiny": 2}[case.model.name]
+    recomputing = {"none": 0, "every-2": 2, "full": 4, "selective-op": 4}[case.activation_checkpointing]
+    assert settings["recomputing_blocks"] == f"{recomputing} of {blocks}"
     assert settings["compute_dtype"] == ("float32" if case.precision == "fp32" else "bfloat16")
     assert settings["parameter_dtype"] == ("bfloat16" if case.precision == "bf16" else "float32")
 
