@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import re
 from typing import Any
 
@@ -55,8 +56,13 @@ from tests.samples import make_case
             ["topology.processes_per_node:", "greater than or equal to 1", "got 0"],
         ),
         ({"topology": {"nodes": 1}}, ["topology.processes_per_node: Field required"]),
-        ({"hardware": "h1000"}, ["unknown hardware 'h1000'", "cpu, a100", "h200", "'h100-80gb-sxm'"]),
-        ({"hardware": ("cpu", "H100")}, ["unknown hardware 'H100'", "cpu, a100"]),
+        ({"hardware": "h1000"}, ["unknown hardware 'h1000'", "cpu, gpu, a100", "h200", "'h100-80gb-sxm'"]),
+        ({"hardware": ("cpu", "H100")}, ["unknown hardware 'H100'", "cpu, gpu, a100"]),
+        ({"hardware": "h100-80gbb"}, ["unknown hardware 'h100-80gbb'", "h100 is known as h100-80gb-pcie"]),
+        ({"hardware": "gpu-80gb"}, ["unknown hardware 'gpu-80gb'", "'gpu' is any"]),
+        ({"micro_batch": True}, ["micro_batch:", "valid integer", "True"]),
+        ({"micro_batch": "4"}, ["micro_batch:", "valid integer", "'4'"]),
+        ({"learning_rate": math.inf}, ["learning_rate:", "finite"]),
         ({"hardware": ()}, ["hardware:", "name at least one hardware", "'cpu'"]),
         ({"learning_rate": 0}, ["learning_rate:", "greater than 0", "got 0"]),
         ({"steps": 9}, ["steps:", "greater than or equal to 10", "got 9"]),

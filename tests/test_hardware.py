@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from perfsuite import hardware
-from perfsuite.hardware import ACCELERATORS, PRODUCTS, Accelerator, Machine, detect, gpu_machine
+from perfsuite.hardware import ACCELERATORS, PRODUCTS, Accelerator, Machine, detect, detect_cpu, gpu_machine
 from tests.samples import make_gpu_machine, make_machine
 
 GIB = 2**30
@@ -26,7 +26,7 @@ def test_every_product_has_a_marker_a_source_and_plausible_numbers(name: str, pr
 def test_markers_are_the_cpu_and_each_family_once() -> None:
     assert ACCELERATORS[0] == "cpu"
     assert len(set(ACCELERATORS)) == len(ACCELERATORS)
-    assert set(ACCELERATORS) - {"cpu"} == {product.family for product in PRODUCTS.values()}
+    assert set(ACCELERATORS) - {"cpu", "gpu"} == {product.family for product in PRODUCTS.values()}
 
 
 @pytest.mark.parametrize(
@@ -256,3 +256,10 @@ def test_this_machine_is_something() -> None:
     assert machine.devices >= 1
     assert machine.memory_bytes > 0
     assert Machine.model_validate_json(machine.model_dump_json()) == machine
+
+
+def test_gpu_is_any_gpu_and_no_cpu() -> None:
+    unknown = gpu_machine(["NVIDIA Imaginary X1"], count=1, memory_bytes=2**35, driver=None)
+    assert unknown.why_not("gpu") is None
+    assert unknown.why_not("h100") is not None
+    assert detect_cpu("none").why_not("gpu") is not None

@@ -421,12 +421,19 @@ def test_a_metric_that_was_never_measured_fails_at_once_without_a_baseline_too(m
     assert check_of(verdict, metric).note == "was not measured"
 
 
-@pytest.mark.parametrize("metric", NAMES)
-def test_a_metric_that_only_the_run_has_is_recorded(metric: str) -> None:
+@pytest.mark.parametrize("metric", ["tokens_per_s_mean", "step_jitter"])
+def test_a_lesser_metric_that_only_the_run_has_passes_and_is_said(metric: str) -> None:
     baseline = from_runs([run_with(**{metric: None})] * 3)
     verdict = judged(usual()[:1], baseline)
-    assert outcomes(verdict) == {**dict.fromkeys(NAMES, "passed"), metric: "recorded"}
     assert verdict.outcome == "passed"
+    assert check_of(verdict, metric).note == "not in the baseline yet"
+
+
+@pytest.mark.parametrize("metric", ["tokens_per_s", "peak_memory_bytes"])
+def test_a_baseline_without_speed_or_memory_never_passes(metric: str) -> None:
+    verdict = judged(usual()[:1], from_runs([run_with(**{metric: None})] * 3))
+    assert verdict.outcome == "failed"
+    assert check_of(verdict, metric).note == "the baseline lacks it: accept or record it anew"
 
 
 @pytest.mark.parametrize("metric", NAMES)

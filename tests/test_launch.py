@@ -144,6 +144,16 @@ def test_sigkill_of_the_launcher_leaves_nothing(
     assert processes_of(tmp_path) == []
 
 
+@pytest.mark.parametrize("delay_s", [0, 0.05, 0.1, 0.2, 0.4])
+def test_sigkill_of_the_driver_just_after_the_launch_leaves_nothing(tmp_path: Path, delay_s: float) -> None:
+    killed = driver(tmp_path, FAKE, "hang")
+    assert wait_until(lambda: RunDir(tmp_path / "run").launcher_log.exists())
+    time.sleep(delay_s)
+    killed.kill()
+    killed.wait()
+    assert wait_until(lambda: processes_of(tmp_path) == [], seconds=10)
+
+
 def test_ranks_die_with_a_killed_launcher_even_if_nobody_sweeps(tmp_path: Path) -> None:
     """The kernel's parent-death signal alone: no driver watches this launcher."""
     run_dir = RunDir(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Qwen2Config
 
-from perfsuite.errors import CaseError, FileError
+from perfsuite.errors import CaseError, FileError, MismatchError
 from perfsuite.flops import count
 from perfsuite.models import MODELS, Model, find, gpt2, llama
 from perfsuite.torch_model import blocks, transformers_config, transformers_model
@@ -165,3 +165,17 @@ def test_find() -> None:
 def test_positions_are_those_of_the_configuration() -> None:
     assert gpt2("x", layers=1, heads=1, hidden=8, n_positions=77).max_sequence_length == 77
     assert Model(name="x", config={"model_type": "mamba"}).max_sequence_length is None
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "llama", "hidden_sise": 5}, "LlamaConfig has no hidden_sise"),
+        ({"model_type": "lama"}, "transformers has no model_type 'lama'"),
+    ],
+)
+def test_a_configuration_that_transformers_would_take_for_another_is_refused(
+    config: dict[str, object], said: str
+) -> None:
+    with pytest.raises(MismatchError, match=said):
+        transformers_config(Model.from_config(config, name="mine"))

@@ -13,6 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
+from perfsuite import session
+from perfsuite.hardware import gpu_machine
+
 CASES = """
     import pytest
     from perfsuite import DDP, FSDP, Case, Fake, Topology
@@ -188,8 +191,10 @@ def test_a_broken_run_fails(suite: pytest.Pytester, fault: str, said: str) -> No
     broken.stdout.fnmatch_lines([said, "*1 failed*"])
 
 
-def test_an_injected_run_is_never_recorded(suite: pytest.Pytester) -> None:
-    assert run_cpu(suite, "--perf-inject", "slowdown=30%").ret == 0
+def test_an_injected_run_needs_a_baseline_and_is_never_recorded(suite: pytest.Pytester) -> None:
+    result = run_cpu(suite, "--perf-inject", "slowdown=30%")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*no baseline on cpu-*--perf-inject needs one to compare with*"])
     assert not list(suite.path.glob(".perfsuite/baselines/*/*"))
 
 
@@ -257,7 +262,76 @@ def test_two_cases_with_one_id_are_refused(suite: pytest.Pytester) -> None:
     )
     result = suite.runpytest()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*two different cases have the id fake-mine-*different names*"])
+    result.stderr.fnmatch_lines(
+        ["*two different cases have the id fake-mine-*differ in model*different names*"]
+    )
+
+
+def test_one_case_in_two_tests_is_measured_twice(suite: pytest.Pytester) -> None:
+    """The second launch dies; the reports of the first must not be taken for its own."""
+    suite.makepyfile(
+        test_cases="""
+        import dataclasses
+        from perfsuite import Case, Fake, Topology
+        from perfsuite.plugin import SESSION
+        FAKE = Case(model="llama-tiny", framework=Fake(), sequence_length=64, micro_batch=4,
+                    topology=Topology(processes_per_node=2), hardware="cpu", timeout_s=60)
+        def test_one(bench):
+            bench(FAKE)
+        def test_two(bench, request):
+            session = request.config.stash[SESSION]
+            session.options = dataclasses.replace(session.options, inject="exit")
+            bench(FAKE)
+        """
+    )
+    result = suite.runpytest()
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*crash: exit code 13*", "*1 failed, 1 recorded*"])
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("pass", "*asked for bench and never called it: nothing was measured*"),
+        ("bench(FAKE); bench(FAKE)", "*bench measures one case per test: parametrize*"),
+    ],
+)
+def test_bench_is_called_exactly_once(suite: pytest.Pytester, body: str, said: str) -> None:
+    suite.makepyfile(
+        test_cases=f"""
+        from perfsuite import Case, Fake, Topology
+        FAKE = Case(model="llama-tiny", framework=Fake(), sequence_length=64, micro_batch=4,
+                    topology=Topology(processes_per_node=2), hardware="cpu", timeout_s=60)
+        def test_it(bench):
+            {body}
+        """
+    )
+    result = suite.runpytest()
+    assert result.ret == 1
+    result.stdout.fnmatch_lines([said])
+
+
+def test_a_json_file_that_cannot_be_written_costs_no_figures(suite: pytest.Pytester) -> None:
+    (suite.path / "file").write_text("")
+    result = run_cpu(suite, "--perf-json", "file/out.json")
+    assert result.ret == pytest.ExitCode.INTERNAL_ERROR
+    result.stdout.fnmatch_lines(
+        ["*95.4 MiB*recorded*", "*--perf-json was not written*", "*cannot write *out.json*"]
+    )
+    directory = run_cpu(suite, "--perf-json", ".")
+    assert directory.ret == pytest.ExitCode.USAGE_ERROR
+    directory.stderr.fnmatch_lines(["*--perf-json . is a directory: give a file*"])
+
+
+def test_a_cpu_case_runs_on_a_machine_with_gpus(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = gpu_machine(["NVIDIA H100 80GB HBM3"], count=8, memory_bytes=2**36, driver=None)
+    monkeypatch.setattr(session, "detect", lambda: gpus)
+    result = run_cpu(suite, "--perf-json=out.json")
+    assert result.ret == 0
+    (measured,) = read_json(suite)["results"]
+    assert measured["runs"][0]["machine"]["device"] == "cpu"
 
 
 def test_bad_options_are_usage_errors(suite: pytest.Pytester) -> None:
@@ -344,6 +418,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing(suite: pytest.Pyteste
     content = read_json(suite)
     assert content["status"] == "interrupted"
     assert [r["outcome"] for r in content["results"]] == ["recorded"]
+    assert content["interrupted_case"] == "fake-llama-tiny-s64-b8-fp32-1x2"
     result.stdout.fnmatch_lines(["*fake-llama-tiny-s64-b4*recorded*"])
     assert not [p for p in psutil.process_iter() if str(suite.path) in " ".join(_arguments(p))]
 

@@ -152,7 +152,7 @@ def test_vs_base_does_not_speak_of_another_metric() -> None:
 def test_table_shows_a_dash_for_what_there_is_not() -> None:
     failed = make_run(figures=Figures())
     assert row(table([result(failed, before=None)], color=False, width=160))[1:] == [
-        *["-", "-", "-", "-", "not", "measured", "-", "-"],
+        *["-"] * 7,
         *["1", "failed"],
     ]
 
@@ -496,3 +496,12 @@ def test_json_keeps_the_order_and_tells_what_was_skipped() -> None:
 def test_json_of_nothing(status: str) -> None:
     written = strict([], status=status)
     assert (written["results"], written["skipped"], written["status"]) == ([], [], status)
+
+
+def test_table_fits_a_narrow_terminal() -> None:
+    run = make_run(figures=make_figures(tokens_per_s=1_234_567, peak_memory_bytes=123 * 2**30, mfu=0.5))
+    lines = table([result(run, before=None)] * 2, color=False, width=80).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[1] == lines[3] == run.case.id
+    assert "1,234,567" in lines[2]
+    assert "123.00 GiB" in lines[2]
