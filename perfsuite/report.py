@@ -27,6 +27,10 @@ STYLES: dict[Outcome, str] = {
 }
 
 
+NARROWEST = 116
+"""Columns of a table. With fewer rich would cut the verdict, the last one, short without a word."""
+
+
 class Result(Data):
     """One case of a session: what was measured and what it means."""
 
@@ -75,7 +79,7 @@ def table(results: Sequence[Result], *, color: bool, width: int) -> str:
         grid.add_row(result.case_id, *_cells(result), f"[{STYLES.get(outcome, 'yellow')}]{outcome}")
     console = Console(
         file=io.StringIO(),
-        width=max(width, 100),
+        width=max(width, NARROWEST),
         force_terminal=color,
         color_system="standard" if color else None,
     )
@@ -93,7 +97,7 @@ def _cells(result: Result) -> list[str]:
         "-" if f.tokens_per_s_per_device is None else f"{f.tokens_per_s_per_device:,.0f}",
         "-" if f.step_s_p50 is None else f"{1e3 * f.step_s_p50:.1f}",
         "-" if f.step_s_p95 is None else f"{1e3 * f.step_s_p95:.1f}",
-        amount(f.peak_memory_bytes, "bytes"),
+        "-" if f.peak_memory_bytes is None else amount(f.peak_memory_bytes, "bytes"),
         "-" if f.mfu is None else f"{f.mfu:.1%}",
         "-" if change is None else f"{round(change, 3) + 0.0:+.1%}",
         str(len(result.runs)),

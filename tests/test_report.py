@@ -13,6 +13,7 @@ from perfsuite.judge import Check, Outcome, Policy, Verdict, judge
 from perfsuite.metric import GATED
 from perfsuite.noise import ClassNoise
 from perfsuite.report import (
+    NARROWEST,
     STYLES,
     Result,
     Skipped,
@@ -152,7 +153,7 @@ def test_vs_base_does_not_speak_of_another_metric() -> None:
 def test_table_shows_a_dash_for_what_there_is_not() -> None:
     failed = make_run(figures=Figures())
     assert row(table([result(failed, before=None)], color=False, width=160))[1:] == [
-        *["-", "-", "-", "-", "not", "measured", "-", "-"],
+        *["-"] * 7,
         *["1", "failed"],
     ]
 
@@ -168,17 +169,30 @@ def test_table_has_a_row_for_each_case_and_keeps_their_order() -> None:
     assert [line.split()[0] for line in shown.splitlines()[1:]] == [case.id for case in cases]
 
 
-@pytest.mark.parametrize("width", [120, 140])
+@pytest.mark.parametrize("width", [20, 80, 100, 116, 120, 140])
 def test_a_table_folds_the_case_and_keeps_the_rest_whole(width: int) -> None:
     long = make_case(activation_checkpointing="every-2", attention="eager", seed=123456)
     run = now(tokens_per_s=12345678).replace(case=long)
     lines = table([result(run, before=None)], color=False, width=width).splitlines()
-    assert max(map(len, lines)) <= width
+    assert max(map(len, lines)) <= max(width, NARROWEST)
     assert "12,345,678" in lines[1]
     assert "recorded" in lines[1]
     assert lines[0].split()[-2:] == ["launches", "verdict"]
     folded = "".join(re.split(r"\s", line)[0] for line in lines[1:])
     assert folded == long.id
+
+
+@pytest.mark.parametrize("outcome", get_args(Outcome))
+def test_no_outcome_is_cut_short_however_long_the_row(outcome: Outcome) -> None:
+    large = now(
+        tokens_per_s=12345678,
+        tokens_per_s_per_device=12345678,
+        step_s_p50=12.3456,
+        step_s_p95=12.3456,
+        peak_memory_bytes=1023.9 * MIB,
+    )
+    told = result(*[large] * 10, verdict=result(large).verdict.replace(outcome=outcome))
+    assert row(table([told], color=False, width=80))[-1] == outcome
 
 
 def test_color_only_if_asked_for() -> None:
