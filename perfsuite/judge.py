@@ -17,8 +17,8 @@ from perfsuite.baseline import Baseline, loss_curve
 from perfsuite.data import Data
 from perfsuite.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, Metric
 from perfsuite.noise import PROBE_CORRECTED, ClassNoise
-from perfsuite.probe_correction import probe_corrected
-from perfsuite.result import FailureKind, Run
+from perfsuite.probe_correction import Pair, probe_corrected
+from perfsuite.result import FailureKind, Figures, Run
 from perfsuite.sequential import MAX_LAUNCHES, decide
 
 Outcome = Literal[
@@ -55,6 +55,11 @@ class Policy:
     min_launches: int = 1
     record_launches: int = 3
     """Launches of a baseline that is recorded because there is none."""
+
+    @property
+    def most(self) -> int:
+        """Healthy launches at the most: those asked for at the least are made in any case."""
+        return max(self.max_launches, self.min_launches)
 
 
 class Check(Data):
@@ -105,7 +110,7 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
             return Verdict(outcome="failed", launches=used, failure=run.failure.kind, reasons=(reason,))
     sick = {index: reasons for index, run in enumerate(runs) if (reasons := unhealthy(run, baseline))}
     healthy = [run for index, run in enumerate(runs) if index not in sick]
-    if len(sick) >= MAX_UNHEALTHY or used > policy.max_launches + MAX_UNHEALTHY:
+    if len(sick) >= MAX_UNHEALTHY:
         each = tuple(f"launch {index + 1}: {'; '.join(why)}" for index, why in sick.items())
         return Verdict(outcome="unhealthy", launches=used, reasons=each)
     if not healthy:
@@ -115,10 +120,13 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
     if unlike := _unlike(healthy[-1], baseline):
         why = tuple(f"cannot be compared: {reason}" for reason in unlike)
         return Verdict(outcome="failed", launches=used, failure="unlike", reasons=why)
+    changed = tuple(_changed(healthy[-1], baseline))
     if (difference := _loss_differs(healthy, baseline)) is not None:
-        return Verdict(outcome="failed", launches=used, failure="loss", reasons=(difference,))
+        return Verdict(
+            outcome="failed", launches=used, failure="loss", reasons=(difference,), changed=changed
+        )
     checks = tuple(_check(metric, healthy, baseline, noise, policy) for metric in GATED)
-    verdict = _overall(checks, used).replace(changed=tuple(_changed(healthy[-1], baseline)))
+    verdict = _overall(checks, used).replace(changed=changed)
     if verdict.outcome in ("passed", "improved") and len(healthy) < policy.min_launches:
         return verdict.replace(outcome="undecided")
     return verdict
@@ -143,7 +151,8 @@ def _overall(checks: tuple[Check, ...], used: int) -> Verdict:
 def _unjudged(metric: Metric, runs: list[Run], baseline: Baseline | None = None) -> Check:
     """The check of a metric before it is judged; `failed` if a launch lacks it or it is no number."""
     values = [getattr(run.figures, metric.name) for run in runs]
-    before = baseline.median(metric.name) if baseline is not None else None
+    then = baseline.values(metric.name) if baseline is not None else []
+    before = median(then) if then else None
     check = Check(
         metric=metric.name,
         label=metric.label,
@@ -158,10 +167,14 @@ def _unjudged(metric: Metric, runs: list[Run], baseline: Baseline | None = None)
     if None in values:
         missing = "was not measured" if before is None else "the baseline has it, this run does not"
         return check.replace(outcome="failed", note=missing)
-    for what, value in (("measured value", check.measured), ("baseline's value", before)):
-        if value is not None and not 0 < value < math.inf:
-            return check.replace(outcome="failed", note=f"the {what} is {value}")
+    for what, each in (("measured value", values), ("baseline's value", then)):
+        if bad := [value for value in each if not _is_size(value)]:
+            return check.replace(outcome="failed", note=f"the {what} is {bad[0]}")
     return check
+
+
+def _is_size(value: float | None) -> bool:
+    return value is not None and 0 < value < math.inf
 
 
 def _check(metric: Metric, runs: list[Run], baseline: Baseline, noise: ClassNoise, policy: Policy) -> Check:
@@ -172,21 +185,21 @@ def _check(metric: Metric, runs: list[Run], baseline: Baseline, noise: ClassNois
         return check.replace(outcome="passed", note="not in the baseline yet")
     if metric.exact_on_gpu and runs[0].machine.device == "cuda":
         return _exact(metric, check)
-    known = noise.of(metric)
-    if known is None:
-        why = "the noise between launches is unknown: too few launches in the baselines of this hardware"
-        return check.replace(outcome="inconclusive", note=why)
     now = [metric.cost(getattr(run.figures, metric.name)) for run in runs]
     then = [metric.cost(value) for value in baseline.values(metric.name)]
     note: str | None = None
     if metric in PROBE_CORRECTED:
-        now, then, note = _corrected(now, then, runs, baseline, noise)
+        now, then, note = _corrected(metric, now, then, runs, baseline, noise)
+    known = noise.of(metric, corrected=note is not None)
+    if known is None:
+        why = "the noise between launches is unknown: too few launches in the baselines of this hardware"
+        return check.replace(outcome="inconclusive", note=why)
     decision = decide(
         then,
-        now[: policy.max_launches],
+        now[: policy.most],
         tolerance=check.tolerance,
         noise=known,
-        max_launches=policy.max_launches,
+        max_launches=policy.most,
     )
     return check.replace(
         outcome=decision.outcome,
@@ -208,20 +221,30 @@ def _exact(metric: Metric, check: Check) -> Check:
 
 
 def _corrected(
-    now: list[float], then: list[float], runs: list[Run], baseline: Baseline, noise: ClassNoise
+    metric: Metric,
+    now: list[float],
+    then: list[float],
+    runs: list[Run],
+    baseline: Baseline,
+    noise: ClassNoise,
 ) -> tuple[list[float], list[float], str | None]:
-    """The costs at the machine speed that is typical of the baseline, where a probe tells it."""
-    probes_now = [run.figures.probe_s_p50 for run in runs]
-    probes_then = baseline.values("probe_s_p50")
-    if not noise.probe_exponent or None in probes_now or len(probes_then) != len(then):
+    """The costs at the machine speed that is typical of the baseline, where every launch's probe tells it."""
+    figures_then = [launch.figures for launch in baseline.launches]
+    paired_then = _pairs(then, [f for f in figures_then if getattr(f, metric.name) is not None])
+    paired_now = _pairs(now, [run.figures for run in runs])
+    if not noise.probe_exponent or paired_now is None or paired_then is None:
         return now, then, None
-    corrected = probe_corrected(
-        list(zip(then, probes_then, strict=True)),
-        [(cost, probe) for cost, probe in zip(now, probes_now, strict=True) if probe is not None],
-        exponent=noise.probe_exponent,
-    )
+    corrected = probe_corrected(paired_then, paired_now, exponent=noise.probe_exponent)
     note = f"corrected for the machine's own speed (probe, exponent {noise.probe_exponent:.2f})"
     return list(corrected.launches), list(corrected.baseline), note
+
+
+def _pairs(costs: list[float], figures: list[Figures]) -> list[Pair] | None:
+    """Each launch's cost beside its probe; None if a launch lacks a sound one."""
+    probes = [each.probe_s_p50 for each in figures]
+    if not all(map(_is_size, probes)):
+        return None
+    return [(cost, probe) for cost, probe in zip(costs, probes, strict=True) if probe is not None]
 
 
 def unhealthy(run: Run, baseline: Baseline | None) -> list[str]:
@@ -231,7 +254,7 @@ def unhealthy(run: Run, baseline: Baseline | None) -> list[str]:
         return reasons
     probe, typical = run.figures.probe_s_p50, baseline.median("probe_s_p50")
     if probe is not None and typical is not None:
-        speed = typical / probe
+        speed = typical / probe if probe else math.inf
         if not SAME_MACHINE[0] < speed < SAME_MACHINE[1]:
             reasons.append(f"by the probe, the machine ran at {speed:.0%} of its speed at the baseline")
     if run.machine.device == "cuda":

@@ -29,27 +29,33 @@ class ClassNoise:
     """The noise of each metric between launches, and how strongly speed follows the probe."""
 
     by_metric: Mapping[str, Noise] = field(default_factory=dict)
+    """Of the metrics in `PROBE_CORRECTED` as corrected, where the exponent is above 0."""
     probe_exponent: float = 0.0
+    uncorrected: Mapping[str, Noise] = field(default_factory=dict)
+    """Of the same metrics as they were measured: launches without a probe scatter so much."""
 
-    def of(self, metric: Metric) -> Noise | None:
+    def of(self, metric: Metric, *, corrected: bool = True) -> Noise | None:
         """The noise of a metric; None if no baseline has enough launches to tell."""
-        return self.by_metric.get(metric.name)
+        known = self.by_metric.get(metric.name)
+        return known if corrected else self.uncorrected.get(metric.name, known)
 
 
 def class_noise(baselines: Sequence[Baseline]) -> ClassNoise:
     """Pool the launches of all baselines of one hardware class. One without a sound figure is left out."""
     exponent = probe_exponent(_filled(_pairs(baseline, TOKENS_PER_S) for baseline in baselines))
-    known = {}
+    known, uncorrected = {}, {}
     for metric in GATED:
+        groups = _filled(_costs(baseline, metric) for baseline in baselines)
+        measured = pooled_noise(groups) if _spare(groups) >= MIN_SPARE else None
         if exponent and metric in PROBE_CORRECTED:
             pairs = _filled(_pairs(baseline, metric) for baseline in baselines)
             if _spare(pairs) > MIN_SPARE:
                 known[metric.name] = corrected_noise(pairs, exponent)
-        else:
-            groups = _filled(_costs(baseline, metric) for baseline in baselines)
-            if _spare(groups) >= MIN_SPARE:
-                known[metric.name] = pooled_noise(groups)
-    return ClassNoise(by_metric=known, probe_exponent=exponent)
+            if measured is not None:
+                uncorrected[metric.name] = measured
+        elif measured is not None:
+            known[metric.name] = measured
+    return ClassNoise(by_metric=known, probe_exponent=exponent, uncorrected=uncorrected)
 
 
 def _costs(baseline: Baseline, metric: Metric) -> list[float]:

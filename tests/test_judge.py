@@ -234,6 +234,16 @@ def test_min_launches_do_not_delay_bad_news() -> None:
     assert (loud.outcome, loud.launches) == ("inconclusive", 4)
 
 
+def test_more_launches_may_be_asked_for_than_a_verdict_may_cost() -> None:
+    """`--perf-min-launches=20` to accept a baseline, `--perf-max-launches` as it was."""
+    verdict = session(usual() * 2, min_launches=20)
+    assert (verdict.outcome, verdict.launches) == ("passed", 20)
+    doubtful = session(usual(0.92) * 2, noise=noise_of(0.06), max_launches=3, min_launches=9)
+    assert (doubtful.outcome, doubtful.launches) == ("inconclusive", 9)
+    recorded = session(usual() * 2, None, max_launches=3, min_launches=9)
+    assert (recorded.outcome, recorded.launches) == ("recorded", 9)
+
+
 # Without a baseline
 
 
@@ -445,6 +455,28 @@ def test_a_figure_that_is_no_size_never_passes(metric: str, value: float) -> Non
         assert check_of(verdict, metric).note == f"the measured value is {value}"
 
 
+@pytest.mark.parametrize("metric", NAMES)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -1.0])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_figure_that_is_no_size_never_passes_among_good_ones(metric: str, value: float, place: int) -> None:
+    """The median alone would not show it, and it has no logarithm."""
+    runs = usual()[:3]
+    runs[place] = run_with(**{metric: value})
+    for baseline in (BASELINE, None):
+        verdict = judged(runs, baseline, min_launches=3)
+        assert (verdict.outcome, verdict.failure) == ("failed", "missing_metric")
+        assert check_of(verdict, metric).note == f"the measured value is {value}"
+
+
+@pytest.mark.parametrize("metric", NAMES)
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, -1.0])
+def test_a_baseline_of_which_one_launch_is_no_size_never_passes(metric: str, value: float) -> None:
+    spoilt = from_runs([*usual()[:2], run_with(**{metric: value})])
+    verdict = judged(usual()[:1], spoilt)
+    assert (verdict.outcome, verdict.failure) == ("failed", "missing_metric")
+    assert check_of(verdict, metric).note == f"the baseline's value is {value}"
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, 0.0])
 def test_on_a_gpu_memory_that_is_no_size_never_passes(value: float) -> None:
     [run] = make_launches(1, machine=H100, peak_memory_bytes=value)
@@ -577,6 +609,12 @@ def with_loss(factor: float, *, first: int = 0, last: int = 25, speed: float = 1
     return make_launches(speed)[0].replace(loss=tuple(changed))
 
 
+def test_what_changed_is_listed_with_a_loss_that_differs() -> None:
+    seen = Observed(settings={}, environment={"torch": "2.12"})
+    verdict = judged([with_loss(2).replace(observed=seen)], from_runs([in_environment(torch="2.11")] * 3))
+    assert (verdict.failure, verdict.changed) == ("loss", ("torch: 2.11 -> 2.12",))
+
+
 @pytest.mark.parametrize("speed", [0.5, 1, 2])
 @pytest.mark.parametrize("factor", [0.9, 0.97, 1.03, 1.1, math.nan, math.inf])
 def test_a_loss_that_leaves_the_baselines_fails_whatever_the_speed(speed: float, factor: float) -> None:
@@ -637,7 +675,7 @@ def on_machine(speed: float, *, tokens: float = 1) -> Run:
     return make_launches(tokens, probe_s_p50=0.010 / speed)[0]
 
 
-@pytest.mark.parametrize("speed", [0.5, 0.79, 1.26, 2, math.nan])
+@pytest.mark.parametrize("speed", [0.5, 0.79, 1.26, 2, math.nan, math.inf])
 @pytest.mark.parametrize("tokens", [0.3, 1, 3])
 def test_an_unhealthy_machine_is_the_verdict_after_three_launches_whatever_they_measured(
     speed: float, tokens: float
@@ -808,6 +846,48 @@ def test_launches_without_a_probe_among_others_leave_all_as_measured() -> None:
         check = check_of(judged(runs, PROBED, corrected), "tokens_per_s")
         assert check.worsening == pytest.approx(1 / 0.85 - 1, abs=0.005)
         assert check.note is None
+
+
+@pytest.mark.parametrize("probe", [None, 0.0, math.nan])
+def test_a_baseline_with_a_launch_without_a_sound_probe_leaves_all_as_measured(probe: float | None) -> None:
+    probed = make_launches(1.0, 1.003, 0.998, 1.001, probe_s_p50=0.01)
+    spoilt = from_runs([*probed, run_with(probe_s_p50=probe)])
+    verdict = judged([on_machine(0.85, tokens=0.85)], spoilt, noise_of(0.005, exponent=1))
+    check = check_of(verdict, "tokens_per_s")
+    assert check.worsening == pytest.approx(1 / 0.85 - 1, abs=0.005)
+    assert check.note is None
+
+
+def test_a_probe_is_never_paired_with_another_launchs_figure() -> None:
+    """Where one launch lacks the speed and another the probe, the lists are equally long."""
+    mixed = [run_with(tokens_per_s=None, probe_s_p50=0.012), run_with(), *[on_machine(1)] * 3]
+    verdict = judged([on_machine(1)], from_runs(mixed), noise_of(0.005, exponent=1))
+    assert check_of(verdict, "tokens_per_s").note is None
+
+
+def test_a_baseline_launch_without_the_figure_is_left_out_of_the_correction() -> None:
+    lacking = run_with(tokens_per_s=None, probe_s_p50=0.012)
+    corrected = noise_of(0.005, exponent=1)
+    verdict = judged([on_machine(0.85, tokens=0.85)], from_runs([lacking, *[on_machine(1)] * 3]), corrected)
+    check = check_of(verdict, "tokens_per_s")
+    assert check.worsening == pytest.approx(0, abs=0.005)
+    assert check.note is not None
+
+
+def test_what_is_not_corrected_is_judged_by_the_noise_of_what_is_not() -> None:
+    """The noise of corrected launches would be too small for it: false alarms, and drops let pass."""
+    corrected, raw = (Noise(sigma=sigma, degrees_of_freedom=30) for sigma in (0.005, 0.06))
+    noise = ClassNoise(
+        by_metric=dict.fromkeys(NAMES, corrected),
+        probe_exponent=1,
+        uncorrected=dict.fromkeys(("tokens_per_s", "tokens_per_s_mean"), raw),
+    )
+    probed = judged([on_machine(1)], PROBED, noise)
+    bare = judged(usual()[:1], PROBED, noise)
+    for metric in ("tokens_per_s", "tokens_per_s_mean"):
+        assert not check_of(probed, metric).blind
+        assert check_of(bare, metric).minimum_detectable == pytest.approx(0.19, abs=0.02)
+    assert check_of(bare, "step_jitter") == check_of(probed, "step_jitter")
 
 
 # Noise

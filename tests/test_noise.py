@@ -133,8 +133,10 @@ def test_a_probe_that_the_speed_follows_takes_the_machine_out_of_both_speeds_onl
         assert known(noise, metric).sigma < known(raw, metric).sigma / 5
         assert known(noise, metric).degrees_of_freedom == pytest.approx(15 * SCALE_EFFICIENCY)
         assert known(raw, metric).degrees_of_freedom == pytest.approx(16 * SCALE_EFFICIENCY)
+        assert noise.of(metric, corrected=False) == known(raw, metric)
+        assert raw.of(metric, corrected=False) == known(raw, metric)
     for metric in (JITTER, PEAK_MEMORY):
-        assert known(noise, metric) == known(raw, metric)
+        assert known(noise, metric) == known(raw, metric) == noise.of(metric, corrected=False)
 
 
 def test_a_probe_that_the_speed_does_not_follow_is_left_alone() -> None:

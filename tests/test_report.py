@@ -169,7 +169,7 @@ def test_table_has_a_row_for_each_case_and_keeps_their_order() -> None:
 
 
 @pytest.mark.parametrize("width", [120, 140])
-def test_a_table_folds_the_case_and_keeps_the_rest_whole(width: int) -> None:
+def test_a_wide_table_folds_the_case_and_keeps_the_rest_whole(width: int) -> None:
     long = make_case(activation_checkpointing="every-2", attention="eager", seed=123456)
     run = now(tokens_per_s=12345678).replace(case=long)
     lines = table([result(run, before=None)], color=False, width=width).splitlines()
@@ -179,6 +179,19 @@ def test_a_table_folds_the_case_and_keeps_the_rest_whole(width: int) -> None:
     assert lines[0].split()[-2:] == ["launches", "verdict"]
     folded = "".join(re.split(r"\s", line)[0] for line in lines[1:])
     assert folded == long.id
+
+
+@pytest.mark.parametrize("outcome", get_args(Outcome))
+def test_no_outcome_is_cut_short_however_long_the_row(outcome: Outcome) -> None:
+    large = now(
+        tokens_per_s=12345678,
+        tokens_per_s_per_device=12345678,
+        step_s_p50=12.3456,
+        step_s_p95=12.3456,
+        peak_memory_bytes=1023.9 * MIB,
+    )
+    told = result(*[large] * 10, verdict=result(large).verdict.replace(outcome=outcome))
+    assert row(table([told], color=False, width=80))[-1] == outcome
 
 
 def test_color_only_if_asked_for() -> None:
