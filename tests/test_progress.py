@@ -132,7 +132,8 @@ def test_a_further_launch_of_a_case_is_no_further_case() -> None:
 
 def test_a_long_id_leaves_room_for_the_figures() -> None:
     screen = Screen(1, terminal=True)
-    screen.progress.begin("fsdp-shard_grad_op-llama-3.1-8b-s4096-b1-bf16-mixed-1x8", 20, 2)
+    for launch in (1, 2):
+        screen.progress.begin("fsdp-shard_grad_op-llama-3.1-8b-s4096-b1-bf16-mixed-1x8", 20, launch)
     screen.progress.step(0, 0)
     assert screen.lives == ["[1/1] fsdp-shard_grad_op-llama-3.1-… launch 2 starting 0 s"]
 

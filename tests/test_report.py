@@ -191,7 +191,7 @@ def test_no_outcome_is_cut_short_however_long_the_row(outcome: Outcome) -> None:
         peak_memory_bytes=1023.9 * MIB,
     )
     told = result(*[large] * 10, verdict=result(large).verdict.replace(outcome=outcome))
-    assert row(table([told], color=False, width=80))[-1] == outcome
+    assert table([told], color=False, width=80).split()[-1] == outcome
 
 
 def test_color_only_if_asked_for() -> None:
