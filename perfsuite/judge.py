@@ -41,7 +41,7 @@ SAME_MACHINE = (0.8, 1.25)
 DEVICE_PROBE_SLOWER = 0.1
 """A GPU whose own matrix product or copy is slower than at the baseline by more than this is unhealthy."""
 MAX_UNHEALTHY = 3
-"""Launches on an unhealthy machine before that is the verdict."""
+"""Launches on an unhealthy machine, if not outnumbered by healthy ones, before that is the verdict."""
 LOSS_SIGMAS = 6.0
 LOSS_FLOOR = 0.02
 """Relative difference of the loss curve that is always allowed: reductions in another order drift apart."""
@@ -96,7 +96,9 @@ class Verdict(Data):
     checks: tuple[Check, ...] = ()
     failure: FailureKind | None = None
     reasons: tuple[str, ...] = ()
-    """Why it failed or is unhealthy, where no metric says it."""
+    """Why it failed, where no metric says it; and why launches were set aside."""
+    unhealthy_launches: tuple[int, ...] = ()
+    """Numbers, from 1, of the launches that are no evidence and can be no baseline."""
     changed: tuple[str, ...] = ()
     """What differs in the environment since the baseline: it may explain, it does not forbid to compare."""
 
@@ -108,26 +110,33 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
         if run.failure is not None:
             reason = f"{run.failure.kind}: {run.failure.message}"
             return Verdict(outcome="failed", launches=used, failure=run.failure.kind, reasons=(reason,))
-    sick = {index: reasons for index, run in enumerate(runs) if (reasons := unhealthy(run, baseline))}
-    healthy = [run for index, run in enumerate(runs) if index not in sick]
-    if len(sick) >= MAX_UNHEALTHY:
-        each = tuple(f"launch {index + 1}: {'; '.join(why)}" for index, why in sick.items())
-        return Verdict(outcome="unhealthy", launches=used, reasons=each)
-    if not healthy:
-        return Verdict(outcome="undecided", launches=used)
-    if baseline is None:
-        return _first_time(healthy, used, policy)
-    if unlike := _unlike(healthy[-1], baseline):
+    sick = {number: why for number, run in enumerate(runs, 1) if (why := unhealthy(run, baseline))}
+    healthy = [run for number, run in enumerate(runs, 1) if number not in sick]
+    if len(sick) >= max(MAX_UNHEALTHY, len(healthy)):
+        verdict = Verdict(outcome="unhealthy", launches=used)
+    elif not healthy:
+        verdict = Verdict(outcome="undecided", launches=used)
+    elif baseline is None:
+        verdict = _first_time(healthy, used, policy)
+    else:
+        verdict = _compare(healthy, used, baseline, noise, policy)
+    set_aside = tuple(f"launch {number} set aside: {'; '.join(why)}" for number, why in sick.items())
+    return verdict.replace(unhealthy_launches=tuple(sick), reasons=(*verdict.reasons, *set_aside))
+
+
+def _compare(runs: list[Run], used: int, baseline: Baseline, noise: ClassNoise, policy: Policy) -> Verdict:
+    """Judge healthy launches against the baseline."""
+    if unlike := _unlike(runs[-1], baseline):
         why = tuple(f"cannot be compared: {reason}" for reason in unlike)
         return Verdict(outcome="failed", launches=used, failure="unlike", reasons=why)
-    changed = tuple(_changed(healthy[-1], baseline))
-    if (difference := _loss_differs(healthy, baseline)) is not None:
+    changed = tuple(_changed(runs[-1], baseline))
+    if (difference := _loss_differs(runs, baseline)) is not None:
         return Verdict(
             outcome="failed", launches=used, failure="loss", reasons=(difference,), changed=changed
         )
-    checks = tuple(_check(metric, healthy, baseline, noise, policy) for metric in GATED)
+    checks = tuple(_check(metric, runs, baseline, noise, policy) for metric in GATED)
     verdict = _overall(checks, used).replace(changed=changed)
-    if verdict.outcome in ("passed", "improved") and len(healthy) < policy.min_launches:
+    if verdict.outcome in ("passed", "improved") and len(runs) < policy.min_launches:
         return verdict.replace(outcome="undecided")
     return verdict
 

@@ -41,17 +41,23 @@ class Result(Data):
     """The files of the launches."""
 
     @property
+    def healthy_runs(self) -> list[Run]:
+        """The launches that count; all of them if none does."""
+        sick = self.verdict.unhealthy_launches
+        return [run for number, run in enumerate(self.runs, 1) if number not in sick] or list(self.runs)
+
+    @property
     def figures(self) -> Figures:
-        """The median of each figure over the launches that have it."""
+        """The median of each figure over the healthy launches that have it."""
         names = Figures.model_fields
-        told = {name: [getattr(run.figures, name) for run in self.runs] for name in names}
+        told = {name: [getattr(run.figures, name) for run in self.healthy_runs] for name in names}
         known = {name: [v for v in values if v is not None] for name, values in told.items()}
         return Figures(**{name: median(values) for name, values in known.items() if values})
 
     @property
     def measured_steps(self) -> list[float]:
-        """Step times in the windows of all launches, in seconds."""
-        return [step for run in self.runs for step in run.measured_steps]
+        """Step times in the windows of all healthy launches, in seconds."""
+        return [step for run in self.healthy_runs for step in run.measured_steps]
 
 
 class Skipped(Data):
@@ -121,7 +127,7 @@ def explanation(result: Result) -> str:
     lines = [f"{result.case_id}: {verdict.outcome} after {_plural(len(result.runs), 'launch')}"]
     lines += [f"  {reason}" for reason in verdict.reasons]
     lines += [f"  {sentence(check)}" for check in verdict.checks]
-    notes = Counter(note for run in result.runs for note in run.notes)
+    notes = Counter(note for run in result.healthy_runs for note in run.notes)
     lines += [f"  note: {note}" + (f" ({n} launches)" if n > 1 else "") for note, n in notes.items()]
     for machine in {run.machine for run in result.runs}:
         if machine.device == "cuda" and machine.note:
@@ -150,6 +156,8 @@ def sentence(check: Check) -> str:
             low, high = check.interval
             text += f" (99 % interval {low:+.1%} to {high:+.1%})"
         text += f", {check.tolerance:.1%} allowed: {check.outcome}"
+        if check.outcome == "regressed" and check.worsening <= check.tolerance:
+            text += " (surely worse, and the tolerance is not ruled out)"
     elif check.outcome == "failed" or check.outcome == "inconclusive":
         text += f": {check.outcome}"
     if check.blind:

@@ -128,7 +128,7 @@ class Session:
         )
         self.results.append(result)
         if recorded and file is not None:
-            data.write(file, baseline.from_runs(runs))
+            data.write(file, baseline.from_runs(result.healthy_runs))
         return result
 
     def _no_baseline(self, hardware_class: str) -> Verdict:

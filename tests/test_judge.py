@@ -686,7 +686,7 @@ def test_an_unhealthy_machine_is_the_verdict_after_three_launches_whatever_they_
     verdict = session(runs, PROBED)
     assert (verdict.outcome, verdict.launches, verdict.failure) == ("unhealthy", MAX_UNHEALTHY, None)
     assert verdict.reasons == tuple(
-        f"launch {number}: by the probe, the machine ran at {speed:.0%} of its speed at the baseline"
+        f"launch {number} set aside: by the probe, the machine ran at {speed:.0%} of its speed at the baseline"
         for number in (1, 2, 3)
     )
 
@@ -699,7 +699,7 @@ def test_a_disturbed_machine_is_unhealthy_with_or_without_a_baseline(baseline: B
     runs = [make_run(health=DISTURBED)] * 9
     verdict = session(runs, baseline)
     assert (verdict.outcome, verdict.launches) == ("unhealthy", MAX_UNHEALTHY)
-    assert verdict.reasons[0].startswith("launch 1: other processes used 60% of the cores' time")
+    assert verdict.reasons[0].startswith("launch 1 set aside: other processes used 60% of the cores' time")
 
 
 def test_a_disturbed_launch_is_none_of_those_that_are_recorded_from() -> None:
@@ -712,7 +712,8 @@ def test_a_disturbed_launch_is_none_of_those_that_are_recorded_from() -> None:
 def test_every_reason_of_a_launch_is_told() -> None:
     verdict = session([on_machine(0.5).replace(health=DISTURBED)] * 3, PROBED)
     assert re.fullmatch(
-        r"launch 3: other processes used 60% .*; by the probe, the machine ran at 50% .*", verdict.reasons[2]
+        r"launch 3 set aside: other processes used 60% .*; by the probe, the machine ran at 50% .*",
+        verdict.reasons[2],
     )
 
 
@@ -741,7 +742,7 @@ def test_a_gpu_that_is_slower_than_at_the_baseline_before_the_workload_is_unheal
     assert verdict.outcome == outcome
     if outcome == "unhealthy":
         what = "matmul_tflops was 629, at the baseline 700"
-        assert verdict.reasons[0].startswith("launch 1: before the workload, ")
+        assert verdict.reasons[0].startswith("launch 1 set aside: before the workload, ")
         assert verdict.reasons[0].endswith(what if matmul == 629 else "copy was 2699, at the baseline 3000")
 
 

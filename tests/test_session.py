@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite import baseline, data, session
+from perfsuite.baseline import Baseline
+from perfsuite.errors import PerfsuiteError
+from perfsuite.hardware import gpu_machine
+from perfsuite.judge import Policy, Verdict
+from perfsuite.progress import Progress
+from perfsuite.result import Run
+from perfsuite.session import Options, Session
+from tests.samples import make_case, make_figures, make_run
+
+
+def make_session(directory: Path) -> Session:
+    options = Options(store=directory / "store", baselines=directory / "baselines", policy=Policy())
+    return Session(options, Progress(line=lambda text: None, live=lambda text: None))
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, runs: list[Run], verdict: Verdict) -> None:
+    """Nothing is launched: this is what was measured."""
+
+    def measure(*args: object, on_launch: Callable[[int], None], **options: object) -> Any:
+        on_launch(1)
+        return runs, verdict
+
+    monkeypatch.setattr(session, "measure", measure)
+
+
+def test_an_unhealthy_launch_is_no_part_of_what_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [make_run(figures=make_figures(tokens_per_s=speed)) for speed in (1000, 10, 1002)]
+    verdict = Verdict(outcome="recorded", launches=3, unhealthy_launches=(2,))
+    stand_in(monkeypatch, runs, verdict)
+    ours = make_session(tmp_path)
+    result = ours.measure(make_case(), "test")
+    assert result.figures.tokens_per_s == 1001
+    directory = tmp_path / "store" / "baselines"
+    file = baseline.path(directory, ours.machine.hardware_class, make_case())
+    assert data.read(file, Baseline).values("tokens_per_s") == [1000, 1002]
+
+
+def test_the_result_is_kept_if_the_baseline_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdict = Verdict(outcome="recorded", launches=1)
+    stand_in(monkeypatch, [make_run()], verdict)
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "baselines").write_text("in the way")
+    ours = make_session(tmp_path)
+    with pytest.raises(PerfsuiteError, match="cannot write"):
+        ours.measure(make_case(), "test")
+    assert [result.verdict.outcome for result in ours.results] == ["recorded"]
+
+
+def test_a_machine_with_gpus_is_a_cpu_machine_for_a_cpu_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = gpu_machine(["NVIDIA H100 80GB HBM3"], count=8, memory_bytes=2**36, driver=None)
+    monkeypatch.setattr(session, "detect", lambda: gpus)
+    ours = make_session(tmp_path)
+    assert ours.machine_for(make_case(hardware="cpu")).device == "cpu"
+    assert ours.machine_for(make_case(hardware=("cpu", "h100"))) == gpus
+    assert ours.machine_for(make_case(hardware="a100")) == gpus
+    assert "this machine is h100-80gb-sxm" in str(ours.skip_reason(make_case(hardware="a100"), "test"))
+    assert [skip.nodeid for skip in ours.skipped] == ["test"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "strict", "failing"),
+    [
+        ("regressed", {}, True),
+        ("failed", {}, True),
+        ("passed", {}, False),
+        ("unhealthy", {}, False),
+        ("improved", {}, False),
+        ("improved", {"strict_improved": True}, True),
+        ("inconclusive", {}, False),
+        ("inconclusive", {"strict_inconclusive": True}, True),
+    ],
+)
+def test_which_outcomes_fail(tmp_path: Path, outcome: str, strict: dict[str, bool], failing: bool) -> None:
+    ours = make_session(tmp_path)
+    ours.options = Options(store=tmp_path, baselines=tmp_path, policy=Policy(), **strict)
+    assert ours.is_failing(outcome) is failing  # type: ignore[arg-type]
