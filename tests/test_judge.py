@@ -686,7 +686,8 @@ def test_an_unhealthy_machine_is_the_verdict_after_three_launches_whatever_they_
     verdict = session(runs, PROBED)
     assert (verdict.outcome, verdict.launches, verdict.failure) == ("unhealthy", MAX_UNHEALTHY, None)
     assert verdict.reasons == tuple(
-        f"launch {number} set aside: by the probe, the machine ran at {speed:.0%} of its speed at the baseline"
+        f"launch {number} set aside: by the probe, "
+        f"the machine ran at {speed:.0%} of its speed at the baseline"
         for number in (1, 2, 3)
     )
 
@@ -780,7 +781,18 @@ def test_which_launches_were_unhealthy_is_told() -> None:
     runs = [on_machine(speed) for speed in (1, 0.5, 1, 2, 0.7)]
     verdict = session(runs, PROBED, min_launches=9)
     assert verdict.outcome == "unhealthy"
-    assert [reason.split(":")[0] for reason in verdict.reasons] == ["launch 2", "launch 4", "launch 5"]
+    assert verdict.unhealthy_launches == (2, 4, 5)
+    assert [reason.split(":")[0] for reason in verdict.reasons] == [
+        "launch 2 set aside",
+        "launch 4 set aside",
+        "launch 5 set aside",
+    ]
+
+
+def test_unhealthy_launches_that_are_outnumbered_do_not_end_it() -> None:
+    verdict = session([on_machine(speed) for speed in (1, 0.5, 1, 0.5, 1, 1, 0.5, 1)], PROBED, min_launches=5)
+    assert verdict.outcome == "passed"
+    assert verdict.unhealthy_launches == (2, 4, 7)
 
 
 def test_an_unhealthy_machine_does_not_excuse_a_failure() -> None:

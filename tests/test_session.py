@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,5 +88,5 @@ def test_a_machine_with_gpus_is_a_cpu_machine_for_a_cpu_case(
 )
 def test_which_outcomes_fail(tmp_path: Path, outcome: str, strict: dict[str, bool], failing: bool) -> None:
     ours = make_session(tmp_path)
-    ours.options = Options(store=tmp_path, baselines=tmp_path, policy=Policy(), **strict)
+    ours.options = replace(ours.options, **strict)
     assert ours.is_failing(outcome) is failing  # type: ignore[arg-type]
