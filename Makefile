@@ -2,7 +2,7 @@
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: bench test check unit format figures clean
+.PHONY: bench test check unit selftest format figures clean
 
 bench: .venv/installed  ## run the CPU cases and compare with the last accepted figures
 	.venv/bin/pytest bench_cases -m cpu $(ARGS)
@@ -16,6 +16,9 @@ check: .venv/installed
 
 unit: .venv/installed
 	.venv/bin/pytest tests $(ARGS)
+
+selftest: .venv/installed  ## inject every fault into real training, and see each caught (some minutes)
+	.venv/bin/perfsuite selftest
 
 figures: .venv/installed  ## what perfsuite itself costs
 	.venv/bin/python -m tests.benchmarks.collection

@@ -57,6 +57,8 @@ EXPECTED = (
 CLEAN = Expectation(inject=None, outcome="passed")
 BASELINE_LAUNCHES = 5
 HANG_TIMEOUT_S = 45
+UNHEALTHY_ATTEMPTS = 3
+"""A machine that others use for a moment says nothing about the gate."""
 
 
 def small_case(machine: Machine) -> Case:
@@ -113,13 +115,17 @@ def _try(
     if expected.inject == "hang":
         case = case.replace(timeout_s=HANG_TIMEOUT_S if case.framework.needs_torch else 3)
     noise = class_noise([recorded])
-    runs, verdict = measure(
-        case,
-        machine,
-        root / name,
-        lambda runs: judge(runs, recorded, noise, Policy()),
-        inject=expected.inject,
-    )
+    for attempt in range(1, UNHEALTHY_ATTEMPTS + 1):
+        runs, verdict = measure(
+            case,
+            machine,
+            root / f"{name}-{attempt}",
+            lambda runs: judge(runs, recorded, noise, Policy()),
+            inject=expected.inject,
+        )
+        if verdict.outcome != "unhealthy":
+            break
+        say(f"... inject {name}: the machine was unhealthy: {verdict.reasons[-1]}")
     met = expected.is_met(verdict)
     found = verdict.outcome if verdict.failure is None else f"{verdict.outcome} ({verdict.failure})"
     wanted = expected.outcome if expected.failure is None else f"{expected.outcome} ({expected.failure})"

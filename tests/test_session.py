@@ -86,7 +86,7 @@ def test_a_machine_with_gpus_is_a_cpu_machine_for_a_cpu_case(
         ("inconclusive", {"strict_inconclusive": True}, True),
     ],
 )
-def test_which_outcomes_fail(tmp_path: Path, outcome: str, strict: dict[str, bool], failing: bool) -> None:
+def test_which_outcomes_fail(tmp_path: Path, outcome: str, strict: dict[str, Any], failing: bool) -> None:
     ours = make_session(tmp_path)
     ours.options = replace(ours.options, **strict)
     assert ours.is_failing(outcome) is failing  # type: ignore[arg-type]
