@@ -7,6 +7,7 @@ Driver side; imports neither torch nor pytest.
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -35,6 +36,11 @@ def unsupported(case: Case, machine: Machine) -> str | None:
         what = "GPUs" if machine.device == "cuda" else "cores"
         needed = f"{topology.processes_per_node} {what} (one per process)"
         return f"it needs {needed}, this machine has {machine.devices}"
+    if case.attention == "flash_attention_2":
+        if machine.device == "cpu":
+            return "flash_attention_2 runs on GPUs only"
+        if importlib.util.find_spec("flash_attn") is None:
+            return "flash_attention_2 needs the package flash-attn, which is not installed"
     return case.framework.unsupported(case, machine)
 
 

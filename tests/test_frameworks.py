@@ -161,6 +161,7 @@ def test_what_cannot_run_is_known_beforehand(framework: Framework, processes: in
     [
         ({"topology": Topology(nodes=2, processes_per_node=1)}, "it needs 2 nodes of 1, this is one machine"),
         ({"framework": DDP(static_graph=True), "gradient_accumulation": 2}, "no gradient_accumulation"),
+        ({"attention": "flash_attention_2"}, "flash_attention_2 runs on GPUs only"),
         ({"hardware": ("h100", "a100")}, "it is meant for h100, this machine is cpu-"),
     ],
 )

@@ -511,6 +511,15 @@ def test_json_of_nothing(status: str) -> None:
     assert (written["results"], written["skipped"], written["status"]) == ([], [], status)
 
 
+def test_explanation_tells_utilisation_and_energy_where_they_are_known() -> None:
+    known = explanation(
+        result(make_run(figures=make_figures(gpu_utilisation=97.4, energy_per_token_j=0.0321)))
+    )
+    assert "GPU utilisation: 97 %" in known
+    assert "energy: 32.10 mJ per token" in known
+    assert "energy" not in explanation(result(make_run()))
+
+
 def test_table_fits_a_narrow_terminal() -> None:
     run = make_run(figures=make_figures(tokens_per_s=1_234_567, peak_memory_bytes=123 * 2**30, mfu=0.5))
     lines = table([result(run, before=None)] * 2, color=False, width=80).splitlines()
