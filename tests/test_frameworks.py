@@ -110,6 +110,16 @@ def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
 
 
 @pytest.mark.launch
+def test_compiled_blocks_train_the_same_and_what_cannot_be_seen_in_them_is_said(
+    ddp: Run, tmp_path: Path
+) -> None:
+    compiled = measured(SMALL.replace(framework=FSDP2(), compile=True), tmp_path)
+    assert compiled.loss == pytest.approx(ddp.loss, rel=1e-3)
+    assert compiled.observed is not None
+    assert compiled.observed.settings["recomputing_blocks"] == "not observed (compiled)"
+
+
+@pytest.mark.launch
 def test_accumulation_is_the_same_training_as_a_larger_batch(ddp: Run, tmp_path: Path) -> None:
     split = measured(SMALL.replace(micro_batch=1, gradient_accumulation=2), tmp_path)
     assert split.figures.tokens_per_s is not None
