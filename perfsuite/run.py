@@ -16,6 +16,7 @@ from pathlib import Path
 from perfsuite import data
 from perfsuite.case import Case, CaseFile
 from perfsuite.collect import collect
+from perfsuite.errors import FileError
 from perfsuite.hardware import Machine
 from perfsuite.health import sampler
 from perfsuite.judge import Verdict
@@ -76,8 +77,9 @@ def run(
     on_progress: OnProgress = no_progress,
 ) -> Run:
     """Launch `case` once in fresh processes and measure it. All its files are in `directory`."""
-    directory.mkdir(parents=True)  # another launch's reports must not be taken for this one's
     run_dir = RunDir(directory)
+    if run_dir.case.exists():
+        raise FileError(f"{directory} holds another launch: its reports would be taken for this one's")
     asked = CaseFile(
         case=case,
         hardware_class=machine.hardware_class,

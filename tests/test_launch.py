@@ -15,6 +15,7 @@ import pytest
 
 from perfsuite import DDP, Case, Fake, Topology, data
 from perfsuite.case import CaseFile
+from perfsuite.errors import FileError
 from perfsuite.hardware import detect
 from perfsuite.launch import JOB_MARK, launch
 from perfsuite.result import LaunchFile
@@ -197,3 +198,9 @@ def test_the_failing_ranks_own_traceback_is_kept(tmp_path: Path) -> None:
     assert measured.failure is not None
     assert measured.failure.rank == 1
     assert "_break_down" in str(measured.failure.traceback)
+
+
+def test_a_directory_that_holds_another_launch_is_refused(tmp_path: Path) -> None:
+    run(FAKE, detect(), tmp_path)
+    with pytest.raises(FileError, match="holds another launch"):
+        run(FAKE, detect(), tmp_path)
