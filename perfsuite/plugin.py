@@ -261,7 +261,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     """Carry the verdict to the terminal."""
     made: pytest.TestReport = yield
     result = item.stash.get(RESULT, None)
-    if result is not None and made.when == "call":
+    if result is None or made.when != "call":
+        return made
+    failing = item.config.stash[SESSION].is_failing(result.verdict.outcome)
+    if made.outcome == ("failed" if failing else "passed"):  # else the test itself had more to say
         made.perf_outcome = result.verdict.outcome  # type: ignore[attr-defined]
     return made
 
@@ -269,7 +272,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, Any] | None:
     """Verdicts that pytest has no word for get their own."""
     outcome = getattr(report, "perf_outcome", None)
-    if report.when != "call" or outcome not in WORDS or report.skipped:
+    if outcome not in WORDS:
         return None
     letter, word = WORDS[outcome]
     return outcome, letter, word

@@ -408,7 +408,7 @@ def test_explanation_of_an_unhealthy_machine_tells_of_each_launch() -> None:
     told = explanation(result(*[now(probe_s_p50=0.02)] * 3, before=before)).splitlines()
     assert told[0].endswith(": unhealthy after 3 launches")
     assert told[1:4] == [
-        f"  launch {number}: by the probe, the machine ran at 50% of its speed at the baseline"
+        f"  launch {number} set aside: by the probe, the machine ran at 50% of its speed at the baseline"
         for number in (1, 2, 3)
     ]
 
