@@ -421,6 +421,7 @@ def launcher_and_stranger() -> Iterator[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs Linux")
+@pytest.mark.launch
 def test_a_busy_process_beside_the_job_is_foreign(launcher_and_stranger: int) -> None:
     cores = len(os.sched_getaffinity(0))
     sampler = Sampler()

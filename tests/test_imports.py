@@ -56,12 +56,14 @@ def modules_after(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.launch
 def test_the_driver_side_never_loads_torch() -> None:
     loaded = modules_after("import perfsuite, perfsuite.plugin, perfsuite.run, perfsuite.cli")
     assert "perfsuite.plugin" in loaded
     assert not loaded & {"torch", "transformers", "numpy"}
 
 
+@pytest.mark.launch
 def test_the_worker_never_loads_pytest() -> None:
     loaded = modules_after(
         "import perfsuite.worker, perfsuite.launcher, perfsuite.preload, perfsuite.observe"

@@ -7,6 +7,8 @@ import pytest
 
 from perfsuite.power import PowerTable, simulate
 
+pytestmark = pytest.mark.simulation
+
 TRIALS = 2_000
 
 
