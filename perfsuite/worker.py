@@ -15,6 +15,8 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from perfsuite import data, measure
 from perfsuite.case import CaseFile
 from perfsuite.errors import MismatchError
@@ -83,8 +85,16 @@ def die_with_parent() -> None:
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
     ancestor = os.environ.get(ANCESTOR_PID)
-    if ancestor is not None and not Path(f"/proc/{ancestor}").exists():
+    if ancestor is not None and not _is_alive(int(ancestor)):
         os._exit(1)  # it died before the kernel was asked
+
+
+def _is_alive(pid: int) -> bool:
+    """A zombie is dead: it only waits for its own parent to look."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def _failure(error: BaseException, rank: int) -> Failure:
