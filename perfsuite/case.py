@@ -106,7 +106,7 @@ class Case(Data):
             batch,
             self.precision,
             *([f"ac_{self.activation_checkpointing}"] if self.activation_checkpointing != "none" else []),
-            *changed_fields(self, skip=_IN_ID_ALREADY | _NOT_IN_ID),
+            *changed_fields(self, skip=_IN_ID_ALREADY | NOT_IN_ID),
             f"{t.nodes}x{t.processes_per_node}",
         ]
         return re.sub(r"[^A-Za-z0-9._+-]", "_", "-".join(parts))
@@ -134,7 +134,7 @@ _IN_ID_ALREADY = frozenset(
         "topology",
     }
 )
-_NOT_IN_ID = frozenset({"hardware", "timeout_s"})
+NOT_IN_ID = frozenset({"hardware", "timeout_s"})
 """They choose where a case runs and how long it may take, not what is measured."""
 
 
@@ -143,7 +143,6 @@ class CaseFile(Document):
 
     schema_version: Literal[1] = 1
     case: Case
-    hardware_class: str
     device: Literal["cpu", "cuda"]
     peak_flops: float | None = None
     """Of one device at the case's precision, FLOP/s; None where unknown."""

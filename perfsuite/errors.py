@@ -4,9 +4,10 @@
     ├── CaseError        a case, model or option that cannot be: the message says what is allowed
     ├── FileError        a JSON file that cannot be read or written: names the file and the field
     ├── LaunchError      a job that cannot be ended
-    └── WorkerError      raised in a worker; reaches the driver as a typed `Failure`
-        ├── MismatchError    what runs is not what was asked for
-        └── ReportError      rank reports that do not fit together
+    ├── MismatchError    what runs is not what was asked for; raised in a worker
+    └── ReportError      rank reports that do not fit together
+
+The last two reach the driver's user as a typed `Failure`.
 
 What goes wrong with a *run* (out of memory, a crash, a hang) is not an exception on the driver's side
 but data: `perfsuite.result.Failure`.
@@ -29,13 +30,9 @@ class LaunchError(PerfsuiteError):
     """A job that cannot be ended."""
 
 
-class WorkerError(PerfsuiteError):
-    """Something the worker found out while it measured."""
-
-
-class MismatchError(WorkerError):
+class MismatchError(PerfsuiteError):
     """What runs is not what was asked for."""
 
 
-class ReportError(WorkerError):
+class ReportError(PerfsuiteError):
     """Rank reports that do not fit together."""

@@ -14,11 +14,12 @@ from typing import Literal
 
 from perfsuite import health
 from perfsuite.baseline import Baseline, loss_curve
+from perfsuite.case import NOT_IN_ID
 from perfsuite.data import Data
 from perfsuite.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, Metric
-from perfsuite.noise import PROBE_CORRECTED, ClassNoise
-from perfsuite.probe_correction import Pair, probe_corrected
-from perfsuite.result import FailureKind, Figures, Run
+from perfsuite.noise import PROBE_CORRECTED, ClassNoise, is_size, pairs
+from perfsuite.probe_correction import probe_corrected
+from perfsuite.result import FailureKind, Run
 from perfsuite.sequential import MAX_LAUNCHES, decide
 
 Outcome = Literal[
@@ -102,6 +103,10 @@ class Verdict(Data):
     changed: tuple[str, ...] = ()
     """What differs in the environment since the baseline: it may explain, it does not forbid to compare."""
 
+    def healthy(self, runs: Sequence[Run]) -> list[Run]:
+        """Those of the judged launches that are evidence, and may be a baseline."""
+        return [run for number, run in enumerate(runs, 1) if number not in self.unhealthy_launches]
+
 
 def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, policy: Policy) -> Verdict:
     """Judge the launches so far, in the order they were made. Call again after one more while `undecided`."""
@@ -177,13 +182,9 @@ def _unjudged(metric: Metric, runs: list[Run], baseline: Baseline | None = None)
         missing = "was not measured" if before is None else "the baseline has it, this run does not"
         return check.replace(outcome="failed", note=missing)
     for what, each in (("measured value", values), ("baseline's value", then)):
-        if bad := [value for value in each if not _is_size(value)]:
+        if bad := [value for value in each if not is_size(value)]:
             return check.replace(outcome="failed", note=f"the {what} is {bad[0]}")
     return check
-
-
-def _is_size(value: float | None) -> bool:
-    return value is not None and 0 < value < math.inf
 
 
 def _check(metric: Metric, runs: list[Run], baseline: Baseline, noise: ClassNoise, policy: Policy) -> Check:
@@ -238,22 +239,13 @@ def _corrected(
     noise: ClassNoise,
 ) -> tuple[list[float], list[float], str | None]:
     """The costs at the machine speed that is typical of the baseline, where every launch's probe tells it."""
-    figures_then = [launch.figures for launch in baseline.launches]
-    paired_then = _pairs(then, [f for f in figures_then if getattr(f, metric.name) is not None])
-    paired_now = _pairs(now, [run.figures for run in runs])
-    if not noise.probe_exponent or paired_now is None or paired_then is None:
+    paired_then = pairs((launch.figures for launch in baseline.launches), metric)
+    paired_now = pairs((run.figures for run in runs), metric)
+    if not noise.probe_exponent or len(paired_now) < len(now) or len(paired_then) < len(then):
         return now, then, None
     corrected = probe_corrected(paired_then, paired_now, exponent=noise.probe_exponent)
     note = f"corrected for the machine's own speed (probe, exponent {noise.probe_exponent:.2f})"
     return list(corrected.launches), list(corrected.baseline), note
-
-
-def _pairs(costs: list[float], figures: list[Figures]) -> list[Pair] | None:
-    """Each launch's cost beside its probe; None if a launch lacks a sound one."""
-    probes = [each.probe_s_p50 for each in figures]
-    if not all(map(_is_size, probes)):
-        return None
-    return [(cost, probe) for cost, probe in zip(costs, probes, strict=True) if probe is not None]
 
 
 def unhealthy(run: Run, baseline: Baseline | None) -> list[str]:
@@ -293,20 +285,20 @@ def _loss_differs(runs: list[Run], baseline: Baseline) -> str | None:
 
 def _unlike(run: Run, baseline: Baseline) -> list[str]:
     """Settings that make two runs incomparable, with both values."""
-    pairs = {"hardware class": (baseline.hardware_class, run.machine.hardware_class)}
+    settings = {"hardware class": (baseline.hardware_class, run.machine.hardware_class)}
     if run.flops is not None and baseline.flops is not None:
-        pairs["FLOP formula"] = (baseline.flops.formula, run.flops.formula)
+        settings["FLOP formula"] = (baseline.flops.formula, run.flops.formula)
     if run.observed is not None and baseline.observed is not None:
         before, now = baseline.observed.settings, run.observed.settings
-        pairs |= {
+        settings |= {
             f"observed {key}": (before.get(key, "?"), now.get(key, "?")) for key in sorted({*before, *now})
         }
     for name in type(run.case).model_fields:
-        if name not in ("timeout_s", "hardware"):
-            pairs[name] = (str(getattr(baseline.case, name)), str(getattr(run.case, name)))
+        if name not in NOT_IN_ID:
+            settings[name] = (str(getattr(baseline.case, name)), str(getattr(run.case, name)))
     return [
         f"{key} was {then!r} in the baseline and is {now!r}"
-        for key, (then, now) in pairs.items()
+        for key, (then, now) in settings.items()
         if then != now
     ]
 

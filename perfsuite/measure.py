@@ -107,7 +107,7 @@ class Recorder:
         before_end: Callable[[int, Recorder], None] | None = None,
     ) -> None:
         self.timer = timer
-        self.on_progress: Callable[[int], None] = lambda step: None
+        self.on_progress: Callable[[int], object] = lambda step: None
         """Called with the number of finished steps, at most twice a second."""
         self.probe_s: list[float] = []
         self.wall_s = 0.0
@@ -190,26 +190,21 @@ class HostMemory:
     """Peak resident set above its level now. Linux resets the peak by writing to `clear_refs`."""
 
     def __init__(self) -> None:
-        try:
-            _reset_host_peak()
-            self.method = "VmHWM above VmRSS before the model"
-        except OSError:
-            self.method = "VmHWM above VmRSS before the model; peak not reset (clear_refs is read-only)"
+        self.method = "VmHWM above VmRSS before the model"
+        self.reset_peak()
         self._level = _status_bytes("VmRSS")
 
     def reset_peak(self) -> None:
         """Forget the peak so far; the level stays that of construction."""
-        if "not reset" not in self.method:
-            _reset_host_peak()
+        try:
+            with open("/proc/self/clear_refs", "w") as file:
+                file.write("5")  # proc_pid_clear_refs(5)
+        except OSError:
+            self.method = "VmHWM above VmRSS before the model; peak not reset (clear_refs is read-only)"
 
     def read(self) -> Memory:
         """The peak since construction or `reset_peak`."""
         return Memory(peak=max(_status_bytes("VmHWM") - self._level, 0), method=self.method)
-
-
-def _reset_host_peak() -> None:
-    with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # proc_pid_clear_refs(5)
 
 
 def _status_bytes(key: str) -> int:
@@ -236,7 +231,7 @@ class CudaMemory:
         self._retries = self._stat("num_alloc_retries")
 
     def read(self) -> Memory:
-        """Peaks since construction."""
+        """Peaks since construction or `reset_peak`."""
         return Memory(
             peak=self._stat("allocated_bytes.all.peak"),
             reserved=self._stat("reserved_bytes.all.peak"),

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 from perfsuite.baseline import Baseline
 from perfsuite.metric import GATED, TOKENS_PER_S, TOKENS_PER_S_MEAN, Metric
 from perfsuite.probe_correction import Pair, corrected_noise, probe_exponent
+from perfsuite.result import Figures
 from perfsuite.sequential import Noise, pooled_noise
 
 T = TypeVar("T")
@@ -48,9 +49,9 @@ def class_noise(baselines: Sequence[Baseline]) -> ClassNoise:
         groups = _filled(_costs(baseline, metric) for baseline in baselines)
         measured = pooled_noise(groups) if _spare(groups) >= MIN_SPARE else None
         if exponent and metric in PROBE_CORRECTED:
-            pairs = _filled(_pairs(baseline, metric) for baseline in baselines)
-            if _spare(pairs) > MIN_SPARE:
-                known[metric.name] = corrected_noise(pairs, exponent)
+            paired = _filled(_pairs(baseline, metric) for baseline in baselines)
+            if _spare(paired) > MIN_SPARE:
+                known[metric.name] = corrected_noise(paired, exponent)
             if measured is not None:
                 uncorrected[metric.name] = measured
         elif measured is not None:
@@ -59,17 +60,22 @@ def class_noise(baselines: Sequence[Baseline]) -> ClassNoise:
 
 
 def _costs(baseline: Baseline, metric: Metric) -> list[float]:
-    return [metric.cost(value) for value in baseline.values(metric.name) if 0 < value < math.inf]
+    return [metric.cost(value) for value in baseline.values(metric.name) if is_size(value)]
+
+
+def is_size(value: float | None) -> TypeGuard[float]:
+    """Whether a figure is a number that can be measured: there, above 0 and finite."""
+    return value is not None and 0 < value < math.inf
+
+
+def pairs(launches: Iterable[Figures], metric: Metric) -> list[Pair]:
+    """Each launch's cost beside its probe; a launch without a sound one of either is left out."""
+    told = [(getattr(figures, metric.name), figures.probe_s_p50) for figures in launches]
+    return [(metric.cost(value), probe) for value, probe in told if is_size(value) and is_size(probe)]
 
 
 def _pairs(baseline: Baseline, metric: Metric) -> list[Pair]:
-    """Each launch's cost beside its probe."""
-    launches = [(getattr(one.figures, metric.name), one.figures.probe_s_p50) for one in baseline.launches]
-    return [
-        (metric.cost(value), probe)
-        for value, probe in launches
-        if value is not None and probe is not None and 0 < value < math.inf and 0 < probe < math.inf
-    ]
+    return pairs((launch.figures for launch in baseline.launches), metric)
 
 
 def _filled(groups: Iterable[list[T]]) -> list[list[T]]:

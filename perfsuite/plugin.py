@@ -282,8 +282,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     """The table; then, for each regression, what was measured against what."""
     session = config.stash[SESSION]
     if session.results:
-        machine = session.machine
-        terminalreporter.section(f"perfsuite: {machine.hardware_class} ({machine.device_name})")
+        machines = {run.machine for result in session.results for run in result.runs}
+        names = sorted(f"{machine.hardware_class} ({machine.device_name})" for machine in machines)
+        terminalreporter.section(f"perfsuite: {', '.join(names) or 'nothing was launched'}")
         on_terminal = terminalreporter.isatty
         width, color = (
             (shutil.get_terminal_size().columns if on_terminal else 140),

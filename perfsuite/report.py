@@ -43,8 +43,7 @@ class Result(Data):
     @property
     def healthy_runs(self) -> list[Run]:
         """The launches that count; all of them if none does."""
-        sick = self.verdict.unhealthy_launches
-        return [run for number, run in enumerate(self.runs, 1) if number not in sick] or list(self.runs)
+        return self.verdict.healthy(self.runs) or list(self.runs)
 
     @property
     def figures(self) -> Figures:

@@ -1,6 +1,6 @@
-"""The flow of one launch, from a case to a `Run`. Read this first.
+"""The flow: launch a case, measure it, judge it, and launch again while in doubt. Read this first.
 
-case --case.json--> launcher --> one worker per rank --rank-N.json--> collect --> run.json
+    case --case.json--> launcher --> one worker per rank --rank-N.json--> collect --> run.json --> judge
 
 Driver side; imports neither torch nor pytest.
 """
@@ -82,7 +82,6 @@ def run(
         raise FileError(f"{directory} holds another launch: its reports would be taken for this one's")
     asked = CaseFile(
         case=case,
-        hardware_class=machine.hardware_class,
         device=machine.device,
         peak_flops=machine.peak_flops(case.precision),
         inject=inject,

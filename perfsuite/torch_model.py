@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from perfsuite.errors import MismatchError
+from perfsuite.framework import Workload
 
 if TYPE_CHECKING:
     from perfsuite.case import Case
+    from perfsuite.framework import Ranks
     from perfsuite.models import Model
 
 DTYPES = {"fp32": torch.float32, "bf16-mixed": torch.float32, "bf16": torch.bfloat16}
@@ -179,34 +182,30 @@ def synthetic_batches(case: Case, data_rank: int, device: torch.device) -> list[
     return list(tokens.to(device).split(case.micro_batch))
 
 
-def cycle(batches: list[Tensor]) -> Iterator[Tensor]:
-    """The batches, again and again."""
-    while True:
-        yield from batches
-
-
-def training_loop(
+def data_parallel_workload(
     case: Case,
+    ranks: Ranks,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batches: list[Tensor],
     *,
     autocast: bool = False,
-    skip_sync: Callable[[bool], AbstractContextManager[None]] = lambda is_last: nullcontext(),
-) -> Callable[[int], list[Tensor]]:
-    """A function that makes so many optimizer steps and returns each one's mean loss, still on the device.
+    no_sync: Callable[[], AbstractContextManager[None]] | None = None,
+) -> Workload:
+    """AdamW, data and training loop around a wrapped model that every rank feeds with other data.
 
-    `skip_sync(is_last)` is entered around each micro-batch: gradients need not be reduced before the last.
+    `no_sync`, if given, is entered around each micro-batch but the last: gradients are not reduced there.
     """
-    data = cycle(batches)
-    device = batches[0].device.type
+    optimizer = build_optimizer(case, model)
+    data = itertools.cycle(synthetic_batches(case, ranks.rank, ranks.device))
+    device = ranks.device.type
     share = 1 / case.gradient_accumulation
 
     def step() -> Tensor:
+        """One optimizer step; returns its mean loss, still on the device."""
         total = torch.zeros((), device=device)
         for micro in range(case.gradient_accumulation):
             tokens = next(data)
-            with skip_sync(micro == case.gradient_accumulation - 1):
+            is_last = micro == case.gradient_accumulation - 1
+            with nullcontext() if is_last or no_sync is None else no_sync():
                 with torch.autocast(device, torch.bfloat16, enabled=autocast):
                     loss = model(input_ids=tokens, labels=tokens).loss * share
                 loss.backward()
@@ -215,4 +214,9 @@ def training_loop(
         optimizer.zero_grad()
         return total
 
-    return lambda steps: [step() for _ in range(steps)]
+    return Workload(
+        run=lambda steps: [step() for _ in range(steps)],
+        data_parallel=ranks.world_size,
+        model=model,
+        optimizer=optimizer,
+    )

@@ -48,13 +48,10 @@ def main(path: str) -> None:
     except BaseException as error:
         data.write(run_dir.rank(rank), report.replace(failure=_failure(error, rank)))
         raise
-    if asked.inject is not None:
-        injector = Injector(Fault.parse(asked.inject), is_last_rank=rank == world - 1)
-        changed = injector.report(report)
-        if changed is None:
-            return
-        report = changed
-    data.write(run_dir.rank(rank), report)
+    injector = _injector(asked, report)
+    changed = report if injector is None else injector.report(report)
+    if changed is not None:
+        data.write(run_dir.rank(rank), changed)
 
 
 def recorded(path: str) -> None:
@@ -118,11 +115,14 @@ def _kind(error: BaseException) -> FailureKind:
 
 
 def _recorder(asked: CaseFile, report: RankReport, timer: Any, probe: Any = None) -> measure.Recorder:
-    inject = None
-    if asked.inject is not None:
-        is_last = report.rank == report.world_size - 1
-        inject = Injector(Fault.parse(asked.inject), is_last_rank=is_last).before_end
-    return measure.Recorder(timer, probe=probe, before_end=inject)
+    injector = _injector(asked, report)
+    return measure.Recorder(timer, probe=probe, before_end=None if injector is None else injector.before_end)
+
+
+def _injector(asked: CaseFile, report: RankReport) -> Injector | None:
+    if asked.inject is None:
+        return None
+    return Injector(Fault.parse(asked.inject), is_last_rank=report.rank == report.world_size - 1)
 
 
 def _run(
@@ -133,7 +133,7 @@ def _run(
     sequences = case.micro_batch * case.gradient_accumulation * workload.data_parallel
     tokens_per_step = sequences * case.sequence_length
     if report.rank == 0:
-        recorder.on_progress = lambda step: _tell(run_dir, f"{step} {tokens_per_step}")
+        recorder.on_progress = lambda step: run_dir.progress.write_text(f"{step} {tokens_per_step}")
     recorder.start()
     losses = workload.run(case.total_steps)
     recorder.finish()
@@ -145,10 +145,6 @@ def _run(
         wall_s=recorder.wall_s,
         loss=tuple(float(loss) for loss in losses),
     )
-
-
-def _tell(run_dir: RunDir, progress: str) -> None:
-    run_dir.progress.write_text(progress)
 
 
 def _measure_fake(run_dir: RunDir, asked: CaseFile, report: RankReport) -> RankReport:

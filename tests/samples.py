@@ -117,9 +117,7 @@ def write_launch(
 ) -> RunDir:
     """The files that driver, launcher and workers leave behind."""
     run_dir = RunDir(directory)
-    asked = CaseFile(
-        case=case or make_case(), hardware_class="cpu-test-2c", device="cpu", peak_flops=peak_flops
-    )
+    asked = CaseFile(case=case or make_case(), device="cpu", peak_flops=peak_flops)
     data.write(run_dir.case, asked)
     data.write(run_dir.launch, LaunchFile(failures=ended))
     for report in reports:

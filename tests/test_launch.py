@@ -158,7 +158,7 @@ def test_sigkill_of_the_driver_just_after_the_launch_leaves_nothing(tmp_path: Pa
 def test_ranks_die_with_a_killed_launcher_even_if_nobody_sweeps(tmp_path: Path) -> None:
     """The kernel's parent-death signal alone: no driver watches this launcher."""
     run_dir = RunDir(tmp_path)
-    data.write(run_dir.case, CaseFile(case=FAKE, hardware_class="cpu-x", device="cpu", inject="hang"))
+    data.write(run_dir.case, CaseFile(case=FAKE, device="cpu", inject="hang"))
     launcher = subprocess.Popen(
         [sys.executable, "-m", "perfsuite.launcher", str(tmp_path)],
         env={**os.environ, "PERFSUITE_TEST": str(tmp_path), JOB_MARK: "x"},

@@ -22,9 +22,9 @@ def test_every_fault_is_caught_and_a_clean_run_is_not() -> None:
 @pytest.mark.parametrize(
     "blind",
     [
-        Expectation(inject="slowdown=1%", outcome="regressed"),
-        Expectation(inject="nan", outcome="failed", failure="crash"),
-        Expectation(inject="slowdown=60%", outcome="regressed", metric="peak_memory_bytes"),
+        Expectation(inject="slowdown=1%", outcomes=("regressed",)),
+        Expectation(inject="nan", outcomes=("failed",), failure="crash"),
+        Expectation(inject="slowdown=60%", outcomes=("regressed",), metric="peak_memory_bytes"),
     ],
 )
 def test_a_fault_that_is_not_caught_as_it_must_fails_the_self_test(blind: Expectation) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
@@ -39,7 +38,7 @@ class DDP(Framework):
         """The model under DDP; ranks skip the all-reduce on all but the last micro-batch."""
         from torch.nn.parallel import DistributedDataParallel
 
-        from perfsuite.torch_model import build_model, build_optimizer, synthetic_batches, training_loop
+        from perfsuite.torch_model import build_model, data_parallel_workload
 
         model = DistributedDataParallel(
             build_model(case, ranks.device),
@@ -48,13 +47,6 @@ class DDP(Framework):
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             static_graph=self.static_graph,
         )
-        optimizer = build_optimizer(case, model)
-        run = training_loop(
-            case,
-            model,
-            optimizer,
-            synthetic_batches(case, ranks.rank, ranks.device),
-            autocast=case.precision == "bf16-mixed",
-            skip_sync=lambda is_last: nullcontext() if is_last else model.no_sync(),
+        return data_parallel_workload(
+            case, ranks, model, autocast=case.precision == "bf16-mixed", no_sync=model.no_sync
         )
-        return Workload(run=run, data_parallel=ranks.world_size, model=model, optimizer=optimizer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -59,13 +58,7 @@ class FSDP(Framework):
         )
         from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-        from perfsuite.torch_model import (
-            blocks,
-            build_model,
-            build_optimizer,
-            synthetic_batches,
-            training_loop,
-        )
+        from perfsuite.torch_model import blocks, build_model, data_parallel_workload
 
         mesh = None
         if self.sharding_strategy == "HYBRID_SHARD":
@@ -85,17 +78,8 @@ class FSDP(Framework):
             device_id=ranks.device,
             use_orig_params=True,
         )
-        optimizer = build_optimizer(case, model)
-        run = training_loop(
-            case,
-            model,
-            optimizer,
-            synthetic_batches(case, ranks.rank, ranks.device),
-            skip_sync=lambda is_last: (
-                nullcontext() if is_last or self.sync_each_micro_batch else model.no_sync()
-            ),
-        )
-        return Workload(run=run, data_parallel=ranks.world_size, model=model, optimizer=optimizer)
+        no_sync = None if self.sync_each_micro_batch else model.no_sync
+        return data_parallel_workload(case, ranks, model, no_sync=no_sync)
 
     def _shard_group(self, case: Case) -> int:
         return self.shard_group or case.topology.processes_per_node

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
@@ -42,13 +43,7 @@ class FSDP2(Framework):
         """The model under FSDP2, one unit per block, and the root."""
         from torch.distributed.fsdp import fully_shard
 
-        from perfsuite.torch_model import (
-            blocks,
-            build_model,
-            build_optimizer,
-            synthetic_batches,
-            training_loop,
-        )
+        from perfsuite.torch_model import blocks, build_model, data_parallel_workload
 
         options: dict[str, Any] = {
             "mesh": self._mesh(ranks),
@@ -59,15 +54,8 @@ class FSDP2(Framework):
         for block in blocks(model):
             fully_shard(block, **options)
         fully_shard(model, **options)
-        optimizer = build_optimizer(case, model)
-        run = training_loop(
-            case,
-            model,
-            optimizer,
-            synthetic_batches(case, ranks.rank, ranks.device),
-            skip_sync=_reduce_always if self.sync_each_micro_batch else _reduce_last(model),
-        )
-        return Workload(run=run, data_parallel=ranks.world_size, model=model, optimizer=optimizer)
+        no_sync = None if self.sync_each_micro_batch else partial(_no_sync, model)
+        return data_parallel_workload(case, ranks, model, no_sync=no_sync)
 
     def _mesh(self, ranks: Ranks) -> Any:
         from torch.distributed.device_mesh import init_device_mesh
@@ -78,16 +66,12 @@ class FSDP2(Framework):
         return init_device_mesh(ranks.device.type, shape, mesh_dim_names=("replicate", "shard"))
 
 
-def _reduce_always(is_last: bool) -> AbstractContextManager[None]:
-    return nullcontext()
-
-
-def _reduce_last(model: Any) -> Callable[[bool], AbstractContextManager[None]]:
-    def enter(is_last: bool) -> AbstractContextManager[None]:
-        model.set_requires_gradient_sync(is_last)
-        return nullcontext()
-
-    return enter
+@contextmanager
+def _no_sync(model: Any) -> Iterator[None]:
+    """What DDP and FSDP1 have as a method: gradients are not reduced inside."""
+    model.set_requires_gradient_sync(False)
+    yield
+    model.set_requires_gradient_sync(True)
 
 
 def _mixed_precision(case: Case) -> Any:
