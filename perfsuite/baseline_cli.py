@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import getpass
 import json
-import subprocess
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +19,8 @@ from rich.table import Table
 
 from perfsuite import baseline, data
 from perfsuite.baseline import Acceptance, Baseline
-from perfsuite.errors import FileError, PerfsuiteError
+from perfsuite.errors import FileError, GitError, PerfsuiteError
+from perfsuite.git import git
 from perfsuite.hardware import detect
 from perfsuite.judge import unhealthy
 from perfsuite.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, Metric
@@ -99,13 +99,13 @@ def diff(
 ) -> None:
     """What changed in the reviewed baselines since a git ref, in figures rather than lines."""
     try:
-        root = Path(_git("rev-parse", "--show-toplevel", cwd=Path()).strip())
+        root = Path(git("rev-parse", "--show-toplevel", cwd=Path()).strip())
         directory = str(baselines.resolve())
-        listed = _git("diff", "--name-only", "--no-renames", ref, "--", directory, cwd=root)
-        listed += _git("ls-files", "--others", "--exclude-standard", "--", directory, cwd=root)
+        listed = git("diff", "--name-only", "--no-renames", ref, "--", directory, cwd=root)
+        listed += git("ls-files", "--others", "--exclude-standard", "--", directory, cwd=root)
         files = [root / name for name in sorted(set(listed.splitlines())) if name.endswith(".json")]
         rows = [(_read(file) if file.exists() else None, _at_ref(ref, file, root)) for file in files]
-    except _Refused as error:
+    except (GitError, _Refused) as error:
         _fail(str(error))
     if not rows:
         _print(f"no baseline changed since {ref}")
@@ -222,9 +222,9 @@ def _require_reason(before: Baseline | None, now: Baseline, reason: str | None) 
 
 def _acceptance(reason: str | None) -> Acceptance:
     try:
-        commit: str | None = _git("rev-parse", "HEAD", cwd=Path()).strip()
-        by = _git("config", "user.name", cwd=Path()).strip()
-    except _Refused:
+        commit: str | None = git("rev-parse", "HEAD", cwd=Path()).strip()
+        by = git("config", "user.name", cwd=Path()).strip()
+    except GitError:
         commit, by = None, getpass.getuser()
     return Acceptance(
         by=by, date=datetime.now(UTC).isoformat(timespec="seconds"), commit=commit, reason=reason
@@ -265,19 +265,12 @@ def _matching(directories: list[Path], hardware_class: str, pattern: str) -> lis
 def _at_ref(ref: str, file: Path, root: Path) -> Baseline | None:
     """The baseline as it was at a commit; None if it was not there."""
     name = str(file.relative_to(root))
-    if not _git("ls-tree", "--name-only", "--full-tree", ref, "--", name, cwd=root).strip():
+    if not git("ls-tree", "--name-only", "--full-tree", ref, "--", name, cwd=root).strip():
         return None
     try:
-        return Baseline.model_validate(json.loads(_git("show", f"{ref}:{name}", cwd=root)))
+        return Baseline.model_validate(json.loads(git("show", f"{ref}:{name}", cwd=root)))
     except ValueError as error:
         raise _Refused(f"{name} at {ref} is no baseline that this perfsuite reads: {error}") from None
-
-
-def _git(*arguments: str, cwd: Path) -> str:
-    done = subprocess.run(["git", *arguments], cwd=cwd, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise _Refused(f"git {' '.join(arguments)}: {done.stderr.strip() or 'failed'}")
-    return done.stdout
 
 
 def _read(file: Path) -> Baseline:

@@ -3,6 +3,7 @@
     PerfsuiteError
     ├── CaseError        a case, model or option that cannot be: the message says what is allowed
     ├── FileError        a JSON file that cannot be read or written: names the file and the field
+    ├── GitError         a git command that failed: with what it said
     ├── LaunchError      a job that cannot be ended
     ├── MismatchError    what runs is not what was asked for; raised in a worker
     └── ReportError      rank reports that do not fit together
@@ -24,6 +25,10 @@ class CaseError(PerfsuiteError, ValueError):
 
 class FileError(PerfsuiteError):
     """A JSON file that cannot be read or written."""
+
+
+class GitError(PerfsuiteError):
+    """A git command failed."""
 
 
 class LaunchError(PerfsuiteError):

@@ -6,7 +6,6 @@ The only importer of pytest.
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from perfsuite.inject import Fault
 from perfsuite.judge import Policy
 from perfsuite.progress import Progress
 from perfsuite.replay import ReplayClock, raise_in, replay
-from perfsuite.report import Result
+from perfsuite.results import Result
 from perfsuite.sequential import MAX_LAUNCHES
 from perfsuite.session import Options, Session
 
@@ -101,6 +100,7 @@ def _options(config: pytest.Config) -> Options:
     if (file := config.getoption("--perf-json")) and Path(file).is_dir():
         raise pytest.UsageError(f"--perf-json {file} is a directory: give a file")
     return Options(
+        root=config.rootpath,
         store=config.rootpath / option("store"),
         baselines=config.rootpath / option("baselines"),
         policy=Policy(max_launches=number("max-launches", 3), min_launches=number("min-launches", 1)),
@@ -297,9 +297,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             if result.verdict.outcome not in ("passed", "recorded", "failed") or noted or blind:
                 terminalreporter.write_line("")
                 terminalreporter.write_line(report.explanation(result))
-    if session.json_error is not None:
-        terminalreporter.section("perfsuite: --perf-json was not written", red=True, bold=True)
-        terminalreporter.write_line(session.json_error)
+    if session.files_error is not None:
+        terminalreporter.section("perfsuite: the results were not written", red=True, bold=True)
+        terminalreporter.write_line(session.files_error)
     if session.running is not None:
         terminalreporter.write_line(f"interrupted, not judged: {session.running}")
     if _nothing_measured(config):
@@ -313,27 +313,23 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Write the JSON file, and never be green when nothing was measured."""
+    """Write the results as a file, and never be green when nothing was measured."""
     ours = session.config.stash[SESSION]
     no_error = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
     if _nothing_measured(session.config) and exitstatus in no_error:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-    file = session.config.getoption("--perf-json")
-    if file is None or session.config.option.collectonly:
+    if session.config.option.collectonly:
         return
+    files = [ours.files / "results.json"] if ours.results else []
+    if (asked := session.config.getoption("--perf-json")) is not None:
+        files.append(Path(asked))
     completed = exitstatus in (*no_error, pytest.ExitCode.TESTS_FAILED)
-    content = report.to_json(
-        ours.machine,
-        ours.results,
-        ours.skipped,
-        status="complete" if completed else "interrupted",
-        interrupted=ours.running,
-    )
-    try:
-        data.write_text(Path(file), json.dumps(content, indent=1) + "\n")
-    except PerfsuiteError as error:  # the figures are still on the screen and in the store
-        ours.json_error = str(error)
-        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+    for file in files:
+        try:
+            data.write(file, ours.to_file("complete" if completed else "interrupted"))
+        except PerfsuiteError as error:  # the figures are still on the screen
+            ours.files_error = str(error)
+            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
 def _nothing_measured(config: pytest.Config) -> bool:

@@ -1,22 +1,17 @@
-"""What people and machines read at the end: table, explanations, JSON. Imports neither torch nor pytest."""
+"""What people read at the end: table and explanations. Imports neither torch nor pytest."""
 
 from __future__ import annotations
 
 import io
 from collections import Counter
 from collections.abc import Sequence
-from importlib.metadata import version
-from statistics import median
-from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 
-from perfsuite.data import Data, plain
-from perfsuite.hardware import Machine
-from perfsuite.judge import Check, Outcome, Verdict
+from perfsuite.judge import Check, Outcome
 from perfsuite.metric import TOKENS_PER_S
-from perfsuite.result import Figures, Run
+from perfsuite.results import Result
 
 STYLES: dict[Outcome, str] = {
     "passed": "green",
@@ -25,47 +20,6 @@ STYLES: dict[Outcome, str] = {
     "regressed": "red",
     "failed": "red",
 }
-
-
-class Result(Data):
-    """One case of a session: what was measured and what it means."""
-
-    nodeid: str
-    case_id: str
-    framework: str
-    runs: tuple[Run, ...]
-    """Its launches, in the order they were made."""
-    verdict: Verdict
-    baseline_file: str | None
-    directory: str
-    """The files of the launches."""
-
-    @property
-    def healthy_runs(self) -> list[Run]:
-        """The launches that count; all of them if none does."""
-        return self.verdict.healthy(self.runs) or list(self.runs)
-
-    @property
-    def figures(self) -> Figures:
-        """The median of each figure over the healthy launches that have it."""
-        names = Figures.model_fields
-        told = {name: [getattr(run.figures, name) for run in self.healthy_runs] for name in names}
-        known = {name: [v for v in values if v is not None] for name, values in told.items()}
-        return Figures(**{name: median(values) for name, values in known.items() if values})
-
-    @property
-    def measured_steps(self) -> list[float]:
-        """Step times in the windows of all healthy launches, in seconds."""
-        return [step for run in self.healthy_runs for step in run.measured_steps]
-
-
-class Skipped(Data):
-    """A case that this machine cannot run."""
-
-    nodeid: str
-    case_id: str
-    framework: str
-    reason: str
 
 
 NARROW = 120
@@ -186,36 +140,3 @@ def amount(value: float | None, unit: str) -> str:
 
 def _plural(count: int, noun: str) -> str:
     return f"1 {noun}" if count == 1 else f"{count} {noun}es"
-
-
-def to_json(
-    machine: Machine,
-    results: Sequence[Result],
-    skipped: Sequence[Skipped],
-    *,
-    status: Literal["complete", "interrupted"],
-    interrupted: str | None = None,
-) -> dict[str, Any]:
-    """For machines: every verdict with its figures and steps; and the case that an interrupt cut short."""
-    return {
-        "schema_version": 1,
-        "perfsuite": version("perfsuite"),
-        "status": status,
-        "interrupted_case": interrupted,
-        "machine": plain(machine),
-        "results": [
-            {
-                "nodeid": result.nodeid,
-                "case_id": result.case_id,
-                "framework": result.framework,
-                "outcome": result.verdict.outcome,
-                "figures": plain(result.figures),
-                "verdict": plain(result.verdict),
-                "runs": [plain(run) for run in result.runs],
-                "baseline_file": result.baseline_file,
-                "directory": result.directory,
-            }
-            for result in results
-        ],
-        "skipped": [plain(skip) for skip in skipped],
-    }

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
+from typing import Literal
 
 from perfsuite import baseline, data
 from perfsuite.case import Case
+from perfsuite.errors import GitError
+from perfsuite.git import git
 from perfsuite.hardware import Machine, detect, detect_cpu
 from perfsuite.judge import UNMEASURED, Outcome, Policy, Verdict, judge
 from perfsuite.noise import ClassNoise, class_noise
 from perfsuite.progress import Progress
-from perfsuite.report import Result, Skipped
 from perfsuite.result import Run
+from perfsuite.results import Result, SessionFile, Skipped
 from perfsuite.run import measure, unsupported
 
 
@@ -22,6 +26,8 @@ from perfsuite.run import measure, unsupported
 class Options:
     """What a user may choose."""
 
+    root: Path
+    """Of the repository that holds the cases."""
     store: Path
     baselines: Path
     policy: Policy
@@ -41,8 +47,9 @@ class Session:
     skipped: list[Skipped] = field(default_factory=list)
     selected: int = 0
     """Tests that asked for a measurement."""
-    json_error: str | None = None
+    files_error: str | None = None
     """Why the results could not be written for machines."""
+    started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     running: str | None = None
     """The id of the case that is being measured: at the end of an interrupted session, the lost one."""
     _noise: dict[str, ClassNoise] = field(default_factory=dict)
@@ -75,7 +82,8 @@ class Session:
         return self._noise[hardware_class]
 
     @cached_property
-    def _files(self) -> Path:
+    def files(self) -> Path:
+        """The directory of this session: its launches, and its `results.json`."""
         return self.options.store / "runs" / datetime.now().strftime("%Y%m%d-%H%M%S-%f")
 
     def can_run(self, case: Case) -> bool:
@@ -97,7 +105,7 @@ class Session:
         found = baseline.find(self.baseline_directories, hardware_class, case)
         accepted, file = found or (None, None)
         again = sum(result.case_id == case.id for result in self.results)
-        directory = self._files / (case.id if not again else f"{case.id}.{again + 1}")
+        directory = self.files / (case.id if not again else f"{case.id}.{again + 1}")
         if accepted is None and (self.options.fail_without_baseline or self.options.inject):
             runs: list[Run] = []
             verdict = self._no_baseline(hardware_class)
@@ -138,6 +146,25 @@ class Session:
             why = "--perf-inject needs one to compare with: run once without it"
         reason = f"no baseline on {hardware_class} in {directories}, and {why}"
         return Verdict(outcome="failed", launches=0, failure="no_baseline", reasons=(reason,))
+
+    def to_file(self, status: Literal["complete", "interrupted"]) -> SessionFile:
+        """Everything that this session found out."""
+        try:
+            commit = git("rev-parse", "HEAD", cwd=self.options.root).strip()
+            dirty = bool(git("status", "--porcelain", "--untracked-files=no", cwd=self.options.root))
+        except GitError:
+            commit, dirty = None, False
+        return SessionFile(
+            perfsuite=version("perfsuite"),
+            status=status,
+            started_at=self.started_at,
+            commit=commit,
+            dirty=dirty,
+            machine=self.machine,
+            results=tuple(self.results),
+            skipped=tuple(self.skipped),
+            interrupted_case=self.running,
+        )
 
     def is_failing(self, outcome: Outcome) -> bool:
         """Whether a test fails with this outcome."""

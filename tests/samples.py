@@ -8,12 +8,18 @@ from typing import Any
 from hypothesis import settings
 
 from perfsuite import data
+from perfsuite.baseline import from_runs
 from perfsuite.case import Case, CaseFile, Topology
 from perfsuite.frameworks.fake import Fake
 from perfsuite.hardware import Machine, gpu_machine
+from perfsuite.judge import Policy, Verdict, judge
+from perfsuite.metric import GATED
 from perfsuite.models import MODELS
+from perfsuite.noise import ClassNoise
 from perfsuite.result import Failure, Figures, LaunchFile, Memory, RankReport, Run
+from perfsuite.results import Result
 from perfsuite.rundir import RunDir
+from perfsuite.sequential import Noise
 
 deterministic = settings(deadline=None, derandomize=True, database=None, max_examples=60)
 """For hypothesis: the same examples in every run, however slow the machine."""
@@ -123,3 +129,54 @@ def write_launch(
     for report in reports:
         data.write(run_dir.rank(report.rank), report)
     return run_dir
+
+
+NOISE = ClassNoise(by_metric={metric.name: Noise(sigma=0.005, degrees_of_freedom=30) for metric in GATED})
+BEFORE = make_run(
+    figures=make_figures(
+        tokens_per_s=98765,
+        tokens_per_s_mean=97000,
+        tokens_per_s_per_device=49382,
+        step_s_p50=0.0123,
+        step_s_p95=0.0456,
+        peak_memory_bytes=67_108_900,
+        mfu=0.423,
+    )
+)
+
+
+def make_result(
+    *runs: Run,
+    before: Run | None = BEFORE,
+    noise: ClassNoise = NOISE,
+    **changes: Any,
+) -> Result:
+    baseline = from_runs([before] * 5) if before is not None else None
+    values: dict[str, Any] = {
+        "nodeid": "bench_cases/test_x.py::test_x[a]",
+        "case_id": runs[0].case.id,
+        "framework": runs[0].case.framework.name,
+        "runs": runs,
+        "verdict": judge(runs, baseline, noise, Policy(record_launches=1)),
+        "baseline_file": None,
+        "directory": "/tmp/runs/x",
+    }
+    return Result(**{**values, **changes})
+
+
+def never_run() -> Result:
+    """As with `--perf-no-baseline=fail` where there is none."""
+    reason = "no baseline on cpu-test-2c in baselines, and --perf-no-baseline=fail"
+    return Result(
+        nodeid="n",
+        case_id=make_case().id,
+        framework="fake",
+        runs=(),
+        verdict=Verdict(outcome="failed", launches=0, failure="no_baseline", reasons=(reason,)),
+        baseline_file=None,
+        directory="/tmp/runs/x",
+    )
+
+
+def now(**figures: Any) -> Run:
+    return BEFORE.replace(figures=BEFORE.figures.replace(**figures))

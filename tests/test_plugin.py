@@ -13,8 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-from perfsuite import session
+from perfsuite import data, session
 from perfsuite.hardware import gpu_machine
+from perfsuite.results import SessionFile
 
 CASES = """
     import pytest
@@ -80,6 +81,9 @@ def test_the_first_run_records_and_the_second_compares(suite: pytest.Pytester) -
     assert result["figures"]["tokens_per_s"] == pytest.approx(51200, rel=0.02)
     assert [len(run["step_s"]) for run in result["runs"]] == [70]
     assert len(json.loads(local_baseline(suite).read_text())["launches"]) == 3
+    kept = sorted((suite.path / ".perfsuite" / "runs").glob("*/results.json"))
+    assert [data.read(file, SessionFile).results[0].outcome for file in kept] == ["recorded", "passed"]
+    assert kept[1].read_text() == (suite.path / "out.json").read_text()
 
 
 def test_a_slowdown_regresses_fails_and_is_explained(suite: pytest.Pytester) -> None:
@@ -316,7 +320,7 @@ def test_a_json_file_that_cannot_be_written_costs_no_figures(suite: pytest.Pytes
     result = run_cpu(suite, "--perf-json", "file/out.json")
     assert result.ret == pytest.ExitCode.INTERNAL_ERROR
     result.stdout.fnmatch_lines(
-        ["*95.4 MiB*recorded*", "*--perf-json was not written*", "*cannot write *out.json*"]
+        ["*95.4 MiB*recorded*", "*the results were not written*", "*cannot write *out.json*"]
     )
     directory = run_cpu(suite, "--perf-json", ".")
     assert directory.ret == pytest.ExitCode.USAGE_ERROR

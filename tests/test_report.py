@@ -1,114 +1,48 @@
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Sequence
 from typing import Any, get_args
 
 import pytest
 
-from perfsuite.baseline import from_runs
-from perfsuite.judge import Check, Outcome, Policy, Verdict, judge
+from perfsuite.judge import Check, Outcome, Verdict
 from perfsuite.metric import GATED
 from perfsuite.noise import ClassNoise
 from perfsuite.report import (
     STYLES,
-    Result,
-    Skipped,
     amount,
     explanation,
     sentence,
     table,
-    to_json,
 )
-from perfsuite.result import Failure, Figures, Observed, Run
+from perfsuite.result import Failure, Figures, Observed
 from perfsuite.sequential import Noise
-from tests.samples import make_case, make_figures, make_gpu_machine, make_machine, make_run
+from tests.samples import (
+    BEFORE,
+    NOISE,
+    make_case,
+    make_figures,
+    make_gpu_machine,
+    make_machine,
+    make_result,
+    make_run,
+    never_run,
+    now,
+)
 
 MIB = 2.0**20
-NOISE = ClassNoise(by_metric={metric.name: Noise(sigma=0.005, degrees_of_freedom=30) for metric in GATED})
-BEFORE = make_run(
-    figures=make_figures(
-        tokens_per_s=98765,
-        tokens_per_s_mean=97000,
-        tokens_per_s_per_device=49382,
-        step_s_p50=0.0123,
-        step_s_p95=0.0456,
-        peak_memory_bytes=67_108_900,
-        mfu=0.423,
-    )
-)
-
-
-def result(
-    *runs: Run,
-    before: Run | None = BEFORE,
-    noise: ClassNoise = NOISE,
-    **changes: Any,
-) -> Result:
-    baseline = from_runs([before] * 5) if before is not None else None
-    values: dict[str, Any] = {
-        "nodeid": "bench_cases/test_x.py::test_x[a]",
-        "case_id": runs[0].case.id,
-        "framework": runs[0].case.framework.name,
-        "runs": runs,
-        "verdict": judge(runs, baseline, noise, Policy(record_launches=1)),
-        "baseline_file": None,
-        "directory": "/tmp/runs/x",
-    }
-    return Result(**{**values, **changes})
-
-
-def never_run() -> Result:
-    """As with `--perf-no-baseline=fail` where there is none."""
-    reason = "no baseline on cpu-test-2c in baselines, and --perf-no-baseline=fail"
-    return Result(
-        nodeid="n",
-        case_id=make_case().id,
-        framework="fake",
-        runs=(),
-        verdict=Verdict(outcome="failed", launches=0, failure="no_baseline", reasons=(reason,)),
-        baseline_file=None,
-        directory="/tmp/runs/x",
-    )
-
-
-def now(**figures: Any) -> Run:
-    return BEFORE.replace(figures=BEFORE.figures.replace(**figures))
 
 
 def row(shown: str) -> list[str]:
     return shown.splitlines()[1].split()
 
 
-# The figures of a result
-
-
-def test_figures_are_the_medians_over_the_launches_that_have_them() -> None:
-    runs = [now(tokens_per_s=speed, mfu=mfu) for speed, mfu in ((3, None), (1, 0.4), (2, 0.2))]
-    figures = result(*runs, before=None).figures
-    assert figures.tokens_per_s == 2
-    assert figures.mfu == pytest.approx(0.3)
-    assert (figures.step_jitter, figures.alloc_retries) == (1.1, None)
-
-
-def test_measured_steps_are_those_in_the_windows_of_all_launches() -> None:
-    first = make_run(step_s=(9.0, 0.1, 0.2), window=(1, 3))
-    second = make_run(step_s=(8.0, 8.0, 0.3), window=(2, 3))
-    assert result(first, second, before=None).measured_steps == [0.1, 0.2, 0.3]
-
-
-def test_a_result_without_launches_has_no_figures_and_no_steps() -> None:
-    assert never_run().figures == Figures()
-    assert never_run().measured_steps == []
-
-
 # The table
 
 
 def test_table_shows_the_figures_in_a_row_of_the_case() -> None:
-    shown = table([result(*[now(tokens_per_s=104690)] * 2)], color=False, width=160)
+    shown = table([make_result(*[now(tokens_per_s=104690)] * 2)], color=False, width=160)
     lines = shown.splitlines()
     assert re.split(r"  +", lines[0].strip()) == [
         "case",
@@ -139,11 +73,11 @@ def test_table_shows_the_figures_in_a_row_of_the_case() -> None:
 )
 def test_vs_base_is_the_change_of_the_speed(factor: float, change: str, outcome: str) -> None:
     runs = [now(tokens_per_s=factor * 98765)] * 3
-    assert row(table([result(*runs)], color=False, width=160))[-3:] == [change, "3", outcome]
+    assert row(table([make_result(*runs)], color=False, width=160))[-3:] == [change, "3", outcome]
 
 
 def test_vs_base_does_not_speak_of_another_metric() -> None:
-    told = result(*[now(peak_memory_bytes=128 * MIB)] * 3)
+    told = make_result(*[now(peak_memory_bytes=128 * MIB)] * 3)
     other_order = told.replace(verdict=told.verdict.replace(checks=told.verdict.checks[::-1]))
     for each in (told, other_order):
         assert row(table([each], color=False, width=160))[-3:] == ["+0.0%", "3", "regressed"]
@@ -151,7 +85,7 @@ def test_vs_base_does_not_speak_of_another_metric() -> None:
 
 def test_table_shows_a_dash_for_what_there_is_not() -> None:
     failed = make_run(figures=Figures())
-    assert row(table([result(failed, before=None)], color=False, width=160))[1:] == [
+    assert row(table([make_result(failed, before=None)], color=False, width=160))[1:] == [
         *["-"] * 7,
         *["1", "failed"],
     ]
@@ -163,7 +97,7 @@ def test_table_shows_a_case_that_was_never_launched() -> None:
 
 def test_table_has_a_row_for_each_case_and_keeps_their_order() -> None:
     cases = [make_case(micro_batch=size) for size in (3, 1, 2)]
-    results = [result(make_run(case=case), before=None) for case in cases]
+    results = [make_result(make_run(case=case), before=None) for case in cases]
     shown = table(results, color=False, width=200)
     assert [line.split()[0] for line in shown.splitlines()[1:]] == [case.id for case in cases]
 
@@ -172,7 +106,7 @@ def test_table_has_a_row_for_each_case_and_keeps_their_order() -> None:
 def test_a_wide_table_folds_the_case_and_keeps_the_rest_whole(width: int) -> None:
     long = make_case(activation_checkpointing="every-2", attention="eager", seed=123456)
     run = now(tokens_per_s=12345678).replace(case=long)
-    lines = table([result(run, before=None)], color=False, width=width).splitlines()
+    lines = table([make_result(run, before=None)], color=False, width=width).splitlines()
     assert max(map(len, lines)) <= width
     assert "12,345,678" in lines[1]
     assert "recorded" in lines[1]
@@ -190,13 +124,13 @@ def test_no_outcome_is_cut_short_however_long_the_row(outcome: Outcome) -> None:
         step_s_p95=12.3456,
         peak_memory_bytes=1023.9 * MIB,
     )
-    told = result(*[large] * 10, verdict=result(large).verdict.replace(outcome=outcome))
+    told = make_result(*[large] * 10, verdict=make_result(large).verdict.replace(outcome=outcome))
     assert table([told], color=False, width=80).split()[-1] == outcome
 
 
 def test_color_only_if_asked_for() -> None:
-    plain = table([result(BEFORE)], color=False, width=120)
-    colored = table([result(BEFORE)], color=True, width=120)
+    plain = table([make_result(BEFORE)], color=False, width=120)
+    colored = table([make_result(BEFORE)], color=True, width=120)
     assert "\x1b[" not in plain
     assert "\x1b[32mpassed" in colored
     assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == plain
@@ -205,7 +139,7 @@ def test_color_only_if_asked_for() -> None:
 @pytest.mark.parametrize("outcome", get_args(Outcome))
 def test_what_is_neither_good_nor_bad_is_yellow(outcome: Outcome) -> None:
     verdict = Verdict(outcome=outcome, launches=1)
-    shown = table([result(BEFORE, verdict=verdict)], color=True, width=120)
+    shown = table([make_result(BEFORE, verdict=verdict)], color=True, width=120)
     codes = {"green": 32, "red": 31, "cyan": 36, "yellow": 33}
     assert f"\x1b[{codes[STYLES.get(outcome, 'yellow')]}m{outcome}" in shown
     expected = {"passed": 32, "improved": 32, "recorded": 36, "regressed": 31, "failed": 31}
@@ -320,7 +254,7 @@ def test_sentence_without_a_baseline_says_what_was_measured() -> None:
 
 
 def test_every_gated_metric_has_a_sentence_from_its_judgement() -> None:
-    verdict = result(*[now()] * 3).verdict
+    verdict = make_result(*[now()] * 3).verdict
     told = [sentence(each) for each in verdict.checks]
     assert [words.split(":")[0] for words in told] == [metric.label for metric in GATED]
     pattern = r"0\.0% (more|less)( time per token)? \(99 % interval -\d\.\d% to \+\d\.\d%\), \d+\.0% allowed"
@@ -352,7 +286,7 @@ def test_amount(value: float | None, unit: str, words: str) -> None:
 
 def test_explanation_says_every_check_and_where_the_files_are() -> None:
     runs = [now(tokens_per_s=79012)] * 3
-    told = explanation(result(*runs, baseline_file="baselines/cpu/x.json")).splitlines()
+    told = explanation(make_result(*runs, baseline_file="baselines/cpu/x.json")).splitlines()
     assert told[0] == f"{BEFORE.case.id}: regressed after 3 launches"
     speed, mean, jitter, memory = told[1:5]
     assert re.fullmatch(
@@ -367,12 +301,12 @@ def test_explanation_says_every_check_and_where_the_files_are() -> None:
 
 
 def test_explanation_of_one_launch_has_no_plural() -> None:
-    assert explanation(result(BEFORE)).splitlines()[0] == f"{BEFORE.case.id}: passed after 1 launch"
+    assert explanation(make_result(BEFORE)).splitlines()[0] == f"{BEFORE.case.id}: passed after 1 launch"
 
 
 def test_explanation_tells_each_note_once_and_how_often() -> None:
     noted = [("drifting", "retries"), ("drifting",), ()]
-    told = explanation(result(*(now().replace(notes=notes) for notes in noted))).splitlines()
+    told = explanation(make_result(*(now().replace(notes=notes) for notes in noted))).splitlines()
     assert [line for line in told if "note:" in line] == [
         "  note: drifting (2 launches)",
         "  note: retries",
@@ -380,32 +314,34 @@ def test_explanation_tells_each_note_once_and_how_often() -> None:
 
 
 def test_explanation_says_blind_and_why_inconclusive() -> None:
-    told = explanation(result(BEFORE, noise=ClassNoise()))
+    told = explanation(make_result(BEFORE, noise=ClassNoise()))
     assert told.count(": inconclusive; the noise between launches is unknown") == 4
     known = dict.fromkeys(NOISE.by_metric, Noise(sigma=0.3, degrees_of_freedom=30))
-    assert "; blind: this gate finds only " in explanation(result(BEFORE, noise=ClassNoise(by_metric=known)))
+    assert "; blind: this gate finds only " in explanation(
+        make_result(BEFORE, noise=ClassNoise(by_metric=known))
+    )
 
 
 def test_explanation_of_a_failure_ends_with_the_whole_traceback() -> None:
     failure = Failure(
         kind="crash", message="ValueError: x", rank=3, traceback="Traceback:\n  line 1\nValueError: x\n"
     )
-    told = explanation(result(BEFORE, make_run(failure=failure))).splitlines()
+    told = explanation(make_result(BEFORE, make_run(failure=failure))).splitlines()
     assert told[:2] == [f"{BEFORE.case.id}: failed after 2 launches", "  crash: ValueError: x"]
     assert told[-4:] == ["  traceback of rank 3:", "    Traceback:", "      line 1", "    ValueError: x"]
 
 
 def test_explanation_of_a_failure_of_no_rank() -> None:
     failure = Failure(kind="timeout", message="killed", traceback="last lines of launcher.log:\nwaiting")
-    told = explanation(result(make_run(failure=failure))).splitlines()
+    told = explanation(make_result(make_run(failure=failure))).splitlines()
     assert told[-3:] == ["  traceback:", "    last lines of launcher.log:", "    waiting"]
     bare = failure.replace(traceback=None)
-    assert "traceback" not in explanation(result(make_run(failure=bare)))
+    assert "traceback" not in explanation(make_result(make_run(failure=bare)))
 
 
 def test_explanation_of_an_unhealthy_machine_tells_of_each_launch() -> None:
     before = now(probe_s_p50=0.01)
-    told = explanation(result(*[now(probe_s_p50=0.02)] * 3, before=before)).splitlines()
+    told = explanation(make_result(*[now(probe_s_p50=0.02)] * 3, before=before)).splitlines()
     assert told[0].endswith(": unhealthy after 3 launches")
     assert told[1:4] == [
         f"  launch {number} set aside: by the probe, the machine ran at 50% of its speed at the baseline"
@@ -424,9 +360,9 @@ def test_explanation_of_a_case_that_was_never_launched() -> None:
 def test_explanation_lists_what_changed_since_the_baseline() -> None:
     before = BEFORE.replace(observed=Observed(settings={}, environment={"torch": "2.11", "nccl": "2.27"}))
     run = BEFORE.replace(observed=Observed(settings={}, environment={"torch": "2.12"}))
-    told = explanation(result(run, before=before))
+    told = explanation(make_result(run, before=before))
     assert "  changed since the baseline: nccl: 2.27 -> unset; torch: 2.11 -> 2.12" in told.splitlines()
-    assert "changed since" not in explanation(result(before, before=before))
+    assert "changed since" not in explanation(make_result(before, before=before))
 
 
 @pytest.mark.parametrize(
@@ -438,91 +374,23 @@ def test_explanation_lists_what_changed_since_the_baseline() -> None:
     ],
 )
 def test_explanation_says_once_why_a_gpu_has_no_mfu(machine: Any, told: int) -> None:
-    said = explanation(result(*[make_run(machine=machine)] * 3, before=None))
+    said = explanation(make_result(*[make_run(machine=machine)] * 3, before=None))
     assert said.count("not in perfsuite's table") == told
     assert "NVML" not in said
 
 
-# JSON
-
-
-MESSY = now(tokens_per_s=math.nan, mfu=math.inf).replace(
-    step_s=(math.nan, math.inf, 0.1), loss=(1.0, -math.inf), probe_s=(math.nan,)
-)
-
-
-def strict(results: Sequence[Result], *skipped: Skipped, status: Any = "complete") -> dict[str, Any]:
-    """As read back by a parser that knows no NaN."""
-    written = to_json(make_machine(), results, skipped, status=status)
-    back = json.loads(json.dumps(written, allow_nan=False))
-    assert back == written
-    assert isinstance(back, dict)
-    return back
-
-
-def test_json_is_strict_though_figures_are_no_numbers() -> None:
-    [messy] = strict([result(MESSY, before=None)])["results"]
-    assert messy["outcome"] == "failed"
-    assert messy["figures"]["tokens_per_s"] == "NaN"
-    assert messy["runs"][0]["step_s"] == ["NaN", "Infinity", 0.1]
-    assert messy["verdict"]["checks"][0]["measured"] == "NaN"
-
-
-def test_json_is_strict_though_next_to_nothing_is_known_of_the_noise() -> None:
-    vague = dict.fromkeys(NOISE.by_metric, Noise(sigma=0.01, degrees_of_freedom=0.1))
-    [told] = strict([result(BEFORE, noise=ClassNoise(by_metric=vague))])["results"]
-    assert told["verdict"]["checks"][0]["interval"] == [-1.0, "Infinity"]
-    assert Verdict.model_validate(told["verdict"]).checks[0].interval == (-1.0, math.inf)
-
-
-def test_json_has_every_launch_and_verdict() -> None:
-    runs = [now(), now(tokens_per_s=98767), now()]
-    written = strict([result(*runs, baseline_file="b.json")])
-    assert (written["schema_version"], written["status"]) == (1, "complete")
-    assert written["machine"]["hardware_class"] == "cpu-test-2c"
-    [good] = written["results"]
-    assert good["outcome"] == good["verdict"]["outcome"] == "passed"
-    assert good["verdict"]["launches"] == len(good["runs"]) == 3
-    assert [Run.model_validate(run) for run in good["runs"]] == runs
-    assert Verdict.model_validate(good["verdict"]) == result(*runs).verdict
-    assert Figures.model_validate(good["figures"]) == now().figures
-    assert [each["metric"] for each in good["verdict"]["checks"]] == [metric.name for metric in GATED]
-    assert (good["nodeid"], good["case_id"]) == ("bench_cases/test_x.py::test_x[a]", BEFORE.case.id)
-    assert (good["framework"], good["baseline_file"], good["directory"]) == ("fake", "b.json", "/tmp/runs/x")
-
-
-def test_json_of_a_case_that_was_never_launched() -> None:
-    [told] = strict([never_run()])["results"]
-    assert (told["outcome"], told["runs"]) == ("failed", [])
-    assert (told["verdict"]["failure"], told["verdict"]["launches"]) == ("no_baseline", 0)
-    assert set(told["figures"].values()) == {None}
-
-
-def test_json_keeps_the_order_and_tells_what_was_skipped() -> None:
-    skipped = Skipped(nodeid="n", case_id="c", framework="f", reason="r")
-    written = strict([never_run(), result(BEFORE)], skipped)
-    assert [told["outcome"] for told in written["results"]] == ["failed", "passed"]
-    assert written["skipped"] == [{"nodeid": "n", "case_id": "c", "framework": "f", "reason": "r"}]
-
-
-@pytest.mark.parametrize("status", ["complete", "interrupted"])
-def test_json_of_nothing(status: str) -> None:
-    written = strict([], status=status)
-    assert (written["results"], written["skipped"], written["status"]) == ([], [], status)
-
-
 def test_explanation_tells_utilisation_and_energy_where_they_are_known() -> None:
     known = explanation(
-        result(make_run(figures=make_figures(gpu_utilisation=97.4, energy_per_token_j=0.0321)))
+        make_result(make_run(figures=make_figures(gpu_utilisation=97.4, energy_per_token_j=0.0321)))
     )
     assert "GPU utilisation: 97 %" in known
     assert "energy: 32.10 mJ per token" in known
-    assert "energy" not in explanation(result(make_run()))
+    assert "energy" not in explanation(make_result(make_run()))
 
 
 def test_table_fits_a_narrow_terminal() -> None:
     run = make_run(figures=make_figures(tokens_per_s=1_234_567, peak_memory_bytes=123 * 2**30, mfu=0.5))
-    lines = table([result(run, before=None)] * 2, color=False, width=80).splitlines()
+    lines = table([make_result(run, before=None)] * 2, color=False, width=80).splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[1] == lines[3] == run.case.id
     assert "1,234,567" in lines[2]

@@ -19,7 +19,9 @@ from tests.samples import make_case, make_figures, make_run
 
 
 def make_session(directory: Path) -> Session:
-    options = Options(store=directory / "store", baselines=directory / "baselines", policy=Policy())
+    options = Options(
+        root=directory, store=directory / "store", baselines=directory / "baselines", policy=Policy()
+    )
     return Session(options, Progress(line=lambda text: None, live=lambda text: None))
 
 

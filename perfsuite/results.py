@@ -1,0 +1,89 @@
+"""What a session found out, as one versioned file: `results.json`. Imports neither torch nor pytest."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any, Literal
+
+from pydantic import computed_field, model_validator
+
+from perfsuite.data import Data, Document
+from perfsuite.hardware import Machine
+from perfsuite.judge import Outcome, Verdict
+from perfsuite.result import Figures, Run
+
+
+class Result(Data):
+    """One case of a session: what was measured and what it means."""
+
+    nodeid: str
+    case_id: str
+    framework: str
+    runs: tuple[Run, ...]
+    """Its launches, in the order they were made."""
+    verdict: Verdict
+    baseline_file: str | None
+    directory: str
+    """The files of the launches."""
+
+    @property
+    def healthy_runs(self) -> list[Run]:
+        """The launches that count; all of them if none does."""
+        return self.verdict.healthy(self.runs) or list(self.runs)
+
+    @property
+    def measured_steps(self) -> list[float]:
+        """Step times in the windows of all healthy launches, in seconds."""
+        return [step for run in self.healthy_runs for step in run.measured_steps]
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def outcome(self) -> Outcome:
+        """The verdict in a word."""
+        return self.verdict.outcome
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def figures(self) -> Figures:
+        """The median of each figure over the healthy launches that have it."""
+        names = Figures.model_fields
+        told = {name: [getattr(run.figures, name) for run in self.healthy_runs] for name in names}
+        known = {name: [v for v in values if v is not None] for name, values in told.items()}
+        return Figures(**{name: median(values) for name, values in known.items() if values})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _computed_again(cls, values: Any) -> Any:
+        """`outcome` and `figures` stand in the file for its readers; they follow from the rest."""
+        if isinstance(values, dict):
+            return {key: value for key, value in values.items() if key not in cls.model_computed_fields}
+        return values
+
+
+class Skipped(Data):
+    """A case that this machine cannot run."""
+
+    nodeid: str
+    case_id: str
+    framework: str
+    reason: str
+
+
+class SessionFile(Document):
+    """`results.json` of a session, and what `--perf-json` writes: every verdict, figure and step."""
+
+    schema_version: Literal[1] = 1
+    perfsuite: str
+    """The version that measured."""
+    status: Literal["complete", "interrupted"]
+    started_at: str
+    """ISO 8601, with time zone."""
+    commit: str | None = None
+    """Of the repository that holds the cases; None outside of git."""
+    dirty: bool = False
+    """Whether that repository had uncommitted changes to tracked files."""
+    machine: Machine
+    results: tuple[Result, ...]
+    skipped: tuple[Skipped, ...]
+    interrupted_case: str | None = None
+    """The case that an interrupt cut short."""
