@@ -80,10 +80,15 @@ def explanation(result: Result) -> str:
     lines = [f"{result.case_id}: {verdict.outcome} after {_plural(len(result.runs), 'launch')}"]
     lines += [f"  {reason}" for reason in verdict.reasons]
     lines += [f"  {sentence(check)}" for check in verdict.checks]
-    if result.figures.gpu_utilisation is not None:
-        lines.append(f"  GPU utilisation: {result.figures.gpu_utilisation:.0f} %")
-    if result.figures.energy_per_token_j is not None:
-        lines.append(f"  energy: {1e3 * result.figures.energy_per_token_j:.2f} mJ per token")
+    figures = result.figures
+    if figures.gpu_utilisation is not None:
+        lines.append(f"  GPU utilisation: {figures.gpu_utilisation:.0f} %")
+    if figures.energy_per_token_j is not None:
+        lines.append(f"  energy: {1e3 * figures.energy_per_token_j:.2f} mJ per token")
+    if figures.own_tokens_per_s is not None and figures.tokens_per_s is not None:
+        apart = figures.own_tokens_per_s / figures.tokens_per_s - 1
+        own = amount(figures.own_tokens_per_s, "tokens/s")
+        lines.append(f"  {result.framework}'s own log: {own} tokens/s ({apart:+.1%} beside this clock)")
     notes = Counter(note for run in result.healthy_runs for note in run.notes)
     lines += [f"  note: {note}" + (f" ({n} launches)" if n > 1 else "") for note, n in notes.items()]
     for machine in {run.machine for run in result.runs}:

@@ -74,8 +74,6 @@ def build_model(case: Case, device: torch.device) -> nn.Module:
         config = transformers_config(case.model)
         model = transformers_model(config, attention=case.attention, dtype=DTYPES[case.precision])
     for index, block in enumerate(blocks(model)):
-        if not case.compile:  # a counter inside a compiled block would change what is measured
-            block.forward = block.perfsuite_forwards = Forwards(block.forward)
         if _is_checkpointed(case.activation_checkpointing, index):
             _checkpoint(block, by_op=case.activation_checkpointing == "selective-op")
         if case.compile:
@@ -101,19 +99,6 @@ def _is_checkpointed(mode: str, index: int) -> bool:
 def expected_recomputing_blocks(mode: str, blocks: int) -> int:
     """How many of so many blocks must be seen to run their forward twice a step."""
     return sum(_is_checkpointed(mode, index) for index in range(blocks))
-
-
-class Forwards:
-    """Counts how often a block's forward really ran: twice a micro-batch where it is recomputed."""
-
-    def __init__(self, forward: Callable[..., Any]) -> None:
-        self._forward = forward
-        self.count = 0
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The block's own forward."""
-        self.count += 1
-        return self._forward(*args, **kwargs)
 
 
 def _checkpoint(block: Any, *, by_op: bool) -> None:
@@ -218,5 +203,4 @@ def data_parallel_workload(
         run=lambda steps: [step() for _ in range(steps)],
         data_parallel=ranks.world_size,
         model=model,
-        optimizer=optimizer,
     )
