@@ -66,6 +66,8 @@ class Framework(Data):
     needs_torch: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ()
     """What it imports beyond torch and transformers; their versions are recorded."""
+    builds_model: ClassVar[bool] = True
+    """Whether it builds the case's model from its configuration; a script brings its own."""
     own_process_group: ClassVar[bool] = False
     """Whether the library insists on creating the default process group itself."""
 

@@ -34,6 +34,7 @@ class Model(Data):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60)
     config: FrozenMapping
+    """Empty for what only a training script knows how to build: no FLOPs are known of it, and so no MFU."""
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -41,26 +42,25 @@ class Model(Data):
     @field_validator("config")
     @classmethod
     def _has_model_type(cls, config: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
-        if not isinstance(config.get("model_type"), str):
+        if config and not isinstance(config.get("model_type"), str):
             raise ValueError("a transformers configuration needs model_type, for example 'llama'")
         return config
+
+    @classmethod
+    def named(cls, name: str) -> Self:
+        """A model of which only a training script knows what it is."""
+        return cls(name=name, config={})
 
     @classmethod
     def from_config(cls, config: Any, *, name: str) -> Self:
         """From a `config.json` (its path or its content) or a transformers configuration object."""
         if hasattr(config, "to_diff_dict"):
             config = {"model_type": config.model_type, **config.to_diff_dict()}
-        if isinstance(config, Mapping):
-            return cls(name=name, config=config)
-        path = Path(config)
-        try:
-            return cls(name=name, config=json.loads(path.read_text(encoding="utf-8")))
-        except OSError as error:
-            raise FileError(
-                f"cannot read {path}: {error.strerror}. Give a transformers config.json."
-            ) from error
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise FileError(f"{path}: not JSON ({error}). Give a transformers config.json.") from error
+        if not isinstance(config, Mapping):
+            config = _read_json(Path(config))
+        if config == {}:
+            raise CaseError("Model: config: a transformers configuration needs model_type, got {}")
+        return cls(name=name, config=config)
 
     @property
     def max_sequence_length(self) -> int | None:
@@ -70,6 +70,15 @@ class Model(Data):
             if isinstance(value, int):
                 return value
         return None
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}. Give a transformers config.json.") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise FileError(f"{path}: not JSON ({error}). Give a transformers config.json.") from error
 
 
 def gpt2(name: str, *, layers: int, heads: int, hidden: int, **changes: JsonValue) -> Model:

@@ -243,11 +243,13 @@ def bench(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Callable[[
         }
         benchmark.extra_info.update(told)
         item.user_properties += [(f"perf_{name}", value) for name, value in told.items()]
-        failure = pytest.fail.Exception(report.explanation(result), pytrace=False)
+        failure: BaseException = pytest.fail.Exception(report.explanation(result), pytrace=False)
+        if result.excused is not None:
+            failure = pytest.xfail.Exception(f"{result.excused}: {'; '.join(result.verdict.reasons)}")
         if not result.measured_steps:
             raise_in(benchmark, failure)
         replay(benchmark, item.stash[CLOCK], result.measured_steps)
-        if session.is_failing(result.verdict.outcome):
+        if session.is_failing(result) or result.excused is not None:
             raise failure
         return result
 
@@ -263,7 +265,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     result = item.stash.get(RESULT, None)
     if result is None or made.when != "call":
         return made
-    failing = item.config.stash[SESSION].is_failing(result.verdict.outcome)
+    failing = item.config.stash[SESSION].is_failing(result)
     if made.outcome == ("failed" if failing else "passed"):  # else the test itself had more to say
         made.perf_outcome = result.verdict.outcome  # type: ignore[attr-defined]
     return made
@@ -294,7 +296,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         for result in session.results:
             noted = any(run.notes for run in result.runs)
             blind = any(check.blind for check in result.verdict.checks)
-            if result.verdict.outcome not in ("passed", "recorded", "failed") or noted or blind:
+            known = any(run.case.known_issue for run in result.runs)
+            if result.verdict.outcome not in ("passed", "recorded", "failed") or noted or blind or known:
                 terminalreporter.write_line("")
                 terminalreporter.write_line(report.explanation(result))
     if session.files_error is not None:

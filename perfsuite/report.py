@@ -39,6 +39,8 @@ def table(results: Sequence[Result], *, color: bool, width: int) -> str:
     for result, told in zip(results, figures, strict=True):
         outcome = result.verdict.outcome
         verdict = f"[{STYLES.get(outcome, 'yellow')}]{outcome}"
+        if result.excused is not None:
+            verdict = f"[yellow]{result.excused}"
         grid.add_row(*([] if narrow else [result.case_id]), *told.values(), verdict)
     console = Console(
         file=io.StringIO(), width=width, force_terminal=color, color_system="standard" if color else None
@@ -80,6 +82,11 @@ def explanation(result: Result) -> str:
     lines = [f"{result.case_id}: {verdict.outcome} after {_plural(len(result.runs), 'launch')}"]
     lines += [f"  {reason}" for reason in verdict.reasons]
     lines += [f"  {sentence(check)}" for check in verdict.checks]
+    if (issue := next((run.case.known_issue for run in result.runs), None)) is not None:
+        if result.excused is not None:
+            lines.append(f"  known issue still there: {issue}")
+        elif verdict.outcome != "failed":
+            lines.append(f"  known issue gone: {issue}: take known_issue from the case")
     figures = result.figures
     if figures.gpu_utilisation is not None:
         lines.append(f"  GPU utilisation: {figures.gpu_utilisation:.0f} %")

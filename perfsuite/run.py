@@ -42,6 +42,8 @@ def unsupported(case: Case, machine: Machine) -> str | None:
             return "flash_attention_2 runs on GPUs only"
         if (missing := missing_package("flash_attn")) is not None:
             return f"for flash_attention_2 {missing}"
+    if not case.model.config and case.framework.builds_model:
+        return f"{case.framework.name} cannot build {case.model.name}: it has a name only, no configuration"
     return missing_package(*case.framework.packages) or case.framework.unsupported(case, machine)
 
 

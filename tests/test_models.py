@@ -132,7 +132,7 @@ def test_from_a_file_that_is_not_json(tmp_path: Path, content: bytes) -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({}, r"config: a transformers configuration needs model_type, for example 'llama', got \{\}"),
+        ({}, r"config: a transformers configuration needs model_type, got \{\}"),
         ({"model_type": 3}, "config: a transformers configuration needs model_type"),
         ({"model_type": "gpt2", "callback": print}, "config.*callback"),
     ],
@@ -146,6 +146,12 @@ def test_a_configuration_that_cannot_be(config: dict[str, Any], said: str) -> No
 def test_a_name_that_no_file_could_have(name: str) -> None:
     with pytest.raises(CaseError, match=r"^Model: name: "):
         Model(name=name, config={"model_type": "gpt2"})
+
+
+def test_a_model_of_which_only_the_name_is_known() -> None:
+    assert Model.named("mine").config == {}
+    assert Model.named("mine").max_sequence_length is None
+    assert Model.model_validate_json(Model.named("mine").model_dump_json()) == Model.named("mine")
 
 
 def test_a_file_that_holds_no_object(tmp_path: Path) -> None:

@@ -434,6 +434,19 @@ def _arguments(process: psutil.Process) -> list[str]:
         return []
 
 
+def test_a_known_issue_is_still_there_or_gone(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        test_cases=CASES.replace("[FAKE, A100]", '[FAKE.replace(known_issue="https://example.org/209")]')
+    )
+    recorded = run_cpu(suite)
+    recorded.stdout.fnmatch_lines(["*known issue gone: https://example.org/209: take known_issue from*"])
+    assert recorded.ret == 0
+    crashing = run_cpu(suite, "-rx", "--perf-inject", "crash", "--perf-json=out.json")
+    crashing.stdout.fnmatch_lines(["*XFAIL*known issue: crash: RuntimeError: injected crash*", "*1 xfailed*"])
+    assert crashing.ret == 0
+    assert read_json(suite)["results"][0]["excused"] == "known issue"
+
+
 def test_another_repository_needs_only_the_package(tmp_path: Path) -> None:
     """A fresh interpreter, another directory, no conftest: the entry point alone brings the fixture."""
     (tmp_path / "test_theirs.py").write_text(
