@@ -62,10 +62,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--perf-min-launches", metavar="N", help="launches at the least: 5 or more to accept as a baseline"
     )
+    group.addoption(
+        "--perf-record-launches",
+        metavar="N",
+        help="launches of a case without a baseline (default 3): 1 only shows that it runs",
+    )
     group.addoption("--perf-strict-improved", action="store_true", help="fail where a case improved")
     group.addoption("--perf-strict-inconclusive", action="store_true", help="fail where it is not known")
     parser.addini("perf_max_launches", "as --perf-max-launches", default=str(MAX_LAUNCHES))
     parser.addini("perf_min_launches", "as --perf-min-launches", default="1")
+    parser.addini("perf_record_launches", "as --perf-record-launches", default="3")
     parser.addini("perf_no_baseline", "as --perf-no-baseline", default="record")
     parser.addini("perf_store", "as --perf-store, from the root directory", default=".perfsuite")
     parser.addini("perf_baselines", "as --perf-baselines, from the root directory", default="baselines")
@@ -103,7 +109,11 @@ def _options(config: pytest.Config) -> Options:
         root=config.rootpath,
         store=config.rootpath / option("store"),
         baselines=config.rootpath / option("baselines"),
-        policy=Policy(max_launches=number("max-launches", 3), min_launches=number("min-launches", 1)),
+        policy=Policy(
+            max_launches=number("max-launches", 3),
+            min_launches=number("min-launches", 1),
+            record_launches=number("record-launches", 1),
+        ),
         inject=inject,
         fail_without_baseline=no_baseline == "fail",
         strict_improved=config.getoption("--perf-strict-improved"),

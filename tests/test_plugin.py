@@ -434,6 +434,11 @@ def _arguments(process: psutil.Process) -> list[str]:
         return []
 
 
+def test_a_first_look_takes_one_launch(suite: pytest.Pytester) -> None:
+    run_cpu(suite, "--perf-record-launches=1")
+    assert len(json.loads(local_baseline(suite).read_text())["launches"]) == 1
+
+
 def test_a_known_issue_is_still_there_or_gone(suite: pytest.Pytester) -> None:
     suite.makepyfile(
         test_cases=CASES.replace("[FAKE, A100]", '[FAKE.replace(known_issue="https://example.org/209")]')
