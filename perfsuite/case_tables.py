@@ -96,8 +96,8 @@ def launches(result: Result) -> Table:
         *("peak memory", "least peak", "reserved", "retries", "took", "counts"),
     )
     caption = (
-        "Step times are those of the slowest rank at each step, in the measured window. Peak memory is that of the "
-        "rank that used most, beside the one that used least. Retries are the allocator's, of all ranks."
+        "Step times are those of the slowest rank at each step, in the measured window. Peak memory is that "
+        "of the rank that used most, beside the one that used least; retries are summed over ranks."
     )
     return Table(caption=caption, headers=headers, rows=rows, figures=11)
 

@@ -16,7 +16,7 @@ from perfsuite import case_tables, charts, report
 from perfsuite.case_tables import NONE, Table, known
 from perfsuite.charts import Band, duration
 from perfsuite.judge import Outcome
-from perfsuite.metric import TOKENS_PER_S
+from perfsuite.metric import PEAK_MEMORY, TOKENS_PER_S
 from perfsuite.report import amount
 from perfsuite.result import Run
 from perfsuite.results import Result, SessionFile
@@ -101,7 +101,7 @@ def case_view(result: Result, session: SessionFile, *, anchor: str) -> CaseView:
 def _summary(result: Result) -> dict[str, Cell]:
     """By column of the overview."""
     figures, checks = result.figures, {check.metric: check for check in result.verdict.checks}
-    memory = checks.get("peak_memory_bytes")
+    memory = checks.get(PEAK_MEMORY.name)
     return {
         "tokens/s": _cell(figures.tokens_per_s, "{:,.0f}".format),
         "vs\N{NO-BREAK SPACE}baseline": _cell(report.speed_change(result), report.percent),
@@ -121,10 +121,10 @@ def _cell(value: float | None, tell: Callable[[float], str]) -> Cell:
 def _band(result: Result) -> Band | None:
     """The baseline's median step time, from its tokens/s; up to the tolerance a step is not slower."""
     check = next((check for check in result.verdict.checks if check.metric == TOKENS_PER_S.name), None)
-    figures = result.figures
-    if check is None or not check.baseline or not figures.tokens_per_s or not figures.step_s_p50:
+    told = [(run.figures.tokens_per_s, run.figures.step_s_p50) for run in result.runs]
+    tokens_per_step = next((speed * step_s for speed, step_s in told if speed and step_s), None)
+    if check is None or not check.baseline or tokens_per_step is None:
         return None
-    tokens_per_step = figures.tokens_per_s * figures.step_s_p50
     baseline_s = tokens_per_step / check.baseline
     band = Band(baseline_s=baseline_s, allowed_s=baseline_s * (1 + check.tolerance))
     return band if math.isfinite(band.allowed_s) else None
@@ -172,10 +172,9 @@ def _loss_caption(runs: Sequence[Run]) -> str:
     curves = [run.loss for run in runs if run.loss]
     told = "Loss, mean over ranks" + (f": {len(curves)} launches over each other" if len(curves) > 1 else "")
     told += f"; at the end {curves[-1][-1]:.4f}"
-    if max(map(len, curves)) > 2 * charts.BUCKETS:
-        told += (
-            f"; drawn: the lowest and the highest of each {max(map(len, curves)) / charts.BUCKETS:.0f} steps"
-        )
+    longest = max(map(len, curves))
+    if longest > 2 * charts.BUCKETS:
+        told += f"; of every {longest / charts.BUCKETS:.0f} steps the lowest and the highest are drawn"
     return told + "."
 
 

@@ -88,7 +88,7 @@ def step_range(runs: Sequence[Run], band: Band | None) -> tuple[float, float]:
     every = measured or [step for run in runs for step in run.step_s if math.isfinite(step)]
     ordinary = quantiles(every, n=20, method="inclusive") if len(every) > 1 else every or [1.0]
     marks = [band.baseline_s, band.allowed_s] if band is not None else []
-    low, high = min([*every, *marks], default=0), max([ordinary[-1], *marks])
+    low, high = min([*every, *marks], default=0), max([ordinary[-1], *marks, 1e-6])
     room = max(high - low, 0.05 * high)
     return max(0.0, low - room * ROOM), high + room * ROOM
 
@@ -147,7 +147,7 @@ def losses(runs: Sequence[Run], *, key: str, title: str) -> Markup | None:
     if not finite:
         return None
     low, high = min(finite), max(finite)
-    room = 0.05 * (high - low) or 0.5
+    room = 0.05 * (high - low) or 0.05 * abs(high) or 0.5
     x = Scale(low=0, high=max(max(map(len, curves)) - 1, 1), start=LEFT, end=WIDTH - RIGHT)
     y = Scale(low=low - room, high=high + room, start=HEIGHT - BOTTOM, end=TOP)
     body = [_axes(x, y, "", "step")]

@@ -49,7 +49,7 @@ def text(value: str) -> str:
     """As text, on one line, in Markdown and in its tables."""
     flat = " ".join(value.split())
     # An underscore within a word is no markup, and ids are full of them.
-    return re.sub(r"[&<>|*`~\[\]\\@#!$:]|(?<![^\W_])_|_(?![^\W_])", lambda found: f"&#{ord(found[0])};", flat)
+    return re.sub(r"[&<>|*`~\[\]\\@#$]|(?<![^\W_])_|_(?![^\W_])", lambda found: f"&#{ord(found[0])};", flat)
 
 
 def _table(results: Sequence[Result], *, anchors: Sequence[str]) -> list[str]:

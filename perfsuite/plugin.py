@@ -250,12 +250,7 @@ def bench(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Callable[[
         except BaseException as error:
             raise_in(benchmark, error)
         item.stash[RESULT] = result
-        told = {
-            "case_id": case.id,
-            "framework": result.framework,
-            "outcome": result.verdict.outcome,
-            **{name: value for name, value in result.figures if value is not None},
-        }
+        told = report.properties(result)
         benchmark.extra_info.update(told)
         item.user_properties += [(f"perf_{name}", value) for name, value in told.items()]
         failure: BaseException = pytest.fail.Exception(report.explanation(result), pytrace=False)

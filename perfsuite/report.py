@@ -123,6 +123,27 @@ def percent(change: float) -> str:
     return f"{round(change, 3) + 0.0:+.1%}"
 
 
+def properties(result: Result) -> dict[str, str | float]:
+    """A result in short for other tools: JUnit's properties, pytest-benchmark's extra info."""
+    told: dict[str, str | float] = {
+        "case_id": result.case_id,
+        "framework": result.framework,
+        "outcome": result.outcome,
+        "launches": len(result.runs),
+        **{name: value for name, value in result.figures if value is not None},
+    }
+    if result.runs:
+        told["hardware_class"] = result.runs[-1].machine.hardware_class
+    if why := reason(result):
+        told["reason"] = why
+    for check in result.verdict.checks:
+        if check.worsening is not None:
+            told[f"{check.metric}_worsening"] = check.worsening
+        if check.interval is not None:
+            told[f"{check.metric}_low"], told[f"{check.metric}_high"] = check.interval
+    return told
+
+
 def headline(sessions: Sequence[SessionFile]) -> str:
     """`1 failed, 2 regressed, 14 passed, 3 skipped`: the worst first."""
     counts = Counter(result.outcome for session in sessions for result in session.results)
