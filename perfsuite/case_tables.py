@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from perfsuite import charts, report
+from perfsuite import charts
 from perfsuite.charts import duration
 from perfsuite.health import BAD_REASONS
 from perfsuite.report import amount
 from perfsuite.result import DeviceHealth, Health, Memory, Run
 from perfsuite.results import Result
+from perfsuite.summary import percent
 
 T = TypeVar("T")
 
@@ -49,14 +50,14 @@ def checks(result: Result, anchor: str) -> Table | None:
     rows = []
     for check in result.verdict.checks:
         low, high = check.interval or (None, None)
-        between = NONE if low is None or high is None else f"{report.percent(low)} to {report.percent(high)}"
+        between = NONE if low is None or high is None else f"{percent(low)} to {percent(high)}"
         rows.append(
             (
                 check.label,
                 check.outcome,
                 amount(check.measured, check.unit),
                 NONE if check.baseline is None else amount(check.baseline, check.unit),
-                known(check.worsening, report.percent),
+                known(check.worsening, percent),
                 between,
                 f"{check.tolerance:.1%}",
                 known(check.minimum_detectable, "{:.1%}".format) + (" (blind)" if check.blind else ""),

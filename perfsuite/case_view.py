@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from perfsuite import case_tables, charts, report
+from perfsuite import case_tables, charts, summary
 from perfsuite.case_tables import NONE, Table, known
 from perfsuite.charts import Band, duration
-from perfsuite.judge import Outcome
 from perfsuite.metric import PEAK_MEMORY, TOKENS_PER_S
 from perfsuite.report import amount
 from perfsuite.result import Run
@@ -65,9 +64,9 @@ class CaseView:
     commit: str | None
 
     @property
-    def outcome(self) -> Outcome:
-        """The verdict in a word."""
-        return self.result.outcome
+    def verdict(self) -> str:
+        """In a word, or what excuses a failure."""
+        return summary.verdict(self.result)
 
 
 def case_view(result: Result, session: SessionFile, *, anchor: str) -> CaseView:
@@ -80,7 +79,7 @@ def case_view(result: Result, session: SessionFile, *, anchor: str) -> CaseView:
         result=result,
         summary=_summary(result),
         hardware=", ".join(sorted({run.machine.hardware_class for run in runs})) or NONE,
-        reason=report.reason(result),
+        reason=summary.reason(result),
         checks=case_tables.checks(result, anchor),
         launches=case_tables.launches(result),
         steps=_steps(result, band, anchor),
@@ -104,11 +103,11 @@ def _summary(result: Result) -> dict[str, Cell]:
     memory = checks.get(PEAK_MEMORY.name)
     return {
         "tokens/s": _cell(figures.tokens_per_s, "{:,.0f}".format),
-        "vs\N{NO-BREAK SPACE}baseline": _cell(report.speed_change(result), report.percent),
+        "vs\N{NO-BREAK SPACE}baseline": _cell(summary.speed_change(result), summary.percent),
         "p50": _cell(figures.step_s_p50, duration),
         "p95": _cell(figures.step_s_p95, duration),
         "memory": _cell(figures.peak_memory_bytes, lambda value: amount(value, "bytes")),
-        "memory vs\N{NO-BREAK SPACE}baseline": _cell(memory.worsening if memory else None, report.percent),
+        "memory vs\N{NO-BREAK SPACE}baseline": _cell(memory.worsening if memory else None, summary.percent),
         "MFU": _cell(figures.mfu, "{:.1%}".format),
         "launches": _cell(len(result.runs), str),
     }

@@ -16,10 +16,11 @@ from importlib import resources
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from perfsuite import charts, report
+from perfsuite import charts, summary
 from perfsuite.case_tables import Table
 from perfsuite.case_view import CaseView, Figure, case_view
 from perfsuite.comparison_table import ComparisonTable
+from perfsuite.report import sentence
 from perfsuite.results import SessionFile
 
 SIGNS = {
@@ -29,6 +30,8 @@ SIGNS = {
     "inconclusive": "?",
     "undecided": "?",
     "improved": "▲",
+    "known issue": "○",
+    "out of memory": "○",
     "recorded": "●",
     "passed": "✓",
 }
@@ -38,7 +41,7 @@ SIGNS = {
 def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTable] = ()) -> str:
     """The page of one or more sessions."""
     views = _views(sessions)
-    outcomes = Counter(view.outcome for view in views)
+    counts = Counter(view.verdict for view in views)
     style, script = _own("report.css"), _own("report.js")
     environment = Environment(
         loader=PackageLoader("perfsuite"),
@@ -48,17 +51,17 @@ def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTabl
         lstrip_blocks=True,
     )
     return environment.get_template("report.html").render(
-        headline=report.headline(sessions),
-        sessions=[(report.provenance(session), report.interruption(session)) for session in sessions],
+        headline=summary.headline(sessions),
+        sessions=[(summary.provenance(session), summary.interruption(session)) for session in sessions],
         views=views,
         columns=list(views[0].summary) if views else [],
-        outcomes=[(outcome, outcomes[outcome]) for outcome in report.WORST_FIRST if outcomes[outcome]],
+        verdicts=[(verdict, counts[verdict]) for verdict in summary.WORST_FIRST if counts[verdict]],
         several_classes=len({view.hardware for view in views}) > 1,
         skipped=_skipped(sessions),
         comparisons=[_comparison(number, each) for number, each in enumerate(comparisons, 1)],
         signs=SIGNS,
-        quiet=report.QUIET,
-        sentence=report.sentence,
+        quiet=summary.QUIET,
+        sentence=sentence,
         style=Markup(style),
         script=Markup(script),
         policy=f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'",
@@ -76,7 +79,7 @@ def _views(sessions: Sequence[SessionFile]) -> list[CaseView]:
             if taken[anchor] > 1:
                 anchor += f":{taken[anchor]}"
             views.append(case_view(result, session, anchor=anchor))
-    return sorted(views, key=lambda view: report.WORST_FIRST.index(view.outcome))
+    return sorted(views, key=lambda view: summary.WORST_FIRST.index(view.verdict))
 
 
 def _skipped(sessions: Sequence[SessionFile]) -> Table | None:

@@ -10,8 +10,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from perfsuite import report
-from perfsuite.report import amount
+from perfsuite import summary
+from perfsuite.report import amount, sentence
 from perfsuite.results import Result, SessionFile
 
 MAX_EXPLAINED = 50
@@ -21,14 +21,14 @@ MAX_ROWS = 500
 def render(sessions: Sequence[SessionFile]) -> str:
     """Counts, what needs somebody's attention with reasons, then, folded, the rest."""
     results = [result for session in sessions for result in session.results]
-    results.sort(key=lambda result: report.WORST_FIRST.index(result.outcome))
-    urgent = [result for result in results if result.outcome not in report.QUIET]
-    quiet = [result for result in results if result.outcome in report.QUIET]
-    lines = [f"## perfsuite: {report.headline(sessions)}", ""]
+    results.sort(key=lambda result: summary.WORST_FIRST.index(summary.verdict(result)))
+    urgent = [result for result in results if summary.verdict(result) not in summary.QUIET]
+    quiet = [result for result in results if summary.verdict(result) in summary.QUIET]
+    lines = [f"## perfsuite: {summary.headline(sessions)}", ""]
     for session in sessions:
-        facts = report.provenance(session).items()
+        facts = summary.provenance(session).items()
         lines += [" · ".join(f"{name} {text(value)}" for name, value in facts), ""]
-        if (interruption := report.interruption(session)) is not None:
+        if (interruption := summary.interruption(session)) is not None:
             lines += [f"**{text(interruption)}**", ""]
     if urgent:
         lines += [*_table(urgent, anchors=_anchors(urgent[:MAX_EXPLAINED])), ""]
@@ -37,7 +37,7 @@ def render(sessions: Sequence[SessionFile]) -> str:
         if len(urgent) > MAX_EXPLAINED:
             lines += [f"{len(urgent) - MAX_EXPLAINED} more are explained in the HTML report only.", ""]
     if quiet:
-        lines += _folded(_counted(quiet), _table(quiet, anchors=[]))
+        lines += _folded(", ".join(summary.tally(quiet)), _table(quiet, anchors=[]))
     skipped = [skip for session in sessions for skip in session.skipped]
     if skipped:
         rows = [f"| {text(skip.case_id)} | {text(skip.reason)} |" for skip in skipped]
@@ -58,13 +58,13 @@ def _table(results: Sequence[Result], *, anchors: Sequence[str]) -> list[str]:
         case = text(result.case_id)
         if number < len(anchors):
             case = f"[{case}](#{anchors[number]})"
-        change, figures = report.speed_change(result), result.figures
+        change, figures = summary.speed_change(result), result.figures
         cells = (
-            result.outcome,
+            summary.verdict(result),
             case,
-            text(report.reason(result)),
+            text(summary.reason(result)),
             "-" if figures.tokens_per_s is None else f"{figures.tokens_per_s:,.0f}",
-            "-" if change is None else report.percent(change),
+            "-" if change is None else summary.percent(change),
             "-" if figures.peak_memory_bytes is None else amount(figures.peak_memory_bytes, "bytes"),
         )
         rows.append(f"| {' | '.join(cells)} |")
@@ -93,17 +93,12 @@ def _explained(result: Result) -> Iterator[str]:
     yield f"### {text(result.case_id)}"
     yield ""
     telling = [check for check in result.verdict.checks if check.outcome == result.outcome]
-    said = [*result.verdict.reasons, *map(report.sentence, telling)]
+    said = [*result.verdict.reasons, *map(sentence, telling)]
     if result.verdict.changed:
         said.append("changed since the baseline: " + "; ".join(result.verdict.changed))
     yield from (f"- {text(line[:1000])}" for line in said)
     yield ""
 
 
-def _counted(results: Sequence[Result]) -> str:
-    counts = Counter(result.outcome for result in results)
-    return ", ".join(f"{counts[outcome]} {outcome}" for outcome in report.WORST_FIRST if counts[outcome])
-
-
-def _folded(summary: str, lines: Sequence[str]) -> list[str]:
-    return [f"<details><summary>{summary}</summary>", "", *lines, "", "</details>", ""]
+def _folded(heading: str, lines: Sequence[str]) -> list[str]:
+    return [f"<details><summary>{heading}</summary>", "", *lines, "", "</details>", ""]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite import data, report
+from perfsuite import data, report, summary
 from perfsuite.case import Case
 from perfsuite.errors import PerfsuiteError
 from perfsuite.hardware import ACCELERATORS
@@ -250,7 +250,7 @@ def bench(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Callable[[
         except BaseException as error:
             raise_in(benchmark, error)
         item.stash[RESULT] = result
-        told = report.properties(result)
+        told = summary.properties(result)
         benchmark.extra_info.update(told)
         item.user_properties += [(f"perf_{name}", value) for name, value in told.items()]
         failure: BaseException = pytest.fail.Exception(report.explanation(result), pytrace=False)
@@ -305,7 +305,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(report.table(session.results, color=color, width=width))
         for result in session.results:
             shown_by_pytest = result.outcome == "failed" and result.excused is None
-            if report.needs_words(result) and not shown_by_pytest:
+            if summary.needs_words(result) and not shown_by_pytest:
                 terminalreporter.write_line("")
                 terminalreporter.write_line(report.explanation(result))
     if session.files_error is not None:

@@ -1,7 +1,4 @@
-"""What people read at the end: table and explanations, and what all reports share.
-
-Imports neither torch nor pytest.
-"""
+"""What people read at the end: table and explanations. Imports neither torch nor pytest."""
 
 from __future__ import annotations
 
@@ -13,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from perfsuite.judge import Check, Outcome
-from perfsuite.metric import TOKENS_PER_S
-from perfsuite.results import Result, SessionFile
+from perfsuite.results import Result
+from perfsuite.summary import percent, plural, speed_change
 
 STYLES: dict[Outcome, str] = {
     "passed": "green",
@@ -24,19 +21,6 @@ STYLES: dict[Outcome, str] = {
     "failed": "red",
 }
 
-WORST_FIRST: tuple[Outcome, ...] = (
-    "failed",
-    "regressed",
-    "unhealthy",
-    "inconclusive",
-    "undecided",
-    "improved",
-    "recorded",
-    "passed",
-)
-"""The order in which reports show the verdicts."""
-QUIET: frozenset[Outcome] = frozenset({"recorded", "passed"})
-"""Verdicts that nobody needs to act upon."""
 
 NARROW = 120
 """Columns, below which a case's id stands on a line of its own and some figures are left out."""
@@ -90,103 +74,10 @@ def _figures(result: Result, *, narrow: bool) -> dict[str, str]:
     return {heading: value for heading, value in told.items() if heading not in left_out}
 
 
-def speed_change(result: Result) -> float | None:
-    """Of tokens/s against the baseline, relatively: -0.05 is 5 % fewer. None where it was not compared."""
-    check = next((check for check in result.verdict.checks if check.metric == TOKENS_PER_S.name), None)
-    return None if check is None or check.worsening is None else 1 / (1 + check.worsening) - 1
-
-
-def reason(result: Result) -> str:
-    """Why the verdict is what it is, in a few words; empty where nothing needs to be said."""
-    verdict = result.verdict
-    telling = [check for check in verdict.checks if check.outcome == verdict.outcome]
-    if result.outcome == "failed" and verdict.failure is not None:
-        missing = [check.label for check in telling]
-        return ": ".join([verdict.failure.replace("_", " "), *([", ".join(missing)] if missing else [])])
-    if result.outcome == "unhealthy":
-        return f"{_plural(len(verdict.unhealthy_launches), 'launch')} set aside"
-    if result.outcome in QUIET:
-        return ""
-    return ", ".join(f"{check.label} {_signed(check)}" for check in telling)
-
-
-def _signed(check: Check) -> str:
-    """The change for people: tokens/s fall when time per token grows."""
-    if check.worsening is None:
-        return "not known"
-    change = 1 / (1 + check.worsening) - 1 if check.unit == TOKENS_PER_S.unit else check.worsening
-    return percent(change)
-
-
-def percent(change: float) -> str:
-    """A relative change, signed; never `-0.0%`."""
-    return f"{round(change, 3) + 0.0:+.1%}"
-
-
-def properties(result: Result) -> dict[str, str | float]:
-    """A result in short for other tools: JUnit's properties, pytest-benchmark's extra info."""
-    told: dict[str, str | float] = {
-        "case_id": result.case_id,
-        "framework": result.framework,
-        "outcome": result.outcome,
-        "launches": len(result.runs),
-        **{name: value for name, value in result.figures if value is not None},
-    }
-    if result.runs:
-        told["hardware_class"] = result.runs[-1].machine.hardware_class
-    if why := reason(result):
-        told["reason"] = why
-    for check in result.verdict.checks:
-        if check.worsening is not None:
-            told[f"{check.metric}_worsening"] = check.worsening
-        if check.interval is not None:
-            told[f"{check.metric}_low"], told[f"{check.metric}_high"] = check.interval
-    return told
-
-
-def headline(sessions: Sequence[SessionFile]) -> str:
-    """`1 failed, 2 regressed, 14 passed, 3 skipped`: the worst first."""
-    counts = Counter(result.outcome for session in sessions for result in session.results)
-    told = [f"{counts[outcome]} {outcome}" for outcome in WORST_FIRST if counts[outcome]]
-    if skipped := sum(len(session.skipped) for session in sessions):
-        told.append(f"{skipped} skipped")
-    return ", ".join(told) or "nothing was measured"
-
-
-def provenance(session: SessionFile) -> dict[str, str]:
-    """Where the figures of a session come from: hardware, torch, commit, time."""
-    runs = [run for result in session.results for run in result.runs]
-    machines = {run.machine for run in runs} or {session.machine}
-    torch = {run.observed.environment.get("torch", "unknown") for run in runs if run.observed is not None}
-    commit = session.commit[:12] if session.commit else "none: not in git"
-    return {
-        "hardware": ", ".join(sorted(f"{each.hardware_class} ({each.device_name})" for each in machines)),
-        "torch": ", ".join(sorted(torch)) or "not observed",
-        "commit": commit + (" with uncommitted changes" if session.dirty else ""),
-        "started": session.started_at.replace("T", " ").replace("+00:00", " UTC"),
-        "perfsuite": session.perfsuite,
-    }
-
-
-def interruption(session: SessionFile) -> str | None:
-    """That a session was cut short, and in what; None if it was not."""
-    if session.status == "complete":
-        return None
-    lost = f": {session.interrupted_case} was not judged" if session.interrupted_case else ""
-    return f"The session was interrupted{lost}; what came after it was not measured."
-
-
-def needs_words(result: Result) -> bool:
-    """Whether there is more to tell of a result than its line in the table."""
-    noted = any(run.notes for run in result.runs)
-    blind = any(check.blind for check in result.verdict.checks)
-    return result.outcome not in QUIET or noted or blind
-
-
 def explanation(result: Result) -> str:
     """Everything about one result in words: each metric against its baseline, failures, what changed."""
     verdict = result.verdict
-    lines = [f"{result.case_id}: {verdict.outcome} after {_plural(len(result.runs), 'launch')}"]
+    lines = [f"{result.case_id}: {verdict.outcome} after {plural(len(result.runs), 'launch')}"]
     lines += [f"  {reason}" for reason in verdict.reasons]
     lines += [f"  {sentence(check)}" for check in verdict.checks]
     if (issue := next((run.case.known_issue for run in result.runs), None)) is not None:
@@ -255,7 +146,3 @@ def amount(value: float | None, unit: str) -> str:
         size, name = (2**30, "GiB") if value >= 2**30 else (2**20, "MiB")
         return f"{value / size:.2f} {name}" if name == "GiB" else f"{value / size:.1f} {name}"
     return f"{value:,.0f}" if unit else f"{value:.2f}"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"1 {noun}" if count == 1 else f"{count} {noun}es"

@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from perfsuite import data, html_report, markdown_report
-from perfsuite import report as shared
+from perfsuite import data, html_report, markdown_report, summary
 from perfsuite.errors import FileError, PerfsuiteError
+from perfsuite.report import explanation, table
 from perfsuite.results import SessionFile
 
 
@@ -55,18 +55,18 @@ def newest(store: Path) -> Path:
 def _show(sessions: list[SessionFile]) -> None:
     console = Console(soft_wrap=True, highlight=False, markup=False)
     for session in sessions:
-        for name, value in shared.provenance(session).items():
+        for name, value in summary.provenance(session).items():
             console.print(f"{name:<12}{value}")
-        if (interruption := shared.interruption(session)) is not None:
+        if (interruption := summary.interruption(session)) is not None:
             console.print(interruption)
         console.print()
         if session.results:
             width = max(console.width, 80) if console.is_terminal else 140
-            typer.echo(shared.table(session.results, color=console.is_terminal, width=width))
+            typer.echo(table(session.results, color=console.is_terminal, width=width))
             console.print()
-        for result in filter(shared.needs_words, session.results):
-            console.print(shared.explanation(result))
+        for result in filter(summary.needs_words, session.results):
+            console.print(explanation(result))
             console.print()
         for skip in session.skipped:
             console.print(f"skipped {skip.case_id}: {skip.reason}")
-    console.print(shared.headline(sessions))
+    console.print(summary.headline(sessions))

@@ -5,19 +5,17 @@ import hashlib
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 import perfsuite
-from perfsuite import report
+from perfsuite import summary
 from perfsuite.comparison_table import ComparisonTable, Pair
 from perfsuite.html_report import SIGNS, render
-from perfsuite.judge import Outcome
 from perfsuite.result import Failure, Observed
 from perfsuite.results import SessionFile, Skipped
 from tests.samples import make_result, never_run, now
-from tests.sessions import make_session
+from tests.sessions import make_gpu_result, make_session
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>{{ 7*7 }}"
 VOID = {"meta", "link", "input", "br", "img"}
@@ -103,7 +101,7 @@ def test_the_page_fits_together_and_ids_are_unique(page: str) -> None:
 def test_verdicts_come_first_and_the_worst_before_all(page: str) -> None:
     parsed = Page(page)
     rows = [
-        attrs["data-outcome"] for tag, attrs in parsed.elements if tag == "tr" and "data-outcome" in attrs
+        attrs["data-verdict"] for tag, attrs in parsed.elements if tag == "tr" and "data-verdict" in attrs
     ]
     assert rows == ["failed", *["regressed"] * 2, "unhealthy", "improved", "recorded", *["passed"] * 8]
     assert page.index('id="overview"') < page.index('class="case"')
@@ -246,8 +244,16 @@ def test_a_case_that_was_never_launched() -> None:
     assert "no baseline on cpu-test-2c" in page
 
 
-def test_every_verdict_has_a_sign_a_rank_and_a_style() -> None:
-    outcomes = set(get_args(Outcome))
-    assert outcomes == set(SIGNS) == set(report.WORST_FIRST)
+def test_every_verdict_has_a_sign_and_a_style() -> None:
+    assert set(SIGNS) == set(summary.WORST_FIRST)
     style = (Path(perfsuite.__file__).parent / "templates" / "report.css").read_text()
-    assert all(re.search(rf"\.{outcome}\b[^{{]*{{ color", style) for outcome in outcomes)
+    for verdict in summary.WORST_FIRST:
+        assert re.search(rf"\.{verdict.replace(' ', '-')}\b[^{{]*{{ color", style)
+
+
+def test_an_excused_failure_is_no_red_one_and_folded() -> None:
+    excused = make_gpu_result(1, "crash").replace(excused="known issue")
+    page = render([make_session(0).replace(results=(excused,), skipped=())])
+    assert "<h1>1 known issue</h1>" in page
+    assert 'class="badge known-issue"' in page
+    assert "<details><summary><h3" in re.sub(r">\s+<", "><", page)

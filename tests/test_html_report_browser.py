@@ -70,7 +70,7 @@ def page(browser: Browser, file: Path) -> Iterator[Browser]:
     assert browser.requests() == [file.as_uri()]
 
 
-def shown(page: Browser, what: str = "dataset.outcome") -> list[Any]:
+def shown(page: Browser, what: str = "dataset.verdict") -> list[Any]:
     """Of the rows that are to be seen, from the top."""
     found = page.evaluate(
         f"[...document.querySelectorAll('#overview tbody tr')].filter((row) => row.checkVisibility())"

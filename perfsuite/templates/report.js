@@ -38,11 +38,11 @@
 
   function show() {
     const words = text.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const outcomes = new Set(boxes.filter((box) => box.checked).map((box) => box.value));
+    const verdicts = new Set(boxes.filter((box) => box.checked).map((box) => box.value));
     let shown = 0;
     for (const row of rows) {
       const told = row.textContent.toLowerCase();
-      const fits = outcomes.has(row.dataset.outcome) && words.every((word) => told.includes(word));
+      const fits = verdicts.has(row.dataset.verdict) && words.every((word) => told.includes(word));
       row.hidden = document.getElementById(row.dataset.case).hidden = !fits;
       shown += fits;
     }
