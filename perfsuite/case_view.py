@@ -105,7 +105,6 @@ def _summary(result: Result) -> dict[str, Cell]:
         "tokens/s": _cell(figures.tokens_per_s, "{:,.0f}".format),
         "vs\N{NO-BREAK SPACE}baseline": _cell(summary.speed_change(result), summary.percent),
         "p50": _cell(figures.step_s_p50, duration),
-        "p95": _cell(figures.step_s_p95, duration),
         "memory": _cell(figures.peak_memory_bytes, lambda value: amount(value, "bytes")),
         "memory vs\N{NO-BREAK SPACE}baseline": _cell(memory.worsening if memory else None, summary.percent),
         "MFU": _cell(figures.mfu, "{:.1%}".format),

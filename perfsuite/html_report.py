@@ -54,7 +54,7 @@ def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTabl
         headline=summary.headline(sessions),
         sessions=[(summary.provenance(session), summary.interruption(session)) for session in sessions],
         views=views,
-        columns=list(views[0].summary) if views else [],
+        columns=_columns(views),
         verdicts=[(verdict, counts[verdict]) for verdict in summary.WORST_FIRST if counts[verdict]],
         several_classes=len({view.hardware for view in views}) > 1,
         skipped=_skipped(sessions),
@@ -80,6 +80,12 @@ def _views(sessions: Sequence[SessionFile]) -> list[CaseView]:
                 anchor += f":{taken[anchor]}"
             views.append(case_view(result, session, anchor=anchor))
     return sorted(views, key=lambda view: summary.WORST_FIRST.index(view.verdict))
+
+
+def _columns(views: Sequence[CaseView]) -> list[str]:
+    """Of the overview: those that any case has a figure for."""
+    known = [{name for name, cell in view.summary.items() if cell.number is not None} for view in views]
+    return [name for name in (views[0].summary if views else ()) if name in set().union(*known)]
 
 
 def _skipped(sessions: Sequence[SessionFile]) -> Table | None:

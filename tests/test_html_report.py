@@ -13,7 +13,7 @@ from perfsuite import summary
 from perfsuite.comparison_table import ComparisonTable, Pair
 from perfsuite.html_report import SIGNS, render
 from perfsuite.result import Failure, Observed
-from perfsuite.results import SessionFile, Skipped
+from perfsuite.results import Result, SessionFile, Skipped
 from tests.samples import make_result, never_run, now
 from tests.sessions import make_gpu_result, make_session
 
@@ -237,6 +237,15 @@ def test_of_nothing_measured_it_says_so() -> None:
     assert "Nothing was measured." in page
     assert "3 skipped" in page
     assert 'id="overview"' not in page
+
+
+def test_a_figure_that_no_case_has_is_no_column() -> None:
+    def headings(*results: Result) -> list[str]:
+        page = render([make_session(0).replace(results=results)])
+        return re.findall(r"<th[^>]*>([^<]+)</th>", page.partition("</thead>")[0])
+
+    assert "MFU" in headings(make_result(now()), make_result(now(mfu=None)))
+    assert "MFU" not in headings(make_result(now(mfu=None)))
 
 
 def test_a_case_that_was_never_launched() -> None:
