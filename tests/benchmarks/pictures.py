@@ -1,7 +1,7 @@
 """The README's pictures, from real results: `make pictures [RESULTS="a/results.json ..."]`.
 
-docs/report.png is the HTML report of the given sessions, or of the newest one in the store, with the first case
-that needs attention; docs/terminal.svg is their table as a terminal shows it.
+docs/report.png is the HTML report of the given sessions, or of the newest one in the store, down to the first
+case that needs attention; docs/terminal.svg is their table as a terminal shows it.
 """
 
 from __future__ import annotations
