@@ -56,7 +56,7 @@ def terminal(results: list[Result], picture: Path) -> None:
     for result in telling[:1]:
         console.print()
         console.print(Text(explanation(result).replace(f"{Path.cwd()}/", "")))
-    svg = console.export_svg(title="pytest bench_cases -m cpu")
+    svg = console.export_svg(title="perfsuite report")
     # No fonts from a content delivery network: the viewer's own monospace font will do.
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
     picture.write_text(svg, encoding="utf-8")
