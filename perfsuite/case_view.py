@@ -177,7 +177,8 @@ def _loss_caption(runs: Sequence[Run]) -> str:
 
 
 def _notes(result: Result) -> list[str]:
-    told = [note for run in result.runs for note in run.notes]
+    told = [f"a fault was injected: {run.inject}" for run in result.runs if run.inject is not None]
+    told += [note for run in result.runs for note in run.notes]
     told += [note for run in result.runs if run.health is not None for note in run.health.notes]
     told += [run.machine.note for run in result.runs if run.machine.device == "cuda" and run.machine.note]
     return list(dict.fromkeys(told))

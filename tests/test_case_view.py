@@ -93,4 +93,5 @@ def test_a_traceback_names_launch_and_rank() -> None:
 def test_the_command_measures_the_same_again() -> None:
     assert view(make_result(now())).command == "pytest 'bench_cases/test_x.py::test_x[a]'"
     injected = make_result(now().replace(inject="slowdown=30%"))
+    assert view(injected).notes == ["a fault was injected: slowdown=30%"]
     assert view(injected).command == "pytest 'bench_cases/test_x.py::test_x[a]' --perf-inject=slowdown=30%"

@@ -23,7 +23,7 @@ from perfsuite.results import Result, SessionFile
 from perfsuite.summary import needs_words, verdict
 from tests.browser import chromium
 
-WIDTH, HEIGHT = 1200, 1500
+WIDTH, HEIGHT = 1200, 1630
 COLUMNS = 140
 
 
