@@ -14,7 +14,7 @@ from statistics import quantiles
 
 from markupsafe import Markup
 
-from perfsuite.comparison_table import Pair
+from perfsuite.comparison import Pair
 from perfsuite.judge import Check
 from perfsuite.result import Run
 

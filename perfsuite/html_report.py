@@ -19,7 +19,7 @@ from markupsafe import Markup
 from perfsuite import charts, summary
 from perfsuite.case_tables import Table
 from perfsuite.case_view import CaseView, Figure, case_view
-from perfsuite.comparison_table import ComparisonTable
+from perfsuite.comparison import ComparisonTable
 from perfsuite.report import sentence
 from perfsuite.results import SessionFile
 

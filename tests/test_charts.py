@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perfsuite import charts
 from perfsuite.charts import BUCKETS, Band, Scale, thin
-from perfsuite.comparison_table import Pair
+from perfsuite.comparison import Pair
 from perfsuite.judge import Check
 from tests.samples import deterministic, make_run
 

@@ -10,7 +10,7 @@ import pytest
 
 import perfsuite
 from perfsuite import summary
-from perfsuite.comparison_table import ComparisonTable, Pair
+from perfsuite.comparison import ComparisonTable, Pair
 from perfsuite.html_report import SIGNS, render
 from perfsuite.result import Failure, Observed
 from perfsuite.results import Result, SessionFile, Skipped

@@ -10,7 +10,7 @@ import pytest
 from selenium.webdriver import Keys
 
 import tests.browser
-from perfsuite.comparison_table import ComparisonTable, Pair
+from perfsuite.comparison import ComparisonTable, Pair
 from perfsuite.html_report import render
 from tests.browser import Browser
 from tests.sessions import make_session
