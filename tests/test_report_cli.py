@@ -7,6 +7,7 @@ from typer.testing import CliRunner, Result
 
 from perfsuite import data
 from perfsuite.cli import app
+from perfsuite.comparison import Comparison, PublishedFigure, PublishedFile, Row
 from perfsuite.errors import FileError
 from perfsuite.report_cli import newest
 from perfsuite.results import SessionFile
@@ -88,3 +89,49 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert shown.stderr.startswith(
         f"perfsuite report: {bad}: field schema_version: this perfsuite reads 1, got 99."
     )
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    session = make_session(1)
+    case = session.results[0].case_id
+    figure = PublishedFigure(quantity="tokens_per_s", value=93600, reported="93.6K")
+    rows = [
+        Row(settings=(name,), devices=16, figures=(figure,), case=case_id)
+        for name, case_id in (("FSDP", case), ("3D", "fake-other"))
+    ]
+    comparison = Comparison(
+        name="fsdp-vs-3d",
+        title="FSDP or 3D",
+        source="a blog",
+        accelerator="H100 80GB",
+        conditions="Llama",
+        headings=("framework",),
+        rows=tuple(rows),
+        notes=("Read this.",),
+    )
+    data.write(tmp_path / "published.json", PublishedFile(comparisons=(comparison,)))
+    write(tmp_path / "store" / "runs" / "20260101" / "results.json", session)
+    return tmp_path
+
+
+def test_a_comparison_shows_published_figures_beside_those_of_the_store(published: Path) -> None:
+    options = ("--published", published / "published.json", "--store", published / "store")
+    for name in ("fsdp-vs-3d", "all"):
+        shown = run("--comparison", name, *options)
+        assert shown.exit_code == 0
+        assert "FSDP or 3D\na blog. Llama.\n" in shown.stdout
+        fsdp, other = (line for line in shown.stdout.splitlines() if "93.6K" in line)
+        assert fsdp.split()[-1] == "passed"
+        assert "not run: needs 16 x H100 80GB" in other
+        assert "- Read this." in shown.stdout
+    page = published / "page.html"
+    assert run("--comparison", "all", "--html", page, *options).exit_code == 0
+    assert "FSDP or 3D" in page.read_text()
+    assert "Read this." in page.read_text()
+
+
+def test_an_unknown_comparison_names_the_known_ones(published: Path) -> None:
+    shown = run("--comparison", "x", "--published", published / "published.json")
+    assert shown.exit_code == 1
+    assert "unknown comparison 'x'. Known: fsdp-vs-3d." in shown.stderr
