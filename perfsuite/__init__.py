@@ -2,10 +2,24 @@
 
 from perfsuite.case import Case, Topology
 from perfsuite.framework import Framework
+from perfsuite.frameworks.accelerate import Accelerate
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.fake import Fake
 from perfsuite.frameworks.fsdp import FSDP
 from perfsuite.frameworks.fsdp2 import FSDP2
+from perfsuite.frameworks.trainer import Trainer
 from perfsuite.models import MODELS, Model
 
-__all__ = ["DDP", "FSDP", "FSDP2", "MODELS", "Case", "Fake", "Framework", "Model", "Topology"]
+__all__ = [
+    "DDP",
+    "FSDP",
+    "FSDP2",
+    "MODELS",
+    "Accelerate",
+    "Case",
+    "Fake",
+    "Framework",
+    "Model",
+    "Topology",
+    "Trainer",
+]

@@ -43,7 +43,8 @@ def _upper(value: Any) -> Any:
 
 def _named(value: Any) -> Any:
     names = get_args(Sharding)
-    return names[value - 1] if value in range(1, len(names) + 1) else _upper(value)
+    is_number = type(value) is int and 1 <= value <= len(names)
+    return names[value - 1] if is_number else _upper(value)
 
 
 def _unused(value: Any) -> Any:
@@ -91,8 +92,8 @@ class FsdpFields(Data):
             for name in _FSDP1_ONLY:
                 if name in self.model_fields_set:
                     raise ValueError(
-                        f"{name} is of FSDP1, but fsdp_version is 2 and would ignore it; remove it, or convert "
-                        "the file with `accelerate to-fsdp2`"
+                        f"{name} is of FSDP1, but fsdp_version is 2 and would ignore it; "
+                        "remove it, or convert the file with `accelerate to-fsdp2`"
                     )
             if isinstance(reshard, str):
                 raise ValueError(
@@ -185,7 +186,7 @@ class LaunchConfig(Data):
         except yaml.YAMLError as error:
             raise FileError(f"{path}: not YAML ({' '.join(str(error).split())})") from error
         except ValidationError as error:
-            known = ", ".join(name for name in (*LaunchFields.model_fields, *FsdpFields.model_fields))
+            known = ", ".join((*LaunchFields.model_fields, *FsdpFields.model_fields))
             raise FileError(f"{path}: {explain(error)}. Known fields: {known}.") from None
         return config
 
@@ -222,8 +223,8 @@ class LaunchConfig(Data):
             and case.activation_checkpointing != "full"
         ):
             return (
-                f"{self.name}: fsdp_activation_checkpointing is true, but activation_checkpointing of the case "
-                f"is {case.activation_checkpointing!r}; only 'full' agrees"
+                f"{self.name}: fsdp_activation_checkpointing is true, but activation_checkpointing of the "
+                f"case is {case.activation_checkpointing!r}; only 'full' agrees"
             )
         if fields.use_cpu and device != "cpu":
             return f"{self.name}: use_cpu is true, but this machine trains on its GPUs"

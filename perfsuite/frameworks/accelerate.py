@@ -1,4 +1,4 @@
-"""Hugging Face accelerate: DDP, FSDP1 and FSDP2 through `Accelerator`, or by a user's own configuration file."""
+"""Hugging Face accelerate: DDP, FSDP1 and FSDP2 through `Accelerator`, or by a user's own YAML file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OPTIONS: dict[str | None, tuple[str, ...]] = {
 
 
 class Accelerate(Framework):
-    """A strategy with its options by accelerate's names and defaults, or a file that `accelerate config` wrote.
+    """A strategy, its options by accelerate's names and defaults; or a file that `accelerate config` wrote.
 
     `Accelerate(strategy="fsdp2")`, `Accelerate(config="fsdp.yaml")`.
     """
@@ -125,16 +125,18 @@ class Accelerate(Framework):
 
         from perfsuite.torch_model import build_model, build_optimizer, synthetic_batches
 
-        settings = self._set_environment(on_cpu=ranks.device.type == "cpu")
+        on_cpu = ranks.device.type == "cpu"
+        settings = self._set_environment(on_cpu=on_cpu)
         plugin = self._plugin()
         accelerator = Accelerator(
-            cpu=ranks.device.type == "cpu",
+            cpu=on_cpu,
             mixed_precision=MIXED_PRECISION[case.precision],
             gradient_accumulation_steps=case.gradient_accumulation,
             fsdp_plugin=plugin,
         )
         if plugin is not None:
-            settings |= force_fsdp(accelerator, plugin)
+            if on_cpu:
+                settings["forced"] = force_fsdp(accelerator, plugin)
             if plugin.mixed_precision_policy is not None:
                 settings["reduce_dtype"] = str(plugin.mixed_precision_policy.reduce_dtype)
             if plugin.activation_checkpointing:
@@ -176,9 +178,7 @@ class Accelerate(Framework):
         settings = {"accelerate_config": self.config.digest}
         fsdp = self.config.fields.fsdp_config
         if on_cpu and fsdp is not None and fsdp.fsdp_version == 1 and fsdp.fsdp_sync_module_states:
-            # It broadcasts from a GPU; every rank has the same weights already.
             os.environ |= {"FSDP_SYNC_MODULE_STATES": "false", "FSDP_CPU_RAM_EFFICIENT_LOADING": "false"}
-            settings["fsdp_sync_module_states"] = "false, forced"
         return settings
 
     def _plugin(self) -> Any:
@@ -188,7 +188,10 @@ class Accelerate(Framework):
             return None
         if self.config is not None:
             return FullyShardedDataParallelPlugin()  # from the environment
-        options: dict[str, Any] = {"cpu_offload": self.cpu_offload, "auto_wrap_policy": "transformer_based_wrap"}
+        options: dict[str, Any] = {
+            "cpu_offload": self.cpu_offload,
+            "auto_wrap_policy": "transformer_based_wrap",
+        }
         if self.strategy == "fsdp2":
             return FullyShardedDataParallelPlugin(
                 fsdp_version=2, reshard_after_forward=self.reshard_after_forward, **options
@@ -230,14 +233,15 @@ def launcher_environment(config: LaunchConfig) -> dict[str, str]:
     return {key: value for key, value in environment.items() if key.startswith(("ACCELERATE_", "FSDP_"))}
 
 
-def force_fsdp(accelerator: Any, plugin: Any) -> dict[str, str]:
-    """On a CPU, where accelerate silently trains DDP instead: make it FSDP. Returns what to record."""
+def force_fsdp(accelerator: Any, plugin: Any) -> str:
+    """On a CPU, where accelerate silently trains DDP instead: make it FSDP. Returns what to record.
+
+    FSDP1's plugin must be without `sync_module_states`; each rank makes the same weights anyway.
+    """
     import torch
     from accelerate.state import PartialState
     from accelerate.utils import DistributedType
 
-    if accelerator.device.type != "cpu":
-        return {}
     # AcceleratorState copies PartialState's attributes whenever somebody asks for it.
     for state in (PartialState(), accelerator.state):
         state.distributed_type = DistributedType.FSDP
@@ -245,4 +249,7 @@ def force_fsdp(accelerator: Any, plugin: Any) -> dict[str, str]:
     accelerator.state.fsdp_plugin = plugin
     if accelerator.mixed_precision != "no":
         plugin.set_mixed_precision(accelerator.mixed_precision)
-    return {"forced": "FSDP on a CPU, where accelerate turns it into DDP"}
+    forced = "FSDP on a CPU, where accelerate turns it into DDP"
+    if plugin.fsdp_version == 1:
+        forced += "; without sync_module_states, which broadcasts from a GPU"
+    return forced

@@ -78,8 +78,8 @@ class Trainer(Framework):
                 return "offload copies from pinned memory to a GPU, this machine has none"
             if self.fsdp_version == 2:
                 return (
-                    "the Trainer's gradient norm of offloaded FSDP2 shards needs collectives on the CPU beside "
-                    "NCCL's, which this process group has not; take fsdp_version=1"
+                    "the Trainer's gradient norm of offloaded FSDP2 shards needs a backend for the CPU "
+                    "beside NCCL, which this process group has not; take fsdp_version=1"
                 )
         if self._sharding in ("hybrid_shard", "hybrid_shard_zero2"):
             if machine.device == "cpu":
@@ -99,32 +99,32 @@ class Trainer(Framework):
         """A Trainer on synthetic data. It wraps the model and makes the optimizer in `train`."""
         import torch
         import transformers
+        from accelerate import FullyShardedDataParallelPlugin
 
         from perfsuite.torch_model import build_model, build_optimizer, synthetic_batches
 
+        on_cpu = ranks.device.type == "cpu"
         clear_environment()
         directory = tempfile.TemporaryDirectory()
         arguments = transformers.TrainingArguments(
-            output_dir=directory.name, **self._arguments(case, on_cpu=ranks.device.type == "cpu")
+            output_dir=directory.name, **self._arguments(case, on_cpu=on_cpu)
         )
-        # Blocks are checkpointed by the Trainer.
+        # The Trainer itself checkpoints the blocks, and moves its batches to the device.
         model: Any = build_model(case.replace(activation_checkpointing="none"), ranks.device)
-        micro_losses = _keep_losses(model)
         data = _Data(synthetic_batches(case, ranks.rank, torch.device("cpu")), case, ranks)
+        micro_losses = _keep_losses(model)
+        # The Trainer's own AdamW would not decay norms and biases, as the other frameworks' here does.
+        optimizer: Any = lambda: partial(build_optimizer, case)  # noqa: E731
         trainer = transformers.Trainer(
             model,
             arguments,
             train_dataset=data,
-            # The Trainer's own AdamW would decay neither norms nor biases, unlike every other framework's here.
-            optimizer_cls_and_kwargs=(lambda: partial(build_optimizer, case), {}),
+            optimizer_cls_and_kwargs=(optimizer, {}),
         )
         settings = {"gradient_norm": "computed in each step, not clipped"}
-        if arguments.fsdp_plugin_args is not None:
-            from accelerate import FullyShardedDataParallelPlugin
-
-            settings |= force_fsdp(
-                trainer.accelerator, FullyShardedDataParallelPlugin(**arguments.fsdp_plugin_args)
-            )
+        if on_cpu and self.fsdp:
+            plugin = FullyShardedDataParallelPlugin(**arguments.fsdp_plugin_args)
+            settings["forced"] = force_fsdp(trainer.accelerator, plugin)
             trainer.is_fsdp_enabled = True
         own: dict[str, float] = {}
 
@@ -162,21 +162,19 @@ class Trainer(Framework):
         if self.fsdp:
             config: dict[str, Any] = {"version": self.fsdp_version}
             if on_cpu and self.fsdp_version == 1:
-                config["sync_module_states"] = False  # it broadcasts from a GPU; the weights are the same
+                config["sync_module_states"] = False
             arguments |= {"fsdp": self.fsdp, "fsdp_config": config}
         return arguments
 
 
 class _Data:
-    """The samples of all ranks in the order in which the Trainer deals out micro-batches, this rank's held."""
+    """The samples of all ranks, as the Trainer deals out micro-batches in turn; this rank's are held."""
 
     def __init__(self, batches: list[Any], case: Case, ranks: Ranks) -> None:
         self._batches = batches
         self._micro_batch = case.micro_batch
         self._ranks = ranks
-        self._length = (
-            case.total_steps * case.gradient_accumulation * case.micro_batch * ranks.world_size
-        )
+        self._length = case.total_steps * case.gradient_accumulation * case.micro_batch * ranks.world_size
 
     def __len__(self) -> int:
         return self._length
