@@ -167,15 +167,15 @@ class LaunchFields(Data):
 class LaunchConfig(Data):
     """Such a file as it is, read once: the case carries its text."""
 
-    name: str
-    """The file's, without directory and suffix."""
+    file: str
+    """Its name, without directory."""
     text: str = Field(repr=False)
 
     @classmethod
     def read(cls, path: Path) -> LaunchConfig:
         """Raises `FileError` naming the file, the field, its value, and what is allowed."""
         try:
-            config = cls(name=path.stem, text=path.read_text(encoding="utf-8"))
+            config = cls(file=path.name, text=path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise FileError(
                 f"cannot read {path}: {getattr(error, 'strerror', error)}. "
@@ -215,7 +215,7 @@ class LaunchConfig(Data):
         }
         for field, (got, wanted, by) in asked.items():
             if got != wanted:
-                return f"{self.name}: {field} is {got!r}, but {by} of the case asks for {wanted!r}"
+                return f"{self.file}: {field} is {got!r}, but {by} of the case asks for {wanted!r}"
         fsdp = fields.fsdp_config
         if (
             fsdp is not None
@@ -223,9 +223,9 @@ class LaunchConfig(Data):
             and case.activation_checkpointing != "full"
         ):
             return (
-                f"{self.name}: fsdp_activation_checkpointing is true, but activation_checkpointing of the "
+                f"{self.file}: fsdp_activation_checkpointing is true, but activation_checkpointing of the "
                 f"case is {case.activation_checkpointing!r}; only 'full' agrees"
             )
         if fields.use_cpu and device != "cpu":
-            return f"{self.name}: use_cpu is true, but this machine trains on its GPUs"
+            return f"{self.file}: use_cpu is true, but this machine trains on its GPUs"
         return None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite import DDP, FSDP, FSDP2, Case, Framework, Topology
+from perfsuite import DDP, FSDP, FSDP2, Accelerate, Case, Framework, Topology, Trainer
 from perfsuite.hardware import detect
 from perfsuite.result import Run
 from perfsuite.run import run, unsupported
@@ -55,7 +55,18 @@ def test_a_run_is_complete(ddp: Run) -> None:
 
 @pytest.mark.launch
 @pytest.mark.parametrize(
-    "framework", [FULL, FSDP(sharding_strategy="SHARD_GRAD_OP"), FSDP2()], ids=Framework.slug
+    "framework",
+    [
+        FULL,
+        FSDP(sharding_strategy="SHARD_GRAD_OP"),
+        FSDP2(),
+        Accelerate(strategy="ddp"),
+        Accelerate(strategy="fsdp1", sharding_strategy="SHARD_GRAD_OP", backward_prefetch="BACKWARD_PRE"),
+        Accelerate(strategy="fsdp2"),
+        Trainer(),
+        Trainer(fsdp="full_shard auto_wrap"),
+    ],
+    ids=Framework.slug,
 )
 @pytest.mark.launch
 def test_strategies_train_the_same(ddp: Run, tmp_path: Path, framework: Framework) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -67,7 +68,7 @@ class Accelerate(Framework):
     def slug(self) -> str:
         """With a configuration file, its name."""
         parts = changed_fields(self, skip=frozenset({"config"}))
-        return "-".join([self.name, *([self.config.name] if self.config else []), *parts])
+        return "-".join([self.name, *([Path(self.config.file).stem] if self.config else []), *parts])
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         """A file that contradicts the case; precisions, shardings and offloading that cannot be."""
@@ -123,7 +124,7 @@ class Accelerate(Framework):
         """Model and optimizer through `Accelerator.prepare`, and the loop that accelerate's manual shows."""
         from accelerate import Accelerator
 
-        from perfsuite.torch_model import build_model, build_optimizer, synthetic_batches
+        from perfsuite.torch_model import build_model, build_optimizer
 
         on_cpu = ranks.device.type == "cpu"
         settings = self._set_environment(on_cpu=on_cpu)
@@ -147,21 +148,7 @@ class Accelerate(Framework):
             optimizer = accelerator.prepare(build_optimizer(case, model))
         else:
             model, optimizer = accelerator.prepare(model, build_optimizer(case, model))
-        data = itertools.cycle(synthetic_batches(case, ranks.rank, ranks.device))
-
-        def step() -> Any:
-            """One optimizer step; returns its mean loss, still on the device."""
-            total = 0.0
-            for _ in range(case.gradient_accumulation):
-                tokens = next(data)
-                with accelerator.accumulate(model):
-                    loss = model(input_ids=tokens, labels=tokens).loss
-                    accelerator.backward(loss)
-                    optimizer.step()
-                    optimizer.zero_grad()
-                total += loss.detach() / case.gradient_accumulation
-            return total
-
+        step = _training_step(case, ranks, accelerator, model, optimizer)
         return Workload(
             run=lambda steps: [step() for _ in range(steps)],
             data_parallel=ranks.world_size,
@@ -177,7 +164,7 @@ class Accelerate(Framework):
         os.environ.update(launcher_environment(self.config))
         settings = {"accelerate_config": self.config.digest}
         fsdp = self.config.fields.fsdp_config
-        if on_cpu and fsdp is not None and fsdp.fsdp_version == 1 and fsdp.fsdp_sync_module_states:
+        if on_cpu and fsdp is not None and fsdp.fsdp_version == 1:
             os.environ |= {"FSDP_SYNC_MODULE_STATES": "false", "FSDP_CPU_RAM_EFFICIENT_LOADING": "false"}
         return settings
 
@@ -203,6 +190,29 @@ class Accelerate(Framework):
             use_orig_params=True,
             **options,
         )
+
+
+def _training_step(
+    case: Case, ranks: Ranks, accelerator: Any, model: Any, optimizer: Any
+) -> Callable[[], Any]:
+    """One optimizer step as a function, which returns its mean loss, still on the device."""
+    from perfsuite.torch_model import synthetic_batches
+
+    data = itertools.cycle(synthetic_batches(case, ranks.rank, ranks.device))
+
+    def step() -> Any:
+        total = 0.0
+        for _ in range(case.gradient_accumulation):
+            tokens = next(data)
+            with accelerator.accumulate(model):
+                loss = model(input_ids=tokens, labels=tokens).loss
+                accelerator.backward(loss)
+                optimizer.step()  # accelerate's wrapper: nothing but after the last micro-batch
+                optimizer.zero_grad()
+            total += loss.detach() / case.gradient_accumulation
+        return total
+
+    return step
 
 
 def _is_path(value: Any) -> bool:
