@@ -114,7 +114,10 @@ class FsdpFields(Data):
 
     @property
     def sharding(self) -> str:
-        """What FSDP1 is asked to shard."""
+        """What FSDP1 is asked to shard.
+
+        accelerate 1.15 turns the newer name alone into FULL_SHARD; a worker then refuses the run.
+        """
         return str(self.fsdp_sharding_strategy or self.fsdp_reshard_after_forward or "FULL_SHARD")
 
 

@@ -47,8 +47,8 @@ def test_bad_options_are_named_with_what_is_allowed(options: dict[str, Any], sai
     ("trainer", "changes", "said"),
     [
         (Trainer(), {}, None),
-        (Trainer(), {"activation_checkpointing": "full"}, None),
-        (Trainer(), {"activation_checkpointing": "every-2"}, "own gradient checkpointing is of none or full"),
+        (Trainer(), {"activation_checkpointing": "every-2"}, None),
+        (Trainer(), {"activation_checkpointing": "selective-op"}, "of whole blocks: none, full"),
         (Trainer(), {"topology": Topology(processes_per_node=1)}, "wraps nothing on 1 process"),
         (Trainer(fsdp="full_shard offload"), {}, "to a GPU, this machine has none"),
         (Trainer(fsdp="hybrid_shard", fsdp_version=1), {}, "hybrid_shard shards among the GPUs of a node"),
@@ -89,12 +89,12 @@ def test_its_own_checkpointing_accumulation_and_log(tmp_path: Path) -> None:
     case = SMALL.replace(
         framework=Trainer(fsdp="full_shard auto_wrap", fsdp_version=1),
         precision="bf16-mixed",
-        activation_checkpointing="full",
+        activation_checkpointing="every-2",
         gradient_accumulation=2,
     )
     run = measured(case, tmp_path)
     assert run.observed is not None
-    assert run.observed.settings["recomputing_blocks"] == "4 of 4"
+    assert run.observed.settings["recomputing_blocks"] == "2 of 4"
     assert run.observed.settings["compute_dtype"] == "bfloat16"
     assert run.observed.settings["forced"].endswith("without sync_module_states, which broadcasts from a GPU")
     assert len(run.loss) == len(run.step_s) == 12

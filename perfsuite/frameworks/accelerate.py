@@ -226,7 +226,10 @@ def clear_environment() -> None:
 
 
 def launcher_environment(config: LaunchConfig) -> dict[str, str]:
-    """What `accelerate launch --config_file` would set for each process, by accelerate's own code."""
+    """What `accelerate launch --config_file` would set for each process, by accelerate's own code.
+
+    Without threads, ports and GPUs, which are the launch's.
+    """
     from accelerate.commands import launch
     from accelerate.utils import launch as prepare
 

@@ -25,7 +25,6 @@ SHARDINGS = {
     "hybrid_shard_zero2": "_HYBRID_SHARD_ZERO2",
 }
 """torch's FSDP1 strategies by the Trainer's words. FSDP2 knows the first two words alone."""
-CHECKPOINTING = ("none", "full")
 
 
 class Trainer(Framework):
@@ -66,10 +65,10 @@ class Trainer(Framework):
         """What the Trainer has no argument for; FSDP that cannot be."""
         if case.precision not in ("fp32", "bf16-mixed", "bf16"):
             return f"precision {case.precision!r} is not one of fp32, bf16-mixed, bf16"
-        if case.activation_checkpointing not in CHECKPOINTING:
+        if case.activation_checkpointing == "selective-op":
             return (
-                f"activation_checkpointing {case.activation_checkpointing!r}: the Trainer's own gradient "
-                f"checkpointing is of {' or '.join(CHECKPOINTING)} blocks"
+                "activation_checkpointing 'selective-op': the Trainer's own gradient checkpointing is of "
+                "whole blocks: none, full, every-N"
             )
         if case.topology.world_size < 2:
             return "the Trainer wraps nothing on 1 process: it needs at least 2"
@@ -141,11 +140,14 @@ class Trainer(Framework):
         )
 
     def _arguments(self, case: Case, *, on_cpu: bool) -> dict[str, Any]:
+        mode = case.activation_checkpointing
+        every = {"every_n_layers": int(mode.removeprefix("every-"))} if mode.startswith("every-") else {}
         arguments: dict[str, Any] = {
             "max_steps": case.total_steps,
             "per_device_train_batch_size": case.micro_batch,
             "gradient_accumulation_steps": case.gradient_accumulation,
-            "gradient_checkpointing": case.activation_checkpointing == "full",
+            "gradient_checkpointing": mode != "none",
+            "gradient_checkpointing_kwargs": {"use_reentrant": False, **every},
             "bf16": case.precision == "bf16-mixed",
             "use_cpu": on_cpu,
             "seed": case.seed,
