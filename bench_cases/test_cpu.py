@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfsuite import DDP, FSDP, FSDP2, Case, Lightning, Topology
+from perfsuite import DDP, FSDP, FSDP2, Accelerate, Case, Lightning, Topology, Trainer
 
 LLAMA = Case(
     model="llama-tiny",
@@ -19,6 +19,8 @@ CASES = [
     LLAMA.replace(framework=FSDP(sharding_strategy="FULL_SHARD")),
     LLAMA.replace(framework=FSDP(sharding_strategy="SHARD_GRAD_OP")),
     LLAMA.replace(framework=FSDP2()),
+    LLAMA.replace(framework=Accelerate(strategy="fsdp2")),
+    LLAMA.replace(framework=Trainer(fsdp="full_shard auto_wrap")),
     LLAMA.replace(framework=Lightning(strategy="fsdp2")),
 ]
 

@@ -2,11 +2,13 @@
 
 from perfsuite.case import Case, Topology
 from perfsuite.framework import Framework
+from perfsuite.frameworks.accelerate import Accelerate
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.fake import Fake
 from perfsuite.frameworks.fsdp import FSDP
 from perfsuite.frameworks.fsdp2 import FSDP2
 from perfsuite.frameworks.lightning import Lightning
+from perfsuite.frameworks.trainer import Trainer
 from perfsuite.models import MODELS, Model
 
-__all__ = ["DDP", "FSDP", "FSDP2", "MODELS", "Case", "Fake", "Framework", "Lightning", "Model", "Topology"]
+__all__ = ["Accelerate", "DDP", "Fake", "FSDP", "FSDP2", "Lightning", "Trainer", "MODELS", "Model", "Case", "Framework", "Topology"]

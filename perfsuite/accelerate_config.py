@@ -43,7 +43,8 @@ def _upper(value: Any) -> Any:
 
 def _named(value: Any) -> Any:
     names = get_args(Sharding)
-    return names[value - 1] if value in range(1, len(names) + 1) else _upper(value)
+    is_number = type(value) is int and 1 <= value <= len(names)
+    return names[value - 1] if is_number else _upper(value)
 
 
 def _unused(value: Any) -> Any:
@@ -91,8 +92,8 @@ class FsdpFields(Data):
             for name in _FSDP1_ONLY:
                 if name in self.model_fields_set:
                     raise ValueError(
-                        f"{name} is of FSDP1, but fsdp_version is 2 and would ignore it; remove it, or convert "
-                        "the file with `accelerate to-fsdp2`"
+                        f"{name} is of FSDP1, but fsdp_version is 2 and would ignore it; "
+                        "remove it, or convert the file with `accelerate to-fsdp2`"
                     )
             if isinstance(reshard, str):
                 raise ValueError(
@@ -113,7 +114,10 @@ class FsdpFields(Data):
 
     @property
     def sharding(self) -> str:
-        """What FSDP1 is asked to shard."""
+        """What FSDP1 is asked to shard.
+
+        accelerate 1.15 turns the newer name alone into FULL_SHARD; a worker then refuses the run.
+        """
         return str(self.fsdp_sharding_strategy or self.fsdp_reshard_after_forward or "FULL_SHARD")
 
 
@@ -166,15 +170,15 @@ class LaunchFields(Data):
 class LaunchConfig(Data):
     """Such a file as it is, read once: the case carries its text."""
 
-    name: str
-    """The file's, without directory and suffix."""
+    file: str
+    """Its name, without directory."""
     text: str = Field(repr=False)
 
     @classmethod
     def read(cls, path: Path) -> LaunchConfig:
         """Raises `FileError` naming the file, the field, its value, and what is allowed."""
         try:
-            config = cls(name=path.stem, text=path.read_text(encoding="utf-8"))
+            config = cls(file=path.name, text=path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise FileError(
                 f"cannot read {path}: {getattr(error, 'strerror', error)}. "
@@ -185,7 +189,7 @@ class LaunchConfig(Data):
         except yaml.YAMLError as error:
             raise FileError(f"{path}: not YAML ({' '.join(str(error).split())})") from error
         except ValidationError as error:
-            known = ", ".join(name for name in (*LaunchFields.model_fields, *FsdpFields.model_fields))
+            known = ", ".join((*LaunchFields.model_fields, *FsdpFields.model_fields))
             raise FileError(f"{path}: {explain(error)}. Known fields: {known}.") from None
         return config
 
@@ -214,7 +218,7 @@ class LaunchConfig(Data):
         }
         for field, (got, wanted, by) in asked.items():
             if got != wanted:
-                return f"{self.name}: {field} is {got!r}, but {by} of the case asks for {wanted!r}"
+                return f"{self.file}: {field} is {got!r}, but {by} of the case asks for {wanted!r}"
         fsdp = fields.fsdp_config
         if (
             fsdp is not None
@@ -222,9 +226,9 @@ class LaunchConfig(Data):
             and case.activation_checkpointing != "full"
         ):
             return (
-                f"{self.name}: fsdp_activation_checkpointing is true, but activation_checkpointing of the case "
-                f"is {case.activation_checkpointing!r}; only 'full' agrees"
+                f"{self.file}: fsdp_activation_checkpointing is true, but activation_checkpointing of the "
+                f"case is {case.activation_checkpointing!r}; only 'full' agrees"
             )
         if fields.use_cpu and device != "cpu":
-            return f"{self.name}: use_cpu is true, but this machine trains on its GPUs"
+            return f"{self.file}: use_cpu is true, but this machine trains on its GPUs"
         return None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite import DDP, FSDP, FSDP2, Case, Framework, Lightning, Topology
+from perfsuite import DDP, FSDP, FSDP2, Accelerate, Case, Framework, Lightning, Topology, Trainer
 from perfsuite.hardware import detect
 from perfsuite.result import Run
 from perfsuite.run import run, unsupported
@@ -56,7 +56,17 @@ def test_a_run_is_complete(ddp: Run) -> None:
 @pytest.mark.launch
 @pytest.mark.parametrize(
     "framework",
-    [FULL, FSDP(sharding_strategy="SHARD_GRAD_OP"), FSDP2(), Lightning(strategy="fsdp2")],
+    [
+        FULL,
+        FSDP(sharding_strategy="SHARD_GRAD_OP"),
+        FSDP2(),
+        Accelerate(strategy="ddp"),
+        Accelerate(strategy="fsdp1", sharding_strategy="SHARD_GRAD_OP", backward_prefetch="BACKWARD_PRE"),
+        Accelerate(strategy="fsdp2"),
+        Trainer(),
+        Trainer(fsdp="full_shard auto_wrap"),
+        Lightning(strategy="fsdp2"),
+    ],
     ids=Framework.slug,
 )
 @pytest.mark.launch

@@ -1,10 +1,11 @@
-"""Hugging Face accelerate: DDP, FSDP1 and FSDP2 through `Accelerator`, or by a user's own configuration file."""
+"""Hugging Face accelerate: DDP, FSDP1 and FSDP2 through `Accelerator`, or by a user's own YAML file."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -29,7 +30,7 @@ _OPTIONS: dict[str | None, tuple[str, ...]] = {
 
 
 class Accelerate(Framework):
-    """A strategy with its options by accelerate's names and defaults, or a file that `accelerate config` wrote.
+    """A strategy, its options by accelerate's names and defaults; or a file that `accelerate config` wrote.
 
     `Accelerate(strategy="fsdp2")`, `Accelerate(config="fsdp.yaml")`.
     """
@@ -67,7 +68,7 @@ class Accelerate(Framework):
     def slug(self) -> str:
         """With a configuration file, its name."""
         parts = changed_fields(self, skip=frozenset({"config"}))
-        return "-".join([self.name, *([self.config.name] if self.config else []), *parts])
+        return "-".join([self.name, *([Path(self.config.file).stem] if self.config else []), *parts])
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         """A file that contradicts the case; precisions, shardings and offloading that cannot be."""
@@ -123,18 +124,20 @@ class Accelerate(Framework):
         """Model and optimizer through `Accelerator.prepare`, and the loop that accelerate's manual shows."""
         from accelerate import Accelerator
 
-        from perfsuite.torch_model import build_model, build_optimizer, synthetic_batches
+        from perfsuite.torch_model import build_model, build_optimizer
 
-        settings = self._set_environment(on_cpu=ranks.device.type == "cpu")
+        on_cpu = ranks.device.type == "cpu"
+        settings = self._set_environment(on_cpu=on_cpu)
         plugin = self._plugin()
         accelerator = Accelerator(
-            cpu=ranks.device.type == "cpu",
+            cpu=on_cpu,
             mixed_precision=MIXED_PRECISION[case.precision],
             gradient_accumulation_steps=case.gradient_accumulation,
             fsdp_plugin=plugin,
         )
         if plugin is not None:
-            settings |= force_fsdp(accelerator, plugin)
+            if on_cpu:
+                settings["forced"] = force_fsdp(accelerator, plugin)
             if plugin.mixed_precision_policy is not None:
                 settings["reduce_dtype"] = str(plugin.mixed_precision_policy.reduce_dtype)
             if plugin.activation_checkpointing:
@@ -145,21 +148,7 @@ class Accelerate(Framework):
             optimizer = accelerator.prepare(build_optimizer(case, model))
         else:
             model, optimizer = accelerator.prepare(model, build_optimizer(case, model))
-        data = itertools.cycle(synthetic_batches(case, ranks.rank, ranks.device))
-
-        def step() -> Any:
-            """One optimizer step; returns its mean loss, still on the device."""
-            total = 0.0
-            for _ in range(case.gradient_accumulation):
-                tokens = next(data)
-                with accelerator.accumulate(model):
-                    loss = model(input_ids=tokens, labels=tokens).loss
-                    accelerator.backward(loss)
-                    optimizer.step()
-                    optimizer.zero_grad()
-                total += loss.detach() / case.gradient_accumulation
-            return total
-
+        step = _training_step(case, ranks, accelerator, model, optimizer)
         return Workload(
             run=lambda steps: [step() for _ in range(steps)],
             data_parallel=ranks.world_size,
@@ -175,10 +164,8 @@ class Accelerate(Framework):
         os.environ.update(launcher_environment(self.config))
         settings = {"accelerate_config": self.config.digest}
         fsdp = self.config.fields.fsdp_config
-        if on_cpu and fsdp is not None and fsdp.fsdp_version == 1 and fsdp.fsdp_sync_module_states:
-            # It broadcasts from a GPU; every rank has the same weights already.
+        if on_cpu and fsdp is not None and fsdp.fsdp_version == 1:
             os.environ |= {"FSDP_SYNC_MODULE_STATES": "false", "FSDP_CPU_RAM_EFFICIENT_LOADING": "false"}
-            settings["fsdp_sync_module_states"] = "false, forced"
         return settings
 
     def _plugin(self) -> Any:
@@ -188,7 +175,10 @@ class Accelerate(Framework):
             return None
         if self.config is not None:
             return FullyShardedDataParallelPlugin()  # from the environment
-        options: dict[str, Any] = {"cpu_offload": self.cpu_offload, "auto_wrap_policy": "transformer_based_wrap"}
+        options: dict[str, Any] = {
+            "cpu_offload": self.cpu_offload,
+            "auto_wrap_policy": "transformer_based_wrap",
+        }
         if self.strategy == "fsdp2":
             return FullyShardedDataParallelPlugin(
                 fsdp_version=2, reshard_after_forward=self.reshard_after_forward, **options
@@ -202,6 +192,29 @@ class Accelerate(Framework):
         )
 
 
+def _training_step(
+    case: Case, ranks: Ranks, accelerator: Any, model: Any, optimizer: Any
+) -> Callable[[], Any]:
+    """One optimizer step as a function, which returns its mean loss, still on the device."""
+    from perfsuite.torch_model import synthetic_batches
+
+    data = itertools.cycle(synthetic_batches(case, ranks.rank, ranks.device))
+
+    def step() -> Any:
+        total = 0.0
+        for _ in range(case.gradient_accumulation):
+            tokens = next(data)
+            with accelerator.accumulate(model):
+                loss = model(input_ids=tokens, labels=tokens).loss
+                accelerator.backward(loss)
+                optimizer.step()  # accelerate's wrapper: nothing but after the last micro-batch
+                optimizer.zero_grad()
+            total += loss.detach() / case.gradient_accumulation
+        return total
+
+    return step
+
+
 def _is_path(value: Any) -> bool:
     return isinstance(value, str | Path)
 
@@ -213,7 +226,10 @@ def clear_environment() -> None:
 
 
 def launcher_environment(config: LaunchConfig) -> dict[str, str]:
-    """What `accelerate launch --config_file` would set for each process, by accelerate's own code."""
+    """What `accelerate launch --config_file` would set for each process, by accelerate's own code.
+
+    Without threads, ports and GPUs, which are the launch's.
+    """
     from accelerate.commands import launch
     from accelerate.utils import launch as prepare
 
@@ -230,14 +246,15 @@ def launcher_environment(config: LaunchConfig) -> dict[str, str]:
     return {key: value for key, value in environment.items() if key.startswith(("ACCELERATE_", "FSDP_"))}
 
 
-def force_fsdp(accelerator: Any, plugin: Any) -> dict[str, str]:
-    """On a CPU, where accelerate silently trains DDP instead: make it FSDP. Returns what to record."""
+def force_fsdp(accelerator: Any, plugin: Any) -> str:
+    """On a CPU, where accelerate silently trains DDP instead: make it FSDP. Returns what to record.
+
+    FSDP1's plugin must be without `sync_module_states`; each rank makes the same weights anyway.
+    """
     import torch
     from accelerate.state import PartialState
     from accelerate.utils import DistributedType
 
-    if accelerator.device.type != "cpu":
-        return {}
     # AcceleratorState copies PartialState's attributes whenever somebody asks for it.
     for state in (PartialState(), accelerator.state):
         state.distributed_type = DistributedType.FSDP
@@ -245,4 +262,7 @@ def force_fsdp(accelerator: Any, plugin: Any) -> dict[str, str]:
     accelerator.state.fsdp_plugin = plugin
     if accelerator.mixed_precision != "no":
         plugin.set_mixed_precision(accelerator.mixed_precision)
-    return {"forced": "FSDP on a CPU, where accelerate turns it into DDP"}
+    forced = "FSDP on a CPU, where accelerate turns it into DDP"
+    if plugin.fsdp_version == 1:
+        forced += "; without sync_module_states, which broadcasts from a GPU"
+    return forced

@@ -25,7 +25,6 @@ SHARDINGS = {
     "hybrid_shard_zero2": "_HYBRID_SHARD_ZERO2",
 }
 """torch's FSDP1 strategies by the Trainer's words. FSDP2 knows the first two words alone."""
-CHECKPOINTING = ("none", "full")
 
 
 class Trainer(Framework):
@@ -66,10 +65,10 @@ class Trainer(Framework):
         """What the Trainer has no argument for; FSDP that cannot be."""
         if case.precision not in ("fp32", "bf16-mixed", "bf16"):
             return f"precision {case.precision!r} is not one of fp32, bf16-mixed, bf16"
-        if case.activation_checkpointing not in CHECKPOINTING:
+        if case.activation_checkpointing == "selective-op":
             return (
-                f"activation_checkpointing {case.activation_checkpointing!r}: the Trainer's own gradient "
-                f"checkpointing is of {' or '.join(CHECKPOINTING)} blocks"
+                "activation_checkpointing 'selective-op': the Trainer's own gradient checkpointing is of "
+                "whole blocks: none, full, every-N"
             )
         if case.topology.world_size < 2:
             return "the Trainer wraps nothing on 1 process: it needs at least 2"
@@ -78,8 +77,8 @@ class Trainer(Framework):
                 return "offload copies from pinned memory to a GPU, this machine has none"
             if self.fsdp_version == 2:
                 return (
-                    "the Trainer's gradient norm of offloaded FSDP2 shards needs collectives on the CPU beside "
-                    "NCCL's, which this process group has not; take fsdp_version=1"
+                    "the Trainer's gradient norm of offloaded FSDP2 shards needs a backend for the CPU "
+                    "beside NCCL, which this process group has not; take fsdp_version=1"
                 )
         if self._sharding in ("hybrid_shard", "hybrid_shard_zero2"):
             if machine.device == "cpu":
@@ -99,32 +98,32 @@ class Trainer(Framework):
         """A Trainer on synthetic data. It wraps the model and makes the optimizer in `train`."""
         import torch
         import transformers
+        from accelerate import FullyShardedDataParallelPlugin
 
         from perfsuite.torch_model import build_model, build_optimizer, synthetic_batches
 
+        on_cpu = ranks.device.type == "cpu"
         clear_environment()
         directory = tempfile.TemporaryDirectory()
         arguments = transformers.TrainingArguments(
-            output_dir=directory.name, **self._arguments(case, on_cpu=ranks.device.type == "cpu")
+            output_dir=directory.name, **self._arguments(case, on_cpu=on_cpu)
         )
-        # Blocks are checkpointed by the Trainer.
+        # The Trainer itself checkpoints the blocks, and moves its batches to the device.
         model: Any = build_model(case.replace(activation_checkpointing="none"), ranks.device)
-        micro_losses = _keep_losses(model)
         data = _Data(synthetic_batches(case, ranks.rank, torch.device("cpu")), case, ranks)
+        micro_losses = _keep_losses(model)
+        # The Trainer's own AdamW would not decay norms and biases, as the other frameworks' here does.
+        optimizer: Any = lambda: partial(build_optimizer, case)  # noqa: E731
         trainer = transformers.Trainer(
             model,
             arguments,
             train_dataset=data,
-            # The Trainer's own AdamW would decay neither norms nor biases, unlike every other framework's here.
-            optimizer_cls_and_kwargs=(lambda: partial(build_optimizer, case), {}),
+            optimizer_cls_and_kwargs=(optimizer, {}),
         )
         settings = {"gradient_norm": "computed in each step, not clipped"}
-        if arguments.fsdp_plugin_args is not None:
-            from accelerate import FullyShardedDataParallelPlugin
-
-            settings |= force_fsdp(
-                trainer.accelerator, FullyShardedDataParallelPlugin(**arguments.fsdp_plugin_args)
-            )
+        if on_cpu and self.fsdp:
+            plugin = FullyShardedDataParallelPlugin(**arguments.fsdp_plugin_args)
+            settings["forced"] = force_fsdp(trainer.accelerator, plugin)
             trainer.is_fsdp_enabled = True
         own: dict[str, float] = {}
 
@@ -141,11 +140,14 @@ class Trainer(Framework):
         )
 
     def _arguments(self, case: Case, *, on_cpu: bool) -> dict[str, Any]:
+        mode = case.activation_checkpointing
+        every = {"every_n_layers": int(mode.removeprefix("every-"))} if mode.startswith("every-") else {}
         arguments: dict[str, Any] = {
             "max_steps": case.total_steps,
             "per_device_train_batch_size": case.micro_batch,
             "gradient_accumulation_steps": case.gradient_accumulation,
-            "gradient_checkpointing": case.activation_checkpointing == "full",
+            "gradient_checkpointing": mode != "none",
+            "gradient_checkpointing_kwargs": {"use_reentrant": False, **every},
             "bf16": case.precision == "bf16-mixed",
             "use_cpu": on_cpu,
             "seed": case.seed,
@@ -162,21 +164,19 @@ class Trainer(Framework):
         if self.fsdp:
             config: dict[str, Any] = {"version": self.fsdp_version}
             if on_cpu and self.fsdp_version == 1:
-                config["sync_module_states"] = False  # it broadcasts from a GPU; the weights are the same
+                config["sync_module_states"] = False
             arguments |= {"fsdp": self.fsdp, "fsdp_config": config}
         return arguments
 
 
 class _Data:
-    """The samples of all ranks in the order in which the Trainer deals out micro-batches, this rank's held."""
+    """The samples of all ranks, as the Trainer deals out micro-batches in turn; this rank's are held."""
 
     def __init__(self, batches: list[Any], case: Case, ranks: Ranks) -> None:
         self._batches = batches
         self._micro_batch = case.micro_batch
         self._ranks = ranks
-        self._length = (
-            case.total_steps * case.gradient_accumulation * case.micro_batch * ranks.world_size
-        )
+        self._length = case.total_steps * case.gradient_accumulation * case.micro_batch * ranks.world_size
 
     def __len__(self) -> int:
         return self._length
