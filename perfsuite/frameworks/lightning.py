@@ -77,7 +77,7 @@ class Lightning(Framework):
 
         checkpointed_here = case.replace(activation_checkpointing="none") if self.strategy == "fsdp" else case
         model: Any = build_model(checkpointed_here, ranks.device)
-        strategy = self._strategy(case, blocks(model))
+        strategy = self.strategy_object(case, blocks(model))
         fabric = Fabric(
             accelerator=ranks.device.type,
             strategy=strategy,
@@ -102,7 +102,8 @@ class Lightning(Framework):
             settings=settings,
         )
 
-    def _strategy(self, case: Case, blocks: Sequence[Any]) -> Any:
+    def strategy_object(self, case: Case, blocks: Sequence[Any]) -> Any:
+        """Fabric's strategy with its arguments, for a model of these blocks."""
         from lightning.fabric.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 
         world = case.topology.world_size
