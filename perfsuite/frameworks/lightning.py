@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from perfsuite.errors import MismatchError
 from perfsuite.framework import Framework, Ranks, Workload, changed_fields
 from perfsuite.frameworks.fsdp import FSDP
 
@@ -25,6 +26,8 @@ FABRIC_PRECISION = {
     "fp16-mixed": "16-mixed",
 }
 """Fabric's name of a case's precision."""
+LOSS_SCALE = 1024.0
+"""Of fp16-mixed. At torch's and Fabric's default of 65536 the first gradients overflow and are not used."""
 
 
 class Lightning(Framework):
@@ -70,36 +73,18 @@ class Lightning(Framework):
 
     def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
         """Model and optimizer as Fabric sets them up; gradients are reduced on the last micro-batch only."""
-        from lightning.fabric import Fabric
-        from lightning.fabric.plugins.environments import TorchElasticEnvironment
-
         from perfsuite.torch_model import blocks, build_model, build_optimizer
 
         checkpointed_here = case.replace(activation_checkpointing="none") if self.strategy == "fsdp" else case
         model: Any = build_model(checkpointed_here, ranks.device)
-        strategy = self.strategy_object(case, blocks(model))
-        fabric = Fabric(
-            accelerator=ranks.device.type,
-            strategy=strategy,
-            devices=case.topology.processes_per_node,
-            num_nodes=case.topology.nodes,
-            precision=FABRIC_PRECISION[case.precision],  # type: ignore[arg-type]
-            plugins=[TorchElasticEnvironment()],  # all processes are started already
-        )
-        fabric.launch()
+        fabric = _fabric(case, ranks, self.strategy_object(case, blocks(model)))
         model = fabric.setup_module(model)
         optimizer = fabric.setup_optimizers(build_optimizer(case, model))
-        settings = {
-            "fabric_strategy": type(strategy).__name__,
-            "fabric_precision": f"{type(strategy.precision).__name__} {FABRIC_PRECISION[case.precision]}",
-        }
-        if self.strategy == "fsdp":
-            settings["reduce_dtype"] = str(strategy.mixed_precision_config.reduce_dtype)
         return Workload(
             run=_training_loop(case, ranks, fabric, model, optimizer),
             data_parallel=ranks.world_size,
             model=model,
-            settings=settings,
+            settings=_settings(case, fabric.strategy),
         )
 
     def strategy_object(self, case: Case, blocks: Sequence[Any]) -> Any:
@@ -138,6 +123,38 @@ class Lightning(Framework):
         }
 
 
+def _fabric(case: Case, ranks: Ranks, strategy: Any) -> Any:
+    """Fabric in the processes and the process group that are there already."""
+    from lightning.fabric import Fabric
+    from lightning.fabric.plugins.environments import TorchElasticEnvironment
+
+    fabric = Fabric(
+        accelerator=ranks.device.type,
+        strategy=strategy,
+        devices=case.topology.processes_per_node,
+        num_nodes=case.topology.nodes,
+        precision=FABRIC_PRECISION[case.precision],  # type: ignore[arg-type]
+        plugins=[TorchElasticEnvironment()],
+    )
+    fabric.launch()
+    if (scaler := getattr(strategy.precision, "scaler", None)) is not None:
+        strategy.precision.scaler = type(scaler)(
+            ranks.device.type, init_scale=LOSS_SCALE, growth_interval=2**31 - 1
+        )
+    return fabric
+
+
+def _settings(case: Case, strategy: Any) -> dict[str, str]:
+    plugin = type(strategy.precision).__name__
+    settings = {
+        "fabric_strategy": type(strategy).__name__,
+        "fabric_precision": f"{plugin} {FABRIC_PRECISION[case.precision]}",
+    }
+    if (mixed := getattr(strategy, "mixed_precision_config", None)) is not None:
+        settings["reduce_dtype"] = str(mixed.reduce_dtype).removeprefix("torch.")
+    return settings
+
+
 def _fully_shard(model: Any, mesh: Any) -> Any:
     """FSDP2 over all ranks, one unit per block, and the root, which Fabric leaves to its user."""
     from torch.distributed.fsdp import fully_shard
@@ -153,7 +170,6 @@ def _training_loop(case: Case, ranks: Ranks, fabric: Any, model: Any, optimizer:
     import itertools
 
     import torch
-    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
     from perfsuite.torch_model import synthetic_batches
 
@@ -171,11 +187,19 @@ def _training_loop(case: Case, ranks: Ranks, fabric: Any, model: Any, optimizer:
                 loss = model(input_ids=tokens, labels=tokens).loss * share
                 fabric.backward(loss)
             total += loss.detach()
-        if isinstance(scaler, ShardedGradScaler):
-            # Left to a fused optimizer, each rank would look for infinities in its own shard alone.
-            scaler.unscale_(optimizer.optimizer)
+        if scaler is not None:
+            scaler.unscale_(optimizer.optimizer)  # a fused optimizer would leave each rank to its own shard
         optimizer.step()
         optimizer.zero_grad()
         return total
 
-    return lambda steps: [step() for _ in range(steps)]
+    def run(steps: int) -> list[torch.Tensor]:
+        losses = [step() for _ in range(steps)]
+        if scaler is not None and scaler.get_scale() < LOSS_SCALE:
+            raise MismatchError(
+                f"{case.precision}: gradients were not finite at a loss scale of {LOSS_SCALE:g}, and the "
+                "optimizer skipped those steps: give a lower learning_rate, or bf16-mixed"
+            )
+        return losses
+
+    return run
