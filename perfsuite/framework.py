@@ -83,6 +83,9 @@ class Framework(Data):
         """
         return {}
 
+    def load(self) -> None:
+        """Import the library, so that what it keeps itself is not taken for the model's memory (on a CPU)."""
+
     def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
         """Build model, optimizer and data on `ranks.device`. The process group exists already.
 

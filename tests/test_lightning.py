@@ -196,5 +196,6 @@ def test_it_trains_the_same_as_plain_ddp(tmp_path: Path) -> None:
     assert ddp.observed is not None
     assert ddp.observed.settings["fabric_precision"] == "MixedPrecision bf16-mixed"
     assert "lightning" in ddp.observed.environment
+    assert float(ddp.figures.peak_memory_bytes or 0) < 1.4 * float(plain.figures.peak_memory_bytes or 0)
     assert sharded.observed is not None
     assert sharded.observed.settings["fabric_strategy"] == "ModelParallelStrategy"

@@ -71,6 +71,10 @@ class Lightning(Framework):
             "fsdp2": {"wrapper": "FSDPModule", "sharding": "Shard(0)"},
         }[self.strategy]
 
+    def load(self) -> None:
+        """Some 40 MiB."""
+        import lightning.fabric  # noqa: F401
+
     def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
         """Model and optimizer as Fabric sets them up; gradients are reduced on the last micro-batch only."""
         from perfsuite.torch_model import blocks, build_model, build_optimizer
