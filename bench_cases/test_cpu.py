@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfsuite import DDP, FSDP, FSDP2, Case, Topology
+from perfsuite import DDP, FSDP, FSDP2, Case, Model, Script, Topology
 
 LLAMA = Case(
     model="llama-tiny",
@@ -24,4 +24,15 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES)
 def test_llama(bench, case):
+    bench(case)
+
+
+COPY = LLAMA.replace(
+    model=Model.named("copy-decoder"),
+    framework=Script(path="bench_cases/scripts/train_copy.py"),
+)
+
+
+@pytest.mark.parametrize("case", [COPY])
+def test_script(bench, case):
     bench(case)

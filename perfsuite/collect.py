@@ -25,7 +25,7 @@ PEERS_SAY = (
     "signalexception",
 )
 """What a healthy rank says when another one died: never the cause."""
-LOG_TAIL_LINES = 30
+LOG_TAIL_LINES = 60
 LOSS_NOT_OBSERVED = (
     "loss not observed, as the case asks for: training that no longer learns would not be seen"
 )
