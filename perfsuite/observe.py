@@ -11,6 +11,7 @@ import gc
 import importlib.metadata
 import os
 import platform
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from perfsuite.errors import MismatchError
 from perfsuite.result import Observed
-from perfsuite.torch_model import DTYPES, expected_recomputing_blocks
+from perfsuite.torch_model import DTYPES, expected_recomputing_blocks, has_attention
 
 if TYPE_CHECKING:
     from perfsuite.case import Case
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 COMPUTE_DTYPES = {"fp32": "float32", "bf16-mixed": "bfloat16", "bf16": "bfloat16"}
 NOT_OBSERVED = "not observed (compiled)"
+NO_LINEAR = "not observed (no linear layer)"
+NO_ATTENTION = "none"
+"""Observed of a model that has none, such as Mamba: it runs what a case asks for by default, and no other."""
 
 
 class Observer:
@@ -68,18 +72,20 @@ class Observer:
     def check(self, observed: Observed) -> None:
         """Raises `MismatchError` where what was observed is not what the case asks for."""
         case = self.case
+        asks_for_attention = observed.settings["attention"] != NO_ATTENTION or case.attention != "sdpa"
         expected: dict[str, str | None] = {
             "world_size": str(case.topology.world_size),
             "parameter_dtype": _name(DTYPES[case.precision]),
             "optimizer_parameters": "the model's",
             "parameters_changed": "yes",
-            "attention": case.attention,
+            "attention": case.attention if asks_for_attention else NO_ATTENTION,
         }
         if self._second_step is not None:
             blocks = len(self._second_step.forwards)
             recomputing = expected_recomputing_blocks(case.activation_checkpointing, blocks)
             expected["recomputing_blocks"] = f"{recomputing} of {blocks}"
-            expected["compute_dtype"] = COMPUTE_DTYPES[case.precision]
+            if case.framework.builds_model or self._second_step.compute_dtype != NO_LINEAR:
+                expected["compute_dtype"] = COMPUTE_DTYPES[case.precision]
         for key, asked in {**expected, **case.framework.expected(case)}.items():
             if asked is not None and observed.settings.get(key) != asked:
                 raise MismatchError(
@@ -92,8 +98,6 @@ class Observer:
         trained = {id(p) for p in parameters if p.requires_grad}
         owned = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
         fused = " fused" if self._optimizer.defaults.get("fused") else ""
-        configs: Any = (getattr(module, "config", None) for module in self.model.modules())
-        attention = next((c._attn_implementation for c in configs if hasattr(c, "_attn_implementation")), "?")
         recomputing = compute_dtype = NOT_OBSERVED
         if self._second_step is not None:
             self._second_step.finish()
@@ -106,7 +110,7 @@ class Observer:
             "device": parameters[0].device.type,
             "parameter_dtype": ", ".join(sorted({_dtype(p) for p in parameters})),
             "compute_dtype": compute_dtype,
-            "attention": attention,
+            **_attention(self.model),
             "recomputing_blocks": recomputing,
             "optimizer": type(self._optimizer).__name__ + fused,
             "optimizer_parameters": "the model's" if owned == trained else "others",
@@ -118,7 +122,7 @@ class _SecondStep:
     """Hooks on linear layers for the length of one step: what dtype they compute in, how often they run."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.compute_dtype = "?"
+        self.compute_dtype = NO_LINEAR
         firsts = [linear for block in layers(model) if (linear := _first_linear(block)) is not None]
         self.forwards = [0] * len(firsts)
         """Of the first linear layer of each block: twice a micro-batch where it is recomputed."""
@@ -198,6 +202,18 @@ def wrapping(model: nn.Module) -> dict[str, str]:
         "sharding": " and ".join(sorted(shardings)) or "none",
         "wrapped_modules": wrapped,
     }
+
+
+def _attention(model: nn.Module) -> dict[str, str]:
+    """Which attention runs; in a Mamba, whether the scan runs by mamba_ssm or by transformers' own loop."""
+    configs: Any = (getattr(module, "config", None) for module in model.modules())
+    config: Any = next((config for config in configs if hasattr(config, "_attn_implementation")), None)
+    if config is None:
+        return {"attention": "?"}
+    if has_attention(config):
+        return {"attention": config._attn_implementation}
+    # transformers takes the package if it can be imported, and says nothing if it cannot.
+    return {"attention": NO_ATTENTION, "mamba_ssm": "loaded" if "mamba_ssm" in sys.modules else "none"}
 
 
 def environment(packages: tuple[str, ...] = ()) -> dict[str, str]:
