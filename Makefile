@@ -4,10 +4,11 @@ PYTHON ?= python3
 ARGS ?=
 HARDWARE ?= cpu
 OUT ?= out
+RESULTS ?=
 AS_PERFSUITE = -c user.name=perfsuite -c user.email=perfsuite@users.noreply.github.com
 export BASE CASES HARDWARE OUT REASON
 
-.PHONY: bench test check unit selftest format figures clean \
+.PHONY: bench test check unit selftest format figures pictures browser clean \
 	night summary keep pages issue compare refresh propose
 
 bench: .venv/installed  ## run the CPU cases and compare with the last accepted figures
@@ -31,6 +32,14 @@ selftest: .venv/installed  ## inject every fault into real training, and see eac
 figures: .venv/installed  ## what perfsuite itself costs
 	.venv/bin/python -m tests.benchmarks.collection
 	.venv/bin/python -m tests.benchmarks.overhead
+	.venv/bin/python -m tests.benchmarks.report
+
+pictures: .venv/installed  ## docs/report.png and docs/terminal.svg, of RESULTS or of the newest session here
+	.venv/bin/python -m tests.benchmarks.pictures $(RESULTS)
+
+browser:  ## Chromium for the tests and pictures that need one; installed only where that takes no password
+	command -v chromedriver || { apt-get update -qq && \
+	  apt-get install -qq -y --no-install-recommends chromium chromium-driver fonts-dejavu-core; }
 
 format: .venv/installed
 	.venv/bin/ruff check --fix .

@@ -146,7 +146,7 @@ def issue(
     results: Annotated[list[Path], typer.Argument(help="results.json of the night's sessions.")],
     run_url: Annotated[str, typer.Option(help="Where the night can be looked at.", envvar="RUN_URL")],
 ) -> None:
-    """Open, update or close the GitHub issue of each hardware class after a night (needs gh and its token)."""
+    """Open, update or close the GitHub issue of each hardware class after a night, by gh and its token."""
     console = Console(soft_wrap=True, highlight=False)
     try:
         by_class: dict[str, list[Result]] = {}
