@@ -143,7 +143,6 @@ class Attached:
         worker.write_report(self.run_dir, self.asked, report)
         if report.failure is None:
             self._wait_for_the_others()
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(LEAVE_S)
 
     def _measured(self, report: RankReport) -> RankReport:

@@ -53,6 +53,8 @@ def main(path: str) -> None:
         else:
             report = _measure_fake(run_dir, asked, report)
     except BaseException as error:
+        if run_dir.rank(rank).exists():
+            raise  # of a script that was measured, on its way out
         data.write(run_dir.rank(rank), report.replace(failure=failure_of(error, rank)))
         if isinstance(error, ScriptError):
             sys.exit(1)  # what the script wrote tells more than our traceback
