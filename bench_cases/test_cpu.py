@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfsuite import DDP, FSDP, FSDP2, Accelerate, Case, Lightning, Topology, Trainer
+from perfsuite import DDP, FSDP, FSDP2, Accelerate, Case, Lightning, Model, Script, Topology, Trainer
 
 LLAMA = Case(
     model="llama-tiny",
@@ -27,4 +27,15 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES)
 def test_llama(bench, case):
+    bench(case)
+
+
+COPY = LLAMA.replace(
+    model=Model.named("copy-decoder"),
+    framework=Script(path="bench_cases/scripts/train_copy.py"),
+)
+
+
+@pytest.mark.parametrize("case", [COPY])
+def test_script(bench, case):
     bench(case)

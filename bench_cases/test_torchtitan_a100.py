@@ -5,7 +5,7 @@ The figures as published are in published.json: `perfsuite report --comparison t
 
 import pytest
 
-from perfsuite import FSDP2, Case, TorchTitan, Topology
+from perfsuite import FSDP2, Case, Topology, TorchTitan
 
 LLAMA_3_8B = Case(
     model="llama-3-8b",

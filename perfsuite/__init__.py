@@ -8,7 +8,22 @@ from perfsuite.frameworks.fake import Fake
 from perfsuite.frameworks.fsdp import FSDP
 from perfsuite.frameworks.fsdp2 import FSDP2
 from perfsuite.frameworks.lightning import Lightning
+from perfsuite.frameworks.script import Script
 from perfsuite.frameworks.trainer import Trainer
 from perfsuite.models import MODELS, Model
 
-__all__ = ["Accelerate", "DDP", "Fake", "FSDP", "FSDP2", "Lightning", "Trainer", "MODELS", "Model", "Case", "Framework", "Topology"]
+__all__ = [
+    "DDP",
+    "FSDP",
+    "FSDP2",
+    "MODELS",
+    "Accelerate",
+    "Case",
+    "Fake",
+    "Framework",
+    "Lightning",
+    "Model",
+    "Script",
+    "Topology",
+    "Trainer",
+]

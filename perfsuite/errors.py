@@ -7,9 +7,10 @@
     ├── GitHubError      gh, GitHub's command line, failed or is missing
     ├── LaunchError      a job that cannot be ended
     ├── MismatchError    what runs is not what was asked for; raised in a worker
-    └── ReportError      rank reports that do not fit together
+    ├── ReportError      rank reports that do not fit together
+    └── ScriptError      a training script that ended before it was measured; raised in a worker
 
-The last two reach the driver's user as a typed `Failure`.
+The last three reach the driver's user as a typed `Failure`.
 
 What goes wrong with a *run* (out of memory, a crash, a hang) is not an exception on the driver's side
 but data: `perfsuite.result.Failure`.
@@ -46,3 +47,7 @@ class MismatchError(PerfsuiteError):
 
 class ReportError(PerfsuiteError):
     """Rank reports that do not fit together."""
+
+
+class ScriptError(PerfsuiteError):
+    """A training script ended before it was measured."""

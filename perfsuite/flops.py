@@ -33,6 +33,11 @@ def flops_per_token(
     return 6.0 * matmul_parameters + 12.0 * layers * heads * head_size * sequence_length
 
 
+def count_known(model: Model, sequence_length: int) -> Flops | None:
+    """`count`, or None for a model of which only the name is known."""
+    return count(model, sequence_length) if model.config else None
+
+
 def count(model: Model, sequence_length: int) -> Flops:
     """Count a model built on the meta device: no memory, whatever the size. Imports torch."""
     import torch

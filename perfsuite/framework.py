@@ -59,6 +59,14 @@ class Workload:
     """Reads peak memory, where it is not this process's own."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command that starts the ranks of a job by itself, and the directory that it runs in."""
+
+    words: tuple[str, ...]
+    directory: str
+
+
 class Framework(Data):
     """A training framework and its options. Fields are the options; the id names those that differ."""
 
@@ -67,9 +75,25 @@ class Framework(Data):
     packages: ClassVar[tuple[str, ...]] = ()
     """What it imports beyond torch and transformers; their versions are recorded."""
     builds_model: ClassVar[bool] = True
-    """Whether it builds the case's model from its configuration; a script brings its own."""
+    """Whether it builds the case's model from its configuration; a script brings that, and its loop."""
     own_process_group: ClassVar[bool] = False
     """Whether the library insists on creating the default process group itself."""
+
+    @property
+    def reports_loss(self) -> bool:
+        """Whether each step's loss is known. If not, each run says so."""
+        return True
+
+    def check(self) -> None:
+        """Raises `CaseError` where a file or command that it names is not there: not to be skipped."""
+
+    def environment(self) -> Mapping[str, str]:
+        """Environment variables that its processes need from their start."""
+        return {}
+
+    def launched_by(self) -> Command | None:
+        """The command that starts the ranks by itself, or None: the launcher starts them."""
+        return None
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         """Why this framework cannot run `case` on `machine`, or None. Must not import torch."""

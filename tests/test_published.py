@@ -55,7 +55,13 @@ def test_every_comparison_has_twins_for_a_cpu(comparison: Comparison, cases: dic
 @pytest.mark.parametrize("comparison", PUBLISHED, ids=lambda comparison: comparison.name)
 def test_reported_figures_and_their_values_agree(comparison: Comparison) -> None:
     """`reported` is the text as it stood; `value` the same in this project's units."""
-    scale = {"tokens_per_s": 1, "tokens_per_s_per_device": 1, "mfu": 0.01, "step_s": 1e-3, "gpu_utilisation": 1}
+    scale = {
+        "tokens_per_s": 1,
+        "tokens_per_s_per_device": 1,
+        "mfu": 0.01,
+        "step_s": 1e-3,
+        "gpu_utilisation": 1,
+    }
     for row in comparison.rows:
         for figure in row.figures:
             if figure.quantity in scale and figure.value is not None:
