@@ -13,7 +13,7 @@ from perfsuite.framework import Framework, changed_fields, parse_framework
 from perfsuite.hardware import hardware_error
 from perfsuite.models import Model, find
 
-Precision = Literal["fp32", "bf16-mixed", "bf16"]
+Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
 
 

@@ -20,13 +20,12 @@ from torch import Tensor, nn
 
 from perfsuite.errors import MismatchError
 from perfsuite.result import Observed
-from perfsuite.torch_model import DTYPES, expected_recomputing_blocks
+from perfsuite.torch_model import COMPUTE_DTYPES, DTYPES, expected_recomputing_blocks
 
 if TYPE_CHECKING:
     from perfsuite.case import Case
     from perfsuite.framework import Workload
 
-COMPUTE_DTYPES = {"fp32": "float32", "bf16-mixed": "bfloat16", "bf16": "bfloat16"}
 NOT_OBSERVED = "not observed (compiled)"
 
 
@@ -79,7 +78,7 @@ class Observer:
             blocks = len(self._second_step.forwards)
             recomputing = expected_recomputing_blocks(case.activation_checkpointing, blocks)
             expected["recomputing_blocks"] = f"{recomputing} of {blocks}"
-            expected["compute_dtype"] = COMPUTE_DTYPES[case.precision]
+            expected["compute_dtype"] = _name(COMPUTE_DTYPES[case.precision])
         for key, asked in {**expected, **case.framework.expected(case)}.items():
             if asked is not None and observed.settings.get(key) != asked:
                 raise MismatchError(

@@ -20,8 +20,17 @@ if TYPE_CHECKING:
     from perfsuite.framework import Ranks
     from perfsuite.models import Model
 
-DTYPES = {"fp32": torch.float32, "bf16-mixed": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {
+    "fp32": torch.float32,
+    "bf16-mixed": torch.float32,
+    "fp16-mixed": torch.float32,
+    "bf16": torch.bfloat16,
+}
 """The dtype that parameters are kept in, by a case's precision."""
+COMPUTE_DTYPES = {**DTYPES, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
+"""The dtype of matrix products, by a case's precision."""
+LOSS_SCALE = 1024.0
+"""Of fp16-mixed. Low enough that gradients do not overflow at the start, where 65536, torch's default, does."""
 
 DISTINCT_BATCHES = 16
 """Batches made before the clock starts; the loop goes round them."""
@@ -144,6 +153,17 @@ def build_optimizer(case: Case, model: nn.Module) -> torch.optim.Optimizer:
     )
 
 
+def _grad_scaler(case: Case, model: nn.Module, device: str) -> Any:
+    """For fp16-mixed torch's scaler, whose scale then never grows; else one that does nothing."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    kind = ShardedGradScaler if isinstance(model, FullyShardedDataParallel) else torch.amp.GradScaler
+    return kind(
+        device, init_scale=LOSS_SCALE, growth_interval=2**31 - 1, enabled=case.precision == "fp16-mixed"
+    )
+
+
 def synthetic_batches(case: Case, data_rank: int, device: torch.device) -> list[Tensor]:
     """Learnable tokens: `DISTINCT_BATCHES` of shape [micro_batch, sequence_length], int64, on `device`.
 
@@ -177,9 +197,12 @@ def data_parallel_workload(
 ) -> Workload:
     """AdamW, data and training loop around a wrapped model that every rank feeds with other data.
 
-    `no_sync`, if given, is entered around each micro-batch but the last: gradients are not reduced there.
+    `autocast`: a mixed precision is torch's autocast, not the wrapper's work. `no_sync`, if given, is entered
+    around each micro-batch but the last: gradients are not reduced there.
     """
     optimizer = build_optimizer(case, model)
+    scaler = _grad_scaler(case, model, ranks.device.type)
+    dtype = COMPUTE_DTYPES[case.precision]
     data = itertools.cycle(synthetic_batches(case, ranks.rank, ranks.device))
     device = ranks.device.type
     share = 1 / case.gradient_accumulation
@@ -191,16 +214,27 @@ def data_parallel_workload(
             tokens = next(data)
             is_last = micro == case.gradient_accumulation - 1
             with nullcontext() if is_last or no_sync is None else no_sync():
-                with torch.autocast(device, torch.bfloat16, enabled=autocast):
+                with torch.autocast(device, dtype, enabled=autocast and dtype != DTYPES[case.precision]):
                     loss = model(input_ids=tokens, labels=tokens).loss * share
-                loss.backward()
+                scaler.scale(loss).backward()
             total += loss.detach()
-        optimizer.step()
+        scaler.unscale_(optimizer)  # of its own, so that ranks that shard agree on an overflow
+        scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad()
         return total
 
+    def run(steps: int) -> list[Tensor]:
+        losses = [step() for _ in range(steps)]
+        if scaler.is_enabled() and scaler.get_scale() < LOSS_SCALE:
+            raise MismatchError(
+                f"{case.precision}: gradients were not finite at a loss scale of {LOSS_SCALE:g}, and the "
+                "optimizer skipped those steps: give a lower learning_rate, or bf16-mixed"
+            )
+        return losses
+
     return Workload(
-        run=lambda steps: [step() for _ in range(steps)],
+        run=run,
         data_parallel=ranks.world_size,
         model=model,
     )

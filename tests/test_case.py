@@ -42,7 +42,7 @@ from tests.samples import make_case
         ({"gradient_accumulation": 0}, ["gradient_accumulation:", "greater than or equal to 1", "got 0"]),
         ({"sequence_length": 1}, ["sequence_length:", "greater than or equal to 2", "got 1"]),
         ({"sequence_length": 129}, ["sequence_length 129", "128 positions of gpt2-tiny"]),
-        ({"precision": "fp16"}, ["precision:", "'fp32', 'bf16-mixed' or 'bf16'", "got 'fp16'"]),
+        ({"precision": "fp16"}, ["precision:", "'bf16-mixed', 'fp16-mixed' or 'bf16'", "got 'fp16'"]),
         ({"attention": "flash"}, ["attention:", "'sdpa', 'eager' or 'flash_attention_2'", "got 'flash'"]),
         *(
             (

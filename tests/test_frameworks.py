@@ -87,6 +87,7 @@ def test_strategies_train_the_same(ddp: Run, tmp_path: Path, framework: Framewor
             precision="bf16-mixed",
         ),
         SMALL.replace(framework=DDP(), precision="bf16-mixed"),
+        SMALL.replace(framework=FULL, precision="fp16-mixed"),
         SMALL.replace(framework=FSDP2(), precision="bf16", model="gpt2-tiny"),
         SMALL.replace(
             framework=FSDP(sharding_strategy="HYBRID_SHARD", shard_group=2),
@@ -105,7 +106,8 @@ def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
     blocks = {"llama-tiny": 4, "gpt2-tiny": 2}[case.model.name]
     recomputing = {"none": 0, "every-2": 2, "full": 4, "selective-op": 4}[case.activation_checkpointing]
     assert settings["recomputing_blocks"] == f"{recomputing} of {blocks}"
-    assert settings["compute_dtype"] == ("float32" if case.precision == "fp32" else "bfloat16")
+    compute = {"fp32": "float32", "fp16-mixed": "float16"}.get(case.precision, "bfloat16")
+    assert settings["compute_dtype"] == compute
     assert settings["parameter_dtype"] == ("bfloat16" if case.precision == "bf16" else "float32")
 
 

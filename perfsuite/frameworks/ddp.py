@@ -47,6 +47,4 @@ class DDP(Framework):
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             static_graph=self.static_graph,
         )
-        return data_parallel_workload(
-            case, ranks, model, autocast=case.precision == "bf16-mixed", no_sync=model.no_sync
-        )
+        return data_parallel_workload(case, ranks, model, autocast=True, no_sync=model.no_sync)

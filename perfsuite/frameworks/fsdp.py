@@ -100,6 +100,10 @@ def _mixed_precision(case: Case) -> Any:
     import torch
     from torch.distributed.fsdp import MixedPrecision
 
-    if case.precision != "bf16-mixed":
+    from perfsuite.torch_model import COMPUTE_DTYPES
+
+    if "mixed" not in case.precision:
         return None
-    return MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, buffer_dtype=torch.float32)
+    return MixedPrecision(
+        param_dtype=COMPUTE_DTYPES[case.precision], reduce_dtype=torch.float32, buffer_dtype=torch.float32
+    )

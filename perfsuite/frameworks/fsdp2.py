@@ -78,6 +78,8 @@ def _mixed_precision(case: Case) -> Any:
     import torch
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    if case.precision != "bf16-mixed":
+    from perfsuite.torch_model import COMPUTE_DTYPES
+
+    if "mixed" not in case.precision:
         return MixedPrecisionPolicy()
-    return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return MixedPrecisionPolicy(param_dtype=COMPUTE_DTYPES[case.precision], reduce_dtype=torch.float32)
