@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from perfsuite.errors import MismatchError
 from perfsuite.framework import Workload
+from perfsuite.weights import initialise, parameters_on_meta
 
 if TYPE_CHECKING:
     from perfsuite.case import Case
@@ -30,7 +31,7 @@ DTYPES = {
 COMPUTE_DTYPES = {**DTYPES, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 """The dtype of matrix products, by a case's precision."""
 LOSS_SCALE = 1024.0
-"""Of fp16-mixed. Low enough that gradients do not overflow at the start, where 65536, torch's default, does."""
+"""Of fp16-mixed. Torch begins at 65536, and lets the first steps fail to find a lower one."""
 
 DISTINCT_BATCHES = 16
 """Batches made before the clock starts; the loop goes round them."""
@@ -78,8 +79,14 @@ def build_model(case: Case, device: torch.device) -> nn.Module:
 
     Both are applied to the blocks' `forward`, so that wrappers may be put around the blocks afterwards.
     """
-    torch.manual_seed(case.seed)
-    with device:
+    model = model_without_weights(case, device)
+    initialise(model, blocks(model), seed=case.seed, device=device)
+    return model
+
+
+def model_without_weights(case: Case, device: torch.device) -> nn.Module:
+    """As `build_model`, but the parameters are on the meta device, to be sharded before `initialise`."""
+    with device, parameters_on_meta():
         config = transformers_config(case.model)
         model = transformers_model(config, attention=case.attention, dtype=DTYPES[case.precision])
     for index, block in enumerate(blocks(model)):

@@ -43,17 +43,19 @@ class FSDP2(Framework):
         """The model under FSDP2, one unit per block, and the root."""
         from torch.distributed.fsdp import fully_shard
 
-        from perfsuite.torch_model import blocks, build_model, data_parallel_workload
+        from perfsuite.torch_model import blocks, data_parallel_workload, model_without_weights
+        from perfsuite.weights import initialise
 
         options: dict[str, Any] = {
             "mesh": self._mesh(ranks),
             "reshard_after_forward": self.reshard_after_forward,
             "mp_policy": _mixed_precision(case),
         }
-        model = build_model(case, ranks.device)
-        for block in blocks(model):
-            fully_shard(block, **options)
-        fully_shard(model, **options)
+        model = model_without_weights(case, ranks.device)
+        units = blocks(model)
+        for unit in (*units, model):
+            fully_shard(unit, **options)
+        initialise(model, units, seed=case.seed, device=ranks.device)
         no_sync = None if self.sync_each_micro_batch else partial(_no_sync, model)
         return data_parallel_workload(case, ranks, model, no_sync=no_sync)
 
