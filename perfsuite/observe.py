@@ -230,7 +230,8 @@ def _fingerprint(model: nn.Module) -> list[float]:
 
 
 def _placement(placement: Any) -> str:
-    return f"Shard({placement.dim})" if placement.is_shard() else type(placement).__name__
+    name, dim = type(placement).__name__.removeprefix("_"), getattr(placement, "dim", None)
+    return name if dim is None else f"{name}({dim})"
 
 
 def _is_linear(module: nn.Module) -> bool:

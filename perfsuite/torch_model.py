@@ -201,16 +201,18 @@ def data_parallel_workload(
     *,
     autocast: bool = False,
     no_sync: Callable[[], AbstractContextManager[None]] | None = None,
+    tensor_parallel: int = 1,
 ) -> Workload:
-    """AdamW, data and training loop around a wrapped model that every rank feeds with other data.
+    """AdamW, data and training loop around a wrapped model.
 
     `autocast`: a mixed precision is torch's autocast, not the wrapper's work. `no_sync`, if given, is entered
-    around each micro-batch but the last: gradients are not reduced there.
+    around each micro-batch but the last: gradients are not reduced there. So many neighbouring ranks as
+    `tensor_parallel` says see the same data.
     """
     optimizer = build_optimizer(case, model)
     scaler = _grad_scaler(case, model, ranks.device.type)
     dtype = COMPUTE_DTYPES[case.precision]
-    data = itertools.cycle(synthetic_batches(case, ranks.rank, ranks.device))
+    data = itertools.cycle(synthetic_batches(case, ranks.rank // tensor_parallel, ranks.device))
     device = ranks.device.type
     share = 1 / case.gradient_accumulation
 
@@ -242,6 +244,6 @@ def data_parallel_workload(
 
     return Workload(
         run=run,
-        data_parallel=ranks.world_size,
+        data_parallel=ranks.world_size // tensor_parallel,
         model=model,
     )

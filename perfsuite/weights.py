@@ -8,7 +8,7 @@ transformers' own rules, each module from a seed of its own; of it only this ran
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,7 +28,7 @@ def parameters_on_meta() -> Iterator[None]:
             return None  # as it is, so that tied parameters stay tied
         return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
-    handle = register_module_parameter_registration_hook(to_meta)  # type: ignore[no-untyped-call]
+    handle = register_module_parameter_registration_hook(to_meta)
     try:
         yield
     finally:
@@ -42,19 +42,23 @@ def initialise(model: Any, units: Sequence[nn.Module], *, seed: int, device: tor
     `units` are parts of the model, such as its blocks: no two of them are held in full at once.
     Raises `MismatchError` for a parameter that no rule initialises.
     """
-    names = {module: name.replace(".base_layer", "") for name, module in model.named_modules()}
+    names = {module: name for name, module in model.named_modules()}
     done: set[nn.Module] = set()
     for unit in (*units, model):
-        modules = [module for module in unit.modules() if module not in done]
+        modules = {module: names[module] for module in unit.modules() if module not in done}
+        _initialise_modules(model, modules, seed, device)
         done.update(modules)
-        empty: dict[Tensor, nn.Parameter] = {p: _whole(p, device) for p in _parameters(modules)}
-        _replace(modules, lambda p, full=empty: full[p])  # type: ignore[misc]
-        for module in reversed(modules):  # children first: a parent may have rules for their weights
-            _seed_device(device, f"{seed} {names[module]}")
-            _by_own_rules(model, module)
-        kept = {full: _kept(on_meta, full) for on_meta, full in empty.items()}
-        _replace(modules, lambda p, keep=kept: keep[p])  # type: ignore[misc]
     torch.manual_seed(seed)
+
+
+def _initialise_modules(model: Any, names: dict[nn.Module, str], seed: int, device: torch.device) -> None:
+    on_meta = {parameter for module in names for parameter in module.parameters(recurse=False)}
+    whole: dict[Tensor, nn.Parameter] = {parameter: _whole(parameter, device) for parameter in on_meta}
+    _replace(names, whole)
+    for module, name in reversed(names.items()):  # children first: a parent may have rules for their weights
+        _seed_device(device, f"{seed} {name}")
+        _by_own_rules(model, module)
+    _replace(names, {whole[parameter]: _kept(parameter, whole[parameter]) for parameter in on_meta})
 
 
 def _seed_device(device: torch.device, text: str) -> None:
@@ -66,16 +70,11 @@ def _seed_device(device: torch.device, text: str) -> None:
         torch.default_generator.manual_seed(seed)
 
 
-def _parameters(modules: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
-    for module in modules:
-        yield from module.parameters(recurse=False)
-
-
-def _replace(modules: Sequence[nn.Module], by: Callable[[Any], nn.Parameter]) -> None:
+def _replace(modules: Iterable[nn.Module], by: Mapping[Any, nn.Parameter]) -> None:
     for module in modules:
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                module._parameters[name] = by(parameter)
+                module._parameters[name] = by[parameter]
 
 
 def _whole(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
@@ -100,17 +99,19 @@ def _kept(on_meta: Any, full: nn.Parameter) -> nn.Parameter:
         raise MismatchError(f"a parameter of shape {tuple(full.shape)} has no rule that initialises it")
     if not isinstance(on_meta, DTensor):
         return full
-    shard = torch.empty_like(on_meta, device=full.device)
+    shard: Any = torch.empty_like(on_meta, device=full.device)
     shard.to_local().copy_(_local(full, on_meta))
     return nn.Parameter(shard, requires_grad=full.requires_grad)
 
 
 def _local(full: Tensor, like: Any) -> Tensor:
-    """This rank's part. The last dimension of the mesh cuts first, as FSDP2 shards what is sharded already."""
-    for axis in reversed(range(like.device_mesh.ndim)):
-        dim = getattr(like.placements[axis], "dim", None)  # none where it is replicated
+    """This rank's part. The mesh's last dimension cuts first: FSDP2 shards what was split already."""
+    mesh = like.device_mesh
+    for placement, size, rank in reversed(
+        list(zip(like.placements, mesh.shape, mesh.get_coordinate(), strict=True))
+    ):
+        dim = getattr(placement, "dim", None)  # none where it is replicated
         if dim is not None:
-            parts = full.chunk(like.device_mesh.size(axis), dim)
-            rank = like.device_mesh.get_local_rank(axis)
+            parts = full.chunk(size, dim)
             full = parts[rank] if rank < len(parts) else full.narrow(dim, 0, 0)
     return full

@@ -65,6 +65,15 @@ def test_strategies_train_the_same(ddp: Run, tmp_path: Path, framework: Framewor
 
 
 @pytest.mark.launch
+def test_tensor_parallel_ranks_train_as_one(ddp: Run, tmp_path: Path) -> None:
+    """Four ranks, of which two and two split each layer: the same global batch as two of DDP."""
+    topology = Topology(processes_per_node=4)
+    split = measured(SMALL.replace(framework=FSDP2(tensor_parallel=2), topology=topology), tmp_path)
+    assert split.loss == pytest.approx(ddp.loss, rel=1e-4)
+    assert split.figures.tokens_per_s == pytest.approx(2 * 2 * 32 / float(split.figures.step_s_p50 or 0))
+
+
+@pytest.mark.launch
 @pytest.mark.parametrize(
     "case",
     [

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from perfsuite.framework import Framework, Ranks, Workload
 from perfsuite.frameworks.fsdp import hybrid_unsupported
+from perfsuite.tensor_parallel import split_llama, tensor_parallel_unsupported
 
 if TYPE_CHECKING:
     from perfsuite.case import Case
@@ -30,13 +31,22 @@ class FSDP2(Framework):
     sync_each_micro_batch: bool = True
     """Reduce gradients after each micro-batch. False keeps whole gradients in memory until the last."""
 
+    tensor_parallel: int = Field(default=1, ge=1, strict=True)
+    """Ranks, next to each other, that split each layer and see the same data (2-D mesh). 1: none."""
+
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """A hybrid mesh that the ranks do not fill."""
+        """A mesh that the ranks do not fill, or a model that cannot be split."""
+        if self.tensor_parallel > 1:
+            if self.shard_group is not None:
+                return f"tensor_parallel={self.tensor_parallel} does not go with shard_group (3-D mesh)"
+            return tensor_parallel_unsupported(case, self.tensor_parallel)
         return None if self.shard_group is None else hybrid_unsupported(self.shard_group, case)
 
     def expected(self, case: Case) -> dict[str, str]:
         """DTensors, sharded in every block."""
         placement = "Shard(0)" if self.shard_group is None else "Replicate, Shard(0)"
+        if self.tensor_parallel > 1:  # norms; split by rows; split by columns
+            placement = "Shard(0) and Shard(0), Shard(1) and StridedShard(0), Shard(0)"
         return {"wrapper": "FSDPModule", "sharding": placement}
 
     def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
@@ -46,26 +56,33 @@ class FSDP2(Framework):
         from perfsuite.torch_model import blocks, data_parallel_workload, model_without_weights
         from perfsuite.weights import initialise
 
+        mesh = self._mesh(ranks)
         options: dict[str, Any] = {
-            "mesh": self._mesh(ranks),
+            "mesh": mesh["shard"] if self.tensor_parallel > 1 else mesh,
             "reshard_after_forward": self.reshard_after_forward,
             "mp_policy": _mixed_precision(case),
         }
         model = model_without_weights(case, ranks.device)
         units = blocks(model)
+        if self.tensor_parallel > 1:
+            split_llama(model, mesh["tensor"])
         for unit in (*units, model):
             fully_shard(unit, **options)
         initialise(model, units, seed=case.seed, device=ranks.device)
         no_sync = None if self.sync_each_micro_batch else partial(_no_sync, model)
-        return data_parallel_workload(case, ranks, model, no_sync=no_sync)
+        return data_parallel_workload(
+            case, ranks, model, no_sync=no_sync, tensor_parallel=self.tensor_parallel
+        )
 
     def _mesh(self, ranks: Ranks) -> Any:
         from torch.distributed.device_mesh import init_device_mesh
 
-        if self.shard_group is None:
-            return init_device_mesh(ranks.device.type, (ranks.world_size,), mesh_dim_names=("shard",))
-        shape = (ranks.world_size // self.shard_group, self.shard_group)
-        return init_device_mesh(ranks.device.type, shape, mesh_dim_names=("replicate", "shard"))
+        shape: dict[str, int] = {"shard": ranks.world_size}
+        if self.shard_group is not None:
+            shape = {"replicate": ranks.world_size // self.shard_group, "shard": self.shard_group}
+        if self.tensor_parallel > 1:
+            shape = {"shard": ranks.world_size // self.tensor_parallel, "tensor": self.tensor_parallel}
+        return init_device_mesh(ranks.device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
 
 
 @contextmanager
