@@ -1,6 +1,6 @@
 """perfsuite: performance regression tests for distributed training, written as pytest."""
 
-from perfsuite.case import Case, Topology
+from perfsuite.case import Case, LoRA, Topology
 from perfsuite.framework import Framework
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.fake import Fake
@@ -8,4 +8,4 @@ from perfsuite.frameworks.fsdp import FSDP
 from perfsuite.frameworks.fsdp2 import FSDP2
 from perfsuite.models import MODELS, Model
 
-__all__ = ["DDP", "FSDP", "FSDP2", "MODELS", "Case", "Fake", "Framework", "Model", "Topology"]
+__all__ = ["DDP", "FSDP", "FSDP2", "MODELS", "Case", "Fake", "Framework", "LoRA", "Model", "Topology"]

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 def tensor_parallel_unsupported(case: Case, ranks: int) -> str | None:
     """Why the case's model cannot be split over so many ranks, or None."""
     config, name = case.model.config, case.model.name
+    if case.lora is not None:
+        return "tensor_parallel does not know how to split lora adapters"
     if (model_type := config.get("model_type")) != "llama":
         return f"tensor_parallel knows how to split llama models only, {name} is {model_type}"
     heads = config.get("num_attention_heads")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from perfsuite import finetuning
 from perfsuite.errors import MismatchError
 from perfsuite.framework import Workload
 from perfsuite.weights import initialise, parameters_on_meta
@@ -86,9 +87,14 @@ def build_model(case: Case, device: torch.device) -> nn.Module:
 
 def model_without_weights(case: Case, device: torch.device) -> nn.Module:
     """As `build_model`, but the parameters are on the meta device, to be sharded before `initialise`."""
+    dtype, compute = DTYPES[case.precision], COMPUTE_DTYPES[case.precision]
     with device, parameters_on_meta():
         config = transformers_config(case.model)
-        model = transformers_model(config, attention=case.attention, dtype=DTYPES[case.precision])
+        model = transformers_model(config, attention=case.attention, dtype=dtype)
+        if case.quantization != "none":
+            finetuning.quantise_layers(case.quantization, blocks(model), dtype, compute)
+        if case.lora is not None:
+            finetuning.add_adapters(case.lora, model, blocks(model), dtype, case.quantization)
     for index, block in enumerate(blocks(model)):
         if _is_checkpointed(case.activation_checkpointing, index):
             _checkpoint(block, by_op=case.activation_checkpointing == "selective-op")
@@ -153,11 +159,10 @@ def _save_expensive_ops() -> Callable[..., Any]:
 
 
 def build_optimizer(case: Case, model: nn.Module) -> torch.optim.Optimizer:
-    """AdamW, fused on a GPU. Call it after the model is wrapped."""
+    """AdamW, fused on a GPU, of all that is not frozen. Call it after the model is wrapped."""
     fused = next(model.parameters()).device.type == "cuda"
-    return torch.optim.AdamW(
-        model.parameters(), lr=case.learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=fused
-    )
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(trained, lr=case.learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=fused)
 
 
 def _grad_scaler(case: Case, model: nn.Module, device: str) -> Any:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from perfsuite.errors import MismatchError
+from perfsuite.finetuning import quantised
 
 
 @contextmanager
@@ -42,7 +43,7 @@ def initialise(model: Any, units: Sequence[nn.Module], *, seed: int, device: tor
     `units` are parts of the model, such as its blocks: no two of them are held in full at once.
     Raises `MismatchError` for a parameter that no rule initialises.
     """
-    names = {module: name for name, module in model.named_modules()}
+    names = {module: _name(name, module) for name, module in model.named_modules()}
     done: set[nn.Module] = set()
     for unit in (*units, model):
         modules = {module: names[module] for module in unit.modules() if module not in done}
@@ -59,6 +60,15 @@ def _initialise_modules(model: Any, names: dict[nn.Module, str], seed: int, devi
         _seed_device(device, f"{seed} {name}")
         _by_own_rules(model, module)
     _replace(names, {whole[parameter]: _kept(parameter, whole[parameter]) for parameter in on_meta})
+
+
+def _name(name: str, module: nn.Module) -> str:
+    """That by which it is seeded: a layer keeps its own where an adapter was put around it."""
+    return f"{name} (adapter)" if _is_adapter(module) else name.removesuffix(".base_layer")
+
+
+def _is_adapter(module: nn.Module) -> bool:
+    return hasattr(module, "reset_lora_parameters")
 
 
 def _seed_device(device: torch.device, text: str) -> None:
@@ -84,7 +94,7 @@ def _whole(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
 
 
 def _by_own_rules(model: Any, module: Any) -> None:
-    if hasattr(module, "reset_lora_parameters"):
+    if _is_adapter(module):
         for adapter in module.active_adapters:
             module.reset_lora_parameters(adapter, init_lora_weights=True)
     else:
@@ -98,7 +108,7 @@ def _kept(on_meta: Any, full: nn.Parameter) -> nn.Parameter:
     if bool(full.isnan().any()):
         raise MismatchError(f"a parameter of shape {tuple(full.shape)} has no rule that initialises it")
     if not isinstance(on_meta, DTensor):
-        return full
+        return full if type(on_meta) is nn.Parameter else quantised(on_meta, full)
     shard: Any = torch.empty_like(on_meta, device=full.device)
     shard.to_local().copy_(_local(full, on_meta))
     return nn.Parameter(shard, requires_grad=full.requires_grad)

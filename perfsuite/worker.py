@@ -182,7 +182,7 @@ def _measure_torch(run_dir: RunDir, asked: CaseFile, report: RankReport) -> Rank
     if not case.framework.own_process_group:
         dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
 
-    counted = flops.count(case.model, case.sequence_length) if case.model.config else None
+    counted = flops.count(case.model, case.sequence_length, case.lora) if case.model.config else None
     _rehearse(torch, device)
     report = report.replace(device_probe=device_probe(device))
     memory = measure.CudaMemory() if on_gpu else measure.HostMemory()

@@ -18,6 +18,7 @@ class DDP(Framework):
     """Options of `torch.nn.parallel.DistributedDataParallel`, with its defaults."""
 
     name: ClassVar[str] = "ddp"
+    ignores: ClassVar[frozenset[str]] = frozenset()
 
     bucket_cap_mb: float = Field(default=25, gt=0)
     """Size of a gradient bucket in MiB."""

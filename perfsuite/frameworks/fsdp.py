@@ -18,6 +18,7 @@ class FSDP(Framework):
     """Options of `torch.distributed.fsdp.FullyShardedDataParallel`, by their names there."""
 
     name: ClassVar[str] = "fsdp"
+    ignores: ClassVar[frozenset[str]] = frozenset()
 
     sharding_strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"]
     """What is sharded: all; gradients and optimizer state; nothing; all, but within groups only."""
@@ -34,6 +35,8 @@ class FSDP(Framework):
         """Shardings that need more ranks than the topology has; offloading without a device."""
         if self.cpu_offload and machine.device == "cpu":
             return "cpu_offload copies from pinned memory to a GPU, this machine has none"
+        if (reason := sharded_quantization_unsupported(case)) is not None:
+            return reason
         ranks = case.topology.world_size
         if self.sharding_strategy in ("FULL_SHARD", "SHARD_GRAD_OP") and ranks < 2:
             return f"{self.sharding_strategy} needs at least 2 processes (torch turns it into NO_SHARD on 1)"
@@ -93,6 +96,15 @@ def hybrid_unsupported(group: int, case: Case) -> str | None:
             f"hybrid sharding in groups of {group} needs at least 2 groups of at least 2 processes: "
             f"{ranks} processes cannot be split so"
         )
+    return None
+
+
+def sharded_quantization_unsupported(case: Case) -> str | None:
+    """Why quantised weights cannot be sharded with the others, or None."""
+    if case.quantization == "8bit":
+        return "8bit weights cannot be sharded (their scales are not in the parameter): give '4bit', or DDP"
+    if case.quantization == "4bit" and "mixed" in case.precision:
+        return f"packed 4bit weights cannot be cast, as {case.precision} does where it shards: give 'bf16'"
     return None
 
 

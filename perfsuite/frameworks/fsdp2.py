@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from perfsuite.framework import Framework, Ranks, Workload
-from perfsuite.frameworks.fsdp import hybrid_unsupported
+from perfsuite.frameworks.fsdp import hybrid_unsupported, sharded_quantization_unsupported
 from perfsuite.tensor_parallel import split_llama, tensor_parallel_unsupported
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ class FSDP2(Framework):
     """Options of `torch.distributed.fsdp.fully_shard`."""
 
     name: ClassVar[str] = "fsdp2"
+    ignores: ClassVar[frozenset[str]] = frozenset()
 
     reshard_after_forward: bool = True
     """Free a block's gathered parameters after its forward, and gather them again in backward."""
@@ -40,7 +41,12 @@ class FSDP2(Framework):
             if self.shard_group is not None:
                 return f"tensor_parallel={self.tensor_parallel} does not go with shard_group (3-D mesh)"
             return tensor_parallel_unsupported(case, self.tensor_parallel)
-        return None if self.shard_group is None else hybrid_unsupported(self.shard_group, case)
+        if (
+            self.shard_group is not None
+            and (reason := hybrid_unsupported(self.shard_group, case)) is not None
+        ):
+            return reason
+        return sharded_quantization_unsupported(case)
 
     def expected(self, case: Case) -> dict[str, str]:
         """DTensors, sharded in every block."""
@@ -66,9 +72,12 @@ class FSDP2(Framework):
         units = blocks(model)
         if self.tensor_parallel > 1:
             split_llama(model, mesh["tensor"])
+        if case.quantization != "none":  # quantised weights are made whole
+            initialise(model, units, seed=case.seed, device=ranks.device)
         for unit in (*units, model):
             fully_shard(unit, **options)
-        initialise(model, units, seed=case.seed, device=ranks.device)
+        if case.quantization == "none":
+            initialise(model, units, seed=case.seed, device=ranks.device)
         no_sync = None if self.sync_each_micro_batch else partial(_no_sync, model)
         return data_parallel_workload(
             case, ranks, model, no_sync=no_sync, tensor_parallel=self.tensor_parallel
