@@ -71,4 +71,5 @@ def count(model: Model, sequence_length: int, lora: LoRA | None = None) -> Flops
         ),
         parameters=sum(parameter.numel() for parameter in built.parameters()),
         matmul_parameters=matmul,
+        trained_parameters=None if lora is None else trained,  # adapters are matrix products only
     )

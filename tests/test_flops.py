@@ -82,6 +82,7 @@ def test_frozen_weights_and_adapters_are_what_torch_counts(lora: LoRA) -> None:
     first = [getattr(built.model.layers[0].self_attn, f"{name}_proj") for name in "qkv"]
     unneeded = sum(2 * (q.base_layer.weight.numel() + q.lora_A.default.weight.numel()) for q in first)
     assert counter.get_total_flops() == (counted.per_token - unneeded) * sequences * sequence_length
+    assert counted.trained_parameters == sum(p.numel() for p in built.parameters() if p.requires_grad)
     assert unneeded / counted.per_token < 0.02
     assert counted.parameters == sum(parameter.numel() for parameter in built.parameters())
 
@@ -89,4 +90,5 @@ def test_frozen_weights_and_adapters_are_what_torch_counts(lora: LoRA) -> None:
 def test_full_training_counts_as_before() -> None:
     """Stored baselines refuse another formula."""
     assert count(MODELS["llama-tiny"], 32).per_token == 5_308_416
+    assert count(MODELS["llama-tiny"], 32).trained_parameters is None
     assert count(MODELS["llama-3.1-8b"], 4096).per_token == 51_470_401_536
