@@ -1,6 +1,6 @@
 """perfsuite: performance regression tests for distributed training, written as pytest."""
 
-from perfsuite.case import Case, Topology
+from perfsuite.case import Case, LoRA, Topology
 from perfsuite.framework import Framework
 from perfsuite.frameworks.accelerate import Accelerate
 from perfsuite.frameworks.ddp import DDP
@@ -22,6 +22,7 @@ __all__ = [
     "Fake",
     "Framework",
     "Lightning",
+    "LoRA",
     "Model",
     "Script",
     "Topology",

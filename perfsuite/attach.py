@@ -154,7 +154,7 @@ class Attached:
             loss = () if self._losses is None else self._losses.of_steps(self.case.gradient_accumulation)
         except MismatchError as error:  # with all that was measured
             return report.replace(failure=worker.failure_of(error, report.rank))
-        return report.replace(loss=loss, flops=flops.count_known(self.case.model, self.case.sequence_length))
+        return report.replace(loss=loss, flops=flops.count_known(self.case))
 
     def _wait_for_the_others(self) -> None:
         missing = [self.run_dir.rank(rank) for rank in range(self.case.topology.world_size)]

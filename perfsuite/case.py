@@ -13,8 +13,9 @@ from perfsuite.framework import Framework, changed_fields, parse_framework
 from perfsuite.hardware import hardware_error
 from perfsuite.models import Model, find
 
-Precision = Literal["fp32", "bf16-mixed", "bf16"]
+Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
+Quantization = Literal["none", "8bit", "4bit"]
 
 
 class Topology(Data):
@@ -27,6 +28,16 @@ class Topology(Data):
     def world_size(self) -> int:
         """Processes in all."""
         return self.nodes * self.processes_per_node
+
+
+class LoRA(Data):
+    """Low-rank adapters (Hu et al. 2021): all that is trained; the model itself is frozen."""
+
+    rank: int = Field(ge=1, strict=True)
+    alpha: int = Field(ge=1, strict=True)
+    """What an adapter adds is scaled by alpha / rank."""
+    targets: tuple[str, ...] = ()
+    """Names of the linear layers that get one, as `"q_proj"`; none given: all those of the blocks."""
 
 
 class Case(Data):
@@ -52,6 +63,9 @@ class Case(Data):
     """`none`, `full` (every block), `every-N` (every N-th block) or `selective-op` (by operator)."""
     attention: Attention = "sdpa"
     compile: bool = Field(default=False, strict=True)
+    lora: LoRA | None = None
+    quantization: Quantization = "none"
+    """Of the frozen weights in the blocks: `4bit` (NF4, as QLoRA) or `8bit` (LLM.int8). Needs `lora`."""
     topology: Topology
     hardware: tuple[str, ...]
     """What it is meant for: `"cpu"`, `"h100"`, `"a100-80gb"`, or several. Each gives a pytest marker."""
@@ -88,6 +102,11 @@ class Case(Data):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Case:
+        if self.quantization != "none" and self.lora is None:
+            raise ValueError(
+                f"quantization {self.quantization!r} needs lora: quantised weights cannot be trained; "
+                "give lora=LoRA(rank=16, alpha=32)"
+            )
         longest = self.model.max_sequence_length
         if longest is not None and self.sequence_length > longest:
             raise ValueError(

@@ -76,6 +76,9 @@ class Framework(Data):
     """What it imports beyond torch and transformers; their versions are recorded."""
     builds_model: ClassVar[bool] = True
     """Whether it builds the case's model from its configuration; a script brings that, and its loop."""
+    ignores: ClassVar[frozenset[str]] = frozenset({"lora", "quantization"})
+    """Fields of a case that `build` does not look at: a case that sets one of them is refused.
+    `torch_model.build_model` looks at all of them."""
     own_process_group: ClassVar[bool] = False
     """Whether the library insists on creating the default process group itself."""
 
@@ -133,6 +136,8 @@ def changed_fields(data: Data, skip: frozenset[str] = frozenset()) -> list[str]:
             parts.append(name if value else f"no_{name}")
         elif isinstance(value, str):
             parts.append(value.lower())
+        elif isinstance(value, Data):
+            parts += [name, *changed_fields(value)]
         elif isinstance(value, tuple):
             parts.append(name + "x".join(str(item) for item in value))
         else:

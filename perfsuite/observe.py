@@ -19,15 +19,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from perfsuite import finetuning
 from perfsuite.errors import MismatchError
 from perfsuite.result import Observed
-from perfsuite.torch_model import DTYPES, expected_recomputing_blocks, has_attention
+from perfsuite.torch_model import COMPUTE_DTYPES, DTYPES, expected_recomputing_blocks, has_attention
 
 if TYPE_CHECKING:
     from perfsuite.case import Case
     from perfsuite.framework import Workload
 
-COMPUTE_DTYPES = {"fp32": "float32", "bf16-mixed": "bfloat16", "bf16": "bfloat16"}
 NOT_OBSERVED = "not observed (compiled)"
 NO_LINEAR = "not observed (no linear layer)"
 NO_ATTENTION = "none"
@@ -75,17 +75,18 @@ class Observer:
         asks_for_attention = observed.settings["attention"] != NO_ATTENTION or case.attention != "sdpa"
         expected: dict[str, str | None] = {
             "world_size": str(case.topology.world_size),
-            "parameter_dtype": _name(DTYPES[case.precision]),
+            "parameter_dtype": _name(DTYPES[case.precision]) + (", int8" * (case.quantization == "8bit")),
             "optimizer_parameters": "the model's",
             "parameters_changed": "yes",
             "attention": case.attention if asks_for_attention else NO_ATTENTION,
         }
+        expected |= finetuning.expected(case, layers(self.model))
         if self._second_step is not None:
             blocks = len(self._second_step.forwards)
             recomputing = expected_recomputing_blocks(case.activation_checkpointing, blocks)
             expected["recomputing_blocks"] = f"{recomputing} of {blocks}"
             if case.framework.builds_model or self._second_step.compute_dtype != NO_LINEAR:
-                expected["compute_dtype"] = COMPUTE_DTYPES[case.precision]
+                expected["compute_dtype"] = _name(COMPUTE_DTYPES[case.precision])
         for key, asked in {**expected, **case.framework.expected(case)}.items():
             if asked is not None and observed.settings.get(key) != asked:
                 raise MismatchError(
@@ -114,6 +115,7 @@ class Observer:
             "recomputing_blocks": recomputing,
             "optimizer": type(self._optimizer).__name__ + fused,
             "optimizer_parameters": "the model's" if owned == trained else "others",
+            **finetuning.observed(self.model),
             **self.workload.settings,
         }
 
@@ -129,8 +131,10 @@ class _SecondStep:
         self._handles = [
             linear.register_forward_pre_hook(self._counter(index)) for index, linear in enumerate(firsts)
         ]
-        if (first := _first_linear(model)) is not None:
-            self._handles.append(first.register_forward_hook(self._see))
+        linears = filter(finetuning.is_linear, model.modules())
+        plain = next((m for m in linears if finetuning.quantization_of(m) is None), None)
+        if plain is not None:  # a quantised layer gives back the dtype that it was given
+            self._handles.append(plain.register_forward_hook(self._see))
 
     def _counter(self, index: int) -> Any:
         def count(module: nn.Module, args: Any) -> None:
@@ -177,7 +181,7 @@ def _containers(module: nn.Module) -> Iterator[list[nn.Module]]:
 
 
 def _first_linear(module: nn.Module) -> nn.Module | None:
-    return next((m for m in module.modules() if _is_linear(m)), None)
+    return next((m for m in module.modules() if finetuning.is_linear(m)), None)
 
 
 def wrapping(model: nn.Module) -> dict[str, str]:
@@ -247,11 +251,8 @@ def _fingerprint(model: nn.Module) -> list[float]:
 
 
 def _placement(placement: Any) -> str:
-    return f"Shard({placement.dim})" if placement.is_shard() else type(placement).__name__
-
-
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+    name, dim = type(placement).__name__.removeprefix("_"), getattr(placement, "dim", None)
+    return name if dim is None else f"{name}({dim})"
 
 
 def _dtype(tensor: Tensor) -> str:

@@ -212,7 +212,7 @@ def _measure_torch(run_dir: RunDir, asked: CaseFile, report: RankReport) -> Rank
     if not case.framework.own_process_group:
         dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
 
-    counted = flops.count_known(case.model, case.sequence_length)
+    counted = flops.count_known(case)
     case.framework.load()
     _rehearse(torch, device)
     report = report.replace(device_probe=device_probe(device))

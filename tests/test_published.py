@@ -74,5 +74,5 @@ def test_names_are_unique_and_tables_render_without_any_result() -> None:
     assert len({comparison.name for comparison in PUBLISHED}) == len(PUBLISHED)
     for comparison in PUBLISHED:
         table = compare(comparison, {})
-        assert all(len(cells) == len(table.headings) for cells in table.rows)
+        assert all(len(cells) == len(table.headers) for cells in table.rows)
         assert all("not run: needs" in " ".join(cells) for cells in table.rows)
