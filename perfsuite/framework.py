@@ -11,6 +11,7 @@ import importlib.util
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import ValidationError
@@ -34,6 +35,8 @@ class Ranks:
     local_rank: int
     world_size: int
     device: Any
+    directory: Path
+    """Of this launch, the same for all ranks: for what a library must read from files, or write to them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +73,13 @@ class Framework(Data):
     """Whether it builds the case's model from its configuration; a script brings its own."""
     own_process_group: ClassVar[bool] = False
     """Whether the library insists on creating the default process group itself."""
+
+    def check(self, case: Case) -> None:
+        """Raises `CaseError` where the case contradicts itself or a file that it names: no reason to skip."""
+
+    def environment(self) -> Mapping[str, str]:
+        """Environment variables that its processes need from their start."""
+        return {}
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         """Why this framework cannot run `case` on `machine`, or None. Must not import torch."""

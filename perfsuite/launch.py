@@ -84,7 +84,7 @@ def _environment(case: Case, device: str, extra: Mapping[str, str]) -> dict[str,
         ours["OMP_NUM_THREADS"] = str(max(1, cores // case.topology.processes_per_node))
         ours["GLOO_SOCKET_IFNAME"] = "lo"
         ours["CUDA_VISIBLE_DEVICES"] = ""
-    return {**os.environ, **ours, **extra}
+    return {**os.environ, **ours, **case.framework.environment(), **extra}
 
 
 def _watch(

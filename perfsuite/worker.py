@@ -152,7 +152,13 @@ def _measure_fake(run_dir: RunDir, asked: CaseFile, report: RankReport) -> RankR
     from perfsuite.frameworks.fake import SimulatedTimer
 
     recorder = _recorder(asked, report, SimulatedTimer())
-    ranks = Ranks(rank=report.rank, local_rank=report.rank, world_size=report.world_size, device=None)
+    ranks = Ranks(
+        rank=report.rank,
+        local_rank=report.rank,
+        world_size=report.world_size,
+        device=None,
+        directory=run_dir.path,
+    )
     workload = asked.case.framework.build(asked.case, ranks, recorder)
     report = _run(run_dir, asked, workload, recorder, report)
     assert workload.memory is not None
@@ -187,7 +193,13 @@ def _measure_torch(run_dir: RunDir, asked: CaseFile, report: RankReport) -> Rank
     report = report.replace(device_probe=device_probe(device))
     memory = measure.CudaMemory() if on_gpu else measure.HostMemory()
     recorder = _recorder(asked, report, timer, probe=probe, after_first_step=memory.reset_peak)
-    ranks = Ranks(rank=report.rank, local_rank=local_rank, world_size=report.world_size, device=device)
+    ranks = Ranks(
+        rank=report.rank,
+        local_rank=local_rank,
+        world_size=report.world_size,
+        device=device,
+        directory=run_dir.path,
+    )
     workload = case.framework.build(case, ranks, recorder)
     observer = Observer(case, workload)
     hooks = [
