@@ -9,11 +9,13 @@ import ast
 import functools
 import importlib.util
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from perfsuite.data import Data
 from perfsuite.errors import CaseError
 
 if TYPE_CHECKING:
@@ -125,25 +127,39 @@ def from_case(case: Case, options: Nanotron, *, files: Path, fused_adam: bool) -
     }
 
 
-def read(path: Path) -> Config:
-    """A user's file. Raises `CaseError`."""
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CaseError(f"nanotron's config {path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise CaseError(f"nanotron's config {path} is not YAML: {error}") from None
-    if not isinstance(config, dict):
-        raise CaseError(f"nanotron's config {path} is {type(config).__name__}, not sections with fields")
-    return config
+class ConfigFile(Data):
+    """A user's own file, kept with the case."""
+
+    name: str
+    text: str
+
+    @classmethod
+    def read(cls, path: Path) -> ConfigFile:
+        """Raises `CaseError` where it cannot be read, or has other fields than nanotron."""
+        try:
+            file = cls(name=path.stem, text=path.read_text(encoding="utf-8"))
+            fields = yaml.safe_load(file.text)
+        except OSError as error:
+            raise CaseError(f"{path} cannot be read: {error.strerror}") from None
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise CaseError(f"{path} is not YAML: {error}") from None
+        if not isinstance(fields, dict):
+            raise CaseError(f"{path} is {type(fields).__name__}, not sections with fields")
+        problems = [f"{name}: missing, training needs it" for name in SECTIONS if not fields.get(name)]
+        if problems := problems + _unknown(fields, "Config", ""):
+            raise CaseError(f"{path}: {'; '.join(problems)}")
+        return file
+
+    @cached_property
+    def fields(self) -> Config:
+        """What stands in it."""
+        fields: Config = yaml.safe_load(self.text)
+        return fields
 
 
-def check(config: Config, case: Case, options: Nanotron) -> list[str]:
-    """What is wrong with a user's file: what nanotron does not know or misses, what the case contradicts."""
-    problems = [f"{name}: missing, training needs it" for name in SECTIONS if not config.get(name)]
-    problems += _unknown(config, "Config", "")
-    if problems:
-        return problems
+def conflicts(config: Config, case: Case, options: Nanotron) -> list[str]:
+    """Where a user's file and the case disagree, or the file asks for what a measurement cannot have."""
+    problems = []
     expected = from_case(case, options, files=Path(), fused_adam=False)
     for path, field in DECIDED_BY_THE_CASE.items():
         has, needs = get(config, path), get(expected, path)
@@ -154,16 +170,15 @@ def check(config: Config, case: Case, options: Nanotron) -> list[str]:
         for path in NOT_IN_A_MEASUREMENT
         if get(config, path)
     ]
-    steps = case.total_steps
-    if get(config, "tokens.train_steps") < steps:
+    steps, trained = case.total_steps, get(config, "tokens.train_steps")
+    if trained < steps:
         problems.append(
-            f"tokens.train_steps: {get(config, 'tokens.train_steps')}, "
-            f"but the case's max_warmup_steps + steps says {steps}"
+            f"tokens.train_steps: {trained}, but the case's max_warmup_steps + steps says {steps}"
         )
-    if get(config, "checkpoints.checkpoint_interval") <= steps:
+    if (interval := get(config, "checkpoints.checkpoint_interval")) <= steps:
         problems.append(
-            f"checkpoints.checkpoint_interval: {get(config, 'checkpoints.checkpoint_interval')} would save "
-            f"within the {steps} steps of the measurement: choose more"
+            f"checkpoints.checkpoint_interval: {interval} would save within the {steps} steps of the "
+            "measurement: choose more"
         )
     return problems
 

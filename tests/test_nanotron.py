@@ -10,6 +10,7 @@ import yaml
 from perfsuite import Case, Nanotron, Topology
 from perfsuite.errors import CaseError
 from perfsuite.hardware import detect_cpu
+from perfsuite.nanotron_config import from_case
 from perfsuite.result import Run
 from perfsuite.run import run, unsupported
 
@@ -64,7 +65,7 @@ def test_data_parallel_by_the_options_and_by_a_users_own_file(tmp_path: Path) ->
     config["tokens"]["train_steps"] = 100
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump(config))
-    by_file = measured(SMALL.replace(framework=Nanotron(config=str(file))), tmp_path / "file")
+    by_file = measured(SMALL.replace(framework=Nanotron(config=file)), tmp_path / "file")
     assert by_file.observed is not None
     assert by_file.observed.settings["sharding"] == "optimizer (ZeRO 1)"
     assert len(by_file.observed.settings["config_sha256"]) == 16
@@ -136,35 +137,60 @@ def test_another_release_is_refused_beforehand(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_contradiction_is_an_error_before_anything_is_launched(tmp_path: Path) -> None:
-    with pytest.raises(CaseError, match="nanotron: dp 2 x tp 2 x pp 1 is 4, but the case's topology has 2"):
+    with pytest.raises(
+        CaseError, match="nanotron-dp2-tp2: dp 2 x tp 2 x pp 1 is 4, but the case's topology has 2"
+    ):
         run(SMALL.replace(framework=Nanotron(dp=2, tp=2)), MACHINE, tmp_path / "launch")
+    config = from_case(SMALL, Nanotron(dp=1), files=tmp_path, fused_adam=False)
     file = tmp_path / "mine.yaml"
-    with pytest.raises(CaseError, match=r"nanotron's config \S*mine.yaml cannot be read: No such file"):
-        run(SMALL.replace(framework=Nanotron(config=str(file))), MACHINE, tmp_path / "launch")
-    file.write_text("parallelism: {dp: 2}")
-    with pytest.raises(CaseError, match=r"nanotron's config \S*mine.yaml: checkpoints: missing, training"):
-        run(SMALL.replace(framework=Nanotron(config=str(file))), MACHINE, tmp_path / "launch")
+    file.write_text(yaml.safe_dump(config))
+    case = SMALL.replace(framework=Nanotron(config=file), micro_batch=2)
+    with pytest.raises(CaseError, match=r"nanotron-mine: dp 1 x tp 1 x pp 1 is 1, .* but the case's micro_b"):
+        run(case, MACHINE, tmp_path / "launch")
     assert not (tmp_path / "launch").exists()
 
 
-def test_a_file_decides_everything() -> None:
-    with pytest.raises(CaseError, match=r"config mine\.yaml decides everything: leave out dp2, resume"):
-        Nanotron(config="mine.yaml", dp=2, resume=True)
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(from_case(SMALL, Nanotron(dp=2), files=tmp_path, fused_adam=False)))
+    return file
 
 
-def test_ids() -> None:
+def test_a_file_decides_everything(mine: Path) -> None:
+    with pytest.raises(CaseError, match=r"config mine decides everything: leave out dp2, resume"):
+        Nanotron(config=mine, dp=2, resume=True)
+
+
+def test_a_file_that_is_wrong_is_an_error_when_the_case_is_made(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    with pytest.raises(CaseError, match=r"config: \S*mine.yaml cannot be read: No such file"):
+        Nanotron(config=file)
+    file.write_text("parallelism: {dp: 2}")
+    with pytest.raises(CaseError, match=r"config: \S*mine.yaml: checkpoints: missing, training needs it"):
+        Nanotron(config=str(file))
+
+
+def test_a_file_is_kept_with_the_case(mine: Path) -> None:
+    case = SMALL.replace(framework=Nanotron(config=mine))
+    mine.unlink()
+    assert Case.model_validate_json(case.model_dump_json()) == case
+
+
+def test_ids(mine: Path) -> None:
+    assert Nanotron(config=mine).slug() == "nanotron-mine"
     assert Nanotron(dp=4, tp=4, tp_mode="REDUCE_SCATTER").slug() == "nanotron-dp4-tp4-reduce_scatter"
     assert Nanotron(pp=2, pp_engine="afab", resume=True).slug() == "nanotron-pp2-afab-resume"
-    assert Nanotron(config="configs/llama-3d.yaml").slug() == "nanotron-llama-3d"
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_overlapped_tensor_parallelism_sets_its_environment(tmp_path: Path, asked: bool) -> None:
+def test_overlapped_tensor_parallelism_sets_its_environment(mine: Path, asked: bool) -> None:
     environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if asked else {}
     assert Nanotron(tp=2, tp_linear_async_communication=asked).environment() == environment
-    file = tmp_path / "mine.yaml"
-    file.write_text(yaml.safe_dump({"parallelism": {"tp_linear_async_communication": asked}}))
-    assert Nanotron(config=str(file)).environment() == environment
+    config = yaml.safe_load(mine.read_text())
+    config["parallelism"]["tp_linear_async_communication"] = asked
+    mine.write_text(yaml.safe_dump(config))
+    assert Nanotron(config=mine).environment() == environment
 
 
 def test_what_must_be_observed() -> None:

@@ -9,7 +9,7 @@ import yaml
 
 from perfsuite import MODELS, Case, Model, Nanotron, Topology
 from perfsuite.errors import CaseError
-from perfsuite.nanotron_config import cannot_build, check, from_case, get, layout, read
+from perfsuite.nanotron_config import ConfigFile, cannot_build, conflicts, from_case, get, layout
 from tests.samples import make_case
 
 TINY = MODELS["llama-tiny"]
@@ -96,8 +96,10 @@ def test_what_a_case_makes_is_a_valid_file(tmp_path: Path) -> None:
     options = Nanotron(dp=2, zero_stage=1)
     file = tmp_path / "nanotron.yaml"
     file.write_text(yaml.safe_dump(made(options)))
-    assert read(file) == made(options)
-    assert check(read(file), nanotron_case(options), options) == []
+    given = Nanotron(config=file)
+    assert given.config is not None
+    assert given.config.fields == made(options)
+    given.check(nanotron_case(given))
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
@@ -134,6 +136,19 @@ def changed(path: str, value: Any) -> dict[str, Any]:
             "optimizer.learning_rate_scheduler.learning_rate: float is needed, got '1e-3'",
         ),
         ("tokens", 5, "tokens: Optional[TokensArgs] is needed, got 5"),
+    ],
+)
+def test_a_users_file_that_nanotron_would_refuse(tmp_path: Path, path: str, value: Any, problem: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(changed(path, value)))
+    with pytest.raises(CaseError) as raised:
+        ConfigFile.read(file)
+    assert str(raised.value).startswith(f"{file}: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "problem"),
+    [
         (
             "tokens.sequence_length",
             128,
@@ -162,18 +177,16 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("profiler", {"profiler_export_path": "x"}, "profiler: {'profiler_export_path': 'x'} has no place"),
     ],
 )
-def test_a_users_file_that_does_not_fit_names_field_and_values(path: str, value: Any, problem: str) -> None:
-    options = Nanotron(config="mine.yaml")
-    problems = check(changed(path, value), nanotron_case(options), options)
-    assert [said for said in problems if said.startswith(problem)], problems
+def test_a_users_file_that_contradicts_the_case(path: str, value: Any, problem: str) -> None:
+    (said,) = conflicts(changed(path, value), nanotron_case(Nanotron(dp=2)), Nanotron())
+    assert said.startswith(problem)
 
 
 def test_a_users_file_may_train_longer_and_read_data_that_are_not_read_here() -> None:
-    options = Nanotron(config="mine.yaml")
     config = changed("tokens.train_steps", 100_000)
     config["data"] = {"dataset": {"hf_dataset_or_datasets": "wikitext"}, "seed": 1}
     config["checkpoints"]["checkpoint_interval"] = 1000
-    assert check(config, nanotron_case(options), options) == []
+    assert conflicts(config, nanotron_case(Nanotron(dp=2)), Nanotron()) == []
 
 
 @pytest.mark.parametrize(
@@ -191,7 +204,7 @@ def test_a_file_that_is_no_configuration(tmp_path: Path, content: Any, problem: 
     if content is not None:
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(CaseError, match=rf"mine.yaml {problem}"):
-        read(file)
+        ConfigFile.read(file)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +260,7 @@ def test_sizes_that_fit(options: Nanotron) -> None:
 def test_experts_and_a_larger_vocabulary_in_a_users_file() -> None:
     config = changed("parallelism.expert_parallel_size", 2)
     config["model"]["make_vocab_size_divisible_by"] = 100
-    problems = "; ".join(layout(config, nanotron_case(Nanotron(config="mine.yaml"))))
+    problems = "; ".join(layout(config, nanotron_case(Nanotron(dp=2))))
     assert "expert_parallel_size 2: Llama has no experts" in problems
     assert "vocab_size 512 is no multiple of 100" in problems
 

@@ -14,10 +14,10 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from perfsuite import nanotron_config
 from perfsuite.data import write_text
@@ -60,29 +60,29 @@ class Nanotron(Framework):
     None: no line in the measured steps."""
     resume: bool = False
     """Train two steps, save, build everything anew from the checkpoint, and measure from there."""
-    config: str | None = None
-    """A configuration file taken as it is, instead of all other options. Training ends after the case's
-    steps; `data` and `tokenizer` are not read."""
+    config: Annotated[
+        nanotron_config.ConfigFile | None,
+        BeforeValidator(lambda value: _read(value) if isinstance(value, str | Path) else value),
+    ] = None
+    """Path of a configuration file, read when the case is made and taken as it is, instead of all other
+    options. Training ends after the case's steps; `data` and `tokenizer` are not read."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Nanotron:
         others = changed_fields(self, skip=frozenset({"config"}))
         if self.config is not None and others:
-            raise ValueError(f"config {self.config} decides everything: leave out {', '.join(others)}")
+            raise ValueError(f"config {self.config.name} decides everything: leave out {', '.join(others)}")
         return self
 
     def slug(self) -> str:
-        """Of a file its name alone: where it lies does not matter."""
-        if self.config is not None:
-            return f"{self.name}-{Path(self.config).stem}"
-        return super().slug()
+        """With a file, its name."""
+        return f"{self.name}-{self.config.name}" if self.config is not None else super().slug()
 
     def environment(self) -> Mapping[str, str]:
         """Overlapped tensor parallelism counts on one queue of work to the device."""
-        given = None if self.config is None else nanotron_config.read(Path(self.config))
         asked = self.tp_linear_async_communication
-        if given is not None:
-            asked = nanotron_config.get(given, "parallelism.tp_linear_async_communication")
+        if self.config is not None:
+            asked = nanotron_config.get(self.config.fields, "parallelism.tp_linear_async_communication")
         return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if asked else {}
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
@@ -103,12 +103,13 @@ class Nanotron(Framework):
         return nanotron_config.cannot_build(case.model)
 
     def check(self, case: Case) -> None:
-        """Raises `CaseError` for sizes that do not fit, and for a file that nanotron or the case refuses."""
+        """Raises `CaseError` for sizes that do not fit, and for a file that contradicts the case."""
         config = self._config(case)
-        problems = nanotron_config.check(config, case, self) if self.config is not None else []
-        if problems := problems or nanotron_config.layout(config, case):
-            where = f"nanotron's config {self.config}" if self.config is not None else "nanotron"
-            raise CaseError(f"{where}: {'; '.join(problems)}")
+        problems = nanotron_config.layout(config, case)
+        if self.config is not None:
+            problems += nanotron_config.conflicts(config, case, self)
+        if problems:
+            raise CaseError(f"{self.slug()}: {'; '.join(problems)}")
 
     def expected(self, case: Case) -> dict[str, str | None]:
         """The layout, as the process groups and modules have it."""
@@ -139,8 +140,8 @@ class Nanotron(Framework):
         if self.resume:
             trainer, batches = _resumed(case, config, ranks)
         else:
-            made = self.config is None
-            trainer = _trainer(_write(config, ranks, "nanotron.yaml") if made else Path(str(self.config)))
+            text = _yaml(config) if self.config is None else self.config.text
+            trainer = _trainer(_write(text, ranks, "nanotron.yaml"))
             batches = _micro_batches(case, trainer, ranks)
         begun_at = trainer.start_iteration_step
         trainer.config.tokens.train_steps = begun_at + case.total_steps
@@ -155,7 +156,7 @@ class Nanotron(Framework):
 
         settings = {**_settings(trainer), "patched": patched}
         if self.config is not None:
-            settings["config_sha256"] = hashlib.sha256(Path(self.config).read_bytes()).hexdigest()[:16]
+            settings["config_sha256"] = hashlib.sha256(self.config.text.encode()).hexdigest()[:16]
         return Workload(
             run=run,
             data_parallel=trainer.parallel_context.dp_pg.size(),
@@ -166,7 +167,7 @@ class Nanotron(Framework):
 
     def _config(self, case: Case, ranks: Ranks | None = None) -> nanotron_config.Config:
         if self.config is not None:
-            return nanotron_config.read(Path(self.config))
+            return self.config.fields
         return nanotron_config.from_case(
             case,
             self,
@@ -185,24 +186,33 @@ def _resumed(
     before["tokens"]["train_steps"] = before["checkpoints"]["checkpoint_interval"] = STEPS_BEFORE_RESUME
     after["tokens"]["train_steps"] += STEPS_BEFORE_RESUME
     after["checkpoints"]["resume_checkpoint_path"] = config["checkpoints"]["checkpoints_path"]
-    trainer = _trainer(_write(before, ranks, "nanotron-before.yaml"))
+    trainer = _trainer(_write(_yaml(before), ranks, "nanotron-before.yaml"))
     batches = _micro_batches(case, trainer, ranks)
     trainer.train(batches)
     del trainer  # before the next one takes as much memory
-    trainer = _trainer(_write(after, ranks, "nanotron.yaml"))
+    trainer = _trainer(_write(_yaml(after), ranks, "nanotron.yaml"))
     dist.barrier()  # all have loaded
     if ranks.rank == 0:
         shutil.rmtree(config["checkpoints"]["checkpoints_path"])
     return trainer, batches
 
 
-def _write(config: nanotron_config.Config, ranks: Ranks, name: str) -> Path:
+def _read(path: str | Path) -> nanotron_config.ConfigFile:
+    return nanotron_config.ConfigFile.read(Path(path))
+
+
+def _yaml(config: nanotron_config.Config) -> str:
+    text: str = yaml.safe_dump(config, sort_keys=False)
+    return text
+
+
+def _write(text: str, ranks: Ranks, name: str) -> Path:
     """In the launch's directory, once, for every rank to read."""
     import torch.distributed as dist
 
     file = ranks.directory / name
     if ranks.rank == 0:
-        write_text(file, yaml.safe_dump(config, sort_keys=False))
+        write_text(file, text)
     dist.barrier()
     return file
 
