@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfsuite import DDP, FSDP, FSDP2, Case, Lightning, Topology
+from perfsuite import DDP, FSDP, FSDP2, Case, Lightning, Nanotron, Topology
 
 LLAMA = Case(
     model="llama-tiny",
@@ -20,6 +20,9 @@ CASES = [
     LLAMA.replace(framework=FSDP(sharding_strategy="SHARD_GRAD_OP")),
     LLAMA.replace(framework=FSDP2()),
     LLAMA.replace(framework=Lightning(strategy="fsdp2")),
+    LLAMA.replace(framework=Nanotron(dp=2)),
+    LLAMA.replace(framework=Nanotron(tp=2)),
+    LLAMA.replace(framework=Nanotron(pp=2), micro_batch=1, gradient_accumulation=4),
 ]
 
 
