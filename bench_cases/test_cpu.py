@@ -2,7 +2,19 @@
 
 import pytest
 
-from perfsuite import DDP, FSDP, FSDP2, Accelerate, Case, Lightning, Model, Script, Topology, Trainer
+from perfsuite import (
+    DDP,
+    FSDP,
+    FSDP2,
+    Accelerate,
+    Case,
+    Lightning,
+    Model,
+    Nanotron,
+    Script,
+    Topology,
+    Trainer,
+)
 
 LLAMA = Case(
     model="llama-tiny",
@@ -22,6 +34,9 @@ CASES = [
     LLAMA.replace(framework=Accelerate(strategy="fsdp2")),
     LLAMA.replace(framework=Trainer(fsdp="full_shard auto_wrap")),
     LLAMA.replace(framework=Lightning(strategy="fsdp2")),
+    LLAMA.replace(framework=Nanotron(dp=2)),
+    LLAMA.replace(framework=Nanotron(tp=2)),
+    LLAMA.replace(framework=Nanotron(pp=2), micro_batch=1, gradient_accumulation=4),
 ]
 
 

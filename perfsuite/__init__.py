@@ -8,6 +8,7 @@ from perfsuite.frameworks.fake import Fake
 from perfsuite.frameworks.fsdp import FSDP
 from perfsuite.frameworks.fsdp2 import FSDP2
 from perfsuite.frameworks.lightning import Lightning
+from perfsuite.frameworks.nanotron import Nanotron
 from perfsuite.frameworks.script import Script
 from perfsuite.frameworks.trainer import Trainer
 from perfsuite.models import MODELS, Model
@@ -24,6 +25,7 @@ __all__ = [
     "Lightning",
     "LoRA",
     "Model",
+    "Nanotron",
     "Script",
     "Topology",
     "Trainer",

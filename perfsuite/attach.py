@@ -108,6 +108,7 @@ class Attached:
             local_rank=int(os.environ.get("LOCAL_RANK", report.rank)),
             world_size=report.world_size,
             device=device,
+            directory=self.run_dir.path,
         )
         self._workload = self.case.framework.build(self.case, ranks, self.recorder)
         self._observer = Observer(self.case, self._workload)

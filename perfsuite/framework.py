@@ -11,6 +11,7 @@ import importlib.util
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import ValidationError
@@ -34,6 +35,8 @@ class Ranks:
     local_rank: int
     world_size: int
     device: Any
+    directory: Path
+    """Of this launch, the same for all ranks: for what a library must read from files, or write to them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +90,8 @@ class Framework(Data):
         """Whether each step's loss is known. If not, each run says so."""
         return True
 
-    def check(self) -> None:
-        """Raises `CaseError` where a file or command that it names is not there: not to be skipped."""
+    def check(self, case: Case) -> None:
+        """Raises `CaseError` where the case contradicts itself or a file that it names: no reason to skip."""
 
     def environment(self) -> Mapping[str, str]:
         """Environment variables that its processes need from their start."""

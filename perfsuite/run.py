@@ -89,7 +89,7 @@ def run(
     on_progress: OnProgress = no_progress,
 ) -> Run:
     """Launch `case` once in fresh processes and measure it. All its files are in `directory`."""
-    case.framework.check()
+    case.framework.check(case)
     run_dir = RunDir(directory)
     if run_dir.case.exists():
         raise FileError(f"{directory} holds another launch: its reports would be taken for this one's")

@@ -189,7 +189,13 @@ def _measure_fake(run_dir: RunDir, asked: CaseFile, report: RankReport) -> RankR
     from perfsuite.frameworks.fake import SimulatedTimer
 
     recorder = _recorder(asked, report, SimulatedTimer())
-    ranks = Ranks(rank=report.rank, local_rank=report.rank, world_size=report.world_size, device=None)
+    ranks = Ranks(
+        rank=report.rank,
+        local_rank=report.rank,
+        world_size=report.world_size,
+        device=None,
+        directory=run_dir.path,
+    )
     workload = asked.case.framework.build(asked.case, ranks, recorder)
     report = _run(run_dir, asked, workload, recorder, report)
     assert workload.memory is not None
@@ -218,7 +224,7 @@ def _measure_torch(run_dir: RunDir, asked: CaseFile, report: RankReport) -> Rank
     report = report.replace(device_probe=device_probe(device))
     memory = measure.CudaMemory() if on_gpu else measure.HostMemory()
     recorder = _recorder(asked, report, timer, probe=probe, after_first_step=memory.reset_peak)
-    workload = case.framework.build(case, _ranks(report, device), recorder)
+    workload = case.framework.build(case, _ranks(run_dir, report, device), recorder)
     observer = Observer(case, workload)
     hooks = [
         register_optimizer_step_pre_hook(observer.before_optimizer_step),
@@ -249,7 +255,7 @@ def _run_script(run_dir: RunDir, asked: CaseFile, report: RankReport) -> None:
     case, device = asked.case, _device(asked)
     _rehearse(torch, device)
     attached = Attached(run_dir, asked, device_probe=device_probe(device))
-    workload = case.framework.build(case, _ranks(report, device), attached.recorder)
+    workload = case.framework.build(case, _ranks(run_dir, report, device), attached.recorder)
     code: object = None
     try:
         workload.run(case.total_steps)
@@ -261,9 +267,14 @@ def _run_script(run_dir: RunDir, asked: CaseFile, report: RankReport) -> None:
         raise attached.ended_early(code)
 
 
-def _ranks(report: RankReport, device: Any) -> Ranks:
-    local_rank = int(os.environ["LOCAL_RANK"])
-    return Ranks(rank=report.rank, local_rank=local_rank, world_size=report.world_size, device=device)
+def _ranks(run_dir: RunDir, report: RankReport, device: Any) -> Ranks:
+    return Ranks(
+        rank=report.rank,
+        local_rank=int(os.environ["LOCAL_RANK"]),
+        world_size=report.world_size,
+        device=device,
+        directory=run_dir.path,
+    )
 
 
 def _device(asked: CaseFile) -> Any:

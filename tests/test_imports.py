@@ -17,6 +17,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 WORKER_ONLY = {
     "attach.py",
     "finetuning.py",
+    "nanotron_compat.py",
     "observe.py",
     "preload.py",
     "torch_model.py",

@@ -17,7 +17,7 @@ from perfsuite.launch import _environment
 from perfsuite.result import Run
 from perfsuite.run import run, unsupported
 from perfsuite.rundir import RunDir
-from tests.samples import make_machine
+from tests.samples import make_case, make_machine
 from tests.test_launch import driver, processes_of, wait_until
 
 STARTUP = Path(perfsuite.__file__).parent / "startup"
@@ -199,7 +199,7 @@ def test_what_is_there_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         {"command": ("./good.py",)},
         {"command": ("torchrun", "good.py")},
     ):
-        Script(**options).check()
+        Script(**options).check(make_case())
     beside = Script(command=("torchrun", "good.py"), cwd="/tmp").launched_by()
     assert beside is not None
     assert beside.words == (str(Path(sys.executable).parent / "torchrun"), "good.py")

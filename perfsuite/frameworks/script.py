@@ -83,7 +83,7 @@ class Script(Framework):
         digest = hashlib.sha256(text.encode()).hexdigest()[:6]
         return "-".join([self.name, what, *changed_fields(self, skip=_IN_DIGEST), digest])
 
-    def check(self) -> None:
+    def check(self, case: Case) -> None:
         """Raises `CaseError` if there is nothing to run."""
         if not Path(self.cwd).is_dir():
             raise CaseError(f"cwd={self.cwd!r}: no such directory in {Path.cwd()}")
