@@ -231,7 +231,8 @@ def _fingerprint(model: nn.Module) -> list[float]:
 
 
 def _placement(placement: Any) -> str:
-    return f"Shard({placement.dim})" if placement.is_shard() else type(placement).__name__
+    # By its dimension: where FSDP shards what tensor parallelism has sharded, torch has another class for it.
+    return f"Shard({placement.dim})" if hasattr(placement, "dim") else type(placement).__name__
 
 
 def _is_linear(module: nn.Module) -> bool:

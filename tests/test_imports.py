@@ -14,7 +14,7 @@ import perfsuite
 PACKAGE = Path(perfsuite.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-WORKER_ONLY = {"torch_model.py", "observe.py", "preload.py"}
+WORKER_ONLY = {"torch_model.py", "observe.py", "preload.py", "torchtitan_trainer.py"}
 """Files that may import torch at their top, and that nothing on the driver's side imports."""
 MAY_IMPORT_PYTEST = {"plugin.py"}
 
