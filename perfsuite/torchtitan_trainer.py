@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.utils.data import IterableDataset
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.dataloader import ParallelAwareDataloader
@@ -24,7 +25,6 @@ from torchtitan.config import CommConfig, CompileConfig, DebugConfig, Parallelis
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.models import llama3
 from torchtitan.models.common.attention import ScaledDotProductAttention
-from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
 from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.trainer import Trainer
 
@@ -73,7 +73,8 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
     def forward_backward_step(self, **batch: Any) -> Tensor:
         """One micro-batch. Its loss is this rank's sum over the tokens of all ranks."""
         loss: Tensor = super().forward_backward_step(**batch)
-        self._micro_losses.append(loss.detach())
+        kept = loss.detach()
+        self._micro_losses.append(kept.to_local() if isinstance(kept, DTensor) else kept)
         return loss
 
     def should_continue_training(self) -> bool:
@@ -129,7 +130,9 @@ def trainer_config(case: Case, options: TorchTitan) -> Trainer.Config:
             loss_fn=CrossEntropyLoss.Config(global_vocab_size=spec.model.vocab_size),
         ),
         tokenizer=NoTokenizer.Config(),
-        dataloader=SyntheticData.Config(case=case),
+        dataloader=SyntheticData.Config(
+            batches=lambda dp_rank: synthetic_batches(case, dp_rank, torch.device("cpu"))
+        ),
         optimizer=optimizer,
         lr_scheduler=LRSchedulersContainer.Config(warmup_steps=0, decay_ratio=0.0),
         training=TrainingConfig(
@@ -150,7 +153,7 @@ def trainer_config(case: Case, options: TorchTitan) -> Trainer.Config:
         ),
         activation_checkpoint=activation_checkpoint(case.activation_checkpointing),
         compile=CompileConfig(enable=case.compile, components=["model"]),
-        checkpoint=CheckpointManager.Config(enable=False),
+        checkpoint=CheckpointManager.Config(enable=False, initial_load_model_only=False),
         metrics=MetricsProcessor.Config(log_freq=case.total_steps),
         comm=CommConfig(trace_buf_size=0),  # or it makes a folder
         debug=DebugConfig(seed=case.seed, enable_structured_logging=False),
@@ -213,7 +216,7 @@ def model_spec(model: Model) -> ModelSpec:
         parallelize_fn=llama3.parallelize_llama,
         pipelining_fn=None,
         post_optimizer_build_fn=None,
-        state_dict_adapter=Llama3StateDictAdapter,
+        state_dict_adapter=None,
     )
 
 
@@ -243,22 +246,19 @@ class SyntheticData(ParallelAwareDataloader):  # type: ignore[misc]
 
     @dataclass(kw_only=True, slots=True)
     class Config(ParallelAwareDataloader.Config):  # type: ignore[misc]
-        """Whose tokens."""
+        """The tokens of a data-parallel rank: see `perfsuite.torch_model.synthetic_batches`."""
 
-        case: Case
+        batches: Callable[[int], list[Tensor]]
 
     def __init__(self, config: Config, *, dp_rank: int, dp_world_size: int, **_: Any) -> None:
-        super().__init__(Batches(config.case, dp_rank), dp_rank, dp_world_size, batch_size=None)
+        super().__init__(Pairs(config.batches(dp_rank)), dp_rank, dp_world_size, batch_size=None)
 
 
-class Batches(IterableDataset[Any]):
-    """Pairs of input and labels without end, on the CPU, as torchtitan wants them."""
+class Pairs(IterableDataset[Any]):
+    """Input and labels, without end."""
 
-    def __init__(self, case: Case, dp_rank: int) -> None:
-        self._pairs = [
-            ({"input": tokens}, next_tokens(tokens))
-            for tokens in synthetic_batches(case, dp_rank, torch.device("cpu"))
-        ]
+    def __init__(self, batches: list[Tensor]) -> None:
+        self._pairs = [({"input": tokens}, next_tokens(tokens)) for tokens in batches]
 
     def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
         for inputs, labels in itertools.cycle(self._pairs):
