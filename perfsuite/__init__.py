@@ -10,6 +10,7 @@ from perfsuite.frameworks.fsdp2 import FSDP2
 from perfsuite.frameworks.lightning import Lightning
 from perfsuite.frameworks.nanotron import Nanotron
 from perfsuite.frameworks.script import Script
+from perfsuite.frameworks.torchtitan import TorchTitan
 from perfsuite.frameworks.trainer import Trainer
 from perfsuite.models import MODELS, Model
 
@@ -28,5 +29,6 @@ __all__ = [
     "Nanotron",
     "Script",
     "Topology",
+    "TorchTitan",
     "Trainer",
 ]

@@ -127,6 +127,7 @@ class Recorder:
         self._starts: list[Any] = []
         self._ends: list[Any] = []
         self._clock_optimizer: Any = None
+        self._is_finished = False
         self._begun_at = self._between_s = self._progress_at = 0.0
 
     def start(self) -> None:
@@ -165,7 +166,13 @@ class Recorder:
         self._starts.append(self.timer.stamp())
 
     def finish(self) -> None:
-        """The last step has ended: wait for the device, once."""
+        """The last step has ended: wait for the device, once. Only the first call counts.
+
+        The worker calls it; a framework whose library goes on after its last step calls it before.
+        """
+        if self._is_finished:
+            return
+        self._is_finished = True
         self.timer.settle()
         self.wall_s = self.timer.host() - self._begun_at - self._between_s
         gc.enable()

@@ -251,6 +251,7 @@ def _fingerprint(model: nn.Module) -> list[float]:
 
 
 def _placement(placement: Any) -> str:
+    # By its dimension: where FSDP shards what tensor parallelism has sharded, torch has another class for it.
     name, dim = type(placement).__name__.removeprefix("_"), getattr(placement, "dim", None)
     return name if dim is None else f"{name}({dim})"
 

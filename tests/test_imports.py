@@ -21,6 +21,7 @@ WORKER_ONLY = {
     "observe.py",
     "preload.py",
     "torch_model.py",
+    "torchtitan_trainer.py",
     "weights.py",
 }
 """Files that may import torch at their top, and that nothing on the driver's side imports."""

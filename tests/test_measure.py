@@ -26,6 +26,18 @@ def test_steps_are_timed_and_what_is_done_between_them_is_not() -> None:
     assert recorder.wall_s == 6
 
 
+def test_what_a_library_does_after_its_last_step_is_not_counted() -> None:
+    timer = SimulatedTimer()
+    recorder = Recorder(timer)
+    recorder.start()
+    timer.sleep(3)
+    recorder.boundary()
+    recorder.finish()
+    timer.sleep(100)
+    recorder.finish()
+    assert recorder.wall_s == 3
+
+
 def test_the_garbage_collector_rests_while_the_clock_runs() -> None:
     recorder = Recorder(SimulatedTimer())
     recorder.start()
