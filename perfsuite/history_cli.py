@@ -1,0 +1,130 @@
+"""`perfsuite history add | list`: keep what sessions measured, for years.
+
+Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from perfsuite import history
+from perfsuite.errors import PerfsuiteError
+from perfsuite.history import StoredResult
+from perfsuite.report import amount
+
+app = typer.Typer(help="Keep results for years, look at them, find what drifts.")
+
+HISTORY = Path(".perfsuite/history")
+History = Annotated[
+    Path, typer.Option("--history", help="Directory of the history: in a git branch, an artifact, a share.")
+]
+HardwareClass = Annotated[str, typer.Option("--hardware-class", help="Only these classes; * and ? match.")]
+CaseGlob = Annotated[str, typer.Option("--case", help="Only cases with such an id; * and ? match.")]
+Since = Annotated[
+    datetime, typer.Option("--since", formats=["%Y-%m-%d"], help="Only sessions from this day on.")
+]
+
+
+@app.command()
+def add(
+    results: Annotated[list[Path] | None, typer.Argument(help="results.json of sessions.")] = None,
+    history_dir: History = HISTORY,
+    store: Annotated[Path, typer.Option("--store", help="Local store, where sessions are.")] = Path(
+        ".perfsuite"
+    ),
+) -> None:
+    """Add sessions to a history; without arguments all of the local store. Adding one again changes nothing.
+
+    Injected, failed and unhealthy results are left out and named; so are sessions that name no commit or ran
+    with uncommitted changes. Exit status 1 if a session that was asked for by name gave nothing to keep.
+    """
+    files = results or list(history.local_sessions(store))
+    if not files:
+        _fail(f"no session in {store}/runs. Measure first (pytest bench_cases), or name results.json files")
+    empty = []
+    for file in files:
+        try:
+            added = history.add(history_dir, file)
+        except PerfsuiteError as error:
+            _fail(str(error))
+        for reason in added.left_out:
+            _print(f"[yellow]left out[/yellow] of {escape(str(file))}: {escape(reason)}")
+        for written in added.written:
+            _print(f"added: {written}")
+        if added.known:
+            _print(f"there already: {file}")
+        if not added.kept:
+            empty.append(file)
+    if empty and results:
+        _fail("nothing to keep in " + ", ".join(map(str, empty)))
+
+
+@dataclass
+class _Row:
+    sessions: int = 0
+    first: str = ""
+    last: str = ""
+    result: StoredResult | None = None
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+
+@app.command("list")
+def list_history(
+    history_dir: History = HISTORY,
+    hardware_class: HardwareClass = "*",
+    case: CaseGlob = "*",
+    since: Since = datetime.min,
+) -> None:
+    """What a history holds: for each hardware class and case its sessions and the newest figures."""
+    rows: dict[tuple[str, str], _Row] = {}
+    try:
+        cases = history.read_cases(history_dir, case)
+        for place in history.places(history_dir, hardware_class=hardware_class, since=since):
+            session = place.read()
+            for result in session.results:
+                if result.case not in cases:
+                    continue
+                row = rows.setdefault((place.hardware_class, cases[result.case].id), _Row())
+                row.sessions += 1
+                row.last = f"{session.started_at:%Y-%m-%d} {place.commit[:8]}"
+                row.first = row.first or row.last
+                row.result = result
+                row.outcomes[result.outcome] += 1
+    except PerfsuiteError as error:
+        _fail(str(error))
+    grid = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("hardware class", "case", "sessions", "first", "last", "ms/step", "memory", "verdicts"):
+        grid.add_column(heading, overflow="fold")
+    for (of_class, case_id), row in sorted(rows.items()):
+        grid.add_row(of_class, case_id, str(row.sessions), row.first, row.last, *_newest(row), _verdicts(row))
+    _print(grid if grid.row_count else f"nothing in {history_dir} matches")
+
+
+def _newest(row: _Row) -> tuple[str, str]:
+    assert row.result is not None
+    step_s = [value for value in row.result.step_s_p50 if value is not None]
+    memory = [value for value in row.result.peak_memory_bytes if value is not None]
+    return f"{1000 * median(step_s):.1f}", amount(median(memory) if memory else None, "bytes")
+
+
+def _verdicts(row: _Row) -> str:
+    return ", ".join(f"{count} {outcome}" for outcome, count in row.outcomes.most_common())
+
+
+def _print(what: Any) -> None:
+    Console(soft_wrap=True, highlight=False).print(what)
+
+
+def _fail(message: str) -> NoReturn:
+    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]{escape(message)}[/red]")
+    raise typer.Exit(1)
