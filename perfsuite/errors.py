@@ -5,6 +5,7 @@
     ├── FileError        a JSON file that cannot be read or written: names the file and the field
     ├── GitError         a git command that failed: with what it said
     ├── LaunchError      a job that cannot be ended
+    ├── PublishError     history pages that could not be made: with what asv said
     ├── MismatchError    what runs is not what was asked for; raised in a worker
     └── ReportError      rank reports that do not fit together
 
@@ -33,6 +34,10 @@ class GitError(PerfsuiteError):
 
 class LaunchError(PerfsuiteError):
     """A job that cannot be ended."""
+
+
+class PublishError(PerfsuiteError):
+    """History pages that could not be made."""
 
 
 class MismatchError(PerfsuiteError):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -133,19 +133,26 @@ def add(history: Path, file: Path) -> Added:
         sessions, cases, left_out = _stored(session)
     except ValueError as error:
         raise FileError(f"{file}: {error}") from None
-    written, known = [], False
-    for stored in sessions:
-        time = stored.started_at.strftime("%Y%m%dT%H%M%SZ")
-        target = history / stored.hardware_class / stored.commit / f"{time}-{digest}.json"
-        if target.exists():
-            known = True
-            continue
-        for name in {result.case for result in stored.results}:
-            if not (case_file := _case_file(history, name)).exists():
-                _write(case_file, cases[name])
-        _write(target, stored)
-        written.append(target)
-    return Added(written=written, known=known, kept=sum(len(s.results) for s in sessions), left_out=left_out)
+    written = [keep(history, stored, cases, digest) for stored in sessions]
+    return Added(
+        written=[path for path in written if path is not None],
+        known=None in written,
+        kept=sum(len(stored.results) for stored in sessions),
+        left_out=left_out,
+    )
+
+
+def keep(history: Path, session: StoredSession, cases: Mapping[str, StoredCase], digest: str) -> Path | None:
+    """Write a session and the cases it refers to. None, and nothing done, if it is there already."""
+    time = session.started_at.strftime("%Y%m%dT%H%M%SZ")
+    target = history / session.hardware_class / session.commit / f"{time}-{digest}.json"
+    if target.exists():
+        return None
+    for name in {result.case for result in session.results}:
+        if not (case_file := _case_file(history, name)).exists():
+            _write(case_file, cases[name])
+    _write(target, session)
+    return target
 
 
 def local_sessions(store: Path) -> Iterator[Path]:
@@ -239,8 +246,10 @@ def _result(result: Result, cases: dict[str, StoredCase], tables: _Tables) -> St
     runs = result.healthy_runs
     last = runs[-1]
     seen = last.observed
+    name, stored = stored_case(last.case)
+    cases[name] = stored
     return StoredResult(
-        case=_keep_case(last.case, cases),
+        case=name,
         outcome=result.outcome,
         step_s_p50=_column(runs, "step_s_p50"),
         step_s_mean=_column(runs, "step_s_mean"),
@@ -253,11 +262,10 @@ def _result(result: Result, cases: dict[str, StoredCase], tables: _Tables) -> St
     )
 
 
-def _keep_case(case: Case, cases: dict[str, StoredCase]) -> str:
+def stored_case(case: Case) -> tuple[str, StoredCase]:
+    """A case as it is kept, and the name of its file."""
     stored = StoredCase(id=case.id, parameters=case.parameters, case=data.plain(case))
-    name = f"{case.id}.{_digest(data.plain(stored))}"
-    cases[name] = stored
-    return name
+    return f"{case.id}.{_digest(data.plain(stored))}", stored
 
 
 def _column(runs: Sequence[Run], figure: str) -> Column:

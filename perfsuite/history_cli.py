@@ -1,4 +1,4 @@
-"""`perfsuite history add | list`: keep what sessions measured, for years.
+"""`perfsuite history add | list | export-asv | publish`: keep what sessions measured, for years.
 
 Imports neither torch nor pytest.
 """
@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from perfsuite import history
+from perfsuite import asv_export, asv_pages, history
+from perfsuite.asv_export import Exported
 from perfsuite.errors import PerfsuiteError
 from perfsuite.history import StoredResult
 from perfsuite.report import amount
@@ -33,6 +34,16 @@ CaseGlob = Annotated[str, typer.Option("--case", help="Only cases with such an i
 Since = Annotated[
     datetime, typer.Option("--since", formats=["%Y-%m-%d"], help="Only sessions from this day on.")
 ]
+
+
+Repo = Annotated[Path, typer.Option("--repo", help="Full clone of the repository that holds the cases.")]
+Branch = Annotated[
+    str, typer.Option("--branch", help="The branch whose commits are shown; that which is checked out.")
+]
+CommitUrl = Annotated[
+    str, typer.Option("--commit-url", help="What a commit's hash is appended to, for links to it.")
+]
+Out = Annotated[Path, typer.Argument(help="A directory of its own; what is there is brought up to date.")]
 
 
 @app.command()
@@ -108,6 +119,53 @@ def list_history(
     for (of_class, case_id), row in sorted(rows.items()):
         grid.add_row(of_class, case_id, str(row.sessions), row.first, row.last, *_newest(row), _verdicts(row))
     _print(grid if grid.row_count else f"nothing in {history_dir} matches")
+
+
+@app.command("export-asv")
+def export_asv(
+    out: Out,
+    history_dir: History = HISTORY,
+    repo: Repo = Path(),
+    branch: Branch = "",
+    commit_url: CommitUrl = "#",
+) -> None:
+    """Write a history as asv's files (asv.conf.json, results/): one machine per hardware class."""
+    _export(out, history_dir, repo, branch, commit_url)
+
+
+@app.command()
+def publish(
+    out: Out,
+    history_dir: History = HISTORY,
+    repo: Repo = Path(),
+    branch: Branch = "",
+    commit_url: CommitUrl = "#",
+) -> None:
+    """Make asv's pages of a history in OUT/html. They load nothing from the internet."""
+    exported = _export(out, history_dir, repo, branch, commit_url)
+    try:
+        pages = asv_pages.publish(out, commits=exported.commits)
+    except PerfsuiteError as error:
+        _fail(str(error))
+    _print(f"pages: {pages} (to look at them: python -m http.server --directory {pages})")
+
+
+def _export(out: Path, history_dir: Path, repo: Path, branch: str, commit_url: str) -> Exported:
+    try:
+        exported = asv_export.export(history_dir, out, repo=repo, branch=branch, commit_url=commit_url)
+    except PerfsuiteError as error:
+        _fail(str(error))
+    for commit, reason in exported.unplaced.items():
+        _print(f"[yellow]left out:[/yellow] commit {commit[:12]}: {escape(reason)}")
+    if exported.unplaced:
+        _print(
+            f"[yellow]{len(exported.unplaced)} commits left out[/yellow], {len(exported.commits)} exported"
+        )
+    _print(
+        f"results in {out}: {exported.written} written, {exported.unchanged} unchanged, "
+        f"{exported.removed} removed"
+    )
+    return exported
 
 
 def _newest(row: _Row) -> tuple[str, str]:

@@ -64,7 +64,9 @@ def test_a_session_is_found_by_hardware_class_commit_and_case(tmp_path: Path) ->
     assert case.case == data.plain(make_case())
 
 
-def test_medians_of_each_launch_are_kept_as_far_as_they_mean_something_and_no_step_series(tmp_path: Path) -> None:
+def test_medians_of_each_launch_are_kept_as_far_as_they_mean_something_and_no_step_series(
+    tmp_path: Path,
+) -> None:
     gap = RUN.replace(figures=FIGURES.replace(peak_memory_bytes=None, step_s_mean=math.nan))
     [written] = add_one(tmp_path, kept(RUN, gap)).written
     [result] = only_session(tmp_path / "history").results
