@@ -23,9 +23,8 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from perfsuite import data, history
-from perfsuite.errors import FileError, GitError
-from perfsuite.git import git
+from perfsuite import commits, data, history
+from perfsuite.errors import FileError
 from perfsuite.hardware import Machine
 from perfsuite.history import Place, StoredCase, StoredResult
 from perfsuite.metric import PEAK_MEMORY, TOKENS_PER_S
@@ -76,9 +75,9 @@ def export(directory: Path, out: Path, *, repo: Path, branch: str = "", commit_u
     nights: dict[tuple[str, str], list[Place]] = defaultdict(list)
     for place in history.places(directory):
         nights[place.hardware_class, place.commit].append(place)
-    branch = branch or git("rev-parse", "--abbrev-ref", "HEAD", cwd=repo).strip()
-    dates = _dates(repo, branch)
-    unplaced = _unplaced({commit for _, commit in nights} - dates.keys(), repo, branch)
+    branch = branch or commits.current_branch(repo)
+    dates = commits.dates(repo, branch)
+    missing = commits.unplaced({commit for _, commit in nights} - dates.keys(), repo, branch)
     wanted = {
         out / "results" / hardware_class / _file_name(commit, places): places
         for (hardware_class, commit), places in nights.items()
@@ -105,31 +104,8 @@ def export(directory: Path, out: Path, *, repo: Path, branch: str = "", commit_u
         unchanged=len(unchanged),
         removed=len(there - wanted.keys()),
         commits=frozenset(places[0].commit for places in wanted.values()),
-        unplaced=unplaced,
+        unplaced=missing,
     )
-
-
-def _dates(repo: Path, branch: str) -> dict[str, int]:
-    """Commits that asv shows, with their dates in milliseconds: those that it finds on the branch itself."""
-    lines = git("log", "--first-parent", "--format=%H %ct", branch, "--", cwd=repo).splitlines()
-    return {commit: 1000 * int(seconds) for commit, seconds in map(str.split, lines)}
-
-
-def _unplaced(commits: set[str], repo: Path, branch: str) -> dict[str, str]:
-    """Why asv cannot show these. Raises `GitError` if it is for want of history."""
-    if not commits:
-        return {}
-    known = set(git("rev-list", "--all", cwd=repo).split())
-    missing = commits - known
-    if missing and git("rev-parse", "--is-shallow-repository", cwd=repo).strip() == "true":
-        raise GitError(
-            f"{repo} is a shallow clone, in which {len(missing)} commits of the history are missing. "
-            "Fetch all of it: git fetch --unshallow"
-        )
-    return {
-        commit: f"not in {repo}" if commit in missing else f"not on {branch} itself (git log --first-parent)"
-        for commit in sorted(commits)
-    }
 
 
 def _configuration(repo: Path, branch: str, commit_url: str) -> dict[str, Any]:
@@ -186,7 +162,7 @@ def _write_night(
     content = {
         "version": 2,
         "commit_hash": places[0].commit,
-        "date": dates[places[0].commit],
+        "date": 1000 * dates[places[0].commit],
         "env_name": "perfsuite",
         "env_vars": {},
         "params": {"machine": places[0].hardware_class},

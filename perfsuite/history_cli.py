@@ -1,10 +1,11 @@
-"""`perfsuite history add | list | export-asv | publish`: keep what sessions measured, for years.
+"""`perfsuite history add | list | export-asv | publish | trend`: keep what sessions measured, for years.
 
 Imports neither torch nor pytest.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -17,11 +18,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from perfsuite import asv_export, asv_pages, history
+from perfsuite import asv_export, asv_pages, data, history
+from perfsuite import trend as trends
 from perfsuite.asv_export import Exported
 from perfsuite.errors import PerfsuiteError
 from perfsuite.history import StoredResult
 from perfsuite.report import amount
+from perfsuite.trend import Finding, Trend
 
 app = typer.Typer(help="Keep results for years, look at them, find what drifts.")
 
@@ -166,6 +169,75 @@ def _export(out: Path, history_dir: Path, repo: Path, branch: str, commit_url: s
         f"{exported.removed} removed"
     )
     return exported
+
+
+@app.command()
+def trend(
+    history_dir: History = HISTORY,
+    hardware_class: HardwareClass = "*",
+    case: CaseGlob = "*",
+    since: Annotated[
+        datetime | None,
+        typer.Option(
+            formats=["%Y-%m-%d"],
+            help="Report changes from this day on. Without it: the 90 days before the newest session.",
+        ),
+    ] = None,
+    repo: Annotated[
+        Path | None,
+        typer.Option(help="Clone of the repository that holds the cases: go by its commits, not by time."),
+    ] = None,
+    branch: Branch = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:
+    """Find when a case got slower or larger, slowly or at once, and what else changed then.
+
+    Exit status 1 if a worsening of that period is still there; set --since past one that is accepted.
+    """
+    try:
+        found = trends.trend(
+            history_dir,
+            hardware_class=hardware_class,
+            case=case,
+            since=since.date() if since else None,
+            repo=repo,
+            branch=branch,
+        )
+    except PerfsuiteError as error:
+        _fail(str(error))
+    if as_json:
+        print(json.dumps(data.plain(found), indent=1))
+    else:
+        _print_trend(found)
+    if found.failing:
+        raise typer.Exit(1)
+
+
+def _print_trend(found: Trend) -> None:
+    for commit, reason in found.unplaced.items():
+        _print(f"[yellow]left out:[/yellow] commit {commit[:12]}: {escape(reason)}")
+    for finding in found.findings:
+        _print(_told(finding))
+    _print(
+        f"{found.series} series in {found.sessions} sessions, changes since {found.since}: "
+        f"{len(found.failing)} worse and still so, {len(found.findings) - len(found.failing)} others"
+    )
+
+
+def _told(finding: Finding) -> str:
+    change = finding.change
+    state = "[red]worse[/red]" if finding.open else "worse, but no longer" if finding.worse else "better"
+    low, high = change.interval
+    when = f"{finding.first_day} to {finding.last_day}"
+    where = f"{finding.first_commit[:8]}..{finding.last_commit[:8]}"
+    count = "" if finding.commits_between is None else f", {finding.commits_between} commits"
+    lines = [
+        f"[bold]{finding.case}[/bold] on {finding.hardware_class}",
+        f"  {finding.metric}: {change.relative:+.1%} (99 % interval {low:+.1%} to {high:+.1%}): {state}",
+        f"  between {when}, {where}{count}",
+        *(f"  changed there: {escape(difference)}" for difference in finding.environment),
+    ]
+    return "\n".join(lines)
 
 
 def _newest(row: _Row) -> tuple[str, str]:
