@@ -1,48 +1,25 @@
 """A history as the files that asv (airspeed velocity) reads: one machine per hardware class.
 
-The format is asv's documented one (docs/source/dev.rst there), results version 2; it is written directly,
-because asv's classes rewrite whole histories. Costs only, for which more is worse: asv takes every increase
-for a regression. Imports neither torch nor pytest.
-
-A benchmark is a metric of a model on a topology in a precision; its parameters are what else tells cases
-apart, so that they can be compared on one page while combinations that nobody runs stay few. Names depend on
-nothing but the case: a new case never renames an old series.
+The format is asv's documented one (docs/source/dev.rst there), results version 2. It is written directly:
+asv's own classes rewrite all of it. Imports neither torch nor pytest.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-import math
-import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median, quantiles
 from typing import Any
 
 from perfsuite import commits, data, history
+from perfsuite.asv_results import COLUMNS, METRICS, PARAMETERS, VERSION, Slot, costs, in_order, results, slot
 from perfsuite.errors import FileError
 from perfsuite.hardware import Machine
-from perfsuite.history import Place, StoredCase, StoredResult
+from perfsuite.history import Place, StoredCase, StoredSession
 from perfsuite.metric import PEAK_MEMORY, TOKENS_PER_S
-from perfsuite.robust import t_quantile
-from perfsuite.sequential import pooled_noise
-
-PARAMETERS = ("framework", "sequence_length", "micro_batch", "gradient_accumulation", "options")
-"""Of a benchmark, in asv's sense. Model, topology and precision stand in its name."""
-METRICS = {"seconds_per_token": "seconds", "seconds_per_step": "seconds", "peak_memory": "bytes"}
-"""Names and units, as asv knows them."""
-VERSION = "1"
-"""Of this export: another one writes everything anew."""
-COLUMNS = (
-    *("result", "params", "version", "started_at", "duration", "stats_ci_99_a", "stats_ci_99_b"),
-    *("stats_q_25", "stats_q_75", "stats_number", "stats_repeat", "samples"),
-)
-_Z_99 = 2.576
-_MIN_FOR_QUARTILES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +35,8 @@ class Exported:
     """Commits that asv cannot show, and why; their sessions are left out."""
 
 
-@dataclass
-class _Launches:
-    """Of one case on one hardware class at one commit, of all sessions."""
-
-    parameters: dict[str, str]
-    by_metric: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+Benchmarks = dict[str, list[set[str]]]
+"""The values of each parameter, by benchmark."""
 
 
 def export(directory: Path, out: Path, *, repo: Path, branch: str = "", commit_url: str = "#") -> Exported:
@@ -77,7 +50,7 @@ def export(directory: Path, out: Path, *, repo: Path, branch: str = "", commit_u
         nights[place.hardware_class, place.commit].append(place)
     branch = branch or commits.current_branch(repo)
     dates = commits.dates(repo, branch)
-    missing = commits.unplaced({commit for _, commit in nights} - dates.keys(), repo, branch)
+    unplaced = commits.unplaced({commit for _, commit in nights} - dates.keys(), repo, branch)
     wanted = {
         out / "results" / hardware_class / _file_name(commit, places): places
         for (hardware_class, commit), places in nights.items()
@@ -87,25 +60,113 @@ def export(directory: Path, out: Path, *, repo: Path, branch: str = "", commit_u
         raise FileError(f"{directory} holds no session of a commit on {branch} of {repo}: nothing to export")
     if out.exists() and any(out.iterdir()) and not (out / "asv.conf.json").exists():
         raise FileError(f"{out} is not empty and holds no export. Give a directory of its own.")
+    cases = history.read_cases(directory)
+    slots = _slots(cases)
     _write(out / "asv.conf.json", _configuration(repo, branch, commit_url), indent=1)
     there = set(out.glob("results/*/*.json")) - set(out.glob("results/*/machine.json"))
     listing = out / "results" / "benchmarks.json"
     unchanged = there & wanted.keys() if listing.exists() else set()
-    benchmarks = _Benchmarks(listing, keep=bool(unchanged))
+    benchmarks = _read_benchmarks(listing) if unchanged else {}
     listing.unlink(missing_ok=True)  # it comes back last: without it, what was cut short is done anew
     for stale in there - wanted.keys():
         stale.unlink()
-    cases = history.read_cases(directory)
     for file in sorted(wanted.keys() - unchanged):
-        _write_night(file, wanted[file], cases, dates, benchmarks)
-    benchmarks.write()
+        places = wanted[file]
+        sessions = [place.read() for place in places]
+        for place, session in zip(places, sessions, strict=True):
+            history.check_cases(cases, session, place)
+        rows = _pooled(sessions, slots)
+        _add_parameters(benchmarks, rows)
+        _write_night(file, places[0], rows, dates)
+        if not (machine := file.with_name("machine.json")).exists():
+            _write(machine, _machine(sessions[-1].machine))
+    _write(listing, {"version": 2, **_listed(benchmarks)}, indent=1)
     return Exported(
         written=len(wanted) - len(unchanged),
         unchanged=len(unchanged),
         removed=len(there - wanted.keys()),
         commits=frozenset(places[0].commit for places in wanted.values()),
-        unplaced=missing,
+        unplaced=unplaced,
     )
+
+
+def _file_name(commit: str, places: Sequence[Place]) -> str:
+    """Says what went into it, so that a file that is there need not be read to know that it is right."""
+    sessions = "\n".join([VERSION, *sorted(place.file.name for place in places)])
+    return f"{commit}-{hashlib.sha256(sessions.encode()).hexdigest()[:12]}.json"
+
+
+def _slots(cases: Mapping[str, StoredCase]) -> dict[str, Slot]:
+    """Where each case stands among asv's benchmarks. Raises `FileError` if models share a name there."""
+    slots = {name: slot(case.parameters) for name, case in cases.items()}
+    models: dict[str, str] = {}
+    for name, one in slots.items():
+        model = cases[name].parameters["model"]
+        if (other := models.setdefault(one.group, model)) != model:
+            raise FileError(
+                f"models {other!r} and {model!r} are one name to asv: {one.group.split('.')[0]!r}. "
+                "Rename one of them in its cases."
+            )
+    return slots
+
+
+def _pooled(sessions: Iterable[StoredSession], slots: Mapping[str, Slot]) -> dict[str, list[Any]]:
+    """The results of one hardware class at one commit: the launches of all its sessions together."""
+    launches: dict[Slot, dict[str, list[float]]] = {}
+    newest = 0.0
+    for session in sessions:
+        newest = max(newest, session.started_at.timestamp())
+        for result in session.results:
+            of_case = launches.setdefault(slots[result.case], {metric: [] for metric in METRICS})
+            for metric, values in costs(result).items():
+                of_case[metric] += values
+    return results(launches, round(1000 * newest))
+
+
+def _write_night(file: Path, place: Place, rows: dict[str, list[Any]], dates: Mapping[str, int]) -> None:
+    content = {
+        "version": 2,
+        "commit_hash": place.commit,
+        "date": 1000 * dates[place.commit],
+        "env_name": "perfsuite",
+        "env_vars": {},
+        "params": {"machine": place.hardware_class},
+        "python": "",
+        "requirements": {},
+        "durations": {},
+        "result_columns": COLUMNS,
+        "results": rows,
+    }
+    _write(file, content)
+
+
+def _add_parameters(benchmarks: Benchmarks, rows: Mapping[str, list[Any]]) -> None:
+    for name, row in rows.items():
+        known = benchmarks.setdefault(name, [set() for _ in PARAMETERS])
+        for values, new in zip(known, row[COLUMNS.index("params")], strict=True):
+            values.update(new)
+
+
+def _read_benchmarks(listing: Path) -> Benchmarks:
+    """What results that are not written anew need."""
+    entries = json.loads(listing.read_text(encoding="utf-8"))
+    del entries["version"]
+    return {name: [set(values) for values in entry["params"]] for name, entry in entries.items()}
+
+
+def _listed(benchmarks: Benchmarks) -> dict[str, Any]:
+    return {
+        name: {
+            "name": name,
+            "code": "",
+            "param_names": PARAMETERS,
+            "params": [in_order(values) for values in params],
+            "type": "memory" if name.endswith("memory") else "time",
+            "unit": METRICS[name.rpartition(".")[2]],
+            "version": VERSION,
+        }
+        for name, params in sorted(benchmarks.items())
+    }
 
 
 def _configuration(repo: Path, branch: str, commit_url: str) -> dict[str, Any]:
@@ -125,180 +186,6 @@ def _configuration(repo: Path, branch: str, commit_url: str) -> dict[str, Any]:
         # At one speed it says the same as seconds per token: one slowdown shall be one entry.
         "regressions_first_commits": {r".*\.seconds_per_step\b": None},
     }
-
-
-def _file_name(commit: str, places: Sequence[Place]) -> str:
-    """Says what went into it, so that a file that is there need not be read to know that it is right."""
-    sessions = "\n".join([VERSION, *sorted(place.file.name for place in places)])
-    return f"{commit}-{hashlib.sha256(sessions.encode()).hexdigest()[:12]}.json"
-
-
-def _write_night(
-    file: Path,
-    places: Sequence[Place],
-    cases: dict[str, StoredCase],
-    dates: dict[str, int],
-    benchmarks: _Benchmarks,
-) -> None:
-    """The results of one hardware class at one commit: the launches of all its sessions together."""
-    by_case: dict[str, _Launches] = {}
-    sessions = [place.read() for place in places]
-    for place, session in zip(places, sessions, strict=True):
-        for result in session.results:
-            case = history.known_case(cases, result, place)
-            launches = by_case.setdefault(case.id, _Launches(parameters=case.parameters))
-            for metric, values in _costs(result).items():
-                launches.by_metric[metric] += values
-    grouped: dict[str, dict[tuple[str, ...], list[float]]] = defaultdict(dict)
-    intervals: dict[str, _Interval] = {}
-    for metric in METRICS:
-        interval = _interval(metric, [launches.by_metric[metric] for launches in by_case.values()])
-        for launches in by_case.values():
-            if launches.by_metric[metric]:
-                name = benchmarks.add(launches.parameters, metric)
-                intervals[name] = interval
-                grouped[name][parameters_of(launches.parameters)] = launches.by_metric[metric]
-    started_at = round(1000 * max(session.started_at for session in sessions).timestamp())
-    content = {
-        "version": 2,
-        "commit_hash": places[0].commit,
-        "date": 1000 * dates[places[0].commit],
-        "env_name": "perfsuite",
-        "env_vars": {},
-        "params": {"machine": places[0].hardware_class},
-        "python": "",
-        "requirements": {},
-        "durations": {},
-        "result_columns": COLUMNS,
-        "results": {
-            name: _row(by_parameters, intervals[name], started_at)
-            for name, by_parameters in sorted(grouped.items())
-        },
-    }
-    machine = file.with_name("machine.json")
-    if not machine.exists():
-        _write(machine, _machine(sessions[-1].machine))
-    _write(file, content)
-
-
-def _costs(result: StoredResult) -> dict[str, list[float]]:
-    """The median of each launch in each metric."""
-    steps = [value for value in result.step_s_p50 if value is not None]
-    tokens = result.tokens_per_step
-    return {
-        "seconds_per_step": steps,
-        "seconds_per_token": [step / tokens for step in steps] if tokens else [],
-        "peak_memory": [value for value in result.peak_memory_bytes if value is not None],
-    }
-
-
-_Interval = Callable[[Sequence[float]], tuple[float, float]]
-
-
-def _interval(metric: str, groups: Sequence[Sequence[float]]) -> _Interval:
-    """How sure a median of launches is: 99 % intervals, from which asv takes the weight of a point.
-
-    Two or three launches alone know little of their noise, so that of all cases of the night is pooled.
-    Memory is what it is: from the lowest to the highest launch.
-    """
-    if metric == "peak_memory":
-        return lambda values: (min(values), max(values))
-    try:
-        noise = pooled_noise([group for group in groups if group])
-    except ValueError:  # too few launches to tell; asv, too, then calls the interval infinite
-        return lambda values: (-math.inf, math.inf)
-    error = t_quantile(_Z_99, noise.degrees_of_freedom) * noise.sigma
-
-    def interval(values: Sequence[float]) -> tuple[float, float]:
-        factor = math.exp(error / math.sqrt(len(values)))
-        centre = median(values)
-        return centre / factor, centre * factor
-
-    return interval
-
-
-def _row(
-    by_parameters: dict[tuple[str, ...], list[float]], interval: _Interval, started_at: int
-) -> list[Any]:
-    """A benchmark's entry: a list for each column, by the product of the parameters' values."""
-    params = [_sorted(set(values)) for values in zip(*by_parameters, strict=True)]
-    stats = [_statistics(by_parameters.get(key), interval) for key in itertools.product(*params)]
-    results, low, high, quarter, three_quarters, number, repeat, samples = map(list, zip(*stats, strict=True))
-    spread = (low, high, quarter, three_quarters, number, repeat, samples)
-    return [results, params, VERSION, started_at, None, *spread]
-
-
-def _statistics(values: list[float] | None, interval: _Interval) -> tuple[Any, ...]:
-    if values is None:
-        return (None,) * 8
-    low, high = interval(values)
-    if len(values) < _MIN_FOR_QUARTILES:
-        quarter, middle, three_quarters = values * 3
-    else:
-        quarter, middle, three_quarters = quantiles(values, n=4, method="inclusive")
-    return middle, low, high, quarter, three_quarters, 1, len(values), values
-
-
-def parameters_of(parameters: dict[str, str]) -> tuple[str, ...]:
-    """The values of `PARAMETERS`."""
-    return tuple(parameters[name] or "default" for name in PARAMETERS)
-
-
-def benchmark_name(parameters: dict[str, str], metric: str) -> str:
-    """Parts between dots: asv groups by them."""
-    parts = (parameters[name] for name in ("model", "topology", "precision"))
-    return ".".join([*(re.sub(r"[^A-Za-z0-9_+-]", "_", part) for part in parts), metric])
-
-
-class _Benchmarks:
-    """`benchmarks.json`. With `keep` what it says stays: results that are not written anew need it."""
-
-    def __init__(self, file: Path, *, keep: bool) -> None:
-        self.file = file
-        self.params: dict[str, list[set[str]]] = {}
-        self.models: dict[str, str] = {}
-        if keep:
-            known = json.loads(file.read_text(encoding="utf-8"))
-            for name, entry in known.items():
-                if name != "version":
-                    self.params[name] = [set(values) for values in entry["params"]]
-                    self.models[name] = entry["code"]
-
-    def add(self, parameters: dict[str, str], metric: str) -> str:
-        """Make room for a case. Returns the benchmark's name."""
-        name = benchmark_name(parameters, metric)
-        model = self.models.setdefault(name, parameters["model"])
-        if model != parameters["model"]:
-            raise FileError(
-                f"models {model!r} and {parameters['model']!r} are one name to asv: "
-                f"{name.split('.')[0]!r}. Rename one of them in its cases."
-            )
-        known = self.params.setdefault(name, [set() for _ in PARAMETERS])
-        for values, value in zip(known, parameters_of(parameters), strict=True):
-            values.add(value)
-        return name
-
-    def write(self) -> None:
-        entries = {
-            name: {
-                "name": name,
-                "code": self.models[name],
-                "param_names": PARAMETERS,
-                "params": [_sorted(values) for values in params],
-                "type": "memory" if name.endswith("memory") else "time",
-                "unit": METRICS[name.rpartition(".")[2]],
-                "version": VERSION,
-            }
-            for name, params in sorted(self.params.items())
-        }
-        _write(self.file, {"version": 2, **entries}, indent=1)
-
-
-def _sorted(values: set[str]) -> list[str]:
-    """Numbers by size, before words."""
-    return sorted(
-        values, key=lambda value: (not value.isdigit(), int(value) if value.isdigit() else 0, value)
-    )
 
 
 def _machine(machine: Machine) -> dict[str, Any]:

@@ -178,12 +178,12 @@ def read_cases(history: Path, pattern: str = "*") -> dict[str, StoredCase]:
     }
 
 
-def known_case(cases: dict[str, StoredCase], result: StoredResult, place: Place) -> StoredCase:
-    """The case of a result. Raises `FileError` if the history lost it."""
-    if result.case not in cases:
-        missing = _case_file(place.file.parents[2], result.case)
-        raise FileError(f"{place.file}: its case is missing, restore {missing}")
-    return cases[result.case]
+def check_cases(cases: Mapping[str, StoredCase], session: StoredSession, place: Place) -> None:
+    """Raises `FileError` if the history lost a case of this session."""
+    for result in session.results:
+        if result.case not in cases:
+            missing = _case_file(place.file.parents[2], result.case)
+            raise FileError(f"{place.file}: its case is missing, restore {missing}")
 
 
 def _stored(session: SessionFile) -> tuple[list[StoredSession], dict[str, StoredCase], list[str]]:

@@ -14,6 +14,7 @@ from asv.results import Results, iter_results
 
 from perfsuite import asv_export, history
 from perfsuite.asv_export import Exported, export
+from perfsuite.asv_results import METRICS
 from perfsuite.errors import FileError, GitError
 from perfsuite.frameworks.fsdp import FSDP
 from perfsuite.models import Model
@@ -89,7 +90,7 @@ def test_asv_reads_benchmarks_with_parameters(kept: Path, out: Path, repo: Path)
     export(kept, out, repo=repo)
     benchmarks = Benchmarks.load(configuration(out))
     assert set(benchmarks) == {
-        f"{group}.{metric}" for group in (GPT2, "llama-tiny.1x2.fp32") for metric in asv_export.METRICS
+        f"{group}.{metric}" for group in (GPT2, "llama-tiny.1x2.fp32") for metric in METRICS
     }
     gpt2 = benchmarks[f"{GPT2}.seconds_per_step"]
     assert dict(zip(gpt2["param_names"], gpt2["params"], strict=True)) == {
@@ -99,9 +100,7 @@ def test_asv_reads_benchmarks_with_parameters(kept: Path, out: Path, repo: Path)
         "gradient_accumulation": ["1"],
         "options": ["max_warmup_steps5-steps20"],
     }
-    assert [benchmarks[f"{GPT2}.{metric}"]["unit"] for metric in asv_export.METRICS] == list(
-        asv_export.METRICS.values()
-    )
+    assert [benchmarks[f"{GPT2}.{metric}"]["unit"] for metric in METRICS] == list(METRICS.values())
 
 
 def test_values_are_medians_of_launches_and_combinations_that_nobody_ran_are_missing(
@@ -191,7 +190,7 @@ def test_another_night_writes_only_its_own_files(
     assert "llama-tiny.1x2.fp32.peak_memory" in benchmarks
 
 
-def killed(self: object) -> None:
+def killed(benchmarks: object) -> None:
     raise KeyboardInterrupt
 
 
@@ -199,7 +198,7 @@ def test_an_export_that_was_cut_short_is_done_anew(
     kept: Path, out: Path, repo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(asv_export._Benchmarks, "write", killed)
+        patch.setattr(asv_export, "_listed", killed)
         with pytest.raises(KeyboardInterrupt):
             export(kept, out, repo=repo)
     assert export(kept, out, repo=repo).unchanged == 0

@@ -216,9 +216,10 @@ def test_a_file_must_stand_where_its_content_says(tmp_path: Path) -> None:
 def test_a_lost_case_is_an_error_that_names_it(tmp_path: Path) -> None:
     add_one(tmp_path, kept(RUN))
     [place] = history.places(tmp_path / "history")
-    result = place.read().results[0]
-    with pytest.raises(FileError, match=rf"its case is missing, restore .*/cases/{result.case}\.json"):
-        history.known_case({}, result, place)
+    session = place.read()
+    name = session.results[0].case
+    with pytest.raises(FileError, match=rf"its case is missing, restore .*/cases/{name}\.json"):
+        history.check_cases({}, session, place)
 
 
 def test_cases_and_sessions_can_be_chosen(tmp_path: Path) -> None:
@@ -241,7 +242,7 @@ def test_histories_of_every_schema_version_can_be_read(version: str) -> None:
     assert session.commit == COMMIT
     assert session.environments[result.environment] == {"torch": "2.13.0"}
     assert result.step_s_p50 == (0.256, 0.257)
-    assert history.known_case(history.read_cases(VERSIONS / version), result, place).id == make_case().id
+    assert history.read_cases(VERSIONS / version)[result.case].id == make_case().id
 
 
 def test_there_is_a_history_of_the_version_that_is_written() -> None:
