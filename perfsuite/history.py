@@ -164,7 +164,8 @@ def places(history: Path, *, hardware_class: str = "*", since: datetime = dateti
     """Every session of a history, from a day on, oldest first. Raises `FileError` if there is no history."""
     if not history.is_dir():
         raise FileError(f"no history in {history}. Add sessions to one: perfsuite history add")
-    found = [Place(file=file) for file in history.glob(f"{hardware_class}/*/*.json")]
+    commit = "[0-9a-f]" * 40 + "*"  # other files may live beside: it may be a branch of a repository
+    found = [Place(file=file) for file in history.glob(f"{hardware_class}/{commit}/*.json")]
     found.sort(key=lambda place: place.file.name)
     return [place for place in found if place.day >= f"{since:%Y%m%d}"]
 

@@ -124,8 +124,12 @@ def trend(
         left_out = commits.unplaced({place.commit for place in places} - order.keys(), repo, branch)
         places = [place for place in places if place.commit in order]
         places.sort(key=lambda place: order[place.commit])  # stable: by time within a commit
+        if not places:
+            raise FileError(f"{directory} holds no session of a commit on {branch} of {repo}")
     circumstances = _Circumstances()
     series = _read(places, history.read_cases(directory, case), circumstances)
+    if not series:
+        raise FileError(f"{directory} holds no case that matches {case!r}; see: perfsuite history list")
     findings = [
         finding
         for key, one in series.items()

@@ -204,6 +204,13 @@ def test_no_history_says_how_to_begin_one(tmp_path: Path) -> None:
         history.places(tmp_path / "nowhere")
 
 
+def test_other_files_beside_a_history_are_left_alone(tmp_path: Path) -> None:
+    add_one(tmp_path, kept(RUN))
+    (tmp_path / "history/.github/workflows").mkdir(parents=True)
+    (tmp_path / "history/.github/workflows/settings.json").write_text("{}")
+    assert len(history.places(tmp_path / "history")) == 1
+
+
 def test_a_file_must_stand_where_its_content_says(tmp_path: Path) -> None:
     [written] = add_one(tmp_path, kept(RUN)).written
     moved = written.parents[1] / ("f" * 40) / written.name

@@ -105,6 +105,16 @@ def test_cases_and_hardware_classes_can_be_chosen(root: Path) -> None:
         trend(root / "history", hardware_class="a100*")
 
 
+def test_nothing_to_look_at_is_an_error(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        FileError, match=r"history holds no case that matches 'nope\*'; see: perfsuite history"
+    ):
+        trend(root / "history", case="nope*")
+    write_history(tmp_path / "history", ["f" * 40], CASES[:1])
+    with pytest.raises(FileError, match=r"holds no session of a commit on main of .*repo"):
+        trend(tmp_path / "history", repo=root / "repo")
+
+
 def test_sessions_are_ordered_by_their_commits(root: Path, tmp_path: Path, commits: list[str]) -> None:
     """Measured from the newest to the oldest, as when looking back: by time it would be an improvement."""
     write_history(tmp_path / "history", commits[::-1], CASES[:1], lambda c, n: levels(c, NIGHTS - 1 - n))
