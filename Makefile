@@ -2,7 +2,7 @@
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: bench test check unit selftest format figures clean
+.PHONY: bench test check unit selftest format figures history-figures clean
 
 bench: .venv/installed  ## run the CPU cases and compare with the last accepted figures
 	.venv/bin/pytest bench_cases -m cpu $(ARGS)
@@ -23,6 +23,10 @@ selftest: .venv/installed  ## inject every fault into real training, and see eac
 figures: .venv/installed  ## what perfsuite itself costs
 	.venv/bin/python -m tests.benchmarks.collection
 	.venv/bin/python -m tests.benchmarks.overhead
+
+history-figures: .venv/installed  ## what a long history costs, and how soon a drift is found (half an hour)
+	.venv/bin/python -m tests.benchmarks.history
+	.venv/bin/python -m tests.benchmarks.drift
 
 format: .venv/installed
 	.venv/bin/ruff check --fix .

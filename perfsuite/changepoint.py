@@ -9,8 +9,9 @@
 All on logarithms, so that changes are relative. A slow drift shows as a stair.
 
 Why not Apache Otava: its pins (numpy 2.2.0, BigQuery and Slack clients) would change the very environment
-that is measured, it looks at 50 points at a time, too few for a drift, and with its defaults every other
-series has a false alarm within a year. Figures of both, and of asv's detector: tests/benchmarks/drift.py.
+that is measured; with its defaults two series in five have a false alarm within a year; made as quiet as
+this, it misses most small changes, since it looks at 50 points at a time. Figures of both, and of asv's own
+detector: tests/benchmarks/drift.py.
 
 Imports numpy, inside functions; neither torch nor pytest.
 """

@@ -17,7 +17,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
@@ -160,23 +160,24 @@ def local_sessions(store: Path) -> Iterator[Path]:
     yield from sorted(store.glob("runs/*/results.json"))
 
 
-def places(history: Path, *, hardware_class: str = "*", since: datetime = datetime.min) -> list[Place]:
+def places(history: Path, *, hardware_class: str = "*", since: date | None = None) -> list[Place]:
     """Every session of a history, from a day on, oldest first. Raises `FileError` if there is no history."""
     if not history.is_dir():
         raise FileError(f"no history in {history}. Add sessions to one: perfsuite history add")
     commit = "[0-9a-f]" * 40 + "*"  # other files may live beside: it may be a branch of a repository
     found = [Place(file=file) for file in history.glob(f"{hardware_class}/{commit}/*.json")]
     found.sort(key=lambda place: place.file.name)
-    return [place for place in found if place.day >= f"{since:%Y%m%d}"]
+    return [place for place in found if since is None or place.day >= f"{since:%Y%m%d}"]
 
 
-def read_cases(history: Path, pattern: str = "*") -> dict[str, StoredCase]:
-    """The cases whose id matches, by the name that results call them."""
-    return {
-        file.stem: data.read(file, StoredCase)
-        for file in sorted((history / "cases").glob("*.json"))
-        if fnmatchcase(file.stem.rpartition(".")[0], pattern)
-    }
+def read_cases(history: Path) -> dict[str, StoredCase]:
+    """Every case by the name that results call it."""
+    return {file.stem: data.read(file, StoredCase) for file in sorted((history / "cases").glob("*.json"))}
+
+
+def matching(cases: Mapping[str, StoredCase], pattern: str) -> set[str]:
+    """The names of the cases whose id matches; `*` and `?` are any text and any character."""
+    return {name for name, case in cases.items() if fnmatchcase(case.id, pattern)}
 
 
 def check_cases(cases: Mapping[str, StoredCase], session: StoredSession, place: Place) -> None:

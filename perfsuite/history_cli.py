@@ -35,7 +35,7 @@ History = Annotated[
 HardwareClass = Annotated[str, typer.Option("--hardware-class", help="Only these classes; * and ? match.")]
 CaseGlob = Annotated[str, typer.Option("--case", help="Only cases with such an id; * and ? match.")]
 Since = Annotated[
-    datetime, typer.Option("--since", formats=["%Y-%m-%d"], help="Only sessions from this day on.")
+    datetime | None, typer.Option("--since", formats=["%Y-%m-%d"], help="Only sessions from this day on.")
 ]
 
 
@@ -97,16 +97,18 @@ def list_history(
     history_dir: History = HISTORY,
     hardware_class: HardwareClass = "*",
     case: CaseGlob = "*",
-    since: Since = datetime.min,
+    since: Since = None,
 ) -> None:
     """What a history holds: for each hardware class and case its sessions and the newest figures."""
     rows: dict[tuple[str, str], _Row] = {}
     try:
-        cases = history.read_cases(history_dir, case)
+        cases = history.read_cases(history_dir)
+        wanted = history.matching(cases, case)
         for place in history.places(history_dir, hardware_class=hardware_class, since=since):
             session = place.read()
+            history.check_cases(cases, session, place)
             for result in session.results:
-                if result.case not in cases:
+                if result.case not in wanted:
                     continue
                 row = rows.setdefault((place.hardware_class, cases[result.case].id), _Row())
                 row.sessions += 1
@@ -228,7 +230,7 @@ def _told(finding: Finding) -> str:
     change = finding.change
     state = "[red]worse[/red]" if finding.open else "worse, but no longer" if finding.worse else "better"
     low, high = change.interval
-    when = f"{finding.first_day} to {finding.last_day}"
+    when = f"{finding.first_day} and {finding.last_day}"
     where = f"{finding.first_commit[:8]}..{finding.last_commit[:8]}"
     count = "" if finding.commits_between is None else f", {finding.commits_between} commits"
     lines = [

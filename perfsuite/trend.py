@@ -127,7 +127,7 @@ def trend(
         if not places:
             raise FileError(f"{directory} holds no session of a commit on {branch} of {repo}")
     circumstances = _Circumstances()
-    series = _read(places, history.read_cases(directory, case), circumstances)
+    series = _read(places, history.read_cases(directory), case, circumstances)
     if not series:
         raise FileError(f"{directory} holds no case that matches {case!r}; see: perfsuite history list")
     findings = [
@@ -146,19 +146,23 @@ def trend(
 
 
 def _read(
-    places: Sequence[Place], cases: Mapping[str, history.StoredCase], circumstances: _Circumstances
+    places: Sequence[Place],
+    cases: Mapping[str, history.StoredCase],
+    pattern: str,
+    circumstances: _Circumstances,
 ) -> dict[tuple[str, str], _Series]:
     series: dict[tuple[str, str], _Series] = defaultdict(_Series)
+    wanted = history.matching(cases, pattern)
     for number, place in enumerate(places):
         session = place.read()
+        history.check_cases(cases, session, place)
         for result in session.results:
-            if (case := cases.get(result.case)) is None:
-                continue
-            one = series[place.hardware_class, case.id]
-            one.sessions.append(number)
-            one.circumstances.append(circumstances.number(session, result))
-            one.by_metric["seconds per token"].append(_seconds_per_token(result))
-            one.by_metric["peak memory"].append(_median(result.peak_memory_bytes))
+            if result.case in wanted:
+                one = series[place.hardware_class, cases[result.case].id]
+                one.sessions.append(number)
+                one.circumstances.append(circumstances.number(session, result))
+                one.by_metric["seconds per token"].append(_seconds_per_token(result))
+                one.by_metric["peak memory"].append(_median(result.peak_memory_bytes))
     return series
 
 

@@ -13,7 +13,7 @@ from tests.samples import make_case
 SLOT = Slot("m.1x8.bf16", ("ddp", "4096", "1", "1", "default"))
 
 
-def column(name: str, rows: dict[str, list[Any]], benchmark: str = "m.1x8.bf16.seconds_per_step") -> object:
+def column(name: str, rows: dict[str, list[Any]], benchmark: str = "m.1x8.bf16.seconds_per_step") -> Any:
     return rows[benchmark][COLUMNS.index(name)]
 
 
@@ -105,7 +105,8 @@ def test_the_interval_of_times_is_pooled_over_all_cases() -> None:
     rows = results(launches, 0)
     ratios = []
     for group in (SLOT.group, other.group):
-        [low], [high] = (column(f"stats_ci_99_{end}", rows, f"{group}.seconds_per_step") for end in "ab")
+        name = f"{group}.seconds_per_step"
+        [low], [high] = column("stats_ci_99_a", rows, name), column("stats_ci_99_b", rows, name)
         ratios.append(high / low)
     assert ratios[0] == pytest.approx(ratios[1])
     assert 1.03 < ratios[0] < 1.1

@@ -233,9 +233,9 @@ def test_cases_and_sessions_can_be_chosen(tmp_path: Path) -> None:
     add_one(tmp_path, kept(RUN), kept(RUN.replace(case=make_case(micro_batch=4))))
     add_one(tmp_path, kept(RUN), started_at="2026-02-01T01:00:00+02:00")
     directory = tmp_path / "history"
-    assert {case.id for case in history.read_cases(directory, "*-b4-*").values()} == {
-        make_case(micro_batch=4).id
-    }
+    cases = history.read_cases(directory)
+    assert {cases[name].id for name in history.matching(cases, "*-b4-*")} == {make_case(micro_batch=4).id}
+    assert history.matching(cases, "*") == set(cases)
     days = [place.day for place in history.places(directory)]
     assert days == ["20260102", "20260131"]
     assert [p.day for p in history.places(directory, since=datetime(2026, 1, 3))] == ["20260131"]

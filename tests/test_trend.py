@@ -115,6 +115,13 @@ def test_nothing_to_look_at_is_an_error(root: Path, tmp_path: Path) -> None:
         trend(tmp_path / "history", repo=root / "repo")
 
 
+def test_a_case_that_was_lost_is_an_error_and_no_gap(tmp_path: Path, commits: list[str]) -> None:
+    write_history(tmp_path / "history", commits[:8], CASES)
+    next((tmp_path / "history/cases").glob(f"{SAME}.*")).unlink()
+    with pytest.raises(FileError, match=rf"its case is missing, restore .*{SAME}"):
+        trend(tmp_path / "history", case=SLOWER)
+
+
 def test_sessions_are_ordered_by_their_commits(root: Path, tmp_path: Path, commits: list[str]) -> None:
     """Measured from the newest to the oldest, as when looking back: by time it would be an improvement."""
     write_history(tmp_path / "history", commits[::-1], CASES[:1], lambda c, n: levels(c, NIGHTS - 1 - n))
@@ -160,7 +167,7 @@ def test_a_worsening_that_is_still_there_is_told_and_fails(root: Path) -> None:
     assert "seconds per token: +3." in result.output
     assert "): worse\n" in result.output
     assert "changed there: torch: 2.13.0 -> 2.14.0" in result.output
-    assert "between 2024-02-19 to 2024-02-20, " in result.output
+    assert "between 2024-02-19 and 2024-02-20, " in result.output
     assert ", 1 commits" in result.output
     assert (
         "6 series in 60 sessions, changes since 2023-12-01: 2 worse and still so, 0 others" in result.output

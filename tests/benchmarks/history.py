@@ -48,7 +48,7 @@ def cases() -> list[Case]:
 
 def levels(case: int, night: int) -> Level:
     """Every tenth case changes once, each on another night: slower, faster, or larger."""
-    if case % 10 or night < 2 * case + 100:
+    if case % 10 or night < 2 * case + 200:
         return Level()
     return (Level(step_s=1.05), Level(step_s=0.95), Level(memory=1.02))[case // 10 % 3]
 
