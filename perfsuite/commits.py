@@ -26,7 +26,7 @@ def unplaced(commits: set[str], repo: Path, branch: str) -> dict[str, str]:
     missing = commits - set(git("rev-list", "--all", cwd=repo).split())
     if missing and git("rev-parse", "--is-shallow-repository", cwd=repo).strip() == "true":
         raise GitError(
-            f"{repo} is a shallow clone, in which {len(missing)} commits of the history are missing. "
+            f"{repo} is a shallow clone, which lacks commits of the history ({len(missing)}). "
             "Fetch all of it: git fetch --unshallow"
         )
     return {

@@ -164,7 +164,7 @@ def _export(out: Path, history_dir: Path, repo: Path, branch: str, commit_url: s
         _print(f"[yellow]left out:[/yellow] commit {commit[:12]}: {escape(reason)}")
     if exported.unplaced:
         _print(
-            f"[yellow]{len(exported.unplaced)} commits left out[/yellow], {len(exported.commits)} exported"
+            f"[yellow]commits left out: {len(exported.unplaced)}[/yellow], exported: {len(exported.commits)}"
         )
     _print(
         f"results in {out}: {exported.written} written, {exported.unchanged} unchanged, "
@@ -232,7 +232,7 @@ def _told(finding: Finding) -> str:
     low, high = change.interval
     when = f"{finding.first_day} and {finding.last_day}"
     where = f"{finding.first_commit[:8]}..{finding.last_commit[:8]}"
-    count = "" if finding.commits_between is None else f", {finding.commits_between} commits"
+    count = "" if finding.commits_between is None else f", commits: {finding.commits_between}"
     lines = [
         f"[bold]{finding.case}[/bold] on {finding.hardware_class}",
         f"  {finding.metric}: {change.relative:+.1%} (99 % interval {low:+.1%} to {high:+.1%}): {state}",

@@ -148,5 +148,5 @@ def test_publish_names_what_it_leaves_out(tmp_path: Path) -> None:
     )
     assert result.exit_code == 0, result.output
     assert f"left out: commit ffffffffffff: not in {tmp_path / 'repo'}" in result.output
-    assert "1 commits left out, 3 exported" in result.output
+    assert "commits left out: 1, exported: 3" in result.output
     assert "0 written, 3 unchanged, 0 removed" in result.output

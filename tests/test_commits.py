@@ -51,7 +51,9 @@ def test_nothing_missing_needs_no_reason(repo: Path) -> None:
 def test_a_shallow_clone_is_refused_if_it_lacks_commits(repo: Path, tmp_path: Path) -> None:
     oldest = next(iter(commits.dates(repo, "main")))
     subprocess.run(["git", "clone", "-q", "--depth=1", repo.as_uri(), str(tmp_path / "shallow")], check=True)
-    with pytest.raises(GitError, match=r"is a shallow clone, in which 1 commits .*git fetch --unshallow"):
+    with pytest.raises(
+        GitError, match=r"is a shallow clone, which lacks commits .*\(1\)\. .*git fetch --unshallow"
+    ):
         commits.unplaced({oldest}, tmp_path / "shallow", "main")
 
 

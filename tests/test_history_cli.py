@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,30 @@ def test_list_without_a_history_says_how_to_begin_one() -> None:
     result = invoke("list")
     assert result.exit_code == 1
     assert "no history in .perfsuite/history" in result.output
+
+
+SUITE = """
+import pytest
+from perfsuite import Case, Topology
+from perfsuite.frameworks.fake import Fake
+
+CASE = Case(model="gpt2-tiny", framework=Fake(), sequence_length=64, micro_batch=2, hardware="cpu",
+            topology=Topology(processes_per_node=2), max_warmup_steps=5, steps=20)
+
+@pytest.mark.parametrize("case", [CASE])
+def test_it(bench, case):
+    bench(case)
+"""
+
+
+@pytest.mark.launch
+def test_what_a_pytest_session_leaves_goes_all_the_way(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=SUITE)
+    pytester.path.joinpath(".gitignore").write_text("*\n!*.py\n")
+    for command in ("init -q -b main", "add .", "-c user.name=Ada -c user.email=a@b.org commit -q -m suite"):
+        subprocess.run(["git", *command.split()], cwd=pytester.path, check=True)
+    assert pytester.runpytest_subprocess("-q").ret == 0
+    assert "added: .perfsuite/history/cpu-" in invoke("add").output
+    assert "1 recorded" in invoke("list").output
+    assert "2 series in 1 sessions" in invoke("trend", "--repo=.").output
+    assert "results in pages: 1 written" in invoke("export-asv", "pages").output

@@ -168,7 +168,7 @@ def test_a_worsening_that_is_still_there_is_told_and_fails(root: Path) -> None:
     assert "): worse\n" in result.output
     assert "changed there: torch: 2.13.0 -> 2.14.0" in result.output
     assert "between 2024-02-19 and 2024-02-20, " in result.output
-    assert ", 1 commits" in result.output
+    assert ", commits: 1" in result.output
     assert (
         "6 series in 60 sessions, changes since 2023-12-01: 2 worse and still so, 0 others" in result.output
     )
