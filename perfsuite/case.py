@@ -63,6 +63,10 @@ class Case(Data):
     """Steps measured at the least."""
     timeout_s: float = Field(default=900, gt=0, allow_inf_nan=False)
     """Seconds after which a launch is killed."""
+    known_issue: str | None = Field(default=None, pattern=r"^https?://\S+$")
+    """Where it is tracked that this case fails; the report says whether it still does."""
+    may_run_out_of_memory: bool = Field(default=False, strict=True)
+    """Whether out of memory is an answer, as in a batch sweep, where no baseline says that it fits."""
 
     @field_validator("hardware", mode="before")
     @classmethod
@@ -153,8 +157,8 @@ _IN_ID_ALREADY = frozenset(
         "topology",
     }
 )
-NOT_IN_ID = frozenset({"hardware", "timeout_s"})
-"""They choose where a case runs and how long it may take, not what is measured."""
+NOT_IN_ID = frozenset({"hardware", "timeout_s", "known_issue", "may_run_out_of_memory"})
+"""They choose where a case runs, how long it may take and how it may fail, not what is measured."""
 
 
 class CaseFile(Document):

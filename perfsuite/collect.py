@@ -138,7 +138,7 @@ def _measured(bare: Run, reports: list[RankReport], peak_flops: float | None) ->
         device_probe=_slowest_probe(reports),
         notes=tuple(_notes(reports, steady=window.steady)),
     )
-    return run.replace(figures=_figures(run, reports[0].tokens_per_step, peak_flops))
+    return run.replace(figures=_figures(run, reports, peak_flops))
 
 
 def _slowest_probe(reports: list[RankReport]) -> dict[str, float]:
@@ -189,8 +189,10 @@ def _notes(reports: list[RankReport], *, steady: bool) -> list[str]:
     return notes
 
 
-def _figures(run: Run, tokens_per_step: int, peak_flops: float | None) -> Figures:
+def _figures(run: Run, reports: list[RankReport], peak_flops: float | None) -> Figures:
     steps = run.measured_steps
+    tokens_per_step = reports[0].tokens_per_step
+    own = [report.own_tokens_per_s for report in reports if report.own_tokens_per_s is not None]
     ranks = run.case.topology.world_size
     p50, mean = median(steps), fmean(steps)
     p95 = quantiles(steps, n=20, method="inclusive")[-1]
@@ -204,6 +206,7 @@ def _figures(run: Run, tokens_per_step: int, peak_flops: float | None) -> Figure
         tokens_per_s=tokens_per_s,
         tokens_per_s_per_device=tokens_per_s / ranks,
         tokens_per_s_mean=tokens_per_step / mean,
+        own_tokens_per_s=median(own) if own else None,
         step_s_p50=p50,
         step_s_p95=p95,
         step_s_mean=mean,

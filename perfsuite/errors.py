@@ -4,6 +4,7 @@
     ├── CaseError        a case, model or option that cannot be: the message says what is allowed
     ├── FileError        a JSON file that cannot be read or written: names the file and the field
     ├── GitError         a git command that failed: with what it said
+    ├── GitHubError      gh, GitHub's command line, failed or is missing
     ├── LaunchError      a job that cannot be ended
     ├── PublishError     history pages that could not be made: with what asv said
     ├── MismatchError    what runs is not what was asked for; raised in a worker
@@ -30,6 +31,10 @@ class FileError(PerfsuiteError):
 
 class GitError(PerfsuiteError):
     """A git command failed."""
+
+
+class GitHubError(PerfsuiteError):
+    """GitHub's command line failed or is missing."""
 
 
 class LaunchError(PerfsuiteError):

@@ -7,9 +7,10 @@ is what registers it. This module imports neither torch nor pytest; `build` impo
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import ValidationError
@@ -40,15 +41,20 @@ class Workload:
     """What `Framework.build` returns: a training job that is ready to run.
 
     `run(steps)` makes that many optimizer steps and returns the loss of each as this rank saw it: floats,
-    or 0-d tensors still on the device, because reading one inside a step would synchronise. `model` and
-    `optimizer` are what really trains, as wrapped; the worker inspects them. `data_parallel` is the number
-    of ranks (from 1 to the world size) that see different data.
+    or 0-d tensors still on the device, because reading one inside a step would synchronise.
     """
 
     run: Callable[[int], list[Any]]
     data_parallel: int
+    """Ranks (from 1 to the world size) that see different data."""
     model: Any = None
-    optimizer: Any = None
+    """What trains, as wrapped. None where the library wraps it in `run`: the worker then finds the living
+    module that owns the parameters of the first optimizer that steps."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """What the worker cannot see and this framework knows to run: which kernel stands in for which, what was
+    forced or patched. Kept in `Observed.settings`."""
+    own_tokens_per_s: Callable[[], float | None] = lambda: None
+    """Global tokens/s by the framework's own log, asked after `run`, to be shown beside the clock's."""
     memory: Callable[[], Memory] | None = None
     """Reads peak memory, where it is not this process's own."""
 
@@ -58,17 +64,30 @@ class Framework(Data):
 
     name: ClassVar[str]
     needs_torch: ClassVar[bool] = True
+    packages: ClassVar[tuple[str, ...]] = ()
+    """What it imports beyond torch and transformers; their versions are recorded."""
+    builds_model: ClassVar[bool] = True
+    """Whether it builds the case's model from its configuration; a script brings its own."""
+    own_process_group: ClassVar[bool] = False
+    """Whether the library insists on creating the default process group itself."""
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         """Why this framework cannot run `case` on `machine`, or None. Must not import torch."""
         return None
 
-    def expected(self, case: Case) -> dict[str, str]:
-        """What the worker must find in `Observed.settings` for this to be the run that was asked for."""
+    def expected(self, case: Case) -> Mapping[str, str | None]:
+        """What the worker must find in `Observed.settings` for this to be the run that was asked for.
+
+        Every framework is checked for world size, dtypes, attention, checkpointed blocks, and parameters that
+        change (`perfsuite.observe`); None for one of those says that it cannot be seen here.
+        """
         return {}
 
     def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
-        """Build model, optimizer and data on `ranks.device`. The process group exists already."""
+        """Build model, optimizer and data on `ranks.device`. The process group exists already.
+
+        (Unless `own_process_group`: then this creates it.)
+        """
         raise NotImplementedError
 
     def slug(self) -> str:
@@ -94,6 +113,19 @@ def changed_fields(data: Data, skip: frozenset[str] = frozenset()) -> list[str]:
                 name + repr(value).removesuffix(".0") if isinstance(value, float) else f"{name}{value}"
             )
     return parts
+
+
+def missing_package(*packages: str) -> str | None:
+    """Which of these packages is not installed, and how to get it, or None. A broken one is not missing."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            what = f"'perfsuite[{package}]'" if package in EXTRAS else package
+            return f"it needs the package {package}, which is not installed: pip install {what}"
+    return None
+
+
+EXTRAS = frozenset({"bitsandbytes", "lightning", "peft", "torchtitan"})
+"""Packages that are not installed with perfsuite but by an extra of their name."""
 
 
 def framework_names() -> list[str]:

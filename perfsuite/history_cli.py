@@ -60,12 +60,12 @@ def add(
     """Add sessions to a history; without arguments all of the local store. Adding one again changes nothing.
 
     Injected, failed and unhealthy results are left out and named; so are sessions that name no commit or ran
-    with uncommitted changes. Exit status 1 if a session that was asked for by name gave nothing to keep.
+    with uncommitted changes. Exit status 1 if nothing can be kept of all that was asked for by name.
     """
     files = results or list(history.local_sessions(store))
     if not files:
         _fail(f"no session in {store}/runs. Measure first (pytest bench_cases), or name results.json files")
-    empty = []
+    kept = 0
     for file in files:
         try:
             added = history.add(history_dir, file)
@@ -77,10 +77,9 @@ def add(
             _print(f"added: {written}")
         if added.known:
             _print(f"there already: {file}")
-        if not added.kept:
-            empty.append(file)
-    if empty and results:
-        _fail("nothing to keep in " + ", ".join(map(str, empty)))
+        kept += added.kept
+    if results and not kept:
+        _fail("nothing to keep in " + ", ".join(map(str, results)))
 
 
 @dataclass

@@ -34,6 +34,7 @@ class Model(Data):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60)
     config: FrozenMapping
+    """Empty for what only a training script knows how to build: no FLOPs are known of it, and so no MFU."""
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -41,26 +42,25 @@ class Model(Data):
     @field_validator("config")
     @classmethod
     def _has_model_type(cls, config: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
-        if not isinstance(config.get("model_type"), str):
+        if config and not isinstance(config.get("model_type"), str):
             raise ValueError("a transformers configuration needs model_type, for example 'llama'")
         return config
+
+    @classmethod
+    def named(cls, name: str) -> Self:
+        """A model of which only a training script knows what it is."""
+        return cls(name=name, config={})
 
     @classmethod
     def from_config(cls, config: Any, *, name: str) -> Self:
         """From a `config.json` (its path or its content) or a transformers configuration object."""
         if hasattr(config, "to_diff_dict"):
             config = {"model_type": config.model_type, **config.to_diff_dict()}
-        if isinstance(config, Mapping):
-            return cls(name=name, config=config)
-        path = Path(config)
-        try:
-            return cls(name=name, config=json.loads(path.read_text(encoding="utf-8")))
-        except OSError as error:
-            raise FileError(
-                f"cannot read {path}: {error.strerror}. Give a transformers config.json."
-            ) from error
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise FileError(f"{path}: not JSON ({error}). Give a transformers config.json.") from error
+        if not isinstance(config, Mapping):
+            config = _read_json(Path(config))
+        if config == {}:
+            raise CaseError("Model: config: a transformers configuration needs model_type, got {}")
+        return cls(name=name, config=config)
 
     @property
     def max_sequence_length(self) -> int | None:
@@ -70,6 +70,15 @@ class Model(Data):
             if isinstance(value, int):
                 return value
         return None
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}. Give a transformers config.json.") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise FileError(f"{path}: not JSON ({error}). Give a transformers config.json.") from error
 
 
 def gpt2(name: str, *, layers: int, heads: int, hidden: int, **changes: JsonValue) -> Model:
@@ -112,6 +121,21 @@ def llama(
     return Model(name=name, config={**config, **changes})
 
 
+def mamba(name: str, *, layers: int, hidden: int, vocab: int, **changes: JsonValue) -> Model:
+    """A Mamba shape (Gu and Dao 2023): state 16, expansion 2, convolution over 4, tied embeddings."""
+    config: dict[str, JsonValue] = {
+        "model_type": "mamba",
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "state_size": 16,
+        "expand": 2,
+        "conv_kernel": 4,
+        "vocab_size": vocab,
+        "tie_word_embeddings": True,
+    }
+    return Model(name=name, config={**config, **changes})
+
+
 _NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 _LLAMA_31_ROPE: dict[str, JsonValue] = {
     "rope_type": "llama3",
@@ -138,11 +162,14 @@ MODELS: Mapping[str, Model] = {
             vocab=512,
             max_position_embeddings=256,
         ),
+        mamba("mamba-tiny", layers=2, hidden=64, vocab=512),
         gpt2("gpt2", layers=12, heads=12, hidden=768),
         gpt2("gpt2-large", layers=36, heads=20, hidden=1280),
         gpt2("gpt2-xl", layers=48, heads=25, hidden=1600),
-        # minGPT's table of shapes: 96 layers of gpt2-xl's width, "3 B".
+        # Lightning's shapes for minGPT, called 3 B (96 layers of gpt2-xl's width), 4.4 B and 8.4 B.
         gpt2("gpt2-xxl", layers=96, heads=25, hidden=1600),
+        gpt2("gpt2-xxxl", layers=100, heads=30, hidden=1920),
+        gpt2("gpt2-4xl", layers=190, heads=30, hidden=1920),
         llama("llama-2-13b", layers=40, heads=40, kv_heads=40, hidden=5120, mlp=13824, vocab=32000),
         llama("llama-2-70b", layers=80, heads=64, kv_heads=8, hidden=8192, mlp=28672, vocab=32000),
         llama(
@@ -179,6 +206,9 @@ MODELS: Mapping[str, Model] = {
             tie_word_embeddings=True,
             rope_parameters={**_LLAMA_31_ROPE, "factor": 32.0},
         ),
+        # LightOn's 1.6 B, of which the shape was not published with its throughput: 56 layers of the width
+        # of Mamba-1.4B come nearest, with a vocabulary of 64,000.
+        mamba("mamba-1.6b", layers=56, hidden=2048, vocab=64000),
     )
 }
 

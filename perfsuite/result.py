@@ -134,6 +134,8 @@ class RankReport(Document):
     wall_s: float = 0
     """Host clock over all steps, less what was done between them; agrees with the sum of `step_s`."""
     loss: tuple[float, ...] = ()
+    own_tokens_per_s: float | None = None
+    """Of all ranks together, by the framework's own log; None where it keeps none."""
     memory: Memory | None = None
     flops: Flops | None = None
     observed: Observed | None = None
@@ -150,6 +152,8 @@ class Figures(Data):
     tokens_per_s_per_device: float | None = None
     tokens_per_s_mean: float | None = None
     """By the mean step time: stalls show here."""
+    own_tokens_per_s: float | None = None
+    """By the framework's own log, warm-up and all as it counts: never gated, shown beside the clock's."""
     step_s_p50: float | None = None
     step_s_p95: float | None = None
     step_s_mean: float | None = None

@@ -25,6 +25,8 @@ class Result(Data):
     baseline_file: str | None
     directory: str
     """The files of the launches."""
+    excused: Literal["known issue", "out of memory"] | None = None
+    """Why a failure is no surprise (`Case.known_issue`, `Case.may_run_out_of_memory`)."""
 
     @property
     def healthy_runs(self) -> list[Run]:

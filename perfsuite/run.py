@@ -7,7 +7,6 @@ Driver side; imports neither torch nor pytest.
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -17,6 +16,7 @@ from perfsuite import data
 from perfsuite.case import Case, CaseFile
 from perfsuite.collect import collect
 from perfsuite.errors import FileError
+from perfsuite.framework import missing_package
 from perfsuite.hardware import Machine
 from perfsuite.health import sampler
 from perfsuite.judge import Verdict
@@ -40,9 +40,11 @@ def unsupported(case: Case, machine: Machine) -> str | None:
     if case.attention == "flash_attention_2":
         if machine.device == "cpu":
             return "flash_attention_2 runs on GPUs only"
-        if importlib.util.find_spec("flash_attn") is None:
-            return "flash_attention_2 needs the package flash-attn, which is not installed"
-    return case.framework.unsupported(case, machine)
+        if (missing := missing_package("flash_attn")) is not None:
+            return f"for flash_attention_2 {missing}"
+    if not case.model.config and case.framework.builds_model:
+        return f"{case.framework.name} cannot build {case.model.name}: it has a name only, no configuration"
+    return missing_package(*case.framework.packages) or case.framework.unsupported(case, machine)
 
 
 def measure(

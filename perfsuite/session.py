@@ -14,7 +14,7 @@ from perfsuite.case import Case
 from perfsuite.errors import GitError
 from perfsuite.git import git
 from perfsuite.hardware import Machine, detect, detect_cpu
-from perfsuite.judge import UNMEASURED, Outcome, Policy, Verdict, judge
+from perfsuite.judge import UNMEASURED, Policy, Verdict, judge
 from perfsuite.noise import ClassNoise, class_noise
 from perfsuite.progress import Progress
 from perfsuite.result import Run
@@ -133,6 +133,7 @@ class Session:
             verdict=verdict,
             baseline_file=str(file) if file else None,
             directory=str(directory),
+            excused=_excuse(case, verdict, has_baseline=accepted is not None),
         )
         self.results.append(result)
         if recorded and file is not None:
@@ -166,15 +167,30 @@ class Session:
             interrupted_case=self.running,
         )
 
-    def is_failing(self, outcome: Outcome) -> bool:
-        """Whether a test fails with this outcome."""
+    def is_failing(self, result: Result) -> bool:
+        """Whether a test fails with this result."""
+        outcome = result.verdict.outcome
         return (
-            outcome in ("regressed", "failed")
+            outcome == "regressed"
+            or (outcome == "failed" and result.excused is None)
             or (outcome == "improved" and self.options.strict_improved)
             or (outcome == "inconclusive" and self.options.strict_inconclusive)
         )
 
     @property
     def nothing_measured(self) -> bool:
-        """Whether no result says anything about the speed of the code."""
-        return all(result.verdict.outcome in UNMEASURED for result in self.results)
+        """Whether no result says anything about the code."""
+        return all(
+            result.verdict.outcome in UNMEASURED and result.excused != "known issue"
+            for result in self.results
+        )
+
+
+def _excuse(
+    case: Case, verdict: Verdict, *, has_baseline: bool
+) -> Literal["known issue", "out of memory"] | None:
+    if case.known_issue is not None and verdict.failure in ("crash", "timeout", "loss", "missing_report"):
+        return "known issue"
+    if case.may_run_out_of_memory and verdict.failure == "out_of_memory" and not has_baseline:
+        return "out of memory"
+    return None

@@ -57,11 +57,20 @@ def transformers_config(model: Model) -> Any:
 
 
 def transformers_model(config: Any, *, attention: str, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """A randomly initialised model on the current default device."""
+    """A randomly initialised model on the current default device.
+
+    transformers takes nothing but eager for a model without attention.
+    """
     from transformers import AutoModelForCausalLM
 
+    attention = attention if has_attention(config) else "eager"
     built: nn.Module = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype)
     return built.train()
+
+
+def has_attention(config: Any) -> bool:
+    """Whether a transformers configuration is of a model with attention; Mamba's has none."""
+    return hasattr(config.get_text_config(), "num_attention_heads")
 
 
 def build_model(case: Case, device: torch.device) -> nn.Module:
@@ -74,9 +83,7 @@ def build_model(case: Case, device: torch.device) -> nn.Module:
         config = transformers_config(case.model)
         model = transformers_model(config, attention=case.attention, dtype=DTYPES[case.precision])
     for index, block in enumerate(blocks(model)):
-        if not case.compile:  # a counter inside a compiled block would change what is measured
-            block.forward = block.perfsuite_forwards = Forwards(block.forward)
-        if _is_checkpointed(case.activation_checkpointing, index):
+        if is_checkpointed(case.activation_checkpointing, index):
             _checkpoint(block, by_op=case.activation_checkpointing == "selective-op")
         if case.compile:
             block.compile()
@@ -84,15 +91,17 @@ def build_model(case: Case, device: torch.device) -> nn.Module:
 
 
 def blocks(model: nn.Module) -> list[Any]:
-    """The transformer blocks: the modules that transformers says must not be split."""
+    """The transformer blocks: the outermost modules that transformers says must not be split."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     found = [module for module in model.modules() if type(module).__name__ in names]
     if not found:
         raise MismatchError(f"{type(model).__name__} names no transformer blocks (_no_split_modules)")
-    return found
+    inner = {id(part) for block in found for part in block.modules() if part is not block}
+    return [block for block in found if id(block) not in inner]
 
 
-def _is_checkpointed(mode: str, index: int) -> bool:
+def is_checkpointed(mode: str, index: int) -> bool:
+    """Whether the block of that index is recomputed in backward, by a case's `activation_checkpointing`."""
     if mode.startswith("every-"):
         return index % int(mode.removeprefix("every-")) == 0
     return mode != "none"
@@ -100,20 +109,7 @@ def _is_checkpointed(mode: str, index: int) -> bool:
 
 def expected_recomputing_blocks(mode: str, blocks: int) -> int:
     """How many of so many blocks must be seen to run their forward twice a step."""
-    return sum(_is_checkpointed(mode, index) for index in range(blocks))
-
-
-class Forwards:
-    """Counts how often a block's forward really ran: twice a micro-batch where it is recomputed."""
-
-    def __init__(self, forward: Callable[..., Any]) -> None:
-        self._forward = forward
-        self.count = 0
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The block's own forward."""
-        self.count += 1
-        return self._forward(*args, **kwargs)
+    return sum(is_checkpointed(mode, index) for index in range(blocks))
 
 
 def _checkpoint(block: Any, *, by_op: bool) -> None:
@@ -218,5 +214,4 @@ def data_parallel_workload(
         run=lambda steps: [step() for _ in range(steps)],
         data_parallel=ranks.world_size,
         model=model,
-        optimizer=optimizer,
     )

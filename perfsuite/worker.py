@@ -114,9 +114,9 @@ def _kind(error: BaseException) -> FailureKind:
     return "crash"
 
 
-def _recorder(asked: CaseFile, report: RankReport, timer: Any, probe: Any = None) -> measure.Recorder:
+def _recorder(asked: CaseFile, report: RankReport, timer: measure.Timer, **options: Any) -> measure.Recorder:
     injector = _injector(asked, report)
-    return measure.Recorder(timer, probe=probe, before_end=None if injector is None else injector.before_end)
+    return measure.Recorder(timer, before_end=None if injector is None else injector.before_end, **options)
 
 
 def _injector(asked: CaseFile, report: RankReport) -> Injector | None:
@@ -144,6 +144,7 @@ def _run(
         probe_s=tuple(recorder.probe_s),
         wall_s=recorder.wall_s,
         loss=tuple(float(loss) for loss in losses),
+        own_tokens_per_s=workload.own_tokens_per_s(),
     )
 
 
@@ -161,7 +162,7 @@ def _measure_fake(run_dir: RunDir, asked: CaseFile, report: RankReport) -> RankR
 def _measure_torch(run_dir: RunDir, asked: CaseFile, report: RankReport) -> RankReport:
     import torch
     import torch.distributed as dist
-    from torch.optim.optimizer import register_optimizer_step_post_hook
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     from perfsuite import flops
     from perfsuite.device_probe import device_probe
@@ -178,28 +179,33 @@ def _measure_torch(run_dir: RunDir, asked: CaseFile, report: RankReport) -> Rank
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         timer = measure.HostTimer()
         device, probe = torch.device("cpu"), measure.cpu_probe()
-    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
+    if not case.framework.own_process_group:
+        dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
 
-    counted = flops.count(case.model, case.sequence_length)
+    counted = flops.count(case.model, case.sequence_length) if case.model.config else None
     _rehearse(torch, device)
     report = report.replace(device_probe=device_probe(device))
-    recorder = _recorder(asked, report, timer, probe)
-    ranks = Ranks(rank=report.rank, local_rank=local_rank, world_size=report.world_size, device=device)
     memory = measure.CudaMemory() if on_gpu else measure.HostMemory()
+    recorder = _recorder(asked, report, timer, probe=probe, after_first_step=memory.reset_peak)
+    ranks = Ranks(rank=report.rank, local_rank=local_rank, world_size=report.world_size, device=device)
     workload = case.framework.build(case, ranks, recorder)
     observer = Observer(case, workload)
-    hook = register_optimizer_step_post_hook(recorder.after_optimizer_step)
-    memory.reset_peak()  # building may need more than training, and is not what is measured
+    hooks = [
+        register_optimizer_step_pre_hook(observer.before_optimizer_step),
+        register_optimizer_step_post_hook(recorder.after_optimizer_step),
+    ]
     report = _run(run_dir, asked, workload, recorder, report)
-    hook.remove()
+    for hook in hooks:
+        hook.remove()
     observed = observer.result()
     report = report.replace(memory=memory.read(), observed=observed)
     try:
         observer.check(observed)
     except MismatchError as error:  # with all that was measured, and the same on every rank
         report = report.replace(failure=_failure(error, report.rank))
-    dist.barrier()  # a rank that leaves early breaks the connections of the others
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.barrier()  # a rank that leaves early breaks the connections of the others
+        dist.destroy_process_group()
     return report.replace(flops=counted)
 
 
@@ -207,7 +213,8 @@ def _rehearse(torch: Any, device: Any) -> None:
     """Let the libraries load and allocate what they keep, so that memory above this level is the model's."""
     weight = torch.nn.Parameter(torch.ones(8, 8, device=device))
     weight.square().sum().backward()
-    torch.distributed.all_reduce(weight.grad)
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(weight.grad)
     torch.optim.AdamW([weight]).step()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite import DDP, FSDP, FSDP2, Case, Framework, Topology
+from perfsuite import DDP, FSDP, FSDP2, Case, Framework, Lightning, Topology
 from perfsuite.hardware import detect
 from perfsuite.result import Run
 from perfsuite.run import run, unsupported
@@ -55,7 +55,9 @@ def test_a_run_is_complete(ddp: Run) -> None:
 
 @pytest.mark.launch
 @pytest.mark.parametrize(
-    "framework", [FULL, FSDP(sharding_strategy="SHARD_GRAD_OP"), FSDP2()], ids=Framework.slug
+    "framework",
+    [FULL, FSDP(sharding_strategy="SHARD_GRAD_OP"), FSDP2(), Lightning(strategy="fsdp2")],
+    ids=Framework.slug,
 )
 @pytest.mark.launch
 def test_strategies_train_the_same(ddp: Run, tmp_path: Path, framework: Framework) -> None:
@@ -117,6 +119,14 @@ def test_compiled_blocks_train_the_same_and_what_cannot_be_seen_in_them_is_said(
     assert compiled.loss == pytest.approx(ddp.loss, rel=1e-3)
     assert compiled.observed is not None
     assert compiled.observed.settings["recomputing_blocks"] == "not observed (compiled)"
+
+
+@pytest.mark.launch
+def test_a_model_without_attention_trains_the_same_sharded_and_recomputed(tmp_path: Path) -> None:
+    mamba = SMALL.replace(model="mamba-tiny")
+    plain = measured(mamba, tmp_path / "ddp")
+    sharded = mamba.replace(framework=FSDP2(), activation_checkpointing="full")
+    assert measured(sharded, tmp_path / "fsdp2").loss == pytest.approx(plain.loss, rel=1e-4)
 
 
 @pytest.mark.launch

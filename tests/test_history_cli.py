@@ -54,10 +54,12 @@ def test_add_names_what_is_left_out_and_goes_on() -> None:
     assert result.output.count("added: kept/") == 1
 
 
-def test_add_of_a_named_session_that_gives_nothing_fails() -> None:
-    result = invoke("add", str(in_store("01", commit=None)))
+def test_add_fails_if_nothing_of_what_was_named_can_be_kept() -> None:
+    bad, good = str(in_store("01", commit=None)), str(in_store("02"))
+    result = invoke("add", bad)
     assert result.exit_code == 1
     assert "nothing to keep in .perfsuite/runs/01/results.json" in result.output
+    assert invoke("add", bad, good).exit_code == 0
 
 
 def test_add_without_sessions_says_how_to_get_one() -> None:

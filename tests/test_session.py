@@ -15,7 +15,7 @@ from perfsuite.judge import Policy, Verdict
 from perfsuite.progress import Progress
 from perfsuite.result import Run
 from perfsuite.session import Options, Session
-from tests.samples import make_case, make_figures, make_run
+from tests.samples import make_case, make_figures, make_run, never_run
 
 
 def make_session(directory: Path) -> Session:
@@ -91,4 +91,45 @@ def test_a_machine_with_gpus_is_a_cpu_machine_for_a_cpu_case(
 def test_which_outcomes_fail(tmp_path: Path, outcome: str, strict: dict[str, Any], failing: bool) -> None:
     ours = make_session(tmp_path)
     ours.options = replace(ours.options, **strict)
-    assert ours.is_failing(outcome) is failing  # type: ignore[arg-type]
+    verdict = never_run().verdict.replace(outcome=outcome)
+    assert ours.is_failing(never_run().replace(verdict=verdict)) is failing
+
+
+ISSUE = {"known_issue": "https://example.org/issues/209"}
+SWEPT = {"may_run_out_of_memory": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "failure", "has_baseline", "excused"),
+    [
+        (ISSUE, "crash", False, "known issue"),
+        (ISSUE, "timeout", True, "known issue"),
+        (ISSUE, "mismatch", False, None),
+        (ISSUE, "no_baseline", False, None),
+        (ISSUE, "out_of_memory", False, None),
+        (SWEPT, "out_of_memory", False, "out of memory"),
+        (SWEPT, "out_of_memory", True, None),
+        (SWEPT, "crash", False, None),
+        ({}, "out_of_memory", False, None),
+    ],
+)
+def test_which_failures_are_no_surprise(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    failure: Any,
+    has_baseline: bool,
+    excused: str | None,
+) -> None:
+    asked = make_case(**changes)
+    verdict = Verdict(outcome="failed", launches=1, failure=failure)
+    stand_in(monkeypatch, [make_run(case=asked)], verdict)
+    ours = make_session(tmp_path)
+    if has_baseline:
+        directory, hardware_class = ours.baseline_directories[0], ours.machine.hardware_class
+        before = baseline.from_runs([make_run(case=asked, machine=ours.machine)] * 5)
+        data.write(baseline.path(directory, hardware_class, asked), before)
+    result = ours.measure(asked, "test")
+    assert result.excused == excused
+    assert ours.is_failing(result) is (excused is None)
+    assert ours.nothing_measured is (excused != "known issue")
