@@ -71,7 +71,7 @@ keep: .venv/installed  ## the results in nights/ into the branch perfsuite-histo
 	git -C history diff --cached --quiet || git -C history $(AS_PERFSUITE) commit --quiet -m "Results of a night"
 	git -C history push --quiet origin perfsuite-history
 
-pages: .venv/installed  ## OUT=site: asv pages of history/
+pages: .venv/installed  ## OUT=site: asv pages of history/ in site/html
 	.venv/bin/perfsuite history publish "$$OUT" --history history
 
 issue: .venv/installed  ## RUN_URL=...: open, update or close the issue of each hardware class in nights/

@@ -1,6 +1,7 @@
 """Where the level of a series changed: optimal segmentation, then a t-test of each change. Pure.
 
-1. The noise is read off differences of neighbours, which a step hardly moves.
+1. The noise is read off differences of neighbours, which a step hardly moves. Where neighbouring nights are
+   alike (a machine has good and bad weeks), means are less sure than their number says, and noise counts more.
 2. Single outliers are clipped to what their neighbours allow, so that one bad night is no change.
 3. The cheapest piecewise constant fit, squares in units of the noise and a price per level, is found exactly
    (optimal partitioning: Jackson et al., IEEE Signal Processing Letters 12(2), 2005).
@@ -60,22 +61,40 @@ class Change(Data):
     """99 % interval of `relative`."""
 
 
-def changes(series: Sequence[float], *, min_change: float) -> list[Change]:
-    """Changes of level by at least `min_change` (relative), oldest first. Values must be above 0."""
+def correlation(series: Sequence[float]) -> float:
+    """How alike neighbours are, from 0 to 0.9, by differences of next and next but one, which steps leave be.
+
+    For noise in which each night keeps a share r of the one before, their variances are as 1 to 1 + r. Vague
+    for one series: take the median of those that share a machine.
+    """
+    import numpy as np
+
+    logs = np.log(np.asarray(series, dtype=np.float64))
+    next_one, next_but_one = (float(np.median(np.abs(logs[lag:] - logs[:-lag]))) for lag in (1, 2))
+    return min(max((next_but_one / next_one) ** 2 - 1, 0.0), 0.9) if next_one else 0.0
+
+
+def changes(series: Sequence[float], *, min_change: float, correlation: float = 0.0) -> list[Change]:
+    """Changes of level by at least `min_change` (relative), oldest first. Values must be above 0.
+
+    `correlation` is that of neighbours, as `correlation` tells it.
+    """
     import numpy as np
 
     if len(series) < 2 * MIN_NIGHTS:
         return []
     logs = np.log(np.asarray(series, dtype=np.float64))
-    noise = max(float(np.median(np.abs(np.diff(logs)))) / _MAD_OF_DIFFERENCES, NOISE_FLOOR)
-    logs = _without_outliers(logs - logs[0], noise)
+    noise = float(np.median(np.abs(np.diff(logs)))) / _MAD_OF_DIFFERENCES / math.sqrt(1 - correlation)
+    logs = _without_outliers(logs - logs[0], max(noise, NOISE_FLOOR))
+    of_means = math.sqrt((1 + correlation) / (1 - correlation))
+    noise = max(noise * of_means, NOISE_FLOOR)
     sums = np.concatenate(([0.0], np.cumsum(logs)))
     bounds = _cheapest(sums / noise)
     residuals = logs - np.repeat(
         [(sums[end] - sums[start]) / (end - start) for start, end in pairwise(bounds)], np.diff(bounds)
     )
     degrees = len(logs) - (len(bounds) - 1)
-    noise = max(math.sqrt(float(residuals @ residuals) / degrees), noise)
+    noise = max(of_means * math.sqrt(float(residuals @ residuals) / degrees), noise)
     bounds = _sure(sums, bounds, noise, degrees, math.log1p(min_change))
     origin = math.log(series[0])
     return [

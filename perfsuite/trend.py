@@ -24,6 +24,8 @@ PERIOD = timedelta(days=90)
 """How far back changes count unless said otherwise: a slow one is found weeks after it began."""
 MIN_CHANGE = 0.005
 """Relative: smaller changes are not worth a look."""
+MIN_FOR_CORRELATION = 30
+"""Sessions of a series before it says anything on how alike neighbours are."""
 
 MetricName = Literal["seconds per token", "peak memory"]
 
@@ -130,10 +132,11 @@ def trend(
     series = _read(places, history.read_cases(directory), case, circumstances)
     if not series:
         raise FileError(f"{directory} holds no case that matches {case!r}; see: perfsuite history list")
+    correlations = _correlations(series)
     findings = [
         finding
         for key, one in series.items()
-        for finding in _findings(key, one, places, circumstances, order)
+        for finding in _findings(key, one, places, circumstances, order, correlations)
         if finding.last_day >= since
     ]
     return Trend(
@@ -176,18 +179,30 @@ def _median(column: history.Column) -> float | None:
     return median(values) if values else None
 
 
+def _correlations(series: Mapping[tuple[str, str], _Series]) -> dict[tuple[str, MetricName], float]:
+    """How alike neighbouring nights are, by hardware class and metric: good and bad weeks are a machine's."""
+    known: dict[tuple[str, MetricName], list[float]] = defaultdict(list)
+    for (hardware_class, _), one in series.items():
+        for metric, values in one.by_metric.items():
+            measured = [value for value in values if value is not None]
+            if len(measured) >= MIN_FOR_CORRELATION:
+                known[hardware_class, metric].append(changepoint.correlation(measured))
+    return defaultdict(float, {key: median(values) for key, values in known.items()})
+
+
 def _findings(
     key: tuple[str, str],
     one: _Series,
     places: Sequence[Place],
     circumstances: _Circumstances,
     order: Mapping[str, int],
+    correlations: Mapping[tuple[str, MetricName], float],
 ) -> list[Finding]:
     found = []
     for metric, values in one.by_metric.items():
         measured = [index for index, value in enumerate(values) if value is not None]
         series = [value for value in values if value is not None]
-        changes = changepoint.changes(series, min_change=MIN_CHANGE)
+        changes = changepoint.changes(series, min_change=MIN_CHANGE, correlation=correlations[key[0], metric])
         for change in changes:
             inside = measured[change.earliest - 1 : change.latest + 1]
             first, last = (places[one.sessions[index]] for index in (inside[0], inside[-1]))

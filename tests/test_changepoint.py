@@ -3,10 +3,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from statistics import median
 
 import pytest
 
-from perfsuite.changepoint import Change, changes
+from perfsuite.changepoint import Change, changes, correlation
 
 
 def series(*levels: tuple[int, float], noise: float = 0.01, seed: int = 0) -> list[float]:
@@ -86,6 +87,43 @@ def test_a_drift_of_three_per_mille_a_week_is_found_and_measured() -> None:
 @pytest.mark.parametrize("nights", range(6))
 def test_a_history_that_is_too_short_has_no_changes(nights: int) -> None:
     assert found(series((nights, 1.0))) == []
+
+
+def good_and_bad_weeks(share: float, nights: int, seed: int) -> list[float]:
+    """Each night keeps a share of the luck of the one before; 1 % noise, no change."""
+    luck = random.Random(seed)
+    now, found = luck.gauss(0, 0.01), []
+    for _ in range(nights):
+        found.append(math.exp(now))
+        now = share * now + luck.gauss(0, 0.01 * math.sqrt(1 - share**2))
+    return found
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6])
+def test_how_alike_neighbours_are(share: float) -> None:
+    estimates = [correlation(good_and_bad_weeks(share, 365, seed)) for seed in range(25)]
+    assert median(estimates) == pytest.approx(share, abs=0.15)
+
+
+def test_steps_do_not_make_neighbours_alike() -> None:
+    assert correlation(series((40, 1.0), (40, 1.1), (40, 1.2), seed=1)) < 0.3
+    assert correlation([5.0] * 20) == 0
+
+
+def test_a_change_among_alike_neighbours_must_be_clearer() -> None:
+    values = series((60, 1.0), (14, 1.025))
+    assert len(found(values)) == 1
+    assert changes(values, min_change=0.005, correlation=0.6) == []
+
+
+@pytest.mark.simulation
+def test_good_and_bad_weeks_are_no_changes() -> None:
+    for share in (0.3, 0.6):
+        histories = [good_and_bad_weeks(share, 365, seed) for seed in range(100)]
+        alike = median(correlation(values) for values in histories)
+        alarms = [changes(values, min_change=0.005, correlation=alike) for values in histories]
+        assert sum(map(bool, alarms)) <= 3
+    assert sum(bool(found(values)) for values in histories) > 50  # what the correction is for
 
 
 @pytest.mark.simulation
