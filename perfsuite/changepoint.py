@@ -1,7 +1,7 @@
 """Where the level of a series changed: optimal segmentation, then a t-test of each change. Pure.
 
 1. The noise is read off differences of neighbours, which a step hardly moves. Where neighbouring nights are
-   alike (a machine has good and bad weeks), means are less sure than their number says, and noise counts more.
+   alike (a machine has good and bad weeks), a mean is less sure than its number of nights says.
 2. Single outliers are clipped to what their neighbours allow, so that one bad night is no change.
 3. The cheapest piecewise constant fit, squares in units of the noise and a price per level, is found exactly
    (optimal partitioning: Jackson et al., IEEE Signal Processing Letters 12(2), 2005).
