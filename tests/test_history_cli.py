@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -123,12 +124,12 @@ def test_it(bench, case):
 
 
 @pytest.mark.launch
-def test_what_a_pytest_session_leaves_goes_all_the_way(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(test_it=SUITE)
-    pytester.path.joinpath(".gitignore").write_text("*\n!*.py\n")
+def test_what_a_pytest_session_leaves_goes_all_the_way(here: Path) -> None:
+    (here / "test_it.py").write_text(SUITE)
+    (here / ".gitignore").write_text("*\n!*.py\n")
     for command in ("init -q -b main", "add .", "-c user.name=Ada -c user.email=a@b.org commit -q -m suite"):
-        subprocess.run(["git", *command.split()], cwd=pytester.path, check=True)
-    assert pytester.runpytest_subprocess("-q").ret == 0
+        subprocess.run(["git", *command.split()], check=True)
+    subprocess.run([sys.executable, "-m", "pytest", "-q"], check=True)
     assert "added: .perfsuite/history/cpu-" in invoke("add").output
     assert "1 recorded" in invoke("list").output
     assert "2 series in 1 sessions" in invoke("trend", "--repo=.").output
