@@ -8,7 +8,7 @@ RESULTS ?=
 AS_PERFSUITE = -c user.name=perfsuite -c user.email=perfsuite@users.noreply.github.com
 export BASE CASES HARDWARE OUT REASON
 
-.PHONY: bench test check unit selftest format figures pictures browser clean \
+.PHONY: bench test check unit selftest format figures history-figures pictures browser clean \
 	night summary keep pages issue compare refresh propose
 
 bench: .venv/installed  ## run the CPU cases and compare with the last accepted figures
@@ -41,6 +41,10 @@ browser:  ## Chromium for the tests and pictures that need one; installed only w
 	command -v chromedriver || { apt-get update -qq && \
 	  apt-get install -qq -y --no-install-recommends chromium chromium-driver fonts-dejavu-core; }
 
+history-figures: .venv/installed  ## what a long history costs, and how soon a drift is found (half an hour)
+	.venv/bin/python -m tests.benchmarks.history
+	.venv/bin/python -m tests.benchmarks.drift
+
 format: .venv/installed
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
@@ -67,7 +71,7 @@ keep: .venv/installed  ## the results in nights/ into the branch perfsuite-histo
 	git -C history diff --cached --quiet || git -C history $(AS_PERFSUITE) commit --quiet -m "Results of a night"
 	git -C history push --quiet origin perfsuite-history
 
-pages: .venv/installed  ## OUT=site: asv pages of history/
+pages: .venv/installed  ## OUT=site: asv pages of history/ in site/html
 	.venv/bin/perfsuite history publish "$$OUT" --history history
 
 issue: .venv/installed  ## RUN_URL=...: open, update or close the issue of each hardware class in nights/

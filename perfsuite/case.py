@@ -118,21 +118,40 @@ class Case(Data):
     @cached_property
     def id(self) -> str:
         """Stable, unique, fit for a file name: the framework, the model, and what differs from defaults."""
-        t = self.topology
-        batch = f"b{self.micro_batch}"
-        if self.gradient_accumulation > 1:
-            batch += f"x{self.gradient_accumulation}"
-        parts = [
-            self.framework.slug(),
-            self.model.name,
-            f"s{self.sequence_length}",
-            batch,
-            self.precision,
-            *([f"ac_{self.activation_checkpointing}"] if self.activation_checkpointing != "none" else []),
-            *changed_fields(self, skip=_IN_ID_ALREADY | NOT_IN_ID),
-            f"{t.nodes}x{t.processes_per_node}",
-        ]
-        return re.sub(r"[^A-Za-z0-9._+-]", "_", "-".join(parts))
+        parts = self.parameters
+        accumulation = parts["gradient_accumulation"]
+        batch = f"b{parts['micro_batch']}" + (f"x{accumulation}" if accumulation != "1" else "")
+        return "-".join(
+            part
+            for part in (
+                parts["framework"],
+                parts["model"],
+                f"s{parts['sequence_length']}",
+                batch,
+                parts["precision"],
+                parts["options"],
+                parts["topology"],
+            )
+            if part
+        )
+
+    @cached_property
+    def parameters(self) -> dict[str, str]:
+        """What tells this case from others, as text fit for a file name: the parts of its id."""
+        ac = self.activation_checkpointing
+        options = [f"ac_{ac}"] if ac != "none" else []
+        options += changed_fields(self, skip=_IN_ID_ALREADY | NOT_IN_ID)
+        parts = {
+            "framework": self.framework.slug(),
+            "model": self.model.name,
+            "sequence_length": str(self.sequence_length),
+            "micro_batch": str(self.micro_batch),
+            "gradient_accumulation": str(self.gradient_accumulation),
+            "precision": self.precision,
+            "options": "-".join(options),
+            "topology": f"{self.topology.nodes}x{self.topology.processes_per_node}",
+        }
+        return {name: re.sub(r"[^A-Za-z0-9._+-]", "_", part) for name, part in parts.items()}
 
     @property
     def markers(self) -> list[str]:

@@ -6,6 +6,7 @@
     ├── GitError         a git command that failed: with what it said
     ├── GitHubError      gh, GitHub's command line, failed or is missing
     ├── LaunchError      a job that cannot be ended
+    ├── PublishError     history pages that could not be made: with what asv said
     ├── MismatchError    what runs is not what was asked for; raised in a worker
     ├── ReportError      rank reports that do not fit together
     └── ScriptError      a training script that ended before it was measured; raised in a worker
@@ -39,6 +40,10 @@ class GitHubError(PerfsuiteError):
 
 class LaunchError(PerfsuiteError):
     """A job that cannot be ended."""
+
+
+class PublishError(PerfsuiteError):
+    """History pages that could not be made."""
 
 
 class MismatchError(PerfsuiteError):
