@@ -32,7 +32,7 @@ XL = Case(
 )
 CHECKPOINTED = XL.replace(activation_checkpointing="full")
 XXL = CHECKPOINTED.replace(model="gpt2-xxl")
-# No sweep. In fp32 neither fits on one such GPU, where FSDP1 wants it whole before it shards (README, Limits).
+# No sweep. In fp32 neither fits on one such GPU, where FSDP1 wants it whole before it shards (see README).
 MORE_MACHINES = CHECKPOINTED.replace(micro_batch=16, may_run_out_of_memory=False)
 
 # The same kinds of rows on any machine; Fabric's FSDP1 runs on GPUs only, FSDP2 stands in for it.
