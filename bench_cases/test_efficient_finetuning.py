@@ -3,12 +3,15 @@
 After M. Xia and A. Wettig, "Distributed Training with Model Parallel" (2023): gradient checkpointing "slows
 down by 20 %"; mixed precision, flash attention, LoRA and QLoRA save memory; weights, gradients and Adam need
 2 N + 2 N + 12 N bytes (`perfsuite/memory_rule.py`). No figures for the others are published there.
+
+    perfsuite report --comparison efficient-finetuning
 """
 
 import pytest
 
-from perfsuite import DDP, FSDP, FSDP2, Case, LoRA, Topology
+from perfsuite import DDP, FSDP, FSDP2, Case, LoRA, Topology, Trainer
 
+BY_TRAINER = Trainer(fsdp="full_shard auto_wrap")
 ADAPTERS = {"lora": LoRA(rank=16, alpha=32), "learning_rate": 1e-3}
 
 SMALL = Case(
@@ -41,6 +44,8 @@ CASES = [
     LARGE,
     LARGE.replace(activation_checkpointing="full"),
     LARGE.replace(attention="flash_attention_2"),
+    LARGE.replace(framework=BY_TRAINER),
+    LARGE.replace(framework=BY_TRAINER, activation_checkpointing="full"),
     LARGE.replace(framework=FSDP(sharding_strategy="FULL_SHARD")),
     LARGE.replace(framework=FSDP(sharding_strategy="FULL_SHARD"), activation_checkpointing="full"),
     LARGE.replace(**ADAPTERS),
@@ -60,6 +65,8 @@ TWIN = Case(
     micro_batch=4,
     topology=Topology(processes_per_node=2),
     hardware="cpu",
+    max_warmup_steps=5,
+    steps=20,
     timeout_s=300,
 )
 TWINS = [
@@ -68,6 +75,7 @@ TWINS = [
     TWIN.replace(precision="bf16-mixed"),
     TWIN.replace(**ADAPTERS),
     TWIN.replace(attention="eager"),
+    TWIN.replace(framework=BY_TRAINER, activation_checkpointing="full"),
 ]
 
 

@@ -25,6 +25,7 @@ QuantityName = Literal[
     "mfu",
     "tflops_per_device",
     "step_s",
+    "peak_memory_bytes",
     "reserved_memory_bytes",
     "gpu_utilisation",
     "relative_time",
@@ -48,6 +49,9 @@ QUANTITIES: Mapping[QuantityName, Quantity] = {
     "mfu": Quantity("MFU", lambda f: f.mfu, "{:.1%}".format),
     "tflops_per_device": Quantity("TFLOP/s/GPU", lambda f: f.tflops_per_device, "{:.2f}".format),
     "step_s": Quantity("iteration time", lambda f: f.step_s_p50, lambda s: f"{1e3 * s:,.0f} ms"),
+    "peak_memory_bytes": Quantity(
+        "peak memory", lambda f: f.peak_memory_bytes, lambda size: amount(size, "bytes")
+    ),
     "reserved_memory_bytes": Quantity(
         "memory", lambda f: f.reserved_memory_bytes, lambda size: amount(size, "bytes")
     ),

@@ -173,6 +173,17 @@ MODELS: Mapping[str, Model] = {
         llama("llama-2-13b", layers=40, heads=40, kv_heads=40, hidden=5120, mlp=13824, vocab=32000),
         llama("llama-2-70b", layers=80, heads=64, kv_heads=8, hidden=8192, mlp=28672, vocab=32000),
         llama(
+            "llama-3-8b",
+            layers=32,
+            heads=32,
+            kv_heads=8,
+            hidden=4096,
+            mlp=14336,
+            vocab=128256,
+            max_position_embeddings=8192,
+            rope_parameters=_LLAMA_3_ROPE,
+        ),
+        llama(
             "llama-3-70b",
             layers=80,
             heads=64,

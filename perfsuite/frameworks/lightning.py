@@ -26,8 +26,6 @@ FABRIC_PRECISION = {
     "fp16-mixed": "16-mixed",
 }
 """Fabric's name of a case's precision."""
-LOSS_SCALE = 1024.0
-"""Of fp16-mixed. At torch's and Fabric's default of 65536 the first gradients overflow and are not used."""
 
 
 class Lightning(Framework):
@@ -141,6 +139,8 @@ def _fabric(case: Case, ranks: Ranks, strategy: Any) -> Any:
         plugins=[TorchElasticEnvironment()],
     )
     fabric.launch()
+    from perfsuite.torch_model import LOSS_SCALE
+
     if (scaler := getattr(strategy.precision, "scaler", None)) is not None:
         strategy.precision.scaler = type(scaler)(
             ranks.device.type, init_scale=LOSS_SCALE, growth_interval=2**31 - 1
@@ -175,7 +175,7 @@ def _training_loop(case: Case, ranks: Ranks, fabric: Any, model: Any, optimizer:
 
     import torch
 
-    from perfsuite.torch_model import synthetic_batches
+    from perfsuite.torch_model import LOSS_SCALE, synthetic_batches
 
     data = itertools.cycle(synthetic_batches(case, ranks.rank, ranks.device))
     share = 1 / case.gradient_accumulation
