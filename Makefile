@@ -8,11 +8,15 @@ RESULTS ?=
 AS_PERFSUITE = -c user.name=perfsuite -c user.email=perfsuite@users.noreply.github.com
 export BASE CASES HARDWARE OUT REASON
 
-.PHONY: bench test check unit selftest format figures history-figures pictures browser clean \
+.PHONY: bench comparisons test check unit selftest format figures history-figures pictures browser clean \
 	night summary keep pages issue compare refresh propose
 
-bench: .venv/installed  ## run the CPU cases and compare with the last accepted figures
-	.venv/bin/pytest bench_cases -m cpu $(ARGS)
+bench: .venv/installed  ## measure a tiny model by every framework, compare with the last time
+	.venv/bin/pytest bench_cases/test_cpu.py $(ARGS)
+
+comparisons: .venv/installed  ## the tiny twins of the published comparisons, one launch each, and their tables
+	.venv/bin/pytest bench_cases -m cpu --ignore bench_cases/test_cpu.py --perf-record-launches=1 $(ARGS)
+	.venv/bin/perfsuite report --comparison all
 
 test: check unit  ## lint, types and the whole test suite
 

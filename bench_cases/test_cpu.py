@@ -1,4 +1,4 @@
-"""Tiny models over gloo on two processes: every strategy, on any machine."""
+"""A tiny Llama over gloo on two processes, by every framework, on any machine: what `make bench` measures."""
 
 import pytest
 
@@ -13,6 +13,7 @@ from perfsuite import (
     Nanotron,
     Script,
     Topology,
+    TorchTitan,
     Trainer,
 )
 
@@ -29,14 +30,12 @@ LLAMA = Case(
 CASES = [
     LLAMA,
     LLAMA.replace(framework=FSDP(sharding_strategy="FULL_SHARD")),
-    LLAMA.replace(framework=FSDP(sharding_strategy="SHARD_GRAD_OP")),
     LLAMA.replace(framework=FSDP2()),
     LLAMA.replace(framework=Accelerate(strategy="fsdp2")),
     LLAMA.replace(framework=Trainer(fsdp="full_shard auto_wrap")),
     LLAMA.replace(framework=Lightning(strategy="fsdp2")),
-    LLAMA.replace(framework=Nanotron(dp=2)),
-    LLAMA.replace(framework=Nanotron(tp=2)),
     LLAMA.replace(framework=Nanotron(pp=2), micro_batch=1, gradient_accumulation=4),
+    LLAMA.replace(framework=TorchTitan()),
 ]
 
 

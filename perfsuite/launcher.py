@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -46,11 +47,12 @@ def main(path: str) -> int:
 
 
 def _elastic(run_dir: RunDir, asked: CaseFile) -> list[Failure]:
+    multiprocessing.set_forkserver_preload(["perfsuite.preload"])
+    forkserver.ensure_running()  # it imports torch while this process does
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    multiprocessing.set_forkserver_preload(["perfsuite.preload"])
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
