@@ -113,7 +113,7 @@ class Framework(Data):
         """
         return {}
 
-    def load(self) -> None:
+    def load(self, case: Case, device: Any) -> None:
         """Import the library, so that what it keeps itself is not taken for the model's memory (on a CPU)."""
 
     def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:

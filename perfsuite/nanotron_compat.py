@@ -16,6 +16,7 @@ installed file is touched, no `.pyc` of it is read or written, nothing outside n
 from __future__ import annotations
 
 import collections
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -61,8 +62,9 @@ _CPU = (
 )
 
 
+@functools.cache
 def load(*, cpu: bool, flash_attn: bool) -> str:
-    """Import nanotron, changed for this device and attention; say in a few words what was changed.
+    """Import nanotron, changed for this device and attention, once; say in a few words what was changed.
 
     Raises `MismatchError` for another nanotron than 0.4: what is changed here is that release.
     """

@@ -219,7 +219,7 @@ def _measure_torch(run_dir: RunDir, asked: CaseFile, report: RankReport) -> Rank
         dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
 
     counted = flops.count_known(case)
-    case.framework.load()
+    case.framework.load(case, device)
     _rehearse(torch, device)
     report = report.replace(device_probe=device_probe(device))
     memory = measure.CudaMemory() if on_gpu else measure.HostMemory()

@@ -69,7 +69,7 @@ class Lightning(Framework):
             "fsdp2": {"wrapper": "FSDPModule", "sharding": "Shard(0)"},
         }[self.strategy]
 
-    def load(self) -> None:
+    def load(self, case: Case, device: Any) -> None:
         """Some 40 MiB."""
         import lightning.fabric  # noqa: F401
 

@@ -129,13 +129,13 @@ class Nanotron(Framework):
             expected["optimizer_parameters"] = None  # slices or copies of the model's
         return expected
 
+    def load(self, case: Case, device: Any) -> None:
+        """nanotron, changed as it must be here."""
+        _load(case, device)
+
     def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
         """nanotron's trainer, from the file in the launch's directory or the user's own."""
-        from perfsuite import nanotron_compat
-
-        patched = nanotron_compat.load(
-            cpu=ranks.device.type == "cpu", flash_attn=case.attention == "flash_attention_2"
-        )
+        patched = _load(case, ranks.device)  # it is already: this only asks
         config = self._config(case, ranks)
         if self.resume:
             trainer, batches = _resumed(case, config, ranks)
@@ -174,6 +174,13 @@ class Nanotron(Framework):
             files=ranks.directory if ranks is not None else Path(),
             fused_adam=ranks is not None and ranks.device.type == "cuda",
         )
+
+
+def _load(case: Case, device: Any) -> str:
+    """What was changed, in a few words."""
+    from perfsuite import nanotron_compat
+
+    return nanotron_compat.load(cpu=device.type == "cpu", flash_attn=case.attention == "flash_attention_2")
 
 
 def _resumed(
