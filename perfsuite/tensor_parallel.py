@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 def tensor_parallel_unsupported(case: Case, ranks: int) -> str | None:
     """Why the case's model cannot be split over so many ranks, or None."""
     config, name = case.model.config, case.model.name
+    if case.compile:  # torch 2.13: the second loss is 0.2 % off, where uncompiled blocks train as DDP does
+        return "tensor_parallel trains otherwise when its blocks are compiled: leave compile off"
     if case.lora is not None:
         return "tensor_parallel does not know how to split lora adapters"
     if (model_type := config.get("model_type")) != "llama":

@@ -208,10 +208,6 @@ def test_what_cannot_run_is_known_beforehand(framework: Framework, processes: in
         ({"attention": "flash_attention_2"}, "flash_attention_2 runs on GPUs only"),
         ({"lora": LoRA(rank=4, alpha=8), "framework": Fake()}, "fake knows no lora, and the case asks for"),
         ({"lora": LoRA(rank=4, alpha=8), "quantization": "8bit"}, "quantization '8bit' runs on GPUs only"),
-        (
-            {"lora": LoRA(rank=4, alpha=8), "framework": FSDP2(tensor_parallel=2)},
-            "tensor_parallel does not know how to split lora adapters",
-        ),
         ({"hardware": ("h100", "a100")}, "it is meant for h100, this machine is cpu-"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from perfsuite.case import Topology
+from perfsuite.case import LoRA, Topology
 from perfsuite.frameworks.fsdp2 import FSDP2
 from perfsuite.models import Model, llama
 from perfsuite.observe import wrapping
@@ -50,6 +50,14 @@ SPLIT = TINY.replace(framework=FSDP2(tensor_parallel=2), topology=Topology(proce
         (
             {"model": Model(name="x", config={"model_type": "llama"})},
             "tensor_parallel needs the number of attention heads, which the configuration of x does not say",
+        ),
+        (
+            {"compile": True},
+            "tensor_parallel trains otherwise when its blocks are compiled: leave compile off",
+        ),
+        (
+            {"lora": LoRA(rank=4, alpha=8)},
+            "tensor_parallel does not know how to split lora adapters",
         ),
         (
             {"framework": FSDP2(tensor_parallel=2, shard_group=2)},
