@@ -204,8 +204,8 @@ class LaunchConfig(Data):
         content = json.dumps(yaml.safe_load(self.text), sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
-    def conflict(self, case: Case, device: str) -> str | None:
-        """Which field contradicts `case`, or a machine that trains on `device`, or None."""
+    def conflict(self, case: Case) -> str | None:
+        """Which field contradicts `case`, or None."""
         fields = self.fields
         asked = {
             "num_processes": (fields.num_processes, case.topology.world_size, "the topology"),
@@ -229,6 +229,4 @@ class LaunchConfig(Data):
                 f"{self.file}: fsdp_activation_checkpointing is true, but activation_checkpointing of the "
                 f"case is {case.activation_checkpointing!r}; only 'full' agrees"
             )
-        if fields.use_cpu and device != "cpu":
-            return f"{self.file}: use_cpu is true, but this machine trains on its GPUs"
         return None

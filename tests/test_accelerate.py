@@ -119,8 +119,15 @@ def test_hybrid_sharding_needs_two_nodes() -> None:
 def test_a_file_that_contradicts_the_case_is_known_beforehand(config: Path) -> None:
     framework = Accelerate(config=config)
     assert framework.unsupported(AGREES, make_machine()) is None
-    assert "mine.yaml: mixed_precision" in str(framework.unsupported(make_case(), make_machine()))
-    unknown = AGREES.model_copy(update={"precision": "fp16-mixed"})
+    framework.check(AGREES)
+    with pytest.raises(CaseError, match=r"mine\.yaml: mixed_precision is 'bf16', but precision 'fp32'"):
+        framework.check(make_case())
+    config.write_text(FSDP1.replace("use_cpu: false", "use_cpu: true"))
+    on_cpu = Accelerate(config=config)
+    assert on_cpu.unsupported(AGREES, make_machine()) is None
+    reason = on_cpu.unsupported(AGREES, make_gpu_machine())
+    assert reason == "mine.yaml: use_cpu is true, but this machine trains on its GPUs"
+    unknown = AGREES.replace(precision="fp16-mixed")
     assert "'fp16-mixed' is not one of fp32, bf16-mixed, bf16" in str(
         framework.unsupported(unknown, make_machine())
     )

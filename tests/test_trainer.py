@@ -65,7 +65,7 @@ def test_what_gpus_cannot_run() -> None:
     assert Trainer(fsdp="full_shard offload", fsdp_version=1).unsupported(case, gpus) is None
     hybrid = Trainer(fsdp="hybrid_shard", fsdp_version=1)
     assert "8 processes cannot be split so" in str(hybrid.unsupported(case, gpus))
-    unknown = case.model_copy(update={"precision": "fp16-mixed"})
+    unknown = case.replace(precision="fp16-mixed")
     assert "'fp16-mixed' is not one of fp32, bf16-mixed, bf16" in str(Trainer().unsupported(unknown, gpus))
 
 

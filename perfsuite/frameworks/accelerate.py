@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, model_validator
 
 from perfsuite.accelerate_config import MIXED_PRECISION, FsdpFields, LaunchConfig, Prefetch, Sharding
+from perfsuite.errors import CaseError
 from perfsuite.framework import Framework, Ranks, Workload, changed_fields
 from perfsuite.frameworks.fsdp import hybrid_unsupported
 
@@ -71,11 +72,11 @@ class Accelerate(Framework):
         return "-".join([self.name, *([Path(self.config.file).stem] if self.config else []), *parts])
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """A file that contradicts the case; precisions, shardings and offloading that cannot be."""
+        """Precisions, shardings and offloading that cannot be; a file that wants the CPU where GPUs are."""
         if case.precision not in MIXED_PRECISION:
             return f"precision {case.precision!r} is not one of {', '.join(MIXED_PRECISION)}"
-        if self.config and (conflict := self.config.conflict(case, machine.device)) is not None:
-            return conflict
+        if self.config and self.config.fields.use_cpu and machine.device != "cpu":
+            return f"{self.config.file}: use_cpu is true, but this machine trains on its GPUs"
         fsdp, processes = self._fsdp, case.topology.world_size
         if fsdp is not None and fsdp.fsdp_offload_params and machine.device == "cpu":
             return "cpu_offload copies from pinned memory to a GPU, this machine has none"
@@ -88,6 +89,11 @@ class Accelerate(Framework):
                 return f"{fsdp.sharding} shards among the GPUs of a node, this machine has none"
             return hybrid_unsupported(case.topology.processes_per_node, case)
         return None
+
+    def check(self, case: Case) -> None:
+        """Raises `CaseError` for a file that contradicts the case."""
+        if self.config and (conflict := self.config.conflict(case)) is not None:
+            raise CaseError(conflict)
 
     def expected(self, case: Case) -> dict[str, str]:
         """The wrapper and sharding of the strategy, or of the file."""
@@ -119,6 +125,10 @@ class Accelerate(Framework):
                     fsdp_offload_params=self.cpu_offload,
                 )
         return None
+
+    def load(self, case: Case, device: Any) -> None:
+        """Nearly nothing beyond transformers."""
+        import accelerate  # noqa: F401
 
     def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
         """Model and optimizer through `Accelerator.prepare`, and the loop that accelerate's manual shows."""

@@ -94,6 +94,10 @@ class Trainer(Framework):
             return {"wrapper": "FSDPModule", "sharding": "Shard(0)"}
         return {"wrapper": "FullyShardedDataParallel", "sharding": SHARDINGS[self._sharding]}
 
+    def load(self, case: Case, device: Any) -> None:
+        """Some 170 MiB."""
+        import transformers.trainer  # noqa: F401
+
     def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
         """A Trainer on synthetic data. It wraps the model and makes the optimizer in `train`."""
         import torch
