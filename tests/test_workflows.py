@@ -1,0 +1,148 @@
+"""What the workflows run: their make targets, in a small repository of its own with simulated cases."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CASES = """
+import pytest
+from perfsuite import Case, Fake, Topology
+
+@pytest.mark.parametrize("case", [
+    Case(model="llama-tiny", framework=Fake(step_ms=10), sequence_length=64, micro_batch=4,
+         topology=Topology(processes_per_node=2), hardware="cpu", timeout_s=60)
+])
+def test_it(bench, case):
+    bench(case)
+"""
+SELFTEST = "perfsuite selftest"
+GH = """#!/bin/sh
+echo "gh $@" >> "$CALLS"
+case "$1 $2" in
+  "issue list") echo "[]" ;;
+  "pr create" | "issue create") cat >> "$CALLS" ;;
+esac
+"""
+
+pytestmark = pytest.mark.launch
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A clone with an origin, this project's Makefile and interpreter, two commits, and a stand-in for gh."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "gh").write_text(GH)
+    (tmp_path / "bin" / "gh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:anyio")
+    for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
+        monkeypatch.delenv(name, raising=False)
+    here = tmp_path / "clone"
+    (here / "bench_cases").mkdir(parents=True)
+    (here / "bench_cases" / "test_cases.py").write_text(CASES)
+    # The self-test trains for real, which is another test's concern: here it is simulated.
+    makefile = (ROOT / "Makefile").read_text()
+    assert SELFTEST in makefile
+    (here / "Makefile").write_text(makefile.replace(SELFTEST, f"{SELFTEST} --framework fake"))
+    (here / ".gitignore").write_text(".venv\n.perfsuite/\nout/\nsite/\nnights/\nhistory/\n__pycache__/\n")
+    for name in ("pyproject.toml", "constraints.txt"):
+        (here / name).write_text("")
+    git(here, "init", "--quiet", "--initial-branch=main")
+    git(here, "init", "--quiet", "--bare", str(tmp_path / "origin"))
+    git(here, "remote", "add", "origin", str(tmp_path / "origin"))
+    commit(here, "first")
+    (here / "note").write_text("")
+    commit(here, "second")
+    git(here, "push", "--quiet", "origin", "main")
+    use_this_interpreter(here)
+    return here
+
+
+def git(where: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org")
+    done = subprocess.run(
+        ["git", *identity, *arguments], cwd=where, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def commit(where: Path, message: str) -> None:
+    git(where, "add", "--all")
+    git(where, "commit", "--quiet", "-m", message)
+
+
+def use_this_interpreter(where: Path) -> None:
+    """Instead of installing everything anew: .venv stands for the environment that runs this test."""
+    scripts = {
+        "python": f'[ "$2" = pip ] || exec {sys.executable} "$@"',
+        "pytest": f'exec {sys.executable} -m pytest "$@"',
+        "perfsuite": f"exec {sys.executable} -c 'from perfsuite.cli import app; app()' \"$@\"",
+    }
+    directory = where / ".venv" / "bin"
+    directory.mkdir(parents=True)
+    for name, text in scripts.items():
+        (directory / name).write_text(f"#!/bin/sh\n{text}\n")
+        (directory / name).chmod(0o755)
+    (where / ".venv" / "installed").touch()
+
+
+def make(where: Path, *targets: str, **variables: str) -> str:
+    done = subprocess.run(
+        ["make", *targets, *(f"{name}={value}" for name, value in variables.items())],
+        cwd=where,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def test_a_night_is_reported_kept_published_and_an_issue_opened(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(repository, "night", HARDWARE="cpu", OUT="out")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary"))
+    make(repository, "summary", OUT="out")
+    assert "1 recorded" in (tmp_path / "summary").read_text()
+    assert (repository / "out" / "index.html").exists()
+    for night in ("night-cpu", "night-cpu-again"):
+        shutil.copytree(repository / "out", repository / "nights" / night)
+        make(repository, "keep")
+    kept = git(repository, "ls-tree", "-r", "--name-only", "origin/perfsuite-history").splitlines()
+    assert len([name for name in kept if not name.startswith("cases/")]) == 1, "the same session once"
+    assert git(repository, "rev-parse", "--abbrev-ref", "HEAD") == "main"
+    make(repository, "pages", OUT="site")
+    assert (repository / "site" / "html" / "index.html").exists()
+    make(repository, "night", HARDWARE="cpu", OUT="nights/slow", ARGS="|| true")
+    make(repository, "issue", RUN_URL="https://example.org/runs/1")
+    assert "gh issue list" in (tmp_path / "calls").read_text()
+
+
+def test_a_pull_request_is_compared_with_its_base(repository: Path, tmp_path: Path) -> None:
+    venv = tmp_path / "venv"
+    venv.write_text(f"#!/bin/sh\ncp -r {repository}/.venv .\n")
+    venv.chmod(0o755)
+    said = make(repository, "compare", BASE="HEAD~1", HARDWARE="cpu", OUT="out", PYTHON=str(venv))
+    assert re.search(r"fake-llama-tiny\S+ .* recorded", said), "the base"
+    assert re.search(r"fake-llama-tiny\S+ .* passed", said), "this commit"
+    assert "1 passed" in (repository / "out" / "summary.md").read_text()
+
+
+def test_new_baselines_become_a_pull_request(repository: Path, tmp_path: Path) -> None:
+    make(repository, "refresh", HARDWARE="cpu", OUT="out", CASES="fake-*", REASON="a new torch")
+    assert len(list((repository / "baselines").glob("*/fake-*.json"))) == 1
+    make(repository, "propose", HARDWARE="cpu", OUT="out")
+    assert git(repository, "show", "--stat", "--format=%s", "HEAD").startswith("Baselines of cpu")
+    calls = (tmp_path / "calls").read_text()
+    assert "gh pr create --title Baselines of cpu" in calls
+    assert "tokens/s: new" in calls
