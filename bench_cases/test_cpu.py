@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfsuite import DDP, FSDP, FSDP2, Case, Topology
+from perfsuite import DDP, FSDP, FSDP2, Case, Topology, TorchTitan
 
 LLAMA = Case(
     model="llama-tiny",
@@ -19,6 +19,7 @@ CASES = [
     LLAMA.replace(framework=FSDP(sharding_strategy="FULL_SHARD")),
     LLAMA.replace(framework=FSDP(sharding_strategy="SHARD_GRAD_OP")),
     LLAMA.replace(framework=FSDP2()),
+    LLAMA.replace(framework=TorchTitan()),
 ]
 
 

@@ -69,7 +69,7 @@ class TorchTitan(Framework):
         """A Trainer with the case's configuration. It makes the process group."""
         from perfsuite import torchtitan_compat
 
-        patched = torchtitan_compat.apply(ranks.device.type)
+        torchtitan_compat.before_import(ranks.device.type)
         from perfsuite.torchtitan_trainer import CaseTrainer, trainer_config
 
         trainer = CaseTrainer(trainer_config(case, self), recorder)
@@ -83,7 +83,7 @@ class TorchTitan(Framework):
             run=run,
             data_parallel=trainer.data_parallel,
             model=trainer.model,
-            settings={**trainer.settings(), "patched": "; ".join(patched)},
+            settings=trainer.settings(),
             own_tokens_per_s=lambda: trainer.own_log.metrics["throughput(tps)"] * ranks.world_size,
         )
 
