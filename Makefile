@@ -1,11 +1,22 @@
 # `make bench` measures, `make test` tests; both install what they need into .venv first.
+# What the jobs in .github/workflows run stands here, so that it can be run and tested anywhere.
 PYTHON ?= python3
 ARGS ?=
+HARDWARE ?= cpu
+OUT ?= out
+RESULTS ?=
+AS_PERFSUITE = -c user.name=perfsuite -c user.email=perfsuite@users.noreply.github.com
+export BASE CASES HARDWARE OUT REASON
 
-.PHONY: bench test check unit selftest format figures clean
+.PHONY: bench comparisons test check unit selftest format figures history-figures pictures browser clean \
+	night summary keep pages issue compare refresh propose
 
-bench: .venv/installed  ## run the CPU cases and compare with the last accepted figures
-	.venv/bin/pytest bench_cases -m cpu $(ARGS)
+bench: .venv/installed  ## measure a tiny model by every framework, compare with the last time
+	.venv/bin/pytest bench_cases/test_cpu.py $(ARGS)
+
+comparisons: .venv/installed  ## the tiny twins of the published comparisons, one launch each, and their tables
+	.venv/bin/pytest bench_cases -m cpu --ignore bench_cases/test_cpu.py --perf-record-launches=1 $(ARGS)
+	.venv/bin/perfsuite report --comparison all
 
 test: check unit  ## lint, types and the whole test suite
 
@@ -13,6 +24,8 @@ check: .venv/installed
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	.venv/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	.venv/bin/zizmor --offline --persona pedantic .github
 
 unit: .venv/installed
 	.venv/bin/pytest tests $(ARGS)
@@ -23,10 +36,74 @@ selftest: .venv/installed  ## inject every fault into real training, and see eac
 figures: .venv/installed  ## what perfsuite itself costs
 	.venv/bin/python -m tests.benchmarks.collection
 	.venv/bin/python -m tests.benchmarks.overhead
+	.venv/bin/python -m tests.benchmarks.report
+
+pictures: .venv/installed  ## docs/report.png and docs/terminal.svg, of RESULTS or of the newest session here
+	.venv/bin/python -m tests.benchmarks.pictures $(RESULTS)
+
+browser:  ## Chromium for the tests and pictures that need one; installed only where that takes no password
+	command -v chromedriver || { apt-get update -qq && \
+	  apt-get install -qq -y --no-install-recommends chromium chromium-driver fonts-dejavu-core; }
+
+history-figures: .venv/installed  ## what a long history costs, and how soon a drift is found (half an hour)
+	.venv/bin/python -m tests.benchmarks.history
+	.venv/bin/python -m tests.benchmarks.drift
 
 format: .venv/installed
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
+
+night: .venv/installed  ## HARDWARE=h100 OUT=out: self-test, every case of that hardware, report
+	.venv/bin/perfsuite hardware
+	.venv/bin/perfsuite selftest
+	.venv/bin/pytest bench_cases -m "$$HARDWARE" --perf-report "$$OUT" --perf-json "$$OUT/results.json" $(ARGS)
+
+summary:  ## OUT: what is shown on the job's own page
+	cat "$$OUT/summary.md" >> "$$GITHUB_STEP_SUMMARY"
+
+keep: .venv/installed  ## the results in nights/ into the branch perfsuite-history, which is pushed
+	rm -rf history
+	git worktree prune
+	if git rev-parse --quiet --verify origin/perfsuite-history; then \
+		git worktree add --force -B perfsuite-history history origin/perfsuite-history; \
+	else \
+		git worktree add --force --detach history && \
+		git -C history checkout --quiet --orphan perfsuite-history && git -C history rm -rfq .; \
+	fi
+	.venv/bin/perfsuite history add nights/*/results.json --history history
+	git -C history add --all
+	git -C history diff --cached --quiet || git -C history $(AS_PERFSUITE) commit --quiet -m "Results of a night"
+	git -C history push --quiet origin perfsuite-history
+
+pages: .venv/installed  ## OUT=site: asv pages of history/ in site/html
+	.venv/bin/perfsuite history publish "$$OUT" --history history
+
+issue: .venv/installed  ## RUN_URL=...: open, update or close the issue of each hardware class in nights/
+	.venv/bin/perfsuite github-issue nights/*/results.json
+
+compare: .venv/installed  ## BASE=main HARDWARE=h100: measure that commit, then this one, and compare
+	rm -rf .perfsuite/base .perfsuite/compare
+	git worktree prune
+	git worktree add --force --detach .perfsuite/base "$$BASE"
+	$(MAKE) -f "$(CURDIR)/Makefile" -C .perfsuite/base .venv/installed
+	cd .perfsuite/base && .venv/bin/pytest bench_cases -m "$$HARDWARE" --perf-record-launches=5 \
+		--perf-baselines=none --perf-store="$(CURDIR)/.perfsuite/compare" || [ $$? -eq 1 ]
+	.venv/bin/pytest bench_cases -m "$$HARDWARE" --perf-baselines=none \
+		--perf-store=.perfsuite/compare --perf-report "$$OUT" $(ARGS)
+
+refresh: .venv/installed  ## HARDWARE=h100 CASES='fsdp2-*' REASON='torch 2.14': new reviewed baselines
+	.venv/bin/pytest bench_cases -m "$$HARDWARE" --perf-min-launches=10 --perf-report "$$OUT" $(ARGS) || [ $$? -eq 1 ]
+	.venv/bin/perfsuite baseline accept "$${CASES:-*}" --reason "$$REASON" > "$$OUT/before-after.txt" 2>&1 || [ $$? -eq 1 ]
+	cat "$$OUT/before-after.txt"
+	test -n "$$(git status --porcelain baselines)"
+
+propose:  ## HARDWARE=h100: the new baselines as a pull request
+	git checkout --quiet -b "baselines-$$HARDWARE-$$(date -u +%Y%m%d-%H%M%S)"
+	git add baselines
+	git $(AS_PERFSUITE) commit --quiet -m "Baselines of $$HARDWARE"
+	git push --quiet origin HEAD
+	{ echo '```text'; cat "$$OUT/before-after.txt"; echo '```'; } | \
+		gh pr create --title "Baselines of $$HARDWARE" --body-file - --head "$$(git branch --show-current)"
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -1,8 +1,21 @@
-"""Tiny models over gloo on two processes: every strategy, on any machine."""
+"""A tiny Llama over gloo on two processes, by every framework, on any machine: what `make bench` measures."""
 
 import pytest
 
-from perfsuite import DDP, FSDP, FSDP2, Case, Topology, TorchTitan
+from perfsuite import (
+    DDP,
+    FSDP,
+    FSDP2,
+    Accelerate,
+    Case,
+    Lightning,
+    Model,
+    Nanotron,
+    Script,
+    Topology,
+    TorchTitan,
+    Trainer,
+)
 
 LLAMA = Case(
     model="llama-tiny",
@@ -17,12 +30,26 @@ LLAMA = Case(
 CASES = [
     LLAMA,
     LLAMA.replace(framework=FSDP(sharding_strategy="FULL_SHARD")),
-    LLAMA.replace(framework=FSDP(sharding_strategy="SHARD_GRAD_OP")),
     LLAMA.replace(framework=FSDP2()),
+    LLAMA.replace(framework=Accelerate(strategy="fsdp2")),
+    LLAMA.replace(framework=Trainer(fsdp="full_shard auto_wrap")),
+    LLAMA.replace(framework=Lightning(strategy="fsdp2")),
+    LLAMA.replace(framework=Nanotron(pp=2), micro_batch=1, gradient_accumulation=4),
     LLAMA.replace(framework=TorchTitan()),
 ]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_llama(bench, case):
+    bench(case)
+
+
+COPY = LLAMA.replace(
+    model=Model.named("copy-decoder"),
+    framework=Script(path="bench_cases/scripts/train_copy.py"),
+)
+
+
+@pytest.mark.parametrize("case", [COPY])
+def test_script(bench, case):
     bench(case)

@@ -1,15 +1,19 @@
 """DDP against FSDP SHARD_GRAD_OP on one node: how much slower is a replicated model where NVLink is fast?
 
-After R. Baviskar, "How Data Parallelism & Hardware Affect Speed": GPT-2 large (batch 11) and XL (batch 5),
-block size 128, one epoch of wikitext-2 on a DGX with 8 x A100-80GB. Published training times: large 5m57s
-under DDP, 4m27s under FSDP; XL 21m32s and 14m37s. The model fits on one GPU either way.
+After R. Baviskar, "How Data Parallelism & Hardware Affect Speed": GPT-2 large (batch 11) and XL (batch 5) on
+a DGX with 8 x A100-80GB, by `accelerate launch` and here by torch's own wrappers, too. The model fits on one
+GPU either way. The published times are in published.json: `perfsuite report --comparison ddp-vs-fsdp`.
 """
 
 import pytest
 
-from perfsuite import DDP, FSDP, Case, Topology
+from perfsuite import DDP, FSDP, Accelerate, Case, Topology
 
 STRATEGIES = [DDP(), FSDP(sharding_strategy="SHARD_GRAD_OP")]
+BY_ACCELERATE = [
+    Accelerate(strategy="ddp"),
+    Accelerate(strategy="fsdp1", sharding_strategy="SHARD_GRAD_OP"),
+]
 
 LARGE = Case(
     model="gpt2-large",
@@ -21,8 +25,10 @@ LARGE = Case(
     learning_rate=5e-5,
 )
 XL = LARGE.replace(model="gpt2-xl", micro_batch=5)
+LARGE_BY_ACCELERATE = [LARGE.replace(framework=how) for how in BY_ACCELERATE]
+XL_BY_ACCELERATE = [XL.replace(framework=how) for how in BY_ACCELERATE]
 
-# The same code path on any machine.
+# The same code paths on any machine.
 TWIN = Case(
     model="gpt2-tiny",
     framework=DDP(),
@@ -32,10 +38,16 @@ TWIN = Case(
     hardware="cpu",
     timeout_s=300,
 )
+TWIN_BY_ACCELERATE = [TWIN.replace(framework=how, max_warmup_steps=5, steps=20) for how in BY_ACCELERATE]
+
+CASES = [
+    *(size.replace(framework=how) for size in (LARGE, XL, TWIN) for how in STRATEGIES),
+    *LARGE_BY_ACCELERATE,
+    *XL_BY_ACCELERATE,
+    *TWIN_BY_ACCELERATE,
+]
 
 
-@pytest.mark.parametrize(
-    "case", [size.replace(framework=how) for size in (LARGE, XL, TWIN) for how in STRATEGIES]
-)
+@pytest.mark.parametrize("case", CASES)
 def test_gpt2(bench, case):
     bench(case)

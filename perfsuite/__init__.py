@@ -1,12 +1,34 @@
 """perfsuite: performance regression tests for distributed training, written as pytest."""
 
-from perfsuite.case import Case, Topology
+from perfsuite.case import Case, LoRA, Topology
 from perfsuite.framework import Framework
+from perfsuite.frameworks.accelerate import Accelerate
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.fake import Fake
 from perfsuite.frameworks.fsdp import FSDP
 from perfsuite.frameworks.fsdp2 import FSDP2
+from perfsuite.frameworks.lightning import Lightning
+from perfsuite.frameworks.nanotron import Nanotron
+from perfsuite.frameworks.script import Script
 from perfsuite.frameworks.torchtitan import TorchTitan
+from perfsuite.frameworks.trainer import Trainer
 from perfsuite.models import MODELS, Model
 
-__all__ = ["DDP", "FSDP", "FSDP2", "MODELS", "Case", "Fake", "Framework", "Model", "Topology", "TorchTitan"]
+__all__ = [
+    "DDP",
+    "FSDP",
+    "FSDP2",
+    "MODELS",
+    "Accelerate",
+    "Case",
+    "Fake",
+    "Framework",
+    "Lightning",
+    "LoRA",
+    "Model",
+    "Nanotron",
+    "Script",
+    "Topology",
+    "TorchTitan",
+    "Trainer",
+]

@@ -13,8 +13,9 @@ from perfsuite.framework import Framework, changed_fields, parse_framework
 from perfsuite.hardware import hardware_error
 from perfsuite.models import Model, find
 
-Precision = Literal["fp32", "bf16-mixed", "bf16"]
+Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
+Quantization = Literal["none", "8bit", "4bit"]
 
 
 class Topology(Data):
@@ -27,6 +28,16 @@ class Topology(Data):
     def world_size(self) -> int:
         """Processes in all."""
         return self.nodes * self.processes_per_node
+
+
+class LoRA(Data):
+    """Low-rank adapters (Hu et al. 2021): all that is trained; the model itself is frozen."""
+
+    rank: int = Field(ge=1, strict=True)
+    alpha: int = Field(ge=1, strict=True)
+    """What an adapter adds is scaled by alpha / rank."""
+    targets: tuple[str, ...] = ()
+    """Names of the linear layers that get one, as `"q_proj"`; none given: all those of the blocks."""
 
 
 class Case(Data):
@@ -52,6 +63,9 @@ class Case(Data):
     """`none`, `full` (every block), `every-N` (every N-th block) or `selective-op` (by operator)."""
     attention: Attention = "sdpa"
     compile: bool = Field(default=False, strict=True)
+    lora: LoRA | None = None
+    quantization: Quantization = "none"
+    """Of the frozen weights in the blocks: `4bit` (NF4, as QLoRA) or `8bit` (LLM.int8). Needs `lora`."""
     topology: Topology
     hardware: tuple[str, ...]
     """What it is meant for: `"cpu"`, `"h100"`, `"a100-80gb"`, or several. Each gives a pytest marker."""
@@ -88,6 +102,11 @@ class Case(Data):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Case:
+        if self.quantization != "none" and self.lora is None:
+            raise ValueError(
+                f"quantization {self.quantization!r} needs lora: quantised weights cannot be trained; "
+                "give lora=LoRA(rank=16, alpha=32)"
+            )
         longest = self.model.max_sequence_length
         if longest is not None and self.sequence_length > longest:
             raise ValueError(
@@ -99,21 +118,40 @@ class Case(Data):
     @cached_property
     def id(self) -> str:
         """Stable, unique, fit for a file name: the framework, the model, and what differs from defaults."""
-        t = self.topology
-        batch = f"b{self.micro_batch}"
-        if self.gradient_accumulation > 1:
-            batch += f"x{self.gradient_accumulation}"
-        parts = [
-            self.framework.slug(),
-            self.model.name,
-            f"s{self.sequence_length}",
-            batch,
-            self.precision,
-            *([f"ac_{self.activation_checkpointing}"] if self.activation_checkpointing != "none" else []),
-            *changed_fields(self, skip=_IN_ID_ALREADY | NOT_IN_ID),
-            f"{t.nodes}x{t.processes_per_node}",
-        ]
-        return re.sub(r"[^A-Za-z0-9._+-]", "_", "-".join(parts))
+        parts = self.parameters
+        accumulation = parts["gradient_accumulation"]
+        batch = f"b{parts['micro_batch']}" + (f"x{accumulation}" if accumulation != "1" else "")
+        return "-".join(
+            part
+            for part in (
+                parts["framework"],
+                parts["model"],
+                f"s{parts['sequence_length']}",
+                batch,
+                parts["precision"],
+                parts["options"],
+                parts["topology"],
+            )
+            if part
+        )
+
+    @cached_property
+    def parameters(self) -> dict[str, str]:
+        """What tells this case from others, as text fit for a file name: the parts of its id."""
+        ac = self.activation_checkpointing
+        options = [f"ac_{ac}"] if ac != "none" else []
+        options += changed_fields(self, skip=_IN_ID_ALREADY | NOT_IN_ID)
+        parts = {
+            "framework": self.framework.slug(),
+            "model": self.model.name,
+            "sequence_length": str(self.sequence_length),
+            "micro_batch": str(self.micro_batch),
+            "gradient_accumulation": str(self.gradient_accumulation),
+            "precision": self.precision,
+            "options": "-".join(options),
+            "topology": f"{self.topology.nodes}x{self.topology.processes_per_node}",
+        }
+        return {name: re.sub(r"[^A-Za-z0-9._+-]", "_", part) for name, part in parts.items()}
 
     @property
     def markers(self) -> list[str]:

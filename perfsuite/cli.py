@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from perfsuite import baseline_cli, power_cli, traces
+from perfsuite import baseline_cli, github_issue, history_cli, power_cli, report_cli, traces
 from perfsuite import selftest as selftest_run
 from perfsuite.hardware import ACCELERATORS, Machine, detect
 from perfsuite.run import unsupported
@@ -18,6 +18,7 @@ app = typer.Typer(help="Performance regression tests for distributed training.",
 
 
 app.add_typer(baseline_cli.app, name="baseline", no_args_is_help=True)
+app.add_typer(history_cli.app, name="history", no_args_is_help=True)
 
 
 def _print_version(wanted: bool) -> None:
@@ -70,7 +71,9 @@ def selftest(
 
 
 app.command()(power_cli.power)
+app.command()(report_cli.report)
 app.command()(traces.judge)
+app.command("github-issue")(github_issue.issue)
 
 
 def _facts(machine: Machine) -> list[tuple[str, str]]:

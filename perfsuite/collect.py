@@ -25,7 +25,10 @@ PEERS_SAY = (
     "signalexception",
 )
 """What a healthy rank says when another one died: never the cause."""
-LOG_TAIL_LINES = 30
+LOG_TAIL_LINES = 60
+LOSS_NOT_OBSERVED = (
+    "loss not observed, as the case asks for: training that no longer learns would not be seen"
+)
 
 
 def collect(
@@ -63,8 +66,12 @@ def collect(
         return bare.replace(failure=Failure(kind="ranks_disagree", message=str(error)))
     notes = run.notes
     if ended:  # every report is complete: the measurement stands, but it must not go unsaid
-        who = ", ".join(f"rank {crash.rank}: {crash.message}" for crash in ended)
+        who = ", ".join(
+            crash.message if crash.rank is None else f"rank {crash.rank}: {crash.message}" for crash in ended
+        )
         notes = (*notes, f"died after its report was written: {who}")
+    if not asked.case.framework.reports_loss:
+        return run.replace(notes=(*notes, LOSS_NOT_OBSERVED))
     return run.replace(notes=notes, failure=_bad_loss(run.loss))
 
 
@@ -78,11 +85,11 @@ def _first_failure(
 ) -> Failure | None:
     """The cause: the earliest failure that is not merely a peer's death noticed by another rank."""
     told = [report.failure for report in reports.values() if report.failure is not None]
-    silent = [failure for failure in ended if failure.rank not in reports]
+    missing = [rank for rank in range(case.topology.world_size) if rank not in reports]
+    silent = [failure for failure in ended if failure.rank in missing or (failure.rank is None and missing)]
     causes = [failure for failure in told + silent if not _is_peer(failure)]
     if causes:
         return min(causes, key=lambda failure: failure.at)
-    missing = [rank for rank in range(case.topology.world_size) if rank not in reports]
     if not missing:
         return min(told, key=lambda failure: failure.at, default=None)
     ranks = f"rank {', '.join(map(str, missing))} of {case.topology.world_size}"

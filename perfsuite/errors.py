@@ -4,11 +4,14 @@
     ├── CaseError        a case, model or option that cannot be: the message says what is allowed
     ├── FileError        a JSON file that cannot be read or written: names the file and the field
     ├── GitError         a git command that failed: with what it said
+    ├── GitHubError      gh, GitHub's command line, failed or is missing
     ├── LaunchError      a job that cannot be ended
+    ├── PublishError     history pages that could not be made: with what asv said
     ├── MismatchError    what runs is not what was asked for; raised in a worker
-    └── ReportError      rank reports that do not fit together
+    ├── ReportError      rank reports that do not fit together
+    └── ScriptError      a training script that ended before it was measured; raised in a worker
 
-The last two reach the driver's user as a typed `Failure`.
+The last three reach the driver's user as a typed `Failure`.
 
 What goes wrong with a *run* (out of memory, a crash, a hang) is not an exception on the driver's side
 but data: `perfsuite.result.Failure`.
@@ -31,8 +34,16 @@ class GitError(PerfsuiteError):
     """A git command failed."""
 
 
+class GitHubError(PerfsuiteError):
+    """GitHub's command line failed or is missing."""
+
+
 class LaunchError(PerfsuiteError):
     """A job that cannot be ended."""
+
+
+class PublishError(PerfsuiteError):
+    """History pages that could not be made."""
 
 
 class MismatchError(PerfsuiteError):
@@ -41,3 +52,7 @@ class MismatchError(PerfsuiteError):
 
 class ReportError(PerfsuiteError):
     """Rank reports that do not fit together."""
+
+
+class ScriptError(PerfsuiteError):
+    """A training script ended before it was measured."""

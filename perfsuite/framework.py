@@ -11,6 +11,7 @@ import importlib.util
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import ValidationError
@@ -34,6 +35,8 @@ class Ranks:
     local_rank: int
     world_size: int
     device: Any
+    directory: Path
+    """Of this launch, the same for all ranks: for what a library must read from files, or write to them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,14 @@ class Workload:
     """Reads peak memory, where it is not this process's own."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command that starts the ranks of a job by itself, and the directory that it runs in."""
+
+    words: tuple[str, ...]
+    directory: str
+
+
 class Framework(Data):
     """A training framework and its options. Fields are the options; the id names those that differ."""
 
@@ -67,9 +78,28 @@ class Framework(Data):
     packages: ClassVar[tuple[str, ...]] = ()
     """What it imports beyond torch and transformers; their versions are recorded."""
     builds_model: ClassVar[bool] = True
-    """Whether it builds the case's model from its configuration; a script brings its own."""
+    """Whether it builds the case's model from its configuration; a script brings that, and its loop."""
+    ignores: ClassVar[frozenset[str]] = frozenset({"lora", "quantization"})
+    """Fields of a case that `build` does not look at: a case that sets one of them is refused.
+    `torch_model.build_model` looks at all of them."""
     own_process_group: ClassVar[bool] = False
     """Whether the library insists on creating the default process group itself."""
+
+    @property
+    def reports_loss(self) -> bool:
+        """Whether each step's loss is known. If not, each run says so."""
+        return True
+
+    def check(self, case: Case) -> None:
+        """Raises `CaseError` where the case contradicts itself or a file that it names: no reason to skip."""
+
+    def environment(self) -> Mapping[str, str]:
+        """Environment variables that its processes need from their start."""
+        return {}
+
+    def launched_by(self) -> Command | None:
+        """The command that starts the ranks by itself, or None: the launcher starts them."""
+        return None
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         """Why this framework cannot run `case` on `machine`, or None. Must not import torch."""
@@ -82,6 +112,9 @@ class Framework(Data):
         change (`perfsuite.observe`); None for one of those says that it cannot be seen here.
         """
         return {}
+
+    def load(self, case: Case, device: Any) -> None:
+        """Import the library, so that what it keeps itself is not taken for the model's memory (on a CPU)."""
 
     def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
         """Build model, optimizer and data on `ranks.device`. The process group exists already.
@@ -106,6 +139,8 @@ def changed_fields(data: Data, skip: frozenset[str] = frozenset()) -> list[str]:
             parts.append(name if value else f"no_{name}")
         elif isinstance(value, str):
             parts.append(value.lower())
+        elif isinstance(value, Data):
+            parts += [name, *changed_fields(value)]
         elif isinstance(value, tuple):
             parts.append(name + "x".join(str(item) for item in value))
         else:

@@ -4,7 +4,8 @@ Driver side; imports neither torch nor pytest.
 
 What ends whom: this process kills the launcher's process group and sweeps up whatever carries the job's mark
 in its environment, on every way out. If this process is killed itself, the kernel kills the launcher
-(parent-death signal), then the fork server and with it every rank in the same way.
+(parent-death signal), then the fork server and with it every rank in the same way. A launcher that runs a
+command, whose processes it did not start itself, sweeps them up before it dies.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def _environment(case: Case, device: str, extra: Mapping[str, str]) -> dict[str,
         ours["OMP_NUM_THREADS"] = str(max(1, cores // case.topology.processes_per_node))
         ours["GLOO_SOCKET_IFNAME"] = "lo"
         ours["CUDA_VISIBLE_DEVICES"] = ""
-    return {**os.environ, **ours, **extra}
+    return {**os.environ, **ours, **case.framework.environment(), **extra}
 
 
 def _watch(
@@ -118,6 +119,11 @@ def _kill(launcher: subprocess.Popen[bytes], mark: str) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(launcher.pid, signal.SIGKILL)
     launcher.wait()
+    sweep(mark)
+
+
+def sweep(mark: str) -> None:
+    """Kill every process of a job but this one. Raises `LaunchError` if one cannot be killed."""
     deadline = time.monotonic() + KILL_S
     while left := _marked(mark):  # a process may fork while it is being killed
         for process in left:
@@ -133,10 +139,11 @@ def _kill(launcher: subprocess.Popen[bytes], mark: str) -> None:
 
 
 def _marked(mark: str) -> list[psutil.Process]:
-    """Living processes of the job, in whatever session they put themselves."""
+    """Living processes of the job but this one, in whatever session they put themselves."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get(JOB_MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+            is_marked = process.environ().get(JOB_MARK) == mark and process.pid != os.getpid()
+            if is_marked and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found

@@ -2,8 +2,9 @@
 
 It is a process of its own because torch's elastic launcher owns signals and imports torch. Ranks are started
 through a fork server that has imported torch once (`perfsuite.preload`), inside this process's group: one
-`killpg` ends them all, which torchrun's own subprocesses, each a session of its own, would survive. Never
-imports pytest.
+`killpg` ends them all, which torchrun's own subprocesses, each a session of its own, would survive. Where the
+case is a command that starts ranks of its own, this runs it, and its Python processes measure themselves
+(`perfsuite.startup`). Never imports pytest.
 """
 
 from __future__ import annotations
@@ -11,12 +12,19 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
+import subprocess
 import sys
+import time
+from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import perfsuite
 from perfsuite import data, worker
 from perfsuite.case import CaseFile
+from perfsuite.framework import Command
+from perfsuite.launch import JOB_MARK, sweep
 from perfsuite.result import Failure, LaunchFile
 from perfsuite.rundir import RunDir
 
@@ -27,18 +35,24 @@ def main(path: str) -> int:
     os.environ[worker.ANCESTOR_PID] = str(os.getpid())
     run_dir = RunDir(Path(path))
     asked = data.read(run_dir.case, CaseFile)
-    start = _elastic if asked.case.framework.needs_torch else _fork
-    failures = start(run_dir, asked)
+    command = asked.case.framework.launched_by()
+    if command is not None:
+        failures = _run(command, run_dir)
+    elif asked.case.framework.needs_torch:
+        failures = _elastic(run_dir, asked)
+    else:
+        failures = _fork(run_dir, asked)
     data.write(run_dir.launch, LaunchFile(failures=tuple(failures)))
     return 1 if failures else 0
 
 
 def _elastic(run_dir: RunDir, asked: CaseFile) -> list[Failure]:
+    multiprocessing.set_forkserver_preload(["perfsuite.preload"])
+    forkserver.ensure_running()  # it imports torch while this process does
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    multiprocessing.set_forkserver_preload(["perfsuite.preload"])
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -72,6 +86,34 @@ def _failure(rank: int, told: Any) -> Failure:
         traceback=str(traceback),
         at=told.timestamp,
     )
+
+
+def _run(command: Command, run_dir: RunDir) -> list[Failure]:
+    """Run a command whose Python processes find `perfsuite.startup` when they start."""
+    signal.signal(signal.SIGTERM, _end_the_job)
+    worker.die_with_parent(signal.SIGTERM)
+    startup = str(Path(perfsuite.__file__).parent / "startup")
+    first = {"PYTHONPATH": startup, "PATH": str(Path(sys.executable).parent)}
+    paths = {
+        name: os.pathsep.join(filter(None, [path, os.environ.get(name)])) for name, path in first.items()
+    }
+    code = subprocess.call(
+        command.words,
+        cwd=command.directory,
+        env={**os.environ, **paths, worker.RUN_DIR: str(run_dir.path)},
+    )
+    ended = f"the command ended with exit code {code}"
+    if not code and any(run_dir.path.glob("rank-*.json")):
+        return []
+    if not code:
+        ended += ", and no process that it started made an optimizer step that could be seen"
+    return [Failure(kind="crash", message=ended, at=time.time())]
+
+
+def _end_the_job(number: int, frame: Any) -> NoReturn:
+    """The driver has been killed: what the command started may be in any session."""
+    sweep(os.environ[JOB_MARK])
+    os._exit(1)
 
 
 def _fork(run_dir: RunDir, asked: CaseFile) -> list[Failure]:

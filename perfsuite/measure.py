@@ -92,6 +92,13 @@ class CudaTimer(HostTimer):
         torch.cuda.synchronize()
 
 
+def clock_for(device: str) -> tuple[Timer, Callable[[], object] | None]:
+    """The timer for `cuda` or `cpu`, and the probe that is timed beside it: on a CPU alone."""
+    if device == "cuda":
+        return CudaTimer(), None
+    return HostTimer(), cpu_probe()
+
+
 class Recorder:
     """Takes the time of each optimizer step of one process.
 
@@ -171,6 +178,11 @@ class Recorder:
         gc.enable()
 
     @property
+    def steps(self) -> int:
+        """Finished so far."""
+        return len(self._ends)
+
+    @property
     def step_s(self) -> list[float]:
         """Seconds of each step, after `finish`."""
         return [self.timer.seconds(start, end) for start, end in zip(self._starts, self._ends, strict=False)]
@@ -201,8 +213,8 @@ def cpu_probe() -> Callable[[], object]:
 class HostMemory:
     """Peak resident set above its level now. Linux resets the peak by writing to `clear_refs`."""
 
-    def __init__(self) -> None:
-        self.method = "VmHWM above VmRSS before the model"
+    def __init__(self, level_at: str = "before the model") -> None:
+        self.method = f"VmHWM above VmRSS {level_at}"
         self.reset_peak()
         self._level = _status_bytes("VmRSS")
 
@@ -212,7 +224,7 @@ class HostMemory:
             with open("/proc/self/clear_refs", "w") as file:
                 file.write("5")  # proc_pid_clear_refs(5)
         except OSError:
-            self.method = "VmHWM above VmRSS before the model; peak not reset (clear_refs is read-only)"
+            self.method += "; peak not reset (clear_refs is read-only)"
 
     def read(self) -> Memory:
         """The peak since construction or `reset_peak`."""

@@ -121,6 +121,21 @@ def llama(
     return Model(name=name, config={**config, **changes})
 
 
+def mamba(name: str, *, layers: int, hidden: int, vocab: int, **changes: JsonValue) -> Model:
+    """A Mamba shape (Gu and Dao 2023): state 16, expansion 2, convolution over 4, tied embeddings."""
+    config: dict[str, JsonValue] = {
+        "model_type": "mamba",
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "state_size": 16,
+        "expand": 2,
+        "conv_kernel": 4,
+        "vocab_size": vocab,
+        "tie_word_embeddings": True,
+    }
+    return Model(name=name, config={**config, **changes})
+
+
 _NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 _LLAMA_31_ROPE: dict[str, JsonValue] = {
     "rope_type": "llama3",
@@ -147,13 +162,27 @@ MODELS: Mapping[str, Model] = {
             vocab=512,
             max_position_embeddings=256,
         ),
+        mamba("mamba-tiny", layers=2, hidden=64, vocab=512),
         gpt2("gpt2", layers=12, heads=12, hidden=768),
         gpt2("gpt2-large", layers=36, heads=20, hidden=1280),
         gpt2("gpt2-xl", layers=48, heads=25, hidden=1600),
-        # minGPT's table of shapes: 96 layers of gpt2-xl's width, "3 B".
+        # Lightning's shapes for minGPT, called 3 B (96 layers of gpt2-xl's width), 4.4 B and 8.4 B.
         gpt2("gpt2-xxl", layers=96, heads=25, hidden=1600),
+        gpt2("gpt2-xxxl", layers=100, heads=30, hidden=1920),
+        gpt2("gpt2-4xl", layers=190, heads=30, hidden=1920),
         llama("llama-2-13b", layers=40, heads=40, kv_heads=40, hidden=5120, mlp=13824, vocab=32000),
         llama("llama-2-70b", layers=80, heads=64, kv_heads=8, hidden=8192, mlp=28672, vocab=32000),
+        llama(
+            "llama-3-8b",
+            layers=32,
+            heads=32,
+            kv_heads=8,
+            hidden=4096,
+            mlp=14336,
+            vocab=128256,
+            max_position_embeddings=8192,
+            rope_parameters=_LLAMA_3_ROPE,
+        ),
         llama(
             "llama-3-70b",
             layers=80,
@@ -188,6 +217,9 @@ MODELS: Mapping[str, Model] = {
             tie_word_embeddings=True,
             rope_parameters={**_LLAMA_31_ROPE, "factor": 32.0},
         ),
+        # LightOn's 1.6 B, of which the shape was not published with its throughput: 56 layers of the width
+        # of Mamba-1.4B come nearest, with a vocabulary of 64,000.
+        mamba("mamba-1.6b", layers=56, hidden=2048, vocab=64000),
     )
 }
 

@@ -11,6 +11,7 @@ import gc
 import importlib.metadata
 import os
 import platform
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +19,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from perfsuite import finetuning
 from perfsuite.errors import MismatchError
 from perfsuite.result import Observed
-from perfsuite.torch_model import DTYPES, expected_recomputing_blocks
+from perfsuite.torch_model import COMPUTE_DTYPES, DTYPES, expected_recomputing_blocks, has_attention
 
 if TYPE_CHECKING:
     from perfsuite.case import Case
     from perfsuite.framework import Workload
 
-COMPUTE_DTYPES = {"fp32": "float32", "bf16-mixed": "bfloat16", "bf16": "bfloat16"}
 NOT_OBSERVED = "not observed (compiled)"
+NO_LINEAR = "not observed (no linear layer)"
+NO_ATTENTION = "none"
+"""Observed of a model that has none, such as Mamba: it runs what a case asks for by default, and no other."""
 
 
 class Observer:
@@ -68,18 +72,21 @@ class Observer:
     def check(self, observed: Observed) -> None:
         """Raises `MismatchError` where what was observed is not what the case asks for."""
         case = self.case
+        asks_for_attention = observed.settings["attention"] != NO_ATTENTION or case.attention != "sdpa"
         expected: dict[str, str | None] = {
             "world_size": str(case.topology.world_size),
-            "parameter_dtype": _name(DTYPES[case.precision]),
+            "parameter_dtype": _name(DTYPES[case.precision]) + (", int8" * (case.quantization == "8bit")),
             "optimizer_parameters": "the model's",
             "parameters_changed": "yes",
-            "attention": case.attention,
+            "attention": case.attention if asks_for_attention else NO_ATTENTION,
         }
+        expected |= finetuning.expected(case, layers(self.model))
         if self._second_step is not None:
             blocks = len(self._second_step.forwards)
             recomputing = expected_recomputing_blocks(case.activation_checkpointing, blocks)
             expected["recomputing_blocks"] = f"{recomputing} of {blocks}"
-            expected["compute_dtype"] = COMPUTE_DTYPES[case.precision]
+            if case.framework.builds_model or self._second_step.compute_dtype != NO_LINEAR:
+                expected["compute_dtype"] = _name(COMPUTE_DTYPES[case.precision])
         for key, asked in {**expected, **case.framework.expected(case)}.items():
             if asked is not None and observed.settings.get(key) != asked:
                 raise MismatchError(
@@ -92,8 +99,6 @@ class Observer:
         trained = {id(p) for p in parameters if p.requires_grad}
         owned = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
         fused = " fused" if self._optimizer.defaults.get("fused") else ""
-        configs: Any = (getattr(module, "config", None) for module in self.model.modules())
-        attention = next((c._attn_implementation for c in configs if hasattr(c, "_attn_implementation")), "?")
         recomputing = compute_dtype = NOT_OBSERVED
         if self._second_step is not None:
             self._second_step.finish()
@@ -106,10 +111,11 @@ class Observer:
             "device": parameters[0].device.type,
             "parameter_dtype": ", ".join(sorted({_dtype(p) for p in parameters})),
             "compute_dtype": compute_dtype,
-            "attention": attention,
+            **_attention(self.model),
             "recomputing_blocks": recomputing,
             "optimizer": type(self._optimizer).__name__ + fused,
             "optimizer_parameters": "the model's" if owned == trained else "others",
+            **finetuning.observed(self.model),
             **self.workload.settings,
         }
 
@@ -118,15 +124,17 @@ class _SecondStep:
     """Hooks on linear layers for the length of one step: what dtype they compute in, how often they run."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.compute_dtype = "?"
+        self.compute_dtype = NO_LINEAR
         firsts = [linear for block in layers(model) if (linear := _first_linear(block)) is not None]
         self.forwards = [0] * len(firsts)
         """Of the first linear layer of each block: twice a micro-batch where it is recomputed."""
         self._handles = [
             linear.register_forward_pre_hook(self._counter(index)) for index, linear in enumerate(firsts)
         ]
-        if (first := _first_linear(model)) is not None:
-            self._handles.append(first.register_forward_hook(self._see))
+        linears = filter(finetuning.is_linear, model.modules())
+        plain = next((m for m in linears if finetuning.quantization_of(m) is None), None)
+        if plain is not None:  # a quantised layer gives back the dtype that it was given
+            self._handles.append(plain.register_forward_hook(self._see))
 
     def _counter(self, index: int) -> Any:
         def count(module: nn.Module, args: Any) -> None:
@@ -173,7 +181,7 @@ def _containers(module: nn.Module) -> Iterator[list[nn.Module]]:
 
 
 def _first_linear(module: nn.Module) -> nn.Module | None:
-    return next((m for m in module.modules() if _is_linear(m)), None)
+    return next((m for m in module.modules() if finetuning.is_linear(m)), None)
 
 
 def wrapping(model: nn.Module) -> dict[str, str]:
@@ -198,6 +206,18 @@ def wrapping(model: nn.Module) -> dict[str, str]:
         "sharding": " and ".join(sorted(shardings)) or "none",
         "wrapped_modules": wrapped,
     }
+
+
+def _attention(model: nn.Module) -> dict[str, str]:
+    """Which attention runs; in a Mamba, whether the scan runs by mamba_ssm or by transformers' own loop."""
+    configs: Any = (getattr(module, "config", None) for module in model.modules())
+    config: Any = next((config for config in configs if hasattr(config, "_attn_implementation")), None)
+    if config is None:
+        return {"attention": "?"}
+    if has_attention(config):
+        return {"attention": config._attn_implementation}
+    # transformers takes the package if it can be imported, and says nothing if it cannot.
+    return {"attention": NO_ATTENTION, "mamba_ssm": "loaded" if "mamba_ssm" in sys.modules else "none"}
 
 
 def environment(packages: tuple[str, ...] = ()) -> dict[str, str]:
@@ -232,11 +252,8 @@ def _fingerprint(model: nn.Module) -> list[float]:
 
 def _placement(placement: Any) -> str:
     # By its dimension: where FSDP shards what tensor parallelism has sharded, torch has another class for it.
-    return f"Shard({placement.dim})" if hasattr(placement, "dim") else type(placement).__name__
-
-
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+    name, dim = type(placement).__name__.removeprefix("_"), getattr(placement, "dim", None)
+    return name if dim is None else f"{name}({dim})"
 
 
 def _dtype(tensor: Tensor) -> str:

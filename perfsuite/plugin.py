@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite import data, report
+from perfsuite import data, report, summary
 from perfsuite.case import Case
 from perfsuite.errors import PerfsuiteError
 from perfsuite.hardware import ACCELERATORS
@@ -21,7 +21,7 @@ from perfsuite.inject import Fault
 from perfsuite.judge import Policy
 from perfsuite.progress import Progress
 from perfsuite.replay import ReplayClock, raise_in, replay
-from perfsuite.results import Result
+from perfsuite.results import Result, SessionFile
 from perfsuite.sequential import MAX_LAUNCHES
 from perfsuite.session import Options, Session
 
@@ -42,6 +42,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """The `--perf-*` options; each has an ini key where a repository may want to fix it."""
     group = parser.getgroup("perfsuite", "performance regression tests of distributed training")
     group.addoption("--perf-json", metavar="FILE", help="write every verdict and figure to FILE as JSON")
+    group.addoption(
+        "--perf-report", metavar="DIR", help="write a report to DIR: index.html, and summary.md for CI"
+    )
     group.addoption(
         "--perf-no-baseline",
         choices=NO_BASELINE,
@@ -105,6 +108,8 @@ def _options(config: pytest.Config) -> Options:
             Fault.parse(inject)
     if (file := config.getoption("--perf-json")) and Path(file).is_dir():
         raise pytest.UsageError(f"--perf-json {file} is a directory: give a file")
+    if (directory := config.getoption("--perf-report")) and Path(directory).is_file():
+        raise pytest.UsageError(f"--perf-report {directory} is a file: give a directory")
     return Options(
         root=config.rootpath,
         store=config.rootpath / option("store"),
@@ -245,12 +250,7 @@ def bench(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Callable[[
         except BaseException as error:
             raise_in(benchmark, error)
         item.stash[RESULT] = result
-        told = {
-            "case_id": case.id,
-            "framework": result.framework,
-            "outcome": result.verdict.outcome,
-            **{name: value for name, value in result.figures if value is not None},
-        }
+        told = summary.properties(result)
         benchmark.extra_info.update(told)
         item.user_properties += [(f"perf_{name}", value) for name, value in told.items()]
         failure: BaseException = pytest.fail.Exception(report.explanation(result), pytrace=False)
@@ -304,10 +304,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         )
         terminalreporter.write_line(report.table(session.results, color=color, width=width))
         for result in session.results:
-            noted = any(run.notes for run in result.runs)
-            blind = any(check.blind for check in result.verdict.checks)
-            known = any(run.case.known_issue for run in result.runs)
-            if result.verdict.outcome not in ("passed", "recorded", "failed") or noted or blind or known:
+            shown_by_pytest = result.outcome == "failed" and result.excused is None
+            if summary.needs_words(result) and not shown_by_pytest:
                 terminalreporter.write_line("")
                 terminalreporter.write_line(report.explanation(result))
     if session.files_error is not None:
@@ -337,12 +335,25 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if (asked := session.config.getoption("--perf-json")) is not None:
         files.append(Path(asked))
     completed = exitstatus in (*no_error, pytest.ExitCode.TESTS_FAILED)
-    for file in files:
-        try:
-            data.write(file, ours.to_file("complete" if completed else "interrupted"))
-        except PerfsuiteError as error:  # the figures are still on the screen
-            ours.files_error = str(error)
-            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+    report_to = session.config.getoption("--perf-report")
+    if not files and report_to is None:
+        return
+    told = ours.to_file("complete" if completed else "interrupted")
+    try:
+        for file in files:
+            data.write(file, told)
+        if report_to is not None:
+            _write_report(Path(report_to), told)
+    except PerfsuiteError as error:  # the figures are still on the screen
+        ours.files_error = str(error)
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+
+
+def _write_report(directory: Path, told: SessionFile) -> None:
+    from perfsuite import html_report, markdown_report  # not for every run of pytest: they import Jinja
+
+    data.write_text(directory / "index.html", html_report.render([told]))
+    data.write_text(directory / "summary.md", markdown_report.render([told]))
 
 
 def _nothing_measured(config: pytest.Config) -> bool:

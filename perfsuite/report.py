@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from perfsuite.judge import Check, Outcome
-from perfsuite.metric import TOKENS_PER_S
 from perfsuite.results import Result
+from perfsuite.summary import percent, plural, speed_change
 
 STYLES: dict[Outcome, str] = {
     "passed": "green",
@@ -59,9 +59,7 @@ def table(results: Sequence[Result], *, color: bool, width: int) -> str:
 
 def _figures(result: Result, *, narrow: bool) -> dict[str, str]:
     """By column heading."""
-    f = result.figures
-    speed = next((c for c in result.verdict.checks if c.metric == TOKENS_PER_S.name), None)
-    change = None if speed is None or speed.worsening is None else 1 / (1 + speed.worsening) - 1
+    f, change = result.figures, speed_change(result)
     told = {
         "tokens/s": "-" if f.tokens_per_s is None else f"{f.tokens_per_s:,.0f}",
         "per device": "-" if f.tokens_per_s_per_device is None else f"{f.tokens_per_s_per_device:,.0f}",
@@ -69,7 +67,7 @@ def _figures(result: Result, *, narrow: bool) -> dict[str, str]:
         "p95 ms": "-" if f.step_s_p95 is None else f"{1e3 * f.step_s_p95:.1f}",
         "memory": "-" if f.peak_memory_bytes is None else amount(f.peak_memory_bytes, "bytes"),
         "MFU": "-" if f.mfu is None else f"{f.mfu:.1%}",
-        "vs base": "-" if change is None else f"{round(change, 3) + 0.0:+.1%}",
+        "vs base": "-" if change is None else percent(change),
         "launches": str(len(result.runs)),
     }
     left_out = {"per device", "launches"} if narrow else set()
@@ -79,7 +77,7 @@ def _figures(result: Result, *, narrow: bool) -> dict[str, str]:
 def explanation(result: Result) -> str:
     """Everything about one result in words: each metric against its baseline, failures, what changed."""
     verdict = result.verdict
-    lines = [f"{result.case_id}: {verdict.outcome} after {_plural(len(result.runs), 'launch')}"]
+    lines = [f"{result.case_id}: {verdict.outcome} after {plural(len(result.runs), 'launch')}"]
     lines += [f"  {reason}" for reason in verdict.reasons]
     lines += [f"  {sentence(check)}" for check in verdict.checks]
     if (issue := next((run.case.known_issue for run in result.runs), None)) is not None:
@@ -148,7 +146,3 @@ def amount(value: float | None, unit: str) -> str:
         size, name = (2**30, "GiB") if value >= 2**30 else (2**20, "MiB")
         return f"{value / size:.2f} {name}" if name == "GiB" else f"{value / size:.1f} {name}"
     return f"{value:,.0f}" if unit else f"{value:.2f}"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"1 {noun}" if count == 1 else f"{count} {noun}es"

@@ -59,6 +59,8 @@ class Flops(Data):
     per_token: float
     parameters: int
     matmul_parameters: int
+    trained_parameters: int | None = None
+    """None: all of them."""
 
 
 class Observed(Data):

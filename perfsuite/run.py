@@ -42,6 +42,16 @@ def unsupported(case: Case, machine: Machine) -> str | None:
             return "flash_attention_2 runs on GPUs only"
         if (missing := missing_package("flash_attn")) is not None:
             return f"for flash_attention_2 {missing}"
+    for field in sorted(case.framework.ignores):
+        if (value := getattr(case, field)) != Case.model_fields[field].default:
+            return f"{case.framework.name} knows no {field}, and the case asks for {value!r}"
+    if case.lora is not None and (missing := missing_package("peft")) is not None:
+        return f"for lora {missing}"
+    if case.quantization != "none":
+        if machine.device == "cpu":
+            return f"quantization {case.quantization!r} runs on GPUs only"
+        if (missing := missing_package("bitsandbytes")) is not None:
+            return f"for quantization {missing}"
     if not case.model.config and case.framework.builds_model:
         return f"{case.framework.name} cannot build {case.model.name}: it has a name only, no configuration"
     return missing_package(*case.framework.packages) or case.framework.unsupported(case, machine)
@@ -79,6 +89,7 @@ def run(
     on_progress: OnProgress = no_progress,
 ) -> Run:
     """Launch `case` once in fresh processes and measure it. All its files are in `directory`."""
+    case.framework.check(case)
     run_dir = RunDir(directory)
     if run_dir.case.exists():
         raise FileError(f"{directory} holds another launch: its reports would be taken for this one's")

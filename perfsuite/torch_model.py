@@ -12,16 +12,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from perfsuite import finetuning
 from perfsuite.errors import MismatchError
 from perfsuite.framework import Workload
+from perfsuite.weights import initialise, parameters_on_meta
 
 if TYPE_CHECKING:
     from perfsuite.case import Case
     from perfsuite.framework import Ranks
     from perfsuite.models import Model
 
-DTYPES = {"fp32": torch.float32, "bf16-mixed": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {
+    "fp32": torch.float32,
+    "bf16-mixed": torch.float32,
+    "fp16-mixed": torch.float32,
+    "bf16": torch.bfloat16,
+}
 """The dtype that parameters are kept in, by a case's precision."""
+COMPUTE_DTYPES = {**DTYPES, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
+"""The dtype of matrix products, by a case's precision."""
+LOSS_SCALE = 1024.0
+"""Of fp16-mixed. Torch begins at 65536, and lets the first steps fail to find a lower one."""
 
 DISTINCT_BATCHES = 16
 """Batches made before the clock starts; the loop goes round them."""
@@ -57,11 +68,20 @@ def transformers_config(model: Model) -> Any:
 
 
 def transformers_model(config: Any, *, attention: str, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """A randomly initialised model on the current default device."""
+    """A randomly initialised model on the current default device.
+
+    transformers takes nothing but eager for a model without attention.
+    """
     from transformers import AutoModelForCausalLM
 
+    attention = attention if has_attention(config) else "eager"
     built: nn.Module = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype)
     return built.train()
+
+
+def has_attention(config: Any) -> bool:
+    """Whether a transformers configuration is of a model with attention; Mamba's has none."""
+    return hasattr(config.get_text_config(), "num_attention_heads")
 
 
 def build_model(case: Case, device: torch.device) -> nn.Module:
@@ -69,12 +89,23 @@ def build_model(case: Case, device: torch.device) -> nn.Module:
 
     Both are applied to the blocks' `forward`, so that wrappers may be put around the blocks afterwards.
     """
-    torch.manual_seed(case.seed)
-    with device:
+    model = model_without_weights(case, device)
+    initialise(model, blocks(model), seed=case.seed, device=device)
+    return model
+
+
+def model_without_weights(case: Case, device: torch.device) -> nn.Module:
+    """As `build_model`, but the parameters are on the meta device, to be sharded before `initialise`."""
+    dtype, compute = DTYPES[case.precision], COMPUTE_DTYPES[case.precision]
+    with device, parameters_on_meta():
         config = transformers_config(case.model)
-        model = transformers_model(config, attention=case.attention, dtype=DTYPES[case.precision])
+        model = transformers_model(config, attention=case.attention, dtype=dtype)
+        if case.quantization != "none":
+            finetuning.quantise_layers(case.quantization, blocks(model), dtype, compute)
+        if case.lora is not None:
+            finetuning.add_adapters(case.lora, model, blocks(model), dtype, case.quantization)
     for index, block in enumerate(blocks(model)):
-        if _is_checkpointed(case.activation_checkpointing, index):
+        if is_checkpointed(case.activation_checkpointing, index):
             _checkpoint(block, by_op=case.activation_checkpointing == "selective-op")
         if case.compile:
             block.compile()
@@ -82,15 +113,17 @@ def build_model(case: Case, device: torch.device) -> nn.Module:
 
 
 def blocks(model: nn.Module) -> list[Any]:
-    """The transformer blocks: the modules that transformers says must not be split."""
+    """The transformer blocks: the outermost modules that transformers says must not be split."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     found = [module for module in model.modules() if type(module).__name__ in names]
     if not found:
         raise MismatchError(f"{type(model).__name__} names no transformer blocks (_no_split_modules)")
-    return found
+    inner = {id(part) for block in found for part in block.modules() if part is not block}
+    return [block for block in found if id(block) not in inner]
 
 
-def _is_checkpointed(mode: str, index: int) -> bool:
+def is_checkpointed(mode: str, index: int) -> bool:
+    """Whether the block of that index is recomputed in backward, by a case's `activation_checkpointing`."""
     if mode.startswith("every-"):
         return index % int(mode.removeprefix("every-")) == 0
     return mode != "none"
@@ -98,7 +131,7 @@ def _is_checkpointed(mode: str, index: int) -> bool:
 
 def expected_recomputing_blocks(mode: str, blocks: int) -> int:
     """How many of so many blocks must be seen to run their forward twice a step."""
-    return sum(_is_checkpointed(mode, index) for index in range(blocks))
+    return sum(is_checkpointed(mode, index) for index in range(blocks))
 
 
 def _checkpoint(block: Any, *, by_op: bool) -> None:
@@ -137,10 +170,20 @@ def _save_expensive_ops() -> Callable[..., Any]:
 
 
 def build_optimizer(case: Case, model: nn.Module) -> torch.optim.Optimizer:
-    """AdamW, fused on a GPU. Call it after the model is wrapped."""
+    """AdamW, fused on a GPU, of all that is not frozen. Call it after the model is wrapped."""
     fused = next(model.parameters()).device.type == "cuda"
-    return torch.optim.AdamW(
-        model.parameters(), lr=case.learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=fused
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(trained, lr=case.learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=fused)
+
+
+def _grad_scaler(case: Case, model: nn.Module, device: str) -> Any:
+    """For fp16-mixed torch's scaler, whose scale then never grows; else one that does nothing."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    kind = ShardedGradScaler if isinstance(model, FullyShardedDataParallel) else torch.amp.GradScaler
+    return kind(
+        device, init_scale=LOSS_SCALE, growth_interval=2**31 - 1, enabled=case.precision == "fp16-mixed"
     )
 
 
@@ -174,13 +217,18 @@ def data_parallel_workload(
     *,
     autocast: bool = False,
     no_sync: Callable[[], AbstractContextManager[None]] | None = None,
+    tensor_parallel: int = 1,
 ) -> Workload:
-    """AdamW, data and training loop around a wrapped model that every rank feeds with other data.
+    """AdamW, data and training loop around a wrapped model.
 
-    `no_sync`, if given, is entered around each micro-batch but the last: gradients are not reduced there.
+    `autocast`: a mixed precision is torch's autocast, not the wrapper's work. `no_sync`, if given, is entered
+    around each micro-batch but the last: gradients are not reduced there. So many neighbouring ranks as
+    `tensor_parallel` says see the same data.
     """
     optimizer = build_optimizer(case, model)
-    data = itertools.cycle(synthetic_batches(case, ranks.rank, ranks.device))
+    scaler = _grad_scaler(case, model, ranks.device.type)
+    dtype = COMPUTE_DTYPES[case.precision]
+    data = itertools.cycle(synthetic_batches(case, ranks.rank // tensor_parallel, ranks.device))
     device = ranks.device.type
     share = 1 / case.gradient_accumulation
 
@@ -191,16 +239,27 @@ def data_parallel_workload(
             tokens = next(data)
             is_last = micro == case.gradient_accumulation - 1
             with nullcontext() if is_last or no_sync is None else no_sync():
-                with torch.autocast(device, torch.bfloat16, enabled=autocast):
+                with torch.autocast(device, dtype, enabled=autocast and dtype != DTYPES[case.precision]):
                     loss = model(input_ids=tokens, labels=tokens).loss * share
-                loss.backward()
+                scaler.scale(loss).backward()
             total += loss.detach()
-        optimizer.step()
+        scaler.unscale_(optimizer)  # of its own, so that ranks that shard agree on an overflow
+        scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad()
         return total
 
+    def run(steps: int) -> list[Tensor]:
+        losses = [step() for _ in range(steps)]
+        if scaler.is_enabled() and scaler.get_scale() < LOSS_SCALE:
+            raise MismatchError(
+                f"{case.precision}: gradients were not finite at a loss scale of {LOSS_SCALE:g}, and the "
+                "optimizer skipped those steps: give a lower learning_rate, or bf16-mixed"
+            )
+        return losses
+
     return Workload(
-        run=lambda steps: [step() for _ in range(steps)],
-        data_parallel=ranks.world_size,
+        run=run,
+        data_parallel=ranks.world_size // tensor_parallel,
         model=model,
     )

@@ -28,7 +28,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.trainer import Trainer
 
 from perfsuite import torchtitan_compat
-from perfsuite.frameworks.torchtitan import LOSS_CHUNKS
+from perfsuite.frameworks.torchtitan import LOSS_CHUNKS, PRECISIONS
 from perfsuite.torch_model import synthetic_batches, transformers_config
 
 if TYPE_CHECKING:
@@ -36,13 +36,6 @@ if TYPE_CHECKING:
     from perfsuite.frameworks.torchtitan import TorchTitan
     from perfsuite.measure import Recorder
     from perfsuite.models import Model
-
-PRECISIONS = {
-    "fp32": ("float32", "float32"),
-    "bf16-mixed": ("float32", "bfloat16"),
-    "bf16": ("bfloat16",) * 2,
-}
-"""dtype of parameters, and of what is computed; gradients are always reduced in fp32."""
 
 
 class CaseTrainer(Trainer):  # type: ignore[misc]

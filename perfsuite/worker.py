@@ -5,6 +5,7 @@ Started by `perfsuite.launcher`, or by any torchrun as `python -m perfsuite.work
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import signal
@@ -19,18 +20,21 @@ import psutil
 
 from perfsuite import data, measure
 from perfsuite.case import CaseFile
-from perfsuite.errors import MismatchError
+from perfsuite.errors import MismatchError, ScriptError
 from perfsuite.framework import Ranks
 from perfsuite.inject import Fault, Injector
 from perfsuite.result import Failure, FailureKind, RankReport
 from perfsuite.rundir import RunDir
 
 if TYPE_CHECKING:
+    from perfsuite.case import Case
     from perfsuite.framework import Workload
 
 ANCESTOR_PID = "PERFSUITE_ANCESTOR_PID"
 """Environment variable: the process without which this one has no purpose. The driver, for the launcher; the
 launcher, for all that it starts."""
+RUN_DIR = "PERFSUITE_RUN_DIR"
+"""Environment variable: where a process that somebody else started finds the case, and leaves its report."""
 
 
 def main(path: str) -> None:
@@ -41,23 +45,37 @@ def main(path: str) -> None:
     report = RankReport(rank=rank, world_size=world, host=socket.gethostname(), clock="none")
     try:
         asked = data.read(run_dir.case, CaseFile)
+        if not asked.case.framework.builds_model:
+            _run_script(run_dir, asked, report)
+            return
         if asked.case.framework.needs_torch:
             report = _measure_torch(run_dir, asked, report)
         else:
             report = _measure_fake(run_dir, asked, report)
     except BaseException as error:
-        data.write(run_dir.rank(rank), report.replace(failure=_failure(error, rank)))
+        if run_dir.rank(rank).exists():
+            raise  # of a script that was measured, on its way out
+        data.write(run_dir.rank(rank), report.replace(failure=failure_of(error, rank)))
+        if isinstance(error, ScriptError):
+            sys.exit(1)  # what the script wrote tells more than our traceback
         raise
-    injector = _injector(asked, report)
+    write_report(run_dir, asked, report)
+
+
+def write_report(run_dir: RunDir, asked: CaseFile, report: RankReport) -> None:
+    """Write what a rank measured, or what an injected fault makes of it."""
+    injector = injector_of(asked, report)
     changed = report if injector is None else injector.report(report)
     if changed is not None:
-        data.write(run_dir.rank(rank), changed)
+        data.write(run_dir.rank(report.rank), changed)
 
 
 def recorded(path: str) -> None:
     """`logged`, with torch elastic's error file as a second place that tells why a rank failed."""
     from torch.distributed.elastic.multiprocessing.errors import record
 
+    # The fork server is the launcher's; processes that this rank starts (data loading) start as usual.
+    multiprocessing.set_start_method(None, force=True)
     record(logged)(path)
 
 
@@ -70,17 +88,17 @@ def logged(path: str) -> None:
     os.dup2(log, 2)
     try:
         main(path)
-    except BaseException:
+    except Exception:
         traceback.print_exc()
         raise
 
 
-def die_with_parent() -> None:
-    """Be killed by the kernel when the parent process dies, however it dies (Linux)."""
+def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
+    """Be sent a signal by the kernel when the parent process dies, however it dies (Linux)."""
     import ctypes
 
     pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, by)
     ancestor = os.environ.get(ANCESTOR_PID)
     if ancestor is not None and not _is_alive(int(ancestor)):
         os._exit(1)  # it died before the kernel was asked
@@ -94,12 +112,14 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-def _failure(error: BaseException, rank: int) -> Failure:
+def failure_of(error: BaseException, rank: int) -> Failure:
+    """What a rank's report says of an error. Of a script that merely ended, what it wrote is told instead."""
+    is_end = isinstance(error, ScriptError)
     return Failure(
         kind=_kind(error),
-        message=f"{type(error).__name__}: {error}".splitlines()[0],
+        message=str(error) if is_end else f"{type(error).__name__}: {error}".splitlines()[0],
         rank=rank,
-        traceback="".join(traceback.format_exception(error)),
+        traceback=None if is_end else "".join(traceback.format_exception(error)),
         at=time.time(),
     )
 
@@ -115,11 +135,12 @@ def _kind(error: BaseException) -> FailureKind:
 
 
 def _recorder(asked: CaseFile, report: RankReport, timer: measure.Timer, **options: Any) -> measure.Recorder:
-    injector = _injector(asked, report)
+    injector = injector_of(asked, report)
     return measure.Recorder(timer, before_end=None if injector is None else injector.before_end, **options)
 
 
-def _injector(asked: CaseFile, report: RankReport) -> Injector | None:
+def injector_of(asked: CaseFile, report: RankReport) -> Injector | None:
+    """What carries out the fault that is asked for, in this rank."""
     if asked.inject is None:
         return None
     return Injector(Fault.parse(asked.inject), is_last_rank=report.rank == report.world_size - 1)
@@ -129,30 +150,52 @@ def _run(
     run_dir: RunDir, asked: CaseFile, workload: Workload, recorder: measure.Recorder, report: RankReport
 ) -> RankReport:
     """Train under the clock. The losses stay where they are until the clock has stopped."""
-    case = asked.case
-    sequences = case.micro_batch * case.gradient_accumulation * workload.data_parallel
-    tokens_per_step = sequences * case.sequence_length
-    if report.rank == 0:
-        recorder.on_progress = lambda step: run_dir.progress.write_text(f"{step} {tokens_per_step}")
+    tell_progress(run_dir, asked.case, workload, recorder, report)
     recorder.start()
-    losses = workload.run(case.total_steps)
+    losses = workload.run(asked.case.total_steps)
     recorder.finish()
-    return report.replace(
-        clock=recorder.timer.name,
-        tokens_per_step=tokens_per_step,
-        step_s=tuple(recorder.step_s),
-        probe_s=tuple(recorder.probe_s),
-        wall_s=recorder.wall_s,
+    return with_times(report, asked.case, workload, recorder).replace(
         loss=tuple(float(loss) for loss in losses),
         own_tokens_per_s=workload.own_tokens_per_s(),
     )
+
+
+def tell_progress(
+    run_dir: RunDir, case: Case, workload: Workload, recorder: measure.Recorder, report: RankReport
+) -> None:
+    """Let rank 0 write now and then how far it is."""
+    tokens = _tokens_per_step(case, workload)
+    if report.rank == 0:
+        recorder.on_progress = lambda step: run_dir.progress.write_text(f"{step} {tokens}")
+
+
+def with_times(report: RankReport, case: Case, workload: Workload, recorder: measure.Recorder) -> RankReport:
+    """The report with what the clock says, after `recorder.finish`."""
+    return report.replace(
+        clock=recorder.timer.name,
+        tokens_per_step=_tokens_per_step(case, workload),
+        step_s=tuple(recorder.step_s),
+        probe_s=tuple(recorder.probe_s),
+        wall_s=recorder.wall_s,
+    )
+
+
+def _tokens_per_step(case: Case, workload: Workload) -> int:
+    sequences = case.micro_batch * case.gradient_accumulation * workload.data_parallel
+    return sequences * case.sequence_length
 
 
 def _measure_fake(run_dir: RunDir, asked: CaseFile, report: RankReport) -> RankReport:
     from perfsuite.frameworks.fake import SimulatedTimer
 
     recorder = _recorder(asked, report, SimulatedTimer())
-    ranks = Ranks(rank=report.rank, local_rank=report.rank, world_size=report.world_size, device=None)
+    ranks = Ranks(
+        rank=report.rank,
+        local_rank=report.rank,
+        world_size=report.world_size,
+        device=None,
+        directory=run_dir.path,
+    )
     workload = asked.case.framework.build(asked.case, ranks, recorder)
     report = _run(run_dir, asked, workload, recorder, report)
     assert workload.memory is not None
@@ -169,26 +212,19 @@ def _measure_torch(run_dir: RunDir, asked: CaseFile, report: RankReport) -> Rank
     from perfsuite.observe import Observer
 
     case = asked.case
-    local_rank = int(os.environ["LOCAL_RANK"])
-    on_gpu = asked.device == "cuda"
-    if on_gpu:
-        torch.cuda.set_device(local_rank)
-        timer: measure.Timer = measure.CudaTimer()
-        device, probe = torch.device("cuda", local_rank), None
-    else:
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        timer = measure.HostTimer()
-        device, probe = torch.device("cpu"), measure.cpu_probe()
+    device = _device(asked)
+    on_gpu = device.type == "cuda"
+    timer, probe = measure.clock_for(asked.device)
     if not case.framework.own_process_group:
         dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
 
-    counted = flops.count(case.model, case.sequence_length) if case.model.config else None
+    counted = flops.count_known(case)
+    case.framework.load(case, device)
     _rehearse(torch, device)
     report = report.replace(device_probe=device_probe(device))
     memory = measure.CudaMemory() if on_gpu else measure.HostMemory()
     recorder = _recorder(asked, report, timer, probe=probe, after_first_step=memory.reset_peak)
-    ranks = Ranks(rank=report.rank, local_rank=local_rank, world_size=report.world_size, device=device)
-    workload = case.framework.build(case, ranks, recorder)
+    workload = case.framework.build(case, _ranks(run_dir, report, device), recorder)
     observer = Observer(case, workload)
     hooks = [
         register_optimizer_step_pre_hook(observer.before_optimizer_step),
@@ -202,11 +238,55 @@ def _measure_torch(run_dir: RunDir, asked: CaseFile, report: RankReport) -> Rank
     try:
         observer.check(observed)
     except MismatchError as error:  # with all that was measured, and the same on every rank
-        report = report.replace(failure=_failure(error, report.rank))
+        report = report.replace(failure=failure_of(error, report.rank))
     if dist.is_initialized():
         dist.barrier()  # a rank that leaves early breaks the connections of the others
         dist.destroy_process_group()
     return report.replace(flops=counted)
+
+
+def _run_script(run_dir: RunDir, asked: CaseFile, report: RankReport) -> None:
+    """A script in this process: its loop is its own, so the measurement attaches to it and ends it."""
+    import torch
+
+    from perfsuite.attach import Attached, Measured
+    from perfsuite.device_probe import device_probe
+
+    case, device = asked.case, _device(asked)
+    _rehearse(torch, device)
+    attached = Attached(run_dir, asked, device_probe=device_probe(device))
+    workload = case.framework.build(case, _ranks(run_dir, report, device), attached.recorder)
+    code: object = None
+    try:
+        workload.run(case.total_steps)
+    except Measured:
+        return
+    except SystemExit as end:
+        code = end.code
+    if not attached.is_over:
+        raise attached.ended_early(code)
+
+
+def _ranks(run_dir: RunDir, report: RankReport, device: Any) -> Ranks:
+    return Ranks(
+        rank=report.rank,
+        local_rank=int(os.environ["LOCAL_RANK"]),
+        world_size=report.world_size,
+        device=device,
+        directory=run_dir.path,
+    )
+
+
+def _device(asked: CaseFile) -> Any:
+    """This rank's `torch.device`, made the current one."""
+    import torch
+
+    if asked.device == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        return device
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    return torch.device("cpu")
 
 
 def _rehearse(torch: Any, device: Any) -> None:

@@ -17,7 +17,7 @@ from perfsuite.metric import GATED
 from perfsuite.models import MODELS
 from perfsuite.noise import ClassNoise
 from perfsuite.result import Failure, Figures, LaunchFile, Memory, RankReport, Run
-from perfsuite.results import Result
+from perfsuite.results import Result, SessionFile
 from perfsuite.rundir import RunDir
 from perfsuite.sequential import Noise
 
@@ -180,3 +180,22 @@ def never_run() -> Result:
 
 def now(**figures: Any) -> Run:
     return BEFORE.replace(figures=BEFORE.figures.replace(**figures))
+
+
+COMMIT = "0123abcd" * 5
+
+
+def write_session(directory: Path, *results: Result, **changes: Any) -> Path:
+    """`results.json` of a session that ran on a clean commit."""
+    values: dict[str, Any] = {
+        "perfsuite": "0.1",
+        "status": "complete",
+        "started_at": "2026-01-02T03:04:05+00:00",
+        "commit": COMMIT,
+        "machine": make_machine(),
+        "results": results,
+        "skipped": (),
+    }
+    file = directory / "results.json"
+    data.write(file, SessionFile(**{**values, **changes}))
+    return file

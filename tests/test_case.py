@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite.case import Case, CaseFile, Topology
+from perfsuite.case import Case, CaseFile, LoRA, Topology
 from perfsuite.errors import CaseError
 from perfsuite.framework import Framework
 from perfsuite.frameworks.ddp import DDP
@@ -25,7 +25,7 @@ from tests.samples import make_case
         ({"model": "gpt2-tyni"}, ["model:", "'gpt2-tyni'", "Did you mean 'gpt2-tiny'?", "llama-3.1-8b"]),
         ({"model": "xyzzy"}, ["unknown model 'xyzzy'", "Known: gpt2-tiny", "Model.from_config"]),
         ({"model": 3}, ["model:", "Model", "got 3"]),
-        ({"framework": "dpp"}, ["framework:", "unknown framework 'dpp'", "Known: ddp, fake, fsdp, fsdp2"]),
+        ({"framework": "dpp"}, ["framework:", "unknown framework 'dpp'", "ddp, fake, fsdp, fsdp2"]),
         ({"framework": 3}, ["framework:", "as an object or by name", "got 3"]),
         (
             {"framework": {"name": "fake", "step": 3}},
@@ -42,7 +42,18 @@ from tests.samples import make_case
         ({"gradient_accumulation": 0}, ["gradient_accumulation:", "greater than or equal to 1", "got 0"]),
         ({"sequence_length": 1}, ["sequence_length:", "greater than or equal to 2", "got 1"]),
         ({"sequence_length": 129}, ["sequence_length 129", "128 positions of gpt2-tiny"]),
-        ({"precision": "fp16"}, ["precision:", "'fp32', 'bf16-mixed' or 'bf16'", "got 'fp16'"]),
+        ({"precision": "fp16"}, ["precision:", "'bf16-mixed', 'fp16-mixed' or 'bf16'", "got 'fp16'"]),
+        ({"lora": {"rank": 0, "alpha": 1}}, ["lora.rank:", "greater than or equal to 1", "got 0"]),
+        ({"lora": {"rank": 1}}, ["lora.alpha: Field required"]),
+        ({"lora": 16}, ["lora:", "LoRA", "got 16"]),
+        (
+            {"quantization": "4bit"},
+            [
+                "quantization '4bit' needs lora: quantised weights cannot be trained",
+                "LoRA(rank=16, alpha=32)",
+            ],
+        ),
+        ({"quantization": "nf4"}, ["quantization:", "'none', '8bit' or '4bit'", "got 'nf4'"]),
         ({"attention": "flash"}, ["attention:", "'sdpa', 'eager' or 'flash_attention_2'", "got 'flash'"]),
         *(
             (
@@ -114,6 +125,14 @@ def test_a_bad_topology_is_named_where_it_is_made() -> None:
             "flash_attention_2-compile-2x8",
         ),
         (
+            {"lora": LoRA(rank=16, alpha=32), "quantization": "4bit"},
+            "fake-gpt2-tiny-s64-b2-fp32-lora-rank16-alpha32-4bit-1x2",
+        ),
+        (
+            {"lora": LoRA(rank=8, alpha=8, targets=("q_proj", "v_proj"))},
+            "fake-gpt2-tiny-s64-b2-fp32-lora-rank8-alpha8-targetsq_projxv_proj-1x2",
+        ),
+        (
             {"learning_rate": 1e-5, "seed": 4, "max_warmup_steps": 10, "steps": 70},
             "fake-gpt2-tiny-s64-b2-fp32-learning_rate1e-05-seed4-max_warmup_steps10-steps70-1x2",
         ),
@@ -172,6 +191,9 @@ def test_ids_are_unique_and_fit_for_a_file_name() -> None:
         ("max_warmup_steps", 1, 11),
         ("learning_rate", 1e-4, 1e-5),
         ("learning_rate", 0.0012345678, 0.0012345679),
+        ("lora", None, LoRA(rank=1, alpha=1)),
+        ("lora", LoRA(rank=1, alpha=11), LoRA(rank=11, alpha=1)),
+        ("lora", LoRA(rank=1, alpha=1), LoRA(rank=1, alpha=1, targets=("q_proj",))),
         ("framework", Fake(step_ms=12345.678), Fake(step_ms=12345.679)),
     ],
 )
@@ -195,6 +217,7 @@ def test_a_copy_has_an_id_of_its_own() -> None:
     [
         {},
         *({"framework": framework} for framework in FRAMEWORKS),
+        {"lora": LoRA(rank=8, alpha=16, targets=("q_proj",)), "quantization": "8bit"},
         {"model": MODELS["llama-3.1-8b"], "hardware": ("h100-80gb-sxm", "cpu"), "compile": True},
         {
             "model": llama(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite import data
+from perfsuite import Script, data
 from perfsuite.case import Case, CaseFile
 from perfsuite.collect import LOG_TAIL_LINES, collect
 from perfsuite.result import Failure, Flops, Memory, Observed, RankReport, Run
@@ -324,6 +324,32 @@ def test_a_crash_after_every_report_was_written_is_a_note(tmp_path: Path) -> Non
     assert run.failure is None
     assert run.figures.tokens_per_s is not None
     assert run.notes == ("died after its report was written: rank 1: exit code -11 (SIGSEGV)",)
+
+
+COMMAND_FAILED = Failure(kind="crash", message="the command ended with exit code 1", at=2)
+
+
+def test_a_command_that_fails_after_every_report_was_written_is_a_note(tmp_path: Path) -> None:
+    run = collected(write_launch(tmp_path, make_report(0), make_report(1), ended=(COMMAND_FAILED,)))
+    assert run.failure is None
+    assert run.notes == ("died after its report was written: the command ended with exit code 1",)
+
+
+def test_a_command_that_fails_before_is_the_cause_unless_a_rank_knows_it(tmp_path: Path) -> None:
+    peer = make_report(0, failure=crash(0, 1.0, PEER))
+    assert failure_of(collected(write_launch(tmp_path, peer, ended=(COMMAND_FAILED,)))).rank is None
+    cause = make_report(0, failure=crash(0, 1.0, "ValueError: the cause"))
+    assert failure_of(collected(write_launch(tmp_path, cause, ended=(COMMAND_FAILED,)))).rank == 0
+
+
+def test_a_loss_that_was_not_to_be_observed_is_a_note(tmp_path: Path) -> None:
+    case = make_case(framework=Script(path="train.py", loss=False))
+    run = collected(write_launch(tmp_path, *(make_report(rank, loss=()) for rank in (0, 1)), case=case))
+    assert run.failure is None
+    assert run.figures.loss_last is None
+    assert run.notes == (
+        "loss not observed, as the case asks for: training that no longer learns would not be seen",
+    )
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

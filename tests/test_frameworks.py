@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perfsuite import DDP, FSDP, FSDP2, Case, Framework, Topology
+from perfsuite import DDP, FSDP, FSDP2, Accelerate, Case, Fake, Framework, Lightning, LoRA, Topology, Trainer
 from perfsuite.hardware import detect
 from perfsuite.result import Run
 from perfsuite.run import run, unsupported
+from tests.samples import make_gpu_machine
 
 SMALL = Case(
     model="llama-tiny",
@@ -55,13 +57,34 @@ def test_a_run_is_complete(ddp: Run) -> None:
 
 @pytest.mark.launch
 @pytest.mark.parametrize(
-    "framework", [FULL, FSDP(sharding_strategy="SHARD_GRAD_OP"), FSDP2()], ids=Framework.slug
+    "framework",
+    [
+        FULL,
+        FSDP(sharding_strategy="SHARD_GRAD_OP"),
+        FSDP2(),
+        Accelerate(strategy="ddp"),
+        Accelerate(strategy="fsdp1", sharding_strategy="SHARD_GRAD_OP", backward_prefetch="BACKWARD_PRE"),
+        Accelerate(strategy="fsdp2"),
+        Trainer(),
+        Trainer(fsdp="full_shard auto_wrap"),
+        Lightning(strategy="fsdp2"),
+    ],
+    ids=Framework.slug,
 )
 @pytest.mark.launch
 def test_strategies_train_the_same(ddp: Run, tmp_path: Path, framework: Framework) -> None:
     """Same weights, data and seed: sharding must not change what is learnt."""
     sharded = measured(SMALL.replace(framework=framework), tmp_path)
     assert sharded.loss == pytest.approx(ddp.loss, rel=1e-4)
+
+
+@pytest.mark.launch
+def test_tensor_parallel_ranks_train_as_one(ddp: Run, tmp_path: Path) -> None:
+    """Four ranks, of which two and two split each layer: the same global batch as two of DDP."""
+    topology = Topology(processes_per_node=4)
+    split = measured(SMALL.replace(framework=FSDP2(tensor_parallel=2), topology=topology), tmp_path)
+    assert split.loss == pytest.approx(ddp.loss, rel=1e-4)
+    assert split.figures.tokens_per_s == pytest.approx(2 * 2 * 32 / float(split.figures.step_s_p50 or 0))
 
 
 @pytest.mark.launch
@@ -87,6 +110,7 @@ def test_strategies_train_the_same(ddp: Run, tmp_path: Path, framework: Framewor
             precision="bf16-mixed",
         ),
         SMALL.replace(framework=DDP(), precision="bf16-mixed"),
+        SMALL.replace(framework=FULL, precision="fp16-mixed"),
         SMALL.replace(framework=FSDP2(), precision="bf16", model="gpt2-tiny"),
         SMALL.replace(
             framework=FSDP(sharding_strategy="HYBRID_SHARD", shard_group=2),
@@ -105,7 +129,8 @@ def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
     blocks = {"llama-tiny": 4, "gpt2-tiny": 2}[case.model.name]
     recomputing = {"none": 0, "every-2": 2, "full": 4, "selective-op": 4}[case.activation_checkpointing]
     assert settings["recomputing_blocks"] == f"{recomputing} of {blocks}"
-    assert settings["compute_dtype"] == ("float32" if case.precision == "fp32" else "bfloat16")
+    compute = {"fp32": "float32", "fp16-mixed": "float16"}.get(case.precision, "bfloat16")
+    assert settings["compute_dtype"] == compute
     assert settings["parameter_dtype"] == ("bfloat16" if case.precision == "bf16" else "float32")
 
 
@@ -117,6 +142,14 @@ def test_compiled_blocks_train_the_same_and_what_cannot_be_seen_in_them_is_said(
     assert compiled.loss == pytest.approx(ddp.loss, rel=1e-3)
     assert compiled.observed is not None
     assert compiled.observed.settings["recomputing_blocks"] == "not observed (compiled)"
+
+
+@pytest.mark.launch
+def test_a_model_without_attention_trains_the_same_sharded_and_recomputed(tmp_path: Path) -> None:
+    mamba = SMALL.replace(model="mamba-tiny")
+    plain = measured(mamba, tmp_path / "ddp")
+    sharded = mamba.replace(framework=FSDP2(), activation_checkpointing="full")
+    assert measured(sharded, tmp_path / "fsdp2").loss == pytest.approx(plain.loss, rel=1e-4)
 
 
 @pytest.mark.launch
@@ -158,6 +191,7 @@ def test_one_rank_of_its_own(tmp_path: Path) -> None:
         (FSDP(sharding_strategy="FULL_SHARD", shard_group=2), 2, "shard_group=2 is for HYBRID_SHARD"),
         (FSDP2(shard_group=2), 2, "2 processes cannot be split so"),
         (FSDP(sharding_strategy="FULL_SHARD", cpu_offload=True), 2, "this machine has none"),
+        (FSDP2(tensor_parallel=2), 1, "tensor_parallel=2 must divide the 1 processes"),
         (DDP(), 10_000, "it needs 10000 cores (one per process), this machine has"),
     ],
 )
@@ -172,8 +206,60 @@ def test_what_cannot_run_is_known_beforehand(framework: Framework, processes: in
         ({"topology": Topology(nodes=2, processes_per_node=1)}, "it needs 2 nodes of 1, this is one machine"),
         ({"framework": DDP(static_graph=True), "gradient_accumulation": 2}, "no gradient_accumulation"),
         ({"attention": "flash_attention_2"}, "flash_attention_2 runs on GPUs only"),
+        ({"lora": LoRA(rank=4, alpha=8), "framework": Fake()}, "fake knows no lora, and the case asks for"),
+        ({"lora": LoRA(rank=4, alpha=8), "quantization": "8bit"}, "quantization '8bit' runs on GPUs only"),
         ({"hardware": ("h100", "a100")}, "it is meant for h100, this machine is cpu-"),
     ],
 )
 def test_what_cannot_be_combined_is_known_beforehand(changes: dict[str, Any], reason: str) -> None:
     assert reason in str(unsupported(SMALL.replace(**changes), detect()))
+
+
+@pytest.mark.parametrize("framework", [FULL, FSDP2()], ids=Framework.slug)
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"quantization": "8bit"}, "8bit weights cannot be sharded (their scales are not in the parameter)"),
+        (
+            {"quantization": "4bit", "precision": "bf16-mixed"},
+            "packed 4bit weights cannot be cast, as bf16-mixed",
+        ),
+        ({"quantization": "4bit", "precision": "bf16"}, None),
+    ],
+)
+def test_quantised_weights_that_cannot_be_sharded(
+    framework: Framework, changes: dict[str, Any], reason: str | None
+) -> None:
+    case = SMALL.replace(framework=framework, hardware="gpu", lora=LoRA(rank=4, alpha=8), **changes)
+    assert str(reason) in str(unsupported(case, make_gpu_machine()))
+
+
+@pytest.mark.parametrize(
+    ("package", "field"), [("peft", "lora"), ("bitsandbytes", "quantization")], ids=lambda value: value
+)
+def test_an_extra_that_is_not_installed_is_named(
+    monkeypatch: pytest.MonkeyPatch, package: str, field: str
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
+    case = SMALL.replace(hardware="gpu", lora=LoRA(rank=4, alpha=8), quantization="4bit")
+    reason = unsupported(case, make_gpu_machine())
+    assert reason == (
+        f"for {field} it needs the package {package}, which is not installed: "
+        f"pip install 'perfsuite[{package}]'"
+    )
+
+
+@pytest.mark.launch
+def test_adapters_train_the_same_sharded_or_not(tmp_path: Path) -> None:
+    """On four bits, which training on a CPU can do, though `unsupported` wants a GPU: it is slow."""
+    case = SMALL.replace(lora=LoRA(rank=4, alpha=8), quantization="4bit", learning_rate=1e-2)
+    whole, *sharded = (
+        measured(case.replace(framework=framework), tmp_path / framework.name)
+        for framework in (DDP(), FULL, FSDP2())
+    )
+    assert [launch.loss for launch in sharded] == [pytest.approx(whole.loss, rel=1e-4)] * 2
+    for launch in (whole, *sharded):
+        assert launch.observed is not None
+        assert launch.observed.settings["adapters"] == "28"
+        assert launch.observed.settings["quantised_layers"] == "28 4bit"

@@ -14,7 +14,16 @@ import perfsuite
 PACKAGE = Path(perfsuite.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-WORKER_ONLY = {"torch_model.py", "observe.py", "preload.py", "torchtitan_trainer.py"}
+WORKER_ONLY = {
+    "attach.py",
+    "finetuning.py",
+    "nanotron_compat.py",
+    "observe.py",
+    "preload.py",
+    "torch_model.py",
+    "torchtitan_trainer.py",
+    "weights.py",
+}
 """Files that may import torch at their top, and that nothing on the driver's side imports."""
 MAY_IMPORT_PYTEST = {"plugin.py"}
 

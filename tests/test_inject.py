@@ -5,6 +5,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -96,7 +97,7 @@ def test_a_slowdown_reaches_the_figures_of_the_fake_framework() -> None:
     def steps(text: str | None) -> list[float]:
         before_end = None if text is None else Injector(Fault.parse(text), is_last_rank=True).before_end
         recorder = Recorder(SimulatedTimer(), before_end=before_end)
-        ranks = Ranks(rank=0, local_rank=0, world_size=2, device=None)
+        ranks = Ranks(rank=0, local_rank=0, world_size=2, device=None, directory=Path())
         workload = Fake().build(make_case(), ranks, recorder)
         recorder.start()
         workload.run(25)

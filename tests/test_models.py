@@ -11,7 +11,7 @@ from transformers import Qwen2Config
 
 from perfsuite.errors import CaseError, FileError, MismatchError
 from perfsuite.flops import count
-from perfsuite.models import MODELS, Model, find, gpt2, llama
+from perfsuite.models import MODELS, Model, find, gpt2, llama, mamba
 from perfsuite.torch_model import blocks, transformers_config, transformers_model
 
 PUBLISHED = {
@@ -21,6 +21,7 @@ PUBLISHED = {
     "llama-2-13b": 13_015_864_320,
     "llama-2-70b": 68_976_648_192,
     "llama-3-70b": 70_553_706_496,
+    "llama-3-8b": 8_030_261_248,
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.2-1b": 1_235_814_400,
 }
@@ -40,14 +41,29 @@ def test_parameters_are_as_published(name: str, parameters: int) -> None:
     assert count(MODELS[name], 128).parameters == parameters
 
 
-def test_gpt2_xxl_has_the_blocks_that_mingpt_counts() -> None:
-    """minGPT counts the blocks and the final norm, without embeddings: 2,951 M."""
-    embeddings = (50257 + 1024) * 1600
-    assert count(MODELS["gpt2-xxl"], 128).parameters - embeddings == pytest.approx(2_951e6, rel=1e-3)
+@pytest.mark.parametrize(
+    ("name", "hidden", "millions"),
+    [("gpt2-xxl", 1600, 2951), ("gpt2-xxxl", 1920, 4426), ("gpt2-4xl", 1920, 8409)],
+)
+def test_large_gpt2_have_the_blocks_that_mingpt_counts(name: str, hidden: int, millions: int) -> None:
+    """minGPT counts the blocks and the final norm, without embeddings."""
+    embeddings = (50257 + 1024) * hidden
+    assert count(MODELS[name], 128).parameters - embeddings == pytest.approx(millions * 1e6, rel=2e-4)
+
+
+def test_mamba_is_of_the_size_that_lighton_gives() -> None:
+    assert count(MODELS["mamba-1.6b"], 128).parameters == pytest.approx(1.6e9, rel=0.01)
+
+
+def test_a_mamba_of_a_published_shape_has_the_published_parameters() -> None:
+    """Mamba-1.4B: 1,372,178,432 parameters with its vocabulary of 50,280."""
+    published = mamba("mamba-1.4b", layers=48, hidden=2048, vocab=50280)
+    assert count(published, 128).parameters == 1_372_178_432
 
 
 def test_every_model_is_checked_against_something_published() -> None:
-    assert set(MODELS) - set(PUBLISHED) == {"gpt2-tiny", "llama-tiny", "gpt2-xxl"}
+    tiny = {"gpt2-tiny", "llama-tiny", "mamba-tiny"}
+    assert set(MODELS) - set(PUBLISHED) - tiny == {"gpt2-xxl", "gpt2-xxxl", "gpt2-4xl", "mamba-1.6b"}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -57,7 +73,7 @@ def test_every_model_names_its_positions_and_blocks(name: str) -> None:
     with torch.device("meta"):
         built: Any = transformers_model(transformers_config(model), attention="sdpa")
     assert len(blocks(built)) == model.config.get("n_layer", model.config.get("num_hidden_layers"))
-    assert model.max_sequence_length == built.config.max_position_embeddings
+    assert model.max_sequence_length == getattr(built.config, "max_position_embeddings", None)
 
 
 def test_building_leaves_the_configuration_as_it_was() -> None:

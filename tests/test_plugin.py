@@ -102,10 +102,39 @@ def test_a_slowdown_regresses_fails_and_is_explained(suite: pytest.Pytester) -> 
     assert properties["perf_outcome"] == "regressed"
     assert properties["perf_framework"] == "fake"
     assert float(str(properties["perf_tokens_per_s"])) == pytest.approx(39200, rel=0.02)
+    assert properties["perf_hardware_class"] == read_json(suite)["machine"]["hardware_class"]
+    assert properties["perf_launches"] == str(len(read_json(suite)["results"][0]["runs"]))
+    worsening, low, high = (
+        float(str(properties[f"perf_tokens_per_s_{name}"])) for name in ("worsening", "low", "high")
+    )
+    assert low < worsening < high
+    assert worsening == pytest.approx(0.3, abs=0.02)
     failure = case.find("failure")
     assert failure is not None
     assert "more time per token" in str(failure.text) + str(failure.get("message"))
     assert read_json(suite)["results"][0]["verdict"]["checks"][0]["outcome"] == "regressed"
+
+
+def test_a_report_is_written_on_request(suite: pytest.Pytester) -> None:
+    suite.makeini("[pytest]\nfilterwarnings = error")
+    run_cpu(suite)
+    slow = run_cpu(suite, "--perf-inject", "slowdown=30%", "--perf-report=out")
+    assert slow.ret == 1
+    page, summary = (suite.path / "out" / name for name in ("index.html", "summary.md"))
+    assert "<h1>1 regressed</h1>" in page.read_text()
+    assert summary.read_text().startswith("## perfsuite: 1 regressed")
+
+
+def test_a_report_tells_what_was_skipped(suite: pytest.Pytester) -> None:
+    suite.runpytest("-m", "a100", "--perf-report=out")
+    assert "1 skipped" in (suite.path / "out" / "index.html").read_text()
+
+
+def test_a_report_needs_a_directory(suite: pytest.Pytester) -> None:
+    suite.makefile(".html", out="")
+    refused = run_cpu(suite, "--perf-report=out.html")
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    refused.stderr.fnmatch_lines(["*--perf-report out.html is a file: give a directory*"])
 
 
 def test_an_improvement_passes_and_is_said(suite: pytest.Pytester) -> None:
@@ -417,12 +446,14 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing(suite: pytest.Pyteste
             bench(FAKE.replace(micro_batch=8))
         """
     )
-    result = suite.runpytest_subprocess("-W", "error", "--perf-json=out.json")
+    result = suite.runpytest_subprocess("-W", "error", "--perf-json=out.json", "--perf-report=out")
     assert result.ret == pytest.ExitCode.INTERRUPTED
     content = read_json(suite)
     assert content["status"] == "interrupted"
     assert [r["outcome"] for r in content["results"]] == ["recorded"]
     assert content["interrupted_case"] == "fake-llama-tiny-s64-b8-fp32-1x2"
+    for name in ("index.html", "summary.md"):
+        assert "fake-llama-tiny-s64-b8-fp32-1x2 was not judged" in (suite.path / "out" / name).read_text()
     result.stdout.fnmatch_lines(["*fake-llama-tiny-s64-b4*recorded*"])
     assert not [p for p in psutil.process_iter() if str(suite.path) in " ".join(_arguments(p))]
 

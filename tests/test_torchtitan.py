@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from perfsuite import Case, Topology, TorchTitan, torchtitan_compat
-from perfsuite.case import CaseFile
+from perfsuite.case import CaseFile, LoRA
 from perfsuite.flops import count
 from perfsuite.hardware import detect
 from perfsuite.models import MODELS, Model
@@ -269,7 +269,7 @@ def test_set_timeout_is_patched_only_where_it_is_missing(monkeypatch: pytest.Mon
         (
             TorchTitan(tensor_parallel=4),
             "fsdp 2 x tp 4",
-            "Shard(0), Replicate and Shard(0), Shard(0) and Shard(0), Shard(1)",
+            "Shard(0), Replicate and Shard(0), Shard(1) and StridedShard(0), Shard(0)",
         ),
     ],
     ids=lambda value: value.slug() if isinstance(value, TorchTitan) else "",
@@ -298,6 +298,8 @@ def changed(**config: Any) -> Model:
             {"model": changed(rope_scaling={"type": "yarn", "factor": 2.0})},
             "knows rope_type default and llama3, changed has 'yarn'",
         ),
+        ({"precision": "fp16-mixed"}, "precision 'fp16-mixed' is not one of fp32, bf16-mixed, bf16"),
+        ({"lora": LoRA(rank=4, alpha=8)}, "torchtitan knows no lora"),
         ({"attention": "eager"}, "attention='sdpa' only, not 'eager'"),
         (
             {"sequence_length": 20},

@@ -18,6 +18,7 @@ class DDP(Framework):
     """Options of `torch.nn.parallel.DistributedDataParallel`, with its defaults."""
 
     name: ClassVar[str] = "ddp"
+    ignores: ClassVar[frozenset[str]] = frozenset()
 
     bucket_cap_mb: float = Field(default=25, gt=0)
     """Size of a gradient bucket in MiB."""
@@ -47,6 +48,4 @@ class DDP(Framework):
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             static_graph=self.static_graph,
         )
-        return data_parallel_workload(
-            case, ranks, model, autocast=case.precision == "bf16-mixed", no_sync=model.no_sync
-        )
+        return data_parallel_workload(case, ranks, model, autocast=True, no_sync=model.no_sync)

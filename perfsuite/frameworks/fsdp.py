@@ -18,6 +18,7 @@ class FSDP(Framework):
     """Options of `torch.distributed.fsdp.FullyShardedDataParallel`, by their names there."""
 
     name: ClassVar[str] = "fsdp"
+    ignores: ClassVar[frozenset[str]] = frozenset()
 
     sharding_strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"]
     """What is sharded: all; gradients and optimizer state; nothing; all, but within groups only."""
@@ -34,6 +35,8 @@ class FSDP(Framework):
         """Shardings that need more ranks than the topology has; offloading without a device."""
         if self.cpu_offload and machine.device == "cpu":
             return "cpu_offload copies from pinned memory to a GPU, this machine has none"
+        if (reason := sharded_quantization_unsupported(case)) is not None:
+            return reason
         ranks = case.topology.world_size
         if self.sharding_strategy in ("FULL_SHARD", "SHARD_GRAD_OP") and ranks < 2:
             return f"{self.sharding_strategy} needs at least 2 processes (torch turns it into NO_SHARD on 1)"
@@ -96,10 +99,23 @@ def hybrid_unsupported(group: int, case: Case) -> str | None:
     return None
 
 
+def sharded_quantization_unsupported(case: Case) -> str | None:
+    """Why quantised weights cannot be sharded with the others, or None."""
+    if case.quantization == "8bit":
+        return "8bit weights cannot be sharded (their scales are not in the parameter): give '4bit', or DDP"
+    if case.quantization == "4bit" and "mixed" in case.precision:
+        return f"packed 4bit weights cannot be cast, as {case.precision} does where it shards: give 'bf16'"
+    return None
+
+
 def _mixed_precision(case: Case) -> Any:
     import torch
     from torch.distributed.fsdp import MixedPrecision
 
-    if case.precision != "bf16-mixed":
+    from perfsuite.torch_model import COMPUTE_DTYPES
+
+    if "mixed" not in case.precision:
         return None
-    return MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, buffer_dtype=torch.float32)
+    return MixedPrecision(
+        param_dtype=COMPUTE_DTYPES[case.precision], reduce_dtype=torch.float32, buffer_dtype=torch.float32
+    )

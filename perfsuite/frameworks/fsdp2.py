@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from perfsuite.framework import Framework, Ranks, Workload
-from perfsuite.frameworks.fsdp import hybrid_unsupported
+from perfsuite.frameworks.fsdp import hybrid_unsupported, sharded_quantization_unsupported
+from perfsuite.tensor_parallel import split_llama, tensor_parallel_unsupported
 
 if TYPE_CHECKING:
     from perfsuite.case import Case
@@ -22,6 +23,7 @@ class FSDP2(Framework):
     """Options of `torch.distributed.fsdp.fully_shard`."""
 
     name: ClassVar[str] = "fsdp2"
+    ignores: ClassVar[frozenset[str]] = frozenset()
 
     reshard_after_forward: bool = True
     """Free a block's gathered parameters after its forward, and gather them again in backward."""
@@ -30,40 +32,66 @@ class FSDP2(Framework):
     sync_each_micro_batch: bool = True
     """Reduce gradients after each micro-batch. False keeps whole gradients in memory until the last."""
 
+    tensor_parallel: int = Field(default=1, ge=1, strict=True)
+    """Ranks, next to each other, that split each layer and see the same data (2-D mesh). 1: none."""
+
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """A hybrid mesh that the ranks do not fill."""
-        return None if self.shard_group is None else hybrid_unsupported(self.shard_group, case)
+        """A mesh that the ranks do not fill, or a model that cannot be split."""
+        if self.tensor_parallel > 1:
+            if self.shard_group is not None:
+                return f"tensor_parallel={self.tensor_parallel} does not go with shard_group (3-D mesh)"
+            return tensor_parallel_unsupported(case, self.tensor_parallel)
+        if (
+            self.shard_group is not None
+            and (reason := hybrid_unsupported(self.shard_group, case)) is not None
+        ):
+            return reason
+        return sharded_quantization_unsupported(case)
 
     def expected(self, case: Case) -> dict[str, str]:
         """DTensors, sharded in every block."""
         placement = "Shard(0)" if self.shard_group is None else "Replicate, Shard(0)"
+        if self.tensor_parallel > 1:  # norms; split by rows; split by columns
+            placement = "Shard(0) and Shard(0), Shard(1) and StridedShard(0), Shard(0)"
         return {"wrapper": "FSDPModule", "sharding": placement}
 
     def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
         """The model under FSDP2, one unit per block, and the root."""
         from torch.distributed.fsdp import fully_shard
 
-        from perfsuite.torch_model import blocks, build_model, data_parallel_workload
+        from perfsuite.torch_model import blocks, data_parallel_workload, model_without_weights
+        from perfsuite.weights import initialise
 
+        mesh = self._mesh(ranks)
         options: dict[str, Any] = {
-            "mesh": self._mesh(ranks),
+            "mesh": mesh["shard"] if self.tensor_parallel > 1 else mesh,
             "reshard_after_forward": self.reshard_after_forward,
             "mp_policy": _mixed_precision(case),
         }
-        model = build_model(case, ranks.device)
-        for block in blocks(model):
-            fully_shard(block, **options)
-        fully_shard(model, **options)
+        model = model_without_weights(case, ranks.device)
+        units = blocks(model)
+        if self.tensor_parallel > 1:
+            split_llama(model, mesh["tensor"])
+        if case.quantization != "none":  # quantised weights are made whole
+            initialise(model, units, seed=case.seed, device=ranks.device)
+        for unit in (*units, model):
+            fully_shard(unit, **options)
+        if case.quantization == "none":
+            initialise(model, units, seed=case.seed, device=ranks.device)
         no_sync = None if self.sync_each_micro_batch else partial(_no_sync, model)
-        return data_parallel_workload(case, ranks, model, no_sync=no_sync)
+        return data_parallel_workload(
+            case, ranks, model, no_sync=no_sync, tensor_parallel=self.tensor_parallel
+        )
 
     def _mesh(self, ranks: Ranks) -> Any:
         from torch.distributed.device_mesh import init_device_mesh
 
-        if self.shard_group is None:
-            return init_device_mesh(ranks.device.type, (ranks.world_size,), mesh_dim_names=("shard",))
-        shape = (ranks.world_size // self.shard_group, self.shard_group)
-        return init_device_mesh(ranks.device.type, shape, mesh_dim_names=("replicate", "shard"))
+        shape: dict[str, int] = {"shard": ranks.world_size}
+        if self.shard_group is not None:
+            shape = {"replicate": ranks.world_size // self.shard_group, "shard": self.shard_group}
+        if self.tensor_parallel > 1:
+            shape = {"shard": ranks.world_size // self.tensor_parallel, "tensor": self.tensor_parallel}
+        return init_device_mesh(ranks.device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
 
 
 @contextmanager
@@ -78,6 +106,8 @@ def _mixed_precision(case: Case) -> Any:
     import torch
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    if case.precision != "bf16-mixed":
+    from perfsuite.torch_model import COMPUTE_DTYPES
+
+    if "mixed" not in case.precision:
         return MixedPrecisionPolicy()
-    return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return MixedPrecisionPolicy(param_dtype=COMPUTE_DTYPES[case.precision], reduce_dtype=torch.float32)

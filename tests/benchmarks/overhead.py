@@ -10,6 +10,7 @@ import gc
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -59,7 +60,7 @@ def main() -> None:
             topology=Topology(processes_per_node=1),
             hardware="cpu",
         )
-        ranks = Ranks(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
+        ranks = Ranks(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"), directory=Path())
         run = case.framework.build(case, ranks, Recorder(HostTimer())).run
         bare(run)
         ratios = []

@@ -1,0 +1,65 @@
+"""nanotron's known issues with pipelines: the report says of each whether it is still there or gone.
+
+209, "multi-machine pp hang": with gradient accumulation, a pipeline over two machines hangs (reported with
+Llama-3-8B, DP 2 x TP 4 x PP 2 on 16 H800). 221: resuming from a checkpoint fails if PP > 1.
+
+Beside each, the same on one node; and on a CPU, where pipeline sends do not wait
+(`perfsuite.nanotron_compat`) and both are expected to run, so that those are cases like any other.
+"""
+
+import pytest
+
+from perfsuite import MODELS, Case, Model, Nanotron, Topology
+
+ISSUES = "https://github.com/huggingface/nanotron/issues"
+HOW = {"tp_mode": "REDUCE_SCATTER", "tp_linear_async_communication": True, "accumulate_grad_in_fp32": True}
+
+ACCUMULATION = Case(
+    model="llama-3.1-8b",
+    framework=Nanotron(dp=2, tp=4, pp=2, **HOW),
+    sequence_length=4096,
+    micro_batch=1,
+    gradient_accumulation=4,
+    precision="bf16",
+    topology=Topology(nodes=2, processes_per_node=8),
+    hardware=("h100", "h200"),
+    learning_rate=3e-4,
+    known_issue=f"{ISSUES}/209",
+)
+ONE_NODE = ACCUMULATION.replace(
+    framework=Nanotron(tp=4, pp=2, **HOW),
+    topology=Topology(processes_per_node=8),
+    known_issue=None,
+)
+RESUME = ACCUMULATION.replace(
+    framework=Nanotron(dp=2, tp=4, pp=2, resume=True, **HOW),
+    gradient_accumulation=1,
+    known_issue=f"{ISSUES}/221",
+)
+RESUME_ON_ONE_NODE = RESUME.replace(
+    framework=Nanotron(tp=4, pp=2, resume=True, **HOW), topology=Topology(processes_per_node=8)
+)
+
+# As in nanotron's own example the head is tied to the embedding, which lie on different stages.
+TIED = Model(name="llama-tiny-tied", config={**MODELS["llama-tiny"].config, "tie_word_embeddings": True})
+TWIN = Case(
+    model=TIED,
+    framework=Nanotron(pp=2),
+    sequence_length=64,
+    micro_batch=1,
+    gradient_accumulation=4,
+    topology=Topology(processes_per_node=2),
+    hardware="cpu",
+    timeout_s=300,
+)
+RESUME_TWIN = TWIN.replace(framework=Nanotron(pp=2, resume=True), micro_batch=4, gradient_accumulation=1)
+
+
+@pytest.mark.parametrize("case", [ACCUMULATION, ONE_NODE, TWIN])
+def test_gradient_accumulation_in_a_pipeline(bench, case):
+    bench(case)
+
+
+@pytest.mark.parametrize("case", [RESUME, RESUME_ON_ONE_NODE, RESUME_TWIN])
+def test_resuming_a_pipeline(bench, case):
+    bench(case)

@@ -1,0 +1,64 @@
+"""torchtitan's Llama 2 and 3 on 64 A100, by torchtitan itself and by our own FSDP2.
+
+The figures as published are in published.json: `perfsuite report --comparison torchtitan-llama`.
+"""
+
+import pytest
+
+from perfsuite import FSDP2, Case, Topology, TorchTitan
+
+LLAMA_3_8B = Case(
+    model="llama-3-8b",
+    framework=TorchTitan(),
+    sequence_length=8192,
+    micro_batch=1,
+    precision="bf16-mixed",
+    activation_checkpointing="every-2",
+    topology=Topology(nodes=8, processes_per_node=8),
+    hardware="a100-80gb",
+)
+LLAMA_2_13B = LLAMA_3_8B.replace(model="llama-2-13b", sequence_length=4096, micro_batch=2)
+
+PUBLISHED = [
+    LLAMA_3_8B,
+    LLAMA_3_8B.replace(activation_checkpointing="selective-op"),
+    LLAMA_3_8B.replace(model="llama-3-70b", activation_checkpointing="full"),
+    LLAMA_2_13B.replace(activation_checkpointing="none"),
+    LLAMA_2_13B,
+    LLAMA_2_13B.replace(activation_checkpointing="selective-op"),
+    LLAMA_2_13B.replace(model="llama-2-70b", micro_batch=1, activation_checkpointing="selective-op"),
+    LLAMA_2_13B.replace(model="llama-2-70b", activation_checkpointing="full"),
+]
+OURS = [case.replace(framework=FSDP2()) for case in PUBLISHED]
+
+# 2-D at the global batch of 1-D: 8 data-parallel ranks of 8 sequences instead of 64 of one.
+TWO_D = [
+    case.replace(framework=framework, micro_batch=8 * case.micro_batch)
+    for case in (PUBLISHED[1], PUBLISHED[2])
+    for framework in (TorchTitan(tensor_parallel=8), FSDP2(tensor_parallel=8))
+]
+
+# The same code paths on any machine.
+TWIN = Case(
+    model="llama-tiny",
+    framework=TorchTitan(),
+    sequence_length=64,
+    micro_batch=2,
+    topology=Topology(processes_per_node=2),
+    hardware="cpu",
+    max_warmup_steps=5,
+    steps=20,
+    timeout_s=300,
+)
+MODES = ("none", "every-2", "selective-op", "full")
+TWINS = [
+    *(TWIN.replace(activation_checkpointing=mode) for mode in MODES),
+    TWIN.replace(framework=TorchTitan(tensor_parallel=2), micro_batch=4),
+    *(TWIN.replace(framework=FSDP2(), activation_checkpointing=mode) for mode in MODES),
+    TWIN.replace(framework=FSDP2(tensor_parallel=2), micro_batch=4),
+]
+
+
+@pytest.mark.parametrize("case", PUBLISHED + OURS + TWO_D + TWINS)
+def test_torchtitan_a100(bench, case):
+    bench(case)

@@ -1,0 +1,35 @@
+"""Where commits of a history stand in their repository. Imports neither torch nor pytest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from perfsuite.errors import GitError
+from perfsuite.git import git
+
+
+def current_branch(repo: Path) -> str:
+    """What is checked out: a branch, or HEAD where none is."""
+    return git("rev-parse", "--abbrev-ref", "HEAD", cwd=repo).strip()
+
+
+def dates(repo: Path, branch: str) -> dict[str, int]:
+    """The commits of a branch itself (its first parents), oldest first, with their dates in seconds."""
+    lines = git("log", "--first-parent", "--reverse", "--format=%H %ct", branch, "--", cwd=repo).splitlines()
+    return {commit: int(seconds) for commit, seconds in map(str.split, lines)}
+
+
+def unplaced(commits: set[str], repo: Path, branch: str) -> dict[str, str]:
+    """Why these are not among `dates`. Raises `GitError` if it is because the clone is not whole."""
+    if not commits:
+        return {}
+    missing = commits - set(git("rev-list", "--all", cwd=repo).split())
+    if missing and git("rev-parse", "--is-shallow-repository", cwd=repo).strip() == "true":
+        raise GitError(
+            f"{repo} is a shallow clone, which lacks commits of the history ({len(missing)}). "
+            "Fetch all of it: git fetch --unshallow"
+        )
+    return {
+        commit: f"not in {repo}" if commit in missing else f"not on {branch} itself (git log --first-parent)"
+        for commit in sorted(commits)
+    }

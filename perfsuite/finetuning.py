@@ -1,0 +1,142 @@
+"""Low-rank adapters (peft) on a frozen, perhaps quantised (bitsandbytes) model. Worker side; imports torch.
+
+LoRA: Hu et al. 2021. `4bit` is QLoRA's (Dettmers et al. 2023): NF4, with quantised constants. `8bit` is
+LLM.int8() (Dettmers et al. 2022), outliers above 6 in 16 bits. Embeddings, norms and the head stay whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from perfsuite.errors import MismatchError
+
+if TYPE_CHECKING:
+    from perfsuite.case import Case, LoRA, Quantization
+
+
+def linear_layers(blocks: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
+    """The linear layers of these modules with the names that they have there; adapters are none of them."""
+    return [
+        (name.removesuffix(".base_layer"), module)
+        for block in blocks
+        for name, module in block.named_modules()
+        if is_linear(module) and ".lora_" not in name
+    ]
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether it is a matrix product with a weight; transformers' GPT-2 has a class of its own for it."""
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+
+
+def quantise_layers(
+    kind: Quantization, blocks: Sequence[nn.Module], dtype: torch.dtype, compute: torch.dtype
+) -> None:
+    """Put quantised layers in place of the linear ones. They have no values yet: see `quantised`.
+
+    `dtype` is that of the other parameters: wrappers that shard want 4-bit weights packed in the same.
+    """
+    from bitsandbytes.nn import Linear4bit, Linear8bitLt
+
+    for block in blocks:
+        for name, layer in linear_layers([block]):
+            if not isinstance(layer, nn.Linear):
+                raise MismatchError(f"quantization: {name} is a {type(layer).__name__}, not a torch Linear")
+            shape: Any = (layer.in_features, layer.out_features, layer.bias is not None)
+            if kind == "4bit":
+                new: nn.Module = Linear4bit(
+                    *shape, compute_dtype=compute, quant_type="nf4", quant_storage=dtype
+                )
+            else:
+                new = Linear8bitLt(*shape, has_fp16_weights=False, threshold=6.0)
+            block.set_submodule(name, new.requires_grad_(False))
+
+
+def quantised(empty: Any, full: nn.Parameter) -> Any:
+    """A parameter of `quantise_layers`, `empty`, with these values, on their device."""
+    from bitsandbytes.nn import Int8Params, Params4bit
+
+    if isinstance(empty, Params4bit):
+        parameter = Params4bit(
+            full.data, quant_type=empty.quant_type, quant_storage=empty.quant_storage, module=empty.module
+        )
+        return parameter.to(full.device)
+    values = Int8Params(full.data.cpu(), requires_grad=False, has_fp16_weights=False)
+    return values.to(full.device)  # it quantises on the way from host memory only
+
+
+def add_adapters(
+    lora: LoRA,
+    model: Any,
+    blocks: Sequence[nn.Module],
+    dtype: torch.dtype,
+    quantization: Quantization = "none",
+) -> None:
+    """Freeze `model` and give adapters to the linear layers of its blocks. They have no values yet."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    layers = linear_layers(blocks)
+    known = {_last(name) for name, _ in layers}
+    if unknown := sorted(set(lora.targets) - known):
+        raise MismatchError(
+            f"lora: no linear layer is called {', '.join(unknown)}; there are {', '.join(sorted(known))}"
+        )
+    chosen = {layer for name, layer in layers if _is_target(lora, name)}
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=[name for name, module in model.named_modules() if module in chosen],
+        fan_in_fan_out=not all(isinstance(layer, nn.Linear) for layer in chosen),
+    )
+    flag = f"is_loaded_in_{quantization}"  # peft asks the model for it to choose the adapters' class
+    setattr(model, flag, True)
+    inject_adapter_in_model(config, model)
+    delattr(model, flag)
+    for name, module in model.named_modules():
+        if ".lora_" in name and is_linear(module):
+            module.to(dtype)
+
+
+def observed(model: nn.Module) -> dict[str, str]:
+    """Adapters, quantised layers and what is trained, where not simply all of it is."""
+    trains = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    if all(trains.values()):
+        return {}
+    adapters_only = all(".lora_" in name for name, trained in trains.items() if trained)
+    kinds = [kind for module in model.modules() if (kind := quantization_of(module)) is not None]
+    return {
+        "trained": "adapters only" if adapters_only else "others",
+        "adapters": str(sum(hasattr(module, "lora_A") for module in model.modules())),
+        "quantised_layers": " ".join([str(len(kinds)), *sorted(set(kinds))]),
+    }
+
+
+def expected(case: Case, blocks: Sequence[nn.Module]) -> dict[str, str]:
+    """What `observed` must say of a model with these blocks."""
+    if case.lora is None:
+        return {}
+    names = [name for name, _ in linear_layers(blocks)]
+    quantised = case.quantization != "none"
+    return {
+        "trained": "adapters only",
+        "adapters": str(sum(_is_target(case.lora, name) for name in names)),
+        "quantised_layers": f"{len(names)} {case.quantization}" if quantised else "0",
+    }
+
+
+def quantization_of(module: nn.Module) -> str | None:
+    """`4bit` or `8bit` where it is a linear layer of bitsandbytes (peft names adapters around it alike)."""
+    kinds = {"Linear4bit": "4bit", "Linear8bitLt": "8bit"}
+    return kinds.get(type(module).__name__) if isinstance(module, nn.Linear) else None
+
+
+def _is_target(lora: LoRA, name: str) -> bool:
+    return not lora.targets or _last(name) in lora.targets
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]

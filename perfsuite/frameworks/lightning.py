@@ -1,0 +1,209 @@
+"""Lightning Fabric: its own strategies and precision plugins, under our launcher.
+
+FSDP1 shards per transformer block and recomputes by the strategy's own activation checkpointing. DDP and
+FSDP2 have none of their own: blocks are checkpointed as everywhere else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from perfsuite.errors import MismatchError
+from perfsuite.framework import Framework, Ranks, Workload, changed_fields
+from perfsuite.frameworks.fsdp import FSDP
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from perfsuite.case import Case
+    from perfsuite.hardware import Machine
+    from perfsuite.measure import Recorder
+
+FABRIC_PRECISION = {
+    "fp32": "32-true",
+    "bf16-mixed": "bf16-mixed",
+    "bf16": "bf16-true",
+    "fp16-mixed": "16-mixed",
+}
+"""Fabric's name of a case's precision."""
+
+
+class Lightning(Framework):
+    """Options of `lightning.fabric.Fabric` and of its `FSDPStrategy`, by their names there."""
+
+    name: ClassVar[str] = "lightning"
+    packages: ClassVar[tuple[str, ...]] = ("lightning",)
+
+    strategy: Literal["ddp", "fsdp", "fsdp2"]
+    """`DDPStrategy`, `FSDPStrategy` (on GPUs only), or `ModelParallelStrategy` with FSDP2 in all ranks."""
+    sharding_strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"] = "FULL_SHARD"
+    """For `fsdp`, as the next two. HYBRID_SHARD shards within a node."""
+    backward_prefetch: Literal["BACKWARD_PRE", "BACKWARD_POST", "none"] = "BACKWARD_PRE"
+    cpu_offload: bool = False
+
+    def unsupported(self, case: Case, machine: Machine) -> str | None:
+        """What Fabric refuses or would silently change."""
+        fp16 = FABRIC_PRECISION[case.precision] == "16-mixed"
+        if self.strategy == "fsdp":
+            if machine.device == "cpu":
+                return "Fabric's FSDPStrategy runs on GPUs only"
+            if case.activation_checkpointing == "selective-op":
+                return (
+                    "Fabric's FSDPStrategy recomputes whole blocks: no activation_checkpointing selective-op"
+                )
+            sharded = FSDP(sharding_strategy=self.sharding_strategy, cpu_offload=self.cpu_offload)
+            return sharded.unsupported(case, machine)
+        if options := changed_fields(self, skip=frozenset({"strategy"})):
+            return f"{', '.join(options)}: for strategy 'fsdp' only, not for {self.strategy!r}"
+        if fp16 and self.strategy == "fsdp2":
+            return "Fabric's ModelParallelStrategy has no fp16-mixed"
+        if fp16 and machine.device == "cpu":
+            return "Fabric turns fp16-mixed into bf16-mixed on a CPU"
+        return None
+
+    def expected(self, case: Case) -> dict[str, str]:
+        """The wrapper and sharding of the strategy."""
+        return {
+            "ddp": {"wrapper": "DistributedDataParallel"},
+            "fsdp": {"wrapper": "FullyShardedDataParallel", "sharding": self.sharding_strategy},
+            "fsdp2": {"wrapper": "FSDPModule", "sharding": "Shard(0)"},
+        }[self.strategy]
+
+    def load(self, case: Case, device: Any) -> None:
+        """Some 40 MiB."""
+        import lightning.fabric  # noqa: F401
+
+    def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
+        """Model and optimizer as Fabric sets them up; gradients are reduced on the last micro-batch only."""
+        from perfsuite.torch_model import blocks, build_model, build_optimizer
+
+        checkpointed_here = case.replace(activation_checkpointing="none") if self.strategy == "fsdp" else case
+        model: Any = build_model(checkpointed_here, ranks.device)
+        fabric = _fabric(case, ranks, self.strategy_object(case, blocks(model)))
+        model = fabric.setup_module(model)
+        optimizer = fabric.setup_optimizers(build_optimizer(case, model))
+        return Workload(
+            run=_training_loop(case, ranks, fabric, model, optimizer),
+            data_parallel=ranks.world_size,
+            model=model,
+            settings=_settings(case, fabric.strategy),
+        )
+
+    def strategy_object(self, case: Case, blocks: Sequence[Any]) -> Any:
+        """Fabric's strategy with its arguments, for a model of these blocks."""
+        from lightning.fabric.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
+
+        world = case.topology.world_size
+        if self.strategy == "ddp":
+            return DDPStrategy()
+        if self.strategy == "fsdp2":
+            return ModelParallelStrategy(_fully_shard, data_parallel_size=world, tensor_parallel_size=1)
+        return FSDPStrategy(**self._fsdp_options(case, blocks))
+
+    def _fsdp_options(self, case: Case, blocks: Sequence[Any]) -> dict[str, Any]:
+        """Arguments of `FSDPStrategy`: one unit per block, and the root."""
+        from torch.distributed.fsdp import BackwardPrefetch
+
+        from perfsuite.torch_model import is_checkpointed
+
+        mode, topology = case.activation_checkpointing, case.topology
+        recomputed = {id(block) for index, block in enumerate(blocks) if is_checkpointed(mode, index)}
+
+        def is_recomputed(module: Any, recurse: bool, nonwrapped_numel: int) -> bool:
+            return recurse or id(module) in recomputed
+
+        hybrid = self.sharding_strategy == "HYBRID_SHARD"
+        return {
+            "sharding_strategy": self.sharding_strategy,
+            "device_mesh": (topology.nodes, topology.processes_per_node) if hybrid else None,
+            "auto_wrap_policy": {type(block) for block in blocks},
+            "activation_checkpointing_policy": is_recomputed if recomputed else None,
+            "backward_prefetch": None
+            if self.backward_prefetch == "none"
+            else BackwardPrefetch[self.backward_prefetch],
+            "cpu_offload": self.cpu_offload,
+        }
+
+
+def _fabric(case: Case, ranks: Ranks, strategy: Any) -> Any:
+    """Fabric in the processes and the process group that are there already."""
+    from lightning.fabric import Fabric
+    from lightning.fabric.plugins.environments import TorchElasticEnvironment
+
+    fabric = Fabric(
+        accelerator=ranks.device.type,
+        strategy=strategy,
+        devices=case.topology.processes_per_node,
+        num_nodes=case.topology.nodes,
+        precision=FABRIC_PRECISION[case.precision],  # type: ignore[arg-type]
+        plugins=[TorchElasticEnvironment()],
+    )
+    fabric.launch()
+    from perfsuite.torch_model import LOSS_SCALE
+
+    if (scaler := getattr(strategy.precision, "scaler", None)) is not None:
+        strategy.precision.scaler = type(scaler)(
+            ranks.device.type, init_scale=LOSS_SCALE, growth_interval=2**31 - 1
+        )
+    return fabric
+
+
+def _settings(case: Case, strategy: Any) -> dict[str, str]:
+    plugin = type(strategy.precision).__name__
+    settings = {
+        "fabric_strategy": type(strategy).__name__,
+        "fabric_precision": f"{plugin} {FABRIC_PRECISION[case.precision]}",
+    }
+    if (mixed := getattr(strategy, "mixed_precision_config", None)) is not None:
+        settings["reduce_dtype"] = str(mixed.reduce_dtype).removeprefix("torch.")
+    return settings
+
+
+def _fully_shard(model: Any, mesh: Any) -> Any:
+    """FSDP2 over all ranks, one unit per block, and the root, which Fabric leaves to its user."""
+    from torch.distributed.fsdp import fully_shard
+
+    from perfsuite.torch_model import blocks
+
+    for block in blocks(model):
+        fully_shard(block, mesh=mesh["data_parallel"])
+    return fully_shard(model, mesh=mesh["data_parallel"])
+
+
+def _training_loop(case: Case, ranks: Ranks, fabric: Any, model: Any, optimizer: Any) -> Any:
+    import itertools
+
+    import torch
+
+    from perfsuite.torch_model import LOSS_SCALE, synthetic_batches
+
+    data = itertools.cycle(synthetic_batches(case, ranks.rank, ranks.device))
+    share = 1 / case.gradient_accumulation
+    scaler = getattr(fabric.strategy.precision, "scaler", None)
+
+    def step() -> torch.Tensor:
+        """One optimizer step; returns its mean loss, still on the device."""
+        total = torch.zeros((), device=ranks.device)
+        for micro in range(case.gradient_accumulation):
+            tokens = next(data)
+            is_last = micro == case.gradient_accumulation - 1
+            with fabric.no_backward_sync(model, enabled=not is_last):
+                loss = model(input_ids=tokens, labels=tokens).loss * share
+                fabric.backward(loss)
+            total += loss.detach()
+        if scaler is not None:
+            scaler.unscale_(optimizer.optimizer)  # a fused optimizer would leave each rank to its own shard
+        optimizer.step()
+        optimizer.zero_grad()
+        return total
+
+    def run(steps: int) -> list[torch.Tensor]:
+        losses = [step() for _ in range(steps)]
+        if scaler is not None and scaler.get_scale() < LOSS_SCALE:
+            raise MismatchError(
+                f"{case.precision}: gradients were not finite at a loss scale of {LOSS_SCALE:g}, and the "
+                "optimizer skipped those steps: give a lower learning_rate, or bf16-mixed"
+            )
+        return losses
+
+    return run

@@ -1,0 +1,180 @@
+"""Any training script, unmodified: the clock attaches to it from outside (`perfsuite.attach`)."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import json
+import os
+import runpy
+import shutil
+import sys
+from collections.abc import Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, Field, PlainSerializer, model_validator
+
+from perfsuite.errors import CaseError
+from perfsuite.framework import Command, Framework, Ranks, Workload, changed_fields
+
+if TYPE_CHECKING:
+    from perfsuite.case import Case
+    from perfsuite.hardware import Machine
+    from perfsuite.measure import Recorder
+
+Variables = Annotated[
+    Mapping[str, str],
+    AfterValidator(lambda value: MappingProxyType(dict(value))),
+    PlainSerializer(dict),
+]
+
+
+class Script(Framework):
+    """What to run: `path` or `module` in ranks that perfsuite starts, or a `command` that starts its own.
+
+    Relative paths are relative to the directory that pytest is started in.
+    """
+
+    name: ClassVar[str] = "script"
+    builds_model: ClassVar[bool] = False
+    own_process_group: ClassVar[bool] = True
+
+    path: str | None = None
+    """A Python file, run as `python PATH ARGUMENTS` would, once per rank, with torchrun's environment."""
+    module: str | None = None
+    """The same for `python -m MODULE ARGUMENTS`."""
+    command: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """A command that starts its own ranks, word by word: `("torchrun", "--nproc-per-node=2", "train.py")`.
+    The directory of the Python that runs pytest comes first on its PATH."""
+    arguments: tuple[str, ...] = ()
+    cwd: str = "."
+    """The directory that it runs in."""
+    env: Variables = Field(default_factory=lambda: MappingProxyType({}))
+    """Environment variables that it needs beside those of pytest."""
+    data_parallel: int | None = Field(default=None, ge=1, strict=True)
+    """Ranks that see different data. None: all; fewer with tensor or pipeline parallelism."""
+    loss: bool = True
+    """Whether each micro-batch calls backward on its share of the loss. False with gradient scaling or a
+    pipeline schedule: the loss is then not observed."""
+
+    @model_validator(mode="after")
+    def _one_thing_to_run(self) -> Script:
+        given = [name for name in ("path", "module", "command") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give one of path, module and command, not {' and '.join(given) or 'none'}")
+        if self.command is not None and self.arguments:
+            raise ValueError("arguments are for path or module: a command holds its own")
+        return self
+
+    @property
+    def reports_loss(self) -> bool:
+        """As the user says."""
+        return self.loss
+
+    def slug(self) -> str:
+        """What runs, options, and a digest of arguments, directories and variables."""
+        what = Path(self.path or self.module or (self.command or ("",))[0]).name.removesuffix(".py")
+        told = {name: getattr(self, name) for name in _IN_DIGEST}
+        text = json.dumps(told, default=dict, sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:6]
+        return "-".join([self.name, what, *changed_fields(self, skip=_IN_DIGEST), digest])
+
+    def check(self, case: Case) -> None:
+        """Raises `CaseError` if there is nothing to run."""
+        if not Path(self.cwd).is_dir():
+            raise CaseError(f"cwd={self.cwd!r}: no such directory in {Path.cwd()}")
+        if self.path is not None:
+            _check_python(Path(self.path))
+        if self.module is not None:
+            top = self.module.partition(".")[0]
+            if PathFinder.find_spec(top, [self.cwd]) is None and importlib.util.find_spec(top) is None:
+                raise CaseError(f"module={self.module!r}: no module {top} in {self.cwd} or installed here")
+        if self.command is not None and _found(self.command[0]) is None:
+            raise CaseError(
+                f"command: {self.command[0]!r} is not on PATH, nor beside {sys.executable}. "
+                "Install what brings it, or give its path."
+            )
+
+    def environment(self) -> Mapping[str, str]:
+        """Those of the user."""
+        return self.env
+
+    def launched_by(self) -> Command | None:
+        """The command, its first word looked up."""
+        if self.command is None:
+            return None
+        first = _found(self.command[0]) or self.command[0]
+        return Command(words=(first, *self.command[1:]), directory=self.cwd)
+
+    def unsupported(self, case: Case, machine: Machine) -> str | None:
+        """What a case can say of a script but neither cause nor observe."""
+        for field in ("learning_rate", "seed"):
+            if getattr(case, field) != type(case).model_fields[field].default:
+                return (
+                    f"a script sets its own {field}: leave it out of the case and put it into the arguments"
+                )
+        if not case.model.config:
+            for field in ("attention", "activation_checkpointing"):
+                if getattr(case, field) != type(case).model_fields[field].default:
+                    return f"{field} cannot be observed in {case.model.name}, of which only the name is known"
+        if self.data_parallel is not None and case.topology.world_size % self.data_parallel:
+            return f"data_parallel={self.data_parallel} does not divide {case.topology.world_size} processes"
+        return None
+
+    def expected(self, case: Case) -> dict[str, str | None]:
+        """What a case does not say of a script: the dtype of its parameters, that it has one optimizer."""
+        expected: dict[str, str | None] = {"parameter_dtype": None, "optimizer_parameters": None}
+        if not case.model.config:
+            expected |= {"attention": None, "recomputing_blocks": None}
+        if case.topology.world_size == 1:
+            expected["world_size"] = None  # needs no process group
+        return expected
+
+    def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
+        """The script, which builds all by itself. It runs until the clock ends it: no loss is returned."""
+
+        def run(steps: int) -> list[Any]:
+            self._execute()
+            return []
+
+        return Workload(run=run, data_parallel=self.data_parallel or case.topology.world_size)
+
+    def _execute(self) -> None:
+        """As `python` would: `__main__`, `sys.argv` and `sys.path[0]` are the script's own."""
+        if self.path is not None:
+            path = Path(self.path).resolve()
+            os.chdir(self.cwd)
+            sys.argv, sys.path[0] = [str(path), *self.arguments], str(path.parent)
+            runpy.run_path(str(path), run_name="__main__")
+        elif self.module is not None:
+            os.chdir(self.cwd)
+            sys.argv, sys.path[0] = [self.module, *self.arguments], os.getcwd()
+            runpy.run_module(self.module, run_name="__main__", alter_sys=True)
+
+
+def _check_python(path: Path) -> None:
+    try:
+        ast.parse(path.read_bytes())
+    except OSError as error:
+        raise CaseError(
+            f"path={str(path)!r}: {error.strerror} in {Path.cwd()}. "
+            "Give it relative to the directory that pytest is started in, or absolute."
+        ) from None
+    except (SyntaxError, ValueError) as error:
+        raise CaseError(
+            f"path={str(path)!r} is not Python ({error}). Give other programs as command=(...)."
+        ) from None
+
+
+def _found(program: str) -> str | None:
+    """The absolute path of a program, looked for beside this Python first."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    found = shutil.which(program, path=path)
+    return None if found is None else str(Path(found).absolute())
+
+
+_IN_DIGEST = frozenset({"path", "module", "command", "arguments", "cwd", "env"})

@@ -1,0 +1,207 @@
+"""The Hugging Face Trainer, unmodified: DDP, or FSDP by its `fsdp` argument."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import field_validator, model_validator
+
+from perfsuite.framework import Framework, Ranks, Workload
+from perfsuite.frameworks.accelerate import clear_environment, force_fsdp
+from perfsuite.frameworks.fsdp import hybrid_unsupported
+
+if TYPE_CHECKING:
+    from perfsuite.case import Case
+    from perfsuite.hardware import Machine
+    from perfsuite.measure import Recorder
+
+SHARDINGS = {
+    "full_shard": "FULL_SHARD",
+    "shard_grad_op": "SHARD_GRAD_OP",
+    "no_shard": "NO_SHARD",
+    "hybrid_shard": "HYBRID_SHARD",
+    "hybrid_shard_zero2": "_HYBRID_SHARD_ZERO2",
+}
+"""torch's FSDP1 strategies by the Trainer's words. FSDP2 knows the first two words alone."""
+
+
+class Trainer(Framework):
+    """`TrainingArguments.fsdp` and the version in its `fsdp_config`; all else is the Trainer's default."""
+
+    name: ClassVar[str] = "trainer"
+    packages: ClassVar[tuple[str, ...]] = ("accelerate",)
+
+    fsdp: str = ""
+    """A sharding, perhaps with `offload` and `auto_wrap`, separated by spaces. Empty: DDP."""
+    fsdp_version: Literal[1, 2] = 2
+
+    @field_validator("fsdp")
+    @classmethod
+    def _known_words(cls, fsdp: str) -> str:
+        words = fsdp.split()
+        if unknown := [word for word in words if word not in {*SHARDINGS, "offload", "auto_wrap"}]:
+            raise ValueError(f"unknown {unknown[0]!r}; words are {', '.join(SHARDINGS)}, offload, auto_wrap")
+        if words and sum(word in SHARDINGS for word in words) != 1:
+            raise ValueError(f"name one sharding of {', '.join(SHARDINGS)}; leave it empty for DDP")
+        return " ".join(words)
+
+    @model_validator(mode="after")
+    def _version_knows_it(self) -> Trainer:
+        if self.fsdp_version == 2 and self._sharding not in (None, "full_shard", "shard_grad_op"):
+            raise ValueError(
+                f"{self._sharding} is of FSDP1: fsdp_version=1; FSDP2 has full_shard and shard_grad_op"
+            )
+        if self.fsdp_version == 1 and not self.fsdp:
+            raise ValueError("fsdp_version=1 without fsdp; name what to shard, for example fsdp='full_shard'")
+        return self
+
+    @property
+    def _sharding(self) -> str | None:
+        return next((word for word in self.fsdp.split() if word in SHARDINGS), None)
+
+    def unsupported(self, case: Case, machine: Machine) -> str | None:
+        """What the Trainer has no argument for; FSDP that cannot be."""
+        if case.precision not in ("fp32", "bf16-mixed", "bf16"):
+            return f"precision {case.precision!r} is not one of fp32, bf16-mixed, bf16"
+        if case.activation_checkpointing == "selective-op":
+            return (
+                "activation_checkpointing 'selective-op': the Trainer's own gradient checkpointing is of "
+                "whole blocks: none, full, every-N"
+            )
+        if case.topology.world_size < 2:
+            return "the Trainer wraps nothing on 1 process: it needs at least 2"
+        if "offload" in self.fsdp.split():
+            if machine.device == "cpu":
+                return "offload copies from pinned memory to a GPU, this machine has none"
+            if self.fsdp_version == 2:
+                return (
+                    "the Trainer's gradient norm of offloaded FSDP2 shards needs a backend for the CPU "
+                    "beside NCCL, which this process group has not; take fsdp_version=1"
+                )
+        if self._sharding in ("hybrid_shard", "hybrid_shard_zero2"):
+            if machine.device == "cpu":
+                return f"{self._sharding} shards among the GPUs of a node, this machine has none"
+            return hybrid_unsupported(case.topology.processes_per_node, case)
+        return None
+
+    def expected(self, case: Case) -> dict[str, str]:
+        """DDP, or FSDP of the version and sharding asked for."""
+        if self._sharding is None:
+            return {"wrapper": "DistributedDataParallel"}
+        if self.fsdp_version == 2:
+            return {"wrapper": "FSDPModule", "sharding": "Shard(0)"}
+        return {"wrapper": "FullyShardedDataParallel", "sharding": SHARDINGS[self._sharding]}
+
+    def load(self, case: Case, device: Any) -> None:
+        """Some 170 MiB."""
+        import transformers.trainer  # noqa: F401
+
+    def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
+        """A Trainer on synthetic data. It wraps the model and makes the optimizer in `train`."""
+        import torch
+        import transformers
+        from accelerate import FullyShardedDataParallelPlugin
+
+        from perfsuite.torch_model import build_model, build_optimizer, synthetic_batches
+
+        on_cpu = ranks.device.type == "cpu"
+        clear_environment()
+        directory = tempfile.TemporaryDirectory()
+        arguments = transformers.TrainingArguments(
+            output_dir=directory.name, **self._arguments(case, on_cpu=on_cpu)
+        )
+        # The Trainer itself checkpoints the blocks, and moves its batches to the device.
+        model: Any = build_model(case.replace(activation_checkpointing="none"), ranks.device)
+        data = _Data(synthetic_batches(case, ranks.rank, torch.device("cpu")), case, ranks)
+        micro_losses = _keep_losses(model)
+        # The Trainer's own AdamW would not decay norms and biases, as the other frameworks' here does.
+        optimizer: Any = lambda: partial(build_optimizer, case)  # noqa: E731
+        trainer = transformers.Trainer(
+            model,
+            arguments,
+            train_dataset=data,
+            optimizer_cls_and_kwargs=(optimizer, {}),
+        )
+        settings = {"gradient_norm": "computed in each step, not clipped"}
+        if on_cpu and self.fsdp:
+            plugin = FullyShardedDataParallelPlugin(**arguments.fsdp_plugin_args)
+            settings["forced"] = force_fsdp(trainer.accelerator, plugin)
+            trainer.is_fsdp_enabled = True
+        own: dict[str, float] = {}
+
+        def run(steps: int) -> list[Any]:
+            with directory:
+                own.update(trainer.train().metrics)
+            return list(torch.stack(micro_losses).reshape(steps, case.gradient_accumulation).mean(1))
+
+        return Workload(
+            run=run,
+            data_parallel=ranks.world_size,
+            settings=settings,
+            own_tokens_per_s=lambda: own["train_samples_per_second"] * case.sequence_length,
+        )
+
+    def _arguments(self, case: Case, *, on_cpu: bool) -> dict[str, Any]:
+        mode = case.activation_checkpointing
+        every = {"every_n_layers": int(mode.removeprefix("every-"))} if mode.startswith("every-") else {}
+        arguments: dict[str, Any] = {
+            "max_steps": case.total_steps,
+            "per_device_train_batch_size": case.micro_batch,
+            "gradient_accumulation_steps": case.gradient_accumulation,
+            "gradient_checkpointing": mode != "none",
+            "gradient_checkpointing_kwargs": {"use_reentrant": False, **every},
+            "bf16": case.precision == "bf16-mixed",
+            "use_cpu": on_cpu,
+            "seed": case.seed,
+            "lr_scheduler_type": "constant",
+            "max_grad_norm": 0.0,
+            "train_sampling_strategy": "sequential",
+            # Nothing is logged, saved or read from the device before the end.
+            "logging_strategy": "no",
+            "logging_nan_inf_filter": False,
+            "save_strategy": "no",
+            "report_to": [],
+            "disable_tqdm": True,
+        }
+        if self.fsdp:
+            config: dict[str, Any] = {"version": self.fsdp_version}
+            if on_cpu and self.fsdp_version == 1:
+                config["sync_module_states"] = False
+            arguments |= {"fsdp": self.fsdp, "fsdp_config": config}
+        return arguments
+
+
+class _Data:
+    """The samples of all ranks, as the Trainer deals out micro-batches in turn; this rank's are held."""
+
+    def __init__(self, batches: list[Any], case: Case, ranks: Ranks) -> None:
+        self._batches = batches
+        self._micro_batch = case.micro_batch
+        self._ranks = ranks
+        self._length = case.total_steps * case.gradient_accumulation * case.micro_batch * ranks.world_size
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        batch, row = divmod(index, self._micro_batch)
+        turn, rank = divmod(batch, self._ranks.world_size)
+        assert rank == self._ranks.rank, "the Trainer deals out samples in another order"
+        tokens = self._batches[turn % len(self._batches)][row]
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def _keep_losses(model: Any) -> list[Any]:
+    """A list that gets the mean loss per token of each micro-batch, still on the device."""
+    losses = []
+
+    def keep(module: Any, args: Any, inputs: dict[str, Any], output: Any) -> None:
+        loss, items = output.loss.detach(), inputs.get("num_items_in_batch")
+        if items is not None:  # the Trainer lets the model divide by the tokens of all ranks' micro-batches
+            loss = loss * (items / inputs["labels"][:, 1:].numel())
+        losses.append(loss)
+
+    model.register_forward_hook(keep, with_kwargs=True)
+    return losses

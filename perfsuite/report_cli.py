@@ -1,0 +1,115 @@
+"""`perfsuite report`: what sessions found out, in the terminal, as one HTML page, or as Markdown.
+
+Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from perfsuite import data, html_report, markdown_report, summary
+from perfsuite.comparison import ComparisonTable, PublishedFile, compare, latest
+from perfsuite.errors import FileError, PerfsuiteError
+from perfsuite.report import explanation, table
+from perfsuite.results import SessionFile
+
+
+def report(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[RESULTS.json]...", help="Of one or more sessions. Default: the newest here."
+        ),
+    ] = None,
+    comparison: Annotated[
+        list[str] | None,
+        typer.Option(help="A published comparison beside the newest result of each of its cases; or all."),
+    ] = None,
+    published: Annotated[Path, typer.Option(help="Where the published figures stand.")] = Path(
+        "bench_cases/published.json"
+    ),
+    html: Annotated[Path | None, typer.Option(help="Write one self-contained page.")] = None,
+    markdown: Annotated[str | None, typer.Option(help="Write a short summary; - is standard output.")] = None,
+    store: Annotated[Path, typer.Option(help="Local store, where sessions are.")] = Path(".perfsuite"),
+) -> None:
+    """Show what sessions found out: in the terminal, as HTML, as Markdown; the exit status is no verdict."""
+    try:
+        tables = _comparisons(comparison, published, files, store) if comparison else []
+        to_terminal = html is None and markdown is None
+        if tables and to_terminal:
+            _show_comparisons(tables)
+            return
+        sessions = [data.read(file, SessionFile) for file in files or [newest(store)]]
+        if html is not None:
+            data.write_text(html, html_report.render(sessions, tables))
+        if markdown is not None and markdown != "-":
+            data.write_text(Path(markdown), markdown_report.render(sessions))
+    except PerfsuiteError as error:
+        typer.echo(f"perfsuite report: {error}", err=True)
+        raise typer.Exit(1) from None
+    if markdown == "-":
+        typer.echo(markdown_report.render(sessions))
+    elif to_terminal:
+        _show(sessions)
+
+
+def _comparisons(
+    names: list[str], published: Path, files: list[Path] | None, store: Path
+) -> list[ComparisonTable]:
+    """With what was measured in `files`; by default in any session of the store, which may have none yet."""
+    known = data.read(published, PublishedFile)
+    wanted = known.comparisons if "all" in names else [known.find(name) for name in names]
+    sessions = files or sorted(store.glob("runs/*/results.json"))
+    results = latest([data.read(file, SessionFile) for file in sessions])
+    return [compare(each, results) for each in wanted]
+
+
+def _show_comparisons(tables: list[ComparisonTable]) -> None:
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = 200
+    for each in tables:
+        console.print(each.title, style="bold")
+        console.print(f"{each.source}. {each.conditions}.")
+        grid = Table(box=None, header_style="bold", pad_edge=False)
+        for header in each.headers:
+            grid.add_column(header)
+        for cells in each.rows:
+            grid.add_row(*cells)
+        console.print(grid)
+        for note in each.notes:
+            console.print(f"- {note}")
+        console.print()
+
+
+def newest(store: Path) -> Path:
+    """The results of the newest session in a store. Raises `FileError` if there is none."""
+    found = sorted(store.glob("runs/*/results.json"))
+    if not found:
+        raise FileError(f"no session in {store / 'runs'}: measure first, or name a results.json")
+    return found[-1]
+
+
+def _show(sessions: list[SessionFile]) -> None:
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    for session in sessions:
+        for name, value in summary.provenance(session).items():
+            console.print(f"{name:<12}{value}")
+        if (interruption := summary.interruption(session)) is not None:
+            console.print(interruption)
+        console.print()
+        if session.results:
+            width = max(console.width, 80) if console.is_terminal else 140
+            typer.echo(table(session.results, color=console.is_terminal, width=width))
+            console.print()
+        for result in filter(summary.needs_words, session.results):
+            console.print(explanation(result))
+            console.print()
+        for skip in session.skipped:
+            console.print(f"skipped {skip.case_id}: {skip.reason}")
+    console.print(summary.headline(sessions))

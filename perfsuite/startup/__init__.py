@@ -1,0 +1,1 @@
+"""A directory that leads PYTHONPATH for a measured command: see `sitecustomize`."""

@@ -1,0 +1,138 @@
+"""Results and sessions in a few words and counts: what the terminal, HTML, Markdown and JUnit share. Pure.
+
+Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from perfsuite.judge import Check
+from perfsuite.metric import TOKENS_PER_S
+from perfsuite.results import Result, SessionFile
+
+WORST_FIRST = (
+    "failed",
+    "regressed",
+    "unhealthy",
+    "inconclusive",
+    "undecided",
+    "improved",
+    "known issue",
+    "out of memory",
+    "recorded",
+    "passed",
+)
+"""The order in which reports show them. `known issue` and `out of memory` are failures that are excused."""
+QUIET = frozenset({"known issue", "out of memory", "recorded", "passed"})
+"""Verdicts that nobody needs to act upon."""
+
+
+def verdict(result: Result) -> str:
+    """The outcome, or what excuses a failure."""
+    return result.excused or result.outcome
+
+
+def speed_change(result: Result) -> float | None:
+    """Of tokens/s against the baseline, relatively: -0.05 is 5 % fewer. None where it was not compared."""
+    check = next((check for check in result.verdict.checks if check.metric == TOKENS_PER_S.name), None)
+    return None if check is None or check.worsening is None else 1 / (1 + check.worsening) - 1
+
+
+def reason(result: Result) -> str:
+    """Why the verdict is what it is, in a few words; empty where nothing needs to be said."""
+    judged = result.verdict
+    telling = [check for check in judged.checks if check.outcome == judged.outcome]
+    if judged.failure is not None:
+        missing = [check.label for check in telling]
+        return ": ".join([judged.failure.replace("_", " "), *([", ".join(missing)] if missing else [])])
+    if result.outcome == "unhealthy":
+        return f"{plural(len(judged.unhealthy_launches), 'launch')} set aside"
+    if result.outcome in QUIET:
+        return ""
+    return ", ".join(f"{check.label} {_signed(check)}" for check in telling)
+
+
+def _signed(check: Check) -> str:
+    """The change for people: tokens/s fall when time per token grows."""
+    if check.worsening is None:
+        return "not known"
+    change = 1 / (1 + check.worsening) - 1 if check.unit == TOKENS_PER_S.unit else check.worsening
+    return percent(change)
+
+
+def percent(change: float) -> str:
+    """A relative change, signed; never `-0.0%`."""
+    return f"{round(change, 3) + 0.0:+.1%}"
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 launch`, `2 launches`."""
+    return f"1 {noun}" if count == 1 else f"{count} {noun}es"
+
+
+def properties(result: Result) -> dict[str, str | float]:
+    """A result in short for other tools: JUnit's properties, pytest-benchmark's extra info."""
+    told: dict[str, str | float] = {
+        "case_id": result.case_id,
+        "framework": result.framework,
+        "outcome": result.outcome,
+        "launches": len(result.runs),
+        **{name: value for name, value in result.figures if value is not None},
+    }
+    if result.runs:
+        told["hardware_class"] = result.runs[-1].machine.hardware_class
+    if why := reason(result):
+        told["reason"] = why
+    for check in result.verdict.checks:
+        if check.worsening is not None:
+            told[f"{check.metric}_worsening"] = check.worsening
+        if check.interval is not None:
+            told[f"{check.metric}_low"], told[f"{check.metric}_high"] = check.interval
+    return told
+
+
+def tally(results: Iterable[Result]) -> list[str]:
+    """How many there are of each verdict, the worst first: `2 regressed`, `14 passed`."""
+    counts = Counter(map(verdict, results))
+    return [f"{counts[word]} {word}" for word in WORST_FIRST if counts[word]]
+
+
+def headline(sessions: Sequence[SessionFile]) -> str:
+    """`1 failed, 2 regressed, 14 passed, 3 skipped`: the worst first."""
+    told = tally(result for session in sessions for result in session.results)
+    if skipped := sum(len(session.skipped) for session in sessions):
+        told.append(f"{skipped} skipped")
+    return ", ".join(told) or "nothing was measured"
+
+
+def provenance(session: SessionFile) -> dict[str, str]:
+    """Where the figures of a session come from: hardware, torch, commit, time."""
+    runs = [run for result in session.results for run in result.runs]
+    machines = {run.machine for run in runs} or {session.machine}
+    torch = {run.observed.environment.get("torch", "unknown") for run in runs if run.observed is not None}
+    commit = session.commit[:12] if session.commit else "none: not in git"
+    return {
+        "hardware": ", ".join(sorted(f"{each.hardware_class} ({each.device_name})" for each in machines)),
+        "torch": ", ".join(sorted(torch)) or "not observed",
+        "commit": commit + (" with uncommitted changes" if session.dirty else ""),
+        "started": session.started_at.replace("T", " ").replace("+00:00", " UTC"),
+        "perfsuite": session.perfsuite,
+    }
+
+
+def interruption(session: SessionFile) -> str | None:
+    """That a session was cut short, and in what; None if it was not."""
+    if session.status == "complete":
+        return None
+    lost = f": {session.interrupted_case} was not judged" if session.interrupted_case else ""
+    return f"The session was interrupted{lost}; what came after it was not measured."
+
+
+def needs_words(result: Result) -> bool:
+    """Whether there is more to tell of a result than its line in the table."""
+    noted = any(run.notes for run in result.runs)
+    blind = any(check.blind for check in result.verdict.checks)
+    known = any(run.case.known_issue for run in result.runs)
+    return verdict(result) not in QUIET or noted or blind or known

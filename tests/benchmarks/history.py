@@ -1,0 +1,114 @@
+"""What a long history costs: 1,000 commits, 100 benchmarks with 4 sets of parameters, 2 hardware classes.
+
+python -m tests.benchmarks.history [--commits 1000] [--keep DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import resource
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from perfsuite.asv_export import Exported, export
+from perfsuite.asv_pages import publish
+from perfsuite.case import Case, Topology
+from perfsuite.frameworks.ddp import DDP
+from perfsuite.frameworks.fsdp2 import FSDP2
+from perfsuite.trend import Trend, trend
+from tests.samples import make_case
+from tests.synthetic import Level, make_repository, write_history
+
+GPUS = ("NVIDIA H100 80GB HBM3", "NVIDIA H200")
+MODELS = [f"model-{letter}" for letter in "abcdefghij"]
+TOPOLOGIES = [Topology(nodes=nodes, processes_per_node=8) for nodes in (1, 2, 4, 8, 16)]
+
+
+def cases() -> list[Case]:
+    """10 models x 5 topologies x 2 precisions, each with 2 frameworks and 2 micro-batches."""
+    tiny = make_case(hardware=("h100", "h200")).model
+    return [
+        make_case(
+            model=tiny.replace(name=name),
+            topology=topology,
+            precision=precision,
+            framework=framework,
+            micro_batch=micro_batch,
+            hardware=("h100", "h200"),
+        )
+        for name, topology, precision, framework, micro_batch in itertools.product(
+            MODELS, TOPOLOGIES, ("bf16", "bf16-mixed"), (DDP(), FSDP2()), (1, 2)
+        )
+    ]
+
+
+def levels(case: int, night: int) -> Level:
+    """Every tenth case changes once, each on another night: slower, faster, or larger."""
+    if case % 10 or night < 2 * case + 200:
+        return Level()
+    return (Level(step_s=1.05), Level(step_s=0.95), Level(memory=1.02))[case // 10 % 3]
+
+
+@contextmanager
+def timed(what: str, seconds: dict[str, float]) -> Iterator[None]:
+    """Print how long it took on the clock and on all cores together, and keep the latter."""
+    began, used = time.perf_counter(), cpu_s()
+    yield
+    seconds[what] = cpu_s() - used
+    print(f"{what}: {time.perf_counter() - began:.1f} s, {seconds[what]:.1f} s of CPU", flush=True)
+
+
+def cpu_s() -> float:
+    """Of this process and of those that it waited for: what a busy machine does not change much."""
+    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+
+def main() -> None:
+    """Make it, and time each command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--commits", type=int, default=1000)
+    parser.add_argument("--keep", type=Path, help="a new directory, to look at the pages afterwards")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        measure(chosen.keep or Path(temporary), chosen.commits)
+
+
+def measure(root: Path, count: int) -> None:
+    """All but the last night at first, then that one."""
+    seconds: dict[str, float] = {}
+    history, out, repo = root / "history", root / "out", root / "repo"
+    commits = make_repository(repo, count)
+    with timed("making the history", seconds):
+        write_history(history, commits[:-1], cases(), levels, gpus=GPUS, launches=2)
+    with timed("export", seconds):
+        told(export(history, out, repo=repo))
+    write_history(history, commits[-1:], cases(), levels, gpus=GPUS, launches=2, first=count - 1)
+    with timed("export of one night more", seconds):
+        told(exported := export(history, out, repo=repo))
+    with timed("trend", seconds):
+        summary(trend(history, repo=repo))
+    with timed("asv publish", seconds):
+        publish(out, commits=exported.commits)
+    print(f"export / asv publish, CPU: {seconds['export'] / seconds['asv publish']:.2f} (bound 0.25)")
+    for directory in (history, out / "results", out / "html"):
+        size = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+        print(f"{directory.relative_to(root)}: {size / 2**20:.0f} MiB")
+
+
+def told(exported: Exported) -> None:
+    """Whether it did what is timed."""
+    print(f"  {exported.written} written, {exported.unchanged} unchanged, {len(exported.unplaced)} left out")
+
+
+def summary(found: Trend) -> None:
+    """The same."""
+    print(f"  {found.series} series in {found.sessions} sessions, {len(found.findings)} changes in 90 days")
+
+
+if __name__ == "__main__":
+    main()

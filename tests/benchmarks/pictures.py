@@ -1,0 +1,66 @@
+"""The README's pictures, from real results: `make pictures [RESULTS="a/results.json ..."]`.
+
+docs/report.png is the HTML report of the given sessions, or of the newest one in the store, down to the first
+case that needs attention; docs/terminal.svg is their table as a terminal shows it.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from perfsuite import data
+from perfsuite.html_report import render
+from perfsuite.report import explanation, table
+from perfsuite.report_cli import newest
+from perfsuite.results import Result, SessionFile
+from perfsuite.summary import needs_words, verdict
+from tests.browser import chromium
+
+WIDTH, HEIGHT = 1200, 1630
+COLUMNS = 140
+
+
+def main() -> None:
+    """Write both."""
+    docs = Path(__file__).parents[2] / "docs"
+    docs.mkdir(exist_ok=True)
+    files = [Path(name) for name in sys.argv[1:]] or [newest(Path(".perfsuite"))]
+    sessions = [data.read(file, SessionFile) for file in files]
+    report(sessions, docs / "report.png")
+    terminal([result for session in sessions for result in session.results], docs / "terminal.svg")
+
+
+def report(sessions: list[SessionFile], picture: Path) -> None:
+    """The upper part of the page."""
+    with tempfile.TemporaryDirectory() as directory, chromium() as browser:
+        file = Path(directory) / "report.html"
+        file.write_text(render(sessions), encoding="utf-8")
+        browser.screen(WIDTH, HEIGHT)
+        browser.open(file.as_uri())
+        browser.wait_for_frame()
+        browser.screenshot(picture)
+
+
+def terminal(results: list[Result], picture: Path) -> None:
+    """The table, and the explanation of the first regression."""
+    console = Console(record=True, width=COLUMNS, file=io.StringIO())
+    console.print(Text.from_ansi(table(results, color=True, width=COLUMNS)), soft_wrap=True)
+    telling = [result for result in results if needs_words(result) and verdict(result) == "regressed"]
+    for result in telling[:1]:
+        console.print()
+        console.print(Text(explanation(result).replace(f"{Path.cwd()}/", "")))
+    svg = console.export_svg(title="perfsuite report")
+    # No fonts from a content delivery network: the viewer's own monospace font will do.
+    svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
+    picture.write_text(svg, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

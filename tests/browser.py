@@ -1,0 +1,125 @@
+"""A headless Chromium for tests: opens pages, remembers what they asked for and complained about.
+
+Debian: `apt-get install chromium chromium-driver`, or `make browser`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = (
+    "--headless",
+    "--no-sandbox",  # it does not start as root otherwise; only our own pages are opened
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+class Browser:
+    """One tab."""
+
+    def __init__(self, driver: Chrome) -> None:
+        self.driver = driver
+
+    def open(self, url: str) -> None:
+        """Load a page and wait for it; forgets what earlier pages asked for and complained about."""
+        self._log("performance")
+        self._log("browser")
+        self.driver.get(url)
+
+    def evaluate(self, script: str, *arguments: Any) -> Any:
+        """What a JavaScript expression gives; `arguments[0]` and so on are at its hand."""
+        return self.driver.execute_script(f"return ({script})", *arguments)
+
+    def console(self) -> list[str]:
+        """Warnings and errors, scripts' uncaught ones and blocked requests included."""
+        return [entry["message"] for entry in self._log("browser") if entry["level"] != "INFO"]
+
+    def requests(self) -> list[str]:
+        """The addresses asked for since `open`, the page's own among them.
+
+        Neither data: is one, nor what the browser asks itself for.
+        """
+        events = (json.loads(entry["message"])["message"] for entry in self._log("performance"))
+        sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
+        urls = [each["request"]["url"] for each in sent]
+        return [url for url in urls if not url.startswith(("data:", "chrome:"))]
+
+    def screen(self, width: int, height: int = 900, *, dark: bool = False) -> None:
+        """The viewport in CSS pixels, and the preferred colours."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self._command("Emulation.setDeviceMetricsOverride", metrics)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._command("Emulation.setEmulatedMedia", {"features": [scheme]})
+
+    def screenshot(self, file: Path, *, whole: bool = False) -> None:
+        """The viewport as PNG, or the whole page."""
+        taken = self._command("Page.captureScreenshot", {"captureBeyondViewport": whole})
+        file.write_bytes(base64.b64decode(taken["data"]))
+
+    def pdf(self, file: Path) -> None:
+        """As printed on A4."""
+        paper = {"paperWidth": 8.27, "paperHeight": 11.69, "printBackground": False}
+        file.write_bytes(base64.b64decode(self._command("Page.printToPDF", paper)["data"]))
+
+    def wait_for_frame(self) -> None:
+        """Until what was changed is painted."""
+        self.driver.execute_async_script(
+            "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done()))"
+        )
+
+    def _log(self, kind: str) -> Any:
+        return self.driver.get_log(kind)  # type: ignore[no-untyped-call]
+
+    def _command(self, name: str, parameters: dict[str, Any]) -> Any:
+        return self.driver.execute_cdp_cmd(name, parameters)
+
+
+def missing() -> str | None:
+    """Why there is no browser here, or None."""
+    if not any(map(shutil.which, CHROMIUM)):
+        return f"none of {', '.join(CHROMIUM)} is installed: run `make browser`"
+    return None if shutil.which("chromedriver") else "chromedriver is not installed: run `make browser`"
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A fresh browser with an empty profile."""
+    options = ChromeOptions()
+    options.binary_location = next(filter(None, map(shutil.which, CHROMIUM)))
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    with tempfile.TemporaryDirectory(prefix="perfsuite-chromium-", ignore_cleanup_errors=True) as profile:
+        for flag in (*FLAGS, f"--user-data-dir={profile}"):
+            options.add_argument(flag)
+        driver = Chrome(options=options, service=ChromeService(shutil.which("chromedriver")))
+        try:
+            yield Browser(driver)
+        finally:
+            driver.quit()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A browser for all tests of a file. Without one they are skipped, or fail where CI is set."""
+    if (reason := missing()) is not None:
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with chromium() as opened:
+        yield opened

@@ -1,0 +1,39 @@
+"""A process group that sends nothing: one process stands for one rank of many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from perfsuite.case import Case
+from perfsuite.framework import Ranks
+from perfsuite.torch_model import blocks, model_without_weights
+
+CPU = torch.device("cpu")
+
+
+@contextmanager
+def fake_group(rank: int, world_size: int) -> Iterator[Ranks]:
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    try:
+        yield Ranks(rank=rank, local_rank=rank, world_size=world_size, device=CPU, directory=Path())
+    finally:
+        dist.destroy_process_group()
+        _clear_sharding_prop_cache()  # or the next rank would be taken for this one
+
+
+def sharded_without_weights(case: Case) -> tuple[nn.Module, list[nn.Module]]:
+    """Under FSDP2, over all ranks of the group; and its blocks."""
+    model = model_without_weights(case, CPU)
+    units = blocks(model)
+    for unit in (*units, model):
+        fully_shard(unit)
+    return model, units

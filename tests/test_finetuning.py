@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from perfsuite import finetuning
+from perfsuite.case import Case, LoRA
+from perfsuite.errors import MismatchError
+from perfsuite.observe import layers
+from perfsuite.torch_model import build_model, build_optimizer
+from tests.test_torch_model import CPU, TINY, losses, workload
+
+ADAPTED = TINY.replace(lora=LoRA(rank=4, alpha=8), learning_rate=1e-2)
+"""Quantised, too, it can be built on a CPU; only the driver wants a GPU for it."""
+
+
+def test_adapters_begin_as_nothing_on_the_same_model() -> None:
+    assert losses(ADAPTED, 1) == losses(TINY, 1)
+
+
+def test_adapters_learn() -> None:
+    many = losses(ADAPTED.replace(micro_batch=4), 30)
+    assert sum(many[-5:]) < sum(many[:5]) - 1
+
+
+@pytest.mark.parametrize(
+    ("model", "targets", "adapters"),
+    [
+        ("llama-tiny", (), 4 * 7),
+        ("llama-tiny", ("q_proj", "v_proj"), 4 * 2),
+        ("gpt2-tiny", (), 2 * 4),
+        ("gpt2-tiny", ("c_attn",), 2),
+    ],
+)
+def test_only_the_adapters_are_trained(model: str, targets: tuple[str, ...], adapters: int) -> None:
+    case = ADAPTED.replace(model=model, lora=LoRA(rank=4, alpha=8, targets=targets))
+    built = build_model(case, CPU)
+    trained = build_optimizer(case, built).param_groups[0]["params"]
+    assert len(trained) == 2 * adapters
+    assert finetuning.observed(built) == {
+        "trained": "adapters only",
+        "adapters": str(adapters),
+        "quantised_layers": "0",
+    }
+    assert finetuning.observed(built) == finetuning.expected(case, layers(built))
+
+
+def test_of_a_model_trained_in_full_nothing_is_said() -> None:
+    built = build_model(TINY, CPU)
+    assert finetuning.observed(built) == finetuning.expected(TINY, layers(built)) == {}
+
+
+def test_weights_that_thaw_are_seen() -> None:
+    built: Any = build_model(ADAPTED, CPU)
+    built.lm_head.weight.requires_grad_(True)
+    assert finetuning.observed(built)["trained"] == "others"
+
+
+@pytest.mark.parametrize(("quantization", "bits"), [("4bit", 4), ("8bit", 8)])
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "bf16"])
+def test_the_layers_of_the_blocks_are_quantised(quantization: Any, bits: int, precision: Any) -> None:
+    case = ADAPTED.replace(quantization=quantization, precision=precision)
+    built = workload(case)
+    layer = built.model.model.layers[1].mlp.up_proj.base_layer
+    stored = layer.weight.numel() * layer.weight.element_size()
+    assert stored == layer.in_features * layer.out_features * bits // 8
+    assert finetuning.observed(built.model)["quantised_layers"] == f"28 {quantization}"
+    assert finetuning.observed(built.model) == finetuning.expected(case, layers(built.model))
+    near = losses(ADAPTED.replace(precision=precision))
+    assert [float(loss) for loss in built.run(4)] == pytest.approx(near, abs=0.15)
+
+
+def test_a_quantised_model_is_the_same_whenever_it_is_built() -> None:
+    case = ADAPTED.replace(quantization="4bit")
+    assert losses(case) == losses(case)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"lora": LoRA(rank=1, alpha=1, targets=("q_proj", "c_attn", "lm_head"))},
+            r"^lora: no linear layer is called c_attn, lm_head; there are down_proj, gate_proj, k_proj, ",
+        ),
+        (
+            {"model": "gpt2-tiny", "quantization": "8bit"},
+            r"^quantization: attn\.c_attn is a Conv1D, not a torch Linear$",
+        ),
+    ],
+)
+def test_layers_that_there_are_not_are_named(changes: dict[str, Any], said: str) -> None:
+    case: Case = ADAPTED.replace(**changes)
+    with pytest.raises(MismatchError, match=said):
+        build_model(case, torch.device("cpu"))

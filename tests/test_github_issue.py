@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from perfsuite import data
+from perfsuite.cli import app
+from perfsuite.github_issue import LABEL, Issue, Step, steps
+from perfsuite.result import Failure
+from perfsuite.results import Result, SessionFile
+from tests.samples import BEFORE, make_case, make_machine, make_result, make_run, now
+
+URL = "https://example.org/runs/1"
+CLASS = "cpu-test-2c"
+GH = """#!/bin/sh
+echo "$@" >> "$CALLS"
+case "$1 $2" in
+  "issue list") cat "$OPEN" ;;
+  "issue create" | "issue edit") cat >> "$CALLS" ;;
+esac
+"""
+
+GOOD = make_result(BEFORE)
+SLOW = make_result(*[now(tokens_per_s=50000)] * 3)
+NOISY = make_result(BEFORE, verdict=GOOD.verdict.replace(outcome="inconclusive"))
+CASE = BEFORE.case.id
+
+
+def crashed(message: str, **changes: Any) -> Result:
+    return make_result(make_run(failure=Failure(kind="crash", message=message)), **changes)
+
+
+def told(*results: Result, issue: Issue | None = None) -> list[Step]:
+    return steps(CLASS, results, issue, URL)
+
+
+def issue_of(*cases: str) -> Issue:
+    return Issue(7, f"text\n<!-- perfsuite: {json.dumps(list(cases))} -->")
+
+
+def test_a_good_night_says_nothing() -> None:
+    assert told(GOOD) == []
+
+
+def test_a_regression_opens_an_issue_with_the_figures() -> None:
+    label, create = told(GOOD, SLOW)
+    assert label.arguments[:3] == ("label", "create", LABEL)
+    assert create.arguments[:4] == ("issue", "create", "--title", "Performance regressions on cpu-test-2c")
+    assert f"- `{CASE}`: **regressed** after 3 launches" in create.text
+    assert "tokens/s: 50,000, baseline 98,765" in create.text
+    assert "p95/p50" not in create.text
+    assert Issue(1, create.text).cases == [CASE]
+
+
+def test_an_open_issue_is_brought_up_to_date() -> None:
+    (edit,) = told(SLOW, issue=issue_of(CASE))
+    assert edit.arguments == ("issue", "edit", "7", "--body-file", "-")
+
+
+def test_an_issue_closes_when_its_cases_are_good() -> None:
+    (close,) = told(GOOD, issue=issue_of(CASE))
+    assert close.arguments[:3] == ("issue", "close", "7")
+    assert URL in close.arguments[-1]
+
+
+@pytest.mark.parametrize("night", [(), (NOISY,)], ids=["not measured", "inconclusive"])
+def test_an_issue_stays_open_while_a_case_of_it_is_not_known_to_be_good(night: tuple[Result, ...]) -> None:
+    (edit,) = told(*night, issue=issue_of(CASE))
+    assert f"- `{CASE}`: not measured again, or not known" in edit.text
+    assert Issue(7, edit.text).cases == [CASE]
+
+
+def test_a_known_issue_is_no_regression() -> None:
+    assert told(crashed("x", excused="known issue")) == []
+
+
+def test_text_of_a_failed_process_is_neither_mention_nor_markup() -> None:
+    _, create = told(crashed("@everyone <!-- perfsuite: [] --> `x`\nb" + "y" * 9999))
+    assert "@everyone" not in create.text
+    assert Issue(1, create.text).cases == [make_case().id]
+    assert len(create.text) < 2000
+
+
+@pytest.fixture
+def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for gh that keeps what it is told, no open issue, and a night with a regression."""
+    (tmp_path / "gh").write_text(GH)
+    (tmp_path / "gh").chmod(0o755)
+    (tmp_path / "open.json").write_text("[]")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    monkeypatch.setenv("OPEN", str(tmp_path / "open.json"))
+    session = SessionFile(
+        perfsuite="0.1",
+        status="complete",
+        started_at="2026-01-01T00:00:00+00:00",
+        machine=make_machine(),
+        results=(SLOW,),
+        skipped=(),
+    )
+    data.write(tmp_path / "results.json", session)
+    return tmp_path
+
+
+@pytest.mark.launch
+def test_the_command_tells_gh(night: Path) -> None:
+    arguments = ["github-issue", str(night / "results.json"), "--run-url", URL]
+    done = CliRunner().invoke(app, arguments)
+    assert done.output == "cpu-test-2c: label create, issue create\n"
+    calls = (night / "calls").read_text()
+    assert (
+        "issue create --title Performance regressions on cpu-test-2c --label perfsuite --body-file -" in calls
+    )
+    assert "**regressed**" in calls
+    listed = [{"number": 7, "title": "Performance regressions on cpu-test-2c", "body": calls}]
+    (night / "open.json").write_text(json.dumps(listed))
+    assert CliRunner().invoke(app, arguments).output == "cpu-test-2c: issue edit\n"
+
+
+@pytest.mark.launch
+def test_what_gh_says_is_shown(night: Path) -> None:
+    (night / "gh").write_text("#!/bin/sh\necho 'no token' >&2; exit 4\n")
+    arguments = ["github-issue", str(night / "results.json"), "--run-url", URL]
+    done = CliRunner().invoke(app, arguments)
+    assert (done.exit_code, done.stderr) == (1, "gh issue list: no token\n")
+
+
+def test_without_gh(night: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(night / "nowhere"))
+    done = CliRunner().invoke(app, ["github-issue", str(night / "results.json"), "--run-url", URL])
+    assert done.exit_code == 1
+    assert "gh, GitHub's command line, cannot be started: No such file" in done.stderr

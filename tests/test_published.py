@@ -1,0 +1,78 @@
+"""The published comparisons of this repository: every row has its case, and every comparison a twin."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from perfsuite import Case, data
+from perfsuite.comparison import Comparison, PublishedFile, compare
+
+BENCH_CASES = Path(__file__).parent.parent / "bench_cases"
+PUBLISHED = data.read(BENCH_CASES / "published.json", PublishedFile).comparisons
+
+
+def cases_of(file: Path) -> dict[str, Case]:
+    """Of every parametrized test of a file, by id."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    marks = [m for test in vars(module).values() for m in getattr(test, "pytestmark", [])]
+    return {case.id: case for mark in marks for case in mark.args[1] if isinstance(case, Case)}
+
+
+@pytest.fixture(scope="module")
+def cases() -> dict[str, Case]:
+    return {k: v for file in sorted(BENCH_CASES.glob("test_*.py")) for k, v in cases_of(file).items()}
+
+
+@pytest.mark.parametrize("comparison", PUBLISHED, ids=lambda comparison: comparison.name)
+def test_every_row_is_measured_by_a_case_as_large_as_published(
+    comparison: Comparison, cases: dict[str, Case]
+) -> None:
+    words = comparison.accelerator.lower().split()
+    for row in comparison.rows:
+        case = cases[row.case]
+        assert case.topology.world_size == row.devices
+        assert {name.split("-")[0] for name in case.hardware} <= set(words)
+        assert row.relative_to is None or row.relative_to in cases
+        assert len(row.settings) == len(comparison.headings)
+
+
+@pytest.mark.parametrize("comparison", PUBLISHED, ids=lambda comparison: comparison.name)
+def test_every_comparison_has_twins_for_a_cpu(comparison: Comparison, cases: dict[str, Case]) -> None:
+    twins = [cases[row.twin] for row in comparison.rows if row.twin is not None]
+    assert twins
+    for twin in twins:
+        assert twin.hardware == ("cpu",)
+        assert twin.topology.world_size == 2
+
+
+@pytest.mark.parametrize("comparison", PUBLISHED, ids=lambda comparison: comparison.name)
+def test_reported_figures_and_their_values_agree(comparison: Comparison) -> None:
+    """`reported` is the text as it stood; `value` the same in this project's units."""
+    scale = {
+        "tokens_per_s": 1,
+        "tokens_per_s_per_device": 1,
+        "mfu": 0.01,
+        "step_s": 1e-3,
+        "gpu_utilisation": 1,
+    }
+    for row in comparison.rows:
+        for figure in row.figures:
+            if figure.quantity in scale and figure.value is not None:
+                text = figure.reported.split()[0].rstrip("%")
+                number = float(text.rstrip("K").replace(",", "")) * (1000 if text.endswith("K") else 1)
+                assert figure.value == pytest.approx(number * scale[figure.quantity])
+
+
+def test_names_are_unique_and_tables_render_without_any_result() -> None:
+    assert len({comparison.name for comparison in PUBLISHED}) == len(PUBLISHED)
+    for comparison in PUBLISHED:
+        table = compare(comparison, {})
+        assert all(len(cells) == len(table.headers) for cells in table.rows)
+        assert all("not run: needs" in " ".join(cells) for cells in table.rows)

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from perfsuite.judge import Outcome
+from perfsuite.noise import ClassNoise
+from perfsuite.results import Result
+from perfsuite.summary import (
+    QUIET,
+    WORST_FIRST,
+    headline,
+    interruption,
+    needs_words,
+    percent,
+    properties,
+    provenance,
+    reason,
+    speed_change,
+    tally,
+    verdict,
+)
+from tests.samples import make_machine, make_result, never_run, now
+from tests.sessions import make_gpu_result, make_session
+
+EXCUSES = {
+    excuse for option in get_args(Result.model_fields["excused"].annotation) for excuse in get_args(option)
+}
+
+
+def test_the_headline_counts_the_worst_first_over_all_sessions() -> None:
+    session = make_session(3, lambda number: ("passed", "regressed", "crash")[number])
+    assert headline([session]) == "1 failed, 1 regressed, 1 passed, 3 skipped"
+    assert headline([session, session]) == "2 failed, 2 regressed, 2 passed, 6 skipped"
+    assert headline([make_session(0).replace(skipped=())]) == "nothing was measured"
+
+
+def test_every_verdict_has_its_place() -> None:
+    assert set(WORST_FIRST) == set(get_args(Outcome)) | EXCUSES
+
+
+def test_provenance_is_that_of_the_launches() -> None:
+    assert provenance(make_session(2, lambda number: "passed")) == {
+        "hardware": "h100-80gb-sxm (NVIDIA H100 80GB HBM3)",
+        "torch": "2.13.0",
+        "commit": "0123456789ab",
+        "started": "2026-01-02 03:00:00 UTC",
+        "perfsuite": "0.1.0",
+    }
+
+
+def test_provenance_where_little_is_known() -> None:
+    told = provenance(make_session(0).replace(commit=None, machine=make_machine()))
+    assert (told["hardware"], told["torch"]) == ("cpu-test-2c (Test CPU)", "not observed")
+    assert told["commit"] == "none: not in git"
+    assert (
+        provenance(make_session(0).replace(dirty=True))["commit"] == "0123456789ab with uncommitted changes"
+    )
+
+
+def test_an_interrupted_session_names_what_was_lost() -> None:
+    session = make_session(0)
+    assert interruption(session) is None
+    cut = session.replace(status="interrupted")
+    assert interruption(cut) == "The session was interrupted; what came after it was not measured."
+    assert "interrupted: c-1 was not judged;" in str(interruption(cut.replace(interrupted_case="c-1")))
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("passed", ""),
+        ("recorded", ""),
+        ("regressed", "tokens/s -7.4%, tokens/s with stalls -7.3%"),
+        ("larger", "peak memory +6.0%"),
+        ("improved", "tokens/s +11.2%, tokens/s with stalls +11.4%"),
+        ("throttled", "3 launches set aside"),
+        ("crash", "crash"),
+    ],
+)
+def test_a_verdicts_reason_in_a_few_words(kind: str, why: str) -> None:
+    assert reason(make_gpu_result({"larger": 4, "improved": 5}.get(kind, 2), kind)) == why
+
+
+def test_a_missing_metric_is_named_and_noise_that_is_not_known_is_said() -> None:
+    assert reason(make_result(now(peak_memory_bytes=None))) == "missing metric: peak memory"
+    assert reason(never_run()) == "no baseline"
+    unknown = make_result(now(), noise=ClassNoise(by_metric={}))
+    assert reason(unknown).startswith("tokens/s not known, ")
+
+
+def test_the_change_of_speed_is_that_of_tokens_not_of_time() -> None:
+    result = make_gpu_result(2, "regressed")
+    worsening = result.verdict.checks[0].worsening
+    assert worsening is not None
+    assert speed_change(result) == pytest.approx(1 / (1 + worsening) - 1)
+    assert speed_change(never_run()) is None
+
+
+def test_a_change_of_nothing_has_no_minus() -> None:
+    assert [percent(change) for change in (-0.0001, 0.0, 0.05, -0.05)] == ["+0.0%", "+0.0%", "+5.0%", "-5.0%"]
+
+
+def test_only_quiet_results_without_notes_need_no_words() -> None:
+    assert not needs_words(make_result(now()))
+    assert needs_words(make_result(now().replace(notes=("n",))))
+    assert needs_words(make_gpu_result(2, "regressed"))
+    [first, *_] = (result := make_result(now())).verdict.checks
+    blind = result.verdict.replace(checks=(first.replace(minimum_detectable=1.0),))
+    assert needs_words(result.replace(verdict=blind))
+
+
+def test_properties_hold_verdict_figures_and_changes() -> None:
+    told = properties(make_gpu_result(2, "regressed"))
+    assert (told["outcome"], told["launches"], told["hardware_class"]) == ("regressed", 3, "h100-80gb-sxm")
+    assert told["reason"] == "tokens/s -7.4%, tokens/s with stalls -7.3%"
+    assert (
+        float(told["tokens_per_s_low"])
+        < float(told["tokens_per_s_worsening"])
+        < float(told["tokens_per_s_high"])
+    )
+    assert "peak_memory_bytes_low" not in told  # exact on a GPU
+    assert set(properties(never_run())) == {"case_id", "framework", "outcome", "launches", "reason"}
+
+
+def test_an_excused_failure_is_counted_as_what_excuses_it() -> None:
+    excused = make_gpu_result(1, "crash").replace(excused="known issue")
+    assert (verdict(excused), reason(excused)) == ("known issue", "crash")
+    assert tally([excused, make_gpu_result(2)]) == ["1 known issue", "1 passed"]
+    assert EXCUSES <= QUIET
+    assert not needs_words(excused)
+
+
+def test_a_known_issue_needs_words_whether_it_is_still_there_or_gone() -> None:
+    run = now()
+    known = run.replace(case=run.case.replace(known_issue="https://example.org/1"))
+    assert needs_words(make_result(known, before=None))
