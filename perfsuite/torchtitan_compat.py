@@ -1,7 +1,7 @@
 """What torchtitan 0.3.0 needs to run with a released torch, and on a CPU. Worker side; torch when used.
 
 torchtitan 0.3.0 is written for a nightly torch on an accelerator. Nothing of the installed package is edited:
-the worker applies these patches to its own process, before it imports torchtitan, and the result names each.
+the worker patches its own process, and the result names each patch.
 """
 
 from __future__ import annotations
@@ -11,48 +11,61 @@ import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+EVERYWHERE = (
+    "torch.distributed.set_timeout is _set_pg_timeout where torch lacks it",
+    "the log does not reset the device's peak memory, which the worker reads",
+)
+ON_CPU = (
+    "torchtitan.tools.utils.device_module is a CPU's",
+    "the kernels of minimal_async_ep are empty where Triton is not installed",
+    "FSDP reduces by plain sums, gloo having no other",
+)
 
-def apply(device_type: str) -> list[str]:
-    """Patch this process for `device_type` (`cuda` or `cpu`). Returns what was patched, and why."""
-    patched = [_set_timeout()]
+
+def before_import(device_type: str) -> None:
+    """To be called before anything else of torchtitan is imported, for `cuda` or `cpu`."""
+    _name_set_timeout()
     if device_type == "cpu":
-        patched += [_device_module(), _kernels_of_experts()]
-    return [patch for patch in patched if patch is not None]
+        _know_the_cpu()
+        _do_without_triton()
 
 
-def _set_timeout() -> str | None:
-    """On every machine: after its first step the Trainer calls `torch.distributed.set_timeout`.
+def after_build(trainer: Any) -> None:
+    """To be called with the Trainer, before it trains."""
+    trainer.metrics_processor.device_memory_monitor.reset_peak_stats = lambda: None
+    if trainer.device.type == "cpu":
+        for model in trainer.model_parts:
+            _reduce_by_sums(model)
 
-    torch 2.13 has the function, as `_set_pg_timeout`; without the public name training ends with an
-    AttributeError after one step.
+
+def patches(device_type: str) -> str:
+    """What the two change, for the result. The same whatever the torch, lest its next one look unlike."""
+    return "; ".join(EVERYWHERE + ON_CPU if device_type == "cpu" else EVERYWHERE)
+
+
+def _name_set_timeout() -> None:
+    """After its first step the Trainer calls `torch.distributed.set_timeout`, on every machine.
+
+    torch 2.13 has the function as `_set_pg_timeout`; for lack of the public name training would end there.
     """
     import torch.distributed as dist
 
-    if hasattr(dist, "set_timeout"):
-        return None
-    dist.set_timeout = dist.distributed_c10d._set_pg_timeout  # type: ignore[attr-defined]
-    return "torch.distributed.set_timeout is _set_pg_timeout: this torch lacks the public name"
+    if not hasattr(dist, "set_timeout"):
+        dist.set_timeout = dist.distributed_c10d._set_pg_timeout  # type: ignore[attr-defined]
 
 
-def _device_module() -> str:
-    """On a CPU: torchtitan takes a machine without an accelerator for one with CUDA, and asks for its memory.
+def _know_the_cpu() -> None:
+    """torchtitan takes a machine without an accelerator for one with CUDA, and asks for its memory.
 
     `torch.cpu` has no memory statistics, and its `current_device` is a name where torchtitan wants an index.
     """
     from torchtitan.tools import utils
 
-    utils.device_type = "cpu"
-    utils.device_module = cpu_device_module()
-    return "torchtitan.tools.utils.device_module is a CPU's: torchtitan knows accelerators only"
-
-
-def cpu_device_module() -> Any:
-    """What torchtitan uses of `torch.cuda`, for a CPU: one device, no memory statistics."""
-
     def nothing(*args: object) -> None:
         pass
 
-    return SimpleNamespace(
+    utils.device_type = "cpu"
+    utils.device_module = SimpleNamespace(
         set_device=nothing,
         synchronize=nothing,
         empty_cache=nothing,
@@ -65,19 +78,26 @@ def cpu_device_module() -> Any:
     )
 
 
-def _kernels_of_experts() -> str | None:
-    """On a CPU: torch brings no Triton, and torchtitan imports its Triton kernels whatever the model.
+def _do_without_triton() -> None:
+    """torch for CPUs brings no Triton, and torchtitan imports its Triton kernels whatever the model.
 
-    They serve mixtures of experts only; a use of one fails, for it is None.
+    These are for mixtures of experts; used all the same, they fail, for each is None.
     """
-    if importlib.util.find_spec("triton") is not None:
-        return None
-    kernels = ModuleType("torchtitan.distributed.minimal_async_ep.kernels")
-    kernels.__getattr__ = _none  # type: ignore[method-assign]
-    sys.modules[kernels.__name__] = kernels
-    return f"{kernels.__name__} is empty: Triton is not installed, and a dense model needs none of it"
+    if importlib.util.find_spec("triton") is None:
+        kernels = ModuleType("torchtitan.distributed.minimal_async_ep.kernels")
+        kernels.__getattr__ = _none  # type: ignore[method-assign]
+        sys.modules[kernels.__name__] = kernels
 
 
 def _none(name: str) -> None:
     if name.startswith("__"):
         raise AttributeError(name)
+
+
+def _reduce_by_sums(model: Any) -> None:
+    """torchtitan sets FSDP's gradient divisor to 1, which torch hands to the reduction as a factor."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)

@@ -1,6 +1,6 @@
 """torchtitan's own Trainer for a case: configuration, model, data. Worker side; imports torchtitan.
 
-`perfsuite.torchtitan_compat.apply` comes first.
+`perfsuite.torchtitan_compat.before_import` comes first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils.data import IterableDataset
 from torchtitan.components.checkpointer import CheckpointManager
@@ -28,7 +27,8 @@ from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.trainer import Trainer
 
-from perfsuite.frameworks.torchtitan import LOSS_CHUNKS
+from perfsuite import torchtitan_compat
+from perfsuite.frameworks.torchtitan import LOSS_CHUNKS, PRECISIONS
 from perfsuite.torch_model import synthetic_batches, transformers_config
 
 if TYPE_CHECKING:
@@ -36,13 +36,6 @@ if TYPE_CHECKING:
     from perfsuite.frameworks.torchtitan import TorchTitan
     from perfsuite.measure import Recorder
     from perfsuite.models import Model
-
-PRECISIONS = {
-    "fp32": ("float32", "float32"),
-    "bf16-mixed": ("float32", "bfloat16"),
-    "bf16": ("bfloat16",) * 2,
-}
-"""dtype of parameters, and of what is computed; gradients are always reduced in fp32."""
 
 
 class CaseTrainer(Trainer):  # type: ignore[misc]
@@ -53,12 +46,7 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         self._recorder = recorder
         self._micro_losses: list[Tensor] = []
         self.metrics_processor.logger = self.own_log = LastMetrics()
-        # Its log would reset the peak memory that the worker reads.
-        self.metrics_processor.device_memory_monitor.reset_peak_stats = lambda: None
-        if self.device.type == "cpu":
-            for module in self.model_parts[0].modules():
-                if isinstance(module, FSDPModule):  # gloo cannot scale while it reduces
-                    module.set_force_sum_reduction_for_comms(True)
+        torchtitan_compat.after_build(self)
 
     @property
     def model(self) -> Any:
@@ -86,18 +74,20 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
 
     def settings(self) -> dict[str, str]:
         """What runs, as found in the model and the optimizer."""
-        modules = list(self.model.modules())
+        modules = self.model.named_modules()
+        attention = {type(module) for name, module in modules if name.endswith("inner_attention")}
         mesh = next(parameter.device_mesh for parameter in self.model.parameters())
         (optimizer,) = self.optimizers
         fused = " fused" if optimizer.param_groups[0]["fused"] else ""
         return {
-            "attention": "sdpa" if any(isinstance(m, ScaledDotProductAttention) for m in modules) else "?",
+            "attention": "sdpa" if attention == {ScaledDotProductAttention} else str(attention),
             "mesh": " x ".join(f"{name} {mesh.size(i)}" for i, name in enumerate(mesh.mesh_dim_names)),
             "optimizer": f"{type(optimizer).__name__}{fused}",
             "spmd_backend": self.config.parallelism.spmd_backend,
             "cuda_graphs": "no" if self.config.training.disable_cuda_graphs else "yes",
             "loss_chunks": str(self.loss_fn.num_chunks),
             "gradient_clipping": f"max_norm={self.config.training.max_norm}: the norm is computed only",
+            "patched": torchtitan_compat.patches(self.device.type),
         }
 
     def losses(self) -> list[Tensor]:

@@ -251,6 +251,18 @@ def test_an_extra_that_is_not_installed_is_named(
 
 
 @pytest.mark.launch
+def test_adapters_train_the_same_by_every_library(tmp_path: Path) -> None:
+    case = SMALL.replace(lora=LoRA(rank=4, alpha=8), learning_rate=1e-2)
+    plain, *others = (
+        measured(case.replace(framework=framework), tmp_path / framework.slug())
+        for framework in (DDP(), Accelerate(strategy="fsdp2"), Trainer(), Lightning(strategy="fsdp2"))
+    )
+    for launch in others:
+        assert unsupported(launch.case, launch.machine) is None
+        assert launch.loss == pytest.approx(plain.loss, rel=1e-4)
+
+
+@pytest.mark.launch
 def test_adapters_train_the_same_sharded_or_not(tmp_path: Path) -> None:
     """On four bits, which training on a CPU can do, though `unsupported` wants a GPU: it is slow."""
     case = SMALL.replace(lora=LoRA(rank=4, alpha=8), quantization="4bit", learning_rate=1e-2)

@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from perfsuite import Case, Topology, TorchTitan, torchtitan_compat
-from perfsuite.case import CaseFile
+from perfsuite.case import CaseFile, LoRA
 from perfsuite.flops import count
 from perfsuite.hardware import detect
 from perfsuite.models import MODELS, Model
@@ -42,13 +42,8 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def patched() -> list[str]:
-    """What was patched to import torchtitan on a CPU."""
-    return torchtitan_compat.apply("cpu")
-
-
-@pytest.fixture(scope="module")
-def titan(patched: list[str]) -> Any:
+def titan() -> Any:
+    torchtitan_compat.before_import("cpu")
     from perfsuite import torchtitan_trainer
 
     return torchtitan_trainer
@@ -234,9 +229,11 @@ def test_each_data_parallel_rank_trains_on_our_tokens(titan: Any) -> None:
     assert set(labels[:, -1].tolist()) == {-100}
 
 
-def test_each_patch_is_named_with_its_reason(patched: list[str]) -> None:
-    assert all(": " in patch for patch in patched)
-    assert any(patch.startswith("torchtitan.tools.utils.device_module") for patch in patched)
+def test_a_gpu_needs_fewer_patches() -> None:
+    on_gpu, on_cpu = torchtitan_compat.patches("cuda"), torchtitan_compat.patches("cpu")
+    assert on_cpu.startswith(on_gpu)
+    assert "set_timeout" in on_gpu
+    assert "gloo" not in on_gpu
 
 
 def test_the_cpu_is_one_device_without_memory_statistics(titan: Any) -> None:
@@ -252,10 +249,16 @@ def test_the_cpu_is_one_device_without_memory_statistics(titan: Any) -> None:
 
 
 def test_set_timeout_is_patched_only_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("torch.distributed.set_timeout", raising=False)
-    assert "set_timeout" in torchtitan_compat.apply("cuda")[0]
-    assert torch.distributed.set_timeout is torch.distributed.distributed_c10d._set_pg_timeout  # type: ignore[attr-defined]
-    assert torchtitan_compat.apply("cuda") == []
+    import torch.distributed as dist
+
+    own = vars(dist.distributed_c10d)["_set_pg_timeout"]
+    monkeypatch.delattr(dist, "set_timeout", raising=False)
+    torchtitan_compat.before_import("cuda")
+    assert vars(dist)["set_timeout"] is own
+    newer = object()
+    monkeypatch.setattr(dist, "set_timeout", newer)
+    torchtitan_compat.before_import("cuda")
+    assert vars(dist)["set_timeout"] is newer
 
 
 @pytest.mark.parametrize(
@@ -266,7 +269,7 @@ def test_set_timeout_is_patched_only_where_it_is_missing(monkeypatch: pytest.Mon
         (
             TorchTitan(tensor_parallel=4),
             "fsdp 2 x tp 4",
-            "Shard(0), Replicate and Shard(0), Shard(0) and Shard(0), Shard(1)",
+            "Shard(0), Replicate and Shard(0), Shard(1) and StridedShard(0), Shard(0)",
         ),
     ],
     ids=lambda value: value.slug() if isinstance(value, TorchTitan) else "",
@@ -295,6 +298,8 @@ def changed(**config: Any) -> Model:
             {"model": changed(rope_scaling={"type": "yarn", "factor": 2.0})},
             "knows rope_type default and llama3, changed has 'yarn'",
         ),
+        ({"precision": "fp16-mixed"}, "precision 'fp16-mixed' is not one of fp32, bf16-mixed, bf16"),
+        ({"lora": LoRA(rank=4, alpha=8)}, "torchtitan knows no lora"),
         ({"attention": "eager"}, "attention='sdpa' only, not 'eager'"),
         (
             {"sequence_length": 20},

@@ -63,7 +63,7 @@ def plain_losses(case: Any, data_ranks: int) -> list[float]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    torchtitan_compat.apply("cpu")
+    torchtitan_compat.before_import("cpu")
     case = CaseFile.model_validate_json(sys.argv[1]).case
     ours = torchtitan_losses(case)
     if dist.get_rank() == 0:

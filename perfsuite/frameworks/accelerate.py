@@ -38,6 +38,7 @@ class Accelerate(Framework):
 
     name: ClassVar[str] = "accelerate"
     packages: ClassVar[tuple[str, ...]] = ("accelerate",)
+    ignores: ClassVar[frozenset[str]] = frozenset({"quantization"})
 
     strategy: Literal["ddp", "fsdp1", "fsdp2"] | None = None
     config: Annotated[

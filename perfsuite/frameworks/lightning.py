@@ -33,6 +33,7 @@ class Lightning(Framework):
 
     name: ClassVar[str] = "lightning"
     packages: ClassVar[tuple[str, ...]] = ("lightning",)
+    ignores: ClassVar[frozenset[str]] = frozenset({"quantization"})
 
     strategy: Literal["ddp", "fsdp", "fsdp2"]
     """`DDPStrategy`, `FSDPStrategy` (on GPUs only), or `ModelParallelStrategy` with FSDP2 in all ranks."""

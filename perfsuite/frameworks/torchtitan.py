@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from perfsuite.measure import Recorder
     from perfsuite.models import Model
 
+PRECISIONS = {
+    "fp32": ("float32", "float32"),
+    "bf16-mixed": ("float32", "bfloat16"),
+    "bf16": ("bfloat16", "bfloat16"),
+}
+"""dtype of parameters, and of what is computed; gradients are always reduced in fp32."""
 LOSS_CHUNKS = 8
 """Parts of a sequence whose logits are computed one after the other: torchtitan's default."""
 HAS_ONLY = {"attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0, "hidden_act": "silu"}
@@ -35,13 +41,15 @@ class TorchTitan(Framework):
     """Groups of ranks that replicate, while the ranks of a group shard (HSDP)."""
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """Degrees that do not divide what they split, attention but sdpa, models but Llama."""
+        """Degrees that do not divide what they split, fp16, attention but sdpa, models but Llama."""
         ranks = case.topology.world_size
         if ranks % (self.tensor_parallel * self.data_parallel_replicate):
             return (
                 f"tensor_parallel={self.tensor_parallel} times data_parallel_replicate="
                 f"{self.data_parallel_replicate} must divide the number of processes, {ranks}"
             )
+        if case.precision not in PRECISIONS:
+            return f"precision {case.precision!r} is not one of {', '.join(PRECISIONS)}"
         if case.attention != "sdpa":
             return f"torchtitan is measured with attention='sdpa' only, not {case.attention!r}"
         for name, parts in (("loss in chunks", LOSS_CHUNKS), ("tensor_parallel", self.tensor_parallel)):
@@ -57,19 +65,23 @@ class TorchTitan(Framework):
         replicate, tensor = self.data_parallel_replicate, self.tensor_parallel
         mesh = [f"fsdp {case.topology.world_size // (replicate * tensor)}"]
         placements = ["Shard(0)"]
-        if tensor > 1:  # norms, and matrices split by columns and by rows
+        if tensor > 1:  # norms; matrices split by their inputs; by their outputs
             mesh.append(f"tp {tensor}")
-            placements = [f"Shard(0), {of_tensor}" for of_tensor in ("Replicate", "Shard(0)", "Shard(1)")]
+            placements = ["Shard(0), Replicate", "Shard(0), Shard(1)", "StridedShard(0), Shard(0)"]
         if replicate > 1:
             mesh.insert(0, f"dp_replicate {replicate}")
             placements = [f"Replicate, {placement}" for placement in placements]
         return {"wrapper": "FSDPModule", "mesh": " x ".join(mesh), "sharding": " and ".join(placements)}
 
-    def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
-        """A Trainer with the case's configuration. It makes the process group."""
+    def load(self, case: Case, device: Any) -> None:
+        """Some 140 MiB, and the patches that come before."""
         from perfsuite import torchtitan_compat
 
-        patched = torchtitan_compat.apply(ranks.device.type)
+        torchtitan_compat.before_import(device.type)
+        import perfsuite.torchtitan_trainer  # noqa: F401
+
+    def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
+        """A Trainer with the case's configuration. It makes the process group."""
         from perfsuite.torchtitan_trainer import CaseTrainer, trainer_config
 
         trainer = CaseTrainer(trainer_config(case, self), recorder)
@@ -83,7 +95,7 @@ class TorchTitan(Framework):
             run=run,
             data_parallel=trainer.data_parallel,
             model=trainer.model,
-            settings={**trainer.settings(), "patched": "; ".join(patched)},
+            settings=trainer.settings(),
             own_tokens_per_s=lambda: trainer.own_log.metrics["throughput(tps)"] * ranks.world_size,
         )
 

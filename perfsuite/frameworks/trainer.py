@@ -32,6 +32,7 @@ class Trainer(Framework):
 
     name: ClassVar[str] = "trainer"
     packages: ClassVar[tuple[str, ...]] = ("accelerate",)
+    ignores: ClassVar[frozenset[str]] = frozenset({"quantization"})
 
     fsdp: str = ""
     """A sharding, perhaps with `offload` and `auto_wrap`, separated by spaces. Empty: DDP."""
