@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,8 @@ class Exported:
     """Commits that asv cannot show, and why; their sessions are left out."""
 
 
+CHUNK = 16
+"""Nights that a process is given at a time."""
 Benchmarks = dict[str, list[set[str]]]
 """The values of each parameter, by benchmark."""
 
@@ -70,16 +75,11 @@ def export(directory: Path, out: Path, *, repo: Path, branch: str = "", commit_u
     listing.unlink(missing_ok=True)  # it comes back last: without it, what was cut short is done anew
     for stale in there - wanted.keys():
         stale.unlink()
-    for file in sorted(wanted.keys() - unchanged):
-        places = wanted[file]
-        sessions = [place.read() for place in places]
-        for place, session in zip(places, sessions, strict=True):
-            history.check_cases(cases, session, place)
-        rows = _pooled(sessions, slots)
-        _add_parameters(benchmarks, rows)
-        _write_night(file, places[0], rows, dates)
-        if not (machine := file.with_name("machine.json")).exists():
-            _write(machine, _machine(sessions[-1].machine))
+    write = partial(_write_night, cases=cases, slots=slots, dates=dates)
+    new = sorted(wanted.keys() - unchanged)
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        for parameters in pool.map(write, new, [wanted[file] for file in new], chunksize=CHUNK):
+            _add_parameters(benchmarks, parameters)
     _write(listing, {"version": 2, **_listed(benchmarks)}, indent=1)
     return Exported(
         written=len(wanted) - len(unchanged),
@@ -110,6 +110,39 @@ def _slots(cases: Mapping[str, StoredCase]) -> dict[str, Slot]:
     return slots
 
 
+def _write_night(
+    file: Path,
+    places: Sequence[Place],
+    *,
+    cases: Mapping[str, StoredCase],
+    slots: Mapping[str, Slot],
+    dates: Mapping[str, int],
+) -> dict[str, list[list[str]]]:
+    """Write what one hardware class did at one commit. Returns the values of each benchmark's parameters."""
+    sessions = [place.read() for place in places]
+    for place, session in zip(places, sessions, strict=True):
+        history.check_cases(cases, session, place)
+    rows = _pooled(sessions, slots)
+    commit, hardware_class = places[0].commit, places[0].hardware_class
+    content = {
+        "version": 2,
+        "commit_hash": commit,
+        "date": 1000 * dates[commit],
+        "env_name": "perfsuite",
+        "env_vars": {},
+        "params": {"machine": hardware_class},
+        "python": "",
+        "requirements": {},
+        "durations": {},
+        "result_columns": COLUMNS,
+        "results": rows,
+    }
+    _write(file, content)
+    if not (machine := file.with_name("machine.json")).exists():
+        _write(machine, _machine(sessions[-1].machine))
+    return {name: row[COLUMNS.index("params")] for name, row in rows.items()}
+
+
 def _pooled(sessions: Iterable[StoredSession], slots: Mapping[str, Slot]) -> dict[str, list[Any]]:
     """The results of one hardware class at one commit: the launches of all its sessions together."""
     launches: dict[Slot, dict[str, list[float]]] = {}
@@ -123,27 +156,10 @@ def _pooled(sessions: Iterable[StoredSession], slots: Mapping[str, Slot]) -> dic
     return results(launches, round(1000 * newest))
 
 
-def _write_night(file: Path, place: Place, rows: dict[str, list[Any]], dates: Mapping[str, int]) -> None:
-    content = {
-        "version": 2,
-        "commit_hash": place.commit,
-        "date": 1000 * dates[place.commit],
-        "env_name": "perfsuite",
-        "env_vars": {},
-        "params": {"machine": place.hardware_class},
-        "python": "",
-        "requirements": {},
-        "durations": {},
-        "result_columns": COLUMNS,
-        "results": rows,
-    }
-    _write(file, content)
-
-
-def _add_parameters(benchmarks: Benchmarks, rows: Mapping[str, list[Any]]) -> None:
-    for name, row in rows.items():
+def _add_parameters(benchmarks: Benchmarks, parameters: Mapping[str, list[list[str]]]) -> None:
+    for name, found in parameters.items():
         known = benchmarks.setdefault(name, [set() for _ in PARAMETERS])
-        for values, new in zip(known, row[COLUMNS.index("params")], strict=True):
+        for values, new in zip(known, found, strict=True):
             values.update(new)
 
 
