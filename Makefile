@@ -15,8 +15,10 @@ bench: .venv/installed  ## measure a tiny model by every framework, compare with
 	.venv/bin/pytest bench_cases/test_cpu.py $(ARGS)
 
 comparisons: .venv/installed  ## the tiny twins of the published comparisons, one launch each, and their tables
-	.venv/bin/pytest bench_cases -m cpu --ignore bench_cases/test_cpu.py --perf-record-launches=1 $(ARGS)
-	.venv/bin/perfsuite report --comparison all
+	rm -rf .perfsuite/comparisons
+	.venv/bin/pytest bench_cases -m cpu --ignore bench_cases/test_cpu.py --perf-record-launches=1 \
+		--perf-store=.perfsuite/comparisons $(ARGS); status=$$?; \
+	.venv/bin/perfsuite report --comparison all --store .perfsuite/comparisons && exit $$status
 
 test: check unit  ## lint, types and the whole test suite
 
@@ -28,7 +30,7 @@ check: .venv/installed
 	.venv/bin/zizmor --offline --persona pedantic .github
 
 unit: .venv/installed
-	.venv/bin/pytest tests $(ARGS)
+	.venv/bin/pytest tests --numprocesses=2 $(ARGS)
 
 selftest: .venv/installed  ## inject every fault into real training, and see each caught (some minutes)
 	.venv/bin/perfsuite selftest
@@ -56,10 +58,12 @@ format: .venv/installed
 night: .venv/installed  ## HARDWARE=h100 OUT=out: self-test, every case of that hardware, report
 	.venv/bin/perfsuite hardware
 	.venv/bin/perfsuite selftest
-	.venv/bin/pytest bench_cases -m "$$HARDWARE" --perf-report "$$OUT" --perf-json "$$OUT/results.json" $(ARGS)
+	.venv/bin/pytest bench_cases -m "$$HARDWARE" --perf-no-baseline=fail \
+		--perf-report "$$OUT" --perf-json "$$OUT/results.json" $(ARGS)
 
 summary:  ## OUT: what is shown on the job's own page
-	cat "$$OUT/summary.md" >> "$$GITHUB_STEP_SUMMARY"
+	if [ -e "$$OUT/summary.md" ]; then cat "$$OUT/summary.md"; \
+	else echo "Nothing was measured: see the log."; fi >> "$$GITHUB_STEP_SUMMARY"
 
 keep: .venv/installed  ## the results in nights/ into the branch perfsuite-history, which is pushed
 	rm -rf history
@@ -76,7 +80,8 @@ keep: .venv/installed  ## the results in nights/ into the branch perfsuite-histo
 	git -C history push --quiet origin perfsuite-history
 
 pages: .venv/installed  ## OUT=site: asv pages of history/ in site/html
-	.venv/bin/perfsuite history publish "$$OUT" --history history
+	.venv/bin/perfsuite history publish "$$OUT" --history history \
+		--commit-url "$${GITHUB_SERVER_URL:-https://github.com}/$${GITHUB_REPOSITORY:-}/commit/"
 
 issue: .venv/installed  ## RUN_URL=...: open, update or close the issue of each hardware class in nights/
 	.venv/bin/perfsuite github-issue nights/*/results.json
@@ -88,7 +93,7 @@ compare: .venv/installed  ## BASE=main HARDWARE=h100: measure that commit, then 
 	$(MAKE) -f "$(CURDIR)/Makefile" -C .perfsuite/base .venv/installed
 	cd .perfsuite/base && .venv/bin/pytest bench_cases -m "$$HARDWARE" --perf-record-launches=5 \
 		--perf-baselines=none --perf-store="$(CURDIR)/.perfsuite/compare" || [ $$? -eq 1 ]
-	.venv/bin/pytest bench_cases -m "$$HARDWARE" --perf-baselines=none \
+	.venv/bin/pytest bench_cases -m "$$HARDWARE" --perf-baselines=none --perf-no-baseline=fail \
 		--perf-store=.perfsuite/compare --perf-report "$$OUT" $(ARGS)
 
 refresh: .venv/installed  ## HARDWARE=h100 CASES='fsdp2-*' REASON='torch 2.14': new reviewed baselines
@@ -102,7 +107,7 @@ propose:  ## HARDWARE=h100: the new baselines as a pull request
 	git add baselines
 	git $(AS_PERFSUITE) commit --quiet -m "Baselines of $$HARDWARE"
 	git push --quiet origin HEAD
-	{ echo '```text'; cat "$$OUT/before-after.txt"; echo '```'; } | \
+	{ echo "$$REASON"; echo '```text'; cat "$$OUT/before-after.txt"; echo '```'; } | \
 		gh pr create --title "Baselines of $$HARDWARE" --body-file - --head "$$(git branch --show-current)"
 
 .venv/installed: pyproject.toml constraints.txt

@@ -76,6 +76,11 @@ TWINS = [
     TWIN.replace(**ADAPTERS),
     TWIN.replace(attention="eager"),
     TWIN.replace(framework=BY_TRAINER, activation_checkpointing="full"),
+    TWIN.replace(activation_checkpointing="selective-op"),
+    TWIN.replace(framework=FSDP2(), precision="bf16-mixed"),
+    TWIN.replace(framework=FSDP2(), activation_checkpointing="full"),
+    TWIN.replace(framework=FSDP2(), **ADAPTERS),
+    TWIN.replace(framework=BY_TRAINER),
 ]
 
 

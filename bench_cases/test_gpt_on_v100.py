@@ -39,8 +39,11 @@ TWIN = Case(
     framework=Lightning(strategy="fsdp2"),
     sequence_length=128,
     micro_batch=4,
+    attention="eager",
     topology=Topology(processes_per_node=2),
     hardware="cpu",
+    max_warmup_steps=5,
+    steps=20,
     timeout_s=300,
 )
 

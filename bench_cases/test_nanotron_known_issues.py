@@ -9,7 +9,7 @@ Beside each, the same on one node; and on a CPU, where pipeline sends do not wai
 
 import pytest
 
-from perfsuite import MODELS, Case, Model, Nanotron, Topology
+from perfsuite import MODELS, Case, KnownIssue, Model, Nanotron, Topology
 
 ISSUES = "https://github.com/huggingface/nanotron/issues"
 HOW = {"tp_mode": "REDUCE_SCATTER", "tp_linear_async_communication": True, "accumulate_grad_in_fp32": True}
@@ -24,7 +24,7 @@ ACCUMULATION = Case(
     topology=Topology(nodes=2, processes_per_node=8),
     hardware=("h100", "h200"),
     learning_rate=3e-4,
-    known_issue=f"{ISSUES}/209",
+    known_issue=KnownIssue(url=f"{ISSUES}/209", failure="timeout"),
 )
 ONE_NODE = ACCUMULATION.replace(
     framework=Nanotron(tp=4, pp=2, **HOW),
@@ -34,7 +34,7 @@ ONE_NODE = ACCUMULATION.replace(
 RESUME = ACCUMULATION.replace(
     framework=Nanotron(dp=2, tp=4, pp=2, resume=True, **HOW),
     gradient_accumulation=1,
-    known_issue=f"{ISSUES}/221",
+    known_issue=KnownIssue(url=f"{ISSUES}/221", failure="crash"),
 )
 RESUME_ON_ONE_NODE = RESUME.replace(
     framework=Nanotron(tp=4, pp=2, resume=True, **HOW), topology=Topology(processes_per_node=8)

@@ -32,10 +32,14 @@ PUBLISHED = [
 OURS = [case.replace(framework=FSDP2()) for case in PUBLISHED]
 
 # 2-D at the global batch of 1-D: 8 data-parallel ranks of 8 sequences instead of 64 of one.
+# Ours gathers the logits of its sequences on each rank, so that it takes them one by one.
 TWO_D = [
-    case.replace(framework=framework, micro_batch=8 * case.micro_batch)
+    how
     for case in (PUBLISHED[1], PUBLISHED[2])
-    for framework in (TorchTitan(tensor_parallel=8), FSDP2(tensor_parallel=8))
+    for how in (
+        case.replace(framework=TorchTitan(tensor_parallel=8), micro_batch=8 * case.micro_batch),
+        case.replace(framework=FSDP2(tensor_parallel=8), gradient_accumulation=8),
+    )
 ]
 
 # The same code paths on any machine.

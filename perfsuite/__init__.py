@@ -1,6 +1,6 @@
 """perfsuite: performance regression tests for distributed training, written as pytest."""
 
-from perfsuite.case import Case, LoRA, Topology
+from perfsuite.case import Case, KnownIssue, LoRA, Topology
 from perfsuite.framework import Framework
 from perfsuite.frameworks.accelerate import Accelerate
 from perfsuite.frameworks.ddp import DDP
@@ -23,6 +23,7 @@ __all__ = [
     "Case",
     "Fake",
     "Framework",
+    "KnownIssue",
     "Lightning",
     "LoRA",
     "Model",

@@ -5,6 +5,7 @@ Imports neither torch nor pytest.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 from collections import Counter
@@ -221,11 +222,12 @@ def _require_reason(before: Baseline | None, now: Baseline, reason: str | None) 
 
 
 def _acceptance(reason: str | None) -> Acceptance:
-    try:
-        commit: str | None = git("rev-parse", "HEAD", cwd=Path()).strip()
+    commit: str | None = None
+    by = getpass.getuser()
+    with contextlib.suppress(GitError):
+        commit = git("rev-parse", "HEAD", cwd=Path()).strip()
+    with contextlib.suppress(GitError):
         by = git("config", "user.name", cwd=Path()).strip()
-    except GitError:
-        commit, by = None, getpass.getuser()
     return Acceptance(
         by=by, date=datetime.now(UTC).isoformat(timespec="seconds"), commit=commit, reason=reason
     )

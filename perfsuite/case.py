@@ -40,6 +40,14 @@ class LoRA(Data):
     """Names of the linear layers that get one, as `"q_proj"`; none given: all those of the blocks."""
 
 
+class KnownIssue(Data):
+    """A failure of somebody else's that is waited for: any other is a failure like every other."""
+
+    url: str = Field(pattern=r"^https?://\S+$")
+    failure: Literal["crash", "timeout", "loss"]
+    """How it shows: `timeout` for a hang."""
+
+
 class Case(Data):
     """One benchmark case. `case.replace(micro_batch=8)` gives a variant.
 
@@ -77,8 +85,8 @@ class Case(Data):
     """Steps measured at the least."""
     timeout_s: float = Field(default=900, gt=0, allow_inf_nan=False)
     """Seconds after which a launch is killed."""
-    known_issue: str | None = Field(default=None, pattern=r"^https?://\S+$")
-    """Where it is tracked that this case fails; the report says whether it still does."""
+    known_issue: KnownIssue | None = None
+    """Why this case fails where it does; the report says whether it still does."""
     may_run_out_of_memory: bool = Field(default=False, strict=True)
     """Whether out of memory is an answer, as in a batch sweep, where no baseline says that it fits."""
 

@@ -226,8 +226,14 @@ def _measured(row: Row, quantity: QuantityName, results: Mapping[str, Result]) -
     if quantity != "relative_time":
         return value
     base = results.get(row.relative_to or row.case)
-    base_value = QUANTITIES[quantity].of(base.figures) if base is not None else None
+    if base is None or _hardware(base) != _hardware(result):
+        return None  # a figure of other hardware never stands in its place
+    base_value = QUANTITIES[quantity].of(base.figures)
     return value / base_value if value and base_value else None
+
+
+def _hardware(result: Result) -> set[str]:
+    return {run.machine.hardware_class for run in result.runs}
 
 
 def _here(

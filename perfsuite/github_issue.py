@@ -63,7 +63,7 @@ def steps(hardware_class: str, results: Sequence[Result], issue: Issue | None, r
     bad = {
         r.case_id: r for r in results if r.outcome == "regressed" or (r.outcome == "failed" and not r.excused)
     }
-    good = {r.case_id for r in results if r.outcome in ("passed", "improved", "recorded")}
+    good = {r.case_id for r in results if r.outcome in ("passed", "improved")}
     unsolved = [case_id for case_id in (issue.cases if issue else []) if case_id not in good | bad.keys()]
     if bad or unsolved:
         text = _body(bad, unsolved, run_url)
@@ -97,8 +97,9 @@ def _body(bad: dict[str, Result], unsolved: list[str], run_url: str) -> str:
         lines += [f"  - {_plain(sentence(c))}" for c in result.verdict.checks if c.outcome == "regressed"]
         if result.verdict.changed:
             lines.append(f"  - changed since the baseline: {_plain('; '.join(result.verdict.changed))}")
-    lines += [f"- `{case_id}`: {bad[case_id].outcome}" for case_id in list(bad)[MOST_SHOWN:]]
-    lines += [f"- `{case_id}`: not measured again, or not known" for case_id in unsolved]
+    if len(bad) > MOST_SHOWN:
+        lines.append(f"- and {len(bad) - MOST_SHOWN} more")
+    lines += [f"- `{case_id}`: not measured again, or not known" for case_id in unsolved[:MOST_SHOWN]]
     lines += ["", "perfsuite keeps this text up to date, and closes the issue when all of them are good."]
     lines.append(f"<!-- perfsuite: {json.dumps(sorted([*bad, *unsolved]))} -->")
     return "\n".join(lines)

@@ -16,6 +16,7 @@ import pytest
 from perfsuite import data, report, summary
 from perfsuite.case import Case
 from perfsuite.errors import PerfsuiteError
+from perfsuite.framework import EXTRAS
 from perfsuite.hardware import ACCELERATORS
 from perfsuite.inject import Fault
 from perfsuite.judge import Policy
@@ -334,7 +335,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     files = [ours.files / "results.json"] if ours.results else []
     if (asked := session.config.getoption("--perf-json")) is not None:
         files.append(Path(asked))
-    completed = exitstatus in (*no_error, pytest.ExitCode.TESTS_FAILED)
+    cut_short = session.shouldstop or session.shouldfail
+    completed = exitstatus in (*no_error, pytest.ExitCode.TESTS_FAILED) and not cut_short
     report_to = session.config.getoption("--perf-report")
     if not files and report_to is None:
         return
@@ -346,7 +348,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
             _write_report(Path(report_to), told)
     except PerfsuiteError as error:  # the figures are still on the screen
         ours.files_error = str(error)
-        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+        if session.exitstatus in no_error:
+            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
 def _write_report(directory: Path, told: SessionFile) -> None:
@@ -368,7 +371,7 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
 
     machine_info["hardware"] = data.plain(config.stash[SESSION].machine)
     versions = {}
-    for package in ("torch", "transformers", "accelerate", "nanotron"):
+    for package in ("torch", "transformers", "accelerate", "nanotron", *sorted(EXTRAS)):
         with contextlib.suppress(PackageNotFoundError):
             versions[package] = version(package)
     machine_info["frameworks"] = versions

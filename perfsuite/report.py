@@ -82,9 +82,9 @@ def explanation(result: Result) -> str:
     lines += [f"  {sentence(check)}" for check in verdict.checks]
     if (issue := next((run.case.known_issue for run in result.runs), None)) is not None:
         if result.excused is not None:
-            lines.append(f"  known issue still there: {issue}")
+            lines.append(f"  known issue still there: {issue.url}")
         elif verdict.outcome != "failed":
-            lines.append(f"  known issue gone: {issue}: take known_issue from the case")
+            lines.append(f"  known issue gone: {issue.url}: take known_issue from the case")
     figures = result.figures
     if figures.gpu_utilisation is not None:
         lines.append(f"  GPU utilisation: {figures.gpu_utilisation:.0f} %")

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from perfsuite import data, html_report, markdown_report, summary
 from perfsuite.comparison import ComparisonTable, PublishedFile, compare, latest
-from perfsuite.errors import FileError, PerfsuiteError
+from perfsuite.errors import CaseError, FileError, PerfsuiteError
 from perfsuite.report import explanation, table
 from perfsuite.results import SessionFile
 
@@ -39,6 +39,8 @@ def report(
 ) -> None:
     """Show what sessions found out: in the terminal, as HTML, as Markdown; the exit status is no verdict."""
     try:
+        if comparison and markdown is not None:
+            raise CaseError("--comparison is for the terminal and --html: Markdown is a summary of verdicts")
         tables = _comparisons(comparison, published, files, store) if comparison else []
         to_terminal = html is None and markdown is None
         if tables and to_terminal:

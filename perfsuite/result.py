@@ -24,6 +24,7 @@ FailureKind = Literal[
     "missing_metric",
     "unlike",
     "no_baseline",
+    "error",
 ]
 
 

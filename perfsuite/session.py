@@ -11,7 +11,7 @@ from typing import Literal
 
 from perfsuite import baseline, data
 from perfsuite.case import Case
-from perfsuite.errors import GitError
+from perfsuite.errors import GitError, PerfsuiteError
 from perfsuite.git import git
 from perfsuite.hardware import Machine, detect, detect_cpu
 from perfsuite.judge import UNMEASURED, Policy, Verdict, judge
@@ -99,7 +99,31 @@ class Session:
         return reason
 
     def measure(self, case: Case, nodeid: str) -> Result:
-        """Launch, compare and judge until decided; record what has no baseline yet."""
+        """Launch, compare and judge until decided; record what has no baseline yet.
+
+        A case that cannot be launched is a failed result, and its `PerfsuiteError` is raised.
+        """
+        self._revision  # noqa: B018  as it is now, and not after hours
+        known = len(self.results)
+        try:
+            return self._measure(case, nodeid)
+        except PerfsuiteError as error:
+            self.running = None
+            if len(self.results) == known:
+                verdict = Verdict(outcome="failed", launches=0, failure="error", reasons=(str(error),))
+                result = Result(
+                    nodeid=nodeid,
+                    case_id=case.id,
+                    framework=case.framework.name,
+                    runs=(),
+                    verdict=verdict,
+                    baseline_file=None,
+                    directory=str(self.files),
+                )
+                self.results.append(result)
+            raise
+
+    def _measure(self, case: Case, nodeid: str) -> Result:
         machine = self.machine_for(case)
         hardware_class = machine.hardware_class
         found = baseline.find(self.baseline_directories, hardware_class, case)
@@ -148,13 +172,18 @@ class Session:
         reason = f"no baseline on {hardware_class} in {directories}, and {why}"
         return Verdict(outcome="failed", launches=0, failure="no_baseline", reasons=(reason,))
 
-    def to_file(self, status: Literal["complete", "interrupted"]) -> SessionFile:
-        """Everything that this session found out."""
+    @cached_property
+    def _revision(self) -> tuple[str | None, bool]:
+        """The commit of the repository that holds the cases, and whether it has changes."""
         try:
             commit = git("rev-parse", "HEAD", cwd=self.options.root).strip()
-            dirty = bool(git("status", "--porcelain", "--untracked-files=no", cwd=self.options.root))
+            return commit, bool(git("status", "--porcelain", "--untracked-files=no", cwd=self.options.root))
         except GitError:
-            commit, dirty = None, False
+            return None, False
+
+    def to_file(self, status: Literal["complete", "interrupted"]) -> SessionFile:
+        """Everything that this session found out."""
+        commit, dirty = self._revision
         return SessionFile(
             perfsuite=version("perfsuite"),
             status=status,
@@ -189,7 +218,7 @@ class Session:
 def _excuse(
     case: Case, verdict: Verdict, *, has_baseline: bool
 ) -> Literal["known issue", "out of memory"] | None:
-    if case.known_issue is not None and verdict.failure in ("crash", "timeout", "loss", "missing_report"):
+    if case.known_issue is not None and verdict.failure == case.known_issue.failure:
         return "known issue"
     if case.may_run_out_of_memory and verdict.failure == "out_of_memory" and not has_baseline:
         return "out of memory"

@@ -36,7 +36,10 @@ pytestmark = pytest.mark.launch
 @pytest.fixture
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     # Plugins of no concern here, which each inner run would import anew.
-    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:anyio")
+    monkeypatch.setenv(
+        "PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:anyio -W ignore::pytest.PytestAssertRewriteWarning"
+    )
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # they are sessions of their own
     pytester.makepyfile(test_cases=CASES)
     return pytester
 
@@ -472,7 +475,10 @@ def test_a_first_look_takes_one_launch(suite: pytest.Pytester) -> None:
 
 def test_a_known_issue_is_still_there_or_gone(suite: pytest.Pytester) -> None:
     suite.makepyfile(
-        test_cases=CASES.replace("[FAKE, A100]", '[FAKE.replace(known_issue="https://example.org/209")]')
+        test_cases=CASES.replace(
+            "[FAKE, A100]",
+            '[FAKE.replace(known_issue={"url": "https://example.org/209", "failure": "crash"})]',
+        )
     )
     recorded = run_cpu(suite)
     recorded.stdout.fnmatch_lines(["*known issue gone: https://example.org/209: take known_issue from*"])

@@ -9,6 +9,7 @@ import pytest
 
 from perfsuite import Case, data
 from perfsuite.comparison import Comparison, PublishedFile, compare
+from perfsuite.memory_rule import model_memory
 
 BENCH_CASES = Path(__file__).parent.parent / "bench_cases"
 PUBLISHED = data.read(BENCH_CASES / "published.json", PublishedFile).comparisons
@@ -45,11 +46,34 @@ def test_every_row_is_measured_by_a_case_as_large_as_published(
 
 @pytest.mark.parametrize("comparison", PUBLISHED, ids=lambda comparison: comparison.name)
 def test_every_comparison_has_twins_for_a_cpu(comparison: Comparison, cases: dict[str, Case]) -> None:
-    twins = [cases[row.twin] for row in comparison.rows if row.twin is not None]
-    assert twins
-    for twin in twins:
+    assert any(row.twin for row in comparison.rows)
+    for row in comparison.rows:
+        if row.twin is None:
+            continue
+        case, twin = cases[row.case], cases[row.twin]
         assert twin.hardware == ("cpu",)
         assert twin.topology.world_size == 2
+        assert twin.framework.name == case.framework.name
+        assert twin.activation_checkpointing == case.activation_checkpointing
+        assert (twin.lora, twin.quantization, twin.attention) == (
+            case.lora,
+            case.quantization,
+            case.attention,
+        )
+
+
+def test_the_memory_rule_is_worked_out_right() -> None:
+    """Figures of the rule are 16 bytes a parameter, over the ranks that share them."""
+    for comparison in PUBLISHED:
+        for row in comparison.rows:
+            for figure in row.figures:
+                if figure.quantity == "peak_memory_bytes":
+                    parameters = {"1B": 1_235_814_400, "8B": 8_030_261_248}[
+                        row.settings[0].split(",")[0][-2:]
+                    ]
+                    sharded = "/ 8" in figure.reported
+                    rule = model_memory(parameters, ranks=8, zero_stage=3 if sharded else 0)
+                    assert figure.value == pytest.approx(rule.total)
 
 
 @pytest.mark.parametrize("comparison", PUBLISHED, ids=lambda comparison: comparison.name)

@@ -9,6 +9,7 @@ import pytest
 
 from perfsuite import baseline, data, session
 from perfsuite.baseline import Baseline
+from perfsuite.case import KnownIssue
 from perfsuite.errors import PerfsuiteError
 from perfsuite.hardware import gpu_machine
 from perfsuite.judge import Policy, Verdict
@@ -62,6 +63,22 @@ def test_the_result_is_kept_if_the_baseline_cannot_be_written(
     assert [result.verdict.outcome for result in ours.results] == ["recorded"]
 
 
+def test_a_case_that_cannot_be_launched_is_a_failed_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **options: object) -> Any:
+        raise PerfsuiteError("mine.yaml: num_processes is 4")
+
+    monkeypatch.setattr(session, "measure", refuse)
+    ours = make_session(tmp_path)
+    with pytest.raises(PerfsuiteError, match="num_processes"):
+        ours.measure(make_case(), "test")
+    (told,) = ours.to_file("complete").results
+    assert (told.outcome, told.verdict.failure) == ("failed", "error")
+    assert told.verdict.reasons == ("mine.yaml: num_processes is 4",)
+    assert ours.to_file("complete").interrupted_case is None
+
+
 def test_a_machine_with_gpus_is_a_cpu_machine_for_a_cpu_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,14 +112,15 @@ def test_which_outcomes_fail(tmp_path: Path, outcome: str, strict: dict[str, Any
     assert ours.is_failing(never_run().replace(verdict=verdict)) is failing
 
 
-ISSUE = {"known_issue": "https://example.org/issues/209"}
+ISSUE = {"known_issue": KnownIssue(url="https://example.org/issues/209", failure="timeout")}
 SWEPT = {"may_run_out_of_memory": True}
 
 
 @pytest.mark.parametrize(
     ("changes", "failure", "has_baseline", "excused"),
     [
-        (ISSUE, "crash", False, "known issue"),
+        (ISSUE, "timeout", False, "known issue"),
+        (ISSUE, "crash", False, None),
         (ISSUE, "timeout", True, "known issue"),
         (ISSUE, "mismatch", False, None),
         (ISSUE, "no_baseline", False, None),

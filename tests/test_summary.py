@@ -4,6 +4,7 @@ from typing import get_args
 
 import pytest
 
+from perfsuite.case import KnownIssue
 from perfsuite.judge import Outcome
 from perfsuite.noise import ClassNoise
 from perfsuite.results import Result
@@ -134,5 +135,7 @@ def test_an_excused_failure_is_counted_as_what_excuses_it() -> None:
 
 def test_a_known_issue_needs_words_whether_it_is_still_there_or_gone() -> None:
     run = now()
-    known = run.replace(case=run.case.replace(known_issue="https://example.org/1"))
+    known = run.replace(
+        case=run.case.replace(known_issue=KnownIssue(url="https://example.org/1", failure="crash"))
+    )
     assert needs_words(make_result(known, before=None))

@@ -95,7 +95,7 @@ def use_this_interpreter(where: Path) -> None:
     (where / ".venv" / "installed").touch()
 
 
-def make(where: Path, *targets: str, **variables: str) -> str:
+def make(where: Path, *targets: str, status: int = 0, **variables: str) -> str:
     done = subprocess.run(
         ["make", *targets, *(f"{name}={value}" for name, value in variables.items())],
         cwd=where,
@@ -103,17 +103,19 @@ def make(where: Path, *targets: str, **variables: str) -> str:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    assert done.returncode == status, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout
 
 
 def test_a_night_is_reported_kept_published_and_an_issue_opened(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    make(repository, "refresh", HARDWARE="cpu", OUT="out", REASON="the first")
+    commit(repository, "baselines")
     make(repository, "night", HARDWARE="cpu", OUT="out")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary"))
     make(repository, "summary", OUT="out")
-    assert "1 recorded" in (tmp_path / "summary").read_text()
+    assert "1 passed" in (tmp_path / "summary").read_text()
     assert (repository / "out" / "index.html").exists()
     for night in ("night-cpu", "night-cpu-again"):
         shutil.copytree(repository / "out", repository / "nights" / night)
@@ -123,9 +125,9 @@ def test_a_night_is_reported_kept_published_and_an_issue_opened(
     assert git(repository, "rev-parse", "--abbrev-ref", "HEAD") == "main"
     make(repository, "pages", OUT="site")
     assert (repository / "site" / "html" / "index.html").exists()
-    make(repository, "night", HARDWARE="cpu", OUT="nights/slow", ARGS="|| true")
+    make(repository, "night", HARDWARE="cpu", OUT="nights/slow", ARGS="--perf-inject=slowdown=30%", status=2)
     make(repository, "issue", RUN_URL="https://example.org/runs/1")
-    assert "gh issue list" in (tmp_path / "calls").read_text()
+    assert "gh issue create --title Performance regressions on cpu-" in (tmp_path / "calls").read_text()
 
 
 def test_a_pull_request_is_compared_with_its_base(repository: Path, tmp_path: Path) -> None:

@@ -104,6 +104,8 @@ class Nanotron(Framework):
 
     def check(self, case: Case) -> None:
         """Raises `CaseError` for sizes that do not fit, and for a file that contradicts the case."""
+        if case.precision not in nanotron_config.DTYPES:
+            return  # `unsupported` says so
         config = self._config(case)
         problems = nanotron_config.layout(config, case)
         if self.config is not None:

@@ -117,6 +117,8 @@ class Script(Framework):
                 return (
                     f"a script sets its own {field}: leave it out of the case and put it into the arguments"
                 )
+        if case.compile:
+            return "a script compiles its model itself, or does not: leave compile out of the case"
         if not case.model.config:
             for field in ("attention", "activation_checkpointing"):
                 if getattr(case, field) != type(case).model_fields[field].default:
