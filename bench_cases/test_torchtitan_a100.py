@@ -57,9 +57,9 @@ TWIN = Case(
 MODES = ("none", "every-2", "selective-op", "full")
 TWINS = [
     *(TWIN.replace(activation_checkpointing=mode) for mode in MODES),
-    TWIN.replace(framework=TorchTitan(tensor_parallel=2), micro_batch=4),
+    TWIN.replace(framework=TorchTitan(tensor_parallel=2), micro_batch=4, activation_checkpointing="full"),
     *(TWIN.replace(framework=FSDP2(), activation_checkpointing=mode) for mode in MODES),
-    TWIN.replace(framework=FSDP2(tensor_parallel=2), micro_batch=4),
+    TWIN.replace(framework=FSDP2(tensor_parallel=2), micro_batch=4, activation_checkpointing="full"),
 ]
 
 
