@@ -440,6 +440,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing(suite: pytest.Pyteste
         def test_one(bench):
             bench(FAKE)
         def test_two(bench, request):
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
             request.config.option.perf_inject = "hang"
             def interrupt():
                 while not list(Path(".perfsuite").glob("runs/*/fake-*b8*/launch-1/rank-1.log")):
