@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from fnmatch import fnmatchcase
@@ -153,11 +153,6 @@ def keep(history: Path, session: StoredSession, cases: Mapping[str, StoredCase],
             _write(case_file, cases[name])
     _write(target, session)
     return target
-
-
-def local_sessions(store: Path) -> Iterator[Path]:
-    """`results.json` of every session in a local store, oldest first."""
-    yield from sorted(store.glob("runs/*/results.json"))
 
 
 def places(history: Path, *, hardware_class: str = "*", since: date | None = None) -> list[Place]:

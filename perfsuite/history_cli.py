@@ -24,6 +24,7 @@ from perfsuite.asv_export import Exported
 from perfsuite.errors import PerfsuiteError
 from perfsuite.history import StoredResult
 from perfsuite.report import amount
+from perfsuite.results import local_sessions
 from perfsuite.trend import Finding, Trend
 
 app = typer.Typer(help="Keep results for years, look at them, find what drifts.")
@@ -62,7 +63,7 @@ def add(
     Injected, failed and unhealthy results are left out and named; so are sessions that name no commit or ran
     with uncommitted changes. Exit status 1 if nothing can be kept of all that was asked for by name.
     """
-    files = results or list(history.local_sessions(store))
+    files = results or local_sessions(store)
     if not files:
         _fail(f"no session in {store}/runs. Measure first (pytest bench_cases), or name results.json files")
     kept = 0

@@ -16,7 +16,7 @@ from perfsuite import data, html_report, markdown_report, summary
 from perfsuite.comparison import ComparisonTable, PublishedFile, compare, latest
 from perfsuite.errors import CaseError, FileError, PerfsuiteError
 from perfsuite.report import explanation, table
-from perfsuite.results import SessionFile
+from perfsuite.results import SessionFile, local_sessions
 
 
 def report(
@@ -66,7 +66,7 @@ def _comparisons(
     """With what was measured in `files`; by default in any session of the store, which may have none yet."""
     known = data.read(published, PublishedFile)
     wanted = known.comparisons if "all" in names else [known.find(name) for name in names]
-    sessions = files or sorted(store.glob("runs/*/results.json"))
+    sessions = files or local_sessions(store)
     results = latest([data.read(file, SessionFile) for file in sessions])
     return [compare(each, results) for each in wanted]
 
@@ -91,7 +91,7 @@ def _show_comparisons(tables: list[ComparisonTable]) -> None:
 
 def newest(store: Path) -> Path:
     """The results of the newest session in a store. Raises `FileError` if there is none."""
-    found = sorted(store.glob("runs/*/results.json"))
+    found = local_sessions(store)
     if not found:
         raise FileError(f"no session in {store / 'runs'}: measure first, or name a results.json")
     return found[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
@@ -89,3 +90,8 @@ class SessionFile(Document):
     skipped: tuple[Skipped, ...]
     interrupted_case: str | None = None
     """The case that an interrupt cut short."""
+
+
+def local_sessions(store: Path) -> list[Path]:
+    """`results.json` of every session in a local store, oldest first."""
+    return sorted(store.glob("runs/*/results.json"))

@@ -210,6 +210,15 @@ def synthetic_batches(case: Case, data_rank: int, device: torch.device) -> list[
     return list(tokens.to(device).split(case.micro_batch))
 
 
+def check_scale(case: Case, scaler: Any) -> None:
+    """Raises `MismatchError` if a gradient scaler at `LOSS_SCALE` made the optimizer skip steps."""
+    if scaler.is_enabled() and scaler.get_scale() < LOSS_SCALE:
+        raise MismatchError(
+            f"{case.precision}: gradients were not finite at a loss scale of {LOSS_SCALE:g}, and the "
+            "optimizer skipped those steps: give a lower learning_rate, or bf16-mixed"
+        )
+
+
 def data_parallel_workload(
     case: Case,
     ranks: Ranks,
@@ -251,11 +260,7 @@ def data_parallel_workload(
 
     def run(steps: int) -> list[Tensor]:
         losses = [step() for _ in range(steps)]
-        if scaler.is_enabled() and scaler.get_scale() < LOSS_SCALE:
-            raise MismatchError(
-                f"{case.precision}: gradients were not finite at a loss scale of {LOSS_SCALE:g}, and the "
-                "optimizer skipped those steps: give a lower learning_rate, or bf16-mixed"
-            )
+        check_scale(case, scaler)
         return losses
 
     return Workload(

@@ -12,7 +12,7 @@ from perfsuite import data, history
 from perfsuite.errors import FileError
 from perfsuite.history import StoredResult, StoredSession
 from perfsuite.result import Failure, Observed, Run
-from perfsuite.results import Result, SessionFile
+from perfsuite.results import Result, SessionFile, local_sessions
 from tests.samples import (
     COMMIT,
     make_case,
@@ -264,4 +264,4 @@ def test_sessions_of_a_local_store_are_found_oldest_first(tmp_path: Path) -> Non
     for name in ("20260102", "20260101"):
         (tmp_path / "runs" / name).mkdir(parents=True)
         data.write(tmp_path / "runs" / name / "results.json", data.read(write_session(tmp_path), SessionFile))
-    assert [file.parent.name for file in history.local_sessions(tmp_path)] == ["20260101", "20260102"]
+    assert [file.parent.name for file in local_sessions(tmp_path)] == ["20260101", "20260102"]

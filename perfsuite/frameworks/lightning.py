@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from perfsuite.errors import MismatchError
 from perfsuite.framework import Framework, Ranks, Workload, changed_fields
 from perfsuite.frameworks.fsdp import FSDP
 
@@ -176,7 +175,7 @@ def _training_loop(case: Case, ranks: Ranks, fabric: Any, model: Any, optimizer:
 
     import torch
 
-    from perfsuite.torch_model import LOSS_SCALE, synthetic_batches
+    from perfsuite.torch_model import check_scale, synthetic_batches
 
     data = itertools.cycle(synthetic_batches(case, ranks.rank, ranks.device))
     share = 1 / case.gradient_accumulation
@@ -200,11 +199,8 @@ def _training_loop(case: Case, ranks: Ranks, fabric: Any, model: Any, optimizer:
 
     def run(steps: int) -> list[torch.Tensor]:
         losses = [step() for _ in range(steps)]
-        if scaler is not None and scaler.get_scale() < LOSS_SCALE:
-            raise MismatchError(
-                f"{case.precision}: gradients were not finite at a loss scale of {LOSS_SCALE:g}, and the "
-                "optimizer skipped those steps: give a lower learning_rate, or bf16-mixed"
-            )
+        if scaler is not None:
+            check_scale(case, scaler)
         return losses
 
     return run
