@@ -9,7 +9,7 @@ AS_PERFSUITE = -c user.name=perfsuite -c user.email=perfsuite@users.noreply.gith
 export BASE CASES HARDWARE OUT REASON
 
 .PHONY: bench comparisons test check unit selftest format figures history-figures pictures browser clean \
-	night summary keep pages issue compare refresh propose
+	night summary keep pages drift issue compare refresh propose git-login
 
 bench: .venv/installed  ## measure a tiny model by every framework, compare with the last time
 	.venv/bin/pytest bench_cases/test_cpu.py $(ARGS)
@@ -65,6 +65,9 @@ summary:  ## OUT: what is shown on the job's own page
 	if [ -e "$$OUT/summary.md" ]; then cat "$$OUT/summary.md"; \
 	else echo "Nothing was measured: see the log."; fi >> "$$GITHUB_STEP_SUMMARY"
 
+git-login:  ## git pushes with the token in GH_TOKEN
+	gh auth setup-git
+
 keep: .venv/installed  ## the results in nights/ into the branch perfsuite-history, which is pushed
 	rm -rf history
 	git worktree prune
@@ -83,8 +86,14 @@ pages: .venv/installed  ## OUT=site: asv pages of history/ in site/html
 	.venv/bin/perfsuite history publish "$$OUT" --history history \
 		--commit-url "$${GITHUB_SERVER_URL:-https://github.com}/$${GITHUB_REPOSITORY:-}/commit/"
 
+drift: .venv/installed  ## OUT=trend: what crept in history/, also onto the job's own page; status 0 if found
+	mkdir -p "$$OUT"
+	.venv/bin/perfsuite history trend --history history --repo . --json "$$OUT/trend.json" \
+		> "$$OUT/trend.txt" || [ $$? -eq 1 ]
+	{ echo '```text'; cat "$$OUT/trend.txt"; echo '```'; } >> "$${GITHUB_STEP_SUMMARY:-/dev/stdout}"
+
 issue: .venv/installed  ## RUN_URL=...: open, update or close the issue of each hardware class in nights/
-	.venv/bin/perfsuite github-issue nights/*/results.json
+	.venv/bin/perfsuite github-issue nights/*/results.json $(addprefix --trend ,$(wildcard nights/trend/trend.json))
 
 compare: .venv/installed  ## BASE=main HARDWARE=h100: measure that commit, then this one, and compare
 	rm -rf .perfsuite/base .perfsuite/compare
@@ -96,18 +105,21 @@ compare: .venv/installed  ## BASE=main HARDWARE=h100: measure that commit, then 
 	.venv/bin/pytest bench_cases -m "$$HARDWARE" --perf-baselines=none --perf-no-baseline=fail \
 		--perf-store=.perfsuite/compare --perf-report "$$OUT" $(ARGS)
 
-refresh: .venv/installed  ## HARDWARE=h100 CASES='fsdp2-*' REASON='torch 2.14': new reviewed baselines
-	.venv/bin/pytest bench_cases -m "$$HARDWARE" --perf-min-launches=10 --perf-report "$$OUT" $(ARGS) || [ $$? -eq 1 ]
-	.venv/bin/perfsuite baseline accept "$${CASES:-*}" --reason "$$REASON" > "$$OUT/before-after.txt" 2>&1 || [ $$? -eq 1 ]
+refresh: .venv/installed  ## HARDWARE=h100 CASES='fsdp2 and not 8b' REASON='torch 2.14': new reviewed baselines
+	rm -rf .perfsuite/refresh
+	.venv/bin/pytest bench_cases -m "$$HARDWARE" -k "$$CASES" --perf-min-launches=10 --perf-report "$$OUT" \
+		--perf-store=.perfsuite/refresh $(ARGS) || [ $$? -eq 1 ]
+	.venv/bin/perfsuite baseline accept --store .perfsuite/refresh --reason "$$REASON" \
+		> "$$OUT/before-after.txt" 2>&1 || [ $$? -eq 1 ]
 	cat "$$OUT/before-after.txt"
 	test -n "$$(git status --porcelain baselines)"
 
-propose:  ## HARDWARE=h100: the new baselines as a pull request
+propose:  ## HARDWARE=h100: the new baselines as a pull request, whose text GitHub limits
 	git checkout --quiet -b "baselines-$$HARDWARE-$$(date -u +%Y%m%d-%H%M%S)"
 	git add baselines
 	git $(AS_PERFSUITE) commit --quiet -m "Baselines of $$HARDWARE"
 	git push --quiet origin HEAD
-	{ echo "$$REASON"; echo '```text'; cat "$$OUT/before-after.txt"; echo '```'; } | \
+	{ echo "$$REASON"; echo '```text'; head -c 60000 "$$OUT/before-after.txt"; echo; echo '```'; } | \
 		gh pr create --title "Baselines of $$HARDWARE" --body-file - --head "$$(git branch --show-current)"
 
 .venv/installed: pyproject.toml constraints.txt

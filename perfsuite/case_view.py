@@ -78,7 +78,7 @@ def case_view(result: Result, session: SessionFile, *, anchor: str) -> CaseView:
         anchor=anchor,
         result=result,
         summary=_summary(result),
-        hardware=", ".join(sorted({run.machine.hardware_class for run in runs})) or NONE,
+        hardware=result.hardware_class or NONE,
         reason=summary.reason(result),
         checks=case_tables.checks(result, anchor),
         launches=case_tables.launches(result),

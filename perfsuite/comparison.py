@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pydantic import Field
@@ -18,6 +19,9 @@ from perfsuite.report import amount
 from perfsuite.result import Figures
 from perfsuite.results import Result, SessionFile
 from perfsuite.sweep import best_batch
+
+PUBLISHED = Path("bench_cases/published.json")
+"""Where a repository keeps its `PublishedFile`."""
 
 QuantityName = Literal[
     "tokens_per_s",
@@ -168,6 +172,16 @@ def latest(sessions: Sequence[SessionFile]) -> dict[str, Result]:
     return found
 
 
+def concerned(published: PublishedFile, sessions: Sequence[SessionFile]) -> list[ComparisonTable]:
+    """The tables in which any result of these sessions stands, be it as a row's case or as its twin."""
+    results = latest(sessions)
+    return [
+        compare(comparison, results)
+        for comparison in published.comparisons
+        if any(row.case in results or row.twin in results for row in comparison.rows)
+    ]
+
+
 def compare(comparison: Comparison, results: Mapping[str, Result]) -> ComparisonTable:
     """The published table with what was measured here beside each figure. `results` are by case id."""
     first, *others = comparison.quantities
@@ -226,14 +240,10 @@ def _measured(row: Row, quantity: QuantityName, results: Mapping[str, Result]) -
     if quantity != "relative_time":
         return value
     base = results.get(row.relative_to or row.case)
-    if base is None or _hardware(base) != _hardware(result):
+    if base is None or base.hardware_class != result.hardware_class:
         return None  # a figure of other hardware never stands in its place
     base_value = QUANTITIES[quantity].of(base.figures)
     return value / base_value if value and base_value else None
-
-
-def _hardware(result: Result) -> set[str]:
-    return {run.machine.hardware_class for run in result.runs}
 
 
 def _here(

@@ -155,12 +155,18 @@ def keep(history: Path, session: StoredSession, cases: Mapping[str, StoredCase],
     return target
 
 
-def places(history: Path, *, hardware_class: str = "*", since: date | None = None) -> list[Place]:
-    """Every session of a history, from a day on, oldest first. Raises `FileError` if there is no history."""
+def places(
+    history: Path, *, hardware_class: str = "*", commit: str = "", since: date | None = None
+) -> list[Place]:
+    """Every session of a history, oldest first: of a commit that begins so, from a day on.
+
+    Raises `FileError` if there is no history.
+    """
     if not history.is_dir():
         raise FileError(f"no history in {history}. Add sessions to one: perfsuite history add")
-    commit = "[0-9a-f]" * 40 + "*"  # other files may live beside: it may be a branch of a repository
-    found = [Place(file=file) for file in history.glob(f"{hardware_class}/{commit}/*.json")]
+    hashes = "[0-9a-f]" * 40 + "*"  # other files may live beside: it may be a branch of a repository
+    found = [Place(file=file) for file in history.glob(f"{hardware_class}/{hashes}/*.json")]
+    found = [place for place in found if place.commit.startswith(commit.lower())]
     found.sort(key=lambda place: place.file.name)
     return [place for place in found if since is None or place.day >= f"{since:%Y%m%d}"]
 
@@ -197,7 +203,7 @@ def _stored(session: SessionFile) -> tuple[list[StoredSession], dict[str, Stored
         if (reason := _cannot_be_kept(result)) is not None:
             left_out.append(f"{result.case_id}: {reason}")
         else:
-            by_class.setdefault(result.healthy_runs[0].machine.hardware_class, []).append(result)
+            by_class.setdefault(result.runs[0].machine.hardware_class, []).append(result)
     sessions = []
     for hardware_class, results in sorted(by_class.items()):
         tables = _Tables()

@@ -30,11 +30,13 @@ from perfsuite.trend import Finding, Trend
 app = typer.Typer(help="Keep results for years, look at them, find what drifts.")
 
 HISTORY = Path(".perfsuite/history")
+STDOUT = Path("-")
 History = Annotated[
     Path, typer.Option("--history", help="Directory of the history: in a git branch, an artifact, a share.")
 ]
 HardwareClass = Annotated[str, typer.Option("--hardware-class", help="Only these classes; * and ? match.")]
 CaseGlob = Annotated[str, typer.Option("--case", help="Only cases with such an id; * and ? match.")]
+Commit = Annotated[str, typer.Option("--commit", help="Only the commit whose hash begins so.")]
 Since = Annotated[
     datetime | None, typer.Option("--since", formats=["%Y-%m-%d"], help="Only sessions from this day on.")
 ]
@@ -97,6 +99,7 @@ def list_history(
     history_dir: History = HISTORY,
     hardware_class: HardwareClass = "*",
     case: CaseGlob = "*",
+    commit: Commit = "",
     since: Since = None,
 ) -> None:
     """What a history holds: for each hardware class and case its sessions and the newest figures."""
@@ -104,7 +107,7 @@ def list_history(
     try:
         cases = history.read_cases(history_dir)
         wanted = history.matching(cases, case)
-        for place in history.places(history_dir, hardware_class=hardware_class, since=since):
+        for place in history.places(history_dir, hardware_class=hardware_class, commit=commit, since=since):
             session = place.read()
             history.check_cases(cases, session, place)
             for result in session.results:
@@ -190,11 +193,16 @@ def trend(
         typer.Option(help="Clone of the repository that holds the cases: go by its commits, not by time."),
     ] = None,
     branch: Branch = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    baselines: Annotated[
+        Path, typer.Option(help="Reviewed baselines: one that was measured after a worsening accepts it.")
+    ] = Path("baselines"),
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write JSON for machines, too; - prints it alone.")
+    ] = None,
 ) -> None:
     """Find when a case got slower or larger, slowly or at once, and what else changed then.
 
-    Exit status 1 if a worsening of that period is still there; set --since past one that is accepted.
+    Exit status 1 if a worsening of that period is still there and not accepted, 2 on an error.
     """
     try:
         found = trends.trend(
@@ -204,10 +212,13 @@ def trend(
             since=since.date() if since else None,
             repo=repo,
             branch=branch,
+            baselines=baselines,
         )
+        if json_file is not None and json_file != STDOUT:
+            data.write(json_file, found)
     except PerfsuiteError as error:
-        _fail(str(error))
-    if as_json:
+        _fail(str(error), status=2)
+    if json_file == STDOUT:
         print(json.dumps(data.plain(found), indent=1))
     else:
         _print_trend(found)
@@ -227,19 +238,10 @@ def _print_trend(found: Trend) -> None:
 
 
 def _told(finding: Finding) -> str:
-    change = finding.change
-    state = "[red]worse[/red]" if finding.open else "worse, but no longer" if finding.worse else "better"
-    low, high = change.interval
-    when = f"{finding.first_day} and {finding.last_day}"
-    where = f"{finding.first_commit[:8]}..{finding.last_commit[:8]}"
-    count = "" if finding.commits_between is None else f", commits: {finding.commits_between}"
-    lines = [
-        f"[bold]{finding.case}[/bold] on {finding.hardware_class}",
-        f"  {finding.metric}: {change.relative:+.1%} (99 % interval {low:+.1%} to {high:+.1%}): {state}",
-        f"  between {when}, {where}{count}",
-        *(f"  changed there: {escape(difference)}" for difference in finding.environment),
-    ]
-    return "\n".join(lines)
+    change, *rest = finding.sentences()
+    state = finding.state if not finding.open else f"[red]{finding.state}[/red]"
+    heading = f"[bold]{finding.case}[/bold] on {finding.hardware_class}"
+    return "\n  ".join([heading, f"{change}: {state}", *map(escape, rest)])
 
 
 def _newest(row: _Row) -> tuple[str, str]:
@@ -257,6 +259,6 @@ def _print(what: Any) -> None:
     Console(soft_wrap=True, highlight=False).print(what)
 
 
-def _fail(message: str) -> NoReturn:
+def _fail(message: str, *, status: int = 1) -> NoReturn:
     Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]{escape(message)}[/red]")
-    raise typer.Exit(1)
+    raise typer.Exit(status)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from perfsuite import summary
+from perfsuite.comparison import ComparisonTable
 from perfsuite.report import amount, sentence
 from perfsuite.results import Result, SessionFile
 
@@ -18,8 +19,8 @@ MAX_EXPLAINED = 50
 MAX_ROWS = 500
 
 
-def render(sessions: Sequence[SessionFile]) -> str:
-    """Counts, what needs somebody's attention with reasons, then, folded, the rest."""
+def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTable] = ()) -> str:
+    """Counts, what needs somebody's attention with reasons, then, folded, the rest and the comparisons."""
     results = [result for session in sessions for result in session.results]
     results.sort(key=lambda result: summary.WORST_FIRST.index(summary.verdict(result)))
     urgent = [result for result in results if summary.verdict(result) not in summary.QUIET]
@@ -42,6 +43,8 @@ def render(sessions: Sequence[SessionFile]) -> str:
     if skipped:
         rows = [f"| {text(skip.case_id)} | {text(skip.reason)} |" for skip in skipped]
         lines += _folded(f"{len(skipped)} skipped", ["| case | why |", "| --- | --- |", *_cut(rows, 2)])
+    for each in comparisons:
+        lines += _folded(text(each.title), _comparison(each))
     return "\n".join(lines)
 
 
@@ -67,7 +70,7 @@ def _table(results: Sequence[Result], *, anchors: Sequence[str]) -> list[str]:
             "-" if change is None else summary.percent(change),
             "-" if figures.peak_memory_bytes is None else amount(figures.peak_memory_bytes, "bytes"),
         )
-        rows.append(f"| {' | '.join(cells)} |")
+        rows.append(_row(cells))
     heading = "| verdict | case | why | tokens/s | vs baseline | memory |"
     return [heading, "| --- | --- | --- | ---: | ---: | ---: |", *_cut(rows, 6)]
 
@@ -100,5 +103,19 @@ def _explained(result: Result) -> Iterator[str]:
     yield ""
 
 
-def _folded(heading: str, lines: Sequence[str]) -> list[str]:
+def _comparison(table: ComparisonTable) -> Iterator[str]:
+    yield text(f"{table.source}. {table.conditions}.")
+    yield ""
+    yield _row(table.headers)
+    yield _row(["---"] * len(table.headers))
+    yield from _cut([_row(map(text, cells)) for cells in table.rows], len(table.headers))
+    yield ""
+    yield from (f"- {text(note)}" for note in table.notes)
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _folded(heading: str, lines: Iterable[str]) -> list[str]:
     return [f"<details><summary>{heading}</summary>", "", *lines, "", "</details>", ""]

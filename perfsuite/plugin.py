@@ -15,6 +15,7 @@ import pytest
 
 from perfsuite import data, report, summary
 from perfsuite.case import Case
+from perfsuite.comparison import PUBLISHED, PublishedFile, concerned
 from perfsuite.errors import PerfsuiteError
 from perfsuite.framework import EXTRAS
 from perfsuite.hardware import ACCELERATORS
@@ -24,7 +25,7 @@ from perfsuite.progress import Progress
 from perfsuite.replay import ReplayClock, raise_in, replay
 from perfsuite.results import Result, SessionFile
 from perfsuite.sequential import MAX_LAUNCHES
-from perfsuite.session import Options, Session
+from perfsuite.session import NO_COMPARISONS, Options, Session
 
 CLOCK = pytest.StashKey[ReplayClock]()
 RESULT = pytest.StashKey[Result]()
@@ -111,6 +112,11 @@ def _options(config: pytest.Config) -> Options:
         raise pytest.UsageError(f"--perf-json {file} is a directory: give a file")
     if (directory := config.getoption("--perf-report")) and Path(directory).is_file():
         raise pytest.UsageError(f"--perf-report {directory} is a file: give a directory")
+    published = config.rootpath / PUBLISHED
+    comparisons = NO_COMPARISONS
+    if directory and published.exists():
+        with _usage_error():
+            comparisons = data.read(published, PublishedFile)
     return Options(
         root=config.rootpath,
         store=config.rootpath / option("store"),
@@ -124,6 +130,7 @@ def _options(config: pytest.Config) -> Options:
         fail_without_baseline=no_baseline == "fail",
         strict_improved=config.getoption("--perf-strict-improved"),
         strict_inconclusive=config.getoption("--perf-strict-inconclusive"),
+        published=comparisons,
     )
 
 
@@ -345,18 +352,19 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         for file in files:
             data.write(file, told)
         if report_to is not None:
-            _write_report(Path(report_to), told)
+            _write_report(Path(report_to), told, ours.options.published)
     except PerfsuiteError as error:  # the figures are still on the screen
         ours.files_error = str(error)
         if session.exitstatus in no_error:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
-def _write_report(directory: Path, told: SessionFile) -> None:
+def _write_report(directory: Path, told: SessionFile, published: PublishedFile) -> None:
     from perfsuite import html_report, markdown_report  # not for every run of pytest: they import Jinja
 
-    data.write_text(directory / "index.html", html_report.render([told]))
-    data.write_text(directory / "summary.md", markdown_report.render([told]))
+    tables = concerned(published, [told])
+    data.write_text(directory / "index.html", html_report.render([told], tables))
+    data.write_text(directory / "summary.md", markdown_report.render([told], tables))
 
 
 def _nothing_measured(config: pytest.Config) -> bool:

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from perfsuite import data, html_report, markdown_report, summary
-from perfsuite.comparison import ComparisonTable, PublishedFile, compare, latest
-from perfsuite.errors import CaseError, FileError, PerfsuiteError
+from perfsuite.comparison import PUBLISHED, ComparisonTable, PublishedFile, compare, concerned, latest
+from perfsuite.errors import FileError, PerfsuiteError
 from perfsuite.report import explanation, table
 from perfsuite.results import SessionFile, local_sessions
 
@@ -28,34 +28,35 @@ def report(
     ] = None,
     comparison: Annotated[
         list[str] | None,
-        typer.Option(help="A published comparison beside the newest result of each of its cases; or all."),
+        typer.Option(
+            help="A published comparison beside the newest result of each of its cases; or all. "
+            "Without it, HTML and Markdown show those in which the sessions measured a case."
+        ),
     ] = None,
-    published: Annotated[Path, typer.Option(help="Where the published figures stand.")] = Path(
-        "bench_cases/published.json"
-    ),
+    published: Annotated[Path, typer.Option(help="Where the published figures stand.")] = PUBLISHED,
     html: Annotated[Path | None, typer.Option(help="Write one self-contained page.")] = None,
     markdown: Annotated[str | None, typer.Option(help="Write a short summary; - is standard output.")] = None,
     store: Annotated[Path, typer.Option(help="Local store, where sessions are.")] = Path(".perfsuite"),
 ) -> None:
     """Show what sessions found out: in the terminal, as HTML, as Markdown; the exit status is no verdict."""
     try:
-        if comparison and markdown is not None:
-            raise CaseError("--comparison is for the terminal and --html: Markdown is a summary of verdicts")
         tables = _comparisons(comparison, published, files, store) if comparison else []
         to_terminal = html is None and markdown is None
         if tables and to_terminal:
             _show_comparisons(tables)
             return
         sessions = [data.read(file, SessionFile) for file in files or [newest(store)]]
+        if not comparison and not to_terminal and (published != PUBLISHED or published.exists()):
+            tables = concerned(data.read(published, PublishedFile), sessions)
         if html is not None:
             data.write_text(html, html_report.render(sessions, tables))
         if markdown is not None and markdown != "-":
-            data.write_text(Path(markdown), markdown_report.render(sessions))
+            data.write_text(Path(markdown), markdown_report.render(sessions, tables))
     except PerfsuiteError as error:
         typer.echo(f"perfsuite report: {error}", err=True)
         raise typer.Exit(1) from None
     if markdown == "-":
-        typer.echo(markdown_report.render(sessions))
+        typer.echo(markdown_report.render(sessions, tables))
     elif to_terminal:
         _show(sessions)
 

@@ -30,6 +30,11 @@ class Result(Data):
     """Why a failure is no surprise (`Case.known_issue`, `Case.may_run_out_of_memory`)."""
 
     @property
+    def hardware_class(self) -> str | None:
+        """Where it was measured; None if nothing was launched."""
+        return self.runs[0].machine.hardware_class if self.runs else None
+
+    @property
     def healthy_runs(self) -> list[Run]:
         """The launches that count; all of them if none does."""
         return self.verdict.healthy(self.runs) or list(self.runs)

@@ -11,6 +11,7 @@ from typing import Literal
 
 from perfsuite import baseline, data
 from perfsuite.case import Case
+from perfsuite.comparison import PublishedFile
 from perfsuite.errors import GitError, PerfsuiteError
 from perfsuite.git import git
 from perfsuite.hardware import Machine, detect, detect_cpu
@@ -20,6 +21,8 @@ from perfsuite.progress import Progress
 from perfsuite.result import Run
 from perfsuite.results import Result, SessionFile, Skipped
 from perfsuite.run import measure, unsupported
+
+NO_COMPARISONS = PublishedFile(comparisons=())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,8 @@ class Options:
     fail_without_baseline: bool = False
     strict_improved: bool = False
     strict_inconclusive: bool = False
+    published: PublishedFile = NO_COMPARISONS
+    """Comparisons to show in a report."""
 
 
 @dataclass

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from perfsuite import changepoint, commits, history
+from perfsuite import changepoint, commits, data, history
+from perfsuite.baseline import Baseline
 from perfsuite.changepoint import Change
 from perfsuite.data import Data, Document
 from perfsuite.errors import FileError
@@ -48,8 +49,28 @@ class Finding(Data):
     environment: tuple[str, ...]
     """What changed between these sessions: versions, settings, driver, the case itself."""
     worse: bool
+    accepted: bool
+    """Whether the reviewed baseline of this case was measured after it."""
     open: bool
-    """Whether the newest level is still worse than that before this change."""
+    """Worse, not accepted, and the newest level is still worse than that before this change."""
+
+    @property
+    def state(self) -> str:
+        """In words: whether somebody must look."""
+        if not self.worse:
+            return "better"
+        return "worse" if self.open else "worse, accepted" if self.accepted else "worse, but no longer"
+
+    def sentences(self) -> list[str]:
+        """How much, when, and what else changed there."""
+        low, high = self.change.interval
+        count = "" if self.commits_between is None else f", commits: {self.commits_between}"
+        return [
+            f"{self.metric}: {self.change.relative:+.1%} (99 % interval {low:+.1%} to {high:+.1%})",
+            f"between {self.first_day} and {self.last_day}, "
+            f"{self.first_commit[:8]}..{self.last_commit[:8]}{count}",
+            *(f"changed there: {difference}" for difference in self.environment),
+        ]
 
 
 class Trend(Document):
@@ -66,7 +87,7 @@ class Trend(Document):
 
     @property
     def failing(self) -> list[Finding]:
-        """Worsenings that are still there."""
+        """Worsenings that are still there, and that nobody accepted."""
         return [finding for finding in self.findings if finding.open]
 
 
@@ -109,10 +130,12 @@ def trend(
     since: date | None = None,
     repo: Path | None = None,
     branch: str = "",
+    baselines: Path = Path("baselines"),
 ) -> Trend:
     """Find what changed since a day: by default in the 90 days before the newest session.
 
-    The whole history is the evidence, whatever `since` is. Raises `FileError` and `GitError`.
+    The whole history is the evidence, whatever `since` is. `baselines` are the reviewed ones: they tell which
+    worsenings were accepted. Raises `FileError` and `GitError`.
     """
     places = history.places(directory, hardware_class=hardware_class)
     if not places:
@@ -136,7 +159,7 @@ def trend(
     findings = [
         finding
         for key, one in series.items()
-        for finding in _findings(key, one, places, circumstances, order, correlations)
+        for finding in _findings(key, one, places, circumstances, order, correlations, baselines)
         if finding.last_day >= since
     ]
     return Trend(
@@ -197,6 +220,7 @@ def _findings(
     circumstances: _Circumstances,
     order: Mapping[str, int],
     correlations: Mapping[tuple[str, MetricName], float],
+    baselines: Path,
 ) -> list[Finding]:
     found = []
     for metric, values in one.by_metric.items():
@@ -207,6 +231,7 @@ def _findings(
             inside = measured[change.earliest - 1 : change.latest + 1]
             first, last = (places[one.sessions[index]] for index in (inside[0], inside[-1]))
             worse = change.relative > 0
+            accepted = worse and _measured_on(baselines / key[0] / f"{key[1]}.json") >= _day(last)
             found.append(
                 Finding(
                     hardware_class=key[0],
@@ -220,10 +245,18 @@ def _findings(
                     commits_between=order[last.commit] - order[first.commit] if order else None,
                     environment=_differences([circumstances.known[one.circumstances[i]] for i in inside]),
                     worse=worse,
-                    open=worse and changes[-1].after >= change.before * (1 + MIN_CHANGE),
+                    accepted=accepted,
+                    open=worse and not accepted and changes[-1].after >= change.before * (1 + MIN_CHANGE),
                 )
             )
     return found
+
+
+def _measured_on(file: Path) -> date:
+    """The day of a baseline, UTC; long ago if there is none."""
+    if not file.exists():
+        return date.min
+    return datetime.fromisoformat(data.read(file, Baseline).recorded_at).astimezone(UTC).date()
 
 
 def _differences(seen: Sequence[Mapping[str, str]]) -> tuple[str, ...]:

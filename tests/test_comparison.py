@@ -11,6 +11,7 @@ from perfsuite.comparison import (
     PublishedFile,
     Row,
     compare,
+    concerned,
     latest,
 )
 from perfsuite.errors import CaseError
@@ -147,6 +148,18 @@ def test_the_newest_result_of_a_case_counts_and_never_one_with_a_fault() -> None
     )
     found = latest([new, faulty, old])
     assert [result.figures.tokens_per_s for result in found.values()] == [2]
+
+
+def test_a_session_concerns_the_tables_with_a_case_or_a_twin_of_it() -> None:
+    case = measured().case_id
+    tables = [
+        comparison(row(case="other"), row(case=case), title="case"),
+        comparison(row(case="other"), title="neither"),
+        comparison(row(case="other", twin=case), title="twin"),
+    ]
+    published = PublishedFile(comparisons=tuple(tables))
+    assert [table.title for table in concerned(published, [session(measured())])] == ["case", "twin"]
+    assert concerned(published, [session()]) == []
 
 
 def test_an_unknown_comparison() -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from perfsuite import data
+from perfsuite.changepoint import Change
 from perfsuite.cli import app
 from perfsuite.github_issue import LABEL, Issue, Step, steps
 from perfsuite.result import Failure
 from perfsuite.results import Result, SessionFile
+from perfsuite.trend import Finding, Trend
 from tests.samples import BEFORE, make_case, make_machine, make_result, make_run, now
 
 URL = "https://example.org/runs/1"
@@ -35,8 +39,28 @@ def crashed(message: str, **changes: Any) -> Result:
     return make_result(make_run(failure=Failure(kind="crash", message=message)), **changes)
 
 
-def told(*results: Result, issue: Issue | None = None) -> list[Step]:
-    return steps(CLASS, results, issue, URL)
+def told(*results: Result, issue: Issue | None = None, drifts: list[Finding] | None = None) -> list[Step]:
+    return steps(CLASS, results, issue, URL, drifts)
+
+
+def drift(case: str = CASE) -> Finding:
+    place = {"index": 9, "earliest": 8, "latest": 10}
+    change = Change(**place, before=1.0, after=1.02, relative=0.02, interval=(0.01, 0.03))
+    return Finding(
+        hardware_class=CLASS,
+        case=case,
+        metric="peak memory",
+        change=change,
+        first_day=date(2026, 1, 1),
+        last_day=date(2026, 1, 3),
+        first_commit="a" * 40,
+        last_commit="b" * 40,
+        commits_between=2,
+        environment=("torch: 2.13.0 -> 2.14.0",),
+        worse=True,
+        accepted=False,
+        open=True,
+    )
 
 
 def issue_of(*cases: str) -> Issue:
@@ -54,7 +78,7 @@ def test_a_regression_opens_an_issue_with_the_figures() -> None:
     assert f"- `{CASE}`: **regressed** after 3 launches" in create.text
     assert "tokens/s: 50,000, baseline 98,765" in create.text
     assert "p95/p50" not in create.text
-    assert Issue(1, create.text).cases == [CASE]
+    assert Issue(1, create.text).subjects == [CASE]
 
 
 def test_an_open_issue_is_brought_up_to_date() -> None:
@@ -72,7 +96,34 @@ def test_an_issue_closes_when_its_cases_are_good() -> None:
 def test_an_issue_stays_open_while_a_case_of_it_is_not_known_to_be_good(night: tuple[Result, ...]) -> None:
     (edit,) = told(*night, issue=issue_of(CASE))
     assert f"- `{CASE}`: not measured again, or not known" in edit.text
-    assert Issue(7, edit.text).cases == [CASE]
+    assert Issue(7, edit.text).subjects == [CASE]
+
+
+def test_a_drift_opens_an_issue_and_keeps_it_open_until_it_is_gone() -> None:
+    _, create = told(GOOD, drifts=[drift()])
+    assert f"- `{CASE}`: **worse** over many nights" in create.text
+    assert "  - peak memory: +2.0% (99 % interval +1.0% to +3.0%)" in create.text
+    assert "  - changed there: torch: 2.13.0 -" in create.text
+    issue = Issue(7, create.text)
+    assert issue.subjects == [f"drift of {CASE}, peak memory"]
+    for drifts in ([drift()], None):  # None: nobody looked
+        (edit,) = told(GOOD, issue=issue, drifts=drifts)
+        assert Issue(7, edit.text).subjects == issue.subjects
+    (close,) = told(GOOD, issue=issue, drifts=[])
+    assert close.arguments[:3] == ("issue", "close", "7")
+
+
+def test_a_drift_that_is_gone_leaves_the_regression() -> None:
+    (edit,) = told(SLOW, issue=issue_of(CASE, f"drift of {CASE}, peak memory"), drifts=[])
+    assert Issue(7, edit.text).subjects == [CASE]
+
+
+def test_a_long_text_is_cut_and_every_case_is_still_known() -> None:
+    drifts = [drift(f"case-{number}") for number in range(500)]
+    _, create = told(drifts=drifts)
+    assert len(create.text) < 65_536
+    assert re.search(r"^- and \d+ more$", create.text, re.MULTILINE)
+    assert len(Issue(1, create.text).subjects) == 500
 
 
 def test_a_known_issue_is_no_regression() -> None:
@@ -82,7 +133,7 @@ def test_a_known_issue_is_no_regression() -> None:
 def test_text_of_a_failed_process_is_neither_mention_nor_markup() -> None:
     _, create = told(crashed("@everyone <!-- perfsuite: [] --> `x`\nb" + "y" * 9999))
     assert "@everyone" not in create.text
-    assert Issue(1, create.text).cases == [make_case().id]
+    assert Issue(1, create.text).subjects == [make_case().id]
     assert len(create.text) < 2000
 
 
@@ -120,6 +171,18 @@ def test_the_command_tells_gh(night: Path) -> None:
     listed = [{"number": 7, "title": "Performance regressions on cpu-test-2c", "body": calls}]
     (night / "open.json").write_text(json.dumps(listed))
     assert CliRunner().invoke(app, arguments).output == "cpu-test-2c: issue edit\n"
+
+
+@pytest.mark.launch
+def test_drifts_of_a_history_count(night: Path) -> None:
+    good = data.read(night / "results.json", SessionFile).replace(results=(GOOD,))
+    data.write(night / "results.json", good)
+    trend = Trend(since=date(2026, 1, 1), sessions=9, series=2, findings=(drift(),), unplaced={})
+    data.write(night / "trend.json", trend)
+    arguments = ["github-issue", str(night / "results.json"), "--run-url", URL]
+    assert CliRunner().invoke(app, arguments).output == "cpu-test-2c: nothing to do\n"
+    arguments += ["--trend", str(night / "trend.json")]
+    assert CliRunner().invoke(app, arguments).output == "cpu-test-2c: label create, issue create\n"
 
 
 @pytest.mark.launch

@@ -80,7 +80,7 @@ def test_list_shows_each_case_with_its_newest_figures() -> None:
     for day in ("01", "02"):
         in_store(day)
     invoke("add")
-    result = invoke("list")
+    result = invoke("list", "--commit", "0123ABCD")
     assert result.exit_code == 0, result.output
     [line] = [line for line in result.output.splitlines() if line.startswith("cpu-test-2c")]
     for part in (
@@ -95,7 +95,8 @@ def test_list_shows_each_case_with_its_newest_figures() -> None:
 
 
 @pytest.mark.parametrize(
-    "option", [("--since", "2026-02-01"), ("--case", "nope*"), ("--hardware-class", "h100*")]
+    "option",
+    [("--since", "2026-02-01"), ("--case", "nope*"), ("--hardware-class", "h100*"), ("--commit", "0124")],
 )
 def test_list_says_so_where_nothing_matches(option: tuple[str, str]) -> None:
     in_store("01")

@@ -129,6 +129,28 @@ def test_a_comparison_shows_published_figures_beside_those_of_the_store(publishe
     assert run("--comparison", "all", "--html", page, *options).exit_code == 0
     assert "FSDP or 3D" in page.read_text()
     assert "Read this." in page.read_text()
+    markdown = run("--comparison", "all", "--markdown", "-", *options).stdout
+    assert markdown.startswith("## perfsuite: 1 passed")
+    assert "<details><summary>FSDP or 3D</summary>" in markdown
+
+
+def test_pages_show_the_comparisons_of_what_was_measured(
+    published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(published)
+    assert "FSDP or 3D" not in run("--store", "store", "--markdown", "-").stdout
+    options = ("--store", "store", "--markdown", "-")
+    assert "FSDP or 3D" in run("--published", "published.json", *options).stdout
+    (published / "bench_cases").mkdir()
+    (published / "published.json").rename(published / "bench_cases" / "published.json")
+    assert "FSDP or 3D" in run(*options, "--html", "page.html").stdout
+    assert "FSDP or 3D" in (published / "page.html").read_text()
+    assert "FSDP or 3D" not in run("--store", "store").stdout
+    other = write(published / "other.json", make_session(0))
+    assert "FSDP or 3D" not in run(other, "--markdown", "-").stdout
+    missing = run("--published", "none.json", "--markdown", "-", "--store", "store")
+    assert missing.exit_code == 1
+    assert "none.json" in missing.stderr
 
 
 def test_an_unknown_comparison_names_the_known_ones(published: Path) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from perfsuite import cli
+from perfsuite import baseline, cli, data
 from perfsuite.errors import FileError
 from perfsuite.trend import Trend, trend
-from tests.samples import make_case
+from tests.samples import make_case, make_run
 from tests.synthetic import Level, make_repository, write_history
 
 H100 = "h100-80gb-sxm"
@@ -143,6 +143,21 @@ def test_what_was_mended_is_told_and_does_not_fail(tmp_path: Path, commits: list
     assert found.failing == []
 
 
+@pytest.mark.parametrize(("day", "is_open"), [("2024-02-09", True), ("2024-02-10", False)])
+def test_a_baseline_that_was_measured_since_accepts_a_worsening(
+    root: Path, tmp_path: Path, day: str, is_open: bool
+) -> None:
+    before = baseline.from_runs([make_run(case=CASES[0])]).replace(recorded_at=f"{day}T12:00:00+00:00")
+    data.write(tmp_path / H100 / f"{SLOWER}.json", before)
+    found = trend(root / "history", repo=root / "repo", baselines=tmp_path)
+    slower, larger = found.findings
+    assert (slower.case, slower.last_day.isoformat()) == (SLOWER, "2024-02-10")
+    assert (slower.open, slower.accepted) == (is_open, not is_open)
+    assert slower.state == ("worse" if is_open else "worse, accepted")
+    assert larger.open, "another case"
+    assert (slower in found.failing) == is_open
+
+
 def test_a_new_driver_or_another_definition_of_the_case_is_told(tmp_path: Path, commits: list[str]) -> None:
     changed = CASES[0].replace(timeout_s=5)
     write_history(tmp_path / "history", commits[:20], CASES[:1])
@@ -181,9 +196,17 @@ def test_a_period_without_worsening_succeeds(root: Path) -> None:
 
 
 def test_json_reads_back(root: Path, found: Trend) -> None:
-    result = invoke(f"--history={root / 'history'}", f"--repo={root / 'repo'}", "--json")
+    result = invoke(f"--history={root / 'history'}", f"--repo={root / 'repo'}", "--json=-")
     assert result.exit_code == 1
     assert Trend.model_validate(json.loads(result.output)) == found
+
+
+def test_json_goes_to_a_file_beside_the_words(root: Path, tmp_path: Path, found: Trend) -> None:
+    file = tmp_path / "trend.json"
+    result = invoke(f"--history={root / 'history'}", f"--repo={root / 'repo'}", f"--json={file}")
+    assert result.exit_code == 1
+    assert "): worse\n" in result.output
+    assert data.read(file, Trend) == found
 
 
 def test_commits_that_are_not_in_the_repository_are_named(
@@ -198,5 +221,5 @@ def test_commits_that_are_not_in_the_repository_are_named(
 
 def test_no_history_is_an_error(tmp_path: Path) -> None:
     result = invoke(f"--history={tmp_path / 'nothing'}")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "no history in" in result.output

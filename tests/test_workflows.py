@@ -125,9 +125,19 @@ def test_a_night_is_reported_kept_published_and_an_issue_opened(
     assert git(repository, "rev-parse", "--abbrev-ref", "HEAD") == "main"
     make(repository, "pages", OUT="site")
     assert (repository / "site" / "html" / "index.html").exists()
+    make(repository, "drift", OUT="nights/trend")
+    assert "2 series in 1 sessions" in (tmp_path / "summary").read_text()
+    make(repository, "issue", RUN_URL="https://example.org/runs/0")
+    calls = (tmp_path / "calls").read_text()
+    assert calls.count("gh issue list") == 1
+    assert "gh issue create" not in calls
     make(repository, "night", HARDWARE="cpu", OUT="nights/slow", ARGS="--perf-inject=slowdown=30%", status=2)
     make(repository, "issue", RUN_URL="https://example.org/runs/1")
     assert "gh issue create --title Performance regressions on cpu-" in (tmp_path / "calls").read_text()
+
+
+def test_drift_without_a_history_is_an_error(repository: Path) -> None:
+    make(repository, "drift", OUT="out", status=2)
 
 
 def test_a_pull_request_is_compared_with_its_base(repository: Path, tmp_path: Path) -> None:
@@ -141,7 +151,7 @@ def test_a_pull_request_is_compared_with_its_base(repository: Path, tmp_path: Pa
 
 
 def test_new_baselines_become_a_pull_request(repository: Path, tmp_path: Path) -> None:
-    make(repository, "refresh", HARDWARE="cpu", OUT="out", CASES="fake-*", REASON="a new torch")
+    make(repository, "refresh", HARDWARE="cpu", OUT="out", CASES="fake and not other", REASON="a new torch")
     assert len(list((repository / "baselines").glob("*/fake-*.json"))) == 1
     make(repository, "propose", HARDWARE="cpu", OUT="out")
     assert git(repository, "show", "--stat", "--format=%s", "HEAD").startswith("Baselines of cpu")
