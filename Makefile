@@ -127,5 +127,5 @@ propose:  ## HARDWARE=h100: the new baselines as a pull request, whose text GitH
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
-clean:
-	rm -rf .venv .perfsuite .benchmarks .pytest_cache .mypy_cache .ruff_cache
+clean:  ## what can be made again; not .perfsuite, where measurements are
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache

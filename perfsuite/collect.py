@@ -12,7 +12,7 @@ from perfsuite import data
 from perfsuite.case import Case, CaseFile
 from perfsuite.errors import FileError, ReportError
 from perfsuite.hardware import Machine
-from perfsuite.result import Failure, Figures, Health, LaunchFile, RankReport, Run
+from perfsuite.result import Failure, Figures, Health, LaunchFile, Observed, RankReport, Run
 from perfsuite.rundir import RunDir
 from perfsuite.window import find_window
 
@@ -141,11 +141,18 @@ def _measured(bare: Run, reports: list[RankReport], peak_flops: float | None) ->
         slowest_rank=slowest,
         memory=tuple(report.memory for report in reports if report.memory is not None),
         flops=reports[0].flops,
-        observed=reports[0].observed,
+        observed=_with_driver(reports[0].observed, bare.machine),
         device_probe=_slowest_probe(reports),
         notes=tuple(_notes(reports, steady=window.steady)),
     )
     return run.replace(figures=_figures(run, reports, peak_flops))
+
+
+def _with_driver(observed: Observed | None, machine: Machine) -> Observed | None:
+    """The driver explains as much as any version, and a worker does not know it."""
+    if observed is None or machine.driver is None:
+        return observed
+    return observed.replace(environment={**observed.environment, "driver": machine.driver})
 
 
 def _slowest_probe(reports: list[RankReport]) -> dict[str, float]:

@@ -185,7 +185,8 @@ def trend(
         datetime | None,
         typer.Option(
             formats=["%Y-%m-%d"],
-            help="Report changes from this day on. Without it: the 90 days before the newest session.",
+            help="Report changes from this day on alone. Without it: those of the 90 days before the newest "
+            "session, and what is still worse since before.",
         ),
     ] = None,
     repo: Annotated[

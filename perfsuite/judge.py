@@ -43,6 +43,8 @@ DEVICE_PROBE_SLOWER = 0.1
 """A GPU whose own matrix product or copy is slower than at the baseline by more than this is unhealthy."""
 MAX_UNHEALTHY = 3
 """Launches on an unhealthy machine, if not outnumbered by healthy ones, before that is the verdict."""
+THROUGH_THE_STACK = ("torch", "cuda", "cudnn", "nccl", "driver")
+"""What a probe runs through: where one of these changed, a slower probe does not blame the machine."""
 LOSS_SIGMAS = 6.0
 LOSS_FLOOR = 0.02
 """Relative difference of the loss curve that is always allowed: reductions in another order drift apart."""
@@ -54,6 +56,7 @@ class Policy:
 
     max_launches: int = MAX_LAUNCHES
     min_launches: int = 1
+    """Healthy launches at the least, whatever they show: what a baseline is accepted from."""
     record_launches: int = 3
     """Launches of a baseline that is recorded because there is none."""
 
@@ -121,10 +124,15 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
         verdict = Verdict(outcome="unhealthy", launches=used)
     elif not healthy:
         verdict = Verdict(outcome="undecided", launches=used)
-    elif baseline is None:
-        verdict = _first_time(healthy, used, policy)
     else:
-        verdict = _compare(healthy, used, baseline, noise, policy)
+        if baseline is None:
+            verdict = _first_time(healthy, used, policy)
+        else:
+            verdict = _compare(healthy, used, baseline, noise, policy)
+        if len(healthy) < policy.min_launches and verdict.failure in (None, "unlike", "loss"):
+            verdict = verdict.replace(outcome="undecided", failure=None)
+    if baseline is not None:
+        verdict = verdict.replace(changed=tuple(_changed(runs[-1], baseline)))
     set_aside = tuple(f"launch {number} set aside: {'; '.join(why)}" for number, why in sick.items())
     return verdict.replace(unhealthy_launches=tuple(sick), reasons=(*verdict.reasons, *set_aside))
 
@@ -134,24 +142,17 @@ def _compare(runs: list[Run], used: int, baseline: Baseline, noise: ClassNoise, 
     if unlike := _unlike(runs[-1], baseline):
         why = tuple(f"cannot be compared: {reason}" for reason in unlike)
         return Verdict(outcome="failed", launches=used, failure="unlike", reasons=why)
-    changed = tuple(_changed(runs[-1], baseline))
     if (difference := _loss_differs(runs, baseline)) is not None:
-        return Verdict(
-            outcome="failed", launches=used, failure="loss", reasons=(difference,), changed=changed
-        )
+        return Verdict(outcome="failed", launches=used, failure="loss", reasons=(difference,))
     checks = tuple(_check(metric, runs, baseline, noise, policy) for metric in GATED)
-    verdict = _overall(checks, used).replace(changed=changed)
-    if verdict.outcome in ("passed", "improved") and len(runs) < policy.min_launches:
-        return verdict.replace(outcome="undecided")
-    return verdict
+    return _overall(checks, used)
 
 
 def _first_time(runs: list[Run], used: int, policy: Policy) -> Verdict:
     """Nothing to compare with: enough launches to make a baseline that knows its noise."""
     checks = tuple(_unjudged(metric, runs) for metric in GATED)
     verdict = _overall(checks, used)
-    enough = max(policy.record_launches, policy.min_launches)
-    if verdict.outcome == "recorded" and len(runs) < enough:
+    if verdict.outcome == "recorded" and len(runs) < policy.record_launches:
         return verdict.replace(outcome="undecided")
     return verdict
 
@@ -249,9 +250,13 @@ def _corrected(
 
 
 def unhealthy(run: Run, baseline: Baseline | None) -> list[str]:
-    """Why the machine, not the code, may be what this launch shows; empty if nothing speaks for it."""
+    """Why the machine, not the code, may be what this launch shows; empty if nothing speaks for it.
+
+    The probes tell as long as the same software runs them: a new NCCL with a slower all-reduce is no sick
+    machine.
+    """
     reasons = health.unhealthy(run.health, run.machine)
-    if baseline is None:
+    if baseline is None or not _same_stack(run, baseline):
         return reasons
     probe, typical = run.figures.probe_s_p50, baseline.median("probe_s_p50")
     if probe is not None and typical is not None:
@@ -304,11 +309,28 @@ def _unlike(run: Run, baseline: Baseline) -> list[str]:
 
 
 def _changed(run: Run, baseline: Baseline) -> list[str]:
+    """What differs in the environment; and in what the machine's probes found, where that is much."""
     if run.observed is None or baseline.observed is None:
         return []
     before, now = baseline.observed.environment, run.observed.environment
-    return [
+    changed = [
         f"{key}: {before.get(key, 'unset')} -> {now.get(key, 'unset')}"
         for key in sorted({*before, *now})
         if before.get(key) != now.get(key)
     ]
+    usual = baseline.device_probe() if run.machine.device == "cuda" else {}
+    probes = [
+        ("probe beside the steps (s)", baseline.median("probe_s_p50"), run.figures.probe_s_p50),
+        *((name, rate, run.device_probe.get(name)) for name, rate in usual.items()),
+    ]
+    for name, then, today in probes:
+        if is_size(then) and is_size(today) and abs(math.log(today / then)) > DEVICE_PROBE_SLOWER:
+            changed.append(f"{name}: {then:.4g} -> {today:.4g} ({today / then - 1:+.0%})")
+    return changed
+
+
+def _same_stack(run: Run, baseline: Baseline) -> bool:
+    if run.observed is None or baseline.observed is None:
+        return True
+    before, now = baseline.observed.environment, run.observed.environment
+    return all(before.get(key) == now.get(key) for key in THROUGH_THE_STACK)

@@ -25,9 +25,11 @@ from perfsuite.progress import Progress
 from perfsuite.replay import ReplayClock, raise_in, replay
 from perfsuite.results import Result, SessionFile
 from perfsuite.sequential import MAX_LAUNCHES
-from perfsuite.session import NO_COMPARISONS, Options, Session
+from perfsuite.session import NO_COMPARISONS, Options, Session, check_same
 
 CLOCK = pytest.StashKey[ReplayClock]()
+PASSED = pytest.StashKey[bool]()
+"""Whether the test itself had no complaint."""
 RESULT = pytest.StashKey[Result]()
 SESSION = pytest.StashKey[Session]()
 NO_BASELINE = ("record", "fail")
@@ -192,13 +194,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Refuse two cases that share an id: they would share a baseline."""
     seen: dict[str, Case] = {}
     for case in filter(None, map(_case, items)):
-        first = seen.setdefault(case.id, case)
-        if first != case:
-            differ = [name for name in Case.model_fields if getattr(first, name) != getattr(case, name)]
-            raise pytest.UsageError(
-                f"two different cases have the id {case.id}: they differ in {', '.join(differ)}, "
-                "which the id does not show. Make these equal, or give their models different names"
-            )
+        with _usage_error():
+            check_same(seen.setdefault(case.id, case), case)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -249,7 +246,7 @@ def bench(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Callable[[
         if asked:
             pytest.fail("bench measures one case per test: parametrize the test instead", pytrace=False)
         asked.append(case)
-        if _case(item) is None and (reason := session.skip_reason(case, item.nodeid)) is not None:
+        if case != _case(item) and (reason := session.skip_reason(case, item.nodeid)) is not None:
             pytest.skip(reason)
         try:
             result = session.measure(case, item.nodeid)
@@ -272,7 +269,7 @@ def bench(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Callable[[
         return result
 
     yield measure
-    if not asked:
+    if not asked and item.stash.get(PASSED, False):
         pytest.fail("the test asked for bench and never called it: nothing was measured", pytrace=False)
 
 
@@ -280,6 +277,8 @@ def bench(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Callable[[
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Carry the verdict to the terminal."""
     made: pytest.TestReport = yield
+    if made.when == "call":
+        item.stash[PASSED] = made.passed
     result = item.stash.get(RESULT, None)
     if result is None or made.when != "call":
         return made
@@ -389,7 +388,11 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
 def pytest_benchmark_compare_machine_info(
     machine_info: dict[str, Any], compared_benchmark: dict[str, Any]
 ) -> None:
-    """Refuse to compare runs of unlike hardware."""
+    """Refuse to compare cases on unlike hardware; benchmarks of others are not our concern."""
+    if not any(
+        "case_id" in saved.get("extra_info", {}) for saved in compared_benchmark.get("benchmarks", ())
+    ):
+        return  # none of ours
     now = machine_info.get("hardware", {}).get("hardware_class")
     then = compared_benchmark.get("machine_info", {}).get("hardware", {}).get("hardware_class")
     if now != then:

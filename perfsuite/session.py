@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 from perfsuite import baseline, data
+from perfsuite.baseline import Baseline
 from perfsuite.case import Case
 from perfsuite.comparison import PublishedFile
-from perfsuite.errors import GitError, PerfsuiteError
+from perfsuite.errors import CaseError, GitError, PerfsuiteError
 from perfsuite.git import git
 from perfsuite.hardware import Machine, detect, detect_cpu
 from perfsuite.judge import UNMEASURED, Policy, Verdict, judge
@@ -22,6 +23,8 @@ from perfsuite.result import Run
 from perfsuite.results import Result, SessionFile, Skipped
 from perfsuite.run import measure, unsupported
 
+MIN_RECORDED = 3
+"""Launches of a local baseline: with fewer, as `--perf-record-launches=1` leaves it, it is recorded anew."""
 NO_COMPARISONS = PublishedFile(comparisons=())
 
 
@@ -58,6 +61,8 @@ class Session:
     running: str | None = None
     """The id of the case that is being measured: at the end of an interrupted session, the lost one."""
     _noise: dict[str, ClassNoise] = field(default_factory=dict)
+    _cases: dict[str, Case] = field(default_factory=dict)
+    """Measured so far, by id."""
 
     @cached_property
     def machine(self) -> Machine:
@@ -129,13 +134,18 @@ class Session:
             raise
 
     def _measure(self, case: Case, nodeid: str) -> Result:
+        check_same(self._cases.setdefault(case.id, case), case)
         machine = self.machine_for(case)
         hardware_class = machine.hardware_class
         found = baseline.find(self.baseline_directories, hardware_class, case)
         accepted, file = found or (None, None)
+        if accepted is not None and self._says_too_little(accepted):
+            accepted, file = None, None
         again = sum(result.case_id == case.id for result in self.results)
         directory = self.files / (case.id if not again else f"{case.id}.{again + 1}")
-        if accepted is None and (self.options.fail_without_baseline or self.options.inject):
+        refused = accepted is None and (self.options.fail_without_baseline or self.options.inject is not None)
+        may_fail = case.known_issue is not None or case.may_run_out_of_memory
+        if refused and (self.options.inject is not None or not may_fail):
             runs: list[Run] = []
             verdict = self._no_baseline(hardware_class)
         else:
@@ -150,6 +160,8 @@ class Session:
                 on_progress=self.progress.step,
             )
             self.running = None
+            if refused and verdict.outcome == "recorded":
+                verdict = self._no_baseline(hardware_class).replace(launches=len(runs))
             self.progress.end(verdict.outcome)
         recorded = verdict.outcome == "recorded"
         if recorded:
@@ -168,6 +180,11 @@ class Session:
         if recorded and file is not None:
             data.write(file, baseline.from_runs(result.healthy_runs))
         return result
+
+    def _says_too_little(self, known: Baseline) -> bool:
+        """Whether a local baseline was recorded from fewer launches than tell their noise."""
+        launches = len(known.launches)
+        return known.accepted is None and launches < min(MIN_RECORDED, self.options.policy.record_launches)
 
     def _no_baseline(self, hardware_class: str) -> Verdict:
         directories = " or ".join(map(str, self.baseline_directories))
@@ -217,6 +234,16 @@ class Session:
         return all(
             result.verdict.outcome in UNMEASURED and result.excused != "known issue"
             for result in self.results
+        )
+
+
+def check_same(first: Case, case: Case) -> None:
+    """Raises `CaseError` for two different cases of one id, which would share a baseline."""
+    if first != case:
+        differ = [name for name in Case.model_fields if getattr(first, name) != getattr(case, name)]
+        raise CaseError(
+            f"two different cases have the id {case.id}: they differ in {', '.join(differ)}, "
+            "which the id does not show. Make these equal, or give their models different names"
         )
 
 

@@ -81,7 +81,8 @@ class Trend(Document):
     sessions: int
     series: int
     findings: tuple[Finding, ...]
-    """Of changes since that day, the largest worsening first."""
+    """Of changes since that day, and of older ones that are open unless a day was asked for; the largest
+    worsening first."""
     unplaced: dict[str, str]
     """Commits whose sessions are left out, and why."""
 
@@ -132,7 +133,7 @@ def trend(
     branch: str = "",
     baselines: Path = Path("baselines"),
 ) -> Trend:
-    """Find what changed since a day: by default in the 90 days before the newest session.
+    """Find what changed since a day: by default in the 90 days before the newest session, or open since then.
 
     The whole history is the evidence, whatever `since` is. `baselines` are the reviewed ones: they tell which
     worsenings were accepted. Raises `FileError` and `GitError`.
@@ -140,7 +141,7 @@ def trend(
     places = history.places(directory, hardware_class=hardware_class)
     if not places:
         raise FileError(f"{directory} holds no session on {hardware_class}: nothing to look at")
-    since = since or _day(places[-1]) - PERIOD
+    from_day = since or _day(places[-1]) - PERIOD
     order: dict[str, int] = {}
     left_out: dict[str, str] = {}
     if repo is not None:
@@ -160,10 +161,10 @@ def trend(
         finding
         for key, one in series.items()
         for finding in _findings(key, one, places, circumstances, order, correlations, baselines)
-        if finding.last_day >= since
+        if finding.last_day >= from_day or (since is None and finding.open)
     ]
     return Trend(
-        since=since,
+        since=from_day,
         sessions=len(places),
         series=sum(len(one.by_metric) for one in series.values()),
         findings=tuple(sorted(findings, key=lambda finding: -finding.change.relative)),

@@ -228,10 +228,23 @@ def test_min_launches_are_made_though_fewer_would_do(factor: float, outcome: str
     assert (verdict.outcome, verdict.launches) == (outcome, 5)
 
 
-def test_min_launches_do_not_delay_bad_news() -> None:
-    assert session(usual(0.8), min_launches=9).launches == 3
+def test_min_launches_are_made_of_what_is_worse_or_unlike_too() -> None:
+    """A slower baseline is accepted like any other: from enough launches."""
+    slower = session(usual(0.8), min_launches=9)
+    assert (slower.outcome, slower.launches) == ("regressed", 9)
     loud = session(usual(machine=H100), BASELINE_H100, LOUD, min_launches=9)
-    assert (loud.outcome, loud.launches) == ("inconclusive", 4)
+    assert (loud.outcome, loud.launches) == ("inconclusive", 9)
+    unlike = session([run.replace(case=make_case(micro_batch=4)) for run in usual()], min_launches=5)
+    assert (unlike.failure, unlike.launches) == ("unlike", 5)
+    other_loss = [with_loss(1.1, first=12)] * 6
+    differing = session(other_loss, from_runs([with_loss(1)] * 5), min_launches=5)
+    assert (differing.failure, differing.launches) == ("loss", 5)
+
+
+def test_min_launches_do_not_delay_a_failure() -> None:
+    broken = [make_run(failure=Failure(kind="crash", message="x"))] * 5
+    assert session(broken, min_launches=5).launches == 1
+    assert session([run_with(peak_memory_bytes=None)] * 5, min_launches=5).launches == 1
 
 
 def test_more_launches_may_be_asked_for_than_a_verdict_may_cost() -> None:
@@ -745,6 +758,42 @@ def test_a_gpu_that_is_slower_than_at_the_baseline_before_the_workload_is_unheal
         what = "matmul_tflops was 629, at the baseline 700"
         assert verdict.reasons[0].startswith("launch 1 set aside: before the workload, ")
         assert verdict.reasons[0].endswith(what if matmul == 629 else "copy was 2699, at the baseline 3000")
+
+
+def with_stack(run: Run, **versions: str) -> Run:
+    seen = run.observed or Observed(settings={}, environment={})
+    return run.replace(observed=seen.replace(environment={"torch": "2.13.0", "nccl": "2.27.3", **versions}))
+
+
+@pytest.mark.parametrize("changed", ["nccl", "torch", "driver", "cuda", "cudnn"])
+def test_a_probe_that_is_slower_with_other_software_blames_no_machine(changed: str) -> None:
+    """A new NCCL whose all-reduce is 15 % slower is what the gate is for."""
+    before = [with_stack(run.replace(device_probe={"all_reduce": 200})) for run in usual(machine=H100)]
+    slower = [
+        with_stack(run.replace(device_probe={"all_reduce": 170}), **{changed: "9.9"})
+        for run in usual(0.92, machine=H100)
+    ]
+    verdict = session(slower, from_runs(before))
+    assert (verdict.outcome, verdict.unhealthy_launches) == ("regressed", ())
+    assert any(line.startswith(f"{changed}: ") and line.endswith(" -> 9.9") for line in verdict.changed)
+    assert "all_reduce: 200 -> 170 (-15%)" in verdict.changed
+    same = [with_stack(run) for run in slower]
+    assert session(same, from_runs(before)).outcome == "unhealthy"
+
+
+def test_what_changed_is_told_of_an_unhealthy_machine_too() -> None:
+    before = [with_stack(run) for run in usual()]
+    runs = [with_stack(run, OMP_NUM_THREADS="2").replace(health=DISTURBED) for run in usual()]
+    verdict = session(runs, from_runs(before))
+    assert (verdict.outcome, verdict.changed) == ("unhealthy", ("OMP_NUM_THREADS: unset -> 2",))
+
+
+def test_on_a_cpu_a_machine_of_another_speed_is_no_excuse_for_other_software() -> None:
+    before = [with_stack(on_machine(1)) for _ in range(5)]
+    after = [with_stack(on_machine(0.7, tokens=0.7), torch="2.14.0") for _ in range(9)]
+    verdict = session(after, from_runs(before))
+    assert verdict.outcome == "regressed"
+    assert any(line.startswith("probe beside the steps (s): ") for line in verdict.changed)
 
 
 def test_on_a_cpu_the_device_probe_says_nothing() -> None:

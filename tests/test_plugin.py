@@ -194,7 +194,8 @@ def test_what_is_not_known_is_inconclusive_and_fails_on_request(suite: pytest.Py
     run_cpu(suite)
     file = local_baseline(suite)
     content = json.loads(file.read_text())
-    file.write_text(json.dumps(content | {"launches": content["launches"][:1]}))
+    accepted = {"by": "somebody", "date": "2026-01-01", "commit": None}
+    file.write_text(json.dumps(content | {"launches": content["launches"][:1], "accepted": accepted}))
     result = run_cpu(suite, "-v")
     assert result.ret == 0
     result.stdout.fnmatch_lines(["*INCONCLUSIVE*", "*too few launches in the baselines*", "*1 inconclusive*"])
@@ -372,6 +373,33 @@ def test_bench_is_called_exactly_once(suite: pytest.Pytester, body: str, said: s
     result.stdout.fnmatch_lines([said])
 
 
+@pytest.mark.parametrize(("body", "outcome"), [("pytest.skip('not today')", "skipped"), ("1 / 0", "failed")])
+def test_a_test_that_ends_before_it_measures_says_only_that(
+    suite: pytest.Pytester, body: str, outcome: str
+) -> None:
+    suite.makepyfile(test_cases=f"import pytest\ndef test_it(bench):\n    {body}\n")
+    result = suite.runpytest("-W", "ignore")
+    result.assert_outcomes(**{outcome: 1})
+    assert result.ret == 1, "nothing was measured"
+
+
+def test_another_case_than_that_of_the_test_is_checked_too(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        test_cases=CASES.replace("bench(case)", "bench(case.replace(hardware='h100'))").replace(", A100", "")
+    )
+    result = run_cpu(suite, "-rs")
+    result.stdout.fnmatch_lines(["*SKIPPED*it is meant for h100, this machine is cpu-*"])
+    suite.makepyfile(
+        test_cases=CASES.replace("[FAKE, A100]", "[False, True]").replace(
+            "bench(case)", "bench(FAKE.replace(may_run_out_of_memory=case))"
+        )
+    )
+    result = suite.runpytest()
+    result.stdout.fnmatch_lines(
+        ["*two different cases have the id fake-*differ in may_run_out_of_memory*", "*1 failed, 1 recorded*"]
+    )
+
+
 def test_a_json_file_that_cannot_be_written_costs_no_figures(suite: pytest.Pytester) -> None:
     (suite.path / "file").write_text("")
     result = run_cpu(suite, "--perf-json", "file/out.json")
@@ -453,6 +481,14 @@ def test_pytest_benchmark_refuses_to_compare_unlike_hardware(suite: pytest.Pytes
     result.stderr.fnmatch_lines(["*h100-80gb-sxm*unlike hardware cannot be compared*"])
 
 
+def test_saved_benchmarks_of_others_can_be_compared(suite: pytest.Pytester) -> None:
+    suite.makepyfile(test_cases="def test_other(benchmark):\n    benchmark(sum, [1, 2])\n")
+    suite.runpytest("-W", "ignore", "-p", "no:perfsuite", "--benchmark-save=one")
+    assert list(suite.path.glob(".benchmarks/*/*.json"))
+    result = suite.runpytest("-W", "ignore", "--benchmark-compare")
+    assert result.ret == 0
+
+
 def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing(suite: pytest.Pytester) -> None:
     """A second case hangs; the interrupt comes while it does."""
     suite.makepyfile(
@@ -497,6 +533,14 @@ def _arguments(process: psutil.Process) -> list[str]:
 def test_a_first_look_takes_one_launch(suite: pytest.Pytester) -> None:
     run_cpu(suite, "--perf-record-launches=1")
     assert len(json.loads(local_baseline(suite).read_text())["launches"]) == 1
+
+
+def test_what_a_first_look_left_is_recorded_anew(suite: pytest.Pytester) -> None:
+    """One launch tells no noise: every later session would be inconclusive."""
+    run_cpu(suite, "--perf-record-launches=1")
+    run_cpu(suite).stdout.fnmatch_lines(["*1 recorded*"])
+    assert len(json.loads(local_baseline(suite).read_text())["launches"]) == 3
+    run_cpu(suite, "--perf-record-launches=1").stdout.fnmatch_lines(["*1 passed*"])
 
 
 def test_a_known_issue_is_still_there_or_gone(suite: pytest.Pytester) -> None:

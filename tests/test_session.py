@@ -151,3 +151,31 @@ def test_which_failures_are_no_surprise(
     assert result.excused == excused
     assert ours.is_failing(result) is (excused is None)
     assert ours.nothing_measured is (excused != "known issue")
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome", "failure", "launched", "excused"),
+    [
+        ({}, "recorded", None, False, None),
+        (ISSUE, "recorded", None, True, None),
+        (ISSUE, "failed", "timeout", True, "known issue"),
+        (SWEPT, "failed", "out_of_memory", True, "out of memory"),
+    ],
+)
+def test_where_a_baseline_is_required_only_a_case_that_may_fail_is_launched_without_one(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    outcome: Any,
+    failure: Any,
+    launched: bool,
+    excused: str | None,
+) -> None:
+    stand_in(monkeypatch, [make_run()], Verdict(outcome=outcome, launches=1, failure=failure))
+    ours = make_session(tmp_path)
+    ours.options = replace(ours.options, fail_without_baseline=True)
+    result = ours.measure(make_case(**changes), "test")
+    assert (result.outcome, result.excused, bool(result.runs)) == ("failed", excused, launched)
+    assert result.verdict.failure == (failure or "no_baseline")
+    assert result.verdict.launches == len(result.runs)
+    assert not (tmp_path / "store" / "baselines").exists()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 
 import pytest
@@ -97,6 +97,20 @@ def test_changes_before_the_period_are_not_told_but_are_evidence(root: Path) -> 
 
 def test_the_period_is_90_days_unless_said_otherwise(found: Trend) -> None:
     assert found.since == date(2024, 2, 29).replace(year=2023, month=12, day=1)
+
+
+def test_what_is_still_worse_is_told_however_long_ago_it_began(
+    root: Path, tmp_path: Path, commits: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perfsuite.trend.PERIOD", timedelta(days=3))
+    assert [f.case for f in trend(root / "history").findings] == [SLOWER, LARGER]
+    write_history(
+        tmp_path / "history",
+        commits,
+        CASES[:1],
+        lambda case, night: Level(step_s=1.03 if 20 <= night < 40 else 1, memory=1),
+    )
+    assert trend(tmp_path / "history").findings == (), "mended long ago"
 
 
 def test_cases_and_hardware_classes_can_be_chosen(root: Path) -> None:
