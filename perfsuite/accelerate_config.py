@@ -6,8 +6,6 @@ pytest, nor accelerate, which imports torch.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -15,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from perfsuite.data import Data, explain
+from perfsuite.data import Data, digest, explain
 from perfsuite.errors import FileError
 
 if TYPE_CHECKING:
@@ -201,8 +199,7 @@ class LaunchConfig(Data):
     @property
     def digest(self) -> str:
         """Of its content: the same whatever its comments and order."""
-        content = json.dumps(yaml.safe_load(self.text), sort_keys=True)
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
+        return digest(yaml.safe_load(self.text))
 
     def conflict(self, case: Case) -> str | None:
         """Which field contradicts `case`, or None."""

@@ -5,6 +5,7 @@ A file is written whole or not at all, and read with errors that name the file a
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 from pathlib import Path
@@ -69,6 +70,12 @@ class Document(Data):
 def plain(data: Data) -> Any:
     """As JSON values. NaN and infinities, which JSON does not know, become text that reads back."""
     return json.loads(data.model_dump_json())
+
+
+def digest(content: Any, length: int = 16) -> str:
+    """Of JSON values (or what YAML makes), whatever the order of keys: so many hexadecimal digits."""
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
 def write(path: Path, document: Document) -> None:

@@ -12,7 +12,6 @@ Imports neither torch nor pytest.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -128,7 +127,7 @@ class Added:
 def add(history: Path, file: Path) -> Added:
     """Copy what a session measured into a history. Raises `FileError` on a bad file."""
     session = data.read(file, SessionFile)
-    digest = _digest(json.loads(file.read_text(encoding="utf-8")))
+    digest = data.digest(json.loads(file.read_text(encoding="utf-8")), 12)
     try:
         sessions, cases, left_out = _stored(session)
     except ValueError as error:
@@ -268,7 +267,7 @@ def _result(result: Result, cases: dict[str, StoredCase], tables: _Tables) -> St
 def stored_case(case: Case) -> tuple[str, StoredCase]:
     """A case as it is kept, and the name of its file."""
     stored = StoredCase(id=case.id, parameters=case.parameters, case=data.plain(case))
-    return f"{case.id}.{_digest(data.plain(stored))}", stored
+    return f"{case.id}.{data.digest(data.plain(stored), 12)}", stored
 
 
 def _column(runs: Sequence[Run], figure: str) -> Column:
@@ -286,10 +285,6 @@ def _tokens_per_step(run: Run) -> int | None:
 def _rounded(value: float) -> float:
     """To a millionth, or whole bytes: what is beyond means nothing and takes space for years."""
     return float(f"{value:.6g}") if value < 1e5 else float(round(value))
-
-
-def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _case_file(history: Path, name: str) -> Path:

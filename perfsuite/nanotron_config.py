@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from pydantic import Field
 
-from perfsuite.data import Data
+from perfsuite.data import Data, digest
 from perfsuite.errors import CaseError
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class ConfigFile(Data):
     """A user's own file, kept with the case."""
 
     name: str
-    text: str
+    text: str = Field(repr=False)
 
     @classmethod
     def read(cls, path: Path) -> ConfigFile:
@@ -155,6 +156,11 @@ class ConfigFile(Data):
         """What stands in it."""
         fields: Config = yaml.safe_load(self.text)
         return fields
+
+    @property
+    def digest(self) -> str:
+        """Of its content: the same whatever its comments and order."""
+        return digest(self.fields)
 
 
 def conflicts(config: Config, case: Case, options: Nanotron) -> list[str]:

@@ -10,7 +10,7 @@ import yaml
 from perfsuite import Case, Nanotron, Topology
 from perfsuite.errors import CaseError
 from perfsuite.hardware import detect_cpu
-from perfsuite.nanotron_config import from_case
+from perfsuite.nanotron_config import ConfigFile, from_case
 from perfsuite.result import Run
 from perfsuite.run import run, unsupported
 
@@ -175,6 +175,20 @@ def test_a_file_is_kept_with_the_case(mine: Path) -> None:
     case = SMALL.replace(framework=Nanotron(config=mine))
     mine.unlink()
     assert Case.model_validate_json(case.model_dump_json()) == case
+
+
+def test_a_comment_in_the_file_changes_no_case(mine: Path, tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    commented = tmp_path / "b" / "mine.yaml"
+    commented.write_text("# mine\n" + mine.read_text())
+    one, other = (Nanotron(config=file) for file in (mine, commented))
+    assert one.config is not None
+    assert other.config is not None
+    assert one.config.digest == other.config.digest
+    assert str(one) == str(other), "what judge compares"
+    changed = tmp_path / "mine.yaml"
+    changed.write_text(mine.read_text().replace("seed: 0", "seed: 1"))
+    assert ConfigFile.read(changed).digest != one.config.digest
 
 
 def test_ids(mine: Path) -> None:

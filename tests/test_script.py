@@ -134,6 +134,13 @@ def test_there_is_one_thing_to_run(options: dict[str, Any], said: str) -> None:
         Script(**options)
 
 
+def test_a_script_in_here_has_the_same_id_however_its_path_is_written() -> None:
+    here = Path.cwd()
+    assert Script(path=str(here / "examples/train.py")).slug() == Script(path="examples/train.py").slug()
+    assert Script(path="train.py", cwd=str(here)).slug() == Script(path="train.py").slug()
+    assert Script(path="/elsewhere/train.py").slug() != Script(path="train.py").slug()
+
+
 def test_the_id_names_what_runs_and_tells_arguments_apart() -> None:
     ids = {
         framework.slug()

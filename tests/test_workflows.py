@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -23,6 +24,7 @@ from perfsuite import Case, Fake, Topology
 def test_it(bench, case):
     bench(case)
 """
+SPEEDS = ("tokens_per_s", "tokens_per_s_mean")
 SELFTEST = "perfsuite selftest"
 GH = """#!/bin/sh
 echo "gh $@" >> "$CALLS"
@@ -148,6 +150,24 @@ def test_a_pull_request_is_compared_with_its_base(repository: Path, tmp_path: Pa
     assert re.search(r"fake-llama-tiny\S+ .* recorded", said), "the base"
     assert re.search(r"fake-llama-tiny\S+ .* passed", said), "this commit"
     assert "1 passed" in (repository / "out" / "summary.md").read_text()
+
+
+def test_a_slower_baseline_is_accepted_with_its_reason(repository: Path) -> None:
+    make(repository, "refresh", HARDWARE="cpu", OUT="out", REASON="the first")
+    (file,) = (repository / "baselines").glob("*/fake-*.json")
+    known = json.loads(file.read_text())
+    for launch in known["launches"]:
+        launch["figures"] |= {name: 2 * launch["figures"][name] for name in SPEEDS}
+    file.write_text(json.dumps(known))
+    commit(repository, "twice as fast")
+    make(repository, "refresh", HARDWARE="cpu", OUT="out", REASON="[dropout] is back")
+    accepted = json.loads(file.read_text())
+    assert len(accepted["launches"]) == 10
+    assert accepted["accepted"]["reason"] == "[dropout] is back"
+    for name in SPEEDS:
+        assert accepted["launches"][0]["figures"][name] < 0.6 * known["launches"][0]["figures"][name]
+    assert "1 regressed" in (repository / "out" / "summary.md").read_text()
+    make(repository, "refresh", CASES="nothing", HARDWARE="cpu", OUT="out", status=2)
 
 
 def test_new_baselines_become_a_pull_request(repository: Path, tmp_path: Path) -> None:

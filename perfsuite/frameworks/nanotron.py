@@ -7,7 +7,6 @@ the mean over the same positions as everywhere. `perfsuite.nanotron_compat` says
 from __future__ import annotations
 
 import copy
-import hashlib
 import importlib.metadata
 import itertools
 import shutil
@@ -158,7 +157,7 @@ class Nanotron(Framework):
 
         settings = {**_settings(trainer), "patched": patched}
         if self.config is not None:
-            settings["config_sha256"] = hashlib.sha256(self.config.text.encode()).hexdigest()[:16]
+            settings["config_sha256"] = self.config.digest
         return Workload(
             run=run,
             data_parallel=trainer.parallel_context.dp_pg.size(),

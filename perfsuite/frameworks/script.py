@@ -79,6 +79,7 @@ class Script(Framework):
         """What runs, options, and a digest of arguments, directories and variables."""
         what = Path(self.path or self.module or (self.command or ("",))[0]).name.removesuffix(".py")
         told = {name: getattr(self, name) for name in _IN_DIGEST}
+        told |= {name: _from_here(told[name]) for name in ("path", "cwd")}
         text = json.dumps(told, default=dict, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:6]
         return "-".join([self.name, what, *changed_fields(self, skip=_IN_DIGEST), digest])
@@ -156,6 +157,13 @@ class Script(Framework):
             os.chdir(self.cwd)
             sys.argv, sys.path[0] = [self.module, *self.arguments], os.getcwd()
             runpy.run_module(self.module, run_name="__main__", alter_sys=True)
+
+
+def _from_here(path: str | None) -> str | None:
+    """Relative to the directory that pytest is started in, if it is in there: the same in every clone."""
+    if path is None or not (where := Path(path)).is_relative_to(Path.cwd()):
+        return path
+    return str(where.relative_to(Path.cwd()))
 
 
 def _check_python(path: Path) -> None:
