@@ -182,6 +182,11 @@ def framework_class(name: str) -> type[Framework]:
 def parse_framework(value: Any) -> Framework:
     """A framework from itself, from its name (default options), or from `{"name": ..., **options}`."""
     if isinstance(value, Framework):
+        if type(value).__module__ != f"perfsuite.frameworks.{value.name}":  # a worker would not find it
+            raise CaseError(
+                f"{type(value).__name__} stands in {type(value).__module__}: a framework is a file in "
+                "perfsuite/frameworks/ (CONTRIBUTING.md); for a loop of your own, Script needs none"
+            )
         return value
     if isinstance(value, str):
         value = {"name": value}

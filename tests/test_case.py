@@ -4,7 +4,7 @@ import copy
 import itertools
 import math
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -270,3 +270,11 @@ def test_a_model_without_positions_has_no_longest_sequence() -> None:
 def test_a_case_can_be_copied_and_put_in_a_set() -> None:
     case = make_case()
     assert {case, copy.deepcopy(case), case.replace(micro_batch=99)} == {case, case.replace(micro_batch=99)}
+
+
+def test_a_framework_that_no_worker_would_find_is_refused() -> None:
+    class Mine(DDP):
+        name: ClassVar[str] = "mine"
+
+    with pytest.raises(CaseError, match=r"Mine stands in tests\.test_case: a framework is a file in perf"):
+        make_case(framework=Mine())
