@@ -85,7 +85,7 @@ def case_view(result: Result, session: SessionFile, *, anchor: str) -> CaseView:
         steps=_steps(result, band, anchor),
         band=band,
         compared=any(check.baseline is not None for check in result.verdict.checks),
-        corrected=any((check.note or "").startswith("corrected") for check in result.verdict.checks),
+        corrected=any(check.probe_exponent is not None for check in result.verdict.checks),
         loss=None if loss is None else Figure(chart=loss, caption=_loss_caption(runs)),
         health=case_tables.health(runs),
         health_summary=case_tables.health_summary(runs),

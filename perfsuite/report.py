@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from perfsuite.judge import Check, Outcome
+from perfsuite.metric import TOKENS_PER_S
 from perfsuite.results import Result
 from perfsuite.summary import percent, plural, speed_change
 
@@ -129,12 +130,14 @@ def sentence(check: Check) -> str:
         text += f": {check.outcome}"
     if check.blind:
         text += f"; blind: this gate finds only {check.minimum_detectable:.1%} or more reliably"
+    if check.probe_exponent is not None:
+        text += f"; corrected for the machine's own speed (probe, exponent {check.probe_exponent:.2f})"
     return f"{text}; {check.note}" if check.note else text
 
 
 def _change(check: Check, worsening: float) -> str:
     more = "more" if worsening >= 0 else "less"
-    what = {"tokens/s": f"{more} time per token", "bytes": more, "": more}[check.unit]
+    what = f"{more} time per token" if check.unit == TOKENS_PER_S.unit else more
     return f"{abs(worsening):.1%} {what}"
 
 

@@ -37,7 +37,14 @@ def verdict(result: Result) -> str:
 def speed_change(result: Result) -> float | None:
     """Of tokens/s against the baseline, relatively: -0.05 is 5 % fewer. None where it was not compared."""
     check = next((check for check in result.verdict.checks if check.metric == TOKENS_PER_S.name), None)
-    return None if check is None or check.worsening is None else 1 / (1 + check.worsening) - 1
+    return None if check is None else change(check)
+
+
+def change(check: Check) -> float | None:
+    """Of the metric as people read it, not of its cost: tokens/s fall when time per token grows."""
+    if check.worsening is None or check.unit != TOKENS_PER_S.unit:
+        return check.worsening
+    return 1 / (1 + check.worsening) - 1
 
 
 def reason(result: Result) -> str:
@@ -51,15 +58,8 @@ def reason(result: Result) -> str:
         return f"{plural(len(judged.unhealthy_launches), 'launch')} set aside"
     if result.outcome in QUIET:
         return ""
-    return ", ".join(f"{check.label} {_signed(check)}" for check in telling)
-
-
-def _signed(check: Check) -> str:
-    """The change for people: tokens/s fall when time per token grows."""
-    if check.worsening is None:
-        return "not known"
-    change = 1 / (1 + check.worsening) - 1 if check.unit == TOKENS_PER_S.unit else check.worsening
-    return percent(change)
+    changes = [(check.label, change(check)) for check in telling]
+    return ", ".join(f"{label} {'not known' if of is None else percent(of)}" for label, of in changes)
 
 
 def percent(change: float) -> str:
