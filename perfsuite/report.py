@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -12,7 +11,7 @@ from rich.table import Table
 from perfsuite.judge import Check, Outcome
 from perfsuite.metric import TOKENS_PER_S
 from perfsuite.results import Result
-from perfsuite.summary import percent, plural, speed_change
+from perfsuite.summary import notes, percent, plural, speed_change
 
 STYLES: dict[Outcome, str] = {
     "passed": "green",
@@ -95,11 +94,7 @@ def explanation(result: Result) -> str:
         apart = figures.own_tokens_per_s / figures.tokens_per_s - 1
         own = amount(figures.own_tokens_per_s, "tokens/s")
         lines.append(f"  {result.framework}'s own log: {own} tokens/s ({apart:+.1%} beside this clock)")
-    notes = Counter(note for run in result.healthy_runs for note in run.notes)
-    lines += [f"  note: {note}" + (f" ({n} launches)" if n > 1 else "") for note, n in notes.items()]
-    for machine in {run.machine for run in result.runs}:
-        if machine.device == "cuda" and machine.note:
-            lines.append(f"  note: {machine.note}")
+    lines += [f"  note: {note}" for note in notes(result)]
     if verdict.changed:
         lines.append("  changed since the baseline: " + "; ".join(verdict.changed))
     if result.baseline_file:

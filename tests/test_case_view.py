@@ -85,7 +85,7 @@ def test_a_launch_set_aside_is_said_under_its_chart() -> None:
 def test_every_note_is_told_once() -> None:
     sampled = Health(samples=2, seconds=1, steps=2, notes=("no NVML",))
     run = make_run(notes=("a", "b"), health=sampled, machine=make_gpu_machine().replace(note="unknown peak"))
-    assert view(make_result(run, run, before=None)).notes == ["a", "b", "no NVML", "unknown peak"]
+    assert view(make_result(run, before=None)).notes == ["a", "b", "no NVML", "unknown peak"]
 
 
 def test_a_traceback_names_launch_and_rank() -> None:

@@ -16,7 +16,7 @@ from perfsuite.report import (
     sentence,
     table,
 )
-from perfsuite.result import Failure, Figures, Observed
+from perfsuite.result import Failure, Figures, Health, Observed
 from perfsuite.sequential import Noise
 from tests.samples import (
     BEFORE,
@@ -321,6 +321,12 @@ def test_explanation_tells_each_note_once_and_how_often() -> None:
         "  note: drifting (2 launches)",
         "  note: retries",
     ]
+
+
+def test_explanation_tells_what_is_not_known_of_the_machines_health() -> None:
+    unknown = Health(samples=2, seconds=1, steps=2, notes=("GPU health is unknown",))
+    told = explanation(make_result(BEFORE.replace(health=unknown))).splitlines()
+    assert "  note: GPU health is unknown" in told
 
 
 def test_explanation_says_blind_and_why_inconclusive() -> None:
