@@ -68,6 +68,11 @@ class CaseView:
         """In a word, or what excuses a failure."""
         return summary.verdict(self.result)
 
+    @property
+    def blind(self) -> bool:
+        """Whether it would often miss a change as large as its tolerance."""
+        return summary.blind(self.result)
+
 
 def case_view(result: Result, session: SessionFile, *, anchor: str) -> CaseView:
     """Everything about one result; `anchor` is unique in the page."""
@@ -85,12 +90,12 @@ def case_view(result: Result, session: SessionFile, *, anchor: str) -> CaseView:
         steps=_steps(result, band, anchor),
         band=band,
         compared=any(check.baseline is not None for check in result.verdict.checks),
-        corrected=any((check.note or "").startswith("corrected") for check in result.verdict.checks),
+        corrected=any(check.probe_exponent is not None for check in result.verdict.checks),
         loss=None if loss is None else Figure(chart=loss, caption=_loss_caption(runs)),
         health=case_tables.health(runs),
         health_summary=case_tables.health_summary(runs),
         settings=case_tables.settings(runs),
-        notes=_notes(result),
+        notes=summary.notes(result),
         tracebacks=_tracebacks(runs),
         command=_command(result),
         commit=session.commit,
@@ -174,14 +179,6 @@ def _loss_caption(runs: Sequence[Run]) -> str:
     if longest > 2 * charts.BUCKETS:
         told += f"; of every {longest / charts.BUCKETS:.0f} steps the lowest and the highest are drawn"
     return told + "."
-
-
-def _notes(result: Result) -> list[str]:
-    told = [f"a fault was injected: {run.inject}" for run in result.runs if run.inject is not None]
-    told += [note for run in result.runs for note in run.notes]
-    told += [note for run in result.runs if run.health is not None for note in run.health.notes]
-    told += [run.machine.note for run in result.runs if run.machine.device == "cuda" and run.machine.note]
-    return list(dict.fromkeys(told))
 
 
 def _tracebacks(runs: Sequence[Run]) -> list[tuple[str, str]]:

@@ -84,6 +84,8 @@ class Check(Data):
     """99 % interval of `worsening`, the baseline's own uncertainty included."""
     minimum_detectable: float | None = None
     """The smallest worsening that this gate finds 95 times in 100."""
+    probe_exponent: float | None = None
+    """How far the machine's own speed, by the probe, was taken out; None: as measured."""
     note: str | None = None
 
     @property
@@ -198,10 +200,10 @@ def _check(metric: Metric, runs: list[Run], baseline: Baseline, noise: ClassNois
         return _exact(metric, check)
     now = [metric.cost(getattr(run.figures, metric.name)) for run in runs]
     then = [metric.cost(value) for value in baseline.values(metric.name)]
-    note: str | None = None
+    exponent: float | None = None
     if metric in PROBE_CORRECTED:
-        now, then, note = _corrected(metric, now, then, runs, baseline, noise)
-    known = noise.of(metric, corrected=note is not None)
+        now, then, exponent = _corrected(metric, now, then, runs, baseline, noise)
+    known = noise.of(metric, corrected=exponent is not None)
     if known is None:
         why = "the noise between launches is unknown: too few launches in the baselines of this hardware"
         return check.replace(outcome="inconclusive", note=why)
@@ -217,7 +219,7 @@ def _check(metric: Metric, runs: list[Run], baseline: Baseline, noise: ClassNois
         worsening=decision.estimate,
         interval=decision.interval,
         minimum_detectable=decision.minimum_detectable_drop,
-        note=note,
+        probe_exponent=exponent,
     )
 
 
@@ -238,15 +240,17 @@ def _corrected(
     runs: list[Run],
     baseline: Baseline,
     noise: ClassNoise,
-) -> tuple[list[float], list[float], str | None]:
-    """The costs at the machine speed that is typical of the baseline, where every launch's probe tells it."""
+) -> tuple[list[float], list[float], float | None]:
+    """The costs at the machine speed that is typical of the baseline, where every launch's probe tells it.
+
+    Also the exponent of that correction, None where there is none.
+    """
     paired_then = pairs((launch.figures for launch in baseline.launches), metric)
     paired_now = pairs((run.figures for run in runs), metric)
     if not noise.probe_exponent or len(paired_now) < len(now) or len(paired_then) < len(then):
         return now, then, None
     corrected = probe_corrected(paired_then, paired_now, exponent=noise.probe_exponent)
-    note = f"corrected for the machine's own speed (probe, exponent {noise.probe_exponent:.2f})"
-    return list(corrected.launches), list(corrected.baseline), note
+    return list(corrected.launches), list(corrected.baseline), noise.probe_exponent
 
 
 def unhealthy(run: Run, baseline: Baseline | None) -> list[str]:

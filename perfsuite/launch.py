@@ -34,7 +34,7 @@ POLL_S = 0.05
 KILL_S = 60
 
 OnProgress = Callable[[int, int], None]
-"""Told, about ten times a second, the steps that rank 0 has finished and the tokens of one step."""
+"""Told, every `POLL_S` seconds, the steps that rank 0 has finished and the tokens of one step."""
 
 
 def no_progress(step: int, tokens_per_step: int) -> None:

@@ -39,6 +39,9 @@ def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTabl
             lines += [f"{len(urgent) - MAX_EXPLAINED} more are explained in the HTML report only.", ""]
     if quiet:
         lines += _folded(", ".join(summary.tally(quiet)), _table(quiet, anchors=[]))
+    if noted := [(result.case_id, note) for result in quiet for note in summary.notes(result)]:
+        rows = [f"| {text(case_id)} | {text(note[:200])} |" for case_id, note in noted]
+        lines += _folded(f"Notes: {len(noted)}", ["| case | note |", "| --- | --- |", *_cut(rows, 2)])
     skipped = [skip for session in sessions for skip in session.skipped]
     if skipped:
         rows = [f"| {text(skip.case_id)} | {text(skip.reason)} |" for skip in skipped]
@@ -63,7 +66,7 @@ def _table(results: Sequence[Result], *, anchors: Sequence[str]) -> list[str]:
             case = f"[{case}](#{anchors[number]})"
         change, figures = summary.speed_change(result), result.figures
         cells = (
-            summary.verdict(result),
+            summary.verdict(result) + (" (blind)" if summary.blind(result) else ""),
             case,
             text(summary.reason(result)),
             "-" if figures.tokens_per_s is None else f"{figures.tokens_per_s:,.0f}",
@@ -99,6 +102,7 @@ def _explained(result: Result) -> Iterator[str]:
     said = [*result.verdict.reasons, *map(sentence, telling)]
     if result.verdict.changed:
         said.append("changed since the baseline: " + "; ".join(result.verdict.changed))
+    said += [f"note: {note}" for note in summary.notes(result)]
     yield from (f"- {text(line[:1000])}" for line in said)
     yield ""
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
 from perfsuite.judge import Check, Outcome
+from perfsuite.metric import TOKENS_PER_S
 from perfsuite.results import Result
-from perfsuite.summary import percent, plural, speed_change
+from perfsuite.summary import notes, percent, plural, speed_change
 
 STYLES: dict[Outcome, str] = {
     "passed": "green",
@@ -94,11 +94,7 @@ def explanation(result: Result) -> str:
         apart = figures.own_tokens_per_s / figures.tokens_per_s - 1
         own = amount(figures.own_tokens_per_s, "tokens/s")
         lines.append(f"  {result.framework}'s own log: {own} tokens/s ({apart:+.1%} beside this clock)")
-    notes = Counter(note for run in result.healthy_runs for note in run.notes)
-    lines += [f"  note: {note}" + (f" ({n} launches)" if n > 1 else "") for note, n in notes.items()]
-    for machine in {run.machine for run in result.runs}:
-        if machine.device == "cuda" and machine.note:
-            lines.append(f"  note: {machine.note}")
+    lines += [f"  note: {note}" for note in notes(result)]
     if verdict.changed:
         lines.append("  changed since the baseline: " + "; ".join(verdict.changed))
     if result.baseline_file:
@@ -129,12 +125,14 @@ def sentence(check: Check) -> str:
         text += f": {check.outcome}"
     if check.blind:
         text += f"; blind: this gate finds only {check.minimum_detectable:.1%} or more reliably"
+    if check.probe_exponent is not None:
+        text += f"; corrected for the machine's own speed (probe, exponent {check.probe_exponent:.2f})"
     return f"{text}; {check.note}" if check.note else text
 
 
 def _change(check: Check, worsening: float) -> str:
     more = "more" if worsening >= 0 else "less"
-    what = {"tokens/s": f"{more} time per token", "bytes": more, "": more}[check.unit]
+    what = f"{more} time per token" if check.unit == TOKENS_PER_S.unit else more
     return f"{abs(worsening):.1%} {what}"
 
 

@@ -1,4 +1,4 @@
-"""What is measured, as versioned files: rank reports, runs, measurements.
+"""What is measured, as versioned files: the reports of ranks, and runs.
 
 Imports neither torch nor pytest.
 """

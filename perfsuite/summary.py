@@ -37,11 +37,22 @@ def verdict(result: Result) -> str:
 def speed_change(result: Result) -> float | None:
     """Of tokens/s against the baseline, relatively: -0.05 is 5 % fewer. None where it was not compared."""
     check = next((check for check in result.verdict.checks if check.metric == TOKENS_PER_S.name), None)
-    return None if check is None or check.worsening is None else 1 / (1 + check.worsening) - 1
+    return None if check is None else change(check)
+
+
+def change(check: Check) -> float | None:
+    """Of the metric as people read it, not of its cost: tokens/s fall when time per token grows."""
+    if check.worsening is None or check.unit != TOKENS_PER_S.unit:
+        return check.worsening
+    return 1 / (1 + check.worsening) - 1
 
 
 def reason(result: Result) -> str:
-    """Why the verdict is what it is, in a few words; empty where nothing needs to be said."""
+    """Why the verdict is what it is and what it is blind to, in a few words; empty for neither."""
+    return "; ".join(filter(None, (_why(result), _blind_to(result))))
+
+
+def _why(result: Result) -> str:
     judged = result.verdict
     telling = [check for check in judged.checks if check.outcome == judged.outcome]
     if judged.failure is not None:
@@ -51,15 +62,23 @@ def reason(result: Result) -> str:
         return f"{plural(len(judged.unhealthy_launches), 'launch')} set aside"
     if result.outcome in QUIET:
         return ""
-    return ", ".join(f"{check.label} {_signed(check)}" for check in telling)
+    changes = [(check.label, change(check)) for check in telling]
+    return ", ".join(f"{label} {'not known' if of is None else percent(of)}" for label, of in changes)
 
 
-def _signed(check: Check) -> str:
-    """The change for people: tokens/s fall when time per token grows."""
-    if check.worsening is None:
-        return "not known"
-    change = 1 / (1 + check.worsening) - 1 if check.unit == TOKENS_PER_S.unit else check.worsening
-    return percent(change)
+def blind(result: Result) -> bool:
+    """Whether the noise of a metric hides changes as large as its tolerance."""
+    return any(check.blind for check in result.verdict.checks)
+
+
+def _blind_to(result: Result) -> str:
+    """Which metrics, and the smallest change of each that would be found."""
+    found = [
+        f"{check.label} below {check.minimum_detectable:.1%}"
+        for check in result.verdict.checks
+        if check.blind and check.minimum_detectable is not None
+    ]
+    return f"blind to changes of {', '.join(found)}" if found else ""
 
 
 def percent(change: float) -> str:
@@ -90,13 +109,24 @@ def properties(result: Result) -> dict[str, str | float]:
             told[f"{check.metric}_worsening"] = check.worsening
         if check.interval is not None:
             told[f"{check.metric}_low"], told[f"{check.metric}_high"] = check.interval
+        if check.minimum_detectable is not None:
+            told[f"{check.metric}_minimum_detectable"] = check.minimum_detectable
+    if blind_metrics := [check.metric for check in result.verdict.checks if check.blind]:
+        told["blind"] = ", ".join(blind_metrics)
     return told
 
 
 def tally(results: Iterable[Result]) -> list[str]:
-    """How many there are of each verdict, the worst first: `2 regressed`, `14 passed`."""
-    counts = Counter(map(verdict, results))
-    return [f"{counts[word]} {word}" for word in WORST_FIRST if counts[word]]
+    """How many there are of each verdict, the worst first: `2 regressed`, `14 passed (3 blind)`."""
+    counts, blind_ones = Counter[str](), Counter[str]()
+    for result in results:
+        counts[verdict(result)] += 1
+        blind_ones[verdict(result)] += blind(result)
+    return [
+        f"{counts[word]} {word}" + (f" ({blind_ones[word]} blind)" if blind_ones[word] else "")
+        for word in WORST_FIRST
+        if counts[word]
+    ]
 
 
 def headline(sessions: Sequence[SessionFile]) -> str:
@@ -132,7 +162,16 @@ def interruption(session: SessionFile) -> str | None:
 
 def needs_words(result: Result) -> bool:
     """Whether there is more to tell of a result than its line in the table."""
-    noted = any(run.notes for run in result.runs)
-    blind = any(check.blind for check in result.verdict.checks)
     known = any(run.case.known_issue for run in result.runs)
-    return verdict(result) not in QUIET or noted or blind or known
+    return verdict(result) not in QUIET or bool(notes(result)) or blind(result) or known
+
+
+def notes(result: Result) -> list[str]:
+    """What a reader of the figures should know, each once: of the launches, their health, and the machine."""
+    runs = result.runs
+    told = Counter(f"a fault was injected: {run.inject}" for run in runs if run.inject is not None)
+    told += Counter(note for run in runs for note in run.notes)
+    told += Counter(note for run in runs if run.health is not None for note in run.health.notes)
+    machines = [run.machine.note for run in runs if run.machine.device == "cuda" and run.machine.note]
+    launches = [f"{note} ({plural(n, 'launch')})" if n > 1 else note for note, n in told.items()]
+    return [*launches, *dict.fromkeys(machines)]

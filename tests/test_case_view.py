@@ -52,8 +52,10 @@ def test_the_band_is_the_baselines_step_time_and_its_tolerance() -> None:
 def test_a_verdict_corrected_by_the_probe_says_that_the_charts_are_not() -> None:
     result = make_gpu_result(2)
     [first, *others] = result.verdict.checks
-    noted = first.replace(note="corrected for the machine's own speed (probe, exponent 1.00)")
-    assert view(result.replace(verdict=result.verdict.replace(checks=(noted, *others)))).corrected
+    noted = first.replace(note="corrected by hand")
+    assert not view(result.replace(verdict=result.verdict.replace(checks=(noted, *others)))).corrected
+    probed = first.replace(probe_exponent=0.8)
+    assert view(result.replace(verdict=result.verdict.replace(checks=(probed, *others)))).corrected
 
 
 def test_each_launch_with_steps_has_its_chart() -> None:
@@ -83,7 +85,7 @@ def test_a_launch_set_aside_is_said_under_its_chart() -> None:
 def test_every_note_is_told_once() -> None:
     sampled = Health(samples=2, seconds=1, steps=2, notes=("no NVML",))
     run = make_run(notes=("a", "b"), health=sampled, machine=make_gpu_machine().replace(note="unknown peak"))
-    assert view(make_result(run, run, before=None)).notes == ["a", "b", "no NVML", "unknown peak"]
+    assert view(make_result(run, before=None)).notes == ["a", "b", "no NVML", "unknown peak"]
 
 
 def test_a_traceback_names_launch_and_rank() -> None:

@@ -15,7 +15,7 @@ from perfsuite.html_report import SIGNS, render
 from perfsuite.result import Failure, Observed
 from perfsuite.results import Result, SessionFile, Skipped
 from tests.samples import make_result, never_run, now
-from tests.sessions import make_gpu_result, make_session
+from tests.sessions import make_blind, make_gpu_result, make_session
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>{{ 7*7 }}"
 VOID = {"meta", "link", "input", "br", "img"}
@@ -108,6 +108,16 @@ def test_verdicts_come_first_and_the_worst_before_all(page: str) -> None:
     assert parsed.said("h1") == [
         "1 failed, 2 regressed, 1 unhealthy, 1 improved, 1 recorded, 8 passed, 3 skipped"
     ]
+
+
+def test_what_the_gate_is_blind_to_is_marked_in_the_overview() -> None:
+    session = make_session(0).replace(results=(make_gpu_result(2), make_blind(make_gpu_result(2))))
+    page = render([session])
+    assert Page(page).said("h1") == ["2 passed (1 blind), 3 skipped"]
+    sharp, blind = re.findall(r'<tr data-case.*?data-verdict="passed">.*?</tr>', page, re.DOTALL)
+    assert "blind" not in sharp
+    assert '<span class="badge blind">blind</span>' in blind
+    assert '<td class="why">blind to changes of tokens/s below 32.4%</td>' in blind
 
 
 def test_what_needs_attention_is_unfolded(page: str) -> None:

@@ -880,9 +880,10 @@ def test_both_speeds_are_corrected_by_what_the_probe_says_of_the_machine(
         check = check_of(verdict, metric)
         assert check.worsening == pytest.approx(worsening, abs=0.005)
         assert check.measured == pytest.approx(tokens * (1000 if metric == "tokens_per_s" else 990))
-        assert check.note == "corrected for the machine's own speed (probe, exponent 1.00)"
+        assert (check.probe_exponent, check.note) == (1, None)
     for metric in ("step_jitter", "peak_memory_bytes"):
-        assert (check_of(verdict, metric).note, check_of(verdict, metric).outcome) == (None, "passed")
+        check = check_of(verdict, metric)
+        assert (check.probe_exponent, check.note, check.outcome) == (None, None, "passed")
 
 
 def test_the_probe_corrects_as_far_as_speed_follows_it() -> None:
@@ -898,7 +899,7 @@ def test_where_speed_does_not_follow_the_probe_nothing_is_corrected() -> None:
     verdict = judged([on_machine(0.85)], PROBED)
     check = check_of(verdict, "tokens_per_s")
     assert check.worsening == pytest.approx(0, abs=0.005)
-    assert check.note is None
+    assert check.probe_exponent is None
 
 
 def test_launches_without_a_probe_among_others_leave_all_as_measured() -> None:
@@ -907,7 +908,7 @@ def test_launches_without_a_probe_among_others_leave_all_as_measured() -> None:
     for runs in ([probed, bare], [bare, probed]):
         check = check_of(judged(runs, PROBED, corrected), "tokens_per_s")
         assert check.worsening == pytest.approx(1 / 0.85 - 1, abs=0.005)
-        assert check.note is None
+        assert check.probe_exponent is None
 
 
 @pytest.mark.parametrize("probe", [None, 0.0, math.nan])
@@ -917,14 +918,14 @@ def test_a_baseline_with_a_launch_without_a_sound_probe_leaves_all_as_measured(p
     verdict = judged([on_machine(0.85, tokens=0.85)], spoilt, noise_of(0.005, exponent=1))
     check = check_of(verdict, "tokens_per_s")
     assert check.worsening == pytest.approx(1 / 0.85 - 1, abs=0.005)
-    assert check.note is None
+    assert check.probe_exponent is None
 
 
 def test_a_probe_is_never_paired_with_another_launchs_figure() -> None:
     """Where one launch lacks the speed and another the probe, the lists are equally long."""
     mixed = [run_with(tokens_per_s=None, probe_s_p50=0.012), run_with(), *[on_machine(1)] * 3]
     verdict = judged([on_machine(1)], from_runs(mixed), noise_of(0.005, exponent=1))
-    assert check_of(verdict, "tokens_per_s").note is None
+    assert check_of(verdict, "tokens_per_s").probe_exponent is None
 
 
 def test_a_baseline_launch_without_the_figure_is_left_out_of_the_correction() -> None:
@@ -933,7 +934,7 @@ def test_a_baseline_launch_without_the_figure_is_left_out_of_the_correction() ->
     verdict = judged([on_machine(0.85, tokens=0.85)], from_runs([lacking, *[on_machine(1)] * 3]), corrected)
     check = check_of(verdict, "tokens_per_s")
     assert check.worsening == pytest.approx(0, abs=0.005)
-    assert check.note is not None
+    assert check.probe_exponent == 1
 
 
 def test_what_is_not_corrected_is_judged_by_the_noise_of_what_is_not() -> None:

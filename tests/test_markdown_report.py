@@ -8,9 +8,10 @@ from markdown_it import MarkdownIt
 
 from perfsuite.comparison import ComparisonTable
 from perfsuite.markdown_report import MAX_EXPLAINED, MAX_ROWS, render, text
+from perfsuite.result import Health
 from perfsuite.results import SessionFile, Skipped
 from tests.samples import make_result, never_run, now
-from tests.sessions import make_gpu_result, make_session
+from tests.sessions import make_blind, make_gpu_result, make_session
 from tests.test_html_report import EVIL, make_evil
 
 MIB = 2**20
@@ -80,6 +81,29 @@ def test_a_row_tells_the_figures() -> None:
         "vs baseline": "-7.3%",
         "memory": "31.00 GiB",
     }
+
+
+def test_a_row_tells_what_the_gate_is_blind_to() -> None:
+    session = make_session(0).replace(results=(make_gpu_result(2), make_blind(make_gpu_result(2))))
+    parsed = parse(render([session]))
+    assert parsed.headings == ["perfsuite: 2 passed (1 blind), 3 skipped"]
+    assert "<details><summary>2 passed (1 blind)</summary>" in parsed.html
+    assert [(row[0], row[2]) for row in parsed.rows[1:3]] == [
+        ("passed", ""),
+        ("passed (blind)", "blind to changes of tokens/s below 32.4%"),
+    ]
+
+
+def test_notes_are_told_with_the_explanations_and_of_the_rest_folded() -> None:
+    health = Health(samples=2, seconds=1, steps=2, notes=("GPU health | unknown",))
+    bad, good = make_gpu_result(1, "regressed"), make_gpu_result(2)
+    results = [
+        each.replace(runs=tuple(run.replace(health=health) for run in each.runs)) for each in (bad, good)
+    ]
+    parsed = parse(render([make_session(0).replace(results=tuple(results))]))
+    assert "note: GPU health | unknown (3 launches)" in parsed.items
+    assert "<details><summary>Notes: 1</summary>" in parsed.html
+    assert [good.case_id, "GPU health | unknown (3 launches)"] in parsed.rows
 
 
 def test_each_regression_is_explained_where_its_link_leads() -> None:
@@ -170,7 +194,7 @@ def test_markup_in_data_stays_text() -> None:
 def test_it_stays_far_below_what_github_takes() -> None:
     result = make_gpu_result(1, "throttled")
     noisy = result.verdict.replace(reasons=("x" * 100_000,) * 3)
-    quiet = make_result(now())
+    quiet = make_result(now().replace(notes=("y" * 100_000,)))
     session: SessionFile = make_session(0).replace(
         results=(*[result.replace(verdict=noisy)] * 3000, *[quiet] * 3000),
         skipped=(Skipped(nodeid="n", case_id="c" * 80, framework="f", reason="r" * 80),) * 3000,
@@ -179,7 +203,7 @@ def test_it_stays_far_below_what_github_takes() -> None:
     assert len(markdown.encode()) < MIB / 2
     assert f"{3000 - MAX_EXPLAINED} more are explained in the HTML report only." in markdown
     cut = [row[0] for row in parse(markdown).rows if row[0].startswith("and ")]
-    assert cut == [f"and {3000 - MAX_ROWS} more"] * 3
+    assert cut == [f"and {3000 - MAX_ROWS} more"] * 4
 
 
 def test_no_trailing_anchors_for_what_is_not_explained() -> None:

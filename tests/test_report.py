@@ -16,7 +16,7 @@ from perfsuite.report import (
     sentence,
     table,
 )
-from perfsuite.result import Failure, Figures, Observed
+from perfsuite.result import Failure, Figures, Health, Observed
 from perfsuite.sequential import Noise
 from tests.samples import (
     BEFORE,
@@ -229,10 +229,20 @@ def test_sentence_says_blind_where_the_gate_is() -> None:
 
 
 def test_sentence_ends_with_the_note() -> None:
-    noted = check(worsening=0.01, minimum_detectable=0.2, note="corrected for the machine's own speed")
+    noted = check(worsening=0.01, minimum_detectable=0.2, note="not in the baseline yet")
     assert sentence(noted).endswith(
-        "; blind: this gate finds only 20.0% or more reliably; corrected for the machine's own speed"
+        "; blind: this gate finds only 20.0% or more reliably; not in the baseline yet"
     )
+
+
+def test_sentence_says_how_far_the_probe_corrects() -> None:
+    assert sentence(check(worsening=0.01, probe_exponent=0.5)).endswith(
+        ": passed; corrected for the machine's own speed (probe, exponent 0.50)"
+    )
+
+
+def test_sentence_of_a_unit_that_has_no_words_of_its_own() -> None:
+    assert ": 5.0% more, 15.0% allowed" in sentence(check(unit="J", worsening=0.05))
 
 
 def test_sentence_of_what_was_not_measured() -> None:
@@ -311,6 +321,12 @@ def test_explanation_tells_each_note_once_and_how_often() -> None:
         "  note: drifting (2 launches)",
         "  note: retries",
     ]
+
+
+def test_explanation_tells_what_is_not_known_of_the_machines_health() -> None:
+    unknown = Health(samples=2, seconds=1, steps=2, notes=("GPU health is unknown",))
+    told = explanation(make_result(BEFORE.replace(health=unknown))).splitlines()
+    assert "  note: GPU health is unknown" in told
 
 
 def test_explanation_says_blind_and_why_inconclusive() -> None:

@@ -7,6 +7,7 @@ import pytest
 from perfsuite.case import KnownIssue
 from perfsuite.judge import Outcome
 from perfsuite.noise import ClassNoise
+from perfsuite.result import Health
 from perfsuite.results import Result
 from perfsuite.summary import (
     QUIET,
@@ -14,6 +15,7 @@ from perfsuite.summary import (
     headline,
     interruption,
     needs_words,
+    notes,
     percent,
     properties,
     provenance,
@@ -22,12 +24,14 @@ from perfsuite.summary import (
     tally,
     verdict,
 )
-from tests.samples import make_machine, make_result, never_run, now
-from tests.sessions import make_gpu_result, make_session
+from tests.samples import make_gpu_machine, make_machine, make_result, never_run, now
+from tests.sessions import make_blind, make_gpu_result, make_session
 
 EXCUSES = {
     excuse for option in get_args(Result.model_fields["excused"].annotation) for excuse in get_args(option)
 }
+
+UNKNOWN = Health(samples=2, seconds=1, steps=2, notes=("GPU health is unknown",))
 
 
 def test_the_headline_counts_the_worst_first_over_all_sessions() -> None:
@@ -107,9 +111,38 @@ def test_only_quiet_results_without_notes_need_no_words() -> None:
     assert not needs_words(make_result(now()))
     assert needs_words(make_result(now().replace(notes=("n",))))
     assert needs_words(make_gpu_result(2, "regressed"))
-    [first, *_] = (result := make_result(now())).verdict.checks
-    blind = result.verdict.replace(checks=(first.replace(minimum_detectable=1.0),))
-    assert needs_words(result.replace(verdict=blind))
+    assert needs_words(make_blind(make_result(now())))
+    assert needs_words(make_result(now().replace(health=UNKNOWN)))
+    assert needs_words(make_result(now().replace(inject="slowdown=1%")))
+
+
+def test_notes_are_those_of_launches_health_and_machine_each_once_and_how_often() -> None:
+    machine = make_gpu_machine().replace(note="unknown peak")
+    run = now().replace(notes=("a",), health=UNKNOWN, machine=machine)
+    result = make_result(run.replace(inject="nan"), run.replace(notes=()), before=None)
+    assert notes(result) == [
+        "a fault was injected: nan",
+        "a",
+        "GPU health is unknown (2 launches)",
+        "unknown peak",
+    ]
+    assert notes(make_result(now().replace(machine=make_machine(note="NVML found no GPU")))) == []
+
+
+def test_what_noise_hides_is_counted_and_named_with_the_smallest_change_that_is_found() -> None:
+    passed, regressed = make_gpu_result(2), make_gpu_result(2, "regressed")
+    assert tally([passed, make_blind(passed), make_blind(passed)]) == ["3 passed (2 blind)"]
+    session = make_session(0).replace(results=(passed, make_blind(regressed)))
+    assert headline([session]) == "1 regressed (1 blind), 1 passed, 3 skipped"
+    hidden = "blind to changes of tokens/s below 32.4%"
+    assert reason(make_blind(passed)) == hidden
+    assert reason(make_blind(regressed)) == f"tokens/s -7.4%, tokens/s with stalls -7.3%; {hidden}"
+    told = properties(make_blind(passed))
+    assert (told["blind"], told["tokens_per_s_minimum_detectable"]) == ("tokens_per_s", 0.324)
+    assert told["reason"] == hidden
+    sharp = properties(passed)
+    assert "blind" not in sharp
+    assert float(sharp["tokens_per_s_minimum_detectable"]) < 0.03
 
 
 def test_properties_hold_verdict_figures_and_changes() -> None:
