@@ -20,7 +20,7 @@ from perfsuite.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, Metric
 from perfsuite.noise import PROBE_CORRECTED, ClassNoise, is_size, pairs
 from perfsuite.probe_correction import probe_corrected
 from perfsuite.result import FailureKind, Run
-from perfsuite.sequential import MAX_LAUNCHES, decide
+from perfsuite.sequential import MAX_LAUNCHES, Noise, decide
 
 Outcome = Literal[
     "passed", "improved", "regressed", "inconclusive", "recorded", "unhealthy", "failed", "undecided"
@@ -45,6 +45,8 @@ MAX_UNHEALTHY = 3
 """Launches on an unhealthy machine, if not outnumbered by healthy ones, before that is the verdict."""
 THROUGH_THE_STACK = ("torch", "cuda", "cudnn", "nccl", "driver")
 """What a probe runs through: where one of these changed, a slower probe does not blame the machine."""
+UNKNOWN_NOISE = "the noise between launches is unknown: too few launches in the baselines of this hardware"
+UNKNOWN_EXPONENT = "how speed follows the probe is unknown: accept more launches"
 LOSS_SIGMAS = 6.0
 LOSS_FLOOR = 0.02
 """Relative difference of the loss curve that is always allowed: reductions in another order drift apart."""
@@ -118,12 +120,13 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
     used = len(runs)
     for run in runs:
         if run.failure is not None:
-            reason = f"{run.failure.kind}: {run.failure.message}"
-            return Verdict(outcome="failed", launches=used, failure=run.failure.kind, reasons=(reason,))
+            reasons = [f"{run.failure.kind}: {run.failure.message}"]
+            reasons += [f"meanwhile {why}" for why in health.unhealthy(run.health, run.machine)]
+            return Verdict(outcome="failed", launches=used, failure=run.failure.kind, reasons=tuple(reasons))
     sick = {number: why for number, run in enumerate(runs, 1) if (why := unhealthy(run, baseline))}
     healthy = [run for number, run in enumerate(runs, 1) if number not in sick]
     if len(sick) >= max(MAX_UNHEALTHY, len(healthy)):
-        verdict = Verdict(outcome="unhealthy", launches=used)
+        verdict = _despite_the_machine(runs, baseline) or Verdict(outcome="unhealthy", launches=used)
     elif not healthy:
         verdict = Verdict(outcome="undecided", launches=used)
     else:
@@ -141,13 +144,31 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
 
 def _compare(runs: list[Run], used: int, baseline: Baseline, noise: ClassNoise, policy: Policy) -> Verdict:
     """Judge healthy launches against the baseline."""
-    if unlike := _unlike(runs[-1], baseline):
-        why = tuple(f"cannot be compared: {reason}" for reason in unlike)
-        return Verdict(outcome="failed", launches=used, failure="unlike", reasons=why)
-    if (difference := _loss_differs(runs, baseline)) is not None:
-        return Verdict(outcome="failed", launches=used, failure="loss", reasons=(difference,))
+    if (failed := _cannot_be_compared(runs, baseline)) is not None:
+        return failed.replace(launches=used)
     checks = tuple(_check(metric, runs, baseline, noise, policy) for metric in GATED)
     return _overall(checks, used)
+
+
+def _cannot_be_compared(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:
+    if unlike := _unlike(runs[-1], baseline):
+        why = tuple(f"cannot be compared: {reason}" for reason in unlike)
+        return Verdict(outcome="failed", launches=len(runs), failure="unlike", reasons=why)
+    if (difference := _loss_differs(runs, baseline)) is not None:
+        return Verdict(outcome="failed", launches=len(runs), failure="loss", reasons=(difference,))
+    return None
+
+
+def _despite_the_machine(runs: Sequence[Run], baseline: Baseline | None) -> Verdict | None:
+    """What no sick machine explains: other settings, another loss, more memory of a GPU. None: nothing."""
+    if baseline is None:
+        return None
+    if (failed := _cannot_be_compared(runs, baseline)) is not None:
+        return failed
+    memory = _unjudged(PEAK_MEMORY, runs, baseline)
+    if memory.outcome == "recorded" and runs[0].machine.device == "cuda":
+        memory = _exact(PEAK_MEMORY, memory)
+    return _overall((memory,), len(runs)) if memory.outcome == "regressed" else None
 
 
 def _first_time(runs: list[Run], used: int, policy: Policy) -> Verdict:
@@ -165,7 +186,7 @@ def _overall(checks: tuple[Check, ...], used: int) -> Verdict:
     return Verdict(outcome=outcome, launches=used, checks=checks, failure=failure)
 
 
-def _unjudged(metric: Metric, runs: list[Run], baseline: Baseline | None = None) -> Check:
+def _unjudged(metric: Metric, runs: Sequence[Run], baseline: Baseline | None = None) -> Check:
     """The check of a metric before it is judged; `failed` if a launch lacks it or it is no number."""
     values = [getattr(run.figures, metric.name) for run in runs]
     then = baseline.values(metric.name) if baseline is not None else []
@@ -195,32 +216,54 @@ def _check(metric: Metric, runs: list[Run], baseline: Baseline, noise: ClassNois
     if check.outcome == "failed" or check.measured is None:
         return check
     if check.baseline is None:
-        return check.replace(outcome="passed", note="not in the baseline yet")
+        return check.replace(outcome="inconclusive", note="not in the baseline: accept or record it anew")
     if metric.exact_on_gpu and runs[0].machine.device == "cuda":
         return _exact(metric, check)
     now = [metric.cost(getattr(run.figures, metric.name)) for run in runs]
     then = [metric.cost(value) for value in baseline.values(metric.name)]
-    exponent: float | None = None
-    if metric in PROBE_CORRECTED:
-        now, then, exponent = _corrected(metric, now, then, runs, baseline, noise)
-    known = noise.of(metric, corrected=exponent is not None)
-    if known is None:
-        why = "the noise between launches is unknown: too few launches in the baselines of this hardware"
-        return check.replace(outcome="inconclusive", note=why)
-    decision = decide(
-        then,
-        now[: policy.most],
-        tolerance=check.tolerance,
-        noise=known,
-        max_launches=policy.most,
-    )
+    raw = _decided(check, now, then, noise.of(metric, corrected=False), policy)
+    if metric not in PROBE_CORRECTED:
+        return raw
+    paired_now = pairs((run.figures for run in runs), metric)
+    paired_then = pairs((launch.figures for launch in baseline.launches), metric)
+    if len(paired_now) < len(now) or len(paired_then) < len(then):
+        return raw
+    exponent = noise.probe_exponent or 1.0
+    at_its_speed = probe_corrected(paired_then, paired_now, exponent=exponent)
+    launches, before = list(at_its_speed.launches), list(at_its_speed.baseline)
+    corrected = _decided(check, launches, before, noise.of(metric), policy).replace(probe_exponent=exponent)
+    if not noise.probe_exponent:
+        return raw if raw.outcome != "regressed" else _agreed(raw, corrected, UNKNOWN_EXPONENT)
+    if _same_stack(runs[-1], baseline):
+        return corrected
+    return _agreed(corrected, raw, "the software that the probe runs through changed, too")
+
+
+def _decided(
+    check: Check, now: Sequence[float], then: Sequence[float], noise: Noise | None, policy: Policy
+) -> Check:
+    """The check with what the sequential test says of today's costs beside the baseline's."""
+    if noise is None:
+        return check.replace(outcome="inconclusive", note=UNKNOWN_NOISE)
+    most = policy.most
+    decision = decide(then, now[:most], tolerance=check.tolerance, noise=noise, max_launches=most)
     return check.replace(
         outcome=decision.outcome,
         worsening=decision.estimate,
         interval=decision.interval,
         minimum_detectable=decision.minimum_detectable_drop,
-        probe_exponent=exponent,
     )
+
+
+def _agreed(check: Check, other: Check, why: str) -> Check:
+    """`check`, if it says the same with and without the probe; else it is not known."""
+    if check.outcome == other.outcome:
+        return check
+    if "undecided" in (check.outcome, other.outcome):
+        return check.replace(outcome="undecided")
+    corrected, raw = (check, other) if check.probe_exponent is not None else (other, check)
+    said = f"as measured {raw.outcome}, corrected for the machine's own speed {corrected.outcome}"
+    return check.replace(outcome="inconclusive", note=f"{said}; {why}")
 
 
 def _exact(metric: Metric, check: Check) -> Check:
@@ -231,26 +274,6 @@ def _exact(metric: Metric, check: Check) -> Check:
     if abs(worsening) > check.tolerance:
         outcome = "regressed" if worsening > 0 else "improved"
     return check.replace(outcome=outcome, worsening=worsening, minimum_detectable=check.tolerance)
-
-
-def _corrected(
-    metric: Metric,
-    now: list[float],
-    then: list[float],
-    runs: list[Run],
-    baseline: Baseline,
-    noise: ClassNoise,
-) -> tuple[list[float], list[float], float | None]:
-    """The costs at the machine speed that is typical of the baseline, where every launch's probe tells it.
-
-    Also the exponent of that correction, None where there is none.
-    """
-    paired_then = pairs((launch.figures for launch in baseline.launches), metric)
-    paired_now = pairs((run.figures for run in runs), metric)
-    if not noise.probe_exponent or len(paired_now) < len(now) or len(paired_then) < len(then):
-        return now, then, None
-    corrected = probe_corrected(paired_then, paired_now, exponent=noise.probe_exponent)
-    return list(corrected.launches), list(corrected.baseline), noise.probe_exponent
 
 
 def unhealthy(run: Run, baseline: Baseline | None) -> list[str]:
@@ -275,7 +298,7 @@ def unhealthy(run: Run, baseline: Baseline | None) -> list[str]:
     return reasons
 
 
-def _loss_differs(runs: list[Run], baseline: Baseline) -> str | None:
+def _loss_differs(runs: Sequence[Run], baseline: Baseline) -> str | None:
     """Where today's loss curve leaves the baseline's, beyond what its launches scatter; None if nowhere."""
     curves = [launch.loss for launch in baseline.launches if launch.loss]
     for run in runs:
@@ -303,8 +326,9 @@ def _unlike(run: Run, baseline: Baseline) -> list[str]:
             f"observed {key}": (before.get(key, "?"), now.get(key, "?")) for key in sorted({*before, *now})
         }
     for name in type(run.case).model_fields:
-        if name not in NOT_IN_ID:
-            settings[name] = (str(getattr(baseline.case, name)), str(getattr(run.case, name)))
+        then_asked, now_asked = getattr(baseline.case, name), getattr(run.case, name)
+        if name not in NOT_IN_ID and then_asked != now_asked:  # their text may still say the same
+            settings[name] = (str(then_asked), str(now_asked))
     return [
         f"{key} was {then!r} in the baseline and is {now!r}"
         for key, (then, now) in settings.items()

@@ -16,6 +16,7 @@ from perfsuite.baseline import Baseline, from_runs
 from perfsuite.data import plain
 from perfsuite.judge import MAX_UNHEALTHY, UNMEASURED, Check, Outcome, Policy, Verdict, judge
 from perfsuite.metric import GATED
+from perfsuite.models import Model
 from perfsuite.noise import ClassNoise
 from perfsuite.result import Failure, Flops, Health, Observed, Run
 from perfsuite.sequential import MAX_LAUNCHES, Noise
@@ -445,11 +446,11 @@ def test_a_metric_that_was_never_measured_fails_at_once_without_a_baseline_too(m
 
 
 @pytest.mark.parametrize("metric", ["tokens_per_s_mean", "step_jitter"])
-def test_a_lesser_metric_that_only_the_run_has_passes_and_is_said(metric: str) -> None:
+def test_a_lesser_metric_that_the_baseline_lacks_is_not_known(metric: str) -> None:
     baseline = from_runs([run_with(**{metric: None})] * 3)
     verdict = judged(usual()[:1], baseline)
-    assert verdict.outcome == "passed"
-    assert check_of(verdict, metric).note == "not in the baseline yet"
+    assert verdict.outcome == "inconclusive"
+    assert check_of(verdict, metric).note == "not in the baseline: accept or record it anew"
 
 
 @pytest.mark.parametrize("metric", ["tokens_per_s", "peak_memory_bytes"])
@@ -788,12 +789,85 @@ def test_what_changed_is_told_of_an_unhealthy_machine_too() -> None:
     assert (verdict.outcome, verdict.changed) == ("unhealthy", ("OMP_NUM_THREADS: unset -> 2",))
 
 
-def test_on_a_cpu_a_machine_of_another_speed_is_no_excuse_for_other_software() -> None:
-    before = [with_stack(on_machine(1)) for _ in range(5)]
-    after = [with_stack(on_machine(0.7, tokens=0.7), torch="2.14.0") for _ in range(9)]
-    verdict = session(after, from_runs(before))
-    assert verdict.outcome == "regressed"
-    assert any(line.startswith("probe beside the steps (s): ") for line in verdict.changed)
+@pytest.mark.parametrize(
+    ("machine", "tokens", "outcome"),
+    [
+        (0.7, 0.7, "inconclusive"),  # a slower machine, or a slower matrix product
+        (1.2, 1, "inconclusive"),  # a faster matrix product, and nothing else
+        (1, 0.7, "regressed"),
+        (0.9, 0.6, "regressed"),
+        (1, 1, "passed"),
+        (0.97, 0.97, "passed"),
+    ],
+)
+def test_on_a_cpu_with_other_software_a_verdict_holds_with_and_without_the_probe(
+    machine: float, tokens: float, outcome: str
+) -> None:
+    before = from_runs([with_stack(on_machine(1)) for _ in range(5)])
+    after = [with_stack(on_machine(machine, tokens=tokens), torch="2.14.0") for _ in range(15)]
+    verdict = session(after, before, noise_of(0.005, exponent=1))
+    assert verdict.outcome == outcome
+    note = check_of(verdict, "tokens_per_s").note
+    assert (note is not None and "the software that the probe runs through changed" in note) == (
+        outcome == "inconclusive"
+    )
+    if machine in (0.7, 1.2):
+        assert any(line.startswith("probe beside the steps (s): ") for line in verdict.changed)
+
+
+@pytest.mark.parametrize(
+    ("machine", "tokens", "outcome"),
+    [(0.82, 0.82, "inconclusive"), (1, 0.8, "regressed"), (0.9, 0.6, "regressed"), (0.85, 0.95, "passed")],
+)
+def test_on_a_cpu_a_slower_machine_is_not_called_a_regression_while_its_effect_is_unknown(
+    machine: float, tokens: float, outcome: str
+) -> None:
+    verdict = session([on_machine(machine, tokens=tokens)] * 15, PROBED)
+    assert verdict.outcome == outcome
+    if outcome == "inconclusive":
+        said = check_of(verdict, "tokens_per_s").note
+        assert said == (
+            "as measured regressed, corrected for the machine's own speed passed; "
+            "how speed follows the probe is unknown: accept more launches"
+        )
+
+
+SICK_GPU = on_gpu(600)
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome", "failure"),
+    [
+        ({}, "unhealthy", None),
+        ({"figures": make_figures(peak_memory_bytes=65 * MIB)}, "regressed", None),
+        ({"figures": make_figures(peak_memory_bytes=60 * MIB)}, "unhealthy", None),
+        ({"loss": tuple(9.0 for _ in SICK_GPU.loss)}, "failed", "loss"),
+        ({"case": make_case(micro_batch=4)}, "failed", "unlike"),
+    ],
+)
+def test_what_no_sick_machine_explains_is_told_of_one_too(
+    changes: dict[str, Any], outcome: str, failure: str | None
+) -> None:
+    baseline = from_runs([on_gpu(700)] * 5)
+    verdict = session([SICK_GPU.replace(**changes)] * 3, baseline)
+    assert (verdict.outcome, verdict.failure, verdict.launches) == (outcome, failure, 3)
+    assert verdict.unhealthy_launches == (1, 2, 3)
+
+
+def test_a_failure_on_a_disturbed_machine_says_so() -> None:
+    out_of_memory = Failure(kind="out_of_memory", message="x")
+    verdict = judged([make_run(failure=out_of_memory, health=DISTURBED)])
+    assert verdict.failure == "out_of_memory"
+    assert verdict.reasons[1].startswith("meanwhile other processes used 60% of the cores")
+
+
+def test_the_order_of_keys_in_a_model_is_no_difference() -> None:
+    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}
+    one, other = (
+        make_run(case=make_case(model=Model(name="mine", config=dict(items))))
+        for items in (config.items(), reversed(config.items()))
+    )
+    assert judged([one], from_runs([other] * 3)).failure is None
 
 
 def test_on_a_cpu_the_device_probe_says_nothing() -> None:
