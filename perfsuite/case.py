@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, m
 
 from perfsuite.data import Data, Document
 from perfsuite.framework import Framework, changed_fields, parse_framework
-from perfsuite.hardware import hardware_error
+from perfsuite.hardware import ACCELERATORS, hardware_error
 from perfsuite.models import Model, find
 
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
@@ -163,8 +163,9 @@ class Case(Data):
 
     @property
     def markers(self) -> list[str]:
-        """The pytest markers that select this case."""
-        return sorted({name.split("-")[0] for name in self.hardware})
+        """The pytest markers that select this case; one for any GPU is meant for each of them."""
+        names = {name.split("-")[0] for name in self.hardware}
+        return sorted(names | (set(ACCELERATORS) - {"cpu"} if "gpu" in names else set()))
 
     @property
     def total_steps(self) -> int:

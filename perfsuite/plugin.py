@@ -30,6 +30,8 @@ from perfsuite.session import NO_COMPARISONS, Options, Session, check_same
 CLOCK = pytest.StashKey[ReplayClock]()
 PASSED = pytest.StashKey[bool]()
 """Whether the test itself had no complaint."""
+EMPTY = pytest.StashKey[bool]()
+"""Of a test whose parametrization found no case: pytest would skip it."""
 RESULT = pytest.StashKey[Result]()
 SESSION = pytest.StashKey[Session]()
 NO_BASELINE = ("record", "fail")
@@ -191,11 +193,21 @@ def _case(item: pytest.Item) -> Case | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse two cases that share an id: they would share a baseline."""
+    """Refuse two cases that share an id: they would share a baseline. Find tests that have no case."""
+    for item in filter(_uses_bench, items):
+        with_case = [mark for mark in item.own_markers if not _says_empty(mark)]
+        if len(with_case) < len(item.own_markers):
+            item.own_markers = with_case
+            item.stash[EMPTY] = True
     seen: dict[str, Case] = {}
     for case in filter(None, map(_case, items)):
         with _usage_error():
             check_same(seen.setdefault(case.id, case), case)
+
+
+def _says_empty(mark: pytest.Mark) -> bool:
+    """Whether pytest put it there to skip a test whose parametrization is empty."""
+    return mark.name == "skip" and str(mark.kwargs.get("reason", "")).startswith("got empty parameter set")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -226,13 +238,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             "Run without -n (or with -p no:xdist).",
             pytrace=False,
         )
-    session = item.config.stash[SESSION]
-    if (case := _case(item)) is not None and (reason := session.skip_reason(case, item.nodeid)) is not None:
-        pytest.skip(reason)
+    if EMPTY in item.stash:
+        pytest.fail("no case: the parameters of this test are empty", pytrace=False)
+    if (case := _case(item)) is not None:
+        _skip_if_impossible(item, case)
     clock = item.stash[CLOCK] = ReplayClock()
     closest = item.get_closest_marker("benchmark")
     options = {**(closest.kwargs if closest else {}), "timer": clock}
     item.add_marker(pytest.mark.benchmark(**options), append=False)
+
+
+def _skip_if_impossible(item: pytest.Item, case: Case) -> None:
+    try:
+        reason = item.config.stash[SESSION].skip_reason(case, item.nodeid)
+    except PerfsuiteError as error:
+        pytest.fail(str(error), pytrace=False)
+    if reason is not None:
+        pytest.skip(reason)
 
 
 @pytest.fixture
@@ -246,8 +268,8 @@ def bench(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Callable[[
         if asked:
             pytest.fail("bench measures one case per test: parametrize the test instead", pytrace=False)
         asked.append(case)
-        if case != _case(item) and (reason := session.skip_reason(case, item.nodeid)) is not None:
-            pytest.skip(reason)
+        if case != _case(item):
+            _skip_if_impossible(item, case)
         try:
             result = session.measure(case, item.nodeid)
         except PerfsuiteError as error:

@@ -101,9 +101,19 @@ class Session:
         return unsupported(case, self.machine_for(case)) is None
 
     def skip_reason(self, case: Case, nodeid: str) -> str | None:
-        """Why this machine cannot run `case`, which is then kept as skipped, or None."""
-        reason = unsupported(case, self.machine_for(case))
+        """Why this machine cannot run `case`, which is then kept as skipped, or None.
+
+        Raises `CaseError` where baselines are required and this hardware class has a reviewed one: it could
+        run there once, and a package or a GPU is missing.
+        """
+        machine = self.machine_for(case)
+        reason = unsupported(case, machine)
         if reason is not None:
+            file = baseline.path(self.options.baselines, machine.hardware_class, case)
+            if self.options.fail_without_baseline and file.exists():
+                reason = f"{reason}; but there is {file}, and --perf-no-baseline=fail"
+                self._keep_error(case, nodeid, reason)
+                raise CaseError(reason)
             skipped = Skipped(nodeid=nodeid, case_id=case.id, framework=case.framework.name, reason=reason)
             self.skipped.append(skipped)
         return reason
@@ -120,18 +130,20 @@ class Session:
         except PerfsuiteError as error:
             self.running = None
             if len(self.results) == known:
-                verdict = Verdict(outcome="failed", launches=0, failure="error", reasons=(str(error),))
-                result = Result(
-                    nodeid=nodeid,
-                    case_id=case.id,
-                    framework=case.framework.name,
-                    runs=(),
-                    verdict=verdict,
-                    baseline_file=None,
-                    directory=str(self.files),
-                )
-                self.results.append(result)
+                self._keep_error(case, nodeid, str(error))
             raise
+
+    def _keep_error(self, case: Case, nodeid: str, reason: str) -> None:
+        result = Result(
+            nodeid=nodeid,
+            case_id=case.id,
+            framework=case.framework.name,
+            runs=(),
+            verdict=Verdict(outcome="failed", launches=0, failure="error", reasons=(reason,)),
+            baseline_file=None,
+            directory=str(self.files),
+        )
+        self.results.append(result)
 
     def _measure(self, case: Case, nodeid: str) -> Result:
         check_same(self._cases.setdefault(case.id, case), case)
@@ -174,7 +186,7 @@ class Session:
             verdict=verdict,
             baseline_file=str(file) if file else None,
             directory=str(directory),
-            excused=_excuse(case, verdict, has_baseline=accepted is not None),
+            excused=_excuse(case, verdict, accepted),
         )
         self.results.append(result)
         if recorded and file is not None:
@@ -248,10 +260,12 @@ def check_same(first: Case, case: Case) -> None:
 
 
 def _excuse(
-    case: Case, verdict: Verdict, *, has_baseline: bool
+    case: Case, verdict: Verdict, before: Baseline | None
 ) -> Literal["known issue", "out of memory"] | None:
-    if case.known_issue is not None and verdict.failure == case.known_issue.failure:
+    """A reviewed baseline says that an issue is gone, any baseline that it fits into memory."""
+    is_issue = case.known_issue is not None and verdict.failure == case.known_issue.failure
+    if is_issue and (before is None or before.accepted is None):
         return "known issue"
-    if case.may_run_out_of_memory and verdict.failure == "out_of_memory" and not has_baseline:
+    if case.may_run_out_of_memory and verdict.failure == "out_of_memory" and before is None:
         return "out of memory"
     return None

@@ -6,6 +6,7 @@ time or, with a repository, of its commits. Imports neither torch nor pytest.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,7 +51,7 @@ class Finding(Data):
     """What changed between these sessions: versions, settings, driver, the case itself."""
     worse: bool
     accepted: bool
-    """Whether the reviewed baseline of this case was measured after it."""
+    """Whether the reviewed baseline of this case was measured after it, at the new level."""
     open: bool
     """Worse, not accepted, and the newest level is still worse than that before this change."""
 
@@ -232,7 +233,7 @@ def _findings(
             inside = measured[change.earliest - 1 : change.latest + 1]
             first, last = (places[one.sessions[index]] for index in (inside[0], inside[-1]))
             worse = change.relative > 0
-            accepted = worse and _measured_on(baselines / key[0] / f"{key[1]}.json") >= _day(last)
+            accepted = worse and _accepts(baselines / key[0] / f"{key[1]}.json", metric, change, _day(last))
             found.append(
                 Finding(
                     hardware_class=key[0],
@@ -253,11 +254,17 @@ def _findings(
     return found
 
 
-def _measured_on(file: Path) -> date:
-    """The day of a baseline, UTC; long ago if there is none."""
+def _accepts(file: Path, metric: MetricName, change: Change, day: date) -> bool:
+    """Whether a baseline was measured on that day (UTC) or later, nearer to the new level than to the old."""
     if not file.exists():
-        return date.min
-    return datetime.fromisoformat(data.read(file, Baseline).recorded_at).astimezone(UTC).date()
+        return False
+    held = data.read(file, Baseline)
+    speed, memory = held.median("tokens_per_s"), held.median("peak_memory_bytes")
+    level = memory if metric == "peak memory" else 1 / speed if speed else None
+    if level is None:
+        return False
+    measured_on = datetime.fromisoformat(held.recorded_at).astimezone(UTC).date()
+    return measured_on >= day and level > math.sqrt(change.before * change.after)
 
 
 def _differences(seen: Sequence[Mapping[str, str]]) -> tuple[str, ...]:

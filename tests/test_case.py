@@ -15,6 +15,7 @@ from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.fake import Fake
 from perfsuite.frameworks.fsdp import FSDP
 from perfsuite.frameworks.fsdp2 import FSDP2
+from perfsuite.hardware import ACCELERATORS
 from perfsuite.models import MODELS, Model, llama
 from tests.samples import make_case
 
@@ -250,6 +251,7 @@ def test_model_framework_and_hardware_may_be_given_by_name() -> None:
         ("cpu", ["cpu"]),
         (("h100-80gb-sxm", "h100-94gb-nvl"), ["h100"]),
         (("v100", "cpu", "a100-80gb"), ["a100", "cpu", "v100"]),
+        ("gpu", sorted(set(ACCELERATORS) - {"cpu"})),
     ],
 )
 def test_markers(hardware: Any, markers: list[str]) -> None:

@@ -308,6 +308,31 @@ def test_xdist_is_refused_with_the_reason(suite: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*perfsuite does not run under pytest-xdist*Run without -n*"])
 
 
+def test_a_test_whose_parameters_are_empty_fails(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        test_cases=CASES.replace("[FAKE, A100]", "[]") + "\n    def test_other(bench):\n        bench(FAKE)\n"
+    )
+    result = suite.runpytest()
+    result.stdout.fnmatch_lines(["*no case: the parameters of this test are empty*", "*1 error, 1 recorded*"])
+
+
+def test_a_night_skips_no_case_that_this_hardware_could_run_once(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_cpu(suite)
+    file = local_baseline(suite)
+    reviewed = suite.path / "baselines" / file.parent.name / file.name
+    reviewed.parent.mkdir(parents=True)
+    file.rename(reviewed)
+    reason = "it needs 2 cores (one per process), this machine has 1"
+    monkeypatch.setattr(session, "unsupported", lambda case, machine: reason)
+    assert run_cpu(suite).ret == 1  # nothing measured
+    night = run_cpu(suite, "--perf-no-baseline=fail", "--perf-json=out.json")
+    night.stdout.fnmatch_lines([f"*{reason}; but there is *{file.name}, and --perf-no-baseline=fail*"])
+    night.assert_outcomes(errors=1)
+    assert read_json(suite)["results"][0]["verdict"]["failure"] == "error"
+
+
 def test_two_cases_with_one_id_are_refused(suite: pytest.Pytester) -> None:
     suite.makepyfile(
         test_cases="""

@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 from perfsuite import baseline, cli, data
 from perfsuite.errors import FileError
 from perfsuite.trend import Trend, trend
-from tests.samples import make_case, make_run
-from tests.synthetic import Level, make_repository, write_history
+from tests.samples import make_case, make_figures, make_run
+from tests.synthetic import TOKENS_PER_STEP, Level, make_repository, write_history
 
 H100 = "h100-80gb-sxm"
 CASES = [make_case(hardware="h100", micro_batch=n) for n in (1, 2, 4)]
@@ -157,11 +157,15 @@ def test_what_was_mended_is_told_and_does_not_fail(tmp_path: Path, commits: list
     assert found.failing == []
 
 
-@pytest.mark.parametrize(("day", "is_open"), [("2024-02-09", True), ("2024-02-10", False)])
-def test_a_baseline_that_was_measured_since_accepts_a_worsening(
-    root: Path, tmp_path: Path, day: str, is_open: bool
+@pytest.mark.parametrize(
+    ("day", "step_s", "is_open"),
+    [("2024-02-09", 0.103, True), ("2024-02-10", 0.103, False), ("2024-02-20", 0.1, True)],
+)
+def test_a_baseline_that_was_measured_since_at_the_new_level_accepts_a_worsening(
+    root: Path, tmp_path: Path, day: str, step_s: float, is_open: bool
 ) -> None:
-    before = baseline.from_runs([make_run(case=CASES[0])]).replace(recorded_at=f"{day}T12:00:00+00:00")
+    run = make_run(case=CASES[0], figures=make_figures(tokens_per_s=TOKENS_PER_STEP / step_s))
+    before = baseline.from_runs([run]).replace(recorded_at=f"{day}T12:00:00+00:00")
     data.write(tmp_path / H100 / f"{SLOWER}.json", before)
     found = trend(root / "history", repo=root / "repo", baselines=tmp_path)
     slower, larger = found.findings
