@@ -133,10 +133,13 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
 
 def _compare(runs: list[Run], used: int, baseline: Baseline, noise: ClassNoise, policy: Policy) -> Verdict:
     """Judge healthy launches against the baseline."""
-    if unlike := _unlike(runs[-1], baseline):
-        why = tuple(f"cannot be compared: {reason}" for reason in unlike)
+    if unlike := differences(runs[-1], baseline):
+        why = tuple(
+            f"cannot be compared: {key} was {then!r} in the baseline and is {now!r}"
+            for key, (then, now) in unlike.items()
+        )
         return Verdict(outcome="failed", launches=used, failure="unlike", reasons=why)
-    changed = tuple(_changed(runs[-1], baseline))
+    changed = tuple(environment_changes(runs[-1], baseline))
     if (difference := _loss_differs(runs, baseline)) is not None:
         return Verdict(
             outcome="failed", launches=used, failure="loss", reasons=(difference,), changed=changed
@@ -287,8 +290,8 @@ def _loss_differs(runs: list[Run], baseline: Baseline) -> str | None:
     return None
 
 
-def _unlike(run: Run, baseline: Baseline) -> list[str]:
-    """Settings that make two runs incomparable, with both values."""
+def differences(run: Run, baseline: Baseline) -> dict[str, tuple[str, str]]:
+    """Settings that make a run incomparable: the baseline's value and the run's, by name."""
     settings = {"hardware class": (baseline.hardware_class, run.machine.hardware_class)}
     if run.flops is not None and baseline.flops is not None:
         settings["FLOP formula"] = (baseline.flops.formula, run.flops.formula)
@@ -300,14 +303,11 @@ def _unlike(run: Run, baseline: Baseline) -> list[str]:
     for name in type(run.case).model_fields:
         if name not in NOT_IN_ID:
             settings[name] = (str(getattr(baseline.case, name)), str(getattr(run.case, name)))
-    return [
-        f"{key} was {then!r} in the baseline and is {now!r}"
-        for key, (then, now) in settings.items()
-        if then != now
-    ]
+    return {key: (then, now) for key, (then, now) in settings.items() if then != now}
 
 
-def _changed(run: Run, baseline: Baseline) -> list[str]:
+def environment_changes(run: Run, baseline: Baseline) -> list[str]:
+    """What a worker observed to be another version or variable than at the baseline, with both values."""
     if run.observed is None or baseline.observed is None:
         return []
     before, now = baseline.observed.environment, run.observed.environment
