@@ -110,8 +110,7 @@ refresh: .venv/installed  ## HARDWARE=h100 CASES='fsdp2 and not 8b' REASON='torc
 	.venv/bin/pytest bench_cases -m "$$HARDWARE" -k "$$CASES" --perf-min-launches=10 --perf-report "$$OUT" \
 		--perf-store=.perfsuite/refresh $(ARGS) || [ $$? -eq 1 ]
 	.venv/bin/perfsuite baseline accept --store .perfsuite/refresh --reason "$$REASON" \
-		> "$$OUT/before-after.txt" 2>&1 || [ $$? -eq 1 ]
-	cat "$$OUT/before-after.txt"
+		> "$$OUT/before-after.txt" 2>&1; status=$$?; cat "$$OUT/before-after.txt"; [ $$status -le 1 ]
 	test -n "$$(git status --porcelain baselines)"
 
 propose:  ## HARDWARE=h100: the new baselines as a pull request, whose text GitHub limits

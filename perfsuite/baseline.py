@@ -74,11 +74,11 @@ class Baseline(Document):
 
 
 def from_runs(runs: Sequence[Run], *, accepted: Acceptance | None = None) -> Baseline:
-    """A baseline out of runs of one case on one hardware class."""
-    first = runs[0]
+    """A baseline out of runs of one case on one hardware class, oldest first: as the newest one ran."""
+    first, newest = runs[0], runs[-1]
     return Baseline(
-        hardware_class=first.machine.hardware_class,
-        case=first.case,
+        hardware_class=newest.machine.hardware_class,
+        case=newest.case,
         launches=tuple(
             BaselineLaunch(
                 figures=_rounded(run.figures),
@@ -87,8 +87,8 @@ def from_runs(runs: Sequence[Run], *, accepted: Acceptance | None = None) -> Bas
             )
             for run in runs
         ),
-        flops=first.flops,
-        observed=first.observed,
+        flops=newest.flops,
+        observed=newest.observed,
         recorded_at=first.started_at,
         accepted=accepted,
     )

@@ -11,22 +11,21 @@ import json
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from perfsuite import baseline, data
 from perfsuite.baseline import Acceptance, Baseline
 from perfsuite.errors import FileError, GitError, PerfsuiteError
 from perfsuite.git import git
 from perfsuite.hardware import detect
-from perfsuite.judge import unhealthy
+from perfsuite.judge import differences, environment_changes, unhealthy
 from perfsuite.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, Metric
 from perfsuite.noise import class_noise
-from perfsuite.report import amount
+from perfsuite.report import amount, console
 from perfsuite.result import Run
 
 app = typer.Typer(help="Reviewed baselines: what each case reached when somebody accepted it.")
@@ -51,7 +50,7 @@ def list_baselines(baselines: Baselines = Path("baselines"), store: Store = Path
         grid.add_column(heading, overflow="fold")
     for directory in (baselines, store / "baselines"):
         for file in sorted(directory.glob("*/*.json")):
-            held = _read(file)
+            held = data.read(file, Baseline)
             accepted = "local" if held.accepted is None else f"by {held.accepted.by}"
             speed, memory = (amount(held.median(m.name), m.unit) for m in (TOKENS_PER_S, PEAK_MEMORY))
             grid.add_row(
@@ -63,7 +62,7 @@ def list_baselines(baselines: Baselines = Path("baselines"), store: Store = Path
                 held.recorded_at[:10],
                 accepted,
             )
-    _print(grid if grid.row_count else f"no baselines in {baselines} or {store / 'baselines'}")
+    console().print(grid if grid.row_count else f"no baselines in {baselines} or {store / 'baselines'}")
 
 
 @app.command()
@@ -75,22 +74,24 @@ def show(
 ) -> None:
     """One or more baselines in full: launches, noise, settings, environment, who accepted them and why."""
     files = _matching([baselines, store / "baselines"], hardware_class or detect().hardware_class, case)
+    out = console()
     for file in files:
-        held = _read(file)
-        _print(f"[bold]{held.case.id}[/bold] on {held.hardware_class}\n  file: {file}")
+        held = data.read(file, Baseline)
+        out.print(_title(held))
+        out.print(f"  file: {file}")
         if held.accepted is not None:
             a = held.accepted
-            _print(f"  accepted by {a.by} on {a.date} at {a.commit or 'no commit'}")
-            _print(f"  reason: {a.reason or 'none given'}")
+            out.print(f"  accepted by {a.by} on {a.date} at {a.commit or 'no commit'}")
+            out.print(f"  reason: {a.reason or 'none given'}")
         for metric in GATED:
             values = ", ".join(amount(value, metric.unit) for value in held.values(metric.name))
-            _print(f"  {metric.label}: {values or 'not measured'}{_noise(held, metric)}")
+            out.print(f"  {metric.label}: {values or 'not measured'}{_noise(held, metric)}")
         if held.observed is not None:
             for what, seen in (
                 ("settings", held.observed.settings),
                 ("environment", held.observed.environment),
             ):
-                _print(f"  {what}: " + ", ".join(f"{key}={value}" for key, value in seen.items()))
+                out.print(f"  {what}: " + ", ".join(f"{key}={value}" for key, value in seen.items()))
 
 
 @app.command()
@@ -99,19 +100,18 @@ def diff(
     baselines: Baselines = Path("baselines"),
 ) -> None:
     """What changed in the reviewed baselines since a git ref, in figures rather than lines."""
-    try:
-        root = Path(git("rev-parse", "--show-toplevel", cwd=Path()).strip())
-        directory = str(baselines.resolve())
-        listed = git("diff", "--name-only", "--no-renames", ref, "--", directory, cwd=root)
-        listed += git("ls-files", "--others", "--exclude-standard", "--", directory, cwd=root)
-        files = [root / name for name in sorted(set(listed.splitlines())) if name.endswith(".json")]
-        rows = [(_read(file) if file.exists() else None, _at_ref(ref, file, root)) for file in files]
-    except (GitError, _Refused) as error:
-        _fail(str(error))
+    root = Path(git("rev-parse", "--show-toplevel", cwd=Path()).strip())
+    directory = str(baselines.resolve())
+    listed = git("diff", "--name-only", "--no-renames", ref, "--", directory, cwd=root)
+    listed += git("ls-files", "--others", "--exclude-standard", "--", directory, cwd=root)
+    files = [root / name for name in sorted(set(listed.splitlines())) if name.endswith(".json")]
+    rows = [
+        (data.read(file, Baseline) if file.exists() else None, _at_ref(ref, file, root)) for file in files
+    ]
     if not rows:
-        _print(f"no baseline changed since {ref}")
+        console().print(f"no baseline changed since {ref}")
     for now, then in rows:
-        _print(_before_after(then, now))
+        console().print(_before_after(then, now))
 
 
 @app.command()
@@ -128,35 +128,41 @@ def accept(
     """Accept measured runs as the reviewed baseline of their case, and say which files to commit.
 
     Takes the healthy launches of the newest session that measured a case, at least 5. `--sessions 2` takes
-    also those of the one before, so that the baseline knows how much one day differs from another.
+    also those of the one before, so that the baseline knows how much one day differs from another. Launches
+    whose settings differ from the newest one's are left out. Exit status 1 if a case was not accepted.
     """
     machine_class = hardware_class or detect().hardware_class
     runs = _runs(store, machine_class, case, sessions)
     if not runs:
-        _fail(
+        raise FileError(
             f"no measured run of a case matching {case!r} on {machine_class} in {store}/runs. "
             f"Measure first: pytest bench_cases --perf-min-launches={MIN_LAUNCHES} -m ..."
         )
+    out = console()
     written, refused = [], []
     for case_id, measured in sorted(runs.items()):
-        found = baseline.find([baselines], machine_class, measured[-1].case)
         try:
-            chosen = _choose(measured, found[0] if found else None)
+            found = baseline.find([baselines], machine_class, measured[-1].case)
+            before = found[0] if found else None
+            chosen = _choose(measured, before)
             new = baseline.from_runs(chosen, accepted=_acceptance(reason))
-            _print(_before_after(found[0] if found else None, new))
-            _require_reason(found[0] if found else None, new, reason)
+            out.print(_before_after(before, new))
+            if changed := _changed_among(chosen):
+                out.print("  changed from the older of these launches to the newest: " + "; ".join(changed))
+            _require_reason(before, new, reason)
+            file = baseline.path(baselines, machine_class, new.case)
+            data.write(file, new)
+            written.append(file)
         except PerfsuiteError as error:
             refused.append(f"{case_id}: {error}")
-            continue
-        file = baseline.path(baselines, machine_class, new.case)
-        data.write(file, new)
-        written.append(file)
     for file in written:
-        _print(f"written: {file}")
+        out.print(f"written: {file}")
     if written:
-        _print("Review and commit: git add " + " ".join(map(str, written)))
+        out.print("Review and commit: git add " + " ".join(map(str, written)))
+    for why in refused:
+        console(stderr=True).print(f"not accepted: {why}", style="red")
     if refused:
-        _fail("\n".join(f"not accepted: {why}" for why in refused))
+        raise typer.Exit(1)
 
 
 class _Refused(PerfsuiteError):
@@ -170,7 +176,7 @@ def _runs(store: Path, hardware_class: str, pattern: str, sessions: int) -> dict
         try:
             run = data.read(file, Run)
         except FileError as error:
-            _print(f"[yellow]left out: {escape(str(error))}[/yellow]")
+            console().print(f"left out: {error}", style="yellow")
             continue
         if run.machine.hardware_class == hardware_class:
             session, _ = _session_and_launch(file)
@@ -186,7 +192,7 @@ def _session_and_launch(file: Path) -> tuple[str, int]:
 
 
 def _choose(measured: list[Run], before: Baseline | None) -> list[Run]:
-    """The healthy launches that ran like the newest one. Raises `_Refused` if they are too few."""
+    """The healthy launches that compare with the newest of them. Raises `_Refused` if they are too few."""
     left_out = Counter[str]()
     chosen: list[Run] = []
     for run in reversed(measured):
@@ -196,8 +202,9 @@ def _choose(measured: list[Run], before: Baseline | None) -> list[Run]:
             left_out["injected"] += 1
         elif unhealthy(run, before):
             left_out["unhealthy"] += 1
-        elif chosen and (run.observed != chosen[0].observed or run.case != chosen[0].case):
-            left_out["unlike the newest"] += 1
+        elif chosen and (unlike := differences(run, baseline.from_runs(chosen[:1]))):
+            told = (f"{key} is {its!r}, the newest's {newest!r}" for key, (newest, its) in unlike.items())
+            left_out[f"unlike the newest ({'; '.join(told)})"] += 1
         else:
             chosen.append(run)
     if len(chosen) < MIN_LAUNCHES:
@@ -207,6 +214,12 @@ def _choose(measured: list[Run], before: Baseline | None) -> list[Run]:
             f"Measure again with --perf-min-launches={MIN_LAUNCHES}"
         )
     return chosen[::-1]
+
+
+def _changed_among(runs: list[Run]) -> list[str]:
+    """What the newest of these runs found in its environment that an older one found otherwise."""
+    older = [baseline.from_runs([run]) for run in runs[:-1]]
+    return list(dict.fromkeys(change for each in older for change in environment_changes(runs[-1], each)))
 
 
 def _require_reason(before: Baseline | None, now: Baseline, reason: str | None) -> None:
@@ -233,22 +246,26 @@ def _acceptance(reason: str | None) -> Acceptance:
     )
 
 
-def _before_after(before: Baseline | None, now: Baseline | None) -> str:
+def _title(held: Baseline) -> Text:
+    return Text.assemble((held.case.id, "bold"), f" on {held.hardware_class}")
+
+
+def _before_after(before: Baseline | None, now: Baseline | None) -> Text:
     """Each metric before and after, with the noise between launches."""
     either = now or before
     assert either is not None
-    lines = [f"[bold]{either.case.id}[/bold] on {either.hardware_class}"]
+    text = _title(either)
     for metric in GATED:
         old = before.median(metric.name) if before else None
         new = now.median(metric.name) if now else None
         if old is None and new is None:
             continue
         change = f" ({metric.worsening(new, old):+.1%} cost)" if old and new else ""
-        lines.append(
-            f"  {metric.label}: {amount(old, metric.unit) if before else 'new'}{_noise(before, metric)} -> "
+        text.append(
+            f"\n  {metric.label}: {amount(old, metric.unit) if before else 'new'}{_noise(before, metric)} -> "
             f"{amount(new, metric.unit) if now else 'removed'}{_noise(now, metric)}{change}"
         )
-    return "\n".join(lines)
+    return text
 
 
 def _noise(held: Baseline | None, metric: Metric) -> str:
@@ -260,7 +277,9 @@ def _matching(directories: list[Path], hardware_class: str, pattern: str) -> lis
     files = [file for d in directories for file in sorted((d / hardware_class).glob(f"{pattern}.json"))]
     if not files:
         where = " or ".join(map(str, directories))
-        _fail(f"no baseline matches {pattern!r} on {hardware_class} in {where}; see: perfsuite baseline list")
+        raise FileError(
+            f"no baseline matches {pattern!r} on {hardware_class} in {where}; see: perfsuite baseline list"
+        )
     return files
 
 
@@ -273,19 +292,3 @@ def _at_ref(ref: str, file: Path, root: Path) -> Baseline | None:
         return Baseline.model_validate(json.loads(git("show", f"{ref}:{name}", cwd=root)))
     except ValueError as error:
         raise _Refused(f"{name} at {ref} is no baseline that this perfsuite reads: {error}") from None
-
-
-def _read(file: Path) -> Baseline:
-    try:
-        return data.read(file, Baseline)
-    except FileError as error:
-        _fail(str(error))
-
-
-def _print(what: Any) -> None:
-    Console(soft_wrap=True, highlight=False).print(what)
-
-
-def _fail(message: str) -> NoReturn:
-    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]{escape(message)}[/red]")
-    raise typer.Exit(1)

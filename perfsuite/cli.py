@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+from typer.core import TyperGroup
 
 from perfsuite import baseline_cli, github_issue, history_cli, power_cli, report_cli, traces
 from perfsuite import selftest as selftest_run
+from perfsuite.errors import CaseError, PerfsuiteError
 from perfsuite.hardware import ACCELERATORS, Machine, detect
+from perfsuite.report import console
 from perfsuite.run import unsupported
 
-app = typer.Typer(help="Performance regression tests for distributed training.", no_args_is_help=True)
 
+class _Commands(TyperGroup):
+    """All commands: what they raise on purpose becomes a line on standard error, and exit status 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PerfsuiteError as error:
+            told = f"perfsuite {ctx.invoked_subcommand}: {error}"
+            console(stderr=True).print(told, style="red")
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    help="Performance regression tests for distributed training.\n\nExit status: 0, or 1 for a finding (a "
+    "worsening, a fault that was not caught, a case that was not accepted), or 2 for an error.",
+    no_args_is_help=True,
+    cls=_Commands,
+)
 
 app.add_typer(baseline_cli.app, name="baseline", no_args_is_help=True)
 app.add_typer(history_cli.app, name="history", no_args_is_help=True)
@@ -39,17 +59,17 @@ def _options(
 def hardware() -> None:
     """What machine this is, its hardware class, and which markers select cases here, or why not."""
     machine = detect()
-    console = Console(soft_wrap=True)
+    out = console()
     for heading, value in _facts(machine):
-        console.print(f"[bold]{heading:<16}[/bold]{value}", highlight=False)
+        out.print(Text.assemble((f"{heading:<16}", "bold"), value))
     grid = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("marker", "here", "why not"):
         grid.add_column(heading)
     for name in ACCELERATORS:
         reason = None if name == "cpu" else machine.why_not(name)
         grid.add_row(f"-m {name}", "no" if reason else "yes", reason or "")
-    console.print()
-    console.print(grid)
+    out.print()
+    out.print(grid)
 
 
 @app.command()
@@ -58,16 +78,19 @@ def selftest(
         str, typer.Option(help="What to inject the faults into: ddp trains for real, fake takes a moment.")
     ] = "ddp",
 ) -> None:
-    """Inject every fault into a small case and see that each is caught, and a clean run is not."""
-    machine = detect()
-    console = Console(soft_wrap=True, highlight=False)
+    """Inject every fault into a small case and see that each is caught, and a clean run is not.
+
+    Exit status 1 if it is otherwise.
+    """
+    machine, out = detect(), console()
     case = selftest_run.small_case(machine).replace(framework=framework)
     if (reason := unsupported(case, machine)) is not None:
-        raise typer.BadParameter(f"the self-test cannot run here: {reason}")
-    if not selftest_run.selftest(case, machine, console.print):
-        console.print("[red]the gate does not catch what it must: do not trust its verdicts here[/red]")
+        raise CaseError(f"the self-test cannot run here: {reason}")
+    clean = selftest_run.selftest(case, machine, out.print)
+    if clean is None:
+        out.print("the gate does not catch what it must: do not trust its verdicts here", style="red")
         raise typer.Exit(1)
-    console.print("every fault was caught, and a clean run passed")
+    out.print(f"every fault was caught, and a clean run was not: {clean}")
 
 
 app.command()(power_cli.power)

@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from perfsuite import data
-from perfsuite.errors import GitHubError, PerfsuiteError
-from perfsuite.report import sentence
+from perfsuite.errors import GitHubError
+from perfsuite.report import console, sentence
 from perfsuite.results import Result, SessionFile
 from perfsuite.trend import Finding, Trend
 
@@ -174,26 +172,21 @@ def issue(
     ] = None,
 ) -> None:
     """Open, update or close the GitHub issue of each hardware class after a night, by gh and its token."""
-    console = Console(soft_wrap=True, highlight=False)
-    try:
-        by_class: dict[str, list[Result]] = {}
-        for file in results:
-            session = data.read(file, SessionFile)
-            whole = session.machine.hardware_class
-            by_class.setdefault(whole, [])
-            for result in session.results:
-                by_class.setdefault(result.hardware_class or whole, []).append(result)
-        found = data.read(trend, Trend).failing if trend is not None else []
-        for finding in found:
-            by_class.setdefault(finding.hardware_class, [])
-        for hardware_class, measured in by_class.items():
-            drifts = [finding for finding in found if finding.hardware_class == hardware_class]
-            before = open_issue(hardware_class)
-            told = steps(hardware_class, measured, before, run_url, None if trend is None else drifts)
-            for step in told:
-                gh(step)
-            done = ", ".join(" ".join(step.arguments[:2]) for step in told) or "nothing to do"
-            console.print(f"{hardware_class}: {done}")
-    except PerfsuiteError as error:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]{escape(str(error))}[/red]")
-        raise typer.Exit(1) from None
+    by_class: dict[str, list[Result]] = {}
+    for file in results:
+        session = data.read(file, SessionFile)
+        whole = session.machine.hardware_class
+        by_class.setdefault(whole, [])
+        for result in session.results:
+            by_class.setdefault(result.hardware_class or whole, []).append(result)
+    found = data.read(trend, Trend).failing if trend is not None else []
+    for finding in found:
+        by_class.setdefault(finding.hardware_class, [])
+    for hardware_class, measured in by_class.items():
+        drifts = [finding for finding in found if finding.hardware_class == hardware_class]
+        before = open_issue(hardware_class)
+        told = steps(hardware_class, measured, before, run_url, None if trend is None else drifts)
+        for step in told:
+            gh(step)
+        done = ", ".join(" ".join(step.arguments[:2]) for step in told) or "nothing to do"
+        console().print(f"{hardware_class}: {done}")

@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, NoReturn
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from perfsuite import asv_export, asv_pages, data, history
 from perfsuite import trend as trends
 from perfsuite.asv_export import Exported
-from perfsuite.errors import PerfsuiteError
+from perfsuite.errors import FileError
 from perfsuite.history import StoredResult
-from perfsuite.report import amount
+from perfsuite.report import amount, console
 from perfsuite.results import local_sessions
 from perfsuite.trend import Finding, Trend
 
@@ -67,22 +67,23 @@ def add(
     """
     files = results or local_sessions(store)
     if not files:
-        _fail(f"no session in {store}/runs. Measure first (pytest bench_cases), or name results.json files")
+        raise FileError(
+            f"no session in {store}/runs. Measure first (pytest bench_cases), or name results.json files"
+        )
+    out = console()
     kept = 0
     for file in files:
-        try:
-            added = history.add(history_dir, file)
-        except PerfsuiteError as error:
-            _fail(str(error))
+        added = history.add(history_dir, file)
         for reason in added.left_out:
-            _print(f"[yellow]left out[/yellow] of {escape(str(file))}: {escape(reason)}")
+            out.print(f"left out of {file}: {reason}", style="yellow")
         for written in added.written:
-            _print(f"added: {written}")
+            out.print(f"added: {written}")
         if added.known:
-            _print(f"there already: {file}")
+            out.print(f"there already: {file}")
         kept += added.kept
     if results and not kept:
-        _fail("nothing to keep in " + ", ".join(map(str, results)))
+        console(stderr=True).print("nothing to keep in " + ", ".join(map(str, results)), style="red")
+        raise typer.Exit(1)
 
 
 @dataclass
@@ -104,29 +105,26 @@ def list_history(
 ) -> None:
     """What a history holds: for each hardware class and case its sessions and the newest figures."""
     rows: dict[tuple[str, str], _Row] = {}
-    try:
-        cases = history.read_cases(history_dir)
-        wanted = history.matching(cases, case)
-        for place in history.places(history_dir, hardware_class=hardware_class, commit=commit, since=since):
-            session = place.read()
-            history.check_cases(cases, session, place)
-            for result in session.results:
-                if result.case not in wanted:
-                    continue
-                row = rows.setdefault((place.hardware_class, cases[result.case].id), _Row())
-                row.sessions += 1
-                row.last = f"{session.started_at:%Y-%m-%d} {place.commit[:8]}"
-                row.first = row.first or row.last
-                row.result = result
-                row.outcomes[result.outcome] += 1
-    except PerfsuiteError as error:
-        _fail(str(error))
+    cases = history.read_cases(history_dir)
+    wanted = history.matching(cases, case)
+    for place in history.places(history_dir, hardware_class=hardware_class, commit=commit, since=since):
+        session = place.read()
+        history.check_cases(cases, session, place)
+        for result in session.results:
+            if result.case not in wanted:
+                continue
+            row = rows.setdefault((place.hardware_class, cases[result.case].id), _Row())
+            row.sessions += 1
+            row.last = f"{session.started_at:%Y-%m-%d} {place.commit[:8]}"
+            row.first = row.first or row.last
+            row.result = result
+            row.outcomes[result.outcome] += 1
     grid = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("hardware class", "case", "sessions", "first", "last", "ms/step", "memory", "verdicts"):
         grid.add_column(heading, overflow="fold")
     for (of_class, case_id), row in sorted(rows.items()):
         grid.add_row(of_class, case_id, str(row.sessions), row.first, row.last, *_newest(row), _verdicts(row))
-    _print(grid if grid.row_count else f"nothing in {history_dir} matches")
+    console().print(grid if grid.row_count else f"nothing in {history_dir} matches")
 
 
 @app.command("export-asv")
@@ -151,25 +149,18 @@ def publish(
 ) -> None:
     """Make asv's pages of a history in OUT/html. They load nothing from the internet."""
     exported = _export(out, history_dir, repo, branch, commit_url)
-    try:
-        pages = asv_pages.publish(out, commits=exported.commits)
-    except PerfsuiteError as error:
-        _fail(str(error))
-    _print(f"pages: {pages} (to look at them: python -m http.server --directory {pages})")
+    pages = asv_pages.publish(out, commits=exported.commits)
+    console().print(f"pages: {pages} (to look at them: python -m http.server --directory {pages})")
 
 
 def _export(out: Path, history_dir: Path, repo: Path, branch: str, commit_url: str) -> Exported:
-    try:
-        exported = asv_export.export(history_dir, out, repo=repo, branch=branch, commit_url=commit_url)
-    except PerfsuiteError as error:
-        _fail(str(error))
-    for commit, reason in exported.unplaced.items():
-        _print(f"[yellow]left out:[/yellow] commit {commit[:12]}: {escape(reason)}")
+    exported = asv_export.export(history_dir, out, repo=repo, branch=branch, commit_url=commit_url)
+    _left_out(exported.unplaced)
     if exported.unplaced:
-        _print(
-            f"[yellow]commits left out: {len(exported.unplaced)}[/yellow], exported: {len(exported.commits)}"
+        console().print(
+            f"commits left out: {len(exported.unplaced)}, exported: {len(exported.commits)}", style="yellow"
         )
-    _print(
+    console().print(
         f"results in {out}: {exported.written} written, {exported.unchanged} unchanged, "
         f"{exported.removed} removed"
     )
@@ -205,20 +196,17 @@ def trend(
 
     Exit status 1 if a worsening of that period is still there and not accepted, 2 on an error.
     """
-    try:
-        found = trends.trend(
-            history_dir,
-            hardware_class=hardware_class,
-            case=case,
-            since=since.date() if since else None,
-            repo=repo,
-            branch=branch,
-            baselines=baselines,
-        )
-        if json_file is not None and json_file != STDOUT:
-            data.write(json_file, found)
-    except PerfsuiteError as error:
-        _fail(str(error), status=2)
+    found = trends.trend(
+        history_dir,
+        hardware_class=hardware_class,
+        case=case,
+        since=since.date() if since else None,
+        repo=repo,
+        branch=branch,
+        baselines=baselines,
+    )
+    if json_file is not None and json_file != STDOUT:
+        data.write(json_file, found)
     if json_file == STDOUT:
         print(json.dumps(data.plain(found), indent=1))
     else:
@@ -228,21 +216,28 @@ def trend(
 
 
 def _print_trend(found: Trend) -> None:
-    for commit, reason in found.unplaced.items():
-        _print(f"[yellow]left out:[/yellow] commit {commit[:12]}: {escape(reason)}")
+    _left_out(found.unplaced)
     for finding in found.findings:
-        _print(_told(finding))
-    _print(
+        console().print(_told(finding))
+    console().print(
         f"{found.series} series in {found.sessions} sessions, changes since {found.since}: "
         f"{len(found.failing)} worse and still so, {len(found.findings) - len(found.failing)} others"
     )
 
 
-def _told(finding: Finding) -> str:
+def _left_out(unplaced: Mapping[str, str]) -> None:
+    for commit, reason in unplaced.items():
+        console().print(f"left out: commit {commit[:12]}: {reason}", style="yellow")
+
+
+def _told(finding: Finding) -> Text:
     change, *rest = finding.sentences()
-    state = finding.state if not finding.open else f"[red]{finding.state}[/red]"
-    heading = f"[bold]{finding.case}[/bold] on {finding.hardware_class}"
-    return "\n  ".join([heading, f"{change}: {state}", *map(escape, rest)])
+    return Text.assemble(
+        (finding.case, "bold"),
+        f" on {finding.hardware_class}\n  {change}: ",
+        (finding.state, "red" if finding.open else ""),
+        *(f"\n  {sentence}" for sentence in rest),
+    )
 
 
 def _newest(row: _Row) -> tuple[str, str]:
@@ -254,12 +249,3 @@ def _newest(row: _Row) -> tuple[str, str]:
 
 def _verdicts(row: _Row) -> str:
     return ", ".join(f"{count} {outcome}" for outcome, count in row.outcomes.most_common())
-
-
-def _print(what: Any) -> None:
-    Console(soft_wrap=True, highlight=False).print(what)
-
-
-def _fail(message: str, *, status: int = 1) -> NoReturn:
-    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]{escape(message)}[/red]")
-    raise typer.Exit(status)

@@ -137,7 +137,9 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
         if len(healthy) < policy.min_launches and verdict.failure in (None, "unlike", "loss"):
             verdict = verdict.replace(outcome="undecided", failure=None)
     if baseline is not None:
-        verdict = verdict.replace(changed=tuple(_changed(runs[-1], baseline)))
+        verdict = verdict.replace(
+            changed=(*environment_changes(runs[-1], baseline), *_probe_changes(runs[-1], baseline))
+        )
     set_aside = tuple(f"launch {number} set aside: {'; '.join(why)}" for number, why in sick.items())
     return verdict.replace(unhealthy_launches=tuple(sick), reasons=(*verdict.reasons, *set_aside))
 
@@ -151,8 +153,11 @@ def _compare(runs: list[Run], used: int, baseline: Baseline, noise: ClassNoise, 
 
 
 def _cannot_be_compared(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:
-    if unlike := _unlike(runs[-1], baseline):
-        why = tuple(f"cannot be compared: {reason}" for reason in unlike)
+    if unlike := differences(runs[-1], baseline):
+        why = tuple(
+            f"cannot be compared: {key} was {then!r} in the baseline and is {now!r}"
+            for key, (then, now) in unlike.items()
+        )
         return Verdict(outcome="failed", launches=len(runs), failure="unlike", reasons=why)
     if (difference := _loss_differs(runs, baseline)) is not None:
         return Verdict(outcome="failed", launches=len(runs), failure="loss", reasons=(difference,))
@@ -315,8 +320,8 @@ def _loss_differs(runs: Sequence[Run], baseline: Baseline) -> str | None:
     return None
 
 
-def _unlike(run: Run, baseline: Baseline) -> list[str]:
-    """Settings that make two runs incomparable, with both values."""
+def differences(run: Run, baseline: Baseline) -> dict[str, tuple[str, str]]:
+    """Settings that make a run incomparable: the baseline's value and the run's, by name."""
     settings = {"hardware class": (baseline.hardware_class, run.machine.hardware_class)}
     if run.flops is not None and baseline.flops is not None:
         settings["FLOP formula"] = (baseline.flops.formula, run.flops.formula)
@@ -329,23 +334,24 @@ def _unlike(run: Run, baseline: Baseline) -> list[str]:
         then_asked, now_asked = getattr(baseline.case, name), getattr(run.case, name)
         if name not in NOT_IN_ID and then_asked != now_asked:  # their text may still say the same
             settings[name] = (str(then_asked), str(now_asked))
-    return [
-        f"{key} was {then!r} in the baseline and is {now!r}"
-        for key, (then, now) in settings.items()
-        if then != now
-    ]
+    return {key: (then, now) for key, (then, now) in settings.items() if then != now}
 
 
-def _changed(run: Run, baseline: Baseline) -> list[str]:
-    """What differs in the environment; and in what the machine's probes found, where that is much."""
+def environment_changes(run: Run, baseline: Baseline) -> list[str]:
+    """What a worker observed to be another version or variable than at the baseline, with both values."""
     if run.observed is None or baseline.observed is None:
         return []
     before, now = baseline.observed.environment, run.observed.environment
-    changed = [
+    return [
         f"{key}: {before.get(key, 'unset')} -> {now.get(key, 'unset')}"
         for key in sorted({*before, *now})
         if before.get(key) != now.get(key)
     ]
+
+
+def _probe_changes(run: Run, baseline: Baseline) -> list[str]:
+    """What the machine's probes found to be much faster or slower."""
+    changed = []
     usual = baseline.device_probe() if run.machine.device == "cuda" else {}
     probes = [
         ("probe beside the steps (s)", baseline.median("probe_s_p50"), run.figures.probe_s_p50),

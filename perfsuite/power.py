@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
+from perfsuite.errors import CaseError
 from perfsuite.robust import SCALE_EFFICIENCY
 from perfsuite.sequential import MAX_LAUNCHES, Decision, Noise, decide, pooled_noise
 
@@ -153,7 +154,7 @@ def _judge(
 def _groups(baseline_launches: int, pooled_degrees: int | None) -> int:
     fewest = 3 if pooled_degrees is None else 2
     if baseline_launches < fewest:
-        raise ValueError(
+        raise CaseError(
             f"a baseline of {baseline_launches} shows no noise, expected {fewest} launches or more"
         )
     if pooled_degrees is None:

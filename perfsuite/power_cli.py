@@ -15,8 +15,8 @@ from statistics import median
 from typing import Annotated, Any, cast, get_args
 
 import typer
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from perfsuite import baseline, data
 from perfsuite.baseline import Baseline
@@ -25,6 +25,7 @@ from perfsuite.hardware import detect
 from perfsuite.metric import TOKENS_PER_S
 from perfsuite.noise import class_noise
 from perfsuite.power import NoiseModel, PowerRow, PowerTable, simulate
+from perfsuite.report import console
 from perfsuite.sequential import MAX_LAUNCHES
 
 DROPS = (0.0, 0.01, 0.02, 0.03, 0.05)
@@ -113,28 +114,24 @@ def power(
     json_output: Annotated[bool, typer.Option("--json", help="for machines: shares from 0 to 1")] = False,
 ) -> None:
     """What can this gate detect? Simulates the engine that judges real launches, beside fixed thresholds."""
-    try:
-        measured = None
-        if sigma is None:
-            measured = measured_noise([baselines, store / "baselines"], hardware_class)
-        elif hardware_class is not None:
-            raise CaseError("--sigma and --hardware-class both give a noise: keep one of them")
-        level = _tolerance(tolerance, measured)
-        gate = Gate(
-            sigma=measured.sigma if measured else _fraction("--sigma", str(sigma)),
-            tolerance=level,
-            baseline_launches=baseline_launches or (measured.baseline_launches if measured else 10),
-            max_launches=max_launches,
-            degrees=_degrees(degrees, measured),
-            noise_model=_noise_model(noise_model),
-            drops=_drops(drop, level),
-            trials=trials,
-            seed=seed,
-        )
-        table = _simulate(gate)
-    except ValueError as error:  # CaseError is one
-        typer.echo(f"perfsuite power: {error}", err=True)
-        raise typer.Exit(2) from None
+    measured = None
+    if sigma is None:
+        measured = measured_noise([baselines, store / "baselines"], hardware_class)
+    elif hardware_class is not None:
+        raise CaseError("--sigma and --hardware-class both give a noise: keep one of them")
+    level = _tolerance(tolerance, measured)
+    gate = Gate(
+        sigma=measured.sigma if measured else _fraction("--sigma", str(sigma)),
+        tolerance=level,
+        baseline_launches=baseline_launches or (measured.baseline_launches if measured else 10),
+        max_launches=max_launches,
+        degrees=_degrees(degrees, measured),
+        noise_model=_noise_model(noise_model),
+        drops=_drops(drop, level),
+        trials=trials,
+        seed=seed,
+    )
+    table = _simulate(gate)
     for file in measured.left_out if measured else ():
         typer.echo(f"perfsuite power: {file} cannot be read; its noise is left out", err=True)
     if json_output:
@@ -249,9 +246,9 @@ def _drops(texts: list[str] | None, tolerance: float) -> tuple[float, ...]:
 
 
 def _simulate(gate: Gate) -> PowerTable:
-    console = Console(stderr=True)
+    err = console(stderr=True)
     told = f"simulating {gate.trials:,} sessions of {len(gate.drops)} drops"
-    with console.status(told) if console.is_terminal else contextlib.nullcontext():
+    with err.status(told) if err.is_terminal else contextlib.nullcontext():
         return simulate(
             sigma=gate.sigma,
             tolerance=gate.tolerance,
@@ -343,9 +340,9 @@ def _show(gate: Gate, measured: Measured | None, table: PowerTable) -> None:
         ),
         ("simulated", f"{gate.trials:,} sessions for each drop, seed {gate.seed}"),
     ]
-    console = Console(soft_wrap=True)
+    out = console()
     for heading, value in facts:
-        console.print(f"[bold]{heading:<12}[/bold]{value}", highlight=False)
+        out.print(Text.assemble((f"{heading:<12}", "bold"), value))
     grid = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
     heads = ["true\ndrop", "\nfound", "false\nalarms", "incon-\nclusive", "\npassed", "im-\nproved"]
     heads += ["launches\nused", "fixed\n5 %", f"fixed\n{_percent(gate.tolerance)}"]
@@ -353,11 +350,11 @@ def _show(gate: Gate, measured: Measured | None, table: PowerTable) -> None:
         grid.add_column(heading, justify="right", no_wrap=True)
     for row in table.rows:
         grid.add_row(*_cells(row))
-    console.print()
-    console.print(grid)
-    console.print("percent of the sessions; fixed: one sample against one, and a fixed threshold")
-    console.print()
-    console.print(sentence(gate, table), highlight=False)
+    out.print()
+    out.print(grid)
+    out.print("percent of the sessions; fixed: one sample against one, and a fixed threshold")
+    out.print()
+    out.print(sentence(gate, table))
 
 
 def _cells(row: PowerRow) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from perfsuite.judge import Check, Outcome
 from perfsuite.metric import TOKENS_PER_S
@@ -26,6 +27,11 @@ NARROW = 120
 """Columns, below which a case's id stands on a line of its own and some figures are left out."""
 
 
+def console(*, stderr: bool = False) -> Console:
+    """Prints text as it is, on lines as long as they are: to rich, `[data]` and `:data:` could be markup."""
+    return Console(stderr=stderr, soft_wrap=True, highlight=False, markup=False, emoji=False)
+
+
 def table(results: Sequence[Result], *, color: bool, width: int) -> str:
     """The results as a terminal table, fitted into `width` columns (80 or more)."""
     narrow = width < NARROW
@@ -38,16 +44,20 @@ def table(results: Sequence[Result], *, color: bool, width: int) -> str:
     grid.add_column("verdict", no_wrap=True)
     for result, told in zip(results, figures, strict=True):
         outcome = result.verdict.outcome
-        verdict = f"[{STYLES.get(outcome, 'yellow')}]{outcome}"
+        verdict = Text.assemble((outcome, STYLES.get(outcome, "yellow")))
         if result.excused is not None:
-            verdict = f"[yellow]{result.excused}"
+            verdict = Text.assemble((result.excused, "yellow"))
         grid.add_row(*([] if narrow else [result.case_id]), *told.values(), verdict)
-    console = Console(
-        file=io.StringIO(), width=width, force_terminal=color, color_system="standard" if color else None
-    )
-    console.print(grid)
-    assert isinstance(console.file, io.StringIO)
-    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    text = io.StringIO()
+    Console(
+        file=text,
+        width=width,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        markup=False,
+        emoji=False,
+    ).print(grid)
+    lines = [line.rstrip() for line in text.getvalue().splitlines()]
     if narrow:
         heading, *rows = lines
         named = [

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from perfsuite import data, html_report, markdown_report, summary
 from perfsuite.comparison import PUBLISHED, ComparisonTable, PublishedFile, compare, concerned, latest
-from perfsuite.errors import FileError, PerfsuiteError
-from perfsuite.report import explanation, table
+from perfsuite.errors import FileError
+from perfsuite.report import console, explanation, table
 from perfsuite.results import SessionFile, local_sessions
 
 
@@ -39,22 +39,18 @@ def report(
     store: Annotated[Path, typer.Option(help="Local store, where sessions are.")] = Path(".perfsuite"),
 ) -> None:
     """Show what sessions found out: in the terminal, as HTML, as Markdown; the exit status is no verdict."""
-    try:
-        tables = _comparisons(comparison, published, files, store) if comparison else []
-        to_terminal = html is None and markdown is None
-        if tables and to_terminal:
-            _show_comparisons(tables)
-            return
-        sessions = [data.read(file, SessionFile) for file in files or [newest(store)]]
-        if not comparison and not to_terminal and (published != PUBLISHED or published.exists()):
-            tables = concerned(data.read(published, PublishedFile), sessions)
-        if html is not None:
-            data.write_text(html, html_report.render(sessions, tables))
-        if markdown is not None and markdown != "-":
-            data.write_text(Path(markdown), markdown_report.render(sessions, tables))
-    except PerfsuiteError as error:
-        typer.echo(f"perfsuite report: {error}", err=True)
-        raise typer.Exit(1) from None
+    tables = _comparisons(comparison, published, files, store) if comparison else []
+    to_terminal = html is None and markdown is None
+    if tables and to_terminal:
+        _show_comparisons(tables)
+        return
+    sessions = [data.read(file, SessionFile) for file in files or [newest(store)]]
+    if not comparison and not to_terminal and (published != PUBLISHED or published.exists()):
+        tables = concerned(data.read(published, PublishedFile), sessions)
+    if html is not None:
+        data.write_text(html, html_report.render(sessions, tables))
+    if markdown is not None and markdown != "-":
+        data.write_text(Path(markdown), markdown_report.render(sessions, tables))
     if markdown == "-":
         typer.echo(markdown_report.render(sessions, tables))
     elif to_terminal:
@@ -73,21 +69,21 @@ def _comparisons(
 
 
 def _show_comparisons(tables: list[ComparisonTable]) -> None:
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = 200
+    out = Console(highlight=False, markup=False, emoji=False)
+    if not out.is_terminal:
+        out.width = 200
     for each in tables:
-        console.print(each.title, style="bold")
-        console.print(f"{each.source}. {each.conditions}.")
+        out.print(each.title, style="bold")
+        out.print(f"{each.source}. {each.conditions}.")
         grid = Table(box=None, header_style="bold", pad_edge=False)
         for header in each.headers:
             grid.add_column(header)
         for cells in each.rows:
             grid.add_row(*cells)
-        console.print(grid)
+        out.print(grid)
         for note in each.notes:
-            console.print(f"- {note}")
-        console.print()
+            out.print(f"- {note}")
+        out.print()
 
 
 def newest(store: Path) -> Path:
@@ -99,20 +95,20 @@ def newest(store: Path) -> Path:
 
 
 def _show(sessions: list[SessionFile]) -> None:
-    console = Console(soft_wrap=True, highlight=False, markup=False)
+    out = console()
     for session in sessions:
         for name, value in summary.provenance(session).items():
-            console.print(f"{name:<12}{value}")
+            out.print(f"{name:<12}{value}")
         if (interruption := summary.interruption(session)) is not None:
-            console.print(interruption)
-        console.print()
+            out.print(interruption)
+        out.print()
         if session.results:
-            width = max(console.width, 80) if console.is_terminal else 140
-            typer.echo(table(session.results, color=console.is_terminal, width=width))
-            console.print()
+            width = max(out.width, 80) if out.is_terminal else 140
+            typer.echo(table(session.results, color=out.is_terminal, width=width))
+            out.print()
         for result in filter(summary.needs_words, session.results):
-            console.print(explanation(result))
-            console.print()
+            out.print(explanation(result))
+            out.print()
         for skip in session.skipped:
-            console.print(f"skipped {skip.case_id}: {skip.reason}")
-    console.print(summary.headline(sessions))
+            out.print(f"skipped {skip.case_id}: {skip.reason}")
+    out.print(summary.headline(sessions))

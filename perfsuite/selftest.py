@@ -83,8 +83,11 @@ def selftest(
     say: Callable[[str], None],
     *,
     expectations: tuple[Expectation, ...] = EXPECTED,
-) -> bool:
-    """Record a baseline, then run each fault, and the clean case last. True if all is as expected."""
+) -> Outcome | None:
+    """Record a baseline, then run each fault, and the clean case last.
+
+    Returns the outcome of the clean case; None if anything is not as expected.
+    """
     with tempfile.TemporaryDirectory(prefix="perfsuite-selftest-") as directory:
         root = Path(directory)
         policy = Policy(record_launches=BASELINE_LAUNCHES)
@@ -94,13 +97,13 @@ def selftest(
         say(f"baseline: {verdict.outcome} from {len(runs)} launches")
         if verdict.outcome != "recorded":
             say("\n".join(verdict.reasons))
-            return False
+            return None
         recorded = baseline.from_runs(verdict.healthy(runs))
-        met = [
+        outcomes = [
             _try(case, machine, root, expected, recorded, say)
             for expected in (*expectations, CLEAN)  # clean last: what a fault leaves behind would show
         ]
-        return all(met)
+        return outcomes[-1] if None not in outcomes else None
 
 
 def _try(
@@ -110,7 +113,8 @@ def _try(
     expected: Expectation,
     recorded: Baseline,
     say: Callable[[str], None],
-) -> bool:
+) -> Outcome | None:
+    """The outcome of one injection; None if it is not the expected one."""
     name = expected.inject or "nothing"
     if expected.inject == "hang":
         case = case.replace(timeout_s=HANG_TIMEOUT_S if case.framework.needs_torch else 3)
@@ -134,4 +138,4 @@ def _try(
     if not met:
         for reason in verdict.reasons:
             say(f"    {reason}")
-    return met
+    return verdict.outcome if met else None

@@ -27,7 +27,7 @@ import typer
 from pydantic import ConfigDict, FailFast, Field, ValidationError
 
 from perfsuite.data import Data, explain
-from perfsuite.errors import CaseError
+from perfsuite.errors import CaseError, FileError
 from perfsuite.sequential import MAX_LAUNCHES, Decision, Noise, decide, pooled_noise
 from perfsuite.window import find_window
 
@@ -163,8 +163,7 @@ def judge(
             stream = sys.stdin.buffer if file == "-" else stack.enter_context(Path(file).open("rb"))
         except (OSError, ValueError) as error:  # the latter: a NUL in the name
             reason = getattr(error, "strerror", None) or error
-            typer.echo(f"perfsuite judge: cannot read {file!r}: {reason}", err=True)
-            raise typer.Exit(2) from None
+            raise FileError(f"cannot read {file!r}: {reason}") from None
         if not json_output:
             typer.echo(
                 f"{'line':>6}  {'outcome':<12}  {'change':>8}  {'99 % interval':^20}  launches  detects"

@@ -125,17 +125,69 @@ def test_faster_needs_none(repository: Path) -> None:
     assert accepted().median("tokens_per_s") == pytest.approx(60_180)
 
 
-def test_launches_that_ran_otherwise_are_left_out(repository: Path) -> None:
-    measured("1", 5)
-    measured("2", 4, observed=Observed(settings={}, environment={"torch": "2.12.0"}))
+def test_launches_that_ran_otherwise_are_left_out_and_what_differs_is_named(repository: Path) -> None:
+    measured("1", 5, observed=Observed(settings={"attention": "eager"}, environment={}))
+    measured("2", 4, observed=Observed(settings={"attention": "sdpa"}, environment={}))
     result = invoke("accept", "--sessions", "2")
     assert result.exit_code == 1
-    assert "5 unlike the newest" in result.output
+    assert "5 unlike the newest (observed attention is 'eager', the newest's 'sdpa')" in result.output
+
+
+def test_sessions_across_an_update_are_one_baseline_that_says_so(repository: Path) -> None:
+    measured("1", 3, observed=Observed(settings={}, environment={"torch": "2.12.0", "nccl": "2.28"}))
+    measured("2", 3, observed=Observed(settings={}, environment={"torch": "2.13.0", "nccl": "2.28"}))
+    result = invoke("accept", "--sessions", "2")
+    assert result.exit_code == 0, result.output
+    changed = "  changed from the older of these launches to the newest: torch: 2.12.0 -> 2.13.0\n"
+    assert result.output.count(changed) == 1
+    observed = accepted().observed
+    assert observed is not None
+    assert observed.environment["torch"] == "2.13.0"
+
+
+def test_a_reviewed_file_that_cannot_be_read_refuses_its_own_case_alone(repository: Path) -> None:
+    measured("1", 5)
+    other = CASE.replace(micro_batch=3)
+    for number, run in enumerate(measured("1", 5), 1):
+        file = Path(".perfsuite/runs/1", other.id, f"launch-{number}", "run.json")
+        data.write(file, run.replace(case=other))
+    broken = baseline.path(Path("baselines"), MACHINE.hardware_class, CASE)
+    broken.parent.mkdir(parents=True)
+    broken.write_text("{")
+    result = invoke("accept")
+    assert result.exit_code == 1
+    assert f"not accepted: {CASE.id}: {broken}: not JSON" in result.stderr
+    written = broken.with_name(f"{other.id}.json")
+    assert f"written: {written}\nReview and commit: git add {written}\n" in result.stdout
+    assert broken.read_text() == "{"
+
+
+def test_what_cannot_be_written_is_not_accepted(repository: Path) -> None:
+    measured("1", 5)
+    Path("file").write_text("")
+    result = invoke("accept", "--baselines", "file")
+    assert result.exit_code == 1
+    assert f"not accepted: {CASE.id}: cannot write file/" in result.stderr
+
+
+def test_what_looks_like_markup_is_shown_as_it_is(repository: Path) -> None:
+    reason = "[torch 2.14] bump by github-actions[bot] [/x] :bug:"
+    measured("1", 5, observed=Observed(settings={"a": "[/red]"}, environment={}))
+    assert invoke("accept", "--reason", reason).exit_code == 0
+    shown = invoke("show", CASE.id)
+    assert shown.exit_code == 0
+    assert f"  reason: {reason}\n" in shown.output
+    assert "  settings: a=[/red]\n" in shown.output
+    held = accepted()
+    assert held.accepted is not None
+    named = held.replace(accepted=held.accepted.replace(by="a[bot]"))
+    data.write(baseline.path(Path("baselines"), MACHINE.hardware_class, CASE), named)
+    assert "a[bot]" in " ".join(invoke("list").output.split())
 
 
 def test_accept_without_runs_says_how_to_measure(repository: Path) -> None:
     result = invoke("accept", "fsdp-*")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "no measured run of a case matching 'fsdp-*'" in result.output
     assert "pytest bench_cases --perf-min-launches=5" in result.output
 
@@ -167,7 +219,7 @@ def test_list_and_show(repository: Path) -> None:
     assert "reason: first" in shown.output
     assert "tokens/s: 50,050, 50,100, 50,150, 50,200, 50,250 +- 0.2%" in shown.output
     missing = invoke("show", "nothing")
-    assert missing.exit_code == 1
+    assert missing.exit_code == 2
     assert "no baseline matches 'nothing'" in missing.output
 
 
@@ -186,5 +238,5 @@ def test_diff_against_a_git_ref(repository: Path) -> None:
     next(Path("baselines").glob("*/*.json")).unlink()
     assert "-> removed" in invoke("diff").output
     bad = invoke("diff", "no-such-ref")
-    assert bad.exit_code == 1
+    assert bad.exit_code == 2
     assert "no-such-ref" in bad.output

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from perfsuite import cli
+from perfsuite import cli, selftest
 from perfsuite.hardware import ACCELERATORS, gpu_machine
 
 
@@ -30,6 +30,41 @@ def test_hardware_says_that_an_unknown_gpu_has_no_peak(monkeypatch: pytest.Monke
     output = hardware(monkeypatch, "NVIDIA Imaginary X1")
     assert "unknown peak, no MFU" in output
     assert "add it to PRODUCTS in perfsuite/hardware.py" in output
+
+
+@pytest.mark.parametrize("framework", ["nosuch", "fsdp", "script"])
+def test_an_error_is_one_line_and_status_2(framework: str) -> None:
+    result = CliRunner().invoke(cli.app, ["selftest", "--framework", framework])
+    assert (result.exit_code, result.stdout) == (2, "")
+    [line] = result.stderr.splitlines()
+    assert line.startswith("perfsuite selftest: Case: framework: ")
+
+
+def test_the_self_test_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "unsupported", lambda case, machine: "no [such] thing")
+    result = CliRunner().invoke(cli.app, ["selftest"])
+    assert result.exit_code == 2
+    assert result.stderr == "perfsuite selftest: the self-test cannot run here: no [such] thing\n"
+
+
+@pytest.mark.parametrize(
+    ("clean", "status", "last"),
+    [
+        ("inconclusive", 0, "every fault was caught, and a clean run was not: inconclusive"),
+        (None, 1, "the gate does not catch what it must: do not trust its verdicts here"),
+    ],
+)
+def test_the_self_test_ends_with_the_outcome_of_the_clean_run(
+    clean: str | None, status: int, last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selftest, "selftest", lambda case, machine, say: clean)
+    result = CliRunner().invoke(cli.app, ["selftest", "--framework", "fake"])
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (status, last)
+
+
+def test_help_names_the_exit_statuses() -> None:
+    shown = " ".join(CliRunner().invoke(cli.app, ["--help"]).stdout.split())
+    assert "Exit status: 0, or 1 for a finding" in shown
 
 
 def test_hardware_on_this_machine() -> None:

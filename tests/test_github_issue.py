@@ -190,11 +190,11 @@ def test_what_gh_says_is_shown(night: Path) -> None:
     (night / "gh").write_text("#!/bin/sh\necho 'no token' >&2; exit 4\n")
     arguments = ["github-issue", str(night / "results.json"), "--run-url", URL]
     done = CliRunner().invoke(app, arguments)
-    assert (done.exit_code, done.stderr) == (1, "gh issue list: no token\n")
+    assert (done.exit_code, done.stderr) == (2, "perfsuite github-issue: gh issue list: no token\n")
 
 
 def test_without_gh(night: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(night / "nowhere"))
     done = CliRunner().invoke(app, ["github-issue", str(night / "results.json"), "--run-url", URL])
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "gh, GitHub's command line, cannot be started: No such file" in done.stderr

@@ -55,6 +55,14 @@ def test_add_names_what_is_left_out_and_goes_on() -> None:
     assert result.output.count("added: kept/") == 1
 
 
+def test_what_looks_like_markup_is_shown_as_it_is(tmp_path: Path) -> None:
+    in_store("01").rename("[bold]x.json")
+    added = invoke("add", "[bold]x.json", "--history", "[h]")
+    assert added.exit_code == 0
+    assert "added: [h]/cpu-test-2c/" in added.output
+    assert "there already: [bold]x.json" in invoke("add", "[bold]x.json", "--history", "[h]").output
+
+
 def test_add_fails_if_nothing_of_what_was_named_can_be_kept() -> None:
     bad, good = str(in_store("01", commit=None)), str(in_store("02"))
     result = invoke("add", bad)
@@ -65,14 +73,14 @@ def test_add_fails_if_nothing_of_what_was_named_can_be_kept() -> None:
 
 def test_add_without_sessions_says_how_to_get_one() -> None:
     result = invoke("add")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "no session in .perfsuite/runs. Measure first (pytest bench_cases)" in result.output
 
 
 def test_add_of_a_broken_file_names_it() -> None:
     Path("broken.json").write_text("{")
     result = invoke("add", "broken.json")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "broken.json: not JSON" in result.output
 
 
@@ -106,7 +114,7 @@ def test_list_says_so_where_nothing_matches(option: tuple[str, str]) -> None:
 
 def test_list_without_a_history_says_how_to_begin_one() -> None:
     result = invoke("list")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "no history in .perfsuite/history" in result.output
 
 

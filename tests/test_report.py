@@ -128,6 +128,11 @@ def test_no_outcome_is_cut_short_however_long_the_row(outcome: Outcome) -> None:
     assert table([told], color=False, width=80).split()[-1] == outcome
 
 
+def test_the_table_shows_ids_as_they_are() -> None:
+    told = table([make_result(now(), case_id="a[red]b[/x]:bug:")], color=False, width=140)
+    assert "a[red]b[/x]:bug:" in told
+
+
 def test_color_only_if_asked_for() -> None:
     plain = table([make_result(BEFORE)], color=False, width=120)
     colored = table([make_result(BEFORE)], color=True, width=120)

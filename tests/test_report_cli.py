@@ -77,7 +77,7 @@ def test_an_empty_store_is_an_error_that_says_what_to_do(tmp_path: Path) -> None
     with pytest.raises(FileError, match="measure first, or name a"):
         newest(tmp_path)
     shown = run("--store", tmp_path)
-    assert shown.exit_code == 1
+    assert shown.exit_code == 2
     assert f"no session in {tmp_path / 'runs'}" in shown.stderr
 
 
@@ -85,7 +85,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     bad = tmp_path / "bad.json"
     bad.write_text('{"schema_version": 99}')
     shown = run(bad)
-    assert shown.exit_code == 1
+    assert shown.exit_code == 2
     assert shown.stderr.startswith(
         f"perfsuite report: {bad}: field schema_version: this perfsuite reads 1, got 99."
     )
@@ -149,11 +149,11 @@ def test_pages_show_the_comparisons_of_what_was_measured(
     other = write(published / "other.json", make_session(0))
     assert "FSDP or 3D" not in run(other, "--markdown", "-").stdout
     missing = run("--published", "none.json", "--markdown", "-", "--store", "store")
-    assert missing.exit_code == 1
+    assert missing.exit_code == 2
     assert "none.json" in missing.stderr
 
 
 def test_an_unknown_comparison_names_the_known_ones(published: Path) -> None:
     shown = run("--comparison", "x", "--published", published / "published.json")
-    assert shown.exit_code == 1
+    assert shown.exit_code == 2
     assert "unknown comparison 'x'. Known: fsdp-vs-3d." in shown.stderr

@@ -170,6 +170,14 @@ def test_a_slower_baseline_is_accepted_with_its_reason(repository: Path) -> None
     make(repository, "refresh", CASES="nothing", HARDWARE="cpu", OUT="out", status=2)
 
 
+def test_new_baselines_of_what_cannot_be_measured_are_an_error_that_is_shown(repository: Path) -> None:
+    cases = CASES.replace("processes_per_node=2", "processes_per_node=4096")
+    (repository / "bench_cases" / "test_large.py").write_text(cases)
+    said = make(repository, "refresh", HARDWARE="cpu", OUT="out", CASES="4096", REASON="r", status=2)
+    assert said.endswith("-m ...\n")
+    assert "perfsuite baseline: no measured run of a case matching '*'" in said
+
+
 def test_new_baselines_become_a_pull_request(repository: Path, tmp_path: Path) -> None:
     make(repository, "refresh", HARDWARE="cpu", OUT="out", CASES="fake and not other", REASON="a new torch")
     assert len(list((repository / "baselines").glob("*/fake-*.json"))) == 1
