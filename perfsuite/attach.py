@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from perfsuite import data, flops, measure, worker
+from perfsuite import data, flops, measure, stacks, worker
 from perfsuite.case import CaseFile
 from perfsuite.errors import MismatchError, ScriptError
 from perfsuite.framework import Ranks
@@ -47,6 +47,7 @@ def attach() -> None:
     """Measure this process if it turns out to train. Called when a process that was not started by the
     launcher has imported torch (`perfsuite.startup`)."""
     run_dir = RunDir(Path(os.environ[worker.RUN_DIR]))
+    stacks.listen(run_dir, int(os.environ["RANK"]) if "RANK" in os.environ else None)
     attached = Attached(run_dir, data.read(run_dir.case, CaseFile), level_at="when torch was imported")
     show = sys.excepthook
 
@@ -99,6 +100,7 @@ class Attached:
     def _become_rank(self) -> None:
         worker.die_with_parent()
         report = _report().replace(device_probe=self._device_probe)
+        stacks.listen(self.run_dir, report.rank)  # known only now, where a script starts its own processes
         device = torch.device("cpu")
         if self.asked.device == "cuda":
             device = torch.device("cuda", torch.cuda.current_device())

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median, quantiles
 
-from perfsuite import data
+from perfsuite import data, stacks
 from perfsuite.case import Case, CaseFile
 from perfsuite.errors import FileError, ReportError
 from perfsuite.hardware import Machine
@@ -107,7 +107,8 @@ def _is_peer(failure: Failure) -> bool:
 
 
 def _with_log(failure: Failure, run_dir: RunDir) -> Failure:
-    """Where there is no traceback, what the rank wrote last; of an unknown rank, what all of them did."""
+    """Where there is no traceback, the stacks of a job that hung, and what the rank wrote last; of an
+    unknown rank, what all of them did."""
     if failure.traceback and "\n" in failure.traceback:
         return failure
     logs = (
@@ -115,6 +116,8 @@ def _with_log(failure: Failure, run_dir: RunDir) -> Failure:
     )
     tails = [(log, _tail(log)) for log in (*logs, run_dir.launcher_log)]
     written = [f"last lines of {log.name}:\n{tail}" for log, tail in tails if tail]
+    if where := stacks.told(run_dir):
+        written.insert(0, where)
     return failure.replace(traceback="\n".join(written) or "no process wrote anything")
 
 
