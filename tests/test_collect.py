@@ -210,7 +210,20 @@ def test_the_cause_is_the_first_failure_that_is_not_a_peers_death(tmp_path: Path
     assert failure.traceback == "Traceback\n  the cause"
 
 
-@pytest.mark.parametrize("said", ["Connection reset by peer", "Broken pipe", "exit code -15 (SIGTERM)"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Connection reset by peer",
+        "Broken pipe",
+        "exit code -15 (SIGTERM)",
+        "DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp:1927, remote process exited or there was a "
+        "network error, NCCL version 2.27.3",
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+        "DistBackendError: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, "
+        "OpType=ALLREDUCE, NumelIn=1024, NumelOut=1024, Timeout(ms)=600000) ran for 600071 milliseconds",
+        "DistBackendError: NCCL communicator was aborted on rank 0.",
+    ],
+)
 def test_what_a_healthy_rank_says_when_another_died_is_never_the_cause(tmp_path: Path, said: str) -> None:
     reports = [make_report(0, failure=crash(0, 1.0, said)), make_report(1, failure=crash(1, 2.0))]
     assert failure_of(collected(write_launch(tmp_path, *reports))).rank == 1
@@ -270,7 +283,7 @@ TIMEOUT = Failure(kind="timeout", message="killed after 900 s", at=9)
     "reports",
     [
         pytest.param((), id="no report"),
-        pytest.param((make_report(0), make_report(1)), id="all reports"),
+        pytest.param((make_report(0),), id="one report"),
         pytest.param((make_report(0, failure=crash(0, 1.0)),), id="a crash"),
     ],
 )
@@ -281,6 +294,16 @@ def test_a_timeout_that_the_driver_saw_is_the_failure(
     run_dir.launcher_log.write_text("waiting\n")
     failure = failure_of(collected(run_dir, failure=TIMEOUT))
     assert failure == TIMEOUT.replace(traceback="last lines of launcher.log:\nwaiting")
+
+
+def test_a_job_that_did_not_end_is_measured_where_every_rank_had_reported(tmp_path: Path) -> None:
+    """As a command that lingers on a logger: nothing is missing."""
+    run_dir = write_launch(tmp_path, make_report(0), make_report(1))
+    run_dir.launch.unlink()
+    run = collected(run_dir, failure=TIMEOUT)
+    assert run.failure is None
+    assert run.figures.tokens_per_s is not None
+    assert run.notes == ("every rank had reported, but the job did not end: killed after 900 s",)
 
 
 def test_a_timeout_is_told_though_a_report_cannot_be_read(tmp_path: Path) -> None:
@@ -388,6 +411,14 @@ def test_a_wall_clock_that_disagrees_is_a_note(tmp_path: Path, wall_s: float, to
     assert run.failure is None
     note = f"rank 1: the steps sum to 2.500 s, the wall clock says {wall_s:.3f} s"
     assert run.notes == ((note,) if told else ())
+
+
+def test_a_model_too_small_for_its_memory_to_be_seen_is_a_note(tmp_path: Path) -> None:
+    reports = [make_report(rank, memory=Memory(peak=5 * rank, method="VmHWM")) for rank in (0, 1)]
+    (note,) = collected(write_launch(tmp_path, *reports)).notes
+    assert note.startswith(
+        "rank 0: peak memory of 0 bytes, which cannot be compared: what was trained stayed"
+    )
 
 
 def test_steps_that_drift_to_the_end_are_a_note(tmp_path: Path) -> None:
