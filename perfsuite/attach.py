@@ -81,10 +81,9 @@ class Attached:
             timer,
             probe=probe,
             before_end=self._inject,
-            after_first_step=lambda: self._memory.reset_peak(),
+            memory=measure.HostMemory(level_at),
         )
         self._losses = Losses() if self.case.framework.reports_loss else None
-        self._memory: measure.HostMemory | measure.CudaMemory = measure.HostMemory(level_at)
         self._report: RankReport | None = None
         register_optimizer_step_pre_hook(self._before_optimizer_step)
         register_optimizer_step_post_hook(self._after_optimizer_step)
@@ -104,7 +103,7 @@ class Attached:
         device = torch.device("cpu")
         if self.asked.device == "cuda":
             device = torch.device("cuda", torch.cuda.current_device())
-            self._memory = measure.CudaMemory()
+            self.recorder.memory = measure.CudaMemory()
         ranks = Ranks(
             rank=report.rank,
             local_rank=int(os.environ.get("LOCAL_RANK", report.rank)),
@@ -151,7 +150,8 @@ class Attached:
     def _measured(self, report: RankReport) -> RankReport:
         observed = self._observer.result()
         report = worker.with_times(report, self.case, self._workload, self.recorder)
-        report = report.replace(memory=self._memory.read(), observed=_with_script(observed))
+        assert self.recorder.memory is not None
+        report = report.replace(memory=self.recorder.memory.read(), observed=_with_script(observed))
         try:
             self._observer.check(observed)
             loss = () if self._losses is None else self._losses.of_steps(self.case.gradient_accumulation)

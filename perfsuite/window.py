@@ -29,8 +29,8 @@ def find_window(step_s: Sequence[float], max_warmup: int) -> Window:
 
     The level is the median of the steps after `max_warmup`. Warm-up ends at the first step from which
     `ROLL` steps have a median within `FLAT` of that level (or within the series' own noise, on a machine
-    noisier than that): after `NEVER` steps at the earliest, after `max_warmup` at the latest. The launch is steady if the first and
-    the second half of the window agree within the same bound.
+    noisier than that): after `NEVER` steps at the earliest, after `max_warmup` at the latest. The launch
+    is steady if the first and the second half of the window agree within the same bound.
     """
     count = len(step_s)
     if not 0 <= max_warmup <= count - 2 * ROLL:

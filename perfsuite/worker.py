@@ -225,7 +225,7 @@ def _measure_torch(run_dir: RunDir, asked: CaseFile, report: RankReport) -> Rank
     _rehearse(torch, device)
     report = report.replace(device_probe=device_probe(device))
     memory = measure.CudaMemory() if on_gpu else measure.HostMemory()
-    recorder = _recorder(asked, report, timer, probe=probe, after_first_step=memory.reset_peak)
+    recorder = _recorder(asked, report, timer, probe=probe, memory=memory)
     workload = case.framework.build(case, _ranks(run_dir, report, device), recorder)
     observer = Observer(case, workload)
     hooks = [
