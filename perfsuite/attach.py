@@ -106,7 +106,6 @@ class Attached:
             self.recorder.memory = measure.CudaMemory()
         ranks = Ranks(
             rank=report.rank,
-            local_rank=int(os.environ.get("LOCAL_RANK", report.rank)),
             world_size=report.world_size,
             device=device,
             directory=self.run_dir.path,

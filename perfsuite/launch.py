@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import psutil
 
@@ -53,7 +53,6 @@ def launch(
     *,
     device: str,
     python: str = sys.executable,
-    environment: Mapping[str, str] | None = None,
     on_progress: OnProgress = no_progress,
     sampler: Sampler | None = None,
 ) -> Failure | None:
@@ -69,8 +68,7 @@ def launch(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=_environment(case, device, environment or {})
-            | {JOB_MARK: mark, ANCESTOR_PID: str(os.getpid())},
+            env=_environment(case, device) | {JOB_MARK: mark, ANCESTOR_PID: str(os.getpid())},
             start_new_session=True,
         )
     try:
@@ -84,7 +82,7 @@ def launch(
         _kill(launcher, mark)
 
 
-def _environment(case: Case, device: str, extra: Mapping[str, str]) -> dict[str, str]:
+def _environment(case: Case, device: str) -> dict[str, str]:
     """This process's environment, offline, with threads shared out."""
     ours = {
         "HF_HUB_OFFLINE": "1",
@@ -95,7 +93,7 @@ def _environment(case: Case, device: str, extra: Mapping[str, str]) -> dict[str,
         ours["OMP_NUM_THREADS"] = str(max(1, cores // case.topology.processes_per_node))
         ours["GLOO_SOCKET_IFNAME"] = "lo"
         ours["CUDA_VISIBLE_DEVICES"] = ""
-    return {**os.environ, **ours, **case.framework.environment(), **extra}
+    return {**os.environ, **ours, **case.framework.environment()}
 
 
 def _watch(

@@ -193,7 +193,6 @@ def _measure_fake(run_dir: RunDir, asked: CaseFile, report: RankReport) -> RankR
     recorder = _recorder(asked, report, SimulatedTimer())
     ranks = Ranks(
         rank=report.rank,
-        local_rank=report.rank,
         world_size=report.world_size,
         device=None,
         directory=run_dir.path,
@@ -272,7 +271,6 @@ def _run_script(run_dir: RunDir, asked: CaseFile, report: RankReport) -> None:
 def _ranks(run_dir: RunDir, report: RankReport, device: Any) -> Ranks:
     return Ranks(
         rank=report.rank,
-        local_rank=int(os.environ["LOCAL_RANK"]),
         world_size=report.world_size,
         device=device,
         directory=run_dir.path,

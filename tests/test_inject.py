@@ -98,7 +98,7 @@ def test_a_slowdown_reaches_the_figures_of_the_fake_framework() -> None:
     def steps(text: str | None) -> list[float]:
         before_end = None if text is None else Injector(Fault.parse(text), is_last_rank=True).before_end
         recorder = Recorder(SimulatedTimer(), before_end=before_end)
-        ranks = Ranks(rank=0, local_rank=0, world_size=2, device=None, directory=Path())
+        ranks = Ranks(rank=0, world_size=2, device=None, directory=Path())
         workload = Fake().build(make_case(), ranks, recorder)
         recorder.start()
         workload.run(25)
