@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from perfsuite import data, flops, measure, worker
+from perfsuite import data, flops, measure, stacks, worker
 from perfsuite.case import CaseFile
 from perfsuite.errors import MismatchError, ScriptError
 from perfsuite.framework import Ranks
@@ -47,6 +47,7 @@ def attach() -> None:
     """Measure this process if it turns out to train. Called when a process that was not started by the
     launcher has imported torch (`perfsuite.startup`)."""
     run_dir = RunDir(Path(os.environ[worker.RUN_DIR]))
+    stacks.listen(run_dir, int(os.environ["RANK"]) if "RANK" in os.environ else None)
     attached = Attached(run_dir, data.read(run_dir.case, CaseFile), level_at="when torch was imported")
     show = sys.excepthook
 
@@ -80,10 +81,9 @@ class Attached:
             timer,
             probe=probe,
             before_end=self._inject,
-            after_first_step=lambda: self._memory.reset_peak(),
+            memory=measure.HostMemory(level_at),
         )
         self._losses = Losses() if self.case.framework.reports_loss else None
-        self._memory: measure.HostMemory | measure.CudaMemory = measure.HostMemory(level_at)
         self._report: RankReport | None = None
         register_optimizer_step_pre_hook(self._before_optimizer_step)
         register_optimizer_step_post_hook(self._after_optimizer_step)
@@ -99,13 +99,13 @@ class Attached:
     def _become_rank(self) -> None:
         worker.die_with_parent()
         report = _report().replace(device_probe=self._device_probe)
+        stacks.listen(self.run_dir, report.rank)  # known only now, where a script starts its own processes
         device = torch.device("cpu")
         if self.asked.device == "cuda":
             device = torch.device("cuda", torch.cuda.current_device())
-            self._memory = measure.CudaMemory()
+            self.recorder.memory = measure.CudaMemory()
         ranks = Ranks(
             rank=report.rank,
-            local_rank=int(os.environ.get("LOCAL_RANK", report.rank)),
             world_size=report.world_size,
             device=device,
             directory=self.run_dir.path,
@@ -149,7 +149,8 @@ class Attached:
     def _measured(self, report: RankReport) -> RankReport:
         observed = self._observer.result()
         report = worker.with_times(report, self.case, self._workload, self.recorder)
-        report = report.replace(memory=self._memory.read(), observed=_with_script(observed))
+        assert self.recorder.memory is not None
+        report = report.replace(memory=self.recorder.memory.read(), observed=_with_script(observed))
         try:
             self._observer.check(observed)
             loss = () if self._losses is None else self._losses.of_steps(self.case.gradient_accumulation)

@@ -79,8 +79,9 @@ class Case(Data):
     """What it is meant for: `"cpu"`, `"h100"`, `"a100-80gb"`, or several. Each gives a pytest marker."""
     learning_rate: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
     seed: int = Field(default=0, strict=True)
-    max_warmup_steps: int = Field(default=20, ge=1, strict=True)
-    """Steps before the window at the most; where it really begins is found in the series."""
+    max_warmup_steps: int = Field(default=20, ge=2, strict=True)
+    """Steps before the window at the most; where it really begins is found in the series. The first two are
+    never measured."""
     steps: int = Field(default=50, ge=10, strict=True)
     """Steps measured at the least."""
     timeout_s: float = Field(default=900, gt=0, allow_inf_nan=False)

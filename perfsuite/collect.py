@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median, quantiles
 
-from perfsuite import data
+from perfsuite import data, stacks
 from perfsuite.case import Case, CaseFile
 from perfsuite.errors import FileError, ReportError
 from perfsuite.hardware import Machine
@@ -23,8 +23,12 @@ PEERS_SAY = (
     "broken pipe",
     "sigterm",
     "signalexception",
+    "remote process exited or there was a network error",
+    "ncclremoteerror",
+    "watchdog caught collective operation timeout",
+    "nccl communicator was aborted",
 )
-"""What a healthy rank says when another one died: never the cause."""
+"""What a healthy rank says when another one died, by gloo, torch elastic or NCCL: never the cause."""
 LOG_TAIL_LINES = 60
 LOSS_NOT_OBSERVED = (
     "loss not observed, as the case asks for: training that no longer learns would not be seen"
@@ -40,7 +44,10 @@ def collect(
     failure: Failure | None,
     health: Health | None = None,
 ) -> Run:
-    """One run out of the rank reports. What went wrong is in its `failure`; this does not raise for it."""
+    """One run out of the rank reports. What went wrong is in its `failure`; this does not raise for it.
+
+    `failure` is why the job was killed, if it was: no matter where every rank had reported a measurement.
+    """
     asked = data.read(run_dir.case, CaseFile)
     bare = Run(
         case=asked.case,
@@ -50,16 +57,15 @@ def collect(
         inject=asked.inject,
         health=health,
     )
-    if failure is not None:
-        return bare.replace(failure=_with_log(failure, run_dir))
     try:
         reports = _reports(run_dir, asked.case)
         ended = data.read(run_dir.launch, LaunchFile).failures if run_dir.launch.exists() else ()
     except FileError as error:
-        return bare.replace(failure=Failure(kind="missing_report", message=str(error)))
-    failure = _first_failure(reports, ended, run_dir, asked.case)
-    if failure is not None:
-        return bare.replace(failure=_with_log(failure, run_dir))
+        unread = Failure(kind="missing_report", message=str(error))
+        return bare.replace(failure=unread if failure is None else _with_log(failure, run_dir))
+    cause = _first_failure(reports, ended, run_dir, asked.case)
+    if cause is not None:  # a job that was killed was killed for what the driver saw
+        return bare.replace(failure=_with_log(failure or cause, run_dir))
     try:
         run = _measured(bare, [reports[rank] for rank in sorted(reports)], asked.peak_flops)
     except ReportError as error:
@@ -70,6 +76,8 @@ def collect(
             crash.message if crash.rank is None else f"rank {crash.rank}: {crash.message}" for crash in ended
         )
         notes = (*notes, f"died after its report was written: {who}")
+    if failure is not None:
+        notes = (*notes, f"every rank had reported, but the job did not end: {failure.message}")
     if not asked.case.framework.reports_loss:
         return run.replace(notes=(*notes, LOSS_NOT_OBSERVED))
     return run.replace(notes=notes, failure=_bad_loss(run.loss))
@@ -107,7 +115,8 @@ def _is_peer(failure: Failure) -> bool:
 
 
 def _with_log(failure: Failure, run_dir: RunDir) -> Failure:
-    """Where there is no traceback, what the rank wrote last; of an unknown rank, what all of them did."""
+    """Where there is no traceback, the stacks of a job that hung, and what the rank wrote last; of an
+    unknown rank, what all of them did."""
     if failure.traceback and "\n" in failure.traceback:
         return failure
     logs = (
@@ -115,6 +124,8 @@ def _with_log(failure: Failure, run_dir: RunDir) -> Failure:
     )
     tails = [(log, _tail(log)) for log in (*logs, run_dir.launcher_log)]
     written = [f"last lines of {log.name}:\n{tail}" for log, tail in tails if tail]
+    if where := stacks.told(run_dir):
+        written.insert(0, where)
     return failure.replace(traceback="\n".join(written) or "no process wrote anything")
 
 
@@ -200,6 +211,11 @@ def _notes(reports: list[RankReport], *, steady: bool) -> list[str]:
     retries = max((report.memory.alloc_retries or 0 for report in reports if report.memory), default=0)
     if retries:
         notes.append(f"{retries} allocator retries: memory is nearly full, which slows steps down")
+    if all(report.memory is not None and report.memory.peak == 0 for report in reports):
+        notes.append(
+            "a peak memory of 0 bytes cannot be compared: what was trained stayed within the slack of the "
+            "level before it was built; take a larger model or micro_batch"
+        )
     return notes
 
 

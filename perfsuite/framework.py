@@ -32,7 +32,6 @@ class Ranks:
     """Where this process stands in the job, and the device it trains on (a `torch.device`)."""
 
     rank: int
-    local_rank: int
     world_size: int
     device: Any
     directory: Path

@@ -67,7 +67,7 @@ class Injector:
         elif kind == "stall" and step % int(size) == int(size) - 1:
             recorder.timer.sleep(2 * recorder.since_step_began())
         elif kind == "leak" and step == AT_STEP:
-            self._held = _hold(size)
+            self._held = _hold(size, recorder)
         elif self.is_last_rank and step == AT_STEP:
             self._break_down()
 
@@ -96,18 +96,11 @@ class Injector:
         return None if kind == "missing-rank" and self.is_last_rank else report
 
 
-def _hold(share: float) -> Any:
-    """Allocate, and touch, that share of what is in use at the peak so far."""
-    import sys
-
-    if "torch" not in sys.modules:
+def _hold(share: float, recorder: Recorder) -> Any:
+    """Allocate, and touch, that share of the peak so far, as it is gated."""
+    if recorder.memory is None:
         return None  # a simulated run: its report is changed instead
     import torch
 
-    if torch.cuda.is_available():
-        return torch.ones(int(torch.cuda.max_memory_allocated() * share), dtype=torch.uint8, device="cuda")
-    import resource
-
-    return torch.ones(
-        int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 * share), dtype=torch.uint8
-    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.ones(int(recorder.memory.read().peak * share), dtype=torch.uint8, device=device)

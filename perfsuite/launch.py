@@ -17,10 +17,11 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import psutil
 
+from perfsuite import stacks
 from perfsuite.case import Case
 from perfsuite.errors import LaunchError
 from perfsuite.health import Sampler
@@ -32,6 +33,11 @@ JOB_MARK = "PERFSUITE_JOB"
 """Environment variable that every process of a job inherits."""
 POLL_S = 0.05
 KILL_S = 60
+STALL_S = 120
+"""Without a step, at the least, in a job that hangs. More than a script's rank may take at its end: it waits
+`attach.WAIT_S` for the reports of the others, then has `attach.LEAVE_S` to leave in."""
+STALL_STEPS = 20
+"""Or so many times the longest step before: room for an evaluation or a checkpoint between steps."""
 
 OnProgress = Callable[[int, int], None]
 """Told, every `POLL_S` seconds, the steps that rank 0 has finished and the tokens of one step."""
@@ -47,13 +53,13 @@ def launch(
     *,
     device: str,
     python: str = sys.executable,
-    environment: Mapping[str, str] | None = None,
     on_progress: OnProgress = no_progress,
     sampler: Sampler | None = None,
 ) -> Failure | None:
     """Run the job described by `run_dir.case` to its end; afterwards no process of it is left.
 
-    Returns a failure if the deadline passed; how the ranks ended is for `collect` to read.
+    Returns a failure if the deadline passed or no step ended for long; each rank has then written its stacks.
+    How the ranks ended is for `collect` to read.
     """
     mark = uuid.uuid4().hex
     with run_dir.launcher_log.open("wb") as log:
@@ -62,19 +68,21 @@ def launch(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=_environment(case, device, environment or {})
-            | {JOB_MARK: mark, ANCESTOR_PID: str(os.getpid())},
+            env=_environment(case, device) | {JOB_MARK: mark, ANCESTOR_PID: str(os.getpid())},
             start_new_session=True,
         )
     try:
         if sampler is not None:
             sampler.begin(launcher.pid)
-        return _watch(launcher, run_dir, case, on_progress, sampler)
+        failure = _watch(launcher, run_dir, case, on_progress, sampler)
+        if failure is not None:
+            stacks.ask(run_dir, _marked(mark))
+        return failure
     finally:
         _kill(launcher, mark)
 
 
-def _environment(case: Case, device: str, extra: Mapping[str, str]) -> dict[str, str]:
+def _environment(case: Case, device: str) -> dict[str, str]:
     """This process's environment, offline, with threads shared out."""
     ours = {
         "HF_HUB_OFFLINE": "1",
@@ -85,7 +93,7 @@ def _environment(case: Case, device: str, extra: Mapping[str, str]) -> dict[str,
         ours["OMP_NUM_THREADS"] = str(max(1, cores // case.topology.processes_per_node))
         ours["GLOO_SOCKET_IFNAME"] = "lo"
         ours["CUDA_VISIBLE_DEVICES"] = ""
-    return {**os.environ, **ours, **case.framework.environment(), **extra}
+    return {**os.environ, **ours, **case.framework.environment()}
 
 
 def _watch(
@@ -95,8 +103,9 @@ def _watch(
     on_progress: OnProgress,
     sampler: Sampler | None,
 ) -> Failure | None:
-    deadline = time.monotonic() + case.timeout_s
+    began = time.monotonic()
     steps = tokens = 0
+    stall = Stall()
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             launcher.wait(POLL_S)
@@ -106,13 +115,38 @@ def _watch(
         if sampler is not None:
             sampler.sample(steps)
         on_progress(steps, tokens)
-        if time.monotonic() > deadline:
-            return Failure(
-                kind="timeout",
-                message=f"killed after {case.timeout_s:g} s (the case's timeout_s), "
-                f"when rank 0 had finished about {steps} of {case.total_steps} steps",
-                at=time.time(),
-            )
+        now = time.monotonic()
+        reports = sum(run_dir.rank(rank).exists() for rank in range(case.topology.world_size))
+        quiet_s = stall.after(now, is_training=tokens > 0, steps=steps, reports=reports)
+        why = None
+        if now - began > case.timeout_s:
+            why = f"{case.timeout_s:g} s (the case's timeout_s)"
+        elif quiet_s is not None:
+            why = f"{quiet_s:.0f} s without a step (longest before: {stall.longest_s:.1f} s)"
+        if why is not None:
+            far = f"when rank 0 had finished about {steps} of {case.total_steps} steps"
+            return Failure(kind="timeout", message=f"killed after {why}, {far}", at=time.time())
+
+
+class Stall:
+    """Tells a job that hangs by the absence of steps, and of rank reports at its end."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        """Seconds between two signs of life since training began."""
+        self._last: tuple[bool, int, int] | None = None
+        self._at = 0.0
+
+    def after(self, now: float, *, is_training: bool, steps: int, reports: int) -> float | None:
+        """How many seconds it has stood still, if that is a hang. Before the first step nothing is."""
+        sign = (is_training, steps, reports)
+        if sign != self._last:
+            if self._last is not None and self._last[0]:
+                self.longest_s = max(self.longest_s, now - self._at)
+            self._last, self._at = sign, now
+        quiet_s = now - self._at
+        is_hang = (steps or reports) and quiet_s > max(STALL_S, STALL_STEPS * self.longest_s)
+        return quiet_s if is_hang else None
 
 
 def _kill(launcher: subprocess.Popen[bytes], mark: str) -> None:

@@ -103,8 +103,8 @@ class Recorder:
     """Takes the time of each optimizer step of one process.
 
     `probe`, if given, is a fixed piece of work done after each step and timed apart from it. `before_end`, if
-    given, is called with the step's index before its end is stamped: injected faults. `after_first_step` is
-    called once, not timed: what a library builds in its first step is behind it then.
+    given, is called with the step's index before its end is stamped: injected faults. The peak of `memory`
+    is reset after the first step, not timed: what a library builds in that step is behind it then.
     """
 
     def __init__(
@@ -113,9 +113,10 @@ class Recorder:
         *,
         probe: Callable[[], object] | None = None,
         before_end: Callable[[int, Recorder], None] | None = None,
-        after_first_step: Callable[[], object] = lambda: None,
+        memory: HostMemory | CudaMemory | None = None,
     ) -> None:
         self.timer = timer
+        self.memory = memory
         self.on_progress: Callable[[int], object] = lambda step: None
         """Called with the number of finished steps, at most twice a second."""
         self.probe_s: list[float] = []
@@ -123,7 +124,6 @@ class Recorder:
         """Host seconds from `start` to `finish`, less what was done between steps."""
         self._probe = probe
         self._before_end = before_end
-        self._after_first_step = after_first_step
         self._starts: list[Any] = []
         self._ends: list[Any] = []
         self._clock_optimizer: Any = None
@@ -151,8 +151,8 @@ class Recorder:
             self._before_end(len(self._ends), self)
         self._ends.append(self.timer.stamp())
         ended_at = self.timer.host()
-        if len(self._ends) == 1:
-            self._after_first_step()
+        if len(self._ends) == 1 and self.memory is not None:
+            self.memory.reset_peak()
         if len(self._ends) % GC_EVERY == 0:
             gc.collect(1)
         if ended_at - self._progress_at > PROGRESS_EVERY_S:

@@ -32,8 +32,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from perfsuite.errors import MismatchError
-
-VERSION = "0.4"
+from perfsuite.frameworks.nanotron import VERSION
 
 
 class _Change(NamedTuple):

@@ -95,6 +95,8 @@ class SessionFile(Document):
     skipped: tuple[Skipped, ...]
     interrupted_case: str | None = None
     """The case that an interrupt cut short."""
+    interrupted_launches: tuple[Run, ...] = ()
+    """Those of that case that were over by then."""
 
 
 def local_sessions(store: Path) -> list[Path]:

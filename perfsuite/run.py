@@ -63,12 +63,16 @@ def measure(
     directory: Path,
     verdict_on: Callable[[list[Run]], Verdict],
     *,
+    runs: list[Run] | None = None,
     inject: str | None = None,
     on_launch: Callable[[int], None] = lambda launch: None,
     on_progress: OnProgress = no_progress,
 ) -> tuple[list[Run], Verdict]:
-    """Launch `case` until `verdict_on` the runs so far is no longer undecided."""
-    runs: list[Run] = []
+    """Launch `case` until `verdict_on` the runs so far is no longer undecided.
+
+    Each run is appended to `runs`, an empty list: what an error or an interrupt leaves is there.
+    """
+    runs = [] if runs is None else runs
     while True:
         number = len(runs) + 1
         on_launch(number)

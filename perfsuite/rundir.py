@@ -34,7 +34,7 @@ class RunDir:
 
     @property
     def progress(self) -> Path:
-        """`STEPS TOKENS_PER_STEP` of rank 0, as text, written over every half second."""
+        """`STEPS TOKENS_PER_STEP` of rank 0, as text, from before the first step on, about twice a second."""
         return self.path / "progress"
 
     def rank(self, rank: int) -> Path:
@@ -44,3 +44,13 @@ class RunDir:
     def rank_log(self, rank: int) -> Path:
         """What that rank wrote to stdout and stderr."""
         return self.path / f"rank-{rank}.log"
+
+    def stacks(self, rank: int | None, pid: int) -> Path:
+        """Where that process writes the stacks of its threads when it is asked to (`perfsuite.stacks`)."""
+        return self.path / f"stacks-{'unknown' if rank is None else rank}-{pid}.txt"
+
+    def all_stacks(self) -> list[tuple[int | None, int, Path]]:
+        """Every file of `stacks`, with its rank and process; ranks last, in order."""
+        parts = [(file.stem.split("-"), file) for file in self.path.glob("stacks-*-*.txt")]
+        found = [(None if rank == "unknown" else int(rank), int(pid), file) for (_, rank, pid), file in parts]
+        return sorted(found, key=lambda each: (-1 if each[0] is None else each[0], each[1]))

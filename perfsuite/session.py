@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -60,6 +61,8 @@ class Session:
     started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     running: str | None = None
     """The id of the case that is being measured: at the end of an interrupted session, the lost one."""
+    launches: list[Run] = field(default_factory=list)
+    """Of that case, or the last one, so far."""
     _noise: dict[str, ClassNoise] = field(default_factory=dict)
     _cases: dict[str, Case] = field(default_factory=dict)
     """Measured so far, by id."""
@@ -125,23 +128,24 @@ class Session:
         """
         self._revision  # noqa: B018  as it is now, and not after hours
         known = len(self.results)
+        self.launches = []
         try:
             return self._measure(case, nodeid)
         except PerfsuiteError as error:
             self.running = None
             if len(self.results) == known:
-                self._keep_error(case, nodeid, str(error))
+                self._keep_error(case, nodeid, str(error), self.launches)
             raise
 
-    def _keep_error(self, case: Case, nodeid: str, reason: str) -> None:
+    def _keep_error(self, case: Case, nodeid: str, reason: str, launches: Sequence[Run] = ()) -> None:
         result = Result(
             nodeid=nodeid,
             case_id=case.id,
             framework=case.framework.name,
-            runs=(),
-            verdict=Verdict(outcome="failed", launches=0, failure="error", reasons=(reason,)),
+            runs=tuple(launches),
+            verdict=Verdict(outcome="failed", launches=len(launches), failure="error", reasons=(reason,)),
             baseline_file=None,
-            directory=str(self.files),
+            directory=str(self._directory(case)),
         )
         self.results.append(result)
 
@@ -153,8 +157,7 @@ class Session:
         accepted, file = found or (None, None)
         if accepted is not None and self._says_too_little(accepted):
             accepted, file = None, None
-        again = sum(result.case_id == case.id for result in self.results)
-        directory = self.files / (case.id if not again else f"{case.id}.{again + 1}")
+        directory = self._directory(case)
         refused = accepted is None and (self.options.fail_without_baseline or self.options.inject is not None)
         may_fail = case.known_issue is not None or case.may_run_out_of_memory
         if refused and (self.options.inject is not None or not may_fail):
@@ -167,6 +170,7 @@ class Session:
                 machine,
                 directory,
                 lambda runs: judge(runs, accepted, self.noise(hardware_class), self.options.policy),
+                runs=self.launches,
                 inject=self.options.inject,
                 on_launch=lambda launch: self.progress.begin(case.id, case.total_steps, launch),
                 on_progress=self.progress.step,
@@ -198,6 +202,11 @@ class Session:
         launches = len(known.launches)
         return known.accepted is None and launches < min(MIN_RECORDED, self.options.policy.record_launches)
 
+    def _directory(self, case: Case) -> Path:
+        """Of the launches of a case that has no result yet."""
+        again = sum(result.case_id == case.id for result in self.results)
+        return self.files / (case.id if not again else f"{case.id}.{again + 1}")
+
     def _no_baseline(self, hardware_class: str) -> Verdict:
         directories = " or ".join(map(str, self.baseline_directories))
         why = "--perf-no-baseline=fail"
@@ -228,6 +237,7 @@ class Session:
             results=tuple(self.results),
             skipped=tuple(self.skipped),
             interrupted_case=self.running,
+            interrupted_launches=tuple(self.launches) if self.running is not None else (),
         )
 
     def is_failing(self, result: Result) -> bool:

@@ -157,6 +157,8 @@ def interruption(session: SessionFile) -> str | None:
     if session.status == "complete":
         return None
     lost = f": {session.interrupted_case} was not judged" if session.interrupted_case else ""
+    if launches := len(session.interrupted_launches):
+        lost += f" ({launches} launch{'es' * (launches > 1)} of it in results.json)"
     return f"The session was interrupted{lost}; what came after it was not measured."
 
 

@@ -177,14 +177,17 @@ def build_optimizer(case: Case, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def _grad_scaler(case: Case, model: nn.Module, device: str) -> Any:
-    """For fp16-mixed torch's scaler, whose scale then never grows; else one that does nothing."""
+    """For fp16-mixed torch's scaler; else one that does nothing."""
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
     kind = ShardedGradScaler if isinstance(model, FullyShardedDataParallel) else torch.amp.GradScaler
-    return kind(
-        device, init_scale=LOSS_SCALE, growth_interval=2**31 - 1, enabled=case.precision == "fp16-mixed"
-    )
+    return fixed_scaler(kind, device, enabled=case.precision == "fp16-mixed")
+
+
+def fixed_scaler(kind: Any, device: str, *, enabled: bool = True) -> Any:
+    """A gradient scaler of this class at `LOSS_SCALE`, which never grows."""
+    return kind(device, init_scale=LOSS_SCALE, growth_interval=2**31 - 1, enabled=enabled)
 
 
 def synthetic_batches(case: Case, data_rank: int, device: torch.device) -> list[Tensor]:

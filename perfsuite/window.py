@@ -12,6 +12,9 @@ ROLL = 5
 FLAT = 0.05
 """How far a rolling median may lie from the level that the series ends on."""
 
+NEVER = 2
+"""Steps that are never measured: in the second the worker looks at what runs (`perfsuite.observe`)."""
+
 
 class Window(NamedTuple):
     """The measured steps `series[start:stop]`. `steady` is False if the series never became flat."""
@@ -26,8 +29,8 @@ def find_window(step_s: Sequence[float], max_warmup: int) -> Window:
 
     The level is the median of the steps after `max_warmup`. Warm-up ends at the first step from which
     `ROLL` steps have a median within `FLAT` of that level (or within the series' own noise, on a machine
-    noisier than that), and after `max_warmup` steps at the latest. The launch is steady if the first and
-    the second half of the window agree within the same bound.
+    noisier than that): after `NEVER` steps at the earliest, after `max_warmup` at the latest. The launch
+    is steady if the first and the second half of the window agree within the same bound.
     """
     count = len(step_s)
     if not 0 <= max_warmup <= count - 2 * ROLL:
@@ -40,7 +43,8 @@ def find_window(step_s: Sequence[float], max_warmup: int) -> Window:
     deviation = median(abs(after - before) for before, after in pairwise(tail)) / 2**0.5
     bound = max(FLAT * level, 2 * deviation)
     start = next(
-        (i for i in range(max_warmup) if abs(median(step_s[i : i + ROLL]) - level) <= bound), max_warmup
+        (i for i in range(NEVER, max_warmup) if abs(median(step_s[i : i + ROLL]) - level) <= bound),
+        max_warmup,
     )
     # A rolling median is flat while up to two of its first steps are not: leave those out as well.
     while start < max_warmup and abs(step_s[start] - level) > bound:

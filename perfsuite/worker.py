@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from perfsuite import data, measure
+from perfsuite import data, measure, stacks
 from perfsuite.case import CaseFile
 from perfsuite.errors import MismatchError, ScriptError
 from perfsuite.framework import Ranks
@@ -42,6 +42,7 @@ def main(path: str) -> None:
     run_dir = RunDir(Path(path))
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     die_with_parent()
+    stacks.listen(run_dir, rank)
     report = RankReport(rank=rank, world_size=world, host=socket.gethostname(), clock="none")
     try:
         asked = data.read(run_dir.case, CaseFile)
@@ -163,10 +164,11 @@ def _run(
 def tell_progress(
     run_dir: RunDir, case: Case, workload: Workload, recorder: measure.Recorder, report: RankReport
 ) -> None:
-    """Let rank 0 write now and then how far it is."""
+    """Let rank 0 write how far it is: that it begins now, then now and then."""
     tokens = _tokens_per_step(case, workload)
     if report.rank == 0:
         recorder.on_progress = lambda step: run_dir.progress.write_text(f"{step} {tokens}")
+        recorder.on_progress(0)
 
 
 def with_times(report: RankReport, case: Case, workload: Workload, recorder: measure.Recorder) -> RankReport:
@@ -191,7 +193,6 @@ def _measure_fake(run_dir: RunDir, asked: CaseFile, report: RankReport) -> RankR
     recorder = _recorder(asked, report, SimulatedTimer())
     ranks = Ranks(
         rank=report.rank,
-        local_rank=report.rank,
         world_size=report.world_size,
         device=None,
         directory=run_dir.path,
@@ -223,7 +224,7 @@ def _measure_torch(run_dir: RunDir, asked: CaseFile, report: RankReport) -> Rank
     _rehearse(torch, device)
     report = report.replace(device_probe=device_probe(device))
     memory = measure.CudaMemory() if on_gpu else measure.HostMemory()
-    recorder = _recorder(asked, report, timer, probe=probe, after_first_step=memory.reset_peak)
+    recorder = _recorder(asked, report, timer, probe=probe, memory=memory)
     workload = case.framework.build(case, _ranks(run_dir, report, device), recorder)
     observer = Observer(case, workload)
     hooks = [
@@ -270,7 +271,6 @@ def _run_script(run_dir: RunDir, asked: CaseFile, report: RankReport) -> None:
 def _ranks(run_dir: RunDir, report: RankReport, device: Any) -> Ranks:
     return Ranks(
         rank=report.rank,
-        local_rank=int(os.environ["LOCAL_RANK"]),
         world_size=report.world_size,
         device=device,
         directory=run_dir.path,

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 def fake_group(rank: int, world_size: int) -> Iterator[Ranks]:
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     try:
-        yield Ranks(rank=rank, local_rank=rank, world_size=world_size, device=CPU, directory=Path())
+        yield Ranks(rank=rank, world_size=world_size, device=CPU, directory=Path())
     finally:
         dist.destroy_process_group()
         _clear_sharding_prop_cache()  # or the next rank would be taken for this one

@@ -78,7 +78,7 @@ from tests.samples import make_case
         ({"hardware": ()}, ["hardware:", "name at least one hardware", "'cpu'"]),
         ({"learning_rate": 0}, ["learning_rate:", "greater than 0", "got 0"]),
         ({"steps": 9}, ["steps:", "greater than or equal to 10", "got 9"]),
-        ({"max_warmup_steps": 0}, ["max_warmup_steps:", "greater than or equal to 1", "got 0"]),
+        ({"max_warmup_steps": 1}, ["max_warmup_steps:", "greater than or equal to 2", "got 1"]),
         ({"timeout_s": 0}, ["timeout_s:", "greater than 0", "got 0"]),
         ({"batch": 3}, ["batch: unknown field; remove it or correct its name", "got 3"]),
     ],
@@ -189,7 +189,7 @@ def test_ids_are_unique_and_fit_for_a_file_name() -> None:
     [
         ("seed", 1, -1),
         ("steps", 11, 110),
-        ("max_warmup_steps", 1, 11),
+        ("max_warmup_steps", 2, 12),
         ("learning_rate", 1e-4, 1e-5),
         ("learning_rate", 0.0012345678, 0.0012345679),
         ("lora", None, LoRA(rank=1, alpha=1)),

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import torch
 
 from perfsuite.errors import CaseError
 from perfsuite.framework import Ranks
 from perfsuite.frameworks.fake import Fake, SimulatedTimer
 from perfsuite.inject import AT_STEP, Fault, Injector
-from perfsuite.measure import Recorder
+from perfsuite.measure import HostMemory, Recorder
 from perfsuite.result import Memory
 from tests.samples import make_case, make_report
 
@@ -97,7 +98,7 @@ def test_a_slowdown_reaches_the_figures_of_the_fake_framework() -> None:
     def steps(text: str | None) -> list[float]:
         before_end = None if text is None else Injector(Fault.parse(text), is_last_rank=True).before_end
         recorder = Recorder(SimulatedTimer(), before_end=before_end)
-        ranks = Ranks(rank=0, local_rank=0, world_size=2, device=None, directory=Path())
+        ranks = Ranks(rank=0, world_size=2, device=None, directory=Path())
         workload = Fake().build(make_case(), ranks, recorder)
         recorder.start()
         workload.run(25)
@@ -162,6 +163,18 @@ def test_effect_on_the_report(is_last_rank: bool) -> None:
     assert changed("slowdown=30%") == report
     assert changed("crash") == report
     assert changed("missing-rank") == (None if is_last_rank else report)
+
+
+def test_a_leak_is_a_share_of_the_peak_that_is_gated() -> None:
+    """And not of all that the process holds: torch alone is hundreds of megabytes."""
+    memory = HostMemory()
+    held = torch.ones(64 * 2**20, dtype=torch.uint8)
+    before = memory.read().peak
+    recorder = Recorder(SimulatedTimer(), memory=memory)
+    injector = Injector(Fault.parse("leak=50%"), is_last_rank=False)
+    injector.before_end(AT_STEP, recorder)
+    assert held.numel() == 64 * 2**20
+    assert memory.read().peak == pytest.approx(1.5 * before, rel=0.1)
 
 
 def test_a_leak_changes_only_a_simulated_report() -> None:

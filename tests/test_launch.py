@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,12 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from perfsuite import DDP, Case, Fake, Topology, data
+from perfsuite import DDP, Case, Fake, Script, Topology, data
+from perfsuite import launch as launching
 from perfsuite.case import CaseFile
 from perfsuite.errors import FileError
 from perfsuite.hardware import detect
-from perfsuite.launch import JOB_MARK, launch
-from perfsuite.result import LaunchFile
+from perfsuite.launch import JOB_MARK, STALL_S, STALL_STEPS, Stall, launch
+from perfsuite.result import LaunchFile, Run
 from perfsuite.run import run
 from perfsuite.rundir import RunDir
 
@@ -87,6 +89,84 @@ def test_the_deadline_kills_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "2 s" in measured.failure.message
     assert "of 70 steps" in measured.failure.message
     assert processes_of(tmp_path) == []
+
+
+def stacks_of(measured: Run) -> str:
+    assert measured.failure is not None
+    return str(measured.failure.traceback)
+
+
+@pytest.mark.parametrize("case", [FAKE.replace(framework=Fake(step_ms=600)), DDP_TINY], ids=["fake", "ddp"])
+def test_a_hang_is_seen_by_the_absence_of_steps_and_every_rank_says_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case
+) -> None:
+    monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
+    monkeypatch.setattr(launching, "STALL_S", 2)
+    measured = run(case, detect(), tmp_path, inject="hang")
+    assert measured.failure is not None
+    assert measured.failure.kind == "timeout"
+    assert re.match(r"killed after \d+ s without a step \(longest before: ", measured.failure.message)
+    assert measured.duration_s < case.timeout_s / 2
+    told = stacks_of(measured)
+    assert told.startswith("rank 1 stood here:\nCurrent thread (most recent call first):\n")
+    assert "in _break_down" in told.split("stood here")[1]
+    assert processes_of(tmp_path) == []
+    if case is DDP_TINY:  # simulated ranks do not wait for each other
+        assert "rank 0 stood here:" in told
+
+
+HANGS = """
+import time, torch
+
+def waits_for_nothing():
+    time.sleep(1000)
+
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+waits_for_nothing()
+"""
+
+
+@pytest.mark.parametrize("how", ["path", "command"])
+def test_a_script_that_hangs_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(HANGS)
+    framework = Script(path=str(script)) if how == "path" else Script(command=("python", str(script)))
+    monkeypatch.setattr(launching, "STALL_S", 2)
+    measured = run(
+        FAKE.replace(framework=framework, topology=Topology(processes_per_node=1)),
+        detect(),
+        tmp_path / "run",
+    )
+    assert stacks_of(measured).startswith("rank 0 stood here:")
+    assert "in waits_for_nothing" in stacks_of(measured)
+
+
+def test_a_hang_is_longer_than_any_step_before() -> None:
+    stall = Stall()
+
+    def after(now: float, steps: int, reports: int = 0, *, is_training: bool = True) -> float | None:
+        return stall.after(now, is_training=is_training, steps=steps, reports=reports)
+
+    assert after(0, 0, is_training=False) is None
+    assert after(10_000, 0, is_training=False) is None, "loading a model is no step"
+    assert after(10_001, 0) is None
+    assert after(20_000, 0) is None, "nor is the first step, in which a model is compiled, a hang"
+    stall = Stall()
+    assert after(0, 0) is None
+    assert after(1, 1) is None
+    assert after(1 + STALL_S, 1) is None
+    assert after(2 + STALL_S, 1) == STALL_S + 1
+    stall = Stall()
+    assert after(0, 0) is None
+    assert after(30, 1) is None
+    assert after(31, 2) is None
+    assert after(31 + STALL_STEPS * 30, 2) is None, "an evaluation"
+    assert after(32 + STALL_STEPS * 30, 2) == STALL_STEPS * 30 + 1
+    assert after(33 + STALL_STEPS * 30, 2, 1) is None, "a report is a sign of life"
 
 
 def test_a_grandchild_in_a_session_of_its_own_is_swept_up(

@@ -46,6 +46,21 @@ def test_the_garbage_collector_rests_while_the_clock_runs() -> None:
     assert gc.isenabled()
 
 
+def test_the_peak_of_the_first_step_is_forgotten() -> None:
+    recorder = Recorder(SimulatedTimer(), memory=HostMemory())
+    recorder.start()
+    held = torch.ones(64 * 2**20, dtype=torch.uint8)
+    del held
+    recorder.boundary()
+    assert recorder.memory is not None
+    assert recorder.memory.read().peak < 30 * 2**20
+    held = torch.ones(64 * 2**20, dtype=torch.uint8)
+    del held
+    recorder.boundary()
+    recorder.finish()
+    assert recorder.memory.read().peak > 60 * 2**20
+
+
 def test_a_collection_happens_at_a_fixed_step_and_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     timer = SimulatedTimer()
     collected: list[int] = []

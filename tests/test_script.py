@@ -164,7 +164,7 @@ def test_the_id_names_what_runs_and_tells_arguments_apart() -> None:
 def test_a_case_with_variables_reads_back() -> None:
     case = case_of(Script(path="a.py", env={"NCCL_DEBUG": "WARN"}))
     assert Case.model_validate_json(case.model_dump_json()) == case
-    assert _environment(case, "cpu", {})["NCCL_DEBUG"] == "WARN"
+    assert _environment(case, "cpu")["NCCL_DEBUG"] == "WARN"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from perfsuite import baseline, data, session
+from perfsuite import run as running
 from perfsuite.baseline import Baseline
 from perfsuite.case import KnownIssue
 from perfsuite.errors import PerfsuiteError
@@ -15,7 +16,9 @@ from perfsuite.hardware import gpu_machine
 from perfsuite.judge import Policy, Verdict
 from perfsuite.progress import Progress
 from perfsuite.result import Run
+from perfsuite.results import SessionFile
 from perfsuite.session import Options, Session
+from perfsuite.summary import interruption
 from tests.samples import make_case, make_figures, make_run, never_run
 
 
@@ -77,6 +80,38 @@ def test_a_case_that_cannot_be_launched_is_a_failed_result(
     assert (told.outcome, told.verdict.failure) == ("failed", "error")
     assert told.verdict.reasons == ("mine.yaml: num_processes is 4",)
     assert ours.to_file("complete").interrupted_case is None
+
+
+@pytest.mark.parametrize(
+    "end", [PerfsuiteError("processes 7 of this job cannot be killed"), KeyboardInterrupt()]
+)
+def test_the_launches_before_an_error_or_an_interrupt_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException
+) -> None:
+    runs = [make_run(started_at=f"2026-01-0{day}T00:00:00+00:00") for day in (1, 2)]
+    left = list(runs)
+
+    def launch(*args: object, **options: object) -> Run:
+        if not left:
+            raise end
+        return left.pop(0)
+
+    monkeypatch.setattr(running, "run", launch)
+    ours = make_session(tmp_path)
+    with pytest.raises(type(end)):
+        ours.measure(make_case(), "test")
+    file = tmp_path / "results.json"
+    data.write(file, ours.to_file("interrupted"))
+    told = data.read(file, SessionFile)
+    if isinstance(end, KeyboardInterrupt):
+        assert (told.interrupted_case, told.interrupted_launches) == (make_case().id, tuple(runs))
+        assert "was not judged (2 launches of it in results.json);" in str(interruption(told))
+        return
+    (result,) = told.results
+    assert (result.runs, result.verdict.launches) == (tuple(runs), 2)
+    assert (result.outcome, result.verdict.failure) == ("failed", "error")
+    assert result.directory == str(ours.files / make_case().id)
+    assert (told.interrupted_case, told.interrupted_launches) == (None, ())
 
 
 def test_a_machine_with_gpus_is_a_cpu_machine_for_a_cpu_case(

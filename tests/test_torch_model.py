@@ -12,7 +12,7 @@ from perfsuite.frameworks.ddp import DDP
 from perfsuite.torch_model import build_model, data_parallel_workload
 
 CPU = torch.device("cpu")
-ALONE = Ranks(rank=0, local_rank=0, world_size=1, device=CPU, directory=Path())
+ALONE = Ranks(rank=0, world_size=1, device=CPU, directory=Path())
 TINY = Case(
     model="llama-tiny",
     framework=DDP(),

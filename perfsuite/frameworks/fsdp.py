@@ -54,7 +54,6 @@ class FSDP(Framework):
         """The model under FSDP1, one unit per block, and the root."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import (
-            BackwardPrefetch,
             CPUOffload,
             FullyShardedDataParallel,
             ShardingStrategy,
@@ -73,9 +72,7 @@ class FSDP(Framework):
             device_mesh=mesh,
             sharding_strategy=ShardingStrategy[self.sharding_strategy],
             auto_wrap_policy=ModuleWrapPolicy({type(block) for block in blocks(inner)}),
-            backward_prefetch=None
-            if self.backward_prefetch == "none"
-            else BackwardPrefetch[self.backward_prefetch],
+            backward_prefetch=prefetch(self.backward_prefetch),
             cpu_offload=CPUOffload(offload_params=self.cpu_offload),
             mixed_precision=_mixed_precision(case),
             device_id=ranks.device,
@@ -86,6 +83,13 @@ class FSDP(Framework):
 
     def _shard_group(self, case: Case) -> int:
         return self.shard_group or case.topology.processes_per_node
+
+
+def prefetch(name: str) -> Any:
+    """torch's `BackwardPrefetch` of that name, None for `none`."""
+    from torch.distributed.fsdp import BackwardPrefetch
+
+    return None if name == "none" else BackwardPrefetch[name]
 
 
 def hybrid_unsupported(group: int, case: Case) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from perfsuite.framework import Framework, Ranks, Workload, changed_fields
-from perfsuite.frameworks.fsdp import FSDP
+from perfsuite.frameworks.fsdp import FSDP, prefetch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,8 +102,6 @@ class Lightning(Framework):
 
     def _fsdp_options(self, case: Case, blocks: Sequence[Any]) -> dict[str, Any]:
         """Arguments of `FSDPStrategy`: one unit per block, and the root."""
-        from torch.distributed.fsdp import BackwardPrefetch
-
         from perfsuite.torch_model import is_checkpointed
 
         mode, topology = case.activation_checkpointing, case.topology
@@ -118,9 +116,7 @@ class Lightning(Framework):
             "device_mesh": (topology.nodes, topology.processes_per_node) if hybrid else None,
             "auto_wrap_policy": {type(block) for block in blocks},
             "activation_checkpointing_policy": is_recomputed if recomputed else None,
-            "backward_prefetch": None
-            if self.backward_prefetch == "none"
-            else BackwardPrefetch[self.backward_prefetch],
+            "backward_prefetch": prefetch(self.backward_prefetch),
             "cpu_offload": self.cpu_offload,
         }
 
@@ -139,12 +135,10 @@ def _fabric(case: Case, ranks: Ranks, strategy: Any) -> Any:
         plugins=[TorchElasticEnvironment()],
     )
     fabric.launch()
-    from perfsuite.torch_model import LOSS_SCALE
+    from perfsuite.torch_model import fixed_scaler
 
     if (scaler := getattr(strategy.precision, "scaler", None)) is not None:
-        strategy.precision.scaler = type(scaler)(
-            ranks.device.type, init_scale=LOSS_SCALE, growth_interval=2**31 - 1
-        )
+        strategy.precision.scaler = fixed_scaler(type(scaler), ranks.device.type)
     return fabric
 
 

@@ -41,7 +41,6 @@ class Script(Framework):
 
     name: ClassVar[str] = "script"
     builds_model: ClassVar[bool] = False
-    own_process_group: ClassVar[bool] = True
 
     path: str | None = None
     """A Python file, run as `python PATH ARGUMENTS` would, once per rank, with torchrun's environment."""

@@ -60,7 +60,7 @@ def main() -> None:
             topology=Topology(processes_per_node=1),
             hardware="cpu",
         )
-        ranks = Ranks(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"), directory=Path())
+        ranks = Ranks(rank=0, world_size=1, device=torch.device("cpu"), directory=Path())
         run = case.framework.build(case, ranks, Recorder(HostTimer())).run
         bare(run)
         ratios = []
