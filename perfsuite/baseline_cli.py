@@ -9,6 +9,7 @@ import contextlib
 import getpass
 import json
 from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +23,7 @@ from perfsuite.baseline import Acceptance, Baseline
 from perfsuite.errors import FileError, GitError, PerfsuiteError
 from perfsuite.git import git
 from perfsuite.hardware import detect
-from perfsuite.judge import differences, environment_changes, unhealthy
+from perfsuite.judge import differences, environment_changes, loss_differs, unhealthy
 from perfsuite.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, Metric
 from perfsuite.noise import class_noise
 from perfsuite.report import amount, console
@@ -144,12 +145,13 @@ def accept(
         try:
             found = baseline.find([baselines], machine_class, measured[-1].case)
             before = found[0] if found else None
-            chosen = _choose(measured, before)
+            chosen = _choose(measured, None if reason else before)
             new = baseline.from_runs(chosen, accepted=_acceptance(reason))
             out.print(_before_after(before, new))
             if changed := _changed_among(chosen):
                 out.print("  changed from the older of these launches to the newest: " + "; ".join(changed))
-            _require_reason(before, new, reason)
+            if before is not None and not reason:
+                _require_reason(before, new, chosen)
             file = baseline.path(baselines, machine_class, new.case)
             data.write(file, new)
             written.append(file)
@@ -211,7 +213,8 @@ def _choose(measured: list[Run], before: Baseline | None) -> list[Run]:
         why = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "none"
         raise _Refused(
             f"{len(chosen)} healthy launches, a baseline needs {MIN_LAUNCHES} (left out: {why}). "
-            f"Measure again with --perf-min-launches={MIN_LAUNCHES}"
+            f"Measure again with --perf-min-launches={MIN_LAUNCHES}; "
+            "where the machine itself is another, say so with --reason"
         )
     return chosen[::-1]
 
@@ -222,16 +225,20 @@ def _changed_among(runs: list[Run]) -> list[str]:
     return list(dict.fromkeys(change for each in older for change in environment_changes(runs[-1], each)))
 
 
-def _require_reason(before: Baseline | None, now: Baseline, reason: str | None) -> None:
-    if before is None or reason:
-        return
+def _require_reason(before: Baseline, now: Baseline, runs: Sequence[Run]) -> None:
+    """Raises `_Refused` where a metric gets worse, or training learns otherwise."""
     for metric in GATED:
         old, new = before.median(metric.name), now.median(metric.name)
-        if old and new and metric.worsening(new, old) > WORSE and metric in (TOKENS_PER_S, PEAK_MEMORY):
+        let_pass = (
+            WORSE if metric in (TOKENS_PER_S, PEAK_MEMORY) else metric.tolerance(runs[-1].machine.device)
+        )
+        if old and new and metric.worsening(new, old) > let_pass:
             change = f"{amount(old, metric.unit)} -> {amount(new, metric.unit)}"
             raise _Refused(f"{metric.label} gets worse ({change}): say why with --reason")
         if old and not new:
             raise _Refused(f"{metric.label} is in the baseline and was not measured")
+    if (difference := loss_differs(runs, before)) is not None:
+        raise _Refused(f"{difference}: say why with --reason")
 
 
 def _acceptance(reason: str | None) -> Acceptance:

@@ -159,7 +159,7 @@ def _cannot_be_compared(runs: Sequence[Run], baseline: Baseline) -> Verdict | No
             for key, (then, now) in unlike.items()
         )
         return Verdict(outcome="failed", launches=len(runs), failure="unlike", reasons=why)
-    if (difference := _loss_differs(runs, baseline)) is not None:
+    if (difference := loss_differs(runs, baseline)) is not None:
         return Verdict(outcome="failed", launches=len(runs), failure="loss", reasons=(difference,))
     return None
 
@@ -303,7 +303,7 @@ def unhealthy(run: Run, baseline: Baseline | None) -> list[str]:
     return reasons
 
 
-def _loss_differs(runs: Sequence[Run], baseline: Baseline) -> str | None:
+def loss_differs(runs: Sequence[Run], baseline: Baseline) -> str | None:
     """Where today's loss curve leaves the baseline's, beyond what its launches scatter; None if nowhere."""
     curves = [launch.loss for launch in baseline.launches if launch.loss]
     for run in runs:

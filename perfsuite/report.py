@@ -108,7 +108,9 @@ def explanation(result: Result) -> str:
     if verdict.changed:
         lines.append("  changed since the baseline: " + "; ".join(verdict.changed))
     if result.baseline_file:
-        lines.append(f"  baseline: {result.baseline_file}")
+        meant = "; if that is meant, accept a new one, or delete it if it is not reviewed"
+        differs = verdict.failure in ("unlike", "loss") and bool(result.runs) and not result.runs[-1].failure
+        lines.append(f"  baseline: {result.baseline_file}{meant if differs else ''}")
     lines.append(f"  files of the launches: {result.directory}")
     for run in result.runs:
         if run.failure is not None and run.failure.traceback:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 from perfsuite import baseline, cli, data
 from perfsuite.baseline import Baseline
 from perfsuite.hardware import detect
-from perfsuite.result import Observed, Run
+from perfsuite.result import Health, Observed, Run
 from tests.samples import make_case, make_figures, make_machine, make_run
 
 CASE = make_case()
@@ -90,6 +90,38 @@ def test_runs_on_an_unhealthy_machine_are_never_accepted(repository: Path) -> No
     assert result.exit_code == 1
     assert "0 healthy launches, a baseline needs 5 (left out: 5 unhealthy)" in result.output
     assert accepted().median("probe_s_p50") == 0.002
+    given = invoke("accept", "--reason", "new machines")
+    assert given.exit_code == 0, given.output
+    assert accepted().median("probe_s_p50") == 0.02
+
+
+def test_a_disturbed_machine_is_no_baseline_whatever_the_reason(repository: Path) -> None:
+    measured("1", 5, health=Health(samples=40, seconds=10, steps=25, foreign_cpu=0.6))
+    result = invoke("accept", "--reason", "I insist")
+    assert result.exit_code == 1
+    assert "(left out: 5 unhealthy)" in result.output
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"figures": make_figures(tokens_per_s_mean=40_000)}, "tokens/s with stalls gets worse"),
+        (
+            {"loss": tuple(5.0 - step / 100 for step in range(25))},
+            "the loss over 0 to 10 % of the steps is 4.9",
+        ),
+    ],
+)
+def test_stalls_and_another_loss_need_a_reason(repository: Path, changes: dict[str, Any], said: str) -> None:
+    figures = make_figures(tokens_per_s_mean=49_000)
+    measured("1", 5, figures=figures)
+    assert invoke("accept").exit_code == 0
+    measured("2", 5, **{"figures": figures, **changes})
+    refused = invoke("accept")
+    assert refused.exit_code == 1
+    assert said in refused.output
+    assert "say why with --reason" in refused.output
+    assert invoke("accept", "--reason", "a smaller batch").exit_code == 0
 
 
 def test_several_sessions_are_pooled_on_request(repository: Path) -> None:
