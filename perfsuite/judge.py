@@ -250,8 +250,7 @@ def _decided(
     """The check with what the sequential test says of today's costs beside the baseline's."""
     if noise is None:
         return check.replace(outcome="inconclusive", note=UNKNOWN_NOISE)
-    most = policy.most
-    decision = decide(then, now[:most], tolerance=check.tolerance, noise=noise, max_launches=most)
+    decision = decide(then, now, tolerance=check.tolerance, noise=noise, max_launches=policy.most)
     return check.replace(
         outcome=decision.outcome,
         worsening=decision.estimate,
