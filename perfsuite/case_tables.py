@@ -83,6 +83,7 @@ def launches(result: Result) -> Table:
             known(run.figures.tokens_per_s, "{:,.0f}".format),
             known(run.figures.step_s_p50, duration),
             known(run.figures.step_s_p95, duration),
+            known(run.figures.step_jitter, "{:.2f}".format),
             known(max(run.measured_steps, default=None), duration),
             f"{run.window[0]} to {run.window[1] - 1}" if run.window[1] else NONE,
             known(run.slowest_rank, str),
@@ -93,14 +94,14 @@ def launches(result: Result) -> Table:
         for number, run in enumerate(result.runs, 1)
     ]
     headers = (
-        *("launch", "tokens/s", "p50", "p95", "longest", "window", "slowest rank"),
+        *("launch", "tokens/s", "p50", "p95", "p95/p50", "longest", "window", "slowest rank"),
         *("peak memory", "least peak", "reserved", "retries", "took", "counts"),
     )
     caption = (
         "Step times are those of the slowest rank at each step, in the measured window. Peak memory is that "
         "of the rank that used most, beside the one that used least; retries are summed over ranks."
     )
-    return Table(caption=caption, headers=headers, rows=rows, figures=11)
+    return Table(caption=caption, headers=headers, rows=rows, figures=12)
 
 
 def _launch_state(result: Result, number: int, run: Run) -> str:

@@ -96,6 +96,8 @@ def explanation(result: Result) -> str:
         elif verdict.outcome != "failed":
             lines.append(f"  known issue gone: {issue.url}: take known_issue from the case")
     figures = result.figures
+    if figures.step_jitter is not None:
+        lines.append(f"  p95/p50 of a step: {figures.step_jitter:.2f} (not judged)")
     if figures.gpu_utilisation is not None:
         lines.append(f"  GPU utilisation: {figures.gpu_utilisation:.0f} %")
     if figures.energy_per_token_j is not None:

@@ -161,7 +161,7 @@ class Figures(Data):
     step_s_p95: float | None = None
     step_s_mean: float | None = None
     step_jitter: float | None = None
-    """p95 over p50 of the step times: 1 is perfectly even."""
+    """p95 over p50 of the step times: 1 is perfectly even. Shown, never judged."""
     probe_s_p50: float | None = None
     peak_memory_bytes: float | None = None
     """Of the rank that used most, as all memory figures."""

@@ -43,7 +43,7 @@ class Expectation:
 
 EXPECTED = (
     Expectation(inject="slowdown=60%", outcomes=("regressed",), metric="tokens_per_s"),
-    Expectation(inject="stall=10", outcomes=("regressed",), metric="step_jitter"),
+    Expectation(inject="stall=5", outcomes=("regressed",), metric="tokens_per_s_mean"),
     Expectation(inject="leak=60%", outcomes=("regressed",), metric="peak_memory_bytes"),
     Expectation(inject="nan", outcomes=("failed",), failure="loss"),
     Expectation(inject="loss", outcomes=("failed",), failure="loss"),

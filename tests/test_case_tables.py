@@ -19,7 +19,7 @@ def test_which_columns_hold_figures() -> None:
 def test_checks_tell_each_metric_beside_its_baseline() -> None:
     table = checks(make_gpu_result(2, "regressed"), "a")
     assert table is not None
-    speed, _, _, memory = columns(table)
+    speed, _, memory = columns(table)
     assert (speed["metric"], speed["verdict"]) == ("tokens/s", "regressed")
     assert (speed["measured"], speed["baseline"], speed["allowed"]) == ("4,332", "4,686", "3.0%")
     assert speed["change"].startswith("+8.")
@@ -50,6 +50,7 @@ def test_a_launch_tells_memory_of_its_ranks_and_whether_it_counts() -> None:
     assert (row["peak memory"], row["least peak"]) == ("3.00 GiB (rank 1)", "1.00 GiB")
     assert (row["reserved"], row["retries"], row["counts"]) == ("2.00 GiB", "3", "yes")
     assert (row["window"], row["slowest rank"], row["longest"]) == ("0 to 24", "1", "250.0 ms")
+    assert row["p95/p50"] == "1.10"
 
 
 def test_launches_that_do_not_count_say_why() -> None:

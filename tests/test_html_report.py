@@ -12,6 +12,7 @@ import perfsuite
 from perfsuite import summary
 from perfsuite.comparison import ComparisonTable, Pair
 from perfsuite.html_report import SIGNS, render
+from perfsuite.metric import GATED
 from perfsuite.result import Failure, Observed
 from perfsuite.results import Result, SessionFile, Skipped
 from tests.samples import make_result, never_run, now
@@ -218,7 +219,7 @@ def test_a_case_tells_all_there_is() -> None:
         *("Health of the machine", "Settings and environment", "Measure it again"),
     ]
     assert "torch: 2.12.1 -&gt; 2.13.0" in part
-    assert part.count('<svg class="chart"') == 3 + 1 + 4
+    assert part.count('<svg class="chart"') == 3 + 1 + len(GATED)
     assert said.said("pre")[0].startswith("pytest 'bench_cases/test_llama.py::test_llama[fake-gpt2-xl")
 
 

@@ -4,11 +4,11 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from perfsuite.metric import GATED, JITTER, PEAK_MEMORY, TOKENS_PER_S, TOKENS_PER_S_MEAN, Metric
+from perfsuite.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, TOKENS_PER_S_MEAN, Metric
 from perfsuite.result import Figures
 
 HIGHER = (TOKENS_PER_S, TOKENS_PER_S_MEAN)
-LOWER = (JITTER, PEAK_MEMORY)
+LOWER = (PEAK_MEMORY,)
 
 
 def test_every_gated_metric_is_a_figure_and_has_a_direction() -> None:
@@ -48,7 +48,6 @@ def test_worsening_is_the_change_of_the_cost_whatever_the_unit(metric: Metric) -
     [
         (TOKENS_PER_S, 0.15, 0.03),
         (TOKENS_PER_S_MEAN, 0.20, 0.05),
-        (JITTER, 0.60, 0.25),
         (PEAK_MEMORY, 0.20, 0.01),
     ],
     ids=lambda value: value.name if isinstance(value, Metric) else str(value),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perfsuite.baseline import Baseline, from_runs
-from perfsuite.metric import GATED, JITTER, PEAK_MEMORY, TOKENS_PER_S, TOKENS_PER_S_MEAN, Metric
+from perfsuite.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, TOKENS_PER_S_MEAN, Metric
 from perfsuite.noise import PROBE_CORRECTED, ClassNoise, class_noise
 from perfsuite.result import Run
 from perfsuite.robust import SCALE_EFFICIENCY
@@ -49,7 +49,7 @@ def test_of_no_baseline_nothing_is_known() -> None:
 
 def test_one_launch_tells_no_noise() -> None:
     noise = class_noise([recorded(1.0)])
-    assert [noise.of(metric) for metric in GATED] == [None] * 4
+    assert [noise.of(metric) for metric in GATED] == [None] * len(GATED)
 
 
 def test_two_launches_of_one_baseline_tell_too_little() -> None:
@@ -58,7 +58,9 @@ def test_two_launches_of_one_baseline_tell_too_little() -> None:
 
 def test_three_launches_of_one_baseline_tell_a_noise() -> None:
     noise = class_noise([recorded(1.0, 1.03, 0.97)])
-    assert [known(noise, metric).degrees_of_freedom for metric in GATED] == [2 * SCALE_EFFICIENCY] * 4
+    assert [known(noise, metric).degrees_of_freedom for metric in GATED] == [2 * SCALE_EFFICIENCY] * len(
+        GATED
+    )
     assert 0.015 < known(noise, TOKENS_PER_S).sigma < 0.06
     assert known(noise, PEAK_MEMORY).sigma == SIGMA_FLOOR
 
@@ -85,28 +87,27 @@ def test_a_baseline_of_one_launch_neither_helps_nor_harms() -> None:
 def test_each_metric_has_its_own_noise() -> None:
     runs = make_launches(*SPEEDS)
     spread = [
-        run.replace(figures=run.figures.replace(step_jitter=1.1 * speed**5))
+        run.replace(figures=run.figures.replace(tokens_per_s_mean=990 * speed**5))
         for run, speed in zip(runs, SPEEDS, strict=True)
     ]
     noise = class_noise([from_runs(spread)])
     speed = known(noise, TOKENS_PER_S).sigma
-    assert known(noise, TOKENS_PER_S_MEAN).sigma == pytest.approx(speed, rel=1e-3)
-    assert known(noise, JITTER).sigma == pytest.approx(5 * speed, rel=1e-3)
+    assert known(noise, TOKENS_PER_S_MEAN).sigma == pytest.approx(5 * speed, rel=1e-3)
     assert known(noise, PEAK_MEMORY).sigma == SIGMA_FLOOR
 
 
 def test_noise_is_that_of_the_cost() -> None:
-    runs = [run for speed in (1.0, 1.1, 1.5) for run in make_launches(speed, step_jitter=speed)]
+    runs = [run for speed in (1.0, 1.1, 1.5) for run in make_launches(speed, peak_memory_bytes=speed)]
     noise = class_noise([from_runs(runs)])
     assert known(noise, TOKENS_PER_S) == pooled_noise([[1 / 1000, 1 / 1100, 1 / 1500]])
-    assert known(noise, JITTER) == pooled_noise([[1.0, 1.1, 1.5]])
+    assert known(noise, PEAK_MEMORY) == pooled_noise([[1.0, 1.1, 1.5]])
 
 
 def test_a_metric_that_a_baseline_lacks_is_known_from_the_others() -> None:
-    lacking = recorded(*SPEEDS, step_jitter=None)
-    assert class_noise([lacking]).of(JITTER) is None
+    lacking = recorded(*SPEEDS, peak_memory_bytes=None)
+    assert class_noise([lacking]).of(PEAK_MEMORY) is None
     noise = class_noise([lacking, recorded(*SPEEDS[:4])])
-    assert known(noise, JITTER).degrees_of_freedom == pytest.approx(3 * SCALE_EFFICIENCY)
+    assert known(noise, PEAK_MEMORY).degrees_of_freedom == pytest.approx(3 * SCALE_EFFICIENCY)
     assert known(noise, TOKENS_PER_S).degrees_of_freedom == pytest.approx(12 * SCALE_EFFICIENCY)
 
 
@@ -135,8 +136,8 @@ def test_a_probe_that_the_speed_follows_takes_the_machine_out_of_both_speeds_onl
         assert known(raw, metric).degrees_of_freedom == pytest.approx(16 * SCALE_EFFICIENCY)
         assert noise.of(metric, corrected=False) == known(raw, metric)
         assert raw.of(metric, corrected=False) == known(raw, metric)
-    for metric in (JITTER, PEAK_MEMORY):
-        assert known(noise, metric) == known(raw, metric) == noise.of(metric, corrected=False)
+    memory = known(noise, PEAK_MEMORY)
+    assert memory == known(raw, PEAK_MEMORY) == noise.of(PEAK_MEMORY, corrected=False)
 
 
 def test_a_probe_that_the_speed_does_not_follow_is_left_alone() -> None:
@@ -160,8 +161,7 @@ def test_a_launch_without_a_sound_probe_is_left_out_of_what_the_probe_corrects(p
     for metric in PROBE_CORRECTED:
         assert known(noise, metric) == known(less, metric)
         assert known(noise, metric).degrees_of_freedom == pytest.approx(14 * SCALE_EFFICIENCY)
-    for metric in (JITTER, PEAK_MEMORY):
-        assert known(noise, metric).degrees_of_freedom == pytest.approx(16 * SCALE_EFFICIENCY)
+    assert known(noise, PEAK_MEMORY).degrees_of_freedom == pytest.approx(16 * SCALE_EFFICIENCY)
 
 
 def test_a_probe_is_never_paired_with_another_launchs_figure() -> None:
