@@ -20,6 +20,7 @@ from perfsuite.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, Metric
 from perfsuite.noise import PROBE_CORRECTED, ClassNoise, is_size, pairs
 from perfsuite.probe_correction import probe_corrected
 from perfsuite.result import FailureKind, Run
+from perfsuite.robust import t_quantile
 from perfsuite.sequential import MAX_LAUNCHES, Noise, decide
 
 Outcome = Literal[
@@ -47,7 +48,10 @@ THROUGH_THE_STACK = ("torch", "cuda", "cudnn", "nccl", "driver")
 """What a probe runs through: where one of these changed, a slower probe does not blame the machine."""
 UNKNOWN_NOISE = "the noise between launches is unknown: too few launches in the baselines of this hardware"
 UNKNOWN_EXPONENT = "how speed follows the probe is unknown: accept more launches"
-LOSS_SIGMAS = 6.0
+LOSS_SIGMAS = 4.3
+"""A tenth of a loss curve that lies beyond so many is another loss: 1 in 60,000 by the normal."""
+LOSS_DEGREES = 3
+"""Degrees of freedom of the spread that ten tenths of one launch tell: they are correlated (simulated)."""
 LOSS_FLOOR = 0.02
 """Relative difference of the loss curve that is always allowed: reductions in another order drift apart."""
 
@@ -304,19 +308,39 @@ def unhealthy(run: Run, baseline: Baseline | None) -> list[str]:
 
 def loss_differs(runs: Sequence[Run], baseline: Baseline) -> str | None:
     """Where today's loss curve leaves the baseline's, beyond what its launches scatter; None if nowhere."""
-    curves = [launch.loss for launch in baseline.launches if launch.loss]
+    usual = _usual_loss(baseline)
     for run in runs:
-        for position, now in enumerate(loss_curve(run.loss)):
-            then = [curve[position] for curve in curves if len(curve) > position]
-            if not then:
-                continue
-            spread = stdev(then) if len(then) > 2 else 0.0
-            allowed = max(LOSS_SIGMAS * spread, LOSS_FLOOR * abs(fmean(then)))
-            if not abs(now - fmean(then)) <= allowed:
+        for position, (now, (then, allowed)) in enumerate(zip(loss_curve(run.loss), usual, strict=False)):
+            if not abs(now - then) <= allowed:
                 share = f"{10 * position} to {10 * position + 10} % of the steps"
-                usual = f"{fmean(then):.4f} +- {allowed:.4f}"
-                return f"the loss over {share} is {now:.4f}, the baseline's {usual}"
+                return f"the loss over {share} is {now:.4f}, the baseline's {then:.4f} +- {allowed:.4f}"
     return None
+
+
+def _usual_loss(baseline: Baseline) -> list[tuple[float, float]]:
+    """The baseline's loss over each tenth of the steps, and how far from it the same code may be.
+
+    A few launches hardly tell the spread of one tenth, so the median of all tenths' relative spreads counts
+    where it is larger. Student's t, as the spread is estimated, and so is the mean that is compared with.
+    """
+    curves = [launch.loss for launch in baseline.launches if launch.loss]
+    count = len(curves)
+    tenths = [
+        [curve[position] for curve in curves if len(curve) > position]
+        for position in range(max(map(len, curves), default=0))
+    ]
+    means = [fmean(tenth) for tenth in tenths]
+    if count < 3:
+        return [(mean, LOSS_FLOOR * abs(mean)) for mean in means]
+    spreads = [stdev(tenth) if len(tenth) > 1 else 0.0 for tenth in tenths]
+    typical = median(
+        [spread / abs(mean) if mean else 0.0 for spread, mean in zip(spreads, means, strict=True)]
+    )
+    sigmas = t_quantile(LOSS_SIGMAS, LOSS_DEGREES * (count - 1)) * math.sqrt(1 + 1 / count)
+    return [
+        (mean, max(sigmas * spread, max(sigmas * typical, LOSS_FLOOR) * abs(mean)))
+        for mean, spread in zip(means, spreads, strict=True)
+    ]
 
 
 def differences(run: Run, baseline: Baseline) -> dict[str, tuple[str, str]]:
