@@ -128,8 +128,8 @@ def accept(
 ) -> None:
     """Accept measured runs as the reviewed baseline of their case, and say which files to commit.
 
-    Takes the healthy launches of the newest session that measured a case, at least 5. `--sessions 2` takes
-    also those of the one before, so that the baseline knows how much one day differs from another. Launches
+    Takes the healthy launches of the newest session that measured a case, at least 5. `--sessions 3` takes
+    also those of the two before, so that the baseline knows how much one day differs from another. Launches
     whose settings differ from the newest one's are left out. Exit status 1 if a case was not accepted.
     """
     machine_class = hardware_class or detect().hardware_class
