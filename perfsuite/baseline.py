@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median
@@ -30,6 +31,8 @@ class BaselineLaunch(Data):
     """The loss curve, see `loss_curve`."""
     device_probe: dict[str, float] = Field(default_factory=dict)
     """What the device could do before the workload was built."""
+    session: str | None = None
+    """In which it was measured. Launches of a baseline that do not say count as those of one session."""
 
 
 class Acceptance(Data):
@@ -59,6 +62,11 @@ class Baseline(Document):
         found = [getattr(launch.figures, figure) for launch in self.launches]
         return [value for value in found if value is not None]
 
+    def session_sizes(self, figure: str) -> list[int]:
+        """How many launches of each session have a figure."""
+        told = [launch for launch in self.launches if getattr(launch.figures, figure) is not None]
+        return list(Counter(launch.session for launch in told).values())
+
     def median(self, figure: str) -> float | None:
         """The median of a figure over the launches; None if no launch has it."""
         values = self.values(figure)
@@ -73,8 +81,14 @@ class Baseline(Document):
         }
 
 
-def from_runs(runs: Sequence[Run], *, accepted: Acceptance | None = None) -> Baseline:
-    """A baseline out of runs of one case on one hardware class, oldest first: as the newest one ran."""
+def from_runs(
+    runs: Sequence[Run], *, sessions: Sequence[str] | None = None, accepted: Acceptance | None = None
+) -> Baseline:
+    """A baseline out of runs of one case on one hardware class, oldest first: as the newest one ran.
+
+    `sessions` names the session of each run; without it, all are of one that has no name.
+    """
+    named: Sequence[str | None] = sessions or [None] * len(runs)
     first, newest = runs[0], runs[-1]
     return Baseline(
         hardware_class=newest.machine.hardware_class,
@@ -84,8 +98,9 @@ def from_runs(runs: Sequence[Run], *, accepted: Acceptance | None = None) -> Bas
                 figures=_rounded(run.figures),
                 loss=tuple(_cut(loss) for loss in loss_curve(run.loss)),
                 device_probe={name: _cut(rate) for name, rate in run.device_probe.items()},
+                session=session,
             )
-            for run in runs
+            for run, session in zip(runs, named, strict=True)
         ),
         flops=newest.flops,
         observed=newest.observed,

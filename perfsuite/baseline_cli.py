@@ -128,8 +128,8 @@ def accept(
 ) -> None:
     """Accept measured runs as the reviewed baseline of their case, and say which files to commit.
 
-    Takes the healthy launches of the newest session that measured a case, at least 5. `--sessions 2` takes
-    also those of the one before, so that the baseline knows how much one day differs from another. Launches
+    Takes the healthy launches of the newest session that measured a case, at least 5. `--sessions 3` takes
+    also those of the two before, so that the baseline knows how much one day differs from another. Launches
     whose settings differ from the newest one's are left out. Exit status 1 if a case was not accepted.
     """
     machine_class = hardware_class or detect().hardware_class
@@ -141,12 +141,13 @@ def accept(
         )
     out = console()
     written, refused = [], []
-    for case_id, measured in sorted(runs.items()):
+    for case_id, held in sorted(runs.items()):
+        measured = [run for launches in held.values() for run in launches]
         try:
             found = baseline.find([baselines], machine_class, measured[-1].case)
             before = found[0] if found else None
             chosen = _choose(measured, None if reason else before)
-            new = baseline.from_runs(chosen, accepted=_acceptance(reason))
+            new = baseline.from_runs(chosen, sessions=_sessions(chosen, held), accepted=_acceptance(reason))
             out.print(_before_after(before, new))
             if changed := _changed_among(chosen):
                 out.print("  changed from the older of these launches to the newest: " + "; ".join(changed))
@@ -171,8 +172,8 @@ class _Refused(PerfsuiteError):
     """These runs cannot become a baseline."""
 
 
-def _runs(store: Path, hardware_class: str, pattern: str, sessions: int) -> dict[str, list[Run]]:
-    """Runs of the newest sessions by case id, oldest first. Unreadable files are said and left out."""
+def _runs(store: Path, hardware_class: str, pattern: str, sessions: int) -> dict[str, dict[str, list[Run]]]:
+    """Runs of the newest sessions by case id and session, oldest first. Bad files are said and left out."""
     found: dict[str, dict[str, list[Run]]] = {}
     for file in sorted(store.glob(f"runs/*/{pattern}/launch-*/run.json"), key=_session_and_launch):
         try:
@@ -184,9 +185,19 @@ def _runs(store: Path, hardware_class: str, pattern: str, sessions: int) -> dict
             session, _ = _session_and_launch(file)
             found.setdefault(run.case.id, {}).setdefault(session, []).append(run)
     return {
-        case_id: [run for session in sorted(held)[-sessions:] for run in held[session]]
+        case_id: {session: held[session] for session in sorted(held)[-sessions:]}
         for case_id, held in found.items()
     }
+
+
+def _sessions(runs: list[Run], measured: dict[str, list[Run]]) -> list[str]:
+    """The session of each run. By identity: two launches may be equal."""
+    return [
+        session
+        for run in runs
+        for session, launches in measured.items()
+        if any(run is launch for launch in launches)
+    ]
 
 
 def _session_and_launch(file: Path) -> tuple[str, int]:

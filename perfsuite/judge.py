@@ -17,7 +17,7 @@ from perfsuite.baseline import Baseline, loss_curve
 from perfsuite.case import NOT_IN_ID
 from perfsuite.data import Data
 from perfsuite.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, Metric
-from perfsuite.noise import PROBE_CORRECTED, ClassNoise, is_size, pairs
+from perfsuite.noise import PROBE_CORRECTED, ClassNoise, against, is_size, pairs
 from perfsuite.probe_correction import probe_corrected
 from perfsuite.result import FailureKind, Run
 from perfsuite.robust import t_quantile
@@ -230,7 +230,7 @@ def _check(metric: Metric, runs: list[Run], baseline: Baseline, noise: ClassNois
         return _exact(metric, check)
     now = [metric.cost(getattr(run.figures, metric.name)) for run in runs]
     then = [metric.cost(value) for value in baseline.values(metric.name)]
-    raw = _decided(check, now, then, noise.of(metric, corrected=False), policy)
+    raw = _decided(check, now, then, noise.of(metric, corrected=False), baseline, policy)
     if metric not in PROBE_CORRECTED:
         return raw
     paired_now = pairs((run.figures for run in runs), metric)
@@ -240,7 +240,9 @@ def _check(metric: Metric, runs: list[Run], baseline: Baseline, noise: ClassNois
     exponent = noise.probe_exponent or 1.0
     at_its_speed = probe_corrected(paired_then, paired_now, exponent=exponent)
     launches, before = list(at_its_speed.launches), list(at_its_speed.baseline)
-    corrected = _decided(check, launches, before, noise.of(metric), policy).replace(probe_exponent=exponent)
+    corrected = _decided(check, launches, before, noise.of(metric), baseline, policy).replace(
+        probe_exponent=exponent
+    )
     if not noise.probe_exponent:
         return raw if raw.outcome != "regressed" else _agreed(raw, corrected, UNKNOWN_EXPONENT)
     if _same_stack(runs[-1], baseline):
@@ -249,11 +251,17 @@ def _check(metric: Metric, runs: list[Run], baseline: Baseline, noise: ClassNois
 
 
 def _decided(
-    check: Check, now: Sequence[float], then: Sequence[float], noise: Noise | None, policy: Policy
+    check: Check,
+    now: Sequence[float],
+    then: Sequence[float],
+    noise: Noise | None,
+    baseline: Baseline,
+    policy: Policy,
 ) -> Check:
     """The check with what the sequential test says of today's costs beside the baseline's."""
     if noise is None:
         return check.replace(outcome="inconclusive", note=UNKNOWN_NOISE)
+    noise = against(noise, baseline.session_sizes(check.metric))
     decision = decide(then, now, tolerance=check.tolerance, noise=noise, max_launches=policy.most)
     return check.replace(
         outcome=decision.outcome,

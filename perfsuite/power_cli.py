@@ -23,7 +23,7 @@ from perfsuite.baseline import Baseline
 from perfsuite.errors import CaseError, FileError
 from perfsuite.hardware import detect
 from perfsuite.metric import TOKENS_PER_S
-from perfsuite.noise import class_noise
+from perfsuite.noise import against, class_noise
 from perfsuite.power import NoiseModel, PowerRow, PowerTable, simulate
 from perfsuite.report import console
 from perfsuite.sequential import MAX_LAUNCHES
@@ -49,6 +49,8 @@ class Measured:
     """The median over the baselines."""
     sigma: float
     degrees_of_freedom: float
+    session_sigma: float
+    """What a session shares against a baseline, the median over the baselines; 0 where unknown."""
     probe_exponent: float
     left_out: tuple[str, ...]
     """Baseline files that could not be read."""
@@ -65,6 +67,8 @@ class Gate:
     degrees: int | None
     """None: the noise is known from the baseline's own launches alone."""
     noise_model: NoiseModel
+    session_sigma: float = 0.0
+    """What all launches of a session share against the baseline, as the gate knows."""
     drops: tuple[float, ...]
     trials: int
     seed: int
@@ -127,6 +131,7 @@ def power(
         max_launches=max_launches,
         degrees=_degrees(degrees, measured),
         noise_model=_noise_model(noise_model),
+        session_sigma=measured.session_sigma if measured else 0.0,
         drops=_drops(drop, level),
         trials=trials,
         seed=seed,
@@ -176,6 +181,7 @@ def measured_noise(directories: Sequence[Path], hardware_class: str | None) -> M
             ) from None
     pooled = class_noise(found)
     noise = pooled.of(TOKENS_PER_S)
+    sessions = [each.session_sizes(TOKENS_PER_S.name) for each in found]
     counts = [len(each.values(TOKENS_PER_S.name)) for each in found]
     if noise is None:
         launches = ", ".join(map(str, counts)) or "no"
@@ -190,6 +196,7 @@ def measured_noise(directories: Sequence[Path], hardware_class: str | None) -> M
         baseline_launches=int(median(counts)),
         sigma=noise.sigma,
         degrees_of_freedom=noise.degrees_of_freedom,
+        session_sigma=median(against(noise, sizes).session_sigma for sizes in sessions if sizes),
         probe_exponent=pooled.probe_exponent,
         left_out=tuple(left_out),
     )
@@ -257,6 +264,8 @@ def _simulate(gate: Gate) -> PowerTable:
             drops=gate.drops,
             max_launches=gate.max_launches,
             model=gate.noise_model,
+            session_sigma=gate.session_sigma,
+            known_session_sigma=gate.session_sigma,
             trials=gate.trials,
             seed=gate.seed,
         )
@@ -326,12 +335,21 @@ def _source(gate: Gate, measured: Measured | None) -> str:
     )
 
 
+def _sessions(measured: Measured | None) -> str:
+    if measured is None:
+        return "taken to be alike"
+    if not measured.session_sigma:
+        return "taken to be alike: no baseline has launches of two (perfsuite baseline accept --sessions 3)"
+    return f"apart from the baseline by up to {_percent(measured.session_sigma)} (standard deviation)"
+
+
 def _show(gate: Gate, measured: Measured | None, table: PowerTable) -> None:
     known = (
         "the baseline's own launches" if gate.degrees is None else f"{gate.degrees} pooled degrees of freedom"
     )
     facts = [
         ("noise", f"{_source(gate, measured)} ({gate.noise_model})"),
+        ("sessions", _sessions(measured)),
         ("known from", known),
         (
             "gate",

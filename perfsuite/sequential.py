@@ -69,7 +69,8 @@ class Noise:
     degrees_of_freedom: float
     session_sigma: float = 0.0
     """Standard deviation of what all launches of a session share against the baseline (drift of
-    the whole machine). No number of launches in one session shows it: 0 where unknown."""
+    the whole machine). No number of launches in one session shows it: 0 where unknown. `noise` estimates
+    it from baselines of several sessions."""
 
     def __post_init__(self) -> None:
         """Refuse what is not a noise. Raises ValueError naming the value."""

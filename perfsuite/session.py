@@ -194,7 +194,8 @@ class Session:
         )
         self.results.append(result)
         if recorded and file is not None:
-            data.write(file, baseline.from_runs(result.healthy_runs))
+            healthy = result.healthy_runs
+            data.write(file, baseline.from_runs(healthy, sessions=[self.files.name] * len(healthy)))
         return result
 
     def _says_too_little(self, known: Baseline) -> bool:

@@ -83,6 +83,26 @@ def test_from_runs_keeps_every_launch_and_what_the_first_one_was() -> None:
     assert (made.flops, made.observed, made.recorded_at) == (flops, seen, "2026-01-02T03:04:05+00:00")
 
 
+def test_each_launch_may_say_its_session(tmp_path: Path) -> None:
+    made = baseline.from_runs(make_launches(1, 1.01, 1.02), sessions=["a", "a", "b"])
+    path = baseline.path(tmp_path, CLASS, CASE)
+    data.write(path, made)
+    held = data.read(path, Baseline)
+    assert [launch.session for launch in held.launches] == ["a", "a", "b"]
+    assert held.session_sizes("tokens_per_s") == [2, 1]
+    assert held.session_sizes("mfu") == []
+
+
+def test_a_file_that_says_no_sessions_is_one(tmp_path: Path) -> None:
+    path = stored(tmp_path)
+    content = json.loads(path.read_text())
+    content["launches"] = [{k: v for k, v in content["launches"][0].items() if k != "session"}] * 3
+    path.write_text(json.dumps(content))
+    held = data.read(path, Baseline)
+    assert [launch.session for launch in held.launches] == [None] * 3
+    assert held.session_sizes("tokens_per_s") == [3]
+
+
 def test_a_merely_recorded_baseline_was_accepted_by_nobody() -> None:
     assert baseline.from_runs(make_launches(1)).accepted is None
 

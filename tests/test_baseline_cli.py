@@ -129,7 +129,22 @@ def test_several_sessions_are_pooled_on_request(repository: Path) -> None:
     measured("2", 4)
     assert invoke("accept").exit_code == 1
     assert invoke("accept", "--sessions", "2").exit_code == 0
-    assert len(accepted().launches) == 9
+    assert [launch.session for launch in accepted().launches] == ["1"] * 5 + ["2"] * 4
+
+
+def test_one_session_is_named_too(repository: Path) -> None:
+    measured("1", 5)
+    measured("2", 5)
+    assert invoke("accept").exit_code == 0
+    assert {launch.session for launch in accepted().launches} == {"2"}
+
+
+def test_a_launch_that_is_left_out_moves_no_other_to_its_session(repository: Path) -> None:
+    measured("1", 3)
+    measured("2", 2, inject="leak=20%")
+    measured("3", 3)
+    assert invoke("accept", "--sessions", "3").exit_code == 0
+    assert [launch.session for launch in accepted().launches] == ["1"] * 3 + ["3"] * 3
 
 
 def test_slower_needs_a_reason(repository: Path) -> None:

@@ -95,6 +95,37 @@ def outcomes(verdict: Verdict) -> dict[str, Outcome]:
     return {check.metric: check.outcome for check in verdict.checks}
 
 
+def of_sessions(*factors: float) -> Baseline:
+    """On a GPU, where 3 % are allowed: five launches of each session, each faster or slower as a whole."""
+    speeds = [factor * speed for factor in factors for speed in USUAL[:5]]
+    names = [str(number) for number in range(len(factors)) for _ in range(5)]
+    return from_runs(make_launches(*speeds, machine=H100), sessions=names)
+
+
+def test_a_session_as_slow_as_others_were_is_no_regression() -> None:
+    """Sessions of unchanged code differ by 2 %. Who knows one of them calls the next one regressed."""
+    today = usual(0.975, machine=H100)
+    one, three = of_sessions(1.0), of_sessions(1.0, 0.98, 1.01)
+    alone = check_of(session(today, one, class_noise([one])), "tokens_per_s")
+    assert (alone.outcome, alone.blind) == ("regressed", False)
+    among = check_of(session(today, three, class_noise([three])), "tokens_per_s")
+    assert (among.outcome, among.blind) == ("inconclusive", True)
+    assert check_of(
+        session(usual(0.8, machine=H100), three, class_noise([three])), "tokens_per_s"
+    ).outcome == ("regressed")
+
+
+def test_what_other_baselines_say_of_sessions_holds_for_one_of_a_single_session() -> None:
+    one, three = of_sessions(1.0), of_sessions(1.0, 0.98, 1.01)
+    noise = class_noise([one, three])
+    widths = []
+    for baseline in (one, three):
+        check = check_of(session(usual(machine=H100), baseline, noise), "tokens_per_s")
+        assert check.interval is not None
+        widths.append(math.log1p(check.interval[1]) - math.log1p(check.interval[0]))
+    assert widths[0] / widths[1] == pytest.approx(math.sqrt(2 / (4 / 3)), rel=0.03)
+
+
 # Launches until decided
 
 

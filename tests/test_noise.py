@@ -2,16 +2,17 @@ from __future__ import annotations
 
 import math
 import random
+from statistics import stdev
 from typing import Any
 
 import pytest
 
 from perfsuite.baseline import Baseline, from_runs
 from perfsuite.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, TOKENS_PER_S_MEAN, Metric
-from perfsuite.noise import PROBE_CORRECTED, ClassNoise, class_noise
+from perfsuite.noise import PROBE_CORRECTED, ClassNoise, against, class_noise, pooled_over_sessions
 from perfsuite.result import Run
 from perfsuite.robust import SCALE_EFFICIENCY
-from perfsuite.sequential import SIGMA_FLOOR, Noise, pooled_noise
+from perfsuite.sequential import MAX_LAUNCHES, SIGMA_FLOOR, Noise, decide, pooled_noise
 from tests.samples import make_launches
 
 SPEEDS = (1.0, 1.03, 0.98, 1.01, 0.97, 1.02, 0.99, 1.04, 0.96, 1.005)
@@ -209,3 +210,173 @@ def test_a_corrected_metric_that_too_few_launches_have_is_not_known() -> None:
 
 def test_too_few_launches_never_correct() -> None:
     assert class_noise([from_runs(drifting(0, launches=3))]).probe_exponent == 0
+
+
+def of_sessions(*speeds: tuple[float, ...], names: str = "abcdefgh") -> Baseline:
+    """A baseline with launches of several sessions."""
+    told = [(speed, name) for held, name in zip(speeds, names, strict=False) for speed in held]
+    return from_runs(make_launches(*(speed for speed, _ in told)), sessions=[name for _, name in told])
+
+
+LAUNCHES = (1.0, 1.01, 0.99, 1.005, 0.995)
+SLOWER = tuple(0.95 * speed for speed in LAUNCHES)
+
+
+def test_nothing_is_known_between_sessions_where_no_baseline_has_two() -> None:
+    unnamed, one = recorded(*SPEEDS), from_runs(make_launches(*SPEEDS), sessions=["a"] * len(SPEEDS))
+    for baselines in ([unnamed], [one], [unnamed, one], [one, of_sessions(SLOWER, names="b")]):
+        assert known(class_noise(baselines), TOKENS_PER_S).session_sigma == 0
+
+
+def test_what_sessions_share_is_no_noise_within_them() -> None:
+    noise = known(class_noise([of_sessions(LAUNCHES, SLOWER, LAUNCHES)]), TOKENS_PER_S)
+    assert noise.sigma == pytest.approx(
+        known(class_noise([recorded(*LAUNCHES)]), TOKENS_PER_S).sigma, rel=0.01
+    )
+    assert noise.degrees_of_freedom == pytest.approx(12 * SCALE_EFFICIENCY)
+    between = -math.log(0.95) / math.sqrt(3)
+    explained = noise.sigma**2 / 5
+    assert noise.session_sigma == pytest.approx(math.sqrt(7.49 * between**2 - explained), rel=1e-3)
+
+
+def test_only_what_was_measured_tells_a_session_from_another() -> None:
+    """All else as usual: memory is the same in each, and the floor of its noise explains that."""
+    noise = class_noise([of_sessions(LAUNCHES, SLOWER, LAUNCHES)])
+    assert known(noise, PEAK_MEMORY).session_sigma == pytest.approx(SIGMA_FLOOR * math.sqrt(6.49 / 5))
+    assert known(noise, TOKENS_PER_S).session_sigma > 0.05
+
+
+def test_two_sessions_that_agree_prove_less_than_five() -> None:
+    two, five = (known(class_noise([of_sessions(*[LAUNCHES] * n)]), TOKENS_PER_S) for n in (2, 5))
+    assert two.session_sigma == pytest.approx(two.sigma * math.sqrt(39.4 / 5))
+    assert five.session_sigma == pytest.approx(five.sigma * math.sqrt(2.28 / 5))
+
+
+def test_many_sessions_are_held_to_the_last_limit() -> None:
+    noise = known(class_noise([of_sessions(*[LAUNCHES] * 20, names="abcdefghijklmnopqrst")]), TOKENS_PER_S)
+    assert noise.session_sigma == pytest.approx(noise.sigma * math.sqrt(1 / 5))
+
+
+def test_cases_of_the_same_sessions_are_one_witness_of_them_however_many() -> None:
+    one, ten = (known(class_noise([of_sessions(LAUNCHES, SLOWER)] * n), TOKENS_PER_S) for n in (1, 10))
+    assert one.session_sigma > 0.2
+    assert ten.session_sigma == pytest.approx(one.session_sigma, rel=0.01)
+
+
+def test_cases_of_other_sessions_are_further_witnesses() -> None:
+    apart = [of_sessions(LAUNCHES, SLOWER, names=names) for names in ("ab", "cd", "ef")]
+    noise = known(class_noise(apart), TOKENS_PER_S)
+    chained = [of_sessions(LAUNCHES, SLOWER, names=names) for names in ("ab", "bc", "ac")]
+    half = (math.log(0.95) ** 2) / 2
+    assert noise.session_sigma == pytest.approx(math.sqrt(4.33 * half - noise.sigma**2 / 5), rel=1e-3)
+    chain = known(class_noise(chained), TOKENS_PER_S).session_sigma
+    assert chain == pytest.approx(math.sqrt(7.49 * half - noise.sigma**2 / 5), rel=1e-3)
+
+
+def test_cases_that_agree_tell_their_sessions_alike_better_than_one_case_does() -> None:
+    one, ten = (known(class_noise([of_sessions(LAUNCHES, LAUNCHES)] * n), TOKENS_PER_S) for n in (1, 10))
+    assert ten.session_sigma == pytest.approx(one.session_sigma / math.sqrt(10), rel=0.01)
+
+
+def test_cases_that_differ_by_session_each_in_its_way_count_beside_what_they_share() -> None:
+    """Half the cases are slower in the one session, half in the other: on average they are alike."""
+    cases = [of_sessions(LAUNCHES, SLOWER), of_sessions(SLOWER, LAUNCHES)] * 5
+    noise = known(class_noise(cases), TOKENS_PER_S)
+    own = math.log(0.95) ** 2 / 2 * 10 / 9
+    expected = own - noise.sigma**2 / 5 + 39.4 * own / 10
+    assert noise.session_sigma == pytest.approx(math.sqrt(expected), rel=1e-3)
+
+
+def test_one_bad_launch_makes_no_other_session() -> None:
+    bad = (*LAUNCHES[:4], 0.5)
+    noise = known(class_noise([of_sessions(LAUNCHES, bad, LAUNCHES)]), TOKENS_PER_S)
+    assert noise.session_sigma < 0.02
+
+
+def test_sessions_of_one_launch_each_count_as_both_noises() -> None:
+    noise = known(class_noise([of_sessions(*[(speed,) for speed in LAUNCHES])]), TOKENS_PER_S)
+    alone = known(class_noise([recorded(*LAUNCHES)]), TOKENS_PER_S)
+    assert (noise.sigma, noise.degrees_of_freedom) == (alone.sigma, alone.degrees_of_freedom)
+    spread = stdev(math.log(speed) for speed in LAUNCHES)
+    assert noise.session_sigma == pytest.approx(math.sqrt(3.28) * spread, rel=1e-3)
+
+
+def test_the_more_sessions_a_baseline_has_the_less_it_differs_from_a_new_one() -> None:
+    noise = Noise(sigma=0.01, degrees_of_freedom=30, session_sigma=0.02)
+    for sizes, times in (([7], 2), ([5, 5], 1.5), ([2] * 5, 1.2), ([9, 1], 1.82)):
+        assert against(noise, sizes).session_sigma == pytest.approx(0.02 * math.sqrt(times))
+    assert against(noise, [3]).sigma == noise.sigma
+
+
+def test_a_session_that_the_probe_explains_is_none() -> None:
+    """The machine runs 5 % slower on one day of three, and the probe sees it."""
+    groups = [[*drifting(seed), *drifting(seed + 10), *drifting(seed + 20)] for seed in range(4)]
+    slow = [
+        [
+            run.replace(
+                figures=run.figures.replace(
+                    tokens_per_s=(run.figures.tokens_per_s or 0) / (1.3 if 5 <= number < 10 else 1),
+                    probe_s_p50=(run.figures.probe_s_p50 or 0) * (1.3 if 5 <= number < 10 else 1),
+                )
+            )
+            for number, run in enumerate(group)
+        ]
+        for group in groups
+    ]
+    noise = class_noise([from_runs(group, sessions=["a"] * 5 + ["b"] * 5 + ["c"] * 5) for group in slow])
+    assert noise.probe_exponent > 0.95
+    assert known(noise, TOKENS_PER_S).session_sigma < 0.02
+    measured = noise.of(TOKENS_PER_S, corrected=False)
+    assert measured is not None
+    assert measured.session_sigma > 0.3
+
+
+def night(
+    rng: random.Random, within: float, between: float, sessions: int, launches: int
+) -> list[list[float]]:
+    """Seconds per step of launches of some sessions, 10 cases: first of the first case, and so on."""
+    offsets = [rng.gauss(0, between) for _ in range(sessions)]
+    return [
+        [math.exp(offset + rng.gauss(0, within)) for _ in range(launches)]
+        for _ in range(10)
+        for offset in offsets
+    ]
+
+
+def false_alarms(within: float, between: float, sessions: int, *, trials: int = 2_000) -> tuple[float, float]:
+    """Shares of sessions of unchanged code that are called regressed, and blind, at a tolerance of 3 %."""
+    rng = random.Random(sessions)
+    alarms = blind = 0
+    for _ in range(trials):
+        held = night(rng, within, between, sessions, -(-10 // sessions))
+        cases: list[dict[str | None, list[float]]] = [
+            dict(zip("abcde", held[sessions * case : sessions * (case + 1)], strict=False))
+            for case in range(10)
+        ]
+        pooled = pooled_over_sessions(cases)
+        assert pooled is not None
+        noise = against(pooled, [len(each) for each in cases[0].values()])
+        before = [seconds for each in cases[0].values() for seconds in each]
+        [today, *_] = night(rng, within, between, 1, MAX_LAUNCHES)
+        for used in range(1, MAX_LAUNCHES + 1):
+            decision = decide(before, today[:used], tolerance=0.03, noise=noise)
+            if decision.outcome != "undecided":
+                break
+        alarms += decision.outcome == "regressed"
+        blind += decision.blind
+    return alarms / trials, blind / trials
+
+
+@pytest.mark.simulation
+@pytest.mark.parametrize("sessions", [2, 3, 5])
+@pytest.mark.parametrize("within", [0.003, 0.01])
+def test_sessions_apart_by_1_percent_raise_few_false_alarms(within: float, sessions: int) -> None:
+    """They are 5 in 100 where sessions are taken to be alike. A gate that cannot see 3 % says so."""
+    alarms, blind = false_alarms(within, 0.01, sessions)
+    assert alarms <= 0.009
+    assert blind > 0.9
+
+
+@pytest.mark.simulation
+def test_sessions_that_are_alike_leave_the_gate_its_sight() -> None:
+    assert [false_alarms(0.003, 0, sessions, trials=200) for sessions in (3, 5)] == [(0, 0), (0, 0)]

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from perfsuite import baseline, data, power_cli
 from perfsuite.baseline import Baseline
 from perfsuite.cli import app
-from perfsuite.noise import class_noise
+from perfsuite.noise import against, class_noise
 from perfsuite.power import PowerRow, PowerTable
 from perfsuite.sequential import SIGMA_FLOOR
 from tests.samples import make_case, make_figures, make_machine, make_run
@@ -208,6 +208,22 @@ def test_a_class_tells_its_own_noise_as_the_plugin_pools_it() -> None:
     assert content["tolerance"] == 0.15  # the plugin's, on a CPU
     result = command("--trials", "10")
     assert f"3 baselines (18 launches) of {CPU}" in result.output
+
+
+def test_what_the_class_knows_of_sessions_is_simulated_and_said() -> None:
+    held = record(Path("baselines"), launches=9)
+    assert (
+        "sessions    taken to be alike: no baseline has launches of two" in command("--trials", "10").output
+    )
+    launches = [one.replace(session=str(number // 3)) for number, one in enumerate(held.launches)]
+    named = held.replace(launches=tuple(launches))
+    data.write(baseline.path(Path("baselines"), CPU, held.case), named)
+    content = told()
+    noise = class_noise([named]).by_metric["tokens_per_s"]
+    expected = against(noise, [3, 3, 3]).session_sigma
+    assert content["session_sigma"] == content["measured"]["session_sigma"] == pytest.approx(expected)
+    result = command("--trials", "10")
+    assert f"apart from the baseline by up to {100 * expected:.3g} % (standard deviation)" in result.output
 
 
 def test_a_reviewed_baseline_comes_before_a_local_one() -> None:

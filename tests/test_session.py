@@ -189,6 +189,14 @@ def test_which_failures_are_no_surprise(
     assert ours.nothing_measured is (excused != "known issue")
 
 
+def test_what_is_recorded_says_its_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, [make_run()] * 3, Verdict(outcome="recorded", launches=3))
+    ours = make_session(tmp_path)
+    file = ours.measure(make_case(), "test").baseline_file
+    assert file is not None
+    assert {launch.session for launch in data.read(Path(file), Baseline).launches} == {ours.files.name}
+
+
 @pytest.mark.parametrize(
     ("changes", "outcome", "failure", "launched", "excused"),
     [
