@@ -212,6 +212,7 @@ def test_a_class_tells_its_own_noise_as_the_plugin_pools_it() -> None:
 
 def test_what_the_class_knows_of_sessions_is_simulated_and_said() -> None:
     held = record(Path("baselines"), launches=9)
+    alike = told()
     assert (
         "sessions    taken to be alike: no baseline has launches of two" in command("--trials", "10").output
     )
@@ -221,6 +222,8 @@ def test_what_the_class_knows_of_sessions_is_simulated_and_said() -> None:
     content = told()
     noise = class_noise([named]).by_metric["tokens_per_s"]
     expected = against(noise, [3, 3, 3]).session_sigma
+    assert content["minimum_detectable_drop"] > 2 * alike["minimum_detectable_drop"]
+    assert content["rows"][0]["fixed_5_percent"] > alike["rows"][0]["fixed_5_percent"]
     assert content["session_sigma"] == content["measured"]["session_sigma"] == pytest.approx(expected)
     result = command("--trials", "10")
     assert f"apart from the baseline by up to {100 * expected:.3g} % (standard deviation)" in result.output
