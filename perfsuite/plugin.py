@@ -331,6 +331,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             (shutil.get_terminal_size().columns if on_terminal else 140),
             terminalreporter.hasmarkup,
         )
+        for note in summary.machine_notes(session.results):
+            terminalreporter.write_line(f"note: {note}")
         terminalreporter.write_line(report.table(session.results, color=color, width=width))
         for result in session.results:
             shown_by_pytest = result.outcome == "failed" and result.excused is None

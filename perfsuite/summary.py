@@ -165,15 +165,23 @@ def interruption(session: SessionFile) -> str | None:
 def needs_words(result: Result) -> bool:
     """Whether there is more to tell of a result than its line in the table."""
     known = any(run.case.known_issue for run in result.runs)
-    return verdict(result) not in QUIET or bool(notes(result)) or blind(result) or known
+    return verdict(result) not in QUIET or bool(_of_launches(result)) or blind(result) or known
 
 
 def notes(result: Result) -> list[str]:
     """What a reader of the figures should know, each once: of the launches, their health, and the machine."""
+    return list(dict.fromkeys([*_of_launches(result), *machine_notes([result])]))
+
+
+def machine_notes(results: Iterable[Result]) -> list[str]:
+    """What could not be found out of the GPUs that these ran on, each once."""
+    machines = [run.machine for result in results for run in result.runs]
+    return list(dict.fromkeys(m.note for m in machines if m.device == "cuda" and m.note is not None))
+
+
+def _of_launches(result: Result) -> list[str]:
     runs = result.runs
     told = Counter(f"a fault was injected: {run.inject}" for run in runs if run.inject is not None)
     told += Counter(note for run in runs for note in run.notes)
     told += Counter(note for run in runs if run.health is not None for note in run.health.notes)
-    machines = [run.machine.note for run in runs if run.machine.device == "cuda" and run.machine.note]
-    launches = [f"{note} ({plural(n, 'launch')})" if n > 1 else note for note, n in told.items()]
-    return [*launches, *dict.fromkeys(machines)]
+    return [f"{note} ({plural(n, 'launch')})" if n > 1 else note for note, n in told.items()]

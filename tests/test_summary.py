@@ -14,6 +14,7 @@ from perfsuite.summary import (
     WORST_FIRST,
     headline,
     interruption,
+    machine_notes,
     needs_words,
     notes,
     percent,
@@ -114,6 +115,13 @@ def test_only_quiet_results_without_notes_need_no_words() -> None:
     assert needs_words(make_blind(make_result(now())))
     assert needs_words(make_result(now().replace(health=UNKNOWN)))
     assert needs_words(make_result(now().replace(inject="slowdown=1%")))
+
+
+def test_what_is_not_known_of_the_machine_is_told_once_and_not_with_each_case() -> None:
+    machine = make_gpu_machine().replace(note="unknown peak")
+    results = [make_result(now().replace(machine=machine), before=None)] * 2
+    assert machine_notes(results) == ["unknown peak"]
+    assert not needs_words(results[0])
 
 
 def test_notes_are_those_of_launches_health_and_machine_each_once_and_how_often() -> None:
