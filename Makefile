@@ -40,8 +40,9 @@ figures: .venv/installed  ## what perfsuite itself costs
 	.venv/bin/python -m tests.benchmarks.overhead
 	.venv/bin/python -m tests.benchmarks.report
 
-pictures: .venv/installed  ## docs/report.png and docs/terminal.svg, of RESULTS or of the newest session here
+pictures: .venv/installed  ## docs/: the report of RESULTS or of the newest session here; a history (15 minutes)
 	.venv/bin/python -m tests.benchmarks.pictures $(RESULTS)
+	.venv/bin/python -m tests.benchmarks.history_picture
 
 browser:  ## Chromium for the tests and pictures that need one; installed only where that takes no password
 	command -v chromedriver || { apt-get update -qq && \

@@ -22,17 +22,17 @@ from perfsuite.data import Data, Document
 from perfsuite.errors import FileError
 from perfsuite.history import Place, StoredResult, StoredSession
 
+MetricName = Literal["seconds per token", "peak memory"]
 PERIOD = timedelta(days=90)
 """How far back changes count unless said otherwise: a slow one is found weeks after it began."""
 MIN_CHANGE = 0.005
 """Relative: smaller changes are not worth a look."""
 MIN_FOR_CORRELATION = 30
 """Sessions of a series before it says anything on how alike neighbours are."""
-UNKNOWN_CORRELATION = 0.3
-"""Believed until then. With 0, a machine with good and bad weeks (AR(1), 0.7) makes a false alarm in 18 %
-of series in its first month, with this in 1 %; a step of 5 % at 1 % noise takes 8 nights instead of 3."""
-
-MetricName = Literal["seconds per token", "peak memory"]
+UNKNOWN_CORRELATION: Mapping[MetricName, float] = {"seconds per token": 0.3, "peak memory": 0.0}
+"""Believed until then: weeks make a machine slower, but take no memory. With 0, good and bad weeks (AR(1),
+0.7) make a false alarm in 18 % of series in their first month, with 0.3 in 1 %; a step of 5 % at 1 % noise
+then takes 8 nights instead of 3."""
 
 
 class Finding(Data):
@@ -215,8 +215,7 @@ def _correlations(series: Mapping[tuple[str, str], _Series]) -> dict[tuple[str, 
             measured = [value for value in values if value is not None]
             if len(measured) >= MIN_FOR_CORRELATION:
                 known[hardware_class, metric].append(changepoint.correlation(measured))
-    correlations = {key: median(values) for key, values in known.items()}
-    return defaultdict(lambda: UNKNOWN_CORRELATION, correlations)
+    return {key: median(values) for key, values in known.items()}
 
 
 def _findings(
@@ -232,7 +231,8 @@ def _findings(
     for metric, values in one.by_metric.items():
         measured = [index for index, value in enumerate(values) if value is not None]
         series = [value for value in values if value is not None]
-        changes = changepoint.changes(series, min_change=MIN_CHANGE, correlation=correlations[key[0], metric])
+        correlation = correlations.get((key[0], metric), UNKNOWN_CORRELATION[metric])
+        changes = changepoint.changes(series, min_change=MIN_CHANGE, correlation=correlation)
         for change in changes:
             inside = measured[change.earliest - 1 : change.latest + 1]
             first, last = (places[one.sessions[index]] for index in (inside[0], inside[-1]))

@@ -6,10 +6,13 @@ Debian: `apt-get install chromium chromium-driver`, or `make browser`.
 from __future__ import annotations
 
 import base64
+import functools
+import http.server
 import json
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +20,7 @@ from typing import Any
 
 import pytest
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+from selenium.webdriver.support.ui import WebDriverWait
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
@@ -29,6 +33,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+TIMEOUT_S = 120
 
 
 class Browser:
@@ -68,15 +73,21 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._command("Emulation.setEmulatedMedia", {"features": [scheme]})
 
-    def screenshot(self, file: Path, *, whole: bool = False) -> None:
-        """The viewport as PNG, or the whole page."""
-        taken = self._command("Page.captureScreenshot", {"captureBeyondViewport": whole})
+    def screenshot(self, file: Path, *, without_last: int = 0) -> None:
+        """The viewport as PNG, but for so many CSS pixels at its foot."""
+        width, height = self.evaluate("[innerWidth, innerHeight]")
+        clip = {"x": 0, "y": 0, "width": width, "height": height - without_last, "scale": 1}
+        taken = self._command("Page.captureScreenshot", {"clip": clip})
         file.write_bytes(base64.b64decode(taken["data"]))
 
     def pdf(self, file: Path) -> None:
         """As printed on A4."""
         paper = {"paperWidth": 8.27, "paperHeight": 11.69, "printBackground": False}
         file.write_bytes(base64.b64decode(self._command("Page.printToPDF", paper)["data"]))
+
+    def wait(self, expression: str) -> None:
+        """Until a JavaScript expression is true."""
+        WebDriverWait(self.driver, TIMEOUT_S).until(lambda _: self.evaluate(expression), expression)
 
     def wait_for_frame(self) -> None:
         """Until what was changed is painted."""
@@ -123,3 +134,22 @@ def browser() -> Iterator[Browser]:
         pytest.skip(reason)
     with chromium() as opened:
         yield opened
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """The browser's own list of requests is looked at."""
+
+
+@contextmanager
+def served(directory: Path) -> Iterator[str]:
+    """The address of a server of a directory, on this machine."""
+    handler = functools.partial(_Quiet, directory=str(directory))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()

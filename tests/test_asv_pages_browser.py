@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
-from selenium.webdriver.support.ui import WebDriverWait
 
 import tests.browser
 from perfsuite.asv_export import export
 from perfsuite.asv_pages import publish
-from tests.browser import Browser
+from tests.browser import Browser, served
 from tests.samples import make_case
 from tests.synthetic import Level, make_repository, write_history
 
@@ -40,26 +33,6 @@ CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
 };
 """
 """Text on a canvas cannot be read back; asv puts the labels of axes there."""
-TIMEOUT_S = 120
-
-
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *arguments: Any) -> None:
-        """The browser's own list of requests is looked at."""
-
-
-@contextmanager
-def served(directory: Path) -> Iterator[str]:
-    """The address of a server of a directory, on this machine."""
-    handler = functools.partial(_Quiet, directory=str(directory))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -90,14 +63,9 @@ def page(browser: Browser, address: str) -> Iterator[Browser]:
     assert [url for url in asked if not url.startswith(f"{address}/")] == []
 
 
-def wait(page: Browser, expression: str) -> None:
-    """Until it is true."""
-    WebDriverWait(page.driver, TIMEOUT_S).until(lambda _: page.evaluate(expression), expression)
-
-
 def test_the_grid_draws_every_benchmark(page: Browser, address: str) -> None:
     page.open(f"{address}/index.html")
-    wait(page, "document.querySelectorAll('.benchmark-plot canvas.flot-base').length === 3")
+    page.wait("document.querySelectorAll('.benchmark-plot canvas.flot-base').length === 3")
     names = page.evaluate("[...document.querySelectorAll('.benchmark-text')].map(each => each.textContent)")
     assert names == [
         f"1x2.fp32.{metric}" for metric in ("peak_memory", "seconds_per_step", "seconds_per_token")
@@ -111,8 +79,8 @@ def test_a_graph_has_a_line_axes_and_parameters(page: Browser, address: str) -> 
         "Page.addScriptToEvaluateOnNewDocument", {"source": WRITES_DOWN_WHAT_IS_WRITTEN}
     )
     page.open(f"{address}/index.html#{GPT2}.seconds_per_step")
-    wait(page, "document.querySelectorAll('#main-graph canvas.flot-base').length === 1")
-    wait(page, "document.querySelectorAll('#main-graph .flot-y-axis .flot-tick-label').length > 1")
+    page.wait("document.querySelectorAll('#main-graph canvas.flot-base').length === 1")
+    page.wait("document.querySelectorAll('#main-graph .flot-y-axis .flot-tick-label').length > 1")
     assert page.evaluate(INK, "#main-graph canvas.flot-base") > 2
     assert {"milliseconds", "commits"} <= set(page.evaluate("window.written"))
     ticks = "[...document.querySelectorAll('#main-graph .flot-y-axis .flot-tick-label')]"
@@ -124,7 +92,7 @@ def test_a_graph_has_a_line_axes_and_parameters(page: Browser, address: str) -> 
 
 def test_the_regressions_page_lists_the_slower_case_only(page: Browser, address: str) -> None:
     page.open(f"{address}/index.html#regressions")
-    wait(page, "document.querySelectorAll('#regressions-body tbody tr').length > 0")
+    page.wait("document.querySelectorAll('#regressions-body tbody tr').length > 0")
     rows = page.evaluate(
         "[...document.querySelectorAll('#regressions-body tbody tr')].map(r => r.textContent)"
     )
@@ -135,7 +103,7 @@ def test_the_regressions_page_lists_the_slower_case_only(page: Browser, address:
 
 def test_the_list_has_every_case(page: Browser, address: str) -> None:
     page.open(f"{address}/index.html#summarylist")
-    wait(page, "document.querySelectorAll('#summarylist-body tbody tr').length > 0")
+    page.wait("document.querySelectorAll('#summarylist-body tbody tr').length > 0")
     rows = page.evaluate(
         "[...document.querySelectorAll('#summarylist-body tbody tr')].map(r => r.textContent)"
     )

@@ -113,6 +113,16 @@ def test_what_is_still_worse_is_told_however_long_ago_it_began(
     assert trend(tmp_path / "history").findings == (), "mended long ago"
 
 
+def test_until_it_has_seen_a_month_it_believes_in_bad_weeks_but_not_for_memory(
+    tmp_path: Path, commits: list[str]
+) -> None:
+    def five_nights(case: int, night: int) -> Level:
+        return Level(step_s=1.03, memory=1.03) if night >= 12 else Level(step_s=1, memory=1)
+
+    write_history(tmp_path / "history", commits[:17], CASES[:1], five_nights, noise=0.01)
+    assert [f.metric for f in trend(tmp_path / "history").findings] == ["peak memory"]
+
+
 def test_cases_and_hardware_classes_can_be_chosen(root: Path) -> None:
     assert [f.case for f in trend(root / "history", case=LARGER).findings] == [LARGER]
     with pytest.raises(FileError, match=r"history holds no session on a100\*: nothing to look at"):

@@ -1,7 +1,8 @@
-"""The README's pictures, from real results: `make pictures [RESULTS="a/results.json ..."]`.
+"""The README's pictures of reports, from real results: `make pictures [RESULTS="a/results.json ..."]`.
 
 docs/report.png is the HTML report of the given sessions, or of the newest one in the store, down to the first
-case that needs attention; docs/terminal.svg is their table as a terminal shows it.
+case that needs attention; docs/terminal.svg is their table as a terminal shows it. `make pictures` then has
+history_picture.py take docs/history.png.
 """
 
 from __future__ import annotations
