@@ -116,10 +116,10 @@ def test_what_is_still_worse_is_told_however_long_ago_it_began(
 def test_until_it_has_seen_a_month_it_believes_in_bad_weeks_but_not_for_memory(
     tmp_path: Path, commits: list[str]
 ) -> None:
-    def five_nights(case: int, night: int) -> Level:
-        return Level(step_s=1.03, memory=1.03) if night >= 12 else Level(step_s=1, memory=1)
+    def nine_nights(case: int, night: int) -> Level:
+        return Level(step_s=1.03, memory=1.03) if night >= 8 else Level(step_s=1, memory=1)
 
-    write_history(tmp_path / "history", commits[:17], CASES[:1], five_nights, noise=0.01)
+    write_history(tmp_path / "history", commits[:17], CASES[:1], nine_nights, noise=0.008)
     assert [f.metric for f in trend(tmp_path / "history").findings] == ["peak memory"]
 
 
