@@ -28,6 +28,7 @@ from perfsuite.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, Metric
 from perfsuite.noise import class_noise
 from perfsuite.report import amount, console
 from perfsuite.result import Run
+from perfsuite.summary import plural
 
 app = typer.Typer(help="Reviewed baselines: what each case reached when somebody accepted it.")
 
@@ -273,6 +274,9 @@ def _before_after(before: Baseline | None, now: Baseline | None) -> Text:
     either = now or before
     assert either is not None
     text = _title(either)
+    text.append(
+        f"\n  launches: {_launches(before) if before else 'new'} -> {_launches(now) if now else 'removed'}"
+    )
     for metric in GATED:
         old = before.median(metric.name) if before else None
         new = now.median(metric.name) if now else None
@@ -284,6 +288,11 @@ def _before_after(before: Baseline | None, now: Baseline | None) -> Text:
             f"{amount(new, metric.unit) if now else 'removed'}{_noise(now, metric)}{change}"
         )
     return text
+
+
+def _launches(held: Baseline) -> str:
+    sessions = len({launch.session for launch in held.launches})
+    return f"{len(held.launches)} of {plural(sessions, 'session')}"
 
 
 def _noise(held: Baseline | None, metric: Metric) -> str:

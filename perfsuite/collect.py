@@ -64,8 +64,11 @@ def collect(
         unread = Failure(kind="missing_report", message=str(error))
         return bare.replace(failure=unread if failure is None else _with_log(failure, run_dir))
     cause = _first_failure(reports, ended, run_dir, asked.case)
-    if cause is not None:  # a job that was killed was killed for what the driver saw
-        return bare.replace(failure=_with_log(failure or cause, run_dir))
+    if cause is not None:
+        told = [report.failure for report in reports.values() if report.failure is not None]
+        if failure is not None and (cause not in told or _is_peer(cause)):
+            cause = failure  # a job that was killed, for all that its ranks say, was killed for what was seen
+        return bare.replace(failure=_with_log(cause, run_dir))
     try:
         run = _measured(bare, [reports[rank] for rank in sorted(reports)], asked.peak_flops)
     except ReportError as error:

@@ -224,6 +224,8 @@ def _stored(session: SessionFile) -> tuple[list[StoredSession], dict[str, Stored
 def _cannot_be_kept(result: Result) -> str | None:
     if any(run.inject is not None for run in result.runs):
         return "a fault was injected"
+    if result.runs and not result.verdict.healthy(result.runs):
+        return "no launch on a healthy machine"
     if result.outcome in UNMEASURED:
         return f"{result.outcome}, which measures nothing"
     if not any(_column(result.healthy_runs, "step_s_p50")):

@@ -194,7 +194,7 @@ def trend(
 ) -> None:
     """Find when a case got slower or larger, slowly or at once, and what else changed then.
 
-    Exit status 1 if a worsening of that period is still there and not accepted, 2 on an error.
+    Exit status 1 if a worsening is still there and not accepted, 2 on an error.
     """
     found = trends.trend(
         history_dir,

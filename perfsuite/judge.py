@@ -244,7 +244,8 @@ def _check(metric: Metric, runs: list[Run], baseline: Baseline, noise: ClassNois
         probe_exponent=exponent
     )
     if not noise.probe_exponent:
-        return raw if raw.outcome != "regressed" else _agreed(raw, corrected, UNKNOWN_EXPONENT)
+        is_certain = noise.knows_exponent or raw.outcome != "regressed"
+        return raw if is_certain else _agreed(raw, corrected, UNKNOWN_EXPONENT)
     if _same_stack(runs[-1], baseline):
         return corrected
     return _agreed(corrected, raw, "the software that the probe runs through changed, too")
@@ -398,4 +399,4 @@ def _same_stack(run: Run, baseline: Baseline) -> bool:
     if run.observed is None or baseline.observed is None:
         return True
     before, now = baseline.observed.environment, run.observed.environment
-    return all(before.get(key) == now.get(key) for key in THROUGH_THE_STACK)
+    return all(before[key] == now[key] for key in THROUGH_THE_STACK if key in before and key in now)

@@ -122,7 +122,8 @@ def _watch(
         if now - began > case.timeout_s:
             why = f"{case.timeout_s:g} s (the case's timeout_s)"
         elif quiet_s is not None:
-            why = f"{quiet_s:.0f} s without a step (longest before: {stall.longest_s:.1f} s)"
+            allowed = f"{STALL_S} s, or {STALL_STEPS} times the longest of {stall.longest_s:.1f} s"
+            why = f"{quiet_s:.0f} s without a step ({allowed}, are let pass)"
         if why is not None:
             far = f"when rank 0 had finished about {steps} of {case.total_steps} steps"
             return Failure(kind="timeout", message=f"killed after {why}, {far}", at=time.time())

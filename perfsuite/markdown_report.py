@@ -31,6 +31,7 @@ def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTabl
         lines += [" · ".join(f"{name} {text(value)}" for name, value in facts), ""]
         if (interruption := summary.interruption(session)) is not None:
             lines += [f"**{text(interruption)}**", ""]
+    lines += [f"- note: {text(note)}" for note in summary.machine_notes(results)]
     if urgent:
         lines += [*_table(urgent, anchors=_anchors(urgent[:MAX_EXPLAINED])), ""]
         for result in urgent[:MAX_EXPLAINED]:
@@ -39,7 +40,7 @@ def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTabl
             lines += [f"{len(urgent) - MAX_EXPLAINED} more are explained in the HTML report only.", ""]
     if quiet:
         lines += _folded(", ".join(summary.tally(quiet)), _table(quiet, anchors=[]))
-    if noted := [(result.case_id, note) for result in quiet for note in summary.notes(result)]:
+    if noted := [(result.case_id, note) for result in quiet for note in summary.launch_notes(result)]:
         rows = [f"| {text(case_id)} | {text(note[:200])} |" for case_id, note in noted]
         lines += _folded(f"Notes: {len(noted)}", ["| case | note |", "| --- | --- |", *_cut(rows, 2)])
     skipped = [skip for session in sessions for skip in session.skipped]
@@ -102,7 +103,7 @@ def _explained(result: Result) -> Iterator[str]:
     said = [*result.verdict.reasons, *map(sentence, telling)]
     if result.verdict.changed:
         said.append("changed since the baseline: " + "; ".join(result.verdict.changed))
-    said += [f"note: {note}" for note in summary.notes(result)]
+    said += [f"note: {note}" for note in summary.launch_notes(result)]
     yield from (f"- {text(line[:1000])}" for line in said)
     yield ""
 

@@ -29,6 +29,8 @@ Sessions = Mapping[str | None, Sequence[T]]
 
 MIN_SPARE = 2
 """Launches beyond one for each baseline, without which nothing is said of the noise."""
+MIN_FOR_EXPONENT = 20
+"""Launches beyond one for each baseline, from which on an exponent of 0 is believed."""
 PROBE_CORRECTED = (TOKENS_PER_S, TOKENS_PER_S_MEAN)
 """Metrics that follow the machine's own speed."""
 _WIDENED = (40.4, 7.49, 4.33, 3.28, 2.77, 2.46, 2.25, 2.11, 2.0)
@@ -45,6 +47,8 @@ class ClassNoise:
     """Of the metrics in `PROBE_CORRECTED` as corrected, where the exponent is above 0. Their `session_sigma`
     is that of one session about the mean of all: see `against`."""
     probe_exponent: float = 0.0
+    knows_exponent: bool = False
+    """Whether there are launches enough to tell: 0 then says that speed does not follow the probe."""
     uncorrected: Mapping[str, Noise] = field(default_factory=dict)
     """Of the same metrics as they were measured: launches without a probe scatter so much."""
 
@@ -69,7 +73,14 @@ def class_noise(baselines: Sequence[Baseline]) -> ClassNoise:
                 uncorrected[metric.name] = measured
         elif measured is not None:
             known[metric.name] = measured
-    return ClassNoise(by_metric=known, probe_exponent=exponent, uncorrected=uncorrected)
+    probed = _filled(_pairs(baseline, TOKENS_PER_S) for baseline in baselines)
+    enough = _spare(probed) >= MIN_FOR_EXPONENT
+    return ClassNoise(
+        by_metric=known,
+        probe_exponent=exponent,
+        knows_exponent=exponent > 0 or enough,
+        uncorrected=uncorrected,
+    )
 
 
 def pooled_over_sessions(baselines: Sequence[Sessions[float]], *, fitted: int = 0) -> Noise | None:

@@ -362,7 +362,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if session.config.option.collectonly:
         return
-    files = [ours.files / "results.json"] if ours.results else []
+    files = [ours.files / "results.json"] if ours.results or ours.launches else []
     if (asked := session.config.getoption("--perf-json")) is not None:
         files.append(Path(asked))
     cut_short = session.shouldstop or session.shouldfail

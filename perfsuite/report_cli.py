@@ -102,6 +102,8 @@ def _show(sessions: list[SessionFile]) -> None:
         if (interruption := summary.interruption(session)) is not None:
             out.print(interruption)
         out.print()
+        for note in summary.machine_notes(session.results):
+            out.print(f"note: {note}")
         if session.results:
             width = max(out.width, 80) if out.is_terminal else 140
             typer.echo(table(session.results, color=out.is_terminal, width=width))

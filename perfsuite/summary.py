@@ -165,12 +165,12 @@ def interruption(session: SessionFile) -> str | None:
 def needs_words(result: Result) -> bool:
     """Whether there is more to tell of a result than its line in the table."""
     known = any(run.case.known_issue for run in result.runs)
-    return verdict(result) not in QUIET or bool(_of_launches(result)) or blind(result) or known
+    return verdict(result) not in QUIET or bool(launch_notes(result)) or blind(result) or known
 
 
 def notes(result: Result) -> list[str]:
     """What a reader of the figures should know, each once: of the launches, their health, and the machine."""
-    return list(dict.fromkeys([*_of_launches(result), *machine_notes([result])]))
+    return list(dict.fromkeys([*launch_notes(result), *machine_notes([result])]))
 
 
 def machine_notes(results: Iterable[Result]) -> list[str]:
@@ -179,7 +179,8 @@ def machine_notes(results: Iterable[Result]) -> list[str]:
     return list(dict.fromkeys(m.note for m in machines if m.device == "cuda" and m.note is not None))
 
 
-def _of_launches(result: Result) -> list[str]:
+def launch_notes(result: Result) -> list[str]:
+    """What should be known of the launches and their health, each once."""
     runs = result.runs
     told = Counter(f"a fault was injected: {run.inject}" for run in runs if run.inject is not None)
     told += Counter(note for run in runs for note in run.notes)

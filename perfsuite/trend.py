@@ -56,7 +56,8 @@ class Finding(Data):
     accepted: bool
     """Whether the reviewed baseline of this case was measured after it, at the new level."""
     open: bool
-    """Worse, not accepted, and the newest level is still worse than that before this change."""
+    """Worse, not accepted, and the newest level is still worse than that before this change. A case that was
+    not measured for 90 days is gone, and its worsenings with it."""
 
     @property
     def state(self) -> str:
@@ -228,6 +229,7 @@ def _findings(
     baselines: Path,
 ) -> list[Finding]:
     found = []
+    alive = _day(places[one.sessions[-1]]) >= _day(places[-1]) - PERIOD
     for metric, values in one.by_metric.items():
         measured = [index for index, value in enumerate(values) if value is not None]
         series = [value for value in values if value is not None]
@@ -237,7 +239,11 @@ def _findings(
             inside = measured[change.earliest - 1 : change.latest + 1]
             first, last = (places[one.sessions[index]] for index in (inside[0], inside[-1]))
             worse = change.relative > 0
-            accepted = worse and _accepts(baselines / key[0] / f"{key[1]}.json", metric, change, _day(last))
+            newest = changes[-1].after
+            file = baselines / key[0] / f"{key[1]}.json"
+            accepted = worse and _accepts(
+                file, metric, (change.before, min(change.after, newest)), _day(last)
+            )
             found.append(
                 Finding(
                     hardware_class=key[0],
@@ -252,23 +258,27 @@ def _findings(
                     environment=_differences([circumstances.known[one.circumstances[i]] for i in inside]),
                     worse=worse,
                     accepted=accepted,
-                    open=worse and not accepted and changes[-1].after >= change.before * (1 + MIN_CHANGE),
+                    open=worse and alive and not accepted and newest >= change.before * (1 + MIN_CHANGE),
                 )
             )
     return found
 
 
-def _accepts(file: Path, metric: MetricName, change: Change, day: date) -> bool:
-    """Whether a baseline was measured on that day (UTC) or later, nearer to the new level than to the old."""
+def _accepts(file: Path, metric: MetricName, levels: tuple[float, float], day: date) -> bool:
+    """Whether a baseline was measured on that day (UTC) or later, nearer to the new of two levels than to the
+    old. One that cannot be read accepts nothing: it is an error where its case is judged."""
     if not file.exists():
         return False
-    held = data.read(file, Baseline)
+    try:
+        held = data.read(file, Baseline)
+        measured_on = datetime.fromisoformat(held.recorded_at).astimezone(UTC).date()
+    except (FileError, ValueError):
+        return False
     speed, memory = held.median("tokens_per_s"), held.median("peak_memory_bytes")
     level = memory if metric == "peak memory" else 1 / speed if speed else None
     if level is None:
         return False
-    measured_on = datetime.fromisoformat(held.recorded_at).astimezone(UTC).date()
-    return measured_on >= day and level > math.sqrt(change.before * change.after)
+    return measured_on >= day and level > math.sqrt(levels[0] * levels[1])
 
 
 def _differences(seen: Sequence[Mapping[str, str]]) -> tuple[str, ...]:

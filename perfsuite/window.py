@@ -13,7 +13,8 @@ FLAT = 0.05
 """How far a rolling median may lie from the level that the series ends on."""
 
 NEVER = 2
-"""Steps that are never measured: in the second the worker looks at what runs (`perfsuite.observe`)."""
+"""Steps of a case that are never measured: in the second the worker looks at what runs
+(`perfsuite.observe`)."""
 
 
 class Window(NamedTuple):

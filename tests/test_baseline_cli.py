@@ -55,6 +55,7 @@ def test_accept_writes_the_reviewed_file_and_says_what_to_commit(repository: Pat
     assert result.exit_code == 0, result.output
     assert f"git add baselines/{MACHINE.hardware_class}/{CASE.id}.json" in result.output
     assert "tokens/s: new -> 50,150" in result.output
+    assert "launches: new -> 5 of 1 session" in result.output
     held = accepted()
     assert len(held.launches) == 5
     assert held.accepted is not None

@@ -276,6 +276,7 @@ def test_a_log_in_which_nothing_stands_is_said_to_be_empty(tmp_path: Path, empty
     assert failure_of(collected(run_dir)).traceback == "no process wrote anything"
 
 
+PEER_GONE = Failure(kind="crash", rank=0, message="Connection closed by peer", at=1.0)
 TIMEOUT = Failure(kind="timeout", message="killed after 900 s", at=9)
 
 
@@ -284,7 +285,7 @@ TIMEOUT = Failure(kind="timeout", message="killed after 900 s", at=9)
     [
         pytest.param((), id="no report"),
         pytest.param((make_report(0),), id="one report"),
-        pytest.param((make_report(0, failure=crash(0, 1.0)),), id="a crash"),
+        pytest.param((make_report(0, failure=PEER_GONE),), id="only that a peer is gone"),
     ],
 )
 def test_a_timeout_that_the_driver_saw_is_the_failure(
@@ -294,6 +295,11 @@ def test_a_timeout_that_the_driver_saw_is_the_failure(
     run_dir.launcher_log.write_text("waiting\n")
     failure = failure_of(collected(run_dir, failure=TIMEOUT))
     assert failure == TIMEOUT.replace(traceback="last lines of launcher.log:\nwaiting")
+
+
+def test_a_rank_that_said_why_it_failed_is_the_failure_though_others_hung(tmp_path: Path) -> None:
+    run_dir = write_launch(tmp_path, make_report(0, failure=crash(0, 1.0)))
+    assert failure_of(collected(run_dir, failure=TIMEOUT)).kind == "crash"
 
 
 def test_a_job_that_did_not_end_is_measured_where_every_rank_had_reported(tmp_path: Path) -> None:

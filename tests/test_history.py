@@ -186,6 +186,15 @@ def test_launches_on_a_sick_machine_are_left_out_of_a_result(tmp_path: Path) -> 
     assert only_session(tmp_path / "history").results[0].step_s_p50 == (0.256,)
 
 
+def test_a_result_without_a_healthy_launch_is_left_out_whatever_its_verdict(tmp_path: Path) -> None:
+    """More memory is told of a throttled GPU, too; its speed is none."""
+    result = kept(RUN, RUN)
+    verdict = result.verdict.replace(outcome="regressed", unhealthy_launches=(1, 2))
+    added = add_one(tmp_path, result.replace(verdict=verdict))
+    assert added.left_out == [f"{make_case().id}: no launch on a healthy machine"]
+    assert added.kept == 0
+
+
 def test_a_commit_that_is_none_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"results\.json: .*commit: String should match.*'\.\./\.\./etc'"):
         add_one(tmp_path, kept(RUN), commit="../../etc")

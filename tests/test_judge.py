@@ -865,7 +865,8 @@ def test_a_gpu_that_is_slower_than_at_the_baseline_before_the_workload_is_unheal
 
 def with_stack(run: Run, **versions: str) -> Run:
     seen = run.observed or Observed(settings={}, environment={})
-    return run.replace(observed=seen.replace(environment={"torch": "2.13.0", "nccl": "2.27.3", **versions}))
+    before = {"torch": "2.13.0", "nccl": "2.27.3", "cuda": "12.8", "cudnn": "9.1", "driver": "580"}
+    return run.replace(observed=seen.replace(environment={**before, **versions}))
 
 
 @pytest.mark.parametrize("changed", ["nccl", "torch", "driver", "cuda", "cudnn"])
@@ -932,6 +933,20 @@ def test_on_a_cpu_a_slower_machine_is_not_called_a_regression_while_its_effect_i
             "as measured regressed, corrected for the machine's own speed passed; "
             "how speed follows the probe is unknown: accept more launches"
         )
+
+
+def test_where_speed_is_known_not_to_follow_the_probe_a_regression_is_one() -> None:
+    runs = [on_machine(0.85, tokens=0.8)] * 15
+    assert session(runs, PROBED).outcome == "inconclusive"
+    known = ClassNoise(by_metric=QUIET.by_metric, knows_exponent=True)
+    assert session(runs, PROBED, known).outcome == "regressed"
+
+
+def test_a_baseline_that_does_not_name_the_driver_still_knows_a_slow_gpu() -> None:
+    bare = Observed(settings={}, environment={"torch": "2.13.0"})
+    before = from_runs([on_gpu(700).replace(observed=bare) for _ in range(5)])
+    verdict = session([with_stack(on_gpu(600)) for _ in range(3)], before)
+    assert verdict.outcome == "unhealthy"
 
 
 SICK_GPU = on_gpu(600)

@@ -125,6 +125,14 @@ def test_without_probes_nothing_is_corrected() -> None:
     assert known(noise, TOKENS_PER_S).sigma > 0.03
 
 
+@pytest.mark.parametrize(("baselines", "knows"), [(0, False), (2, False), (3, True)])
+def test_an_exponent_of_0_is_believed_from_enough_launches(baselines: int, knows: bool) -> None:
+    constant = [from_runs(make_launches(*SPEEDS, probe_s_p50=0.01)) for _ in range(baselines)]
+    noise = class_noise(constant)
+    assert (noise.probe_exponent, noise.knows_exponent) == (0, knows)
+    assert class_noise([from_runs(drifting(seed)) for seed in range(4)]).knows_exponent
+
+
 def test_a_probe_that_the_speed_follows_takes_the_machine_out_of_both_speeds_only() -> None:
     groups = [drifting(seed) for seed in range(4)]
     raw = class_noise([from_runs(without_probes(group)) for group in groups])

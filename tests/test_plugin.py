@@ -547,6 +547,32 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing(suite: pytest.Pyteste
     assert not [p for p in psutil.process_iter() if str(suite.path) in " ".join(_arguments(p))]
 
 
+def test_launches_before_a_ctrl_c_in_the_first_case_are_kept(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        test_cases="""
+        import os, signal, threading, time
+        from pathlib import Path
+        from perfsuite import Case, Fake, Topology
+        FAKE = Case(model="llama-tiny", framework=Fake(step_ms=20), sequence_length=64, micro_batch=4,
+                    topology=Topology(processes_per_node=2), hardware="cpu", timeout_s=60)
+        def test_one(bench):
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+            def interrupt():
+                while not list(Path(".perfsuite").glob("runs/*/*/launch-2/rank-1.log")):
+                    time.sleep(0.01)
+                os.kill(os.getpid(), signal.SIGINT)
+            threading.Thread(target=interrupt, daemon=True).start()
+            bench(FAKE)
+        """
+    )
+    result = suite.runpytest_subprocess("--perf-record-launches=50")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    (file,) = suite.path.glob(".perfsuite/runs/*/results.json")
+    content = json.loads(file.read_text())
+    assert content["results"] == []
+    assert content["interrupted_launches"]
+
+
 def _arguments(process: psutil.Process) -> list[str]:
     try:
         return process.cmdline()

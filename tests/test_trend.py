@@ -186,6 +186,40 @@ def test_a_baseline_that_was_measured_since_at_the_new_level_accepts_a_worsening
     assert (slower in found.failing) == is_open
 
 
+def test_a_baseline_of_a_partial_recovery_accepts_what_is_left(tmp_path: Path, commits: list[str]) -> None:
+    def recovering(case: int, night: int) -> Level:
+        return Level(step_s=1.0 if night < 20 else 1.1 if night < 40 else 1.02)
+
+    write_history(tmp_path / "history", commits, CASES[:1], recovering, noise=0.001)
+    assert any(f.open for f in trend(tmp_path / "history").findings)
+    run = make_run(case=CASES[0], figures=make_figures(tokens_per_s=TOKENS_PER_STEP / 0.102))
+    before = baseline.from_runs([run]).replace(recorded_at="2024-02-28T12:00:00+00:00")
+    data.write(tmp_path / "baselines" / H100 / f"{SLOWER}.json", before)
+    assert not trend(tmp_path / "history", baselines=tmp_path / "baselines").failing
+
+
+def test_a_case_that_is_no_longer_measured_fails_nothing(
+    tmp_path: Path, commits: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perfsuite.trend.PERIOD", timedelta(days=5))
+    write_history(
+        tmp_path / "history",
+        commits[:30],
+        CASES[:1],
+        lambda case, night: Level(step_s=1.05 if night > 15 else 1),
+    )
+    assert trend(tmp_path / "history").failing
+    write_history(tmp_path / "history", commits[30:], CASES[1:2], first=30)
+    assert not trend(tmp_path / "history").failing
+
+
+def test_a_baseline_that_cannot_be_read_accepts_nothing(root: Path, tmp_path: Path) -> None:
+    file = tmp_path / H100 / f"{SLOWER}.json"
+    file.parent.mkdir()
+    file.write_text("{")
+    assert [f.case for f in trend(root / "history", baselines=tmp_path).failing] == [SLOWER, LARGER]
+
+
 def test_a_new_driver_or_another_definition_of_the_case_is_told(tmp_path: Path, commits: list[str]) -> None:
     changed = CASES[0].replace(timeout_s=5)
     write_history(tmp_path / "history", commits[:20], CASES[:1])
