@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -25,11 +26,16 @@ STYLES: dict[Outcome, str] = {
 
 NARROW = 120
 """Columns, below which a case's id stands on a line of its own and some figures are left out."""
+PIPED = 200
+"""Columns of a table that goes into a file or another program."""
 
 
 def console(*, stderr: bool = False) -> Console:
     """Prints text as it is, on lines as long as they are: to rich, `[data]` and `:data:` could be markup."""
-    return Console(stderr=stderr, soft_wrap=True, highlight=False, markup=False, emoji=False)
+    made = Console(stderr=stderr, soft_wrap=True, highlight=False, markup=False, emoji=False)
+    if not made.is_terminal and "COLUMNS" not in os.environ:
+        made.width = PIPED  # and not the 80 columns that rich believes in
+    return made
 
 
 def table(results: Sequence[Result], *, color: bool, width: int) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from perfsuite import data, html_report, markdown_report, summary
@@ -69,9 +68,7 @@ def _comparisons(
 
 
 def _show_comparisons(tables: list[ComparisonTable]) -> None:
-    out = Console(highlight=False, markup=False, emoji=False)
-    if not out.is_terminal:
-        out.width = 200
+    out = console()
     for each in tables:
         out.print(each.title, style="bold")
         out.print(f"{each.source}. {each.conditions}.")
