@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from perfsuite import baseline_cli, github_issue, history_cli, power_cli, report_cli, traces
+from perfsuite import baseline_cli, doctor_cli, github_issue, history_cli, power_cli, report_cli, traces
 from perfsuite import selftest as selftest_run
 from perfsuite.errors import CaseError, PerfsuiteError
 from perfsuite.hardware import ACCELERATORS, Machine, detect
@@ -93,6 +93,7 @@ def selftest(
     out.print(f"every fault was caught, and a clean run was not: {clean}")
 
 
+app.command()(doctor_cli.doctor)
 app.command()(power_cli.power)
 app.command()(report_cli.report)
 app.command()(traces.judge)

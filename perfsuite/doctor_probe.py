@@ -1,0 +1,208 @@
+"""What `perfsuite doctor` can only learn in a process that imports torch.
+
+Run as `python -m perfsuite.doctor_probe FILE DEVICE [--quick]`; the driver reads the file that it writes.
+Worker side; imports no pytest, and torch only inside functions.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal
+
+from perfsuite import data
+from perfsuite.data import Data, Document
+
+if TYPE_CHECKING:
+    from perfsuite.measure import Recorder
+
+PAIRS, STEPS = 10, 20
+"""The same steps bare and under the clock, alternating, so that what the machine does to both cancels."""
+BLOCK_BYTES = 64 * 2**20
+"""Allocated to see whether the peak that perfsuite reads moves by as much."""
+
+
+class TorchFacts(Data):
+    """What the installed torch says of itself and of the devices that it reaches."""
+
+    version: str
+    cuda: str | None
+    """The CUDA version that it was built with; None for a build without."""
+    nccl: str | None
+    devices: int
+    """GPUs that it reaches."""
+    error: str | None = None
+    """Why it reaches none, in the words of torch or the driver."""
+
+
+class ClockFacts(Data):
+    """One training loop, timed in several ways: in seconds per step, or as ratios of neighbouring blocks."""
+
+    overhead: tuple[float, ...]
+    """Mean step under the clock over the mean bare step, one ratio a pair."""
+    wall: tuple[float, ...]
+    """Sum of the steps that the clock saw over the host's clock for the same steps, one ratio a pair."""
+    step_s: float
+    """Median step under the clock."""
+    profiler_s: float | None = None
+    """On a GPU: from the first kernel's start to the last one's end by torch's profiler, per step."""
+
+
+class MemoryFacts(Data):
+    """Bytes that were allocated or that torch itself counts, and what perfsuite reads of them."""
+
+    expected: int
+    read: int
+    method: str
+
+
+class DoctorFile(Document):
+    """What the process writes. A part is None where it was not asked for or could not be done."""
+
+    schema_version: Literal[1] = 1
+    torch: TorchFacts
+    clock: ClockFacts | None = None
+    memory: MemoryFacts | None = None
+
+
+def main(path: str, *, device: str, quick: bool) -> None:
+    """Write a `DoctorFile`; with `quick` of torch alone, without training."""
+    found = DoctorFile(torch=torch_facts(wants_gpu=device == "cuda"))
+    if not quick and (device == "cpu" or found.torch.devices):
+        found = found.replace(memory=memory_facts(device), clock=clock_facts(device))
+    data.write(Path(path), found)
+
+
+def torch_facts(*, wants_gpu: bool) -> TorchFacts:
+    """Import torch and, if GPUs are wanted, reach for the first of them."""
+    import torch
+
+    error = None
+    if wants_gpu:
+        try:
+            torch.cuda.init()
+        except (RuntimeError, AssertionError) as said:
+            error = str(said).splitlines()[0]
+    reached = wants_gpu and error is None
+    return TorchFacts(
+        version=torch.__version__,
+        cuda=torch.version.cuda,
+        nccl=".".join(map(str, torch.cuda.nccl.version())) if reached else None,
+        devices=torch.cuda.device_count() if reached else 0,
+        error=error,
+    )
+
+
+def memory_facts(device: str) -> MemoryFacts:
+    """Allocate a block, let it go, and read the peak as a rank would."""
+    import torch
+
+    from perfsuite.measure import CudaMemory, HostMemory
+
+    torch.ones(1, device=device)  # what the allocator itself needs is not the block's
+    memory = CudaMemory() if device == "cuda" else HostMemory()
+    block = torch.ones(BLOCK_BYTES, dtype=torch.uint8, device=device)
+    del block
+    read = memory.read()
+    expected = torch.cuda.max_memory_allocated() if device == "cuda" else BLOCK_BYTES
+    return MemoryFacts(expected=expected, read=read.peak, method=read.method)
+
+
+def clock_facts(device: str, pairs: int = PAIRS) -> ClockFacts:
+    """Train a small model by DDP in this one process, bare and under the clock in turn."""
+    import torch
+    import torch.distributed as dist
+
+    from perfsuite.case import Case, Topology
+    from perfsuite.framework import Ranks
+    from perfsuite.frameworks.ddp import DDP
+    from perfsuite.measure import Recorder, clock_for
+
+    on_gpu = device == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(0)
+    else:
+        torch.set_num_threads(1)
+    case = Case(
+        model="gpt2" if on_gpu else "llama-tiny",
+        framework=DDP(),
+        sequence_length=512 if on_gpu else 64,
+        micro_batch=4,
+        topology=Topology(processes_per_node=1),
+        hardware="gpu" if on_gpu else "cpu",
+    )
+    with tempfile.NamedTemporaryFile() as store:
+        backend = "nccl" if on_gpu else "gloo"
+        dist.init_process_group(backend, init_method=f"file://{store.name}", rank=0, world_size=1)
+        place = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
+        ranks = Ranks(rank=0, world_size=1, device=place, directory=Path())
+        run = case.framework.build(case, ranks, Recorder(clock_for(device)[0])).run
+        bare_s(run, STEPS, device)  # warms up
+        timed = []
+        for pair in range(pairs):
+            if pair % 2:
+                measured, alone = under_the_clock(run, STEPS, device), bare_s(run, STEPS, device)
+            else:
+                alone, measured = bare_s(run, STEPS, device), under_the_clock(run, STEPS, device)
+            timed.append((alone, measured))
+        profiler_s = _profiled_s(run) if on_gpu else None
+        dist.destroy_process_group()
+    return ClockFacts(
+        overhead=tuple(sum(measured.step_s) / STEPS / alone for alone, measured in timed),
+        wall=tuple(sum(measured.step_s) / measured.wall_s for _, measured in timed),
+        step_s=median(second for _, measured in timed for second in measured.step_s),
+        profiler_s=profiler_s,
+    )
+
+
+def bare_s(run: Callable[[int], list[Any]], steps: int, device: str) -> float:
+    """Seconds per step, timed from outside as a whole, with the device synchronised before and after."""
+    from perfsuite.measure import clock_for
+
+    timer, _ = clock_for(device)
+    gc.collect()
+    gc.disable()
+    timer.settle()
+    began = timer.host()
+    run(steps)
+    timer.settle()
+    spent = timer.host() - began
+    gc.enable()
+    return spent / steps
+
+
+def under_the_clock(run: Callable[[int], list[Any]], steps: int, device: str) -> Recorder:
+    """The recorder of the same steps, measured as in a rank."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    from perfsuite.measure import Recorder, clock_for
+
+    timer, probe = clock_for(device)
+    recorder = Recorder(timer, probe=probe)
+    hook = register_optimizer_step_post_hook(recorder.after_optimizer_step)
+    recorder.start()
+    run(steps)
+    recorder.finish()
+    hook.remove()
+    return recorder
+
+
+def _profiled_s(run: Callable[[int], list[Any]]) -> float:
+    """Seconds per step between the first and the last moment at which torch's profiler sees a kernel."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        run(STEPS)
+        torch.cuda.synchronize()
+    on_device = [event.time_range for event in profiled.events() if event.device_type.name == "CUDA"]
+    microseconds = max(each.end for each in on_device) - min(each.start for each in on_device)
+    return float(microseconds / 1e6 / STEPS)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], device=sys.argv[2], quick="--quick" in sys.argv)
