@@ -9,7 +9,8 @@ from __future__ import annotations
 import gc
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,6 +19,7 @@ from perfsuite import data
 from perfsuite.data import Data, Document
 
 if TYPE_CHECKING:
+    from perfsuite.case import Case
     from perfsuite.measure import Recorder
 
 PAIRS, STEPS = 10, 20
@@ -114,19 +116,10 @@ def memory_facts(device: str) -> MemoryFacts:
 
 def clock_facts(device: str, pairs: int = PAIRS) -> ClockFacts:
     """Train a small model by DDP in this one process, bare and under the clock in turn."""
-    import torch
-    import torch.distributed as dist
-
     from perfsuite.case import Case, Topology
-    from perfsuite.framework import Ranks
     from perfsuite.frameworks.ddp import DDP
-    from perfsuite.measure import Recorder, clock_for
 
     on_gpu = device == "cuda"
-    if on_gpu:
-        torch.cuda.set_device(0)
-    else:
-        torch.set_num_threads(1)
     case = Case(
         model="gpt2" if on_gpu else "llama-tiny",
         framework=DDP(),
@@ -135,31 +128,51 @@ def clock_facts(device: str, pairs: int = PAIRS) -> ClockFacts:
         topology=Topology(processes_per_node=1),
         hardware="gpu" if on_gpu else "cpu",
     )
+    with one_rank(case, device) as run:
+        return timed(run, device, pairs)
+
+
+@contextmanager
+def one_rank(case: Case, device: str) -> Iterator[Callable[[int], list[Any]]]:
+    """The training loop of `case`, built in this process as the only rank of its group."""
+    import torch
+    import torch.distributed as dist
+
+    from perfsuite.framework import Ranks
+    from perfsuite.measure import Recorder, clock_for
+
+    place = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
+    if device == "cuda":
+        torch.cuda.set_device(place)
+    else:
+        torch.set_num_threads(1)
     with tempfile.NamedTemporaryFile() as store:
-        backend = "nccl" if on_gpu else "gloo"
+        backend = "nccl" if device == "cuda" else "gloo"
         dist.init_process_group(backend, init_method=f"file://{store.name}", rank=0, world_size=1)
-        place = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
         ranks = Ranks(rank=0, world_size=1, device=place, directory=Path())
-        run = case.framework.build(case, ranks, Recorder(clock_for(device)[0])).run
-        bare_s(run, STEPS, device)  # warms up
-        timed = []
-        for pair in range(pairs):
-            if pair % 2:
-                measured, alone = under_the_clock(run, STEPS, device), bare_s(run, STEPS, device)
-            else:
-                alone, measured = bare_s(run, STEPS, device), under_the_clock(run, STEPS, device)
-            timed.append((alone, measured))
-        profiler_s = _profiled_s(run) if on_gpu else None
+        yield case.framework.build(case, ranks, Recorder(clock_for(device)[0])).run
         dist.destroy_process_group()
+
+
+def timed(run: Callable[[int], list[Any]], device: str, pairs: int) -> ClockFacts:
+    """Blocks of `STEPS` steps of a loop, bare and under the clock in turn, then under the profiler."""
+    bare_s(run, device)  # warms up
+    blocks = []
+    for pair in range(pairs):
+        if pair % 2:
+            measured, alone = under_the_clock(run, device), bare_s(run, device)
+        else:
+            alone, measured = bare_s(run, device), under_the_clock(run, device)
+        blocks.append((alone, measured))
     return ClockFacts(
-        overhead=tuple(sum(measured.step_s) / STEPS / alone for alone, measured in timed),
-        wall=tuple(sum(measured.step_s) / measured.wall_s for _, measured in timed),
-        step_s=median(second for _, measured in timed for second in measured.step_s),
-        profiler_s=profiler_s,
+        overhead=tuple(sum(measured.step_s) / STEPS / alone for alone, measured in blocks),
+        wall=tuple(sum(measured.step_s) / measured.wall_s for _, measured in blocks),
+        step_s=median(second for _, measured in blocks for second in measured.step_s),
+        profiler_s=_profiled_s(run) if device == "cuda" else None,
     )
 
 
-def bare_s(run: Callable[[int], list[Any]], steps: int, device: str) -> float:
+def bare_s(run: Callable[[int], list[Any]], device: str) -> float:
     """Seconds per step, timed from outside as a whole, with the device synchronised before and after."""
     from perfsuite.measure import clock_for
 
@@ -168,24 +181,24 @@ def bare_s(run: Callable[[int], list[Any]], steps: int, device: str) -> float:
     gc.disable()
     timer.settle()
     began = timer.host()
-    run(steps)
+    run(STEPS)
     timer.settle()
     spent = timer.host() - began
     gc.enable()
-    return spent / steps
+    return spent / STEPS
 
 
-def under_the_clock(run: Callable[[int], list[Any]], steps: int, device: str) -> Recorder:
+def under_the_clock(run: Callable[[int], list[Any]], device: str) -> Recorder:
     """The recorder of the same steps, measured as in a rank."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from perfsuite.measure import Recorder, clock_for
+    from perfsuite.measure import CudaMemory, Recorder, clock_for
 
     timer, probe = clock_for(device)
-    recorder = Recorder(timer, probe=probe)
+    recorder = Recorder(timer, probe=probe, memory=CudaMemory() if device == "cuda" else None)
     hook = register_optimizer_step_post_hook(recorder.after_optimizer_step)
     recorder.start()
-    run(steps)
+    run(STEPS)
     recorder.finish()
     hook.remove()
     return recorder

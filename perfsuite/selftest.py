@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from perfsuite import baseline
 from perfsuite.baseline import Baseline
@@ -57,23 +58,29 @@ EXPECTED = (
 CLEAN = Expectation(inject=None, outcomes=("passed", "improved", "inconclusive"))
 """Whatever the noise of the machine allows to say of it, but neither regressed nor failed."""
 BASELINE_LAUNCHES = 5
-HANG_TIMEOUT_S = 45
+HANG_TIMEOUT_S = {"cpu": 45, "cuda": 120}
+"""From the launch on: starting takes longer on GPUs, the more of them the longer."""
 UNHEALTHY_ATTEMPTS = 3
 """A machine that others use for a moment says nothing about the gate."""
 
 
+Answer = Literal["caught", "missed", "untried"]
+"""Of one injection. `untried`: the machine was unhealthy each time, which says nothing about the gate."""
+
+
 def small_case(machine: Machine) -> Case:
-    """Real training, small and short, on this machine's own devices."""
+    """Real training, small and short: on every GPU of this machine, or on two of its cores."""
+    on_gpu = machine.device == "cuda"
     return Case(
         model="llama-tiny",
         framework=DDP(),
         sequence_length=64,
         micro_batch=4,
-        topology=Topology(processes_per_node=min(2, machine.devices)),
-        hardware="cpu" if machine.device == "cpu" else "gpu",
+        topology=Topology(processes_per_node=machine.devices if on_gpu else min(2, machine.devices)),
+        hardware="gpu" if on_gpu else "cpu",
         max_warmup_steps=10,
         steps=30,
-        timeout_s=120,
+        timeout_s=300 if on_gpu else 120,
     )
 
 
@@ -83,10 +90,10 @@ def selftest(
     say: Callable[[str], None],
     *,
     expectations: tuple[Expectation, ...] = EXPECTED,
-) -> Outcome | None:
+) -> Answer:
     """Record a baseline, then run each fault, and the clean case last.
 
-    Returns the outcome of the clean case; None if anything is not as expected.
+    `missed` if one of them was not as expected; else `untried` if one could not be judged; else `caught`.
     """
     with tempfile.TemporaryDirectory(prefix="perfsuite-selftest-") as directory:
         root = Path(directory)
@@ -97,13 +104,13 @@ def selftest(
         say(f"baseline: {verdict.outcome} from {len(runs)} launches")
         if verdict.outcome != "recorded":
             say("\n".join(verdict.reasons))
-            return None
+            return "untried" if verdict.outcome == "unhealthy" else "missed"
         recorded = baseline.from_runs(verdict.healthy(runs))
-        outcomes = [
+        answers = [
             _try(case, machine, root, expected, recorded, say)
             for expected in (*expectations, CLEAN)  # clean last: what a fault leaves behind would show
         ]
-        return outcomes[-1] if None not in outcomes else None
+        return max(answers, key=("caught", "untried", "missed").index)
 
 
 def _try(
@@ -113,11 +120,10 @@ def _try(
     expected: Expectation,
     recorded: Baseline,
     say: Callable[[str], None],
-) -> Outcome | None:
-    """The outcome of one injection; None if it is not the expected one."""
+) -> Answer:
     name = expected.inject or "nothing"
     if expected.inject == "hang":
-        case = case.replace(timeout_s=HANG_TIMEOUT_S if case.framework.needs_torch else 3)
+        case = case.replace(timeout_s=HANG_TIMEOUT_S[machine.device] if case.framework.needs_torch else 3)
     noise = class_noise([recorded])
     for attempt in range(1, UNHEALTHY_ATTEMPTS + 1):
         runs, verdict = measure(
@@ -130,6 +136,9 @@ def _try(
         if verdict.outcome != "unhealthy":
             break
         say(f"... inject {name}: the machine was unhealthy: {verdict.reasons[-1]}")
+    else:
+        say(f"??? inject {name}: the machine was unhealthy {UNHEALTHY_ATTEMPTS} times, so nothing is known")
+        return "untried"
     met = expected.is_met(verdict)
     found = verdict.outcome if verdict.failure is None else f"{verdict.outcome} ({verdict.failure})"
     wanted = " or ".join(expected.outcomes) + (f" ({expected.failure})" if expected.failure else "")
@@ -138,4 +147,4 @@ def _try(
     if not met:
         for reason in verdict.reasons:
             say(f"    {reason}")
-    return verdict.outcome if met else None
+    return "caught" if met else "missed"

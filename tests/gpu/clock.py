@@ -1,0 +1,93 @@
+"""The clock beside a bare loop and torch's profiler, and memory beside torch's own, at full size.
+
+`python -m tests.gpu.clock ddp|fsdp2`: Llama-3.2-1B on one GPU with 80 GB or more. `perfsuite doctor` does the
+same with a small model.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from perfsuite import Case, Topology
+from perfsuite.doctor_probe import one_rank, timed, under_the_clock
+from perfsuite.measure import clock_for
+
+STEPS_WITHOUT_GC = 60
+Loop = Callable[[int], list[Any]]
+
+
+def main(framework: str) -> None:
+    """Print each comparison on a line."""
+    case = Case(
+        model="llama-3.2-1b",
+        framework={"name": framework},
+        sequence_length=4096,
+        micro_batch=2,
+        precision="bf16-mixed",
+        topology=Topology(processes_per_node=1),
+        hardware="gpu",
+        learning_rate=3e-4,
+    )
+    with one_rank(case, "cuda") as run:
+        facts = timed(run, "cuda", pairs=6)
+        print(
+            f"under the clock / bare: {median(facts.overhead):.5f}  {[round(r, 4) for r in facts.overhead]}"
+        )
+        print(f"sum of the steps / host's clock: {median(facts.wall):.5f}")
+        assert facts.profiler_s is not None
+        print(f"median step {1e3 * facts.step_s:.2f} ms, by the profiler {1e3 * facts.profiler_s:.2f} ms")
+        print(f"synchronised after each step: {1e3 * synchronised_s(run):.2f} ms")
+        torch.cuda.reset_peak_memory_stats()
+        recorder = under_the_clock(run, "cuda")
+        assert recorder.memory is not None
+        print(f"peak: torch {torch.cuda.max_memory_allocated()}, perfsuite {recorder.memory.read()}")
+        print(f"peak of a step, without garbage collection: {peaks_without_gc(run)}")
+        free, total = torch.cuda.mem_get_info()
+        print(f"outside the allocator: {(total - free - torch.cuda.memory_reserved()) / 2**20:.0f} MiB")
+        print(f"attention and loss kernels: {kernels(run)}")
+
+
+def synchronised_s(run: Loop) -> float:
+    """Seconds of a step, median, if the host waits for the device after each."""
+    timer, _ = clock_for("cuda")
+    seconds = []
+    for _ in range(10):
+        began = timer.host()
+        run(1)
+        timer.settle()
+        seconds.append(timer.host() - began)
+    return median(seconds)
+
+
+def peaks_without_gc(run: Loop) -> list[int]:
+    """Bytes at the first, the middle and the last of many steps: what grows is held by reference cycles."""
+    gc.collect()
+    gc.disable()
+    peaks = []
+    for _ in range(STEPS_WITHOUT_GC):
+        torch.cuda.reset_peak_memory_stats()
+        run(1)
+        peaks.append(torch.cuda.max_memory_allocated())
+    gc.enable()
+    return [peaks[0], peaks[STEPS_WITHOUT_GC // 2], peaks[-1]]
+
+
+def kernels(run: Loop) -> set[str]:
+    """Names of the kernels that attention and the loss run by."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        run(1)
+        torch.cuda.synchronize()
+    telling = ("flash", "fmha", "sdpa", "cudnn", "softmax")
+    names = {event.name for event in profiled.events()}
+    return {name[:90] for name in names if any(word in name.lower() for word in telling)}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

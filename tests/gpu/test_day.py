@@ -1,0 +1,77 @@
+"""Cases for one GPU with 80 GB or more, in the order of `day.sh`. Not collected by `pytest tests`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perfsuite import DDP, FSDP, FSDP2, Accelerate, Case, Lightning, LoRA, Model, Nanotron, Script, Topology
+
+pytestmark = pytest.mark.gpu
+
+BASE = Case(
+    model="llama-3.2-1b",
+    framework=DDP(),
+    sequence_length=2048,
+    micro_batch=2,
+    precision="bf16-mixed",
+    topology=Topology(processes_per_node=1),
+    hardware="gpu",
+    learning_rate=3e-4,
+    max_warmup_steps=10,
+    steps=20,
+    timeout_s=240,
+)
+TINY = BASE.replace(model="llama-tiny", sequence_length=64, precision="fp32")
+SCRIPT = TINY.replace(
+    model=Model.named("copy-decoder"),
+    micro_batch=4,
+    learning_rate=1e-3,
+    framework=Script(path="bench_cases/scripts/train_copy.py"),
+)
+FRAMEWORKS = [
+    DDP(),
+    FSDP2(),
+    FSDP(sharding_strategy="NO_SHARD"),
+    Accelerate(strategy="fsdp2"),
+    Lightning(strategy="ddp"),
+    Lightning(strategy="fsdp", sharding_strategy="NO_SHARD"),
+    Lightning(strategy="fsdp2"),
+]
+WIDE = [
+    *(BASE.replace(framework=framework) for framework in FRAMEWORKS),
+    *(BASE.replace(precision=precision) for precision in ("bf16", "fp16-mixed", "fp32")),
+    BASE.replace(compile=True),
+    BASE.replace(attention="eager"),
+    *(
+        BASE.replace(framework=FSDP2(), activation_checkpointing=checkpointing)
+        for checkpointing in ("full", "every-2", "selective-op")
+    ),
+    BASE.replace(lora=LoRA(rank=16, alpha=32), learning_rate=1e-3),
+    BASE.replace(framework=Nanotron(), precision="bf16"),
+    SCRIPT,
+    SCRIPT.replace(
+        framework=Script(command=("torchrun", "--nproc-per-node=1", "bench_cases/scripts/train_copy.py"))
+    ),
+]
+
+
+@pytest.mark.parametrize("case", [TINY, TINY.replace(framework=FSDP2())])
+def test_smoke(bench: Any, case: Case) -> None:
+    bench(case)
+
+
+@pytest.mark.parametrize("case", WIDE)
+def test_wide(bench: Any, case: Case) -> None:
+    bench(case)
+
+
+@pytest.mark.parametrize("case", [BASE.replace(steps=50)])
+def test_noise(bench: Any, case: Case) -> None:
+    bench(case)
+
+
+@pytest.mark.parametrize("case", [BASE.replace(micro_batch=128, may_run_out_of_memory=True)])
+def test_oom(bench: Any, case: Case) -> None:
+    bench(case)
