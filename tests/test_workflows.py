@@ -154,6 +154,14 @@ def test_ci_tests_the_lowest_torch_and_python_that_pyproject_names() -> None:
     assert matrix["python"][0] == project["requires-python"].removeprefix(">=")
 
 
+def test_runners_with_gpus_install_no_torch_for_cpus() -> None:
+    files = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    jobs = [job for file in files for job in yaml.safe_load(file.read_text())["jobs"].values()]
+    measuring = [job for job in jobs if "self-hosted" in job["runs-on"]]
+    assert len(measuring) == 3
+    assert not [job for job in measuring if "PIP_EXTRA_INDEX_URL" in job.get("env", {})]
+
+
 def test_a_night_without_its_gpus_fails_first_with_the_reason(repository: Path) -> None:
     said = make(repository, "night", HARDWARE="h100", OUT="out", status=2)
     assert "hardware class" in said
