@@ -51,6 +51,6 @@ def wrong_build(machine: Machine) -> str | None:
     return (
         f"torch {version} is built without CUDA and cannot use the GPUs of this machine "
         f"({machine.devices} x {machine.device_name}). Install the public index's build: "
-        f"PIP_EXTRA_INDEX_URL= pip install --force-reinstall torch=={version.partition('+')[0]}; "
+        f"pip uninstall --yes torch && PIP_EXTRA_INDEX_URL= pip install torch=={version.partition('+')[0]}; "
         "or run only the cases meant for cpu: -m cpu"
     )

@@ -71,7 +71,7 @@ def test_gpus_that_the_installed_torch_cannot_use_are_an_error(monkeypatch: pyte
         "perfsuite hardware: torch 2.13.0+x is built without CUDA and cannot use the GPUs"
     )
     assert "(8 x NVIDIA H200)" in error
-    assert "pip install --force-reinstall torch==2.13.0;" in error
+    assert "pip install torch==2.13.0;" in error
     hardware(monkeypatch, "NVIDIA H200", "--expect", "cpu", cuda=None)
 
 

@@ -48,7 +48,7 @@ def test_a_build_without_cuda_is_wrong_where_there_are_gpus(
     assert torch_build.wrong_build(make_gpu_machine()) == (
         "torch 2.13.0+cpu is built without CUDA and cannot use the GPUs of this machine "
         "(8 x NVIDIA H100 80GB HBM3). Install the public index's build: "
-        "PIP_EXTRA_INDEX_URL= pip install --force-reinstall torch==2.13.0; "
+        "pip uninstall --yes torch && PIP_EXTRA_INDEX_URL= pip install torch==2.13.0; "
         "or run only the cases meant for cpu: -m cpu"
     )
 
