@@ -8,8 +8,8 @@ RESULTS ?=
 AS_PERFSUITE = -c user.name=perfsuite -c user.email=perfsuite@users.noreply.github.com
 export BASE CASES HARDWARE OUT REASON
 
-.PHONY: bench comparisons test check unit selftest format figures history-figures pictures browser clean \
-	night summary keep pages drift issue compare refresh propose git-login
+.PHONY: bench comparisons test versions test-lowest test-newest check unit selftest format figures \
+	history-figures pictures browser clean night summary keep pages drift issue compare refresh propose git-login
 
 bench: .venv/installed  ## measure a tiny model by every framework, compare with the last time
 	.venv/bin/pytest bench_cases/test_cpu.py $(ARGS)
@@ -22,6 +22,10 @@ comparisons: .venv/installed  ## the tiny twins of the published comparisons, on
 
 test: check unit  ## lint, types and the whole test suite
 
+versions:  ## the tests on the lowest torch that pyproject.toml names, and on the newest: 8 GB, half an hour each
+	$(MAKE) test-lowest PYTHON=python3.11
+	$(MAKE) test-newest PYTHON=python3.13
+
 check: .venv/installed
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
@@ -31,6 +35,9 @@ check: .venv/installed
 
 unit: .venv/installed
 	.venv/bin/pytest tests --numprocesses=2 $(ARGS)
+
+test-lowest test-newest: test-%: .venv-%/installed
+	.venv-$*/bin/pytest tests --numprocesses=2 -m "not simulation and not browser" $(ARGS)
 
 selftest: .venv/installed  ## inject every fault into real training, and see each caught (some minutes)
 	.venv/bin/perfsuite selftest
@@ -56,9 +63,10 @@ format: .venv/installed
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
-night: .venv/installed  ## HARDWARE=h100 OUT=out: self-test, every case of that hardware, report
-	.venv/bin/perfsuite hardware
-	.venv/bin/perfsuite selftest
+night: .venv/installed  ## HARDWARE=h100 OUT=out: doctor, self-test, every case of that hardware, report
+	.venv/bin/perfsuite hardware --expect "$$HARDWARE"
+	.venv/bin/perfsuite doctor --quick || [ $$? -eq 1 ]
+	.venv/bin/perfsuite selftest || [ $$? -eq 3 ]
 	.venv/bin/pytest bench_cases -m "$$HARDWARE" --perf-no-baseline=fail \
 		--perf-report "$$OUT" --perf-json "$$OUT/results.json" $(ARGS)
 
@@ -97,6 +105,7 @@ issue: .venv/installed  ## RUN_URL=...: open, update or close the issue of each 
 	.venv/bin/perfsuite github-issue nights/*/results.json $(addprefix --trend ,$(wildcard nights/trend/trend.json))
 
 compare: .venv/installed  ## BASE=main HARDWARE=h100: measure that commit, then this one, and compare
+	.venv/bin/perfsuite hardware --expect "$$HARDWARE"
 	rm -rf .perfsuite/base .perfsuite/compare
 	git worktree prune
 	git worktree add --force --detach .perfsuite/base "$$BASE"
@@ -107,6 +116,7 @@ compare: .venv/installed  ## BASE=main HARDWARE=h100: measure that commit, then 
 		--perf-store=.perfsuite/compare --perf-report "$$OUT" $(ARGS)
 
 refresh: .venv/installed  ## HARDWARE=h100 CASES='fsdp2 and not 8b' REASON='torch 2.14': new reviewed baselines
+	.venv/bin/perfsuite hardware --expect "$$HARDWARE"
 	rm -rf .perfsuite/refresh
 	.venv/bin/pytest bench_cases -m "$$HARDWARE" -k "$$CASES" --perf-min-launches=10 --perf-report "$$OUT" \
 		--perf-store=.perfsuite/refresh $(ARGS) || [ $$? -eq 1 ]
@@ -127,5 +137,14 @@ propose:  ## HARDWARE=h100: the new baselines as a pull request, whose text GitH
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
+.venv-lowest/installed: TORCH = torch==$(shell sed -n 's/.*"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml).*
+.venv-newest/installed: TORCH = torch
+.venv-%/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-$*
+	grep -v '^torch==' constraints.txt > .venv-$*/constraints.txt
+	.venv-$*/bin/python -m pip install --quiet --constraint .venv-$*/constraints.txt \
+		--editable ".[dev]" "$(TORCH)"
+	touch $@
+
 clean:  ## what can be made again; not .perfsuite, where measurements are
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-lowest .venv-newest .pytest_cache .mypy_cache .ruff_cache

@@ -10,12 +10,21 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from perfsuite import baseline_cli, doctor_cli, github_issue, history_cli, power_cli, report_cli, traces
+from perfsuite import (
+    baseline_cli,
+    doctor_cli,
+    github_issue,
+    history_cli,
+    power_cli,
+    report_cli,
+    torch_build,
+    traces,
+)
 from perfsuite import selftest as selftest_run
 from perfsuite.errors import CaseError, PerfsuiteError
-from perfsuite.hardware import ACCELERATORS, Machine, detect
+from perfsuite.hardware import ACCELERATORS, Machine, detect, hardware_error
 from perfsuite.report import console
-from perfsuite.run import unsupported
+from perfsuite.run import unsupported, wrong_torch
 
 UNTRIED = 3
 """Exit status of a self-test that an unhealthy machine did not let judge: nothing speaks against the gate."""
@@ -59,8 +68,17 @@ def _options(
 
 
 @app.command()
-def hardware() -> None:
-    """What machine this is, its hardware class, and which markers select cases here, or why not."""
+def hardware(
+    expect: Annotated[
+        str | None, typer.Option(help="A marker, such as h100: exit status 2 unless it selects cases here.")
+    ] = None,
+) -> None:
+    """What machine this is, its hardware class, and which markers select cases here, or why not.
+
+    Exit status 2 if the installed torch cannot use the machine's GPUs.
+    """
+    if expect is not None and (error := hardware_error(expect)) is not None:
+        raise CaseError(f"--expect {expect}: {error}")
     machine = detect()
     out = console()
     for heading, value in _facts(machine):
@@ -69,10 +87,20 @@ def hardware() -> None:
     for heading in ("marker", "here", "why not"):
         grid.add_column(heading)
     for name in ACCELERATORS:
-        reason = None if name == "cpu" else machine.why_not(name)
+        reason = _why_not(machine, name)
         grid.add_row(f"-m {name}", "no" if reason else "yes", reason or "")
     out.print()
     out.print(grid)
+    if expect is not None and (reason := _why_not(machine, expect)) is not None:
+        note = f"; {machine.note}" if machine.note else ""
+        raise CaseError(f"no {expect} here: {reason}{note}")
+    if expect != "cpu" and (problem := torch_build.wrong_build(machine)) is not None:
+        raise CaseError(problem)
+
+
+def _why_not(machine: Machine, hardware: str) -> str | None:
+    """A machine with GPUs is a CPU machine, too, for a case meant for that."""
+    return None if hardware == "cpu" else machine.why_not(hardware)
 
 
 @app.command()
@@ -87,7 +115,7 @@ def selftest(
     """
     machine, out = detect(), console()
     case = selftest_run.small_case(machine).replace(framework=framework)
-    if (reason := unsupported(case, machine)) is not None:
+    if (reason := unsupported(case, machine) or wrong_torch(case, machine)) is not None:
         raise CaseError(f"the self-test cannot run here: {reason}")
     answer = selftest_run.selftest(case, machine, out.print)
     if answer == "missed":
@@ -122,6 +150,7 @@ def _facts(machine: Machine) -> list[tuple[str, str]]:
         ("machine", f"{devices}, {machine.device_name}, {machine.memory_bytes / 2**30:.0f} GiB"),
         ("hardware class", machine.hardware_class),
         ("driver", machine.driver or "none"),
+        ("torch", torch_build.summary()),
         ("peak FLOP/s", mfu),
         ("note", machine.note or "none"),
     ]

@@ -64,8 +64,9 @@ def _elastic(run_dir: RunDir, asked: CaseFile) -> list[Failure]:
         max_restarts=0,
         start_method="forkserver",
         logs_specs=DefaultLogsSpecs(log_dir=str(run_dir.path / "elastic")),
-        shutdown_timeout=5,
     )
+    if "shutdown_timeout" in LaunchConfig.__dataclass_fields__:  # torch 2.12 and newer
+        config.shutdown_timeout = 5
     try:
         elastic_launch(config, worker.recorded)(str(run_dir.path))
     except ChildFailedError as error:

@@ -218,7 +218,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     ours.selected = len(benchmarks)
     if benchmarks and not session.config.option.collectonly:
         cases = map(_case, benchmarks)
-        progress.cases = sum(case is None or ours.can_run(case) for case in cases)
+        with _usage_error():
+            progress.cases = sum(case is None or ours.can_run(case) for case in cases)
     terminal = _terminal(session.config)
     progress.is_live = terminal is not None and terminal.isatty
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from perfsuite import data
+from perfsuite import data, torch_build
 from perfsuite.case import Case, CaseFile
 from perfsuite.collect import collect
 from perfsuite.errors import FileError
@@ -55,6 +55,14 @@ def unsupported(case: Case, machine: Machine) -> str | None:
     if not case.model.config and case.framework.builds_model:
         return f"{case.framework.name} cannot build {case.model.name}: it has a name only, no configuration"
     return missing_package(*case.framework.packages) or case.framework.unsupported(case, machine)
+
+
+def wrong_torch(case: Case, machine: Machine) -> str | None:
+    """Why `case`, which `machine` can run, cannot be trained there with the installed torch, or None.
+
+    An error, not a reason to skip: the machine has the GPUs.
+    """
+    return torch_build.wrong_build(machine) if case.framework.needs_torch else None
 
 
 def measure(

@@ -22,7 +22,7 @@ from perfsuite.noise import ClassNoise, class_noise
 from perfsuite.progress import Progress
 from perfsuite.result import Run
 from perfsuite.results import Result, SessionFile, Skipped
-from perfsuite.run import measure, unsupported
+from perfsuite.run import measure, unsupported, wrong_torch
 
 MIN_RECORDED = 3
 """Launches of a local baseline: with fewer, as `--perf-record-launches=1` leaves it, it is recorded anew."""
@@ -100,26 +100,37 @@ class Session:
         return self.options.store / "runs" / datetime.now().strftime("%Y%m%d-%H%M%S-%f")
 
     def can_run(self, case: Case) -> bool:
-        """Whether this machine can run `case`."""
-        return unsupported(case, self.machine_for(case)) is None
+        """Whether this machine can run `case`. Raises `CaseError` if only the installed torch cannot."""
+        machine = self.machine_for(case)
+        if unsupported(case, machine) is not None:
+            return False
+        if (problem := wrong_torch(case, machine)) is not None:
+            raise CaseError(problem)
+        return True
 
     def skip_reason(self, case: Case, nodeid: str) -> str | None:
         """Why this machine cannot run `case`, which is then kept as skipped, or None.
 
-        Raises `CaseError` where baselines are required and this hardware class has a reviewed one: it could
-        run there once, and a package or a GPU is missing.
+        Raises `CaseError` where the installed torch cannot use its GPUs, and where baselines are required and
+        this hardware class has a reviewed one: it could run there once, and a package or a GPU is missing.
         """
         machine = self.machine_for(case)
         reason = unsupported(case, machine)
+        problem = wrong_torch(case, machine) if reason is None else self._ran_once(case, machine, reason)
+        if problem is not None:
+            self._keep_error(case, nodeid, problem)
+            raise CaseError(problem)
         if reason is not None:
-            file = baseline.path(self.options.baselines, machine.hardware_class, case)
-            if self.options.fail_without_baseline and file.exists():
-                reason = f"{reason}; but there is {file}, and --perf-no-baseline=fail"
-                self._keep_error(case, nodeid, reason)
-                raise CaseError(reason)
             skipped = Skipped(nodeid=nodeid, case_id=case.id, framework=case.framework.name, reason=reason)
             self.skipped.append(skipped)
         return reason
+
+    def _ran_once(self, case: Case, machine: Machine, reason: str) -> str | None:
+        """Why `reason` is no reason to skip `case`: such a machine has measured what is required."""
+        file = baseline.path(self.options.baselines, machine.hardware_class, case)
+        if self.options.fail_without_baseline and file.exists():
+            return f"{reason}; but there is {file}, and --perf-no-baseline=fail"
+        return None
 
     def measure(self, case: Case, nodeid: str) -> Result:
         """Launch, compare and judge until decided; record what has no baseline yet.

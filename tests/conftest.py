@@ -1,10 +1,40 @@
-"""For all tests here."""
+"""For all tests here. Those in `tests/gpu` need a GPU and run alone (`make gpu-day`); all others see none."""
 
 from __future__ import annotations
 
 import gc
+import os
+from pathlib import Path
+
+import pytest
+
+from perfsuite.hardware import detect
+
+GPU_TESTS = Path(__file__).parent / "gpu"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide this machine's GPUs, from the processes that tests start, too."""
+    if not _only_gpu_tests(config):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the tests of GPUs where these are hidden."""
+    return True if collection_path == GPU_TESTS and not _only_gpu_tests(config) else None
+
+
+def _only_gpu_tests(config: pytest.Config) -> bool:
+    paths = [(config.invocation_params.dir / name.partition("::")[0]).resolve() for name in config.args]
+    return all(path.is_relative_to(GPU_TESTS) for path in paths)
 
 
 def pytest_collection_finish() -> None:
     """What imported libraries hold never dies: full collections, which many tests make, may skip it."""
     gc.freeze()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip the tests of GPUs where there is none."""
+    if item.path.is_relative_to(GPU_TESTS) and (machine := detect()).device == "cpu":
+        pytest.skip(f"it needs a GPU: {machine.note}")

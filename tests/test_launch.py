@@ -9,12 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import fields, make_dataclass
+from multiprocessing import forkserver
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from perfsuite import DDP, Case, Fake, Script, Topology, data
+from perfsuite import DDP, Case, Fake, Script, Topology, data, launcher
 from perfsuite import launch as launching
 from perfsuite.case import CaseFile
 from perfsuite.errors import FileError
@@ -79,6 +82,26 @@ def test_a_launch_runs_every_rank_and_leaves_nothing(tmp_path: Path, monkeypatch
     assert len(measured.step_s) == FAKE.total_steps
     assert data.read(RunDir(tmp_path).launch, LaunchFile).failures == ()
     assert processes_of(tmp_path) == []
+
+
+def test_torch_2_11_is_given_no_shutdown_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.launcher import api
+
+    given: list[Any] = []
+
+    def elastic_launch(config: object, entry: object) -> Callable[[str], None]:
+        given.append(config)
+        return given.append
+
+    names = [field.name for field in fields(api.LaunchConfig) if field.name != "shutdown_timeout"]
+    old = make_dataclass("LaunchConfig", [(name, object, None) for name in names])
+    monkeypatch.setattr(api, "LaunchConfig", old)
+    monkeypatch.setattr(api, "elastic_launch", elastic_launch)
+    monkeypatch.setattr(forkserver, "ensure_running", lambda: None)
+    asked = CaseFile(case=DDP_TINY, device="cpu", peak_flops=None)
+    assert launcher._elastic(RunDir(tmp_path), asked) == []
+    config, directory = given
+    assert (config.nproc_per_node, directory) == (2, str(tmp_path))
 
 
 def test_the_deadline_kills_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

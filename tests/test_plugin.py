@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from perfsuite import data, session
+from perfsuite import data, session, torch_build
 from perfsuite.hardware import gpu_machine
 from perfsuite.results import SessionFile
 
@@ -445,6 +445,41 @@ def test_a_cpu_case_runs_on_a_machine_with_gpus(
     assert result.ret == 0
     (measured,) = read_json(suite)["results"]
     assert measured["runs"][0]["machine"]["device"] == "cpu"
+
+
+@pytest.fixture
+def gpus_and_a_torch_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = gpu_machine(["NVIDIA H200"], count=2, memory_bytes=2**37, driver=None)
+    monkeypatch.setattr(session, "detect", lambda: gpus)
+    monkeypatch.setattr(torch_build, "installed", lambda: {"__version__": "2.13.0+cpu", "cuda": None})
+
+
+@pytest.mark.usefixtures("gpus_and_a_torch_without_cuda")
+def test_a_torch_that_cannot_use_the_gpus_is_one_error_before_anything_is_launched(
+    suite: pytest.Pytester,
+) -> None:
+    more = "[FAKE, *(FAKE.replace(framework=DDP(), hardware='gpu', micro_batch=b) for b in (1, 2, 3))]"
+    suite.makepyfile(test_cases=CASES.replace("[FAKE, A100]", more))
+    result = suite.runpytest()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    said = [line for line in result.errlines if "torch" in line]
+    assert len(said) == 1
+    assert said[0].startswith("ERROR: torch 2.13.0+cpu is built without CUDA and cannot use the GPUs of this")
+    assert not (suite.path / ".perfsuite").exists()
+    assert run_cpu(suite).ret == 0
+
+
+@pytest.mark.usefixtures("gpus_and_a_torch_without_cuda")
+def test_a_torch_that_cannot_use_the_gpus_fails_a_case_that_a_test_makes_itself(
+    suite: pytest.Pytester,
+) -> None:
+    inside = "    def test_inside(bench):\n        bench(FAKE.replace(framework=DDP(), hardware='gpu'))\n"
+    suite.makepyfile(test_cases=CASES.replace("[FAKE, A100]", "[A100]") + "\n" + inside)
+    result = suite.runpytest("--perf-json=out.json")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["torch 2.13.0+cpu is built without CUDA and cannot use the GPUs *"])
+    (kept,) = read_json(suite)["results"]
+    assert (kept["verdict"]["failure"], kept["runs"]) == ("error", [])
 
 
 def test_bad_options_are_usage_errors(suite: pytest.Pytester) -> None:

@@ -8,9 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
 CASES = """
@@ -136,6 +139,34 @@ def test_a_night_is_reported_kept_published_and_an_issue_opened(
     make(repository, "night", HARDWARE="cpu", OUT="nights/slow", ARGS="--perf-inject=slowdown=30%", status=2)
     make(repository, "issue", RUN_URL="https://example.org/runs/1")
     assert "gh issue create --title Performance regressions on cpu-" in (tmp_path / "calls").read_text()
+
+
+def test_ci_tests_the_lowest_torch_and_python_that_pyproject_names() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (bound,) = (Requirement(name) for name in project["dependencies"] if name.startswith("torch>="))
+    installed = make(ROOT, "--dry-run", "--always-make", ".venv-lowest/installed", ".venv-newest/installed")
+    lowest = str(bound.specifier).removeprefix(">=")
+    assert re.findall(r'"(torch.*)"$', installed, re.MULTILINE) == [f"torch=={lowest}.*", "torch"]
+    job = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]["versions"]
+    matrix = job["strategy"]["matrix"]
+    assert job["steps"][-1]["run"] == 'make "test-$TORCH_VERSION"'
+    assert matrix["torch"] == ["lowest", "newest"]
+    assert matrix["python"][0] == project["requires-python"].removeprefix(">=")
+
+
+def test_runners_with_gpus_install_no_torch_for_cpus() -> None:
+    files = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    jobs = [job for file in files for job in yaml.safe_load(file.read_text())["jobs"].values()]
+    measuring = [job for job in jobs if "self-hosted" in job["runs-on"]]
+    assert len(measuring) == 3
+    assert not [job for job in measuring if "PIP_EXTRA_INDEX_URL" in job.get("env", {})]
+
+
+def test_a_night_without_its_gpus_fails_first_with_the_reason(repository: Path) -> None:
+    said = make(repository, "night", HARDWARE="h100", OUT="out", status=2)
+    assert "hardware class" in said
+    assert "baseline" not in said, "the self-test"
+    assert not (repository / "out").exists()
 
 
 def test_drift_without_a_history_is_an_error(repository: Path) -> None:

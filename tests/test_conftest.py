@@ -1,0 +1,62 @@
+"""What `conftest.py` promises: `make test` passes on a machine with GPUs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perfsuite.hardware import detect
+
+NO_DRIVER = """
+class NVMLError(Exception): ...
+def nvmlInit(): raise NVMLError("no driver")
+"""
+IS_HIDDEN = "import os\ndef test_it():\n    assert os.environ['CUDA_VISIBLE_DEVICES'] == ''\n"
+HIDDEN = "import os\ndef test_it():\n    assert os.environ['CUDA_VISIBLE_DEVICES'] == ''\n"
+IS_SEEN = "import os\ndef test_it():\n    assert os.environ['CUDA_VISIBLE_DEVICES'] == '0'\n"
+HIDDEN = "CUDA_VISIBLE_DEVICES hides every GPU"
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """Tests with this project's conftest, on a machine whose first GPU is visible."""
+    shutil.copy(Path(__file__).with_name("conftest.py"), pytester.mkdir("tests"))
+    (pytester.path / "tests" / "test_any.py").write_text(IS_HIDDEN)
+    pytester.mkdir("tests/gpu")
+    (pytester.path / "tests" / "gpu" / "test_gpu.py").write_text("def test_it():\n    raise AssertionError\n")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    return pytester
+
+
+def test_no_test_here_sees_a_gpu() -> None:
+    assert detect().note == HIDDEN
+
+
+@pytest.mark.launch
+def test_no_process_that_a_test_starts_sees_a_gpu() -> None:
+    code = "from perfsuite.hardware import detect; print(detect().note)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{HIDDEN}\n"
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("asked", ["tests", "tests/test_any.py", "tests/test_any.py::test_it"])
+def test_gpus_are_hidden_and_their_tests_left_out(project: pytest.Pytester, asked: str) -> None:
+    project.runpytest_subprocess(asked, "-p", "no:hypothesispytest").assert_outcomes(passed=1)
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("asked", ["tests/gpu", "tests/gpu/test_gpu.py::test_it"])
+def test_tests_of_gpus_run_alone_and_are_skipped_where_there_is_none(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    project.makepyfile(pynvml=NO_DRIVER)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(project.path), os.environ.get("PYTHONPATH", "")]))
+    result = project.runpytest_subprocess(asked, "-rs", "-p", "no:hypothesispytest")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*it needs a GPU: NVML found no GPU: no driver*"])
