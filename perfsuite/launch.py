@@ -62,6 +62,8 @@ def launch(
     How the ranks ended is for `collect` to read.
     """
     mark = uuid.uuid4().hex
+    if sampler is not None:
+        sampler.prepare()
     with run_dir.launcher_log.open("wb") as log:
         launcher = subprocess.Popen(
             [python, "-m", "perfsuite.launcher", str(run_dir.path.resolve())],
