@@ -218,7 +218,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     ours.selected = len(benchmarks)
     if benchmarks and not session.config.option.collectonly:
         cases = map(_case, benchmarks)
-        progress.cases = sum(case is None or ours.can_run(case) for case in cases)
+        with _usage_error():
+            progress.cases = sum(case is None or ours.can_run(case) for case in cases)
     terminal = _terminal(session.config)
     progress.is_live = terminal is not None and terminal.isatty
 
@@ -360,7 +361,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     no_error = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
     if _nothing_measured(session.config) and exitstatus in no_error:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-    if session.config.option.collectonly:
+    if session.config.option.collectonly or exitstatus == pytest.ExitCode.USAGE_ERROR:
         return
     files = [ours.files / "results.json"] if ours.results or ours.launches else []
     if (asked := session.config.getoption("--perf-json")) is not None:

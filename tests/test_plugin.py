@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from perfsuite import data, session
-from perfsuite.hardware import gpu_machine
+from perfsuite.errors import MachineError
+from perfsuite.hardware import Machine, gpu_machine
 from perfsuite.results import SessionFile
 
 CASES = """
@@ -445,6 +446,20 @@ def test_a_cpu_case_runs_on_a_machine_with_gpus(
     assert result.ret == 0
     (measured,) = read_json(suite)["results"]
     assert measured["runs"][0]["machine"]["device"] == "cpu"
+
+
+def test_a_gpu_that_cannot_be_read_is_one_error_without_a_traceback(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost() -> Machine:
+        raise MachineError("GPU 3 (00000000:5B:00.0) cannot be read: GPU is lost")
+
+    monkeypatch.setattr(session, "detect", lost)
+    result = run_cpu(suite, "--perf-json=out.json")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: GPU 3 (00000000:5B:00.0) cannot be read: GPU is lost"])
+    assert "Traceback" not in str(result.stdout) + str(result.stderr)
+    assert "INTERNALERROR" not in str(result.stdout) + str(result.stderr)
 
 
 def test_bad_options_are_usage_errors(suite: pytest.Pytester) -> None:
