@@ -52,6 +52,8 @@ FREE_POLL_S = 0.5
 SILENT_S = 5.0
 """In which NVML should have answered: it does in milliseconds."""
 
+POWER_LIMIT = "gpu_power_limit_w"
+"""In a run's environment: the power limit that the driver enforces; of GPUs that differ, each, ascending."""
 BAD_REASONS = ("HwSlowdown", "HwThermalSlowdown", "SwThermalSlowdown", "HwPowerBrakeSlowdown")
 """The machine is too hot or short of power. The others, SwPowerCap above all, are how GPUs normally run."""
 
@@ -240,6 +242,24 @@ def sampler(machine: Machine, devices: int) -> Sampler:
     import pynvml
 
     return BackgroundSampler(devices=devices, nvml=pynvml)
+
+
+def gpu_setup(health: Health | None) -> dict[str, str]:
+    """How the GPUs are set up, by name; for several that differ, each value once."""
+    cards = health.devices if health is not None else ()
+    values: dict[str, list[float | bool | None]] = {
+        POWER_LIMIT: [card.power_limit_w for card in cards],
+        "gpu_sm_clock_limit_mhz": [card.sm_clock_limit_mhz for card in cards],
+        "gpu_sm_clock_set_mhz": [card.sm_clock_set_mhz for card in cards],
+        "gpu_ecc": [card.ecc for card in cards],
+        "gpu_persistence": [card.persistence for card in cards],
+    }
+    told = {name: sorted({value for value in each if value is not None}) for name, each in values.items()}
+    return {name: ", ".join(map(_setup, each)) for name, each in told.items() if each}
+
+
+def _setup(value: float | bool) -> str:
+    return ("off", "on")[value] if isinstance(value, bool) else f"{value:g}"
 
 
 def hardware_fault(said: str) -> str | None:
