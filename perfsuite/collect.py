@@ -12,6 +12,8 @@ from perfsuite import data, stacks
 from perfsuite.case import Case, CaseFile
 from perfsuite.errors import FileError, ReportError
 from perfsuite.hardware import Machine
+from perfsuite.health import gpu_setup
+from perfsuite.launch import FLIGHT_RECORDER_FILE
 from perfsuite.result import Failure, Figures, Health, LaunchFile, Observed, RankReport, Run
 from perfsuite.rundir import RunDir
 from perfsuite.window import find_window
@@ -29,7 +31,12 @@ PEERS_SAY = (
     "nccl communicator was aborted",
 )
 """What a healthy rank says when another one died, by gloo, torch elastic or NCCL: never the cause."""
+WATCHDOG_SAYS = "watchdog caught collective operation timeout"
+"""Of NCCL's process group: a collective hung for as long as that group allows."""
 LOG_TAIL_LINES = 60
+LOG_TAIL_BYTES = 2**18
+SETTLED_WARMUP_S, SETTLED_WINDOW_S = 10, 20
+"""Of a GPU, at the least, where launches of other machines or other days are to be compared."""
 LOSS_NOT_OBSERVED = (
     "loss not observed, as the case asks for: training that no longer learns would not be seen"
 )
@@ -98,9 +105,18 @@ def _first_failure(
     told = [report.failure for report in reports.values() if report.failure is not None]
     missing = [rank for rank in range(case.topology.world_size) if rank not in reports]
     silent = [failure for failure in ended if failure.rank in missing or (failure.rank is None and missing)]
-    causes = [failure for failure in told + silent if not _is_peer(failure)]
+    hung = {failure.at: said for failure in told if (said := _watchdog_said(_text(failure))) is not None}
+    by_watchdog = []
+    for failure in silent:  # it ends a process from within a thread, which leaves no report, only a log
+        if (said := _watchdog_said(f"{_text(failure)}\n{_end(_log(failure, run_dir))}")) is not None:
+            by_watchdog.append(failure)
+            hung[failure.at] = said
+    causes = [failure for failure in told + silent if failure not in by_watchdog and not _is_peer(failure)]
     if causes:
         return min(causes, key=lambda failure: failure.at)
+    if hung:
+        at = min(hung)
+        return Failure(kind="timeout", message=f"NCCL's watchdog ended a hang: {hung[at]}", at=at)
     if not missing:
         return min(told, key=lambda failure: failure.at, default=None)
     ranks = f"rank {', '.join(map(str, missing))} of {case.topology.world_size}"
@@ -113,8 +129,21 @@ def _first_failure(
 
 
 def _is_peer(failure: Failure) -> bool:
-    said = f"{failure.message} {failure.traceback}".lower()
+    said = _text(failure).lower()
     return any(phrase in said for phrase in PEERS_SAY)
+
+
+def _text(failure: Failure) -> str:
+    return f"{failure.message}\n{failure.traceback}"
+
+
+def _log(failure: Failure, run_dir: RunDir) -> Path:
+    """Of the rank that failed; the ranks of a command write to the launcher's."""
+    return run_dir.launcher_log if failure.rank is None else run_dir.rank_log(failure.rank)
+
+
+def _watchdog_said(text: str) -> str | None:
+    return next((line.strip() for line in text.splitlines() if WATCHDOG_SAYS in line.lower()), None)
 
 
 def _with_log(failure: Failure, run_dir: RunDir) -> Failure:
@@ -133,15 +162,21 @@ def _with_log(failure: Failure, run_dir: RunDir) -> Failure:
 
 
 def _tail(path: Path) -> str:
+    return "\n".join(_end(path).splitlines()[-LOG_TAIL_LINES:])
+
+
+def _end(path: Path) -> str:
     if not path.exists():
         return ""
-    return "\n".join(path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
+        return file.read().decode(errors="replace")
 
 
 def _measured(bare: Run, reports: list[RankReport], peak_flops: float | None) -> Run:
     case = bare.case
     _check_agreement(reports, case)
-    series = [max(steps) for steps in zip(*(report.step_s for report in reports), strict=True)]
+    series = job_steps([report.step_s for report in reports])
     window = find_window(series, case.max_warmup_steps)
     slowest = Counter(
         max(range(len(reports)), key=lambda rank: reports[rank].step_s[step])
@@ -155,18 +190,40 @@ def _measured(bare: Run, reports: list[RankReport], peak_flops: float | None) ->
         slowest_rank=slowest,
         memory=tuple(report.memory for report in reports if report.memory is not None),
         flops=reports[0].flops,
-        observed=_with_driver(reports[0].observed, bare.machine),
+        observed=_with_machine(reports[0].observed, bare),
         device_probe=_slowest_probe(reports),
         notes=tuple(_notes(reports, steady=window.steady)),
     )
-    return run.replace(figures=_figures(run, reports, peak_flops))
+    run = run.replace(figures=_figures(run, reports, peak_flops))
+    return run.replace(notes=(*run.notes, *_unsettled(run)))
 
 
-def _with_driver(observed: Observed | None, machine: Machine) -> Observed | None:
-    """The driver explains as much as any version, and a worker does not know it."""
-    if observed is None or machine.driver is None:
-        return observed
-    return observed.replace(environment={**observed.environment, "driver": machine.driver})
+def job_steps(step_s: Sequence[Sequence[float]]) -> list[float]:
+    """Seconds of each step of the job, from the seconds of each step of each rank.
+
+    The job has finished a step when the last rank has: C(i) is the largest over ranks of the sum of their
+    first i steps, and step i took C(i) - C(i-1). What stalls one rank after its last collective of a step,
+    and is waiting in the next step of the others, counts once; the largest step over ranks would count it
+    twice.
+    """
+    behind = [0.0] * len(step_s)
+    """Of each rank: C(i-1) less its own sum."""
+    series = []
+    for steps in zip(*step_s, strict=True):
+        took = max(step - lag for step, lag in zip(steps, behind, strict=True))
+        behind = [lag - step + took for step, lag in zip(steps, behind, strict=True)]
+        series.append(took)
+    return series
+
+
+def _with_machine(observed: Observed | None, run: Run) -> Observed | None:
+    """With what a worker does not know: the driver, and how its GPUs are set up. Without what every launch
+    has anew: a directory."""
+    if observed is None:
+        return None
+    kept = {name: value for name, value in observed.environment.items() if name != FLIGHT_RECORDER_FILE}
+    driver = {"driver": run.machine.driver} if run.machine.driver is not None else {}
+    return observed.replace(environment={**kept, **driver, **gpu_setup(run.health)})
 
 
 def _slowest_probe(reports: list[RankReport]) -> dict[str, float]:
@@ -251,10 +308,47 @@ def _figures(run: Run, reports: list[RankReport], peak_flops: float | None) -> F
         tflops_per_device=achieved / 1e12 if achieved is not None else None,
         mfu=achieved / peak_flops if achieved is not None and peak_flops is not None else None,
         gpu_utilisation=_gpu_utilisation(run.health),
+        sm_clock_mhz=_sm_clock_mhz(run),
+        device_memory_bytes=_device_memory_bytes(run.health),
         energy_per_token_j=_energy_per_token_j(run.health, tokens_per_step),
         loss_first=run.loss[0] if run.loss else None,
         loss_last=fmean(run.loss[-tail:]) if run.loss else None,
     )
+
+
+def _unsettled(run: Run) -> list[str]:
+    """What to set where a GPU is measured before its clocks and temperature settle: they do so in seconds,
+    while a case counts in steps."""
+    if run.machine.device == "cpu":
+        return []
+    measured_s, step_s = sum(run.measured_steps), median(run.measured_steps)
+    warmup_s = run.case.max_warmup_steps * step_s
+    wanted = []
+    if measured_s < SETTLED_WINDOW_S:
+        wanted.append(f"steps={_tens(SETTLED_WINDOW_S / step_s)}")
+    if warmup_s < SETTLED_WARMUP_S:
+        wanted.append(f"max_warmup_steps={_tens(SETTLED_WARMUP_S / step_s)}")
+    if not wanted:
+        return []
+    return [
+        f"the measured window is {measured_s:.0f} s, after {warmup_s:.0f} s of warm-up at the most: a GPU's "
+        f"clocks and temperature settle in 30 to 60 s; set {' and '.join(wanted)}, or more"
+    ]
+
+
+def _tens(steps: float) -> int:
+    return 10 * math.ceil(steps / 10)
+
+
+def _sm_clock_mhz(run: Run) -> float | None:
+    told = run.health.sm_clocks_mhz if run.health is not None else ()
+    clocks = [clock for step, clock in told if run.window[0] < step <= run.window[1]]
+    return median(clocks) if clocks else None
+
+
+def _device_memory_bytes(health: Health | None) -> float | None:
+    devices = health.devices if health is not None else ()
+    return max((d.job_memory_bytes for d in devices if d.job_memory_bytes is not None), default=None)
 
 
 def _gpu_utilisation(health: Health | None) -> float | None:

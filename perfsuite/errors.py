@@ -6,6 +6,7 @@
     ├── GitError         a git command that failed: with what it said
     ├── GitHubError      gh, GitHub's command line, failed or is missing
     ├── LaunchError      a job that cannot be ended
+    ├── MachineError     a machine that cannot be measured on as it is set up: names the GPU and what to do
     ├── PublishError     history pages that could not be made: with what asv said
     ├── MismatchError    what runs is not what was asked for; raised in a worker
     ├── ReportError      rank reports that do not fit together
@@ -40,6 +41,10 @@ class GitHubError(PerfsuiteError):
 
 class LaunchError(PerfsuiteError):
     """A job that cannot be ended."""
+
+
+class MachineError(PerfsuiteError):
+    """A machine that cannot be measured on as it is set up."""
 
 
 class PublishError(PerfsuiteError):

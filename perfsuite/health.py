@@ -5,16 +5,20 @@ Driver side; imports neither torch nor pytest, and pynvml only inside functions.
 GPUs are read through NVML, processors through /proc. A reading that a device does not give is None, never 0.
 Samples count while steps are being made: from the first finished step that the driver sees to the last one,
 warm-up included. `unhealthy` judges them: it is pure.
+
+A call of NVML may wait for a driver that no longer answers. On a machine with GPUs a thread samples, so that
+whoever enforces the deadlines of the job never waits with it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import groupby, takewhile
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -40,8 +44,31 @@ FOREIGN_CPU_SHARE = 0.20
 STEAL_SHARE = 0.10
 """Of the cores' time, taken by the hypervisor."""
 
+HELD_BYTES = 2**30
+"""Of a GPU's memory before a launch: a desktop or a monitor holds less, a job that did not let go more."""
+FREE_S = 30.0
+"""At the most, until the memory of the GPUs is free before a launch: a driver tears a dead process down."""
+FREE_POLL_S = 0.5
+SILENT_S = 5.0
+"""In which NVML should have answered: it does in milliseconds."""
+
+POWER_LIMIT = "gpu_power_limit_w"
+"""In a run's environment: the power limit that the driver enforces; of GPUs that differ, each, ascending."""
 BAD_REASONS = ("HwSlowdown", "HwThermalSlowdown", "SwThermalSlowdown", "HwPowerBrakeSlowdown")
 """The machine is too hot or short of power. The others, SwPowerCap above all, are how GPUs normally run."""
+
+HARDWARE_FAULTS = (
+    "uncorrectable ecc",
+    "uncorrectable nvlink",
+    "nvlink error",
+    "gpu is lost",
+    "fallen off the bus",
+    "unspecified launch failure",
+    "nvrm: xid",
+    "xid error",
+)
+"""What CUDA, NCCL and NVML say when a card or its link is broken; an unspecified launch failure may also be a
+kernel's own bug."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,15 +105,29 @@ class Sampler:
         devices: int = 0,
         nvml: Any | None = None,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
         proc: Path = Path("/proc"),
     ) -> None:
-        self._clock, self._proc = clock, proc
+        self._clock, self._sleep, self._proc = clock, sleep, proc
         self._cores = _cores()
         self._job = _Job()
         self._gpus = Gpus(nvml, devices, self._job) if nvml is not None else None
+        self._cards: tuple[DeviceHealth, ...] = ()
+        self._slowest_s = 0.0
         self._counted: list[_Sample] = []
         self._pending: list[_Sample] = []
         self._step, self._sampled_at = 0, -EVERY_S
+
+    def prepare(self) -> None:
+        """Before the launch: wait until the GPUs are free of what ran before, `FREE_S` at the most."""
+        if self._gpus is None:
+            return
+        until = self._clock() + FREE_S
+        held = self._gpus.used_bytes()
+        while any((size or 0) > HELD_BYTES for size in held) and self._clock() < until:
+            self._sleep(FREE_POLL_S)
+            held = self._gpus.used_bytes()
+        self._cards = self._gpus.cards(held)
 
     def begin(self, launcher_pid: int) -> None:
         """The job is this process and its descendants."""
@@ -112,20 +153,86 @@ class Sampler:
             self._pending.clear()
 
     def finish(self) -> Health | None:
-        """What was seen, None if too little was; then NVML is let go."""
-        notes = self._gpus.finish() if self._gpus is not None else ()
-        return _health(self._counted, notes) if len(self._counted) > 1 else None
+        """What was seen, None if nothing was; then NVML is let go."""
+        if self._gpus is None:
+            return self._found(())
+        notes = self._gpus.notes()
+        self._gpus.finish()
+        return self._found(notes)
+
+    def _found(self, notes: tuple[str, ...]) -> Health | None:
+        if self._slowest_s > SILENT_S:
+            notes = (*notes, f"NVML took {self._slowest_s:.0f} s to answer: look at dmesg")
+        if len(self._counted) > 1:
+            return _health(self._counted, self._cards, notes)
+        if self._cards or notes:
+            return Health(samples=0, seconds=0, steps=0, devices=self._cards, notes=notes)
+        return None
+
+    def _read_gpus(self) -> tuple[Gpu, ...]:
+        if self._gpus is None:
+            return ()
+        began = self._clock()
+        gpus = self._gpus.read()
+        self._slowest_s = max(self._slowest_s, self._clock() - began)
+        return gpus
 
     def _read(self, now: float, step: int) -> _Sample:
         return _Sample(
             at=now,
             step=step,
-            gpus=self._gpus.read() if self._gpus is not None else (),
+            gpus=self._read_gpus(),
             cpu=_read_cpu(self._proc / "stat", self._cores),
             job_s=self._job.cpu_s(),
             load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
             pressure=_read_pressure(self._proc / "pressure" / "cpu"),
         )
+
+
+class BackgroundSampler(Sampler):
+    """A sampler that does its work in a thread: nobody waits longer than `SILENT_S` for a silent NVML."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._newest_step = 0
+        self._is_over = False
+        self._error: str | None = None
+        self._is_prepared, self._wake = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._work, name="perfsuite-health", daemon=True)
+
+    def prepare(self) -> None:
+        """As `Sampler.prepare`. A job is launched even if NVML does not answer."""
+        self._thread.start()
+        self._is_prepared.wait(FREE_S + SILENT_S)
+
+    def sample(self, step: int) -> None:
+        """As `Sampler.sample`, at once: the thread does it."""
+        self._newest_step = step
+        self._wake.set()
+
+    def finish(self) -> Health | None:
+        """As `Sampler.finish`. If NVML does not answer even now, it is left alone."""
+        if not self._thread.is_alive():
+            return super().finish() if self._error is None else self._found((self._error,))
+        self._is_over = True
+        self._wake.set()
+        self._thread.join(SILENT_S)
+        if self._thread.is_alive():
+            silent = "NVML does not answer (a GPU that is lost?): look at `nvidia-smi` and dmesg"
+            return self._found((silent,))
+        return self.finish()
+
+    def _work(self) -> None:
+        try:
+            super().prepare()
+            self._is_prepared.set()
+            while not self._is_over:
+                self._wake.wait()
+                self._wake.clear()
+                super().sample(self._newest_step)
+        except Exception as error:  # the launch is worth more than what is said of the machine
+            self._error = f"the machine's health is unknown: {type(error).__name__}: {error}"
+            self._is_prepared.set()
 
 
 def sampler(machine: Machine, devices: int) -> Sampler:
@@ -134,7 +241,31 @@ def sampler(machine: Machine, devices: int) -> Sampler:
         return Sampler()
     import pynvml
 
-    return Sampler(devices=devices, nvml=pynvml)
+    return BackgroundSampler(devices=devices, nvml=pynvml)
+
+
+def gpu_setup(health: Health | None) -> dict[str, str]:
+    """How the GPUs are set up, by name; for several that differ, each value once."""
+    cards = health.devices if health is not None else ()
+    values: dict[str, list[float | bool | None]] = {
+        POWER_LIMIT: [card.power_limit_w for card in cards],
+        "gpu_sm_clock_limit_mhz": [card.sm_clock_limit_mhz for card in cards],
+        "gpu_sm_clock_set_mhz": [card.sm_clock_set_mhz for card in cards],
+        "gpu_ecc": [card.ecc for card in cards],
+        "gpu_persistence": [card.persistence for card in cards],
+    }
+    told = {name: sorted({value for value in each if value is not None}) for name, each in values.items()}
+    return {name: ", ".join(map(_setup, each)) for name, each in told.items() if each}
+
+
+def _setup(value: float | bool) -> str:
+    return ("off", "on")[value] if isinstance(value, bool) else f"{value:g}"
+
+
+def hardware_fault(said: str) -> str | None:
+    """The first line of what a failed job said that speaks of broken hardware, or None."""
+    lines = (line.strip() for line in said.splitlines())
+    return next((line for line in lines if any(fault in line.lower() for fault in HARDWARE_FAULTS)), None)
 
 
 def unhealthy(health: Health | None, machine: Machine) -> list[str]:
@@ -165,11 +296,18 @@ def _unhealthy_gpu(device: DeviceHealth) -> list[str]:
             facts.append(f"up to {device.temperature_c:.0f} °C")
         if device.sm_clock_mhz is not None:
             facts.append(f"median clock {device.sm_clock_mhz:.0f} MHz")
-        found.append(f"GPU {device.index} was throttled: {', '.join(bad)} of samples ({'; '.join(facts)})")
+        found.append(f"{device.name} was throttled: {', '.join(bad)} of samples ({'; '.join(facts)})")
     if (device.foreign_memory_bytes or 0) > FOREIGN_MEMORY_BYTES:
         held = f"{(device.foreign_memory_bytes or 0) / 2**20:,.0f} MiB"
         let_pass = f"{FOREIGN_MEMORY_BYTES / 2**20:.0f} MiB"
-        found.append(f"GPU {device.index} was shared: other processes held {held} (at most {let_pass})")
+        found.append(f"{device.name} was shared: other processes held {held} (at most {let_pass})")
+    if (device.held_before_bytes or 0) > HELD_BYTES:
+        pids = ", ".join(map(str, device.held_before_by))
+        found.append(
+            f"{device.name}: {(device.held_before_bytes or 0) / 2**30:.1f} GiB held before the launch by "
+            f"{f'pid {pids}' if pids else 'no process that NVML lists'} "
+            f"(at most {HELD_BYTES / 2**30:.0f} GiB is healthy; waited {FREE_S:.0f} s)"
+        )
     return found
 
 
@@ -242,15 +380,21 @@ def _read_pressure(file: Path) -> float | None:
         return None
 
 
-def _health(samples: Sequence[_Sample], notes: tuple[str, ...]) -> Health:
+def _health(samples: Sequence[_Sample], cards: Sequence[DeviceHealth], notes: tuple[str, ...]) -> Health:
     first, last = samples[0], samples[-1]
     seconds = last.at - first.at
-    gpus = zip(*(sample.gpus for sample in samples), strict=True)
+    gpus = list(zip(*(sample.gpus for sample in samples), strict=True))
+    cards = cards or [DeviceHealth(index=index) for index in range(len(gpus))]
     return Health(
         samples=len(samples),
         seconds=round(seconds, 3),
         steps=last.step - first.step,
-        devices=tuple(_device(index, readings, seconds) for index, readings in enumerate(gpus)),
+        devices=tuple(_device(card, readings, seconds) for card, readings in zip(cards, gpus, strict=True)),
+        sm_clocks_mhz=tuple(
+            (step, median(clocks))
+            for step, group in groupby(samples, key=lambda sample: sample.step)
+            if (clocks := [clock for sample in group if (clock := _slowest_clock(sample)) is not None])
+        ),
         load_average=_mean(sample.load for sample in samples),
         cpu_pressure=_mean(sample.pressure for sample in samples),
         notes=notes,
@@ -270,13 +414,18 @@ def _cpu_shares(first: _Sample, last: _Sample) -> dict[str, float | None]:
     return {name: round(min(max(share, 0.0), 1.0), 4) for name, share in shares.items()}
 
 
-def _device(index: int, readings: Sequence[Gpu], seconds: float) -> DeviceHealth:
+def _slowest_clock(sample: _Sample) -> float | None:
+    return min((gpu.sm_clock_mhz for gpu in sample.gpus if gpu.sm_clock_mhz is not None), default=None)
+
+
+def _device(card: DeviceHealth, readings: Sequence[Gpu], seconds: float) -> DeviceHealth:
     clocks = [reading.sm_clock_mhz for reading in readings if reading.sm_clock_mhz is not None]
     reasons = [reading.reasons for reading in readings if reading.reasons is not None]
     names = sorted({name for active in reasons for name in active})
     power_w = _mean(reading.power_w for reading in readings)
-    return DeviceHealth(
-        index=index,
+    used = max((r.used_bytes for r in readings if r.used_bytes is not None), default=None)
+    held = card.held_before_bytes
+    return card.replace(
         sm_clock_mhz=median(clocks) if clocks else None,
         sm_clock_mhz_min=min(clocks, default=None),
         utilisation=_mean(reading.utilisation for reading in readings),
@@ -289,6 +438,7 @@ def _device(index: int, readings: Sequence[Gpu], seconds: float) -> DeviceHealth
         foreign_memory_bytes=max(
             (r.foreign_bytes for r in readings if r.foreign_bytes is not None), default=None
         ),
+        job_memory_bytes=None if used is None or held is None else max(0, used - held),
     )
 
 

@@ -20,7 +20,7 @@ from perfsuite.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, Metric
 from perfsuite.noise import PROBE_CORRECTED, ClassNoise, against, is_size, pairs
 from perfsuite.probe_correction import probe_corrected
 from perfsuite.result import FailureKind, Run
-from perfsuite.robust import t_quantile
+from perfsuite.robust import clipped_variance, sorted_logs, squares, t_quantile
 from perfsuite.sequential import MAX_LAUNCHES, Noise, decide
 
 Outcome = Literal[
@@ -41,7 +41,14 @@ UNMEASURED: frozenset[Outcome] = frozenset({"failed", "unhealthy"})
 SAME_MACHINE = (0.8, 1.25)
 """Speeds of the machine relative to its baseline, by the probe, up to which launches are comparable."""
 DEVICE_PROBE_SLOWER = 0.1
-"""A GPU whose own matrix product or copy is slower than at the baseline by more than this is unhealthy."""
+"""A GPU whose own matrix product, copy or all-reduce is slower than at the baseline by more than this is
+unhealthy; by more, where the launches of the baseline themselves scatter more."""
+DEVICE_PROBE_SIGMAS = 2.0
+"""Of the baseline's scatter: one healthy launch in 44 lies below, and only three of them end a case."""
+POWER_LIMIT_LOWER = 0.01
+"""A GPU that may draw less than at the baseline by more than this is unhealthy."""
+DEVICE_MEMORY_GREW = 256 * 2**20
+"""Bytes that NVML sees beyond the baseline's before it is listed among what changed."""
 MAX_UNHEALTHY = 3
 """Launches on an unhealthy machine, if not outnumbered by healthy ones, before that is the verdict."""
 THROUGH_THE_STACK = ("torch", "cuda", "cudnn", "nccl", "driver")
@@ -126,6 +133,9 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
         if run.failure is not None:
             reasons = [f"{run.failure.kind}: {run.failure.message}"]
             reasons += [f"meanwhile {why}" for why in health.unhealthy(run.health, run.machine)]
+            said = "\n".join(filter(None, [run.failure.message, run.failure.traceback]))
+            if (fault := health.hardware_fault(said)) is not None:
+                reasons.append(f"meanwhile hardware: {fault}: look at `nvidia-smi -q` and dmesg (Xid)")
             return Verdict(outcome="failed", launches=used, failure=run.failure.kind, reasons=tuple(reasons))
     sick = {number: why for number, run in enumerate(runs, 1) if (why := unhealthy(run, baseline))}
     healthy = [run for number, run in enumerate(runs, 1) if number not in sick]
@@ -142,7 +152,11 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
             verdict = verdict.replace(outcome="undecided", failure=None)
     if baseline is not None:
         verdict = verdict.replace(
-            changed=(*environment_changes(runs[-1], baseline), *_probe_changes(runs[-1], baseline))
+            changed=(
+                *environment_changes(runs[-1], baseline),
+                *_probe_changes(runs[-1], baseline),
+                *_device_memory_grew(runs[-1], baseline),
+            )
         )
     set_aside = tuple(f"launch {number} set aside: {'; '.join(why)}" for number, why in sick.items())
     return verdict.replace(unhealthy_launches=tuple(sick), reasons=(*verdict.reasons, *set_aside))
@@ -300,7 +314,10 @@ def unhealthy(run: Run, baseline: Baseline | None) -> list[str]:
     machine.
     """
     reasons = health.unhealthy(run.health, run.machine)
-    if baseline is None or not _same_stack(run, baseline):
+    if baseline is None:
+        return reasons
+    reasons += _less_power(run, baseline)
+    if not _same_stack(run, baseline):
         return reasons
     probe, typical = run.figures.probe_s_p50, baseline.median("probe_s_p50")
     if probe is not None and typical is not None:
@@ -309,10 +326,39 @@ def unhealthy(run: Run, baseline: Baseline | None) -> list[str]:
             reasons.append(f"by the probe, the machine ran at {speed:.0%} of its speed at the baseline")
     if run.machine.device == "cuda":
         for name, usual in baseline.device_probe().items():
-            now = run.device_probe.get(name)
-            if now is not None and now < (1 - DEVICE_PROBE_SLOWER) * usual:
-                reasons.append(f"before the workload, {name} was {now:.4g}, at the baseline {usual:.4g}")
+            now, allowed = run.device_probe.get(name), _probe_may_be_slower(name, baseline)
+            if now is not None and now < (1 - allowed) * usual:
+                reasons.append(
+                    f"before the workload, {name} was {now:.4g}, at the baseline {usual:.4g} "
+                    f"({allowed:.0%} less is healthy)"
+                )
     return reasons
+
+
+def _probe_may_be_slower(name: str, baseline: Baseline) -> float:
+    """How much slower a launch's device probe may be, a share: by the scatter of the baseline's launches."""
+    rates = [launch.device_probe[name] for launch in baseline.launches if name in launch.device_probe]
+    if len(rates) < 3 or not all(map(is_size, rates)):
+        return DEVICE_PROBE_SLOWER
+    degrees = len(rates) - 1
+    variance = clipped_variance(squares(sorted_logs(name, rates)), degrees) * (1 + 1 / len(rates))
+    return max(
+        DEVICE_PROBE_SLOWER,
+        -math.expm1(-t_quantile(DEVICE_PROBE_SIGMAS, degrees) * math.sqrt(variance)),
+    )
+
+
+def _less_power(run: Run, baseline: Baseline) -> list[str]:
+    """Whether the GPUs may draw less power than at the baseline: by the lowest limit that is enforced."""
+    limits = [
+        min(map(float, observed.environment[health.POWER_LIMIT].split(", ")))
+        for observed in (run.observed, baseline.observed)
+        if observed is not None and health.POWER_LIMIT in observed.environment
+    ]
+    if len(limits) < 2 or limits[0] >= (1 - POWER_LIMIT_LOWER) * limits[1]:
+        return []
+    now, then = limits
+    return [f"the GPUs' power limit is {now:g} W, at the baseline it was {then:g} W (`nvidia-smi -pl`)"]
 
 
 def loss_differs(runs: Sequence[Run], baseline: Baseline) -> str | None:
@@ -393,6 +439,15 @@ def _probe_changes(run: Run, baseline: Baseline) -> list[str]:
         if is_size(then) and is_size(today) and abs(math.log(today / then)) > DEVICE_PROBE_SLOWER:
             changed.append(f"{name}: {then:.4g} -> {today:.4g} ({today / then - 1:+.0%})")
     return changed
+
+
+def _device_memory_grew(run: Run, baseline: Baseline) -> list[str]:
+    """What NVML sees in use and no allocator counts, of NCCL and other libraries, may be what grew."""
+    then, now = baseline.median("device_memory_bytes"), run.figures.device_memory_bytes
+    if then is None or now is None or now - then <= DEVICE_MEMORY_GREW:
+        return []
+    grown = f"{then / 2**30:.2f} GiB -> {now / 2**30:.2f} GiB (+{(now - then) / 2**30:.2f} GiB)"
+    return [f"GPU memory in use, by NVML, also outside torch's allocator: {grown}"]
 
 
 def _same_stack(run: Run, baseline: Baseline) -> bool:

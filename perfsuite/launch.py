@@ -11,6 +11,7 @@ command, whose processes it did not start itself, sweeps them up before it dies.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -24,6 +25,7 @@ import psutil
 from perfsuite import stacks
 from perfsuite.case import Case
 from perfsuite.errors import LaunchError
+from perfsuite.hardware import CUDA_ORDER
 from perfsuite.health import Sampler
 from perfsuite.result import Failure
 from perfsuite.rundir import RunDir
@@ -38,6 +40,13 @@ STALL_S = 120
 `attach.WAIT_S` for the reports of the others, then has `attach.LEAVE_S` to leave in."""
 STALL_STEPS = 20
 """Or so many times the longest step before: room for an evaluation or a checkpoint between steps."""
+STALL_AFTER = 2
+"""Steps that are no measure of the others, however long: libraries load and kernels are compiled in them."""
+
+NCCL_HEARTBEAT_S = 480
+"""torch's default of TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC."""
+FLIGHT_RECORDER_FILE = "TORCH_FR_DUMP_TEMP_FILE"
+"""torch's environment variable: where its flight recorder is written, the rank appended."""
 
 OnProgress = Callable[[int, int], None]
 """Told, every `POLL_S` seconds, the steps that rank 0 has finished and the tokens of one step."""
@@ -62,13 +71,20 @@ def launch(
     How the ranks ended is for `collect` to read.
     """
     mark = uuid.uuid4().hex
+    if sampler is not None:
+        sampler.prepare()
     with run_dir.launcher_log.open("wb") as log:
         launcher = subprocess.Popen(
             [python, "-m", "perfsuite.launcher", str(run_dir.path.resolve())],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=_environment(case, device) | {JOB_MARK: mark, ANCESTOR_PID: str(os.getpid())},
+            env={
+                **_flight_recorder(run_dir, device),
+                **_environment(case, device),
+                JOB_MARK: mark,
+                ANCESTOR_PID: str(os.getpid()),
+            },
             start_new_session=True,
         )
     try:
@@ -88,12 +104,27 @@ def _environment(case: Case, device: str) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    cores = len(os.sched_getaffinity(0))
+    threads = {"OMP_NUM_THREADS": str(max(1, cores // case.topology.processes_per_node))}
     if device == "cpu":
-        cores = len(os.sched_getaffinity(0))
-        ours["OMP_NUM_THREADS"] = str(max(1, cores // case.topology.processes_per_node))
-        ours["GLOO_SOCKET_IFNAME"] = "lo"
-        ours["CUDA_VISIBLE_DEVICES"] = ""
-    return {**os.environ, **ours, **case.framework.environment()}
+        alone = {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
+        return {**os.environ, **ours, **threads, **alone, **case.framework.environment()}
+    # What a user has set stays, but on a CPU: there threads are what is measured.
+    return {**threads, **_on_gpu(case), **os.environ, **ours, **case.framework.environment()}
+
+
+def _on_gpu(case: Case) -> dict[str, str]:
+    """GPUs numbered as NVML does; and NCCL's own monitor ends a job only after this module would have."""
+    later_s = max(NCCL_HEARTBEAT_S, math.ceil(case.timeout_s) + KILL_S)
+    return {"CUDA_DEVICE_ORDER": CUDA_ORDER, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(later_s)}
+
+
+def _flight_recorder(run_dir: RunDir, device: str) -> dict[str, str]:
+    """Where torch, which keeps it by default, writes what each rank last asked of NCCL if a collective hangs
+    until NCCL's watchdog ends it. A user may have set it under its older name."""
+    if device == "cpu" or "TORCH_NCCL_DEBUG_INFO_TEMP_FILE" in os.environ:
+        return {}
+    return {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", FLIGHT_RECORDER_FILE: str(run_dir.flight_recorder.resolve())}
 
 
 def _watch(
@@ -134,19 +165,20 @@ class Stall:
 
     def __init__(self) -> None:
         self.longest_s = 0.0
-        """Seconds between two signs of life since training began."""
+        """Seconds between two signs of life since step `STALL_AFTER` had ended."""
         self._last: tuple[bool, int, int] | None = None
         self._at = 0.0
 
     def after(self, now: float, *, is_training: bool, steps: int, reports: int) -> float | None:
-        """How many seconds it has stood still, if that is a hang. Before the first step nothing is."""
+        """How many seconds it has stood still, if that is a hang. Before step `STALL_AFTER` nothing is."""
         sign = (is_training, steps, reports)
         if sign != self._last:
-            if self._last is not None and self._last[0]:
+            if self._last is not None and self._last[1] >= STALL_AFTER:
                 self.longest_s = max(self.longest_s, now - self._at)
             self._last, self._at = sign, now
         quiet_s = now - self._at
-        is_hang = (steps or reports) and quiet_s > max(STALL_S, STALL_STEPS * self.longest_s)
+        is_watched = steps >= STALL_AFTER or reports > 0
+        is_hang = is_watched and quiet_s > max(STALL_S, STALL_STEPS * self.longest_s)
         return quiet_s if is_hang else None
 
 

@@ -361,7 +361,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     no_error = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
     if _nothing_measured(session.config) and exitstatus in no_error:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-    if session.config.option.collectonly:
+    if session.config.option.collectonly or exitstatus == pytest.ExitCode.USAGE_ERROR:
         return
     files = [ours.files / "results.json"] if ours.results or ours.launches else []
     if (asked := session.config.getoption("--perf-json")) is not None:

@@ -78,6 +78,23 @@ class DeviceHealth(Data):
 
     index: int = Field(ge=0)
     """Among those that the job may see."""
+    pci_bus_id: str | None = None
+    """As `nvidia-smi` prints it: with it, `uuid` or `serial` a card is found again."""
+    uuid: str | None = None
+    serial: str | None = None
+    power_limit_w: float | None = None
+    """That the driver enforces; the next two are the card's default and the most that it allows."""
+    power_limit_default_w: float | None = None
+    power_limit_max_w: float | None = None
+    sm_clock_limit_mhz: float | None = None
+    """The highest; `sm_clock_set_mhz` is what `nvidia-smi -ac` has set (applications clock)."""
+    sm_clock_set_mhz: float | None = None
+    ecc: bool | None = None
+    persistence: bool | None = None
+    held_before_bytes: int | None = None
+    """Of its memory, just before the launch, by processes other than the job's."""
+    held_before_by: tuple[int, ...] = ()
+    """The processes that NVML listed then."""
     sm_clock_mhz: float | None = None
     """Median; `sm_clock_mhz_min` the lowest."""
     sm_clock_mhz_min: float | None = None
@@ -93,18 +110,29 @@ class DeviceHealth(Data):
     """Share of samples, 0 to 1, in which each reason for a lower clock was active, by NVML's names."""
     foreign_memory_bytes: int | None = None
     """Most that processes not of the job held. None also where they cannot be told from the job's."""
+    job_memory_bytes: int | None = None
+    """Most that was used beyond `held_before_bytes`: the allocator's, and what NCCL, the CUDA context and
+    libraries hold beside it."""
+
+    @property
+    def name(self) -> str:
+        """For messages: `GPU 3 (00000000:5B:00.0)`."""
+        return f"GPU {self.index}" + (f" ({self.pci_bus_id})" if self.pci_bus_id else "")
 
 
 class Health(Data):
     """The machine while steps were being made, warm-up included: sampled by `perfsuite.health`."""
 
-    samples: int = Field(ge=1)
+    samples: int = Field(ge=0)
+    """0 on a GPU where the run was too short: then only what was read before it is known."""
     seconds: float
     """From the first sample to the last."""
     steps: int
     """Finished in these seconds."""
     devices: tuple[DeviceHealth, ...] = ()
     """Of the job's GPUs; empty on a CPU."""
+    sm_clocks_mhz: tuple[tuple[int, float], ...] = ()
+    """Of the GPU with the slowest SM clock: steps finished by then, and the clock."""
     job_cpu: float | None = None
     """Share, 0 to 1, of the time of all cores that the job may use, as the next two."""
     foreign_cpu: float | None = None
@@ -171,6 +199,10 @@ class Figures(Data):
     mfu: float | None = None
     gpu_utilisation: float | None = None
     """Percent, mean over devices."""
+    sm_clock_mhz: float | None = None
+    """Median over the window, of the GPU with the slowest clock."""
+    device_memory_bytes: float | None = None
+    """Of the GPU where the job used most, by NVML: also what the allocator does not know. Never gated."""
     energy_per_token_j: float | None = None
     """Of all GPUs together; the tokens are those of the steps made while it was measured."""
     loss_first: float | None = None
@@ -189,7 +221,8 @@ class Run(Document):
     """The fault that was injected; such a run can never become a baseline."""
     figures: Figures = Figures()
     step_s: tuple[float, ...] = ()
-    """Of the slowest rank at each step, warm-up included."""
+    """From the moment when every rank had finished the step before until every rank had finished this one,
+    warm-up included."""
     probe_s: tuple[float, ...] = ()
     loss: tuple[float, ...] = ()
     """Mean over ranks."""
@@ -201,7 +234,7 @@ class Run(Document):
     flops: Flops | None = None
     observed: Observed | None = None
     health: Health | None = None
-    """None where the run was too short to be sampled."""
+    """None on a CPU where the run was too short to be sampled."""
     device_probe: dict[str, float] = Field(default_factory=dict)
     """Of the slowest rank, figure by figure."""
     notes: tuple[str, ...] = ()

@@ -37,6 +37,11 @@ class RunDir:
         """`STEPS TOKENS_PER_STEP` of rank 0, as text, from before the first step on, about twice a second."""
         return self.path / "progress"
 
+    @property
+    def flight_recorder(self) -> Path:
+        """What each rank, its number appended, last asked of NCCL: by torch, when its watchdog ends it."""
+        return self.path / "nccl-flight-recorder-rank-"
+
     def rank(self, rank: int) -> Path:
         """`RankReport`, by that rank."""
         return self.path / f"rank-{rank}.json"

@@ -9,10 +9,10 @@ import pytest
 
 from perfsuite import Script, data
 from perfsuite.case import Case, CaseFile
-from perfsuite.collect import LOG_TAIL_LINES, collect
-from perfsuite.result import Failure, Flops, Memory, Observed, RankReport, Run
+from perfsuite.collect import LOG_TAIL_LINES, collect, job_steps
+from perfsuite.result import DeviceHealth, Failure, Flops, Health, Memory, Observed, RankReport, Run
 from perfsuite.rundir import RunDir
-from tests.samples import make_case, make_machine, make_report, write_launch
+from tests.samples import make_case, make_gpu_machine, make_machine, make_report, write_launch
 
 FLOPS = Flops(formula="palm-1", per_token=2e9, parameters=3, matmul_parameters=2)
 
@@ -50,8 +50,50 @@ def test_a_step_takes_as_long_as_on_its_slowest_rank(tmp_path: Path) -> None:
     first = make_report(0, step_s=(0.1, 0.2) * 12 + (0.1,))
     second = make_report(1, step_s=(0.2, 0.3) * 12 + (0.05,))
     run = collected(write_launch(tmp_path, first, second))
-    assert run.step_s == (0.2, 0.3) * 12 + (0.1,)
+    assert run.step_s == (0.2, 0.3) * 12 + (0.05,)
     assert run.slowest_rank == 1
+
+
+def synchronous(work_s: list[list[float]], late_s: list[list[float]]) -> list[list[float]]:
+    """Step times by rank of a job whose ranks meet in a collective in each step: before it rank r works for
+    `work_s[r][i]`, after it, until its optimizer steps, for `late_s[r][i]`."""
+    at = [0.0] * len(work_s)
+    taken: list[list[float]] = [[] for _ in work_s]
+    for step in range(len(work_s[0])):
+        meet = max(at[rank] + work[step] for rank, work in enumerate(work_s))
+        for rank, late in enumerate(late_s):
+            taken[rank].append(meet + late[step] - at[rank])
+            at[rank] = meet + late[step]
+    return taken
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_a_stall_counts_once_though_the_other_ranks_see_it_a_step_later(tmp_path: Path, ranks: int) -> None:
+    work, late = ([[seconds] * 25 for _ in range(ranks)] for seconds in (0.09, 0.01))
+    for rank in range(ranks):
+        late[rank][6 + 2 * rank] += 1.0  # each has a hiccup of its own, after its last collective
+    steps = synchronous(work, late)
+    assert sum(max(each) for each in zip(*steps, strict=True)) == pytest.approx(2.5 + 2 * ranks)  # twice
+    reports = [make_report(rank, step_s=tuple(each), world_size=ranks) for rank, each in enumerate(steps)]
+    case = make_case(topology={"processes_per_node": ranks})
+    run = collected(write_launch(tmp_path, *reports, case=case))
+    assert sum(run.step_s) == pytest.approx(max(map(sum, steps)))
+    assert sum(run.step_s) == pytest.approx(2.5 + ranks)
+    assert run.figures.step_s_p50 == pytest.approx(0.1)
+    assert run.window == (2, 25)
+
+
+def test_of_one_rank_or_of_equal_ones_the_steps_are_its_own_to_the_last_digit() -> None:
+    steps = [0.1 + 1e-7 * step**2 for step in range(50)]
+    assert job_steps([steps]) == steps
+    assert job_steps([steps] * 8) == steps
+
+
+def test_a_rank_that_starts_late_waits_less_in_the_first_step_only() -> None:
+    work = [[0.1] * 20, [0.1] * 20]
+    early, late = synchronous(work, [[0.0] * 20] * 2)
+    early[0] += 3.0  # its clock began before the other's
+    assert job_steps([early, late]) == pytest.approx([3.1] + [0.1] * 19)
 
 
 def test_figures_are_those_of_the_window(tmp_path: Path) -> None:
@@ -197,6 +239,47 @@ def test_a_world_other_than_asked_for_is_an_error(tmp_path: Path) -> None:
 def test_steps_that_take_no_time_give_a_failure_and_no_crash(tmp_path: Path, step_s: float) -> None:
     reports = [make_report(rank, step_s=(step_s,) * 25) for rank in (0, 1)]
     assert collected(write_launch(tmp_path, *reports)).failure is not None
+
+
+WATCHDOG = (
+    "[rank0]:[E ProcessGroupNCCL.cpp:685] [Rank 0] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=12, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600071 milliseconds"
+)
+ABORTED = "exit code -6 (SIGABRT)"
+"""How a rank ends that NCCL's watchdog, a thread of its own, has ended: it leaves no report."""
+
+
+def test_a_hang_that_only_nccls_watchdog_ended_is_a_timeout(tmp_path: Path) -> None:
+    run_dir = write_launch(tmp_path, ended=(crash(0, 5.0, ABORTED), crash(1, 6.0, "SignalException: 15")))
+    run_dir.rank_log(0).write_text(f"step 7\n{WATCHDOG}\n" + "frame #0\n" * 200)
+    failure = failure_of(collected(run_dir))
+    assert (failure.kind, failure.message) == ("timeout", f"NCCL's watchdog ended a hang: {WATCHDOG}")
+
+
+def test_a_commands_hang_that_only_nccls_watchdog_ended_is_a_timeout(tmp_path: Path) -> None:
+    run_dir = write_launch(tmp_path, ended=(COMMAND_FAILED,))
+    run_dir.launcher_log.write_text(f"{WATCHDOG}\n")
+    assert failure_of(collected(run_dir)).kind == "timeout"
+
+
+def test_a_rank_that_died_is_the_cause_though_the_others_were_ended_by_the_watchdog(tmp_path: Path) -> None:
+    killed = crash(1, 700.0, "exit code -9 (SIGKILL)")
+    run_dir = write_launch(tmp_path, ended=(crash(0, 5.0, ABORTED), killed))
+    run_dir.rank_log(0).write_text(WATCHDOG)
+    failure = failure_of(collected(run_dir))
+    assert (failure.kind, failure.message) == ("crash", "exit code -9 (SIGKILL)")
+
+
+def test_a_rank_that_said_why_it_failed_is_the_cause_though_its_log_has_the_watchdog(tmp_path: Path) -> None:
+    own = Failure(kind="out_of_memory", message="OutOfMemoryError: x", rank=0, traceback="a\nb", at=3)
+    run_dir = write_launch(tmp_path, make_report(0, failure=own), ended=(crash(0, 603.0, ABORTED),))
+    run_dir.rank_log(0).write_text(WATCHDOG)
+    assert failure_of(collected(run_dir)) == own
+
+
+def test_a_crash_by_another_abort_stays_a_crash(tmp_path: Path) -> None:
+    run_dir = write_launch(tmp_path, make_report(0), ended=(crash(1, 5.0, ABORTED),))
+    assert failure_of(collected(run_dir)).kind == "crash"
 
 
 PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:6843"
@@ -432,6 +515,76 @@ def test_steps_that_drift_to_the_end_are_a_note(tmp_path: Path) -> None:
     steps = tuple(0.1 * 1.2**step for step in range(25))
     run = collected(write_launch(tmp_path, *(make_report(rank, step_s=steps) for rank in (0, 1))))
     assert run.notes == ("step times were still drifting at the end: raise max_warmup_steps or steps",)
+
+
+def on_gpu(run_dir: RunDir, health: Health | None = None, driver: str | None = None) -> Run:
+    machine = make_gpu_machine().replace(driver=driver)
+    return collect(run_dir, machine, started_at="now", duration_s=1.0, failure=None, health=health)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "note"),
+    [
+        (
+            0.19,
+            "the measured window is 4 s, after 1 s of warm-up at the most: a GPU's clocks and temperature "
+            "settle in 30 to 60 s; set steps=110 and max_warmup_steps=60, or more",
+        ),
+        (
+            1.0,
+            "the measured window is 23 s, after 5 s of warm-up at the most: a GPU's clocks and temperature "
+            "settle in 30 to 60 s; set max_warmup_steps=10, or more",
+        ),
+        (2.1, None),
+    ],
+)
+def test_a_gpu_that_is_measured_before_it_settles_is_a_note(
+    tmp_path: Path, step_s: float, note: str | None
+) -> None:
+    reports = [make_report(rank, step_s=(step_s,) * 25) for rank in (0, 1)]
+    run_dir = write_launch(tmp_path, *reports)
+    assert on_gpu(run_dir).notes == (() if note is None else (note,))
+    assert collected(run_dir).notes == ()
+
+
+def test_of_a_gpu_the_clock_in_the_window_and_the_memory_by_nvml_are_figures(tmp_path: Path) -> None:
+    run_dir = write_launch(tmp_path, *(make_report(rank) for rank in (0, 1)))
+    health = Health(
+        samples=5,
+        seconds=2.0,
+        steps=20,
+        devices=(DeviceHealth(index=0, job_memory_bytes=7), DeviceHealth(index=1, job_memory_bytes=9)),
+        sm_clocks_mhz=((2, 1980), (3, 1700), (9, 1750), (25, 1720)),
+    )
+    run = on_gpu(run_dir, health)
+    assert run.window == (2, 25)
+    assert (run.figures.sm_clock_mhz, run.figures.device_memory_bytes) == (1720, 9)
+    run = on_gpu(run_dir, health.replace(devices=(), sm_clocks_mhz=((1, 1980),)))
+    assert (run.figures.sm_clock_mhz, run.figures.device_memory_bytes) == (None, None)
+
+
+def test_how_the_gpus_are_set_up_stands_in_the_environment(tmp_path: Path) -> None:
+    kept = {"torch": "2.13", "TORCH_FR_DUMP_TEMP_FILE": "/runs/launch-1/x"}
+    seen = Observed(settings={}, environment=kept)
+    run_dir = write_launch(tmp_path, *(make_report(rank, observed=seen) for rank in (0, 1)))
+    cards = [
+        DeviceHealth(index=index, power_limit_w=watts, sm_clock_limit_mhz=1980, ecc=True, persistence=False)
+        for index, watts in enumerate((700, 500.5, 700))
+    ]
+    health = Health(samples=0, seconds=0, steps=0, devices=tuple(cards))
+    run = on_gpu(run_dir, health, driver="580.1")
+    assert run.observed is not None
+    assert run.observed.environment == {
+        "torch": "2.13",
+        "driver": "580.1",
+        "gpu_power_limit_w": "500.5, 700",
+        "gpu_sm_clock_limit_mhz": "1980",
+        "gpu_ecc": "on",
+        "gpu_persistence": "off",
+    }
+    unread = on_gpu(run_dir)
+    assert unread.observed is not None
+    assert unread.observed.environment == {"torch": "2.13"}
 
 
 @pytest.mark.parametrize("world", [1, 4])

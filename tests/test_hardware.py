@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
 from perfsuite import hardware
+from perfsuite.errors import MachineError
 from perfsuite.hardware import ACCELERATORS, PRODUCTS, Accelerator, Machine, detect, detect_cpu, gpu_machine
 from tests.samples import make_gpu_machine, make_machine
 
@@ -113,10 +117,25 @@ class NVMLError(Exception):
     pass
 
 
+class NotSupported(NVMLError):
+    pass
+
+
+class NotFound(NVMLError):
+    pass
+
+
+class InvalidArgument(NVMLError):
+    pass
+
+
 def stand_in(
-    monkeypatch: pytest.MonkeyPatch, names: list[str | bytes], *, fails: str | None = None
+    monkeypatch: pytest.MonkeyPatch, names: list[str | bytes], *, fails: str | None = None, **functions: Any
 ) -> list[str]:
-    """A pynvml that knows these GPUs; index i has the UUID GPU-i. Returns what was called at the ends."""
+    """A pynvml that knows these GPUs; index i has the UUID GPU-i. Returns what was called at the ends.
+
+    `functions` replace the module's, by the end of their name.
+    """
     calls: list[str] = []
     module = ModuleType("pynvml")
 
@@ -127,17 +146,24 @@ def stand_in(
 
     def by_index(index: int) -> int:
         if not 0 <= index < len(names):
-            raise NVMLError("Invalid Argument")
+            raise InvalidArgument("Invalid Argument")
         return index
 
     def by_uuid(uuid: str) -> int:
         known = [f"GPU-{index}" for index in range(len(names))]
         if uuid not in known:
-            raise NVMLError("Not Found")
+            raise NotFound("Not Found")
         return known.index(uuid)
+
+    def no_mig(handle: int) -> list[int]:
+        raise NotSupported("Not Supported")
 
     vars(module).update(
         NVMLError=NVMLError,
+        NVMLError_NotSupported=NotSupported,
+        NVMLError_NotFound=NotFound,
+        NVMLError_InvalidArgument=InvalidArgument,
+        NVML_DEVICE_MIG_ENABLE=1,
         nvmlInit=init,
         nvmlShutdown=lambda: calls.append("shutdown"),
         nvmlDeviceGetCount=lambda: len(names),
@@ -145,11 +171,32 @@ def stand_in(
         nvmlDeviceGetHandleByUUID=by_uuid,
         nvmlDeviceGetName=lambda handle: names[handle],
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=(80 + handle) * GIB),
+        nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}",
+        nvmlDeviceGetPciInfo=lambda handle: SimpleNamespace(busId=f"00000000:{0x1B + handle:02X}:00.0"),
+        nvmlDeviceGetMigMode=no_mig,
         nvmlSystemGetDriverVersion=lambda: b"580.65",
     )
+    vars(module).update({f"nvmlDeviceGet{name}": function for name, function in functions.items()})
     monkeypatch.setitem(sys.modules, "pynvml", module)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for variable in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(hardware, "AMD_DRIVER", Path("/no/such/device"))
     return calls
+
+
+def test_the_stand_in_has_the_names_of_the_library() -> None:
+    import pynvml
+
+    mine = (
+        "NVMLError_NotSupported",
+        "NVMLError_NotFound",
+        "NVMLError_InvalidArgument",
+        "nvmlDeviceGetUUID",
+        "nvmlDeviceGetPciInfo",
+        "nvmlDeviceGetMigMode",
+    )
+    assert set(mine) <= set(vars(pynvml))
+    assert pynvml.NVML_DEVICE_MIG_ENABLE == 1
 
 
 @pytest.mark.parametrize(
@@ -225,6 +272,133 @@ def test_unlike_gpus_make_a_class_of_their_own(monkeypatch: pytest.MonkeyPatch) 
     machine = detect()
     assert machine.device_name == "NVIDIA A100-SXM4-80GB + NVIDIA H200"
     assert machine.peak_flops("bf16") is None
+
+
+def of_one(lost: object, error: Exception, otherwise: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function of NVML that fails for one GPU."""
+
+    def answer(handle: object) -> Any:
+        if handle == lost:
+            raise error
+        return otherwise(handle)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        ("HandleByIndex", "GPU 2"),
+        ("Name", "GPU 2 (00000000:1D:00.0)"),
+        ("MemoryInfo", "GPU 2 (00000000:1D:00.0)"),
+    ],
+)
+def test_a_gpu_that_cannot_be_read_is_one_clear_error(
+    monkeypatch: pytest.MonkeyPatch, function: str, name: str
+) -> None:
+    otherwise: dict[str, Callable[[int], Any]] = {
+        "HandleByIndex": lambda index: index,
+        "Name": lambda handle: "NVIDIA H200",
+        "MemoryInfo": lambda handle: SimpleNamespace(total=GIB),
+    }
+    lost: Any = {function: of_one(2, NVMLError("GPU is lost"), otherwise[function])}
+    calls = stand_in(monkeypatch, ["NVIDIA H200"] * 4, **lost)
+    with pytest.raises(MachineError) as raised:
+        detect()
+    assert str(raised.value) == (
+        f"{name} cannot be read: GPU is lost. Look at `nvidia-smi` and dmesg, then mend it, or measure "
+        "without it: CUDA_VISIBLE_DEVICES=0,1,3"
+    )
+    assert calls == ["init", "shutdown"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,3")
+    assert detect().devices == 3
+
+
+@pytest.mark.parametrize("visible", ["1,2", "GPU-1,GPU-2"])
+def test_a_named_gpu_that_cannot_be_read_is_to_be_taken_out(
+    monkeypatch: pytest.MonkeyPatch, visible: str
+) -> None:
+    lost = of_one(2, NVMLError("GPU is lost"), lambda index: index)
+    lost_uuid = of_one("GPU-2", NVMLError("GPU is lost"), lambda uuid: int(uuid[-1]))
+    stand_in(monkeypatch, ["NVIDIA H200"] * 4, HandleByIndex=lost, HandleByUUID=lost_uuid)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(MachineError, match=f"take it out of CUDA_VISIBLE_DEVICES={visible}"):
+        detect()
+
+
+def test_a_gpu_without_memory_of_its_own_has_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a GB10 and a Jetson answer."""
+    none = of_one(0, NotSupported("Not Supported"), lambda handle: None)
+    stand_in(monkeypatch, ["NVIDIA GB10"], MemoryInfo=none)
+    machine = detect()
+    assert (machine.device, machine.memory_bytes) == ("cuda", psutil.virtual_memory().total)
+    assert "NVML tells no memory of the GPU, as where it shares the machine's" in str(machine.note)
+    assert "is not in perfsuite's table" in str(machine.note)
+
+
+@pytest.mark.parametrize("visible", [None, "1", "GPU-1"])
+def test_a_gpu_that_is_split_by_mig_is_refused(monkeypatch: pytest.MonkeyPatch, visible: str | None) -> None:
+    stand_in(monkeypatch, ["NVIDIA A100-SXM4-40GB"] * 2, MigMode=lambda handle: [handle, handle])
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(MachineError) as raised:
+        detect()
+    assert "(00000000:1C:00.0) is split by MIG, so it is not what its name says" in str(raised.value)
+    assert "CUDA_VISIBLE_DEVICES=MIG-..., as `nvidia-smi -L` lists them" in str(raised.value)
+    assert "`nvidia-smi -i 00000000:1C:00.0 -mig 0`" in str(raised.value)
+
+
+def test_an_instance_of_mig_has_a_class_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mig_mode(handle: int) -> list[int]:
+        raise InvalidArgument("Invalid Argument")  # of an instance
+
+    names: list[str | bytes] = ["NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"]
+    stand_in(monkeypatch, names, MigMode=mig_mode, HandleByUUID=lambda uuid: {"MIG-5": 1}[uuid])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-5")
+    assert detect().hardware_class == "a100-sxm4-40gb-mig-1g-5gb-81gb"
+
+
+@pytest.mark.parametrize(
+    ("visible", "memory_gib"), [("GPU-a", 80), ("GPU-b1", 81), ("GPU-b", None), ("GPU-c", None), ("b1", None)]
+)
+def test_the_beginning_of_one_uuid_is_enough(
+    monkeypatch: pytest.MonkeyPatch, visible: str, memory_gib: int | None
+) -> None:
+    uuids = ["GPU-a77", "GPU-b11", "GPU-b22"]
+    stand_in(monkeypatch, ["NVIDIA H200"] * 3, UUID=uuids.__getitem__)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    machine = detect()
+    assert machine.device == ("cpu" if memory_gib is None else "cuda")
+    if memory_gib is not None:
+        assert machine.memory_bytes == memory_gib * GIB
+
+
+def test_unlike_gpus_in_an_order_that_nvml_does_not_know_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, ["NVIDIA T400", "NVIDIA H200"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    with pytest.raises(MachineError) as raised:
+        detect()
+    assert str(raised.value) == (
+        "CUDA_DEVICE_ORDER=FASTEST_FIRST on a machine with unlike GPUs (NVIDIA H200, NVIDIA T400): NVML "
+        "numbers them by PCI bus, so others would be watched than train; unset it, or set PCI_BUS_ID"
+    )
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    assert detect().device_name == "NVIDIA T400"
+    stand_in(monkeypatch, ["NVIDIA H200"] * 2)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    assert detect().devices == 2
+
+
+def test_an_amd_gpu_is_not_passed_over_in_silence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stand_in(monkeypatch, [], fails="NVML Shared Library Not Found")
+    monkeypatch.setattr(hardware, "AMD_DRIVER", tmp_path)
+    machine = detect()
+    assert (machine.device, machine.note) == (
+        "cpu",
+        "NVML found no GPU: NVML Shared Library Not Found; "
+        f"there is an AMD GPU ({tmp_path}), perfsuite measures on NVIDIA's only",
+    )
 
 
 def test_cpu_detection(monkeypatch: pytest.MonkeyPatch) -> None:

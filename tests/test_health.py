@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.samples import make_case, make_gpu_machine, make_machine
 
 GIB = 2**30
 OWN, OTHER = os.getpid(), 4_000_000  # the job is this test's process; no Linux has the other one
+SLOW_COPIES = "copies from and to the host are slower"
 SPIN = "import time\nuntil = time.monotonic() + 20\nwhile time.monotonic() < until: pass"
 
 
@@ -50,6 +52,36 @@ TRAINING: dict[str, Any] = {
     "nvmlDeviceGetTemperature": (61, 63, 64, 63),
     "nvmlDeviceGetCurrentClocksEventReasons": (0x4,),
     "nvmlDeviceGetComputeRunningProcesses": ([using(OWN, 60 * GIB)],),
+    "nvmlDeviceGetMemoryInfo": (SimpleNamespace(used=4 * 2**20), SimpleNamespace(used=63 * GIB + 4 * 2**20)),
+    "nvmlDeviceGetUUID": ("GPU-8932f937",),
+    "nvmlDeviceGetSerial": ("1654123000001",),
+    "nvmlDeviceGetEnforcedPowerLimit": (700_000,),
+    "nvmlDeviceGetPowerManagementDefaultLimit": (700_000,),
+    "nvmlDeviceGetPowerManagementLimitConstraints": ([200_000, 700_000],),
+    "nvmlDeviceGetMaxClockInfo": (1980,),
+    "nvmlDeviceGetApplicationsClock": (1980,),
+    "nvmlDeviceGetEccMode": ([1, 1],),
+    "nvmlDeviceGetPersistenceMode": (1,),
+    "nvmlDeviceGetRemappedRows": ((0, 0, 0, 0),),
+    "nvmlDeviceGetRetiredPagesPendingStatus": (0,),
+    "nvmlDeviceGetCurrPcieLinkWidth": (16,),
+    "nvmlDeviceGetMaxPcieLinkWidth": (16,),
+    "nvmlDeviceGetCurrPcieLinkGeneration": (5,),
+    "nvmlDeviceGetMaxPcieLinkGeneration": (5,),
+}
+CARD: dict[str, Any] = {
+    "pci_bus_id": "00000000:1B:00.0",
+    "uuid": "GPU-8932f937",
+    "serial": "1654123000001",
+    "power_limit_w": 700,
+    "power_limit_default_w": 700,
+    "power_limit_max_w": 700,
+    "sm_clock_limit_mhz": 1980,
+    "sm_clock_set_mhz": 1980,
+    "ecc": True,
+    "persistence": True,
+    "held_before_bytes": 4 * 2**20,
+    "held_before_by": (OWN,),
 }
 
 
@@ -61,6 +93,7 @@ class Nvml:
     NVMLError_FunctionNotFound = FunctionNotFound
     NVML_CLOCK_SM = 1
     NVML_TEMPERATURE_GPU = 0
+    nvmlMemory_v2 = 33554472
 
     def __init__(self, *devices: dict[str, Any], init: Exception | None = None) -> None:
         self.devices = [{**TRAINING, **changes} for changes in devices]
@@ -83,6 +116,9 @@ class Nvml:
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         return index
+
+    def nvmlDeviceGetPciInfo(self, handle: int) -> SimpleNamespace:
+        return SimpleNamespace(busId=f"00000000:{0x1B + handle:02X}:00.0".encode())
 
     def __getattr__(self, function: str) -> Any:
         if function not in {*TRAINING, "nvmlDeviceGetCurrentClocksThrottleReasons"}:
@@ -119,6 +155,7 @@ def watched(nvml: Nvml, *, samples: int = 20, devices: int | None = None) -> Hea
     """What a sampler says that was asked every quarter of a second, a step finished in each."""
     clock = Clock()
     sampler = Sampler(devices=devices or len(nvml.devices), nvml=nvml, clock=clock)
+    sampler.prepare()
     sampler.begin(OWN)
     for step in range(1, samples + 1):
         sampler.sample(step)
@@ -144,6 +181,8 @@ def test_a_healthy_gpu() -> None:
             temperature_c=64,
             throttled={"SwPowerCap": 1},
             foreign_memory_bytes=0,
+            job_memory_bytes=63 * GIB,
+            **CARD,
         ),
     )
     assert unhealthy(found, make_gpu_machine(count=1)) == []
@@ -160,7 +199,7 @@ def test_a_hot_gpu_among_healthy_ones_is_named() -> None:
     assert found.devices[1].throttled == {"HwSlowdown": 0.25, "HwThermalSlowdown": 0.25, "SwPowerCap": 1}
     assert found.devices[1].sm_clock_mhz_min == 645
     assert unhealthy(found, make_gpu_machine(count=2)) == [
-        "GPU 1 was throttled: HwSlowdown in 25%, HwThermalSlowdown in 25% of samples "
+        "GPU 1 (00000000:1C:00.0) was throttled: HwSlowdown in 25%, HwThermalSlowdown in 25% of samples "
         "(at most 5% is healthy; up to 91 °C; median clock 1755 MHz)"
     ]
 
@@ -171,7 +210,7 @@ def test_other_processes_on_the_gpu_are_foreign() -> None:
     found = watched(Nvml({"nvmlDeviceGetComputeRunningProcesses": (alone, processes, alone)}))
     assert found.devices[0].foreign_memory_bytes == 13 * GIB
     assert unhealthy(found, make_gpu_machine(count=1)) == [
-        "GPU 0 was shared: other processes held 13,312 MiB (at most 256 MiB)"
+        "GPU 0 (00000000:1B:00.0) was shared: other processes held 13,312 MiB (at most 256 MiB)"
     ]
 
 
@@ -220,6 +259,20 @@ FIELDS = {
     "nvmlDeviceGetTemperature": {"temperature_c"},
     "nvmlDeviceGetCurrentClocksEventReasons": {"throttled"},
     "nvmlDeviceGetComputeRunningProcesses": {"foreign_memory_bytes"},
+    "nvmlDeviceGetMemoryInfo": {"held_before_bytes", "job_memory_bytes"},
+    "nvmlDeviceGetUUID": {"uuid"},
+    "nvmlDeviceGetSerial": {"serial"},
+    "nvmlDeviceGetEnforcedPowerLimit": {"power_limit_w"},
+    "nvmlDeviceGetPowerManagementDefaultLimit": {"power_limit_default_w"},
+    "nvmlDeviceGetPowerManagementLimitConstraints": {"power_limit_max_w"},
+    "nvmlDeviceGetMaxClockInfo": {"sm_clock_limit_mhz"},
+    "nvmlDeviceGetApplicationsClock": {"sm_clock_set_mhz"},
+    "nvmlDeviceGetEccMode": {"ecc"},
+    "nvmlDeviceGetPersistenceMode": {"persistence"},
+    "nvmlDeviceGetRemappedRows": set(),
+    "nvmlDeviceGetRetiredPagesPendingStatus": set(),
+    "nvmlDeviceGetMaxPcieLinkWidth": set(),
+    "nvmlDeviceGetCurrPcieLinkGeneration": set(),
 }
 
 
@@ -244,20 +297,29 @@ def test_without_an_energy_counter_energy_is_mean_power_times_time() -> None:
 def test_an_old_driver_is_asked_by_the_old_name() -> None:
     old = {
         "nvmlDeviceGetCurrentClocksEventReasons": FunctionNotFound("Function Not Found"),
-        "nvmlDeviceGetCurrentClocksThrottleReasons": (0x1, 0x20, 0x80, 0x400),
+        "nvmlDeviceGetCurrentClocksThrottleReasons": (0x1, 0x20, 0x80, 0x800),
     }
     assert watched(Nvml(old)).devices[0].throttled == {
         "GpuIdle": 0.25,
         "SwThermalSlowdown": 0.25,
         "HwPowerBrakeSlowdown": 0.25,
-        "0x400": 0.25,
+        "0x800": 0.25,
     }
 
 
 def test_an_error_is_noted_once_and_the_other_samples_count() -> None:
     found = watched(Nvml({"nvmlDeviceGetTemperature": (60, NVMLError("GPU is lost"), 70)}))
     assert found.devices[0].temperature_c == 70
-    assert found.notes == ("GPU 0: nvmlDeviceGetTemperature: GPU is lost",)
+    assert found.notes == ("GPU 0 (00000000:1B:00.0): nvmlDeviceGetTemperature: GPU is lost",)
+
+
+def test_what_is_no_error_of_nvml_is_noted_too() -> None:
+    """As pynvml's NVMLLibraryMismatchError, which is a plain Exception."""
+    mismatch = Exception("Unversioned function called and the pyNVML version does not match the NVML lib")
+    found = watched(Nvml({"nvmlDeviceGetComputeRunningProcesses": mismatch}))
+    assert found.devices[0].foreign_memory_bytes is None
+    (note,) = found.notes
+    assert note.startswith("GPU 0 (00000000:1B:00.0): nvmlDeviceGetComputeRunningProcesses: Unversioned")
 
 
 def test_without_nvml_the_processor_is_still_watched() -> None:
@@ -278,9 +340,9 @@ def test_the_bits_are_those_of_the_library() -> None:
     import pynvml
 
     named = {
-        bit: name.removeprefix("nvmlClocksEventReason")
+        bit: name.removeprefix("nvmlClocksThrottleReason")
         for name, bit in vars(pynvml).items()
-        if name.startswith("nvmlClocksEventReason")
+        if name.startswith("nvmlClocksThrottleReason")
         and not name.endswith(("All", "None", "UserDefinedClocks"))
     }
     assert named == nvml.REASONS
@@ -293,10 +355,8 @@ def test_the_stand_in_has_the_names_of_the_library() -> None:
     mine = {name for name in {*vars(Nvml), *TRAINING} if name.startswith(("nvml", "NVML"))}
     assert mine <= set(vars(pynvml))
     assert hasattr(pynvml, "nvmlDeviceGetCurrentClocksThrottleReasons")
-    assert (Nvml.NVML_CLOCK_SM, Nvml.NVML_TEMPERATURE_GPU) == (
-        pynvml.NVML_CLOCK_SM,
-        pynvml.NVML_TEMPERATURE_GPU,
-    )
+    constants = ("NVML_CLOCK_SM", "NVML_TEMPERATURE_GPU", "nvmlMemory_v2")
+    assert [getattr(Nvml, name) for name in constants] == [getattr(pynvml, name) for name in constants]
 
 
 def test_only_time_in_which_steps_were_made_counts() -> None:
@@ -333,6 +393,9 @@ def test_a_launch_begins_and_asks(tmp_path: Path) -> None:
     told: list[int] = []
 
     class Listener(Sampler):
+        def prepare(self) -> None:
+            told.append(-2)
+
         def begin(self, launcher_pid: int) -> None:
             assert psutil.Process(launcher_pid).ppid() == os.getpid()
             told.append(-1)
@@ -343,8 +406,8 @@ def test_a_launch_begins_and_asks(tmp_path: Path) -> None:
     assert (
         launch(RunDir(tmp_path), make_case(), device="cpu", python=str(launcher), sampler=Listener()) is None
     )
-    assert told[0] == -1
-    assert 3 in told[1:]
+    assert told[:2] == [-2, -1]
+    assert 3 in told[2:]
 
 
 def test_a_machine_gets_its_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,10 +416,186 @@ def test_a_machine_gets_its_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert health.sampler(make_machine(), 2).finish() is None
     assert nvml.initialised == 0
     on_gpu = health.sampler(make_gpu_machine(count=3), 2)
+    on_gpu.prepare()
     on_gpu.begin(OWN)
     on_gpu.sample(1)
-    assert {handle for _, handle in nvml.calls} == {0, 1}
-    assert on_gpu.finish() is None
+    found = on_gpu.finish()
+    assert {handle for name, handle in nvml.calls if name == "nvmlDeviceGetPowerUsage"} == {0, 1}
+    assert nvml.initialised == 0
+    assert found == Health(
+        samples=0,
+        seconds=0,
+        steps=0,
+        devices=tuple(
+            DeviceHealth(index=index, **{**CARD, "pci_bus_id": f"00000000:{0x1B + index:02X}:00.0"})
+            for index in (0, 1)
+        ),
+    )
+
+
+def test_nobody_waits_for_an_nvml_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "SILENT_S", 0.05)
+    answered, asked = threading.Event(), threading.Event()
+
+    class Silent(Nvml):
+        def nvmlDeviceGetPciInfo(self, handle: int) -> Any:
+            return SimpleNamespace(busId="00000000:1B:00.0")
+
+        def __getattr__(self, function: str) -> Any:
+            if function == "nvmlDeviceGetPowerUsage":
+                asked.set()
+                answered.wait()
+            return super().__getattr__(function)
+
+    sampler = health.BackgroundSampler(devices=1, nvml=Silent({}))
+    sampler.prepare()
+    sampler.begin(OWN)
+    sampler.sample(1)
+    asked.wait()
+    for step in range(2, 100):
+        sampler.sample(step)  # as from the loop that enforces the deadline
+    found = sampler.finish()
+    answered.set()
+    assert found is not None
+    assert found.samples == 0
+    assert [device.uuid for device in found.devices] == ["GPU-8932f937"]
+    assert found.notes == ("NVML does not answer (a GPU that is lost?): look at `nvidia-smi` and dmesg",)
+
+
+def test_a_job_is_launched_though_nvml_is_silent_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "SILENT_S", 0.05)
+    monkeypatch.setattr(health, "FREE_S", 0)
+    answered = threading.Event()
+
+    class Silent(Nvml):
+        def nvmlInit(self) -> None:
+            answered.wait()
+
+    sampler = health.BackgroundSampler(devices=1, nvml=Silent({}))
+    sampler.prepare()
+    sampler.begin(OWN)
+    sampler.sample(1)
+    found = sampler.finish()
+    answered.set()
+    assert found is not None
+    assert (found.samples, len(found.notes)) == (0, 1)
+
+
+def test_an_answer_that_takes_long_is_noted() -> None:
+    clock = Clock()
+
+    class Slow(Nvml):
+        def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+            return index
+
+        def __getattr__(self, function: str) -> Any:
+            if function == "nvmlDeviceGetPowerUsage" and len(self.calls) < 40:
+                clock.now += 7
+            return super().__getattr__(function)
+
+    sampler = Sampler(devices=1, nvml=Slow({}), clock=clock)
+    sampler.begin(OWN)
+    for step in (1, 2, 3):
+        sampler.sample(step)
+        clock.now += EVERY_S
+    found = sampler.finish()
+    assert found is not None
+    assert found.notes == ("NVML took 7 s to answer: look at dmesg",)
+
+
+def test_a_sampler_that_breaks_ends_no_launch() -> None:
+    sampler = health.BackgroundSampler(devices=1, nvml=Nvml({}))
+    sampler._job.cpu_s = lambda: 1 / 0  # type: ignore[method-assign]
+    sampler.prepare()
+    sampler.begin(OWN)
+    sampler.sample(1)
+    sampler._thread.join()
+    found = sampler.finish()
+    assert found is not None
+    assert found.notes == ("the machine's health is unknown: ZeroDivisionError: division by zero",)
+
+
+def used(*gib: float) -> dict[str, Any]:
+    """A card of whose memory so much is used, look after look."""
+    return {"nvmlDeviceGetMemoryInfo": [SimpleNamespace(used=int(each * GIB)) for each in gib]}
+
+
+def prepared(nvml: Nvml) -> tuple[Health, list[float]]:
+    """What a sampler knows before the launch, and how long it slept each time."""
+    clock, slept = Clock(), []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        clock.now += seconds
+
+    sampler = Sampler(devices=len(nvml.devices), nvml=nvml, clock=clock, sleep=sleep)
+    sampler.prepare()
+    found = sampler.finish()
+    assert found is not None
+    return found, slept
+
+
+def test_a_launch_waits_until_the_gpus_are_free() -> None:
+    found, slept = prepared(Nvml(used(40, 40, 40, 0.2), used(0.1)))
+    assert len(slept) == 3
+    assert [device.held_before_bytes for device in found.devices] == [int(0.2 * GIB), int(0.1 * GIB)]
+    assert unhealthy(found, make_gpu_machine()) == []
+
+
+@pytest.mark.parametrize(
+    ("processes", "whose"),
+    [([using(77, 9), using(5, 9)], "pid 5, 77"), ([], "no process that NVML lists")],
+)
+def test_a_gpu_that_is_never_free_is_unhealthy(processes: list[Any], whose: str) -> None:
+    found, slept = prepared(
+        Nvml(used(0.5), used(12.3) | {"nvmlDeviceGetComputeRunningProcesses": (processes,)})
+    )
+    assert sum(slept) == health.FREE_S
+    assert unhealthy(found, make_gpu_machine()) == [
+        f"GPU 1 (00000000:1C:00.0): 12.3 GiB held before the launch by {whose} "
+        "(at most 1 GiB is healthy; waited 30 s)"
+    ]
+
+
+def test_a_gpu_that_does_not_tell_its_memory_is_not_waited_for() -> None:
+    found, slept = prepared(Nvml({"nvmlDeviceGetMemoryInfo": NotSupported("Not Supported")}))
+    assert slept == []
+    assert found.devices[0].held_before_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("function", "answer", "note"),
+    [
+        ("RemappedRows", (0, 1, 1, 0), "rows of its memory wait to be remapped: reset the GPU"),
+        ("RemappedRows", (0, 9, 0, 1), "a row of its memory could not be remapped: have the card replaced"),
+        ("RetiredPagesPendingStatus", 1, "pages of its memory wait to be retired: reset the GPU"),
+        ("CurrPcieLinkWidth", 4, f"PCIe width x4, it can have x16: {SLOW_COPIES}"),
+        ("CurrPcieLinkGeneration", 1, f"PCIe generation 1, it can have 5: {SLOW_COPIES}"),
+    ],
+)
+def test_what_is_wrong_with_a_card_is_noted(function: str, answer: Any, note: str) -> None:
+    wrong = {f"nvmlDeviceGet{function}": (answer,)}
+    assert watched(Nvml({}, wrong)).notes == (f"GPU 1 (00000000:1C:00.0): {note}",)
+
+
+def test_the_clock_of_the_slowest_gpu_is_kept_by_step() -> None:
+    slow = {"nvmlDeviceGetClockInfo": (1200, 1300, 1100)}
+    assert watched(Nvml({}, slow), samples=3).sm_clocks_mhz == ((1, 1200), (2, 1300), (3, 1100))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA error: uncorrectable ECC error encountered",
+        "CUDA error: unspecified launch failure",
+        "nvmlDeviceGetPowerUsage: GPU is lost",
+        "NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus.",
+        "CUDA error: uncorrectable NVLink error detected during the execution",
+    ],
+)
+def test_what_speaks_of_broken_hardware_is_found(said: str) -> None:
+    assert health.hardware_fault(f"Traceback\n  {said}\nmore") == said
+    assert health.hardware_fault("RuntimeError: CUDA error: device-side assert triggered") is None
 
 
 def stat(*cores: tuple[int, ...]) -> str:
@@ -486,7 +725,15 @@ def test_throttling_for_more_than_a_moment_is_unhealthy(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["SwPowerCap", "GpuIdle", "ApplicationsClocksSetting", "SyncBoost", "DisplayClockSetting", "0x400"],
+    [
+        "SwPowerCap",
+        "GpuIdle",
+        "ApplicationsClocksSetting",
+        "SyncBoost",
+        "DisplayClockSetting",
+        "BoardLimit",
+        "Reliability",
+    ],
 )
 def test_reasons_that_are_normal(name: str) -> None:
     assert unhealthy(make_health({"throttled": {name: 1.0}}), make_gpu_machine()) == []

@@ -858,9 +858,87 @@ def test_a_gpu_that_is_slower_than_at_the_baseline_before_the_workload_is_unheal
     verdict = session([on_gpu(matmul, copy=copy, other=1)] * 3, baseline)
     assert verdict.outcome == outcome
     if outcome == "unhealthy":
-        what = "matmul_tflops was 629, at the baseline 700"
+        what = "matmul_tflops was 629, at the baseline 700 (10% less is healthy)"
+        if matmul != 629:
+            what = "copy was 2699, at the baseline 3000 (10% less is healthy)"
         assert verdict.reasons[0].startswith("launch 1 set aside: before the workload, ")
-        assert verdict.reasons[0].endswith(what if matmul == 629 else "copy was 2699, at the baseline 3000")
+        assert verdict.reasons[0].endswith(what)
+
+
+@pytest.mark.parametrize(
+    ("rates", "rate", "outcome"),
+    [
+        ((240, 239, 241, 240, 238), 217, "passed"),
+        ((240, 239, 241, 240, 238), 215, "unhealthy"),
+        ((240, 200, 275, 230, 255), 190, "passed"),  # links that scatter between launches of the baseline
+        ((240, 200, 275, 230, 255), 120, "unhealthy"),
+        ((240, 200), 190, "unhealthy"),  # two launches tell no scatter
+    ],
+)
+def test_a_probe_may_be_as_slow_as_the_baselines_own_launches_scatter(
+    rates: tuple[float, ...], rate: float, outcome: str
+) -> None:
+    before = [run.replace(device_probe={"all_reduce_gb_s": 240}) for run in usual(machine=H100)][: len(rates)]
+    before = [
+        run.replace(device_probe={"all_reduce_gb_s": rate}) for run, rate in zip(before, rates, strict=True)
+    ]
+    today = on_gpu(None, all_reduce_gb_s=rate)
+    assert session([today] * 3, from_runs(before)).outcome == outcome
+
+
+def with_limit(watts: str | None) -> Run:
+    environment = {} if watts is None else {"gpu_power_limit_w": watts}
+    return on_gpu(None).replace(observed=Observed(settings={}, environment=environment))
+
+
+@pytest.mark.parametrize(
+    ("now", "then", "outcome"),
+    [
+        ("700", "700", "passed"),
+        ("695", "700", "passed"),
+        ("500", "700", "unhealthy"),
+        ("500, 700", "700", "unhealthy"),  # one card of several
+        ("700", "500", "passed"),
+        ("500, 700", "500, 700", "passed"),
+        ("500", None, "passed"),  # a baseline of before this was read
+        (None, "700", "passed"),
+    ],
+)
+def test_gpus_that_may_draw_less_power_than_at_the_baseline_are_unhealthy(
+    now: str | None, then: str | None, outcome: str
+) -> None:
+    verdict = session([with_limit(now)] * 3, from_runs([with_limit(then)] * 5))
+    assert verdict.outcome == outcome
+    if outcome == "unhealthy":
+        assert verdict.reasons[0] == (
+            "launch 1 set aside: the GPUs' power limit is 500 W, at the baseline it was 700 W "
+            "(`nvidia-smi -pl`)"
+        )
+    if now != then:
+        assert verdict.changed == (f"gpu_power_limit_w: {then or 'unset'} -> {now or 'unset'}",)
+
+
+@pytest.mark.parametrize(("grown_mib", "is_told"), [(255, False), (257, True), (-5000, False)])
+def test_memory_outside_the_allocator_that_grew_is_told_and_not_judged(grown_mib: int, is_told: bool) -> None:
+    def holding(mib: int) -> Run:
+        (run,) = make_launches(1, machine=H100, device_memory_bytes=mib * 2.0**20)
+        return run
+
+    verdict = session([holding(20480 + grown_mib)] * 3, from_runs([holding(20480)] * 5))
+    assert verdict.outcome == "passed"
+    told = "GPU memory in use, by NVML, also outside torch's allocator: 20.00 GiB -> 20.25 GiB (+0.25 GiB)"
+    assert verdict.changed == ((told,) if is_told else ())
+
+
+def test_a_failure_that_speaks_of_broken_hardware_says_so() -> None:
+    said = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+    failure = Failure(kind="crash", message="exit code 1", traceback=f"Traceback\n{said}\n", rank=3)
+    verdict = session([on_gpu(None).replace(failure=failure)])
+    assert (verdict.outcome, verdict.failure) == ("failed", "crash")
+    assert verdict.reasons == (
+        "crash: exit code 1",
+        f"meanwhile hardware: {said}: look at `nvidia-smi -q` and dmesg (Xid)",
+    )
 
 
 def with_stack(run: Run, **versions: str) -> Run:

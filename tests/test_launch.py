@@ -180,18 +180,80 @@ def test_a_hang_is_longer_than_any_step_before() -> None:
     assert after(10_000, 0, is_training=False) is None, "loading a model is no step"
     assert after(10_001, 0) is None
     assert after(20_000, 0) is None, "nor is the first step, in which a model is compiled, a hang"
+    assert after(30_000, 1) is None
+    assert after(40_000, 1) is None, "nor the second, in which it may be compiled again"
     stall = Stall()
     assert after(0, 0) is None
-    assert after(1, 1) is None
-    assert after(1 + STALL_S, 1) is None
-    assert after(2 + STALL_S, 1) == STALL_S + 1
+    assert after(90, 1) is None, "compiled"
+    assert after(180, 2) is None, "again, for what changed its shape"
+    assert after(180 + STALL_S, 2) is None
+    assert after(181 + STALL_S, 2) == STALL_S + 1, "however long those two took"
     stall = Stall()
     assert after(0, 0) is None
-    assert after(30, 1) is None
-    assert after(31, 2) is None
-    assert after(31 + STALL_STEPS * 30, 2) is None, "an evaluation"
-    assert after(32 + STALL_STEPS * 30, 2) == STALL_STEPS * 30 + 1
-    assert after(33 + STALL_STEPS * 30, 2, 1) is None, "a report is a sign of life"
+    assert after(1, 2) is None
+    assert after(31, 3) is None
+    assert after(31 + STALL_STEPS * 30, 3) is None, "an evaluation"
+    assert after(32 + STALL_STEPS * 30, 3) == STALL_STEPS * 30 + 1
+    assert after(33 + STALL_STEPS * 30, 3, 1) is None, "a report is a sign of life"
+    stall = Stall()
+    assert after(0, 1) is None
+    assert after(1, 1, reports=1) is None
+    assert after(2 + STALL_S, 1, reports=1) == STALL_S + 1, "who reported waits for nobody to compile"
+
+
+def test_a_job_on_gpus_numbers_them_as_nvml_does_and_nccl_ends_it_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours = {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // 2)),
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "960",
+    }
+    for name in ours:
+        monkeypatch.delenv(name, raising=False)
+    case = FAKE.replace(timeout_s=900)
+
+    def environment(device: str) -> dict[str, str]:
+        told = launching._environment(case, device)
+        return {name: told[name] for name in ours if name in told}
+
+    assert environment("cuda") == ours
+    assert environment("cpu") == {"OMP_NUM_THREADS": ours["OMP_NUM_THREADS"]}
+    for name in ours:
+        monkeypatch.setenv(name, "7")
+    assert environment("cuda") == dict.fromkeys(ours, "7"), "what the user has set stays"
+    assert environment("cpu")["OMP_NUM_THREADS"] == ours["OMP_NUM_THREADS"], "but the threads of a CPU"
+
+
+@pytest.mark.parametrize(
+    ("device", "set_by_user", "expected"),
+    [
+        ("cpu", {}, None),
+        ("cuda", {}, "nccl-flight-recorder-rank-"),
+        ("cuda", {"TORCH_FR_DUMP_TEMP_FILE": "/mine"}, "/mine"),
+        ("cuda", {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine"}, None),
+    ],
+)
+def test_nccls_flight_recorder_is_written_into_the_launchs_directory(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    set_by_user: dict[str, str],
+    expected: str | None,
+) -> None:
+    """A stand-in launcher tells its environment."""
+    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in set_by_user.items():
+        monkeypatch.setenv(name, value)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nenv\n")
+    python.chmod(0o755)
+    run_dir = RunDir(tmp_path)
+    assert launch(run_dir, FAKE, device=device, python=str(python)) is None
+    told = dict(line.split("=", 1) for line in run_dir.launcher_log.read_text().splitlines() if "=" in line)
+    file = told.get("TORCH_FR_DUMP_TEMP_FILE")
+    assert file == (str(run_dir.path / expected) if expected else None)  # an absolute path stays as it is
 
 
 def test_a_grandchild_in_a_session_of_its_own_is_swept_up(

@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from perfsuite import data, session, torch_build
-from perfsuite.hardware import gpu_machine
+from perfsuite.errors import MachineError
+from perfsuite.hardware import Machine, gpu_machine
 from perfsuite.results import SessionFile
 
 CASES = """
@@ -480,6 +481,20 @@ def test_a_torch_that_cannot_use_the_gpus_fails_a_case_that_a_test_makes_itself(
     result.stdout.fnmatch_lines(["torch 2.13.0+cpu is built without CUDA and cannot use the GPUs *"])
     (kept,) = read_json(suite)["results"]
     assert (kept["verdict"]["failure"], kept["runs"]) == ("error", [])
+
+
+def test_a_gpu_that_cannot_be_read_is_one_error_without_a_traceback(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost() -> Machine:
+        raise MachineError("GPU 3 (00000000:5B:00.0) cannot be read: GPU is lost")
+
+    monkeypatch.setattr(session, "detect", lost)
+    result = run_cpu(suite, "--perf-json=out.json")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: GPU 3 (00000000:5B:00.0) cannot be read: GPU is lost"])
+    assert "Traceback" not in str(result.stdout) + str(result.stderr)
+    assert "INTERNALERROR" not in str(result.stdout) + str(result.stderr)
 
 
 def test_bad_options_are_usage_errors(suite: pytest.Pytester) -> None:
