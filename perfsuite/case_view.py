@@ -69,9 +69,9 @@ class CaseView:
         return summary.verdict(self.result)
 
     @property
-    def blind(self) -> bool:
-        """Whether it would often miss a change as large as its tolerance."""
-        return summary.blind(self.result)
+    def marks(self) -> list[str]:
+        """What stands beside the verdict."""
+        return summary.marks(self.result)
 
 
 def case_view(result: Result, session: SessionFile, *, anchor: str) -> CaseView:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +34,8 @@ PEERS_SAY = (
 """What a healthy rank says when another one died, by gloo, torch elastic or NCCL: never the cause."""
 WATCHDOG_SAYS = "watchdog caught collective operation timeout"
 """Of NCCL's process group: a collective hung for as long as that group allows."""
+ELASTIC_SAYS = re.compile(r"[A-Z]\d{4} [\d:.]+ \d+ torch/(distributed/elastic|multiprocessing)/")
+"""How a line begins in which torch's launcher tells that a rank has ended."""
 LOG_TAIL_LINES = 60
 LOG_TAIL_BYTES = 2**18
 SETTLED_WARMUP_S, SETTLED_WINDOW_S = 10, 20
@@ -154,8 +157,13 @@ def _with_log(failure: Failure, run_dir: RunDir) -> Failure:
     logs = (
         sorted(run_dir.path.glob("rank-*.log")) if failure.rank is None else [run_dir.rank_log(failure.rank)]
     )
-    tails = [(log, _tail(log)) for log in (*logs, run_dir.launcher_log)]
-    written = [f"last lines of {log.name}:\n{tail}" for log, tail in tails if tail]
+    tails = [(log.name, _tail(log)) for log in logs]
+    by_launcher = _tail(run_dir.launcher_log)
+    if any(tail for _, tail in tails):  # a rank has told why: that a process ended tells nothing new
+        kept = [line for line in by_launcher.splitlines() if ELASTIC_SAYS.match(line) is None]
+        by_launcher = "\n".join(kept).strip()
+    tails.append((run_dir.launcher_log.name, by_launcher))
+    written = [f"last lines of {name}:\n{tail}" for name, tail in tails if tail]
     if where := stacks.told(run_dir):
         written.insert(0, where)
     return failure.replace(traceback="\n".join(written) or "no process wrote anything")

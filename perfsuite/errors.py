@@ -1,6 +1,7 @@
 """Every error that perfsuite raises on purpose. Imports nothing.
 
     PerfsuiteError
+    ├── BusyError        another session measures on this machine, and nobody wants to wait
     ├── CaseError        a case, model or option that cannot be: the message says what is allowed
     ├── FileError        a JSON file that cannot be read or written: names the file and the field
     ├── GitError         a git command that failed: with what it said
@@ -21,6 +22,10 @@ but data: `perfsuite.result.Failure`.
 
 class PerfsuiteError(Exception):
     """Base of all the others."""
+
+
+class BusyError(PerfsuiteError):
+    """Another session measures on this machine, and nobody wants to wait."""
 
 
 class CaseError(PerfsuiteError, ValueError):

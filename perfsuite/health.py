@@ -287,6 +287,15 @@ def unhealthy(health: Health | None, machine: Machine) -> list[str]:
     return found
 
 
+def is_shared(health: Health | None, machine: Machine) -> bool:
+    """Whether others used the machine beyond what is healthy: that may end soon, unlike throttling."""
+    if health is None:
+        return False
+    if machine.device == "cpu":
+        return (health.foreign_cpu or 0) > FOREIGN_CPU_SHARE or (health.steal or 0) > STEAL_SHARE
+    return any((device.foreign_memory_bytes or 0) > FOREIGN_MEMORY_BYTES for device in health.devices)
+
+
 def _unhealthy_gpu(device: DeviceHealth) -> list[str]:
     found = []
     shares = [(name, (device.throttled or {}).get(name, 0)) for name in BAD_REASONS]

@@ -21,7 +21,7 @@ from perfsuite.noise import PROBE_CORRECTED, ClassNoise, against, is_size, pairs
 from perfsuite.probe_correction import probe_corrected
 from perfsuite.result import FailureKind, Run
 from perfsuite.robust import clipped_variance, sorted_logs, squares, t_quantile
-from perfsuite.sequential import MAX_LAUNCHES, Noise, decide
+from perfsuite.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Noise, decide
 
 Outcome = Literal[
     "passed", "improved", "regressed", "inconclusive", "recorded", "unhealthy", "failed", "undecided"
@@ -54,6 +54,7 @@ MAX_UNHEALTHY = 3
 THROUGH_THE_STACK = ("torch", "cuda", "cudnn", "nccl", "driver")
 """What a probe runs through: where one of these changed, a slower probe does not blame the machine."""
 UNKNOWN_NOISE = "the noise between launches is unknown: too few launches in the baselines of this hardware"
+TOO_FEW_LAUNCHES = f"only {FEWEST_LAUNCHES} launches or more can show a regression"
 UNKNOWN_EXPONENT = "how speed follows the probe is unknown: accept more launches"
 LOSS_SIGMAS = 4.3
 """A tenth of a loss curve that lies beyond so many is another loss: 1 in 60,000 by the normal."""
@@ -68,10 +69,13 @@ class Policy:
     """How many launches a verdict may cost."""
 
     max_launches: int = MAX_LAUNCHES
+    """Of 1 or 2, which show no regression, the verdict is passed or inconclusive: a quick look."""
     min_launches: int = 1
     """Healthy launches at the least, whatever they show: what a baseline is accepted from."""
     record_launches: int = 3
     """Launches of a baseline that is recorded because there is none."""
+    max_unhealthy: int = MAX_UNHEALTHY
+    """As `MAX_UNHEALTHY`; fewer where more launches would be in vain."""
 
     @property
     def most(self) -> int:
@@ -139,7 +143,7 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
             return Verdict(outcome="failed", launches=used, failure=run.failure.kind, reasons=tuple(reasons))
     sick = {number: why for number, run in enumerate(runs, 1) if (why := unhealthy(run, baseline))}
     healthy = [run for number, run in enumerate(runs, 1) if number not in sick]
-    if len(sick) >= max(MAX_UNHEALTHY, len(healthy)):
+    if len(sick) >= max(policy.max_unhealthy, len(healthy)):
         verdict = _despite_the_machine(runs, baseline) or Verdict(outcome="unhealthy", launches=used)
     elif not healthy:
         verdict = Verdict(outcome="undecided", launches=used)
@@ -277,13 +281,20 @@ def _decided(
     if noise is None:
         return check.replace(outcome="inconclusive", note=UNKNOWN_NOISE)
     noise = against(noise, baseline.session_sizes(check.metric))
-    decision = decide(then, now, tolerance=check.tolerance, noise=noise, max_launches=policy.most)
-    return check.replace(
+    most = max(policy.most, FEWEST_LAUNCHES)
+    decision = decide(then, now, tolerance=check.tolerance, noise=noise, max_launches=most)
+    told = check.replace(
         outcome=decision.outcome,
         worsening=decision.estimate,
         interval=decision.interval,
         minimum_detectable=decision.minimum_detectable_drop,
     )
+    if policy.most >= FEWEST_LAUNCHES:
+        return told
+    told = told.replace(minimum_detectable=None)  # so few launches find nothing, however large
+    if told.outcome == "undecided" and len(now) >= policy.most:
+        return told.replace(outcome="inconclusive", note=TOO_FEW_LAUNCHES)
+    return told
 
 
 def _agreed(check: Check, other: Check, why: str) -> Check:

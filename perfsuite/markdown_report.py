@@ -67,7 +67,7 @@ def _table(results: Sequence[Result], *, anchors: Sequence[str]) -> list[str]:
             case = f"[{case}](#{anchors[number]})"
         change, figures = summary.speed_change(result), result.figures
         cells = (
-            summary.verdict(result) + (" (blind)" if summary.blind(result) else ""),
+            summary.verdict(result) + "".join(f" ({mark})" for mark in summary.marks(result)),
             case,
             text(summary.reason(result)),
             "-" if figures.tokens_per_s is None else f"{figures.tokens_per_s:,.0f}",

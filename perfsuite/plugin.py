@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,16 @@ import pytest
 from perfsuite import data, report, summary
 from perfsuite.case import Case
 from perfsuite.comparison import PUBLISHED, PublishedFile, concerned
-from perfsuite.errors import PerfsuiteError
+from perfsuite.errors import BusyError, PerfsuiteError
 from perfsuite.framework import EXTRAS
 from perfsuite.hardware import ACCELERATORS
 from perfsuite.inject import Fault
 from perfsuite.judge import Policy
 from perfsuite.progress import Progress
+from perfsuite.quiet import WAIT_S
 from perfsuite.replay import ReplayClock, raise_in, replay
 from perfsuite.results import Result, SessionFile
-from perfsuite.sequential import MAX_LAUNCHES
+from perfsuite.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES
 from perfsuite.session import NO_COMPARISONS, Options, Session, check_same
 
 CLOCK = pytest.StashKey[ReplayClock]()
@@ -66,7 +68,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--perf-max-launches",
         metavar="N",
-        help=f"launches at the most until a case is inconclusive (default {MAX_LAUNCHES})",
+        help=f"launches at the most until a case is inconclusive (default {MAX_LAUNCHES}); "
+        "1 or 2 are a quick look, which never shows a regression",
     )
     group.addoption(
         "--perf-min-launches", metavar="N", help="launches at the least: 5 or more to accept as a baseline"
@@ -76,11 +79,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="launches of a case without a baseline (default 3): 1 only shows that it runs",
     )
+    group.addoption(
+        "--perf-wait-quiet",
+        metavar="SECONDS",
+        help="where others used the machine in a launch, wait so long at the most until they end "
+        f"(default {WAIT_S:.0f}; 0: launch again at once)",
+    )
+    group.addoption(
+        "--perf-allow-shared",
+        action="store_true",
+        help="where others use the machine, do not wait but show the figures, marked: they are neither "
+        "judged nor recorded",
+    )
+    group.addoption(
+        "--perf-no-wait",
+        action="store_true",
+        help="fail where another session measures on this machine, instead of waiting until it ends",
+    )
     group.addoption("--perf-strict-improved", action="store_true", help="fail where a case improved")
     group.addoption("--perf-strict-inconclusive", action="store_true", help="fail where it is not known")
     parser.addini("perf_max_launches", "as --perf-max-launches", default=str(MAX_LAUNCHES))
     parser.addini("perf_min_launches", "as --perf-min-launches", default="1")
     parser.addini("perf_record_launches", "as --perf-record-launches", default="3")
+    parser.addini("perf_wait_quiet", "as --perf-wait-quiet", default=f"{WAIT_S:.0f}")
     parser.addini("perf_no_baseline", "as --perf-no-baseline", default="record")
     parser.addini("perf_store", "as --perf-store, from the root directory", default=".perfsuite")
     parser.addini("perf_baselines", "as --perf-baselines, from the root directory", default="baselines")
@@ -91,6 +112,12 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in ACCELERATORS:
         config.addinivalue_line("markers", f"{name}: a perfsuite case meant for {name}")
     config.stash[SESSION] = Session(_options(config), _progress(config))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The next session on this machine may measure."""
+    if SESSION in config.stash:
+        config.stash[SESSION].lock.release()
 
 
 def _options(config: pytest.Config) -> Options:
@@ -121,19 +148,26 @@ def _options(config: pytest.Config) -> Options:
     if directory and published.exists():
         with _usage_error():
             comparisons = data.read(published, PublishedFile)
+    policy = Policy(
+        max_launches=number("max-launches", 1),
+        min_launches=number("min-launches", 1),
+        record_launches=number("record-launches", 1),
+    )
+    if policy.most < FEWEST_LAUNCHES:  # a quick look is one, whatever there is to see
+        records = min(policy.record_launches, policy.most)
+        policy = replace(policy, record_launches=records, max_unhealthy=policy.most)
     return Options(
         root=config.rootpath,
         store=config.rootpath / option("store"),
         baselines=config.rootpath / option("baselines"),
-        policy=Policy(
-            max_launches=number("max-launches", 3),
-            min_launches=number("min-launches", 1),
-            record_launches=number("record-launches", 1),
-        ),
+        policy=policy,
         inject=inject,
         fail_without_baseline=no_baseline == "fail",
         strict_improved=config.getoption("--perf-strict-improved"),
         strict_inconclusive=config.getoption("--perf-strict-inconclusive"),
+        wait_quiet_s=number("wait-quiet", 0),
+        allow_shared=config.getoption("--perf-allow-shared"),
+        no_wait=config.getoption("--perf-no-wait"),
         published=comparisons,
     )
 
@@ -192,9 +226,18 @@ def _case(item: pytest.Item) -> Case | None:
     return next((value for value in callspec.params.values() if isinstance(value, Case)), None)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse two cases that share an id: they would share a baseline. Find tests that have no case."""
-    for item in filter(_uses_bench, items):
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse two cases that share an id: they would share a baseline. Find tests that have no case.
+
+    Refuse, too, to measure without pytest-benchmark, as pytest itself would not say why it is missing.
+    """
+    benchmarks = [item for item in items if _uses_bench(item)]
+    if benchmarks and not any(map(config.pluginmanager.hasplugin, ("benchmark", "pytest_benchmark.plugin"))):
+        raise pytest.UsageError(
+            f"{benchmarks[0].nodeid} asks for bench, which needs pytest-benchmark, and that is turned off: "
+            "run without -p no:benchmark"
+        )
+    for item in benchmarks:
         with_case = [mark for mark in item.own_markers if not _says_empty(mark)]
         if len(with_case) < len(item.own_markers):
             item.own_markers = with_case
@@ -253,7 +296,7 @@ def _skip_if_impossible(item: pytest.Item, case: Case) -> None:
     try:
         reason = item.config.stash[SESSION].skip_reason(case, item.nodeid)
     except PerfsuiteError as error:
-        pytest.fail(str(error), pytrace=False)
+        pytest.fail(_relative(item.config, str(error)), pytrace=False)
     if reason is not None:
         pytest.skip(reason)
 
@@ -271,17 +314,23 @@ def bench(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Callable[[
         asked.append(case)
         if case != _case(item):
             _skip_if_impossible(item, case)
+        refused = None
         try:
             result = session.measure(case, item.nodeid)
+        except BusyError as error:
+            raise_in(benchmark, pytest.exit.Exception(f"perfsuite: {error}"))
         except PerfsuiteError as error:
-            raise_in(benchmark, pytest.fail.Exception(str(error), pytrace=False))
+            refused = pytest.fail.Exception(_relative(request.config, str(error)), pytrace=False)
         except BaseException as error:
             raise_in(benchmark, error)
+        if refused is not None:  # raised here, pytest has no second exception to show
+            raise_in(benchmark, refused)
         item.stash[RESULT] = result
         told = summary.properties(result)
         benchmark.extra_info.update(told)
         item.user_properties += [(f"perf_{name}", value) for name, value in told.items()]
-        failure: BaseException = pytest.fail.Exception(report.explanation(result), pytrace=False)
+        told_in_full = _relative(request.config, report.explanation(result))
+        failure: BaseException = pytest.fail.Exception(told_in_full, pytrace=False)
         if result.excused is not None:
             failure = pytest.xfail.Exception(f"{result.excused}: {'; '.join(result.verdict.reasons)}")
         if not result.measured_steps:
@@ -320,29 +369,39 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, Any] 
     return outcome, letter, word
 
 
+def _relative(config: pytest.Config, text: str) -> str:
+    """Paths as pytest shows them: from its root directory."""
+    return summary.relative(text, config.rootpath)
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """The table; then, for each regression, what was measured against what."""
+    """The table; then what was measured against what where somebody may have to act, the rest in short."""
     session = config.stash[SESSION]
     if session.results:
         machines = {run.machine for result in session.results for run in result.runs}
         names = sorted(f"{machine.hardware_class} ({machine.device_name})" for machine in machines)
         terminalreporter.section(f"perfsuite: {', '.join(names) or 'nothing was launched'}")
-        on_terminal = terminalreporter.isatty
-        width, color = (
-            (shutil.get_terminal_size().columns if on_terminal else 140),
-            terminalreporter.hasmarkup,
-        )
+        width = shutil.get_terminal_size().columns if terminalreporter.isatty else None
         for note in summary.machine_notes(session.results):
             terminalreporter.write_line(f"note: {note}")
+        color = terminalreporter.hasmarkup
         terminalreporter.write_line(report.table(session.results, color=color, width=width))
+        is_verbose = config.get_verbosity() > 0
         for result in session.results:
             shown_by_pytest = result.outcome == "failed" and result.excused is None
-            if summary.needs_words(result) and not shown_by_pytest:
+            if (is_verbose or summary.needs_words(result)) and not shown_by_pytest:
                 terminalreporter.write_line("")
-                terminalreporter.write_line(report.explanation(result))
+                terminalreporter.write_line(_relative(config, report.explanation(result)))
+        for line in [] if is_verbose else summary.in_short(session.results):
+            terminalreporter.write_line(line)
+    if looked_at := len(session.looked_at):
+        terminalreporter.write_line(
+            f"--perf-allow-shared: {summary.plural(looked_at, 'case')} measured while others used the "
+            "machine: figures to look at, nothing was judged or recorded"
+        )
     if session.files_error is not None:
         terminalreporter.section("perfsuite: the results were not written", red=True, bold=True)
-        terminalreporter.write_line(session.files_error)
+        terminalreporter.write_line(_relative(config, session.files_error))
     if session.running is not None:
         terminalreporter.write_line(f"interrupted, not judged: {session.running}")
     if _nothing_measured(config):
@@ -350,6 +409,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(
             f"{session.selected} cases were selected, none gave a valid measurement: not a pass."
         )
+        if any(result.shared for result in session.results):
+            terminalreporter.write_line(
+                "Others used the machine. --perf-wait-quiet=SECONDS waits longer until they end; "
+                "--perf-allow-shared shows what is measured beside them, and judges nothing by it."
+            )
         for skip in session.skipped[:20]:
             terminalreporter.write_line(f"  {skip.case_id}: {skip.reason}")
 

@@ -36,7 +36,7 @@ class Progress:
             self._case_began = self._began
         self._case_id, self._total, self._launch = case_id, total_steps, launch
         if not self.is_live:
-            self.line(f"perfsuite: {self._where()} launched")
+            self.say(f"{self._where()} launched")
 
     def step(self, step: int, tokens_per_step: int) -> None:
         """Rank 0 has finished `step` steps (0: still starting)."""
@@ -56,15 +56,23 @@ class Progress:
         rest = (self._total - step) * since / done
         self.live(f"{self._where()} step {step}/{self._total} {rate} {rest:.0f} s{self._time_left()}")
 
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self.waiting(None)
+        self.line(f"perfsuite: {text}")
+
+    def waiting(self, text: str | None) -> None:
+        """What is waited for now; None: nothing any more."""
+        if self.is_live:
+            self.live(text)
+
     def end(self, outcome: str) -> None:
         """The case is decided."""
         spent = self.clock() - self._case_began
         self._finished_s.append(spent)
-        if self.is_live:
-            self.live(None)
         launches = f"{self._launch} launch{'es' if self._launch > 1 else ''}"
         which = f"[{self._number}/{self.cases}] {self._case_id}"
-        self.line(f"perfsuite: {which} {outcome}: {launches} in {spent:.1f} s{self._time_left()}")
+        self.say(f"{which} {outcome}: {launches} in {spent:.1f} s{self._time_left()}")
 
     def _where(self) -> str:
         """Short enough to leave room for the figures: of a long id, the end is cut."""

@@ -13,7 +13,7 @@ from rich.text import Text
 from perfsuite.judge import Check, Outcome
 from perfsuite.metric import TOKENS_PER_S
 from perfsuite.results import Result
-from perfsuite.summary import notes, percent, plural, speed_change
+from perfsuite.summary import known_issue, notes, percent, plural, speed_change
 
 STYLES: dict[Outcome, str] = {
     "passed": "green",
@@ -26,6 +26,8 @@ STYLES: dict[Outcome, str] = {
 
 NARROW = 120
 """Columns, below which a case's id stands on a line of its own and some figures are left out."""
+WIDEST = 10_000
+"""Columns of a table that nothing limits: more than any needs."""
 PIPED = 200
 """Columns of a table that goes into a file or another program."""
 
@@ -38,9 +40,9 @@ def console(*, stderr: bool = False) -> Console:
     return made
 
 
-def table(results: Sequence[Result], *, color: bool, width: int) -> str:
-    """The results as a terminal table, fitted into `width` columns (80 or more)."""
-    narrow = width < NARROW
+def table(results: Sequence[Result], *, color: bool, width: int | None) -> str:
+    """The results as a terminal table in `width` columns (80 or more); None: as wide as it needs."""
+    narrow = width is not None and width < NARROW
     grid = Table(box=None, header_style="bold", pad_edge=False, show_edge=False)
     if not narrow:
         grid.add_column("case", overflow="fold", ratio=1, min_width=20)
@@ -53,11 +55,13 @@ def table(results: Sequence[Result], *, color: bool, width: int) -> str:
         verdict = Text.assemble((outcome, STYLES.get(outcome, "yellow")))
         if result.excused is not None:
             verdict = Text.assemble((result.excused, "yellow"))
+        if result.shared:
+            verdict.append(" (shared)", "yellow")
         grid.add_row(*([] if narrow else [result.case_id]), *told.values(), verdict)
     text = io.StringIO()
     Console(
         file=text,
-        width=width,
+        width=width or WIDEST,
         force_terminal=color,
         color_system="standard" if color else None,
         markup=False,
@@ -96,11 +100,12 @@ def explanation(result: Result) -> str:
     lines = [f"{result.case_id}: {verdict.outcome} after {plural(len(result.runs), 'launch')}"]
     lines += [f"  {reason}" for reason in verdict.reasons]
     lines += [f"  {sentence(check)}" for check in verdict.checks]
-    if (issue := next((run.case.known_issue for run in result.runs), None)) is not None:
-        if result.excused is not None:
-            lines.append(f"  known issue still there: {issue.url}")
-        elif verdict.outcome != "failed":
-            lines.append(f"  known issue gone: {issue.url}: take known_issue from the case")
+    if result.shared:
+        lines.append(
+            "  shared: others used the machine, so the figures are shown and nothing is judged by them"
+        )
+    if (known := known_issue(result)) is not None:
+        lines.append(f"  {known}")
     figures = result.figures
     if figures.step_jitter is not None:
         lines.append(f"  p95/p50 of a step: {figures.step_jitter:.2f} (not judged)")

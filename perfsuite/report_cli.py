@@ -36,6 +36,9 @@ def report(
     html: Annotated[Path | None, typer.Option(help="Write one self-contained page.")] = None,
     markdown: Annotated[str | None, typer.Option(help="Write a short summary; - is standard output.")] = None,
     store: Annotated[Path, typer.Option(help="Local store, where sessions are.")] = Path(".perfsuite"),
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="In the terminal, explain the cases that passed, too.")
+    ] = False,
 ) -> None:
     """Show what sessions found out: in the terminal, as HTML, as Markdown; the exit status is no verdict."""
     tables = _comparisons(comparison, published, files, store) if comparison else []
@@ -53,7 +56,7 @@ def report(
     if markdown == "-":
         typer.echo(markdown_report.render(sessions, tables))
     elif to_terminal:
-        _show(sessions)
+        _show(sessions, verbose=verbose)
 
 
 def _comparisons(
@@ -91,7 +94,7 @@ def newest(store: Path) -> Path:
     return found[-1]
 
 
-def _show(sessions: list[SessionFile]) -> None:
+def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
     out = console()
     for session in sessions:
         for name, value in summary.provenance(session).items():
@@ -102,12 +105,15 @@ def _show(sessions: list[SessionFile]) -> None:
         for note in summary.machine_notes(session.results):
             out.print(f"note: {note}")
         if session.results:
-            width = max(out.width, 80) if out.is_terminal else 140
+            width = max(out.width, 80) if out.is_terminal else None
             typer.echo(table(session.results, color=out.is_terminal, width=width))
             out.print()
-        for result in filter(summary.needs_words, session.results):
-            out.print(explanation(result))
-            out.print()
+        for result in session.results:
+            if verbose or summary.needs_words(result):
+                out.print(summary.relative(explanation(result), Path.cwd()))
+                out.print()
+        if not verbose and (short := summary.in_short(session.results)):
+            out.print("\n".join([*short, ""]))
         for skip in session.skipped:
             out.print(f"skipped {skip.case_id}: {skip.reason}")
     out.print(summary.headline(sessions))

@@ -10,6 +10,7 @@ from pydantic import computed_field, model_validator
 
 from perfsuite.data import Data, Document
 from perfsuite.hardware import Machine
+from perfsuite.health import is_shared
 from perfsuite.judge import Outcome, Verdict
 from perfsuite.result import Figures, Run
 
@@ -39,6 +40,13 @@ class Result(Data):
         """The launches that count; all of them if none does."""
         return self.verdict.healthy(self.runs) or list(self.runs)
 
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def shared(self) -> bool:
+        """Whether others used the machine in the launches that the figures are of: shown, and no evidence."""
+        none_is_healthy = not self.verdict.healthy(self.runs)
+        return none_is_healthy and any(is_shared(run.health, run.machine) for run in self.runs)
+
     @property
     def measured_steps(self) -> list[float]:
         """Step times in the windows of all healthy launches, in seconds."""
@@ -62,7 +70,7 @@ class Result(Data):
     @model_validator(mode="before")
     @classmethod
     def _computed_again(cls, values: Any) -> Any:
-        """`outcome` and `figures` stand in the file for its readers; they follow from the rest."""
+        """`outcome`, `figures` and `shared` stand in the file for its readers; they follow from the rest."""
         if isinstance(values, dict):
             return {key: value for key, value in values.items() if key not in cls.model_computed_fields}
         return values

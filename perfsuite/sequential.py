@@ -43,6 +43,8 @@ Outcome = Literal["passed", "improved", "regressed", "inconclusive", "undecided"
 MAX_LAUNCHES = 15
 """With noise 1 % and tolerance 3 %, 10 would do (98 % found). 15 find a drop of twice the noise
 95 times in 100 (10: 85, 20: 97). Launches of unchanged code are hardly more for it: 1.7 to 2.9."""
+FEWEST_LAUNCHES = 3
+"""That show a change. With two, one launch in 20 being slow would make 1 false alarm in 400."""
 CONFIDENCE = 0.99  # of Decision.interval, both sides together
 SIGMA_FLOOR = 0.002
 """Smallest launch-to-launch noise believed, 0.2 %. Launches made in a row share temperature,
@@ -55,7 +57,6 @@ _Z_PASS_MAX = 3.0  # Wald asks for ever more where the noise is low; this is eno
 _Z_LOOKS_FASTER = 1.645  # a launch this far below the baseline earns further launches
 _Z_HOPELESS = 2.5  # stop where only a shift this improbable would still decide
 _Z_POWER = 2.3  # 1.645 for 95 %; the rest is what clipping and unlucky passes cost (simulated)
-_MIN_TO_CHANGE = 3  # with two, one launch in 20 being slow would make 1 false alarm in 400
 _OWN_SPREAD = 0.9  # the case's own spread counts where this much of it exceeds its class's
 _DISAGREEMENT = 0.5  # likewise for launches of today that disagree among themselves
 
@@ -191,9 +192,9 @@ def minimum_detectable_drop(
 def _check_settings(tolerance: float, launches: int, max_launches: int) -> None:
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance is {tolerance!r}, expected a fraction above 0: 0.03 for 3 %")
-    if max_launches < _MIN_TO_CHANGE:
+    if max_launches < FEWEST_LAUNCHES:
         raise ValueError(
-            f"max_launches is {max_launches}, expected {_MIN_TO_CHANGE} or more: "
+            f"max_launches is {max_launches}, expected {FEWEST_LAUNCHES} or more: "
             "fewer launches never show a regression"
         )
     if launches > max_launches:
@@ -228,7 +229,7 @@ def _error(noise: Noise, baseline_launches: int, launches: int) -> float:
 
 def _surely_above(logs: list[float], centre: float, baseline_launches: int, noise: Noise) -> bool:
     """Whether the launches lie above the baseline's centre even without the highest of them."""
-    if len(logs) < _MIN_TO_CHANGE:
+    if len(logs) < FEWEST_LAUNCHES:
         return False
     kept = logs[:-1]
     mean = sum(kept) / len(kept)
@@ -253,7 +254,7 @@ def _hopeless(
     change: float, slow: float, noise: Noise, baseline_launches: int, launches: int, most: int
 ) -> bool:
     """Whether all launches still allowed would, nearly surely, leave the question open."""
-    if launches < _MIN_TO_CHANGE:
+    if launches < FEWEST_LAUNCHES:
         return False
     final = _later(noise, most - launches)
     error = _error(final, baseline_launches, most)

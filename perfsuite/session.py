@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
-from perfsuite import baseline, data
+from perfsuite import baseline, data, health
 from perfsuite.baseline import Baseline
 from perfsuite.case import Case
 from perfsuite.comparison import PublishedFile
-from perfsuite.errors import CaseError, GitError, PerfsuiteError
+from perfsuite.errors import BusyError, CaseError, GitError, PerfsuiteError
 from perfsuite.git import git
 from perfsuite.hardware import Machine, detect, detect_cpu
+from perfsuite.health import is_shared
 from perfsuite.judge import UNMEASURED, Policy, Verdict, judge
+from perfsuite.lock import MachineLock
 from perfsuite.noise import ClassNoise, class_noise
 from perfsuite.progress import Progress
+from perfsuite.quiet import WAIT_S, Neighbours
 from perfsuite.result import Run
 from perfsuite.results import Result, SessionFile, Skipped
 from perfsuite.run import measure, unsupported, wrong_torch
+from perfsuite.summary import plural
 
 MIN_RECORDED = 3
 """Launches of a local baseline: with fewer, as `--perf-record-launches=1` leaves it, it is recorded anew."""
@@ -42,6 +46,12 @@ class Options:
     fail_without_baseline: bool = False
     strict_improved: bool = False
     strict_inconclusive: bool = False
+    wait_quiet_s: float = WAIT_S
+    """Seconds that a machine which others use is waited for at the most; 0: launch again at once."""
+    allow_shared: bool = False
+    """Show what was measured beside others instead of waiting; nothing of it is judged or recorded."""
+    no_wait: bool = False
+    """Fail where another session measures on this machine, instead of waiting until it ends."""
     published: PublishedFile = NO_COMPARISONS
     """Comparisons to show in a report."""
 
@@ -63,6 +73,7 @@ class Session:
     """The id of the case that is being measured: at the end of an interrupted session, the lost one."""
     launches: list[Run] = field(default_factory=list)
     """Of that case, or the last one, so far."""
+    lock: MachineLock = field(default_factory=MachineLock)
     _noise: dict[str, ClassNoise] = field(default_factory=dict)
     _cases: dict[str, Case] = field(default_factory=dict)
     """Measured so far, by id."""
@@ -81,6 +92,12 @@ class Session:
         if "cpu" in case.hardware and all(self.machine.why_not(hardware) for hardware in case.hardware):
             return self._without_gpus
         return self.machine
+
+    @cached_property
+    def neighbours(self) -> Neighbours:
+        """The others on this machine."""
+        progress = self.progress
+        return Neighbours(say=progress.say, show=progress.waiting, most_s=self.options.wait_quiet_s)
 
     @cached_property
     def baseline_directories(self) -> list[Path]:
@@ -135,13 +152,16 @@ class Session:
     def measure(self, case: Case, nodeid: str) -> Result:
         """Launch, compare and judge until decided; record what has no baseline yet.
 
-        A case that cannot be launched is a failed result, and its `PerfsuiteError` is raised.
+        A case that cannot be launched is a failed result, and its `PerfsuiteError` is raised. `BusyError`
+        leaves none: nothing can be launched while another session measures.
         """
         self._revision  # noqa: B018  as it is now, and not after hours
         known = len(self.results)
         self.launches = []
         try:
             return self._measure(case, nodeid)
+        except BusyError:
+            raise
         except PerfsuiteError as error:
             self.running = None
             if len(self.results) == known:
@@ -166,29 +186,31 @@ class Session:
         hardware_class = machine.hardware_class
         found = baseline.find(self.baseline_directories, hardware_class, case)
         accepted, file = found or (None, None)
-        if accepted is not None and self._says_too_little(accepted):
+        too_little = file if accepted is not None and self._says_too_little(accepted) else None
+        if too_little is not None:
             accepted, file = None, None
         directory = self._directory(case)
         refused = accepted is None and (self.options.fail_without_baseline or self.options.inject is not None)
         may_fail = case.known_issue is not None or case.may_run_out_of_memory
         if refused and (self.options.inject is not None or not may_fail):
             runs: list[Run] = []
-            verdict = self._no_baseline(hardware_class)
+            verdict = self._no_baseline(hardware_class, too_little)
         else:
+            self.lock.take(self.progress.say, wait=not self.options.no_wait)
             self.running = case.id
             runs, verdict = measure(
                 case,
                 machine,
                 directory,
-                lambda runs: judge(runs, accepted, self.noise(hardware_class), self.options.policy),
+                lambda runs: self._judge(runs, accepted),
                 runs=self.launches,
                 inject=self.options.inject,
-                on_launch=lambda launch: self.progress.begin(case.id, case.total_steps, launch),
+                on_launch=lambda launch: self._begin(case, machine, launch),
                 on_progress=self.progress.step,
             )
             self.running = None
             if refused and verdict.outcome == "recorded":
-                verdict = self._no_baseline(hardware_class).replace(launches=len(runs))
+                verdict = self._no_baseline(hardware_class, too_little).replace(launches=len(runs))
             self.progress.end(verdict.outcome)
         recorded = verdict.outcome == "recorded"
         if recorded:
@@ -209,6 +231,36 @@ class Session:
             data.write(file, baseline.from_runs(healthy, sessions=[self.files.name] * len(healthy)))
         return result
 
+    def _begin(self, case: Case, machine: Machine, launch: int) -> None:
+        self.progress.begin(case.id, case.total_steps, launch)
+        self.neighbours.launch_begins(machine)
+
+    def _judge(self, runs: list[Run], accepted: Baseline | None) -> Verdict:
+        """The verdict so far. Others that used the machine are named at once, and waited for.
+
+        While they stay, more launches would be in vain: then one is enough to be unhealthy.
+        """
+        run, policy, noise = runs[-1], self.options.policy, self.noise(runs[-1].machine.hardware_class)
+        is_busy = run.failure is None and is_shared(run.health, run.machine)
+        if is_busy:
+            runs[-1] = run.replace(notes=(*run.notes, self._say_who(run, len(runs))))
+        verdict = judge(runs, accepted, noise, policy)
+        if not is_busy or verdict.outcome != "undecided":
+            return verdict
+        devices = run.case.topology.processes_per_node
+        if self.options.allow_shared or (
+            self.options.wait_quiet_s and not self.neighbours.wait(run.machine, devices)
+        ):
+            return judge(runs, accepted, noise, replace(policy, max_unhealthy=1))
+        return verdict
+
+    def _say_who(self, run: Run, launch: int) -> str:
+        """Tell that others used the machine; returns who they are, as a note of that launch."""
+        seen = self.neighbours.during_launch(run.machine, run.case.topology.processes_per_node)
+        why = "; ".join(health.unhealthy(run.health, run.machine))
+        self.progress.say(f"launch {launch} of {run.case.id} is no evidence: {why}; seen: {seen}")
+        return f"seen beside launch {launch}: {seen}"
+
     def _says_too_little(self, known: Baseline) -> bool:
         """Whether a local baseline was recorded from fewer launches than tell their noise."""
         launches = len(known.launches)
@@ -219,12 +271,21 @@ class Session:
         again = sum(result.case_id == case.id for result in self.results)
         return self.files / (case.id if not again else f"{case.id}.{again + 1}")
 
-    def _no_baseline(self, hardware_class: str) -> Verdict:
-        directories = " or ".join(map(str, self.baseline_directories))
+    def _no_baseline(self, hardware_class: str, too_little: Path | None) -> Verdict:
+        """The failure where one is required. `too_little` is one that there is, of too few launches."""
         why = "--perf-no-baseline=fail"
         if self.options.inject is not None:
             why = "--perf-inject needs one to compare with: run once without it"
+        directories = " or ".join(map(str, self.baseline_directories))
         reason = f"no baseline on {hardware_class} in {directories}, and {why}"
+        if too_little is not None:
+            option = "--perf-no-baseline=fail" if self.options.inject is None else "--perf-inject"
+            launches = plural(len(data.read(too_little, Baseline).launches), "launch")
+            reason = (
+                f"the baseline in {too_little} is of {launches}, and {option} asks for "
+                f"{MIN_RECORDED} or more: run once without it, which records it anew, or add "
+                "--perf-record-launches=1 to compare with it as it is"
+            )
         return Verdict(outcome="failed", launches=0, failure="no_baseline", reasons=(reason,))
 
     @cached_property
@@ -263,9 +324,15 @@ class Session:
         )
 
     @property
+    def looked_at(self) -> list[Result]:
+        """Results that only show figures, as the user asked: not judged, and no reason to fail either."""
+        asked = self.results if self.options.allow_shared else []
+        return [each for each in asked if each.outcome == "unhealthy" and each.shared and each.measured_steps]
+
+    @property
     def nothing_measured(self) -> bool:
-        """Whether no result says anything about the code."""
-        return all(
+        """Whether no result says anything about the code, where that was asked for."""
+        return not self.looked_at and all(
             result.verdict.outcome in UNMEASURED and result.excused != "known issue"
             for result in self.results
         )

@@ -5,8 +5,10 @@ Imports neither torch nor pytest.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from perfsuite.judge import Check
 from perfsuite.metric import TOKENS_PER_S
@@ -27,6 +29,12 @@ WORST_FIRST = (
 """The order in which reports show them. `known issue` and `out of memory` are failures that are excused."""
 QUIET = frozenset({"known issue", "out of memory", "recorded", "passed"})
 """Verdicts that nobody needs to act upon."""
+
+
+MARKS = ("shared", "blind")
+NOTES_SHOWN = 5
+"""Different ones, of all cases that nobody needs to look at."""
+REST = "-v or the HTML report tells"
 
 
 def verdict(result: Result) -> str:
@@ -71,6 +79,11 @@ def blind(result: Result) -> bool:
     return any(check.blind for check in result.verdict.checks)
 
 
+def marks(result: Result) -> list[str]:
+    """Beside a verdict: `shared` figures prove nothing, a `blind` gate may have missed a change."""
+    return [mark for mark, holds in zip(MARKS, (result.shared, blind(result)), strict=True) if holds]
+
+
 def _blind_to(result: Result) -> str:
     """Which metrics, and the smallest change of each that would be found."""
     found = [
@@ -87,8 +100,10 @@ def percent(change: float) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 launch`, `2 launches`."""
-    return f"1 {noun}" if count == 1 else f"{count} {noun}es"
+    """`1 launch`, `2 launches`, `2 cases`."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def properties(result: Result) -> dict[str, str | float]:
@@ -111,6 +126,8 @@ def properties(result: Result) -> dict[str, str | float]:
             told[f"{check.metric}_low"], told[f"{check.metric}_high"] = check.interval
         if check.minimum_detectable is not None:
             told[f"{check.metric}_minimum_detectable"] = check.minimum_detectable
+    if result.shared:
+        told["shared"] = "others used the machine"
     if blind_metrics := [check.metric for check in result.verdict.checks if check.blind]:
         told["blind"] = ", ".join(blind_metrics)
     return told
@@ -118,15 +135,15 @@ def properties(result: Result) -> dict[str, str | float]:
 
 def tally(results: Iterable[Result]) -> list[str]:
     """How many there are of each verdict, the worst first: `2 regressed`, `14 passed (3 blind)`."""
-    counts, blind_ones = Counter[str](), Counter[str]()
+    counts, marked = Counter[str](), Counter[tuple[str, str]]()
     for result in results:
         counts[verdict(result)] += 1
-        blind_ones[verdict(result)] += blind(result)
-    return [
-        f"{counts[word]} {word}" + (f" ({blind_ones[word]} blind)" if blind_ones[word] else "")
-        for word in WORST_FIRST
-        if counts[word]
-    ]
+        marked.update((verdict(result), mark) for mark in marks(result))
+    told = []
+    for word in filter(counts.__getitem__, WORST_FIRST):
+        each = [f"{marked[word, mark]} {mark}" for mark in MARKS if marked[word, mark]]
+        told.append(f"{counts[word]} {word}" + (f" ({', '.join(each)})" if each else ""))
+    return told
 
 
 def headline(sessions: Sequence[SessionFile]) -> str:
@@ -163,9 +180,44 @@ def interruption(session: SessionFile) -> str | None:
 
 
 def needs_words(result: Result) -> bool:
-    """Whether there is more to tell of a result than its line in the table."""
-    known = any(run.case.known_issue for run in result.runs)
-    return verdict(result) not in QUIET or bool(launch_notes(result)) or blind(result) or known
+    """Whether somebody may have to act upon a result, so that it is explained and not just counted."""
+    return verdict(result) not in QUIET
+
+
+def in_short(results: Iterable[Result]) -> list[str]:
+    """What there is to know of results that nobody explains one by one: few lines, however many they are."""
+    told, by_note = [], dict[str, list[str]]()
+    quiet = [result for result in results if not needs_words(result)]
+    for result in quiet:
+        if (known := known_issue(result)) is not None:
+            told.append(f"{result.case_id}: {known}")
+        for note in launch_notes(result):
+            by_note.setdefault(note, []).append(result.case_id)
+    for note, cases in list(by_note.items())[:NOTES_SHOWN]:
+        told.append(f"note on {cases[0] if len(cases) == 1 else plural(len(cases), 'case')}: {note}")
+    if len(by_note) > NOTES_SHOWN:
+        told.append(f"{plural(len(by_note) - NOTES_SHOWN, 'note')} more: {REST}")
+    if hidden := [result for result in quiet if blind(result)]:
+        told.append(
+            f"blind: in {len(hidden)} of {plural(len(quiet), 'case')} noise hides changes as large as the "
+            f"tolerance; a baseline of more launches helps (perfsuite power). How large: {REST}"
+        )
+    return told
+
+
+def known_issue(result: Result) -> str | None:
+    """Whether the known issue of its case is still there. None: it has none, or another failure hides it."""
+    issue = next((run.case.known_issue for run in result.runs), None)
+    if issue is None or (result.excused is None and result.outcome == "failed"):
+        return None
+    if result.excused is not None:
+        return f"known issue still there: {issue.url}"
+    return f"known issue gone: {issue.url}: take known_issue from the case"
+
+
+def relative(text: str, root: Path) -> str:
+    """The same text with paths below `root` as they are from there."""
+    return re.sub(rf"(?<![\w./-]){re.escape(str(root))}/", "", text) if root != Path("/") else text
 
 
 def notes(result: Result) -> list[str]:

@@ -28,13 +28,11 @@ from pydantic import ConfigDict, FailFast, Field, ValidationError
 
 from perfsuite.data import Data, explain
 from perfsuite.errors import CaseError, FileError
-from perfsuite.sequential import MAX_LAUNCHES, Decision, Noise, decide, pooled_noise
+from perfsuite.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Decision, Noise, decide, pooled_noise
 from perfsuite.window import find_window
 
 LONGEST_LINE = 64 * 2**20
 """Bytes. A real trace has some 50,000."""
-FEWEST_LAUNCHES = 3
-"""The engine plans with no fewer, and calls nothing regressed on fewer."""
 SHORT_SERIES = 15
 MAX_WARMUP = 20
 """Of the 70 steps of a real run; of fewer steps the same share."""

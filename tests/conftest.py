@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from perfsuite.hardware import detect
+from perfsuite.lock import LOCK_FILE
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 
@@ -27,6 +29,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def _only_gpu_tests(config: pytest.Config) -> bool:
     paths = [(config.invocation_params.dir / name.partition("::")[0]).resolve() for name in config.args]
     return all(path.is_relative_to(GPU_TESTS) for path in paths)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _lock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Sessions under test, and the processes of xdist, do not queue behind each other."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(LOCK_FILE, str(tmp_path_factory.mktemp("lock") / "perfsuite.lock"))
+        yield
 
 
 def pytest_collection_finish() -> None:

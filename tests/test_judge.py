@@ -17,7 +17,16 @@ from perfsuite import judge as judge_module
 from perfsuite.baseline import Baseline, from_runs
 from perfsuite.data import plain
 from perfsuite.hardware import Machine
-from perfsuite.judge import MAX_UNHEALTHY, UNMEASURED, Check, Outcome, Policy, Verdict, judge
+from perfsuite.judge import (
+    MAX_UNHEALTHY,
+    TOO_FEW_LAUNCHES,
+    UNMEASURED,
+    Check,
+    Outcome,
+    Policy,
+    Verdict,
+    judge,
+)
 from perfsuite.metric import GATED
 from perfsuite.models import Model
 from perfsuite.noise import ClassNoise, class_noise
@@ -225,6 +234,19 @@ def test_launches_used_up_are_inconclusive(max_launches: int) -> None:
     verdict = session(usual(0.92), noise=noise_of(0.06), max_launches=max_launches)
     assert (verdict.outcome, verdict.launches) == ("inconclusive", max_launches)
     assert verdict.failure is None
+
+
+@pytest.mark.parametrize("max_launches", [1, 2])
+def test_of_one_or_two_launches_a_verdict_is_passed_or_inconclusive(max_launches: int) -> None:
+    for factor in (0.5, 0.8, 1.3, 3.0):
+        doubtful = session(usual(factor), max_launches=max_launches)
+        assert (doubtful.outcome, doubtful.launches) == ("inconclusive", max_launches)
+        check = check_of(doubtful, "tokens_per_s")
+        assert check.worsening == pytest.approx(1 / factor - 1, abs=0.02)
+        assert (check.note, check.minimum_detectable) == (TOO_FEW_LAUNCHES, None)
+    good = session(usual(), max_launches=max_launches)
+    assert (good.outcome, good.launches) == ("passed", 1)
+    assert check_of(good, "tokens_per_s").minimum_detectable is None
 
 
 def test_what_further_launches_would_hardly_decide_is_inconclusive_early() -> None:
@@ -1292,7 +1314,7 @@ def test_a_larger_drop_never_turns_a_regression_into_a_pass(
 @given(
     st.lists(st.tuples(st.floats(0.3, 3), st.floats(0.5, 1.6)), min_size=18, max_size=18),
     noises,
-    st.sampled_from([3, 5, MAX_LAUNCHES]),
+    st.sampled_from([1, 2, 3, 5, MAX_LAUNCHES]),
     st.integers(1, 3),
 )
 def test_every_session_ends(

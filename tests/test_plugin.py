@@ -220,12 +220,25 @@ def test_launches_are_bounded_from_below_and_above(suite: pytest.Pytester) -> No
     assert len(json.loads(local_baseline(suite).read_text())["launches"]) == 5
     run_cpu(suite, "--perf-min-launches=4", "--perf-json=out.json")
     assert len(read_json(suite)["results"][0]["runs"]) == 4
-    too_few = run_cpu(suite, "--perf-max-launches=2")
+    too_few = run_cpu(suite, "--perf-max-launches=0")
     assert too_few.ret == pytest.ExitCode.USAGE_ERROR
-    too_few.stderr.fnmatch_lines(["*--perf-max-launches=2: give a whole number, 3 or more*"])
+    too_few.stderr.fnmatch_lines(["*--perf-max-launches=0: give a whole number, 1 or more*"])
     no_number = run_cpu(suite, "--perf-min-launches=many")
     assert no_number.ret == pytest.ExitCode.USAGE_ERROR
     no_number.stderr.fnmatch_lines(["*--perf-min-launches=many: give a whole number, 1 or more*"])
+
+
+def test_a_quick_look_is_one_launch_and_no_regression(suite: pytest.Pytester) -> None:
+    run_cpu(suite, "--perf-max-launches=1").stdout.fnmatch_lines(["*recorded: 1 launch in*"])
+    run_cpu(suite)  # three launches, which tell their noise
+    look = run_cpu(suite, "--perf-max-launches=1", "--perf-inject=slowdown=30%")
+    assert look.ret == 0
+    look.stdout.fnmatch_lines(
+        [
+            "*: inconclusive after 1 launch*",
+            "*30.0% more time per token*: inconclusive; only 3 launches or more can show a regression*",
+        ]
+    )
 
 
 def test_more_memory_regresses(suite: pytest.Pytester) -> None:

@@ -14,6 +14,7 @@ from perfsuite.case import KnownIssue
 from perfsuite.errors import PerfsuiteError
 from perfsuite.hardware import gpu_machine
 from perfsuite.judge import Policy, Verdict
+from perfsuite.lock import MachineLock
 from perfsuite.progress import Progress
 from perfsuite.result import Run
 from perfsuite.results import SessionFile
@@ -22,11 +23,18 @@ from perfsuite.summary import interruption
 from tests.samples import make_case, make_figures, make_run, never_run
 
 
+class Unlocked(MachineLock):
+    """Of sessions that launch nothing, several of which a test may have at a time."""
+
+    def take(self, say: Callable[[str], None], *, wait: bool = True) -> None:
+        pass
+
+
 def make_session(directory: Path) -> Session:
     options = Options(
         root=directory, store=directory / "store", baselines=directory / "baselines", policy=Policy()
     )
-    return Session(options, Progress(line=lambda text: None, live=lambda text: None))
+    return Session(options, Progress(line=lambda text: None, live=lambda text: None), lock=Unlocked())
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, runs: list[Run], verdict: Verdict) -> None:
