@@ -22,13 +22,12 @@ def device_probe(device: Any) -> dict[str, float]:
     - `matmul_tflops`: 4096 x 4096 in bf16 (fp16 where the GPU has no bf16), best of 5; on a CPU 384 x 384 in
       fp32 with the process's threads, median of 20. 2 n^3 operations each.
     - `copy_gb_s`: 256 MiB (CPU: 64) within the device's memory, best of 3; bytes read and written.
-    - `all_reduce_gb_s`: 64 MiB (CPU: 4) in fp32, median of 5; bytes over time ("algorithm bandwidth", see
-      nccl-tests' PERFORMANCE.md). Left out if there is one rank only.
+    - `all_reduce_gb_s`: 64 MiB (CPU: 4) in fp32, best of 20 after a barrier; bytes over time ("algorithm
+      bandwidth", see nccl-tests' PERFORMANCE.md). Left out of one rank alone, and without a process group.
 
     It leaves no memory behind, but on a CPU raises the peak of it by 128 MiB meanwhile.
     """
     import torch
-    import torch.distributed as dist
 
     on_gpu = device.type == "cuda"
     seconds: Callable[[Callable[[], object], int], list[float]] = _gpu_seconds if on_gpu else _cpu_seconds
@@ -37,8 +36,30 @@ def device_probe(device: Any) -> dict[str, float]:
             "matmul_tflops": _matmul_tflops(device, seconds),
             "copy_gb_s": _copy_gb_s(device, seconds),
         }
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        if _has_peers():
             probed["all_reduce_gb_s"] = _all_reduce_gb_s(device, seconds)
+    return _told(probed, on_gpu)
+
+
+def all_reduce_probe(device: Any) -> dict[str, float]:
+    """`all_reduce_gb_s` of `device_probe` alone: where a library makes the process group with its model."""
+    import torch
+
+    if not _has_peers():
+        return {}
+    on_gpu = device.type == "cuda"
+    with torch.no_grad():
+        rate = _all_reduce_gb_s(device, _gpu_seconds if on_gpu else _cpu_seconds)
+    return _told({"all_reduce_gb_s": rate}, on_gpu)
+
+
+def _has_peers() -> bool:
+    import torch.distributed as dist
+
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _told(probed: dict[str, float], on_gpu: bool) -> dict[str, float]:
     if on_gpu:
         _forget_gpu_memory()
     return {name: float(f"{rate:.4g}") for name, rate in probed.items()}
@@ -78,7 +99,8 @@ def _all_reduce_gb_s(device: Any, seconds: Any) -> float:
 
     size = (64 if device.type == "cuda" else 4) * MIB
     buffer = torch.zeros(size // 4, device=device)
-    return float(size / median(seconds(lambda: dist.all_reduce(buffer), 5)) / 1e9)
+    dist.barrier()  # who comes last would find the others waiting
+    return float(size / min(seconds(lambda: dist.all_reduce(buffer), 20)) / 1e9)
 
 
 def _cpu_seconds(work: Callable[[], object], times: int) -> list[float]:

@@ -24,14 +24,15 @@ from perfsuite.errors import MachineError
 
 
 class Accelerator(NamedTuple):
-    """One product as NVML names it. Peaks are dense (no sparsity), in TFLOP/s, per device."""
+    """One product as NVML names it. Peaks are dense (no sparsity), in TFLOP/s, per device; None where no
+    datasheet tells them."""
 
     family: str
     memory_gb: int
     form_factor: str
-    peak_16bit: float
+    peak_16bit: float | None
     """bf16 with fp32 accumulation; fp16 on Volta and Turing, which have no bf16."""
-    peak_fp32: float
+    peak_fp32: float | None
     """Of the ordinary cores: torch leaves TF32 off by default."""
     source: str
 
@@ -46,6 +47,14 @@ _A100 = "NVIDIA A100 datasheet, Jun 2021"
 _H100 = "NVIDIA H100 datasheet, 2023 (figures with sparsity halved)"
 _H200 = "NVIDIA H200 datasheet, 2024 (figures with sparsity halved)"
 _L40S = "NVIDIA L40S datasheet, 2023 (dense figures)"
+_A800 = "NVIDIA A800 datasheet, 2022 (computes as the A100)"
+_H20 = "NVIDIA H20's specification as server makers publish it, 2024 (dense figures)"
+_GB200 = "NVIDIA GB200 NVL72 datasheet, 2024 (a 72nd; figures with sparsity halved)"
+_B300 = "NVIDIA HGX B300 datasheet, 2025 (an eighth; figures with sparsity halved)"
+_GA102 = "NVIDIA Ampere GA102 whitepaper, 2020 (tensor cores with fp32 accumulation, dense)"
+_AD102 = "NVIDIA Ada whitepaper, 2022 (tensor cores with fp32 accumulation, dense)"
+_GB202 = "NVIDIA RTX Blackwell whitepaper, 2025 (tensor cores with fp32 accumulation, dense)"
+_LEONARDO = "a chip of its own, with more cores than the A100's datasheet tells of"
 
 PRODUCTS: Mapping[str, Accelerator] = {
     "Tesla V100-SXM2-16GB": Accelerator("v100", 16, "sxm", 125, 15.7, _V100),
@@ -56,9 +65,20 @@ PRODUCTS: Mapping[str, Accelerator] = {
     "NVIDIA A10G": Accelerator("a10g", 24, "pcie", 70, 35, "AWS G5 instance page; NVIDIA A10G datasheet"),
     "NVIDIA A100-SXM4-40GB": Accelerator("a100", 40, "sxm", 312, 19.5, _A100),
     "NVIDIA A100-SXM4-80GB": Accelerator("a100", 80, "sxm", 312, 19.5, _A100),
-    "NVIDIA A100-SXM-64GB": Accelerator("a100", 64, "sxm", 312, 19.5, _A100),
+    "NVIDIA A100-SXM-64GB": Accelerator("a100", 64, "sxm", None, None, _LEONARDO),
     "NVIDIA A100-PCIE-40GB": Accelerator("a100", 40, "pcie", 312, 19.5, _A100),
     "NVIDIA A100 80GB PCIe": Accelerator("a100", 80, "pcie", 312, 19.5, _A100),
+    "NVIDIA A800-SXM4-80GB": Accelerator("a800", 80, "sxm", 312, 19.5, _A800),
+    "NVIDIA A800 80GB PCIe": Accelerator("a800", 80, "pcie", 312, 19.5, _A800),
+    "NVIDIA A10": Accelerator("a10", 24, "pcie", 125, 31.2, "NVIDIA A10 datasheet, 2021"),
+    "NVIDIA A30": Accelerator("a30", 24, "pcie", 165, 10.3, "NVIDIA A30 datasheet, 2021"),
+    "NVIDIA A40": Accelerator("a40", 48, "pcie", 149.7, 37.4, "NVIDIA A40 datasheet, 2021"),
+    "NVIDIA RTX A6000": Accelerator("rtxa6000", 48, "pcie", 154.8, 38.7, _GA102),
+    "NVIDIA GeForce RTX 3090": Accelerator("rtx3090", 24, "pcie", 71, 35.6, _GA102),
+    "NVIDIA GeForce RTX 4090": Accelerator("rtx4090", 24, "pcie", 165.2, 82.6, _AD102),
+    "NVIDIA GeForce RTX 5090": Accelerator("rtx5090", 32, "pcie", 209.5, 104.8, _GB202),
+    "NVIDIA RTX 6000 Ada Generation": Accelerator("rtx6000ada", 48, "pcie", 364.2, 91.1, _AD102),
+    "NVIDIA L40": Accelerator("l40", 48, "pcie", 181.05, 90.5, "NVIDIA L40 datasheet, 2022"),
     "NVIDIA L4": Accelerator("l4", 24, "pcie", 121, 30.3, "NVIDIA L4 datasheet, 2023 (sparsity halved)"),
     "NVIDIA L40S": Accelerator("l40s", 48, "pcie", 362, 91.6, _L40S),
     "NVIDIA H100 80GB HBM3": Accelerator("h100", 80, "sxm", 989.5, 67, _H100),
@@ -66,7 +86,14 @@ PRODUCTS: Mapping[str, Accelerator] = {
     "NVIDIA H100 NVL": Accelerator("h100", 94, "nvl", 835.5, 60, _H100),
     "NVIDIA H200": Accelerator("h200", 141, "sxm", 989.5, 67, _H200),
     "NVIDIA H200 NVL": Accelerator("h200", 141, "nvl", 835.5, 60, _H200),
+    "NVIDIA H800": Accelerator("h800", 80, "sxm", 989.5, 67, "NVIDIA H800 datasheet, 2023 (sparsity halved)"),
+    "NVIDIA H20": Accelerator("h20", 96, "sxm", 148, 44, _H20),
+    "NVIDIA GH200 480GB": Accelerator(
+        "gh200", 96, "superchip", 989.5, 67, "NVIDIA GH200 datasheet, 2023 (sparsity halved)"
+    ),
     "NVIDIA B200": Accelerator("b200", 180, "sxm", 2250, 75, "NVIDIA HGX B200 datasheet, 2024 (per GPU)"),
+    "NVIDIA B300 SXM6 AC": Accelerator("b300", 288, "sxm", 2250, 75, _B300),
+    "NVIDIA GB200": Accelerator("gb200", 186, "superchip", 2500, 80, _GB200),
 }
 
 ACCELERATORS: tuple[str, ...] = ("cpu", "gpu", *sorted({product.family for product in PRODUCTS.values()}))
@@ -113,7 +140,8 @@ class Machine(Data):
         """Dense peak of one device at a case's precision in FLOP/s; None where unknown: never guessed."""
         if self.product is None:
             return None
-        return 1e12 * (self.product.peak_fp32 if precision == "fp32" else self.product.peak_16bit)
+        peak = self.product.peak_fp32 if precision == "fp32" else self.product.peak_16bit
+        return None if peak is None else 1e12 * peak
 
     def why_not(self, hardware: str) -> str | None:
         """Why a case meant for `hardware` does not belong here, or None. `a100` matches `a100-80gb-sxm`."""
@@ -308,6 +336,8 @@ def gpu_machine(names: list[str], *, count: int, memory_bytes: int, driver: str 
     note = None
     if product is not None:
         hardware_class = product.hardware_class
+        if product.peak_16bit is None:
+            note = f"the peak FLOP/s of {name} is unknown ({product.source}), so MFU is left out"
     else:
         note = (
             f"GPU {name!r} is not in perfsuite's table, so its peak FLOP/s is unknown and MFU is left out; "

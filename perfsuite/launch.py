@@ -29,7 +29,7 @@ from perfsuite.hardware import CUDA_ORDER
 from perfsuite.health import Sampler
 from perfsuite.result import Failure
 from perfsuite.rundir import RunDir
-from perfsuite.worker import ANCESTOR_PID
+from perfsuite.worker import ANCESTOR_PID, NCCL_AFTER_S
 
 JOB_MARK = "PERFSUITE_JOB"
 """Environment variable that every process of a job inherits."""
@@ -115,7 +115,7 @@ def _environment(case: Case, device: str) -> dict[str, str]:
 
 def _on_gpu(case: Case) -> dict[str, str]:
     """GPUs numbered as NVML does; and NCCL's own monitor ends a job only after this module would have."""
-    later_s = max(NCCL_HEARTBEAT_S, math.ceil(case.timeout_s) + KILL_S)
+    later_s = max(NCCL_HEARTBEAT_S, math.ceil(case.timeout_s) + NCCL_AFTER_S)
     return {"CUDA_DEVICE_ORDER": CUDA_ORDER, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(later_s)}
 
 

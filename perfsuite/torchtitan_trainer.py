@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from torchtitan.trainer import Trainer
 from perfsuite import torchtitan_compat
 from perfsuite.frameworks.torchtitan import LOSS_CHUNKS, PRECISIONS
 from perfsuite.torch_model import synthetic_batches, transformers_config
+from perfsuite.worker import NCCL_AFTER_S
 
 if TYPE_CHECKING:
     from perfsuite.case import Case
@@ -110,6 +112,7 @@ def trainer_config(case: Case, options: TorchTitan) -> Trainer.Config:
     """Everything that torchtitan is told. What is not named here is its default."""
     dtype, compute_dtype = PRECISIONS[case.precision]
     spec = model_spec(case.model)
+    watchdog_s = math.ceil(case.timeout_s) + NCCL_AFTER_S
     ranks_with_data = case.topology.world_size // options.tensor_parallel
     optimizer = default_adamw(lr=case.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
     optimizer.implementation = "fused" if torch.cuda.is_available() else "for-loop"
@@ -145,7 +148,11 @@ def trainer_config(case: Case, options: TorchTitan) -> Trainer.Config:
         compile=CompileConfig(enable=case.compile, components=["model"]),
         checkpoint=CheckpointManager.Config(enable=False, initial_load_model_only=False),
         metrics=MetricsProcessor.Config(log_freq=case.total_steps),
-        comm=CommConfig(trace_buf_size=0),  # or it makes a folder
+        comm=CommConfig(
+            init_timeout_seconds=watchdog_s,
+            train_timeout_seconds=watchdog_s,
+            trace_buf_size=0,  # or it makes a folder
+        ),
         debug=DebugConfig(seed=case.seed, enable_structured_logging=False),
     )
 

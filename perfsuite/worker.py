@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 import traceback
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 ANCESTOR_PID = "PERFSUITE_ANCESTOR_PID"
 """Environment variable: the process without which this one has no purpose. The driver, for the launcher; the
 launcher, for all that it starts."""
+NCCL_AFTER_S = 60
+"""After a case's `timeout_s`: then NCCL's own watchdog may end a rank, for the driver has not."""
 RUN_DIR = "PERFSUITE_RUN_DIR"
 """Environment variable: where a process that somebody else started finds the case, and leaves its report."""
 
@@ -209,7 +212,7 @@ def _measure_torch(run_dir: RunDir, asked: CaseFile, report: RankReport) -> Rank
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     from perfsuite import flops
-    from perfsuite.device_probe import device_probe
+    from perfsuite.device_probe import all_reduce_probe, device_probe
     from perfsuite.observe import Observer
 
     case = asked.case
@@ -217,7 +220,11 @@ def _measure_torch(run_dir: RunDir, asked: CaseFile, report: RankReport) -> Rank
     on_gpu = device.type == "cuda"
     timer, probe = measure.clock_for(asked.device)
     if not case.framework.own_process_group:
-        dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            device_id=device if on_gpu else None,
+            timeout=timedelta(seconds=case.timeout_s + NCCL_AFTER_S) if on_gpu else None,
+        )
 
     counted = flops.count_known(case)
     case.framework.load(case, device)
@@ -226,6 +233,8 @@ def _measure_torch(run_dir: RunDir, asked: CaseFile, report: RankReport) -> Rank
     memory = measure.CudaMemory() if on_gpu else measure.HostMemory()
     recorder = _recorder(asked, report, timer, probe=probe, memory=memory)
     workload = case.framework.build(case, _ranks(run_dir, report, device), recorder)
+    if case.framework.own_process_group:
+        report = report.replace(device_probe={**report.device_probe, **all_reduce_probe(device)})
     observer = Observer(case, workload)
     hooks = [
         register_optimizer_step_pre_hook(observer.before_optimizer_step),

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from perfsuite import data
 from perfsuite.collect import collect
-from perfsuite.device_probe import device_probe
+from perfsuite.device_probe import all_reduce_probe, device_probe
 from perfsuite.result import Run
 from tests.samples import make_machine, make_report, write_launch
 
@@ -54,6 +54,30 @@ def test_with_peers_the_all_reduce_is_timed(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(dist, "all_reduce", slow)
     assert 0.05 < device_probe(CPU)["all_reduce_gb_s"] < 4 * 2**20 / 0.004 / 1e9
+    assert 0.05 < all_reduce_probe(CPU)["all_reduce_gb_s"] < 4 * 2**20 / 0.004 / 1e9
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_best_of_twenty_all_reduces_after_a_barrier_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of them are disturbed: what the links can do is what the best one shows."""
+    called: list[str] = []
+    now = [0.0]
+
+    def all_reduce(buffer: torch.Tensor) -> None:
+        called.append("all_reduce")
+        now[0] += 0.001 if called.count("all_reduce") == 9 else 0.01
+
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "barrier", lambda: called.append("barrier"))
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    assert all_reduce_probe(CPU) == {"all_reduce_gb_s": pytest.approx(4 * 2**20 / 0.001 / 1e9, rel=1e-3)}
+    assert called == ["barrier"] + ["all_reduce"] * 21  # one of them a warm-up
+
+
+@pytest.mark.usefixtures("alone")
+def test_one_rank_has_no_links_to_probe() -> None:
+    assert all_reduce_probe(CPU) == {}
 
 
 def test_the_workloads_random_numbers_and_memory_are_left_alone() -> None:

@@ -23,8 +23,12 @@ def test_every_product_has_a_marker_a_source_and_plausible_numbers(name: str, pr
     assert product.family in ACCELERATORS
     assert len(product.source) > 10
     assert product.memory_gb > 0
-    assert product.form_factor in ("sxm", "pcie", "nvl")
-    assert 0 < product.peak_fp32 < product.peak_16bit < 10_000
+    assert product.form_factor in ("sxm", "pcie", "nvl", "superchip")
+    assert "-" not in product.family, "what a case's hardware begins with ends there"
+    if product.peak_16bit is None or product.peak_fp32 is None:
+        assert (product.peak_16bit, product.peak_fp32) == (None, None)
+    else:
+        assert 0 < product.peak_fp32 < product.peak_16bit < 10_000
 
 
 def test_markers_are_the_cpu_and_each_family_once() -> None:
@@ -42,6 +46,10 @@ def test_markers_are_the_cpu_and_each_family_once() -> None:
         ("NVIDIA A100-SXM4-80GB", "a100-80gb-sxm", 312e12, 19.5e12),
         ("Tesla V100-SXM2-32GB", "v100-32gb-sxm", 125e12, 15.7e12),
         ("NVIDIA B200", "b200-180gb-sxm", 2250e12, 75e12),
+        ("NVIDIA GH200 480GB", "gh200-96gb-superchip", 989.5e12, 67e12),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx6000ada-48gb-pcie", 364.2e12, 91.1e12),
+        ("NVIDIA GeForce RTX 4090", "rtx4090-24gb-pcie", 165.2e12, 82.6e12),
+        ("NVIDIA A10", "a10-24gb-pcie", 125e12, 31.2e12),
     ],
 )
 def test_a_known_gpu_has_a_class_and_a_peak(
@@ -59,7 +67,7 @@ def test_a_known_gpu_has_a_class_and_a_peak(
 @pytest.mark.parametrize(
     ("names", "hardware_class"),
     [
-        (["NVIDIA GeForce RTX 4090"], "geforce-rtx-4090-24gb"),
+        (["NVIDIA GeForce RTX 2080 Ti"], "geforce-rtx-2080-ti-24gb"),
         (["NVIDIA H100 80GB HBM2e"], "h100-80gb-hbm2e-24gb"),
         (["NVIDIA A100-SXM4-80GB", "NVIDIA H200"], "a100-sxm4-80gb-h200-24gb"),
     ],
@@ -99,6 +107,16 @@ def test_hardware_matches_by_whole_words(meant_for: str, name: str, here: bool) 
     reason = machine.why_not(meant_for)
     expected = f"it is meant for {meant_for}, this machine is {machine.hardware_class}"
     assert reason == (None if here else expected)
+
+
+def test_a_known_chip_whose_peak_no_datasheet_tells_has_a_class_and_no_mfu() -> None:
+    machine = make_gpu_machine("NVIDIA A100-SXM-64GB")
+    assert machine.hardware_class == "a100-64gb-sxm"
+    assert (machine.peak_flops("bf16"), machine.peak_flops("fp32")) == (None, None)
+    assert machine.note == (
+        "the peak FLOP/s of NVIDIA A100-SXM-64GB is unknown (a chip of its own, with more cores than the "
+        "A100's datasheet tells of), so MFU is left out"
+    )
 
 
 def test_a_processor_is_for_cpu_cases_and_has_no_peak() -> None:

@@ -84,6 +84,7 @@ def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
     assert settings["spmd_backend"] == "partial_dtensor"
     assert "torchtitan.tools.utils.device_module" in settings["patched"]
     assert result.observed.environment["torchtitan"] == "0.3.0"
+    assert set(result.device_probe) == {"matmul_tflops", "copy_gb_s", "all_reduce_gb_s"}
 
     f = result.figures
     data_parallel = 1 if "tp 2" in settings["mesh"] else 2
@@ -179,6 +180,9 @@ def test_what_torchtitan_is_told(titan: Any) -> None:
     assert (parallelism.tensor_parallel_degree, parallelism.data_parallel_replicate_degree) == (2, 2)
     assert config.compile.enable
     assert config.debug.seed == 7
+    assert (config.comm.init_timeout_seconds, config.comm.train_timeout_seconds) == (300, 300), (
+        "NCCL's watchdog ends a rank only after the driver would have, after timeout_s=240"
+    )
     assert config.optimizer.param_groups[0].optimizer_kwargs == {
         "lr": 0.01,
         "betas": (0.9, 0.95),
