@@ -157,9 +157,14 @@ def _measured(bare: Run, reports: list[RankReport], peak_flops: float | None) ->
         flops=reports[0].flops,
         observed=_with_driver(reports[0].observed, bare.machine),
         device_probe=_slowest_probe(reports),
-        notes=tuple(_notes(reports, steady=window.steady)),
+        notes=(*_notes(reports, steady=window.steady), *_rank_notes(reports)),
     )
     return run.replace(figures=_figures(run, reports, peak_flops))
+
+
+def _rank_notes(reports: list[RankReport]) -> list[str]:
+    """What the ranks have to say, each thing once."""
+    return list(dict.fromkeys(note for report in reports for note in report.notes))
 
 
 def _with_driver(observed: Observed | None, machine: Machine) -> Observed | None:
