@@ -114,7 +114,7 @@ def test_before_end_sees_the_running_step() -> None:
     timer = SimulatedTimer()
 
     def double(step: int, recorder: Recorder) -> None:
-        timer.sleep(recorder.since_step_began())
+        recorder.lengthen(1)
 
     recorder = Recorder(timer, before_end=double)
     recorder.start()
