@@ -32,13 +32,15 @@ class Optimizers:
             each.steps_before = each.steps
 
     def notes(self) -> tuple[str, ...]:
-        """Which of them step at another rate than the clock."""
-        clock = self._clock
+        """Which of them step at another rate than the clock, asked right after its last step."""
+        if self._clock is None:
+            return ()
+        name, intervals = self._clock.name, self._clock.measured - 1
         return tuple(
-            f"{each.name} stepped {each.measured / clock.measured:.3g} times for each step of the clock, "
-            f"{clock.name}: name another optimizer with Script(clock=...)"
+            f"{each.name} stepped {each.measured / intervals:.3g} times for each step of the clock, {name}: "
+            "name another optimizer with Script(clock=...)"
             for each in self.seen
-            if clock is not None and each.measured and abs(each.measured - clock.measured) > 1
+            if each.measured and abs(each.measured - intervals) > 1
         )
 
     def told(self) -> str:

@@ -273,6 +273,52 @@ def test_where_perfsuite_is_not_installed_the_import_of_torch_says_so(tmp_path: 
     assert started(tmp_path, code).returncode == 0, "outside a launch nothing is hooked"
 
 
+ASKS = {
+    "find_spec": "importlib.util.find_spec('torch'); import torch",
+    "twice": "importlib.util.find_spec('torch'); importlib.util.find_spec('torch'); import torch",
+    "metadata": "importlib.metadata.packages_distributions(); import torch",
+    "lazily": (
+        "spec = importlib.util.find_spec('torch'); loader = importlib.util.LazyLoader(spec.loader); "
+        "spec.loader = loader; module = importlib.util.module_from_spec(spec); "
+        "sys.modules['torch'] = module; loader.exec_module(module); module.attribute"
+    ),
+    "thread": (
+        "importlib.util.find_spec('torch'); "
+        "t = threading.Thread(target=importlib.import_module, args=('torch',)); t.start(); t.join()"
+    ),
+    "through a finder that asks all": (
+        "sys.meta_path.insert(0, type('Asks', (), {'find_spec': asks})()); import torch"
+    ),
+    "through a finder of long ago": "sys.meta_path.insert(1, object()); import torch",
+    "after a failure": (
+        "sys.modules['fails'] = None\ntry: import torch\nexcept ImportError: pass\n"
+        "del sys.modules['fails']; sys.modules['fails'] = sys; import torch"
+    ),
+}
+ASKER = """
+import importlib.metadata, importlib.util, sys, threading, types
+asking = []
+def asks(self, name, path=None, target=None):
+    if name == "torch" and not asking:
+        asking.append(name)
+        return importlib.util.find_spec(name)
+attached = types.ModuleType("perfsuite.attach")
+attached.attach = lambda: print("attached", sys.modules["torch"].attribute)
+sys.modules["perfsuite.attach"] = attached
+"""
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("how", ASKS)
+def test_whoever_asks_for_torch_first_it_is_attached_to_once(tmp_path: Path, how: str) -> None:
+    """A torch of one line, and a measurement of another."""
+    (tmp_path / "torch").mkdir()
+    needs = "import fails\n" if how == "after a failure" else ""
+    script(tmp_path / "torch", f"{needs}attribute = 1\n", "__init__.py")
+    done = started(tmp_path, ASKER + ASKS[how], PERFSUITE_RUN_DIR=str(tmp_path))
+    assert (done.stdout, done.stderr) == ("attached 1\n", "")
+
+
 # --- launched ---------------------------------------------------------------------------------------------
 
 
