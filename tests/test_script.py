@@ -127,6 +127,8 @@ def failure_of(case: Case, directory: Path) -> tuple[str, str]:
         ({"command": ()}, "at least 1 item"),
         ({"command": ("torchrun", "a.py"), "arguments": ("--x",)}, "a command holds its own"),
         ({"path": "a.py", "data_parallel": 0}, "data_parallel"),
+        ({"path": "a.py", "clock": "AdamW:0"}, "clock: String should match pattern"),
+        ({"path": "a.py", "clock": ""}, "clock: String should match pattern"),
     ],
 )
 def test_there_is_one_thing_to_run(options: dict[str, Any], said: str) -> None:
@@ -151,12 +153,13 @@ def test_the_id_names_what_runs_and_tells_arguments_apart() -> None:
             Script(path="examples/train.py", cwd="examples"),
             Script(path="examples/train.py", env={"A": "1"}),
             Script(path="examples/train.py", loss=False),
+            Script(path="examples/train.py", clock="AdamW"),
             Script(module="pkg.train"),
             Script(command=("torchrun", "train.py")),
         )
     }
-    assert len(ids) == 8
-    assert sum(slug.startswith("script-train-") for slug in ids) == 6
+    assert len(ids) == 9
+    assert sum(slug.startswith("script-train-") for slug in ids) == 7
     assert any("no_loss" in slug for slug in ids)
     assert Script(path="a.py").slug() == Script(path="a.py").slug()
 
@@ -351,11 +354,44 @@ def test_a_script_runs_unchanged_and_gives_figures(by_path: Run) -> None:
 
 @pytest.mark.launch
 def test_under_its_own_launcher_it_is_the_same_training(by_path: Run, tmp_path: Path) -> None:
-    train = script(tmp_path, TRAIN)
+    asks_first = "import importlib.util; assert importlib.util.find_spec('torch')"  # as many libraries do
+    train = script(tmp_path, asks_first + TRAIN)
     result = measured(case_of(Script(command=(*TORCHRUN, train))), tmp_path)
     assert result.loss == pytest.approx(by_path.loss)
     assert len(result.step_s) == 12
     assert (tmp_path / "run" / "launcher.log").read_text().count("cleaned up") == 2
+
+
+OWN_PROCESS = """
+import os, sys
+first = set(sys.modules)
+assert not first & {"torch", "numpy", "perfsuite.attach"}, first
+os.environ["OMP_NUM_THREADS"] = "1"
+where = os.environ["PERFSUITE_LAUNCH_DIR"]
+assert sys.argv[1:] == ["--out", where + "/out"] and os.environ["OUT"] == where, (sys.argv, os.environ["OUT"])
+assert os.listdir(where) == []
+with open(os.environ["OUT"] + "/checkpoint", "w") as file:
+    print(*(os.environ.get(name) for name in ("RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")), file=file)
+"""
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("how", ["path", "module", "command"])
+def test_a_scripts_process_is_its_own_as_is_the_launchs_directory(tmp_path: Path, how: str) -> None:
+    """Nothing of ours has imported torch when its first line runs: what it sets in its environment holds."""
+    train = script(tmp_path, OWN_PROCESS + ALONE)
+    arguments = ("--out", "{launch_dir}/out")
+    ways: dict[str, dict[str, Any]] = {
+        "path": {"path": train, "arguments": arguments},
+        "module": {"module": "train", "arguments": arguments, "cwd": str(tmp_path)},
+        "command": {"command": ("python", train, *arguments)},
+    }
+    framework = Script(**ways[how], env={"OUT": "{launch_dir}", "OMP_NUM_THREADS": "2"})
+    result = measured(case_of(framework, topology=Topology(processes_per_node=1)), tmp_path)
+    assert result.observed is not None
+    assert result.observed.environment["threads"] == "1"
+    told = (tmp_path / "run" / "files" / "checkpoint").read_text().split()
+    assert told == (["None"] * 3 if how == "command" else ["0", "1", "perfsuite"])
 
 
 @pytest.mark.launch
@@ -402,10 +438,14 @@ def test_a_command_that_never_trains(tmp_path: Path, code: str, said: str) -> No
 
 
 @pytest.mark.launch
-def test_under_its_own_launcher_a_crash_shows_the_scripts_traceback(tmp_path: Path) -> None:
-    command = (*TORCHRUN, script(tmp_path, TRAIN), "--die-at", "0")
-    kind, said = failure_of(case_of(Script(command=command)), tmp_path)
+@pytest.mark.parametrize("how", ["path", "command"])
+def test_a_crash_shows_the_scripts_traceback(tmp_path: Path, how: str) -> None:
+    train = script(tmp_path, TRAIN)
+    by_path = Script(path=train, arguments=("--die-at", "0"))
+    framework = by_path if how == "path" else Script(command=(*TORCHRUN, train, "--die-at", "0"))
+    kind, said = failure_of(case_of(framework), tmp_path)
     assert kind == "crash"
+    assert "elastic" not in said
     assert said.startswith("ValueError: bad batch\nTraceback")
     assert 'train.py", line' in said
 
