@@ -200,10 +200,15 @@ def _measured(bare: Run, reports: list[RankReport], peak_flops: float | None) ->
         flops=reports[0].flops,
         observed=_with_machine(reports[0].observed, bare),
         device_probe=_slowest_probe(reports),
-        notes=tuple(_notes(reports, steady=window.steady)),
+        notes=(*_notes(reports, steady=window.steady), *_rank_notes(reports)),
     )
     run = run.replace(figures=_figures(run, reports, peak_flops))
     return run.replace(notes=(*run.notes, *_unsettled(run)))
+
+
+def _rank_notes(reports: list[RankReport]) -> list[str]:
+    """What the ranks have to say, each thing once."""
+    return list(dict.fromkeys(note for report in reports for note in report.notes))
 
 
 def job_steps(step_s: Sequence[Sequence[float]]) -> list[float]:

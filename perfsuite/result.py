@@ -171,7 +171,10 @@ class RankReport(Document):
     flops: Flops | None = None
     observed: Observed | None = None
     device_probe: dict[str, float] = Field(default_factory=dict)
-    """What the device could do before the workload was built (`perfsuite.device_probe`)."""
+    """What the device could do before the workload was built, or after a script was measured
+    (`perfsuite.device_probe`)."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the figures should know."""
     failure: Failure | None = None
 
 

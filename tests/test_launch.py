@@ -337,6 +337,62 @@ def test_ranks_die_with_a_killed_launcher_even_if_nobody_sweeps(tmp_path: Path) 
     assert wait_until(lambda: processes_of(tmp_path) == [], seconds=10)
 
 
+SPAWNS = """
+import multiprocessing, os, pathlib, signal, subprocess, sys, time
+
+def stay(name):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    pathlib.Path(os.environ["PERFSUITE_TEST"], name).touch()
+    time.sleep(1000)
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        stay("session")
+    multiprocessing.get_context("spawn").Process(target=stay, args=("spawned",)).start()
+    subprocess.Popen([sys.executable, __file__, "x"], start_new_session=True)
+    stay("rank")
+"""
+
+
+@pytest.mark.parametrize("how", ["path", "module", "command"])
+@pytest.mark.parametrize("end", ["SIGTERM", "SIGKILL", "SIGINT", "timeout"])
+def test_no_process_of_a_script_survives_whoever_started_it(tmp_path: Path, how: str, end: str) -> None:
+    """Not those that it spawned, in sessions of their own, and that ignore every signal that can be."""
+    script = tmp_path / "spawns.py"
+    script.write_text(SPAWNS)
+    framework = {
+        "path": Script(path=str(script)),
+        "module": Script(module="spawns", cwd=str(tmp_path)),
+        "command": Script(command=("python", str(script))),
+    }[how]
+    alone = FAKE.replace(
+        framework=framework,
+        topology=Topology(processes_per_node=1),
+        timeout_s=20 if end == "timeout" else 600,
+    )
+    running = driver(tmp_path, alone, None)
+    try:
+        assert wait_until(lambda: all((tmp_path / name).exists() for name in ("spawned", "session", "rank")))
+        assert len(processes_of(tmp_path)) >= 4, "launcher, rank, and its two"
+        if end != "timeout":
+            running.send_signal(signal.Signals[end])
+        running.wait(60)
+        assert wait_until(lambda: processes_of(tmp_path) == [], seconds=20)
+    finally:
+        for left in processes_of(tmp_path):
+            left.kill()
+
+
+def test_where_a_rank_of_a_script_fails_the_others_do_not_go_on(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import os, time\nif os.environ['RANK'] == '1': os._exit(7)\ntime.sleep(1000)")
+    failure = run(FAKE.replace(framework=Script(path=str(script))), detect(), tmp_path / "run").failure
+    assert failure is not None
+    assert (failure.kind, failure.rank) == ("crash", 1)
+    assert failure.message == "the script ended after 0 of 70 optimizer steps, with exit code 7"
+
+
 @pytest.mark.parametrize(
     ("inject", "kind", "words"),
     [

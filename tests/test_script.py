@@ -127,6 +127,8 @@ def failure_of(case: Case, directory: Path) -> tuple[str, str]:
         ({"command": ()}, "at least 1 item"),
         ({"command": ("torchrun", "a.py"), "arguments": ("--x",)}, "a command holds its own"),
         ({"path": "a.py", "data_parallel": 0}, "data_parallel"),
+        ({"path": "a.py", "clock": "AdamW:0"}, "clock: String should match pattern"),
+        ({"path": "a.py", "clock": ""}, "clock: String should match pattern"),
     ],
 )
 def test_there_is_one_thing_to_run(options: dict[str, Any], said: str) -> None:
@@ -151,12 +153,13 @@ def test_the_id_names_what_runs_and_tells_arguments_apart() -> None:
             Script(path="examples/train.py", cwd="examples"),
             Script(path="examples/train.py", env={"A": "1"}),
             Script(path="examples/train.py", loss=False),
+            Script(path="examples/train.py", clock="AdamW"),
             Script(module="pkg.train"),
             Script(command=("torchrun", "train.py")),
         )
     }
-    assert len(ids) == 8
-    assert sum(slug.startswith("script-train-") for slug in ids) == 6
+    assert len(ids) == 9
+    assert sum(slug.startswith("script-train-") for slug in ids) == 7
     assert any("no_loss" in slug for slug in ids)
     assert Script(path="a.py").slug() == Script(path="a.py").slug()
 
@@ -208,10 +211,12 @@ def test_what_is_there_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ):
         Script(**options).check(make_case())
     beside = Script(command=("torchrun", "good.py"), cwd="/tmp").launched_by()
-    assert beside is not None
     assert beside.words == (str(Path(sys.executable).parent / "torchrun"), "good.py")
-    assert beside.directory == "/tmp"
-    assert Script(path="good.py").launched_by() is None
+    assert (beside.directory, beside.starts_ranks) == ("/tmp", True)
+    by_path = Script(path="good.py", arguments=("--lr", "1"), cwd="/tmp").launched_by()
+    assert by_path.words == (sys.executable, "-u", str(tmp_path / "good.py"), "--lr", "1")
+    assert (by_path.directory, by_path.starts_ranks) == ("/tmp", False)
+    assert Script(module="good").launched_by().words == (sys.executable, "-u", "-m", "good")
 
 
 @pytest.mark.parametrize(
@@ -238,52 +243,6 @@ def test_a_configuration_is_a_promise_that_is_checked() -> None:
     assert unknown.framework.expected(unknown)["attention"] is None
     alone = case_of(Script(path="a.py"), topology=Topology(processes_per_node=1))
     assert alone.framework.expected(alone)["world_size"] is None
-
-
-# --- the loss ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def losses(monkeypatch: pytest.MonkeyPatch) -> Any:
-    import torch
-
-    from perfsuite.attach import Losses
-
-    monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
-    return Losses()
-
-
-def test_the_loss_of_a_step_is_the_sum_over_its_micro_batches(losses: Any) -> None:
-    import torch
-
-    weight = torch.ones(2, requires_grad=True)
-    for _ in range(2):
-        for micro in (1.0, 2.0):
-            loss = (weight * micro).sum()
-            loss.backward()
-            with torch.no_grad():
-                loss.mul_(1000)  # as a script may, to average it over ranks
-        (weight * 3).backward(torch.ones(2))  # not a loss
-        torch.autograd.backward(weight.sum() * 0)
-        losses.end_step()
-    assert weight.grad is not None
-    assert weight.grad.tolist() == [12, 12]
-    assert losses.of_steps(3) == (6, 6)
-
-
-def test_losses_that_are_not_as_the_case_says_are_a_mismatch(losses: Any) -> None:
-    import torch
-
-    from perfsuite.errors import MismatchError
-
-    for _ in range(3):
-        torch.ones((), requires_grad=True).backward()
-        losses.end_step()
-    with pytest.raises(MismatchError, match="the case says 4, but backward was called on 1 losses a step"):
-        losses.of_steps(4)
-    losses.end_step()
-    with pytest.raises(MismatchError, match="on no scalar in step 3: say loss=False"):
-        losses.of_steps(1)
 
 
 # --- the start of a process under a command ---------------------------------------------------------------
@@ -315,6 +274,52 @@ def test_where_perfsuite_is_not_installed_the_import_of_torch_says_so(tmp_path: 
     done = started(tmp_path, code, PERFSUITE_RUN_DIR=str(tmp_path))
     assert "perfsuite measures this command and cannot be imported by" in done.stderr
     assert started(tmp_path, code).returncode == 0, "outside a launch nothing is hooked"
+
+
+ASKS = {
+    "find_spec": "importlib.util.find_spec('torch'); import torch",
+    "twice": "importlib.util.find_spec('torch'); importlib.util.find_spec('torch'); import torch",
+    "metadata": "importlib.metadata.packages_distributions(); import torch",
+    "lazily": (
+        "spec = importlib.util.find_spec('torch'); loader = importlib.util.LazyLoader(spec.loader); "
+        "spec.loader = loader; module = importlib.util.module_from_spec(spec); "
+        "sys.modules['torch'] = module; loader.exec_module(module); module.attribute"
+    ),
+    "thread": (
+        "importlib.util.find_spec('torch'); "
+        "t = threading.Thread(target=importlib.import_module, args=('torch',)); t.start(); t.join()"
+    ),
+    "through a finder that asks all": (
+        "sys.meta_path.insert(0, type('Asks', (), {'find_spec': asks})()); import torch"
+    ),
+    "through a finder of long ago": "sys.meta_path.insert(1, object()); import torch",
+    "after a failure": (
+        "sys.modules['fails'] = None\ntry: import torch\nexcept ImportError: pass\n"
+        "del sys.modules['fails']; sys.modules['fails'] = sys; import torch"
+    ),
+}
+ASKER = """
+import importlib.metadata, importlib.util, sys, threading, types
+asking = []
+def asks(self, name, path=None, target=None):
+    if name == "torch" and not asking:
+        asking.append(name)
+        return importlib.util.find_spec(name)
+attached = types.ModuleType("perfsuite.attach")
+attached.attach = lambda: print("attached", sys.modules["torch"].attribute)
+sys.modules["perfsuite.attach"] = attached
+"""
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("how", ASKS)
+def test_whoever_asks_for_torch_first_it_is_attached_to_once(tmp_path: Path, how: str) -> None:
+    """A torch of one line, and a measurement of another."""
+    (tmp_path / "torch").mkdir()
+    needs = "import fails\n" if how == "after a failure" else ""
+    script(tmp_path / "torch", f"{needs}attribute = 1\n", "__init__.py")
+    done = started(tmp_path, ASKER + ASKS[how], PERFSUITE_RUN_DIR=str(tmp_path))
+    assert (done.stdout, done.stderr) == ("attached 1\n", "")
 
 
 # --- launched ---------------------------------------------------------------------------------------------
@@ -349,11 +354,44 @@ def test_a_script_runs_unchanged_and_gives_figures(by_path: Run) -> None:
 
 @pytest.mark.launch
 def test_under_its_own_launcher_it_is_the_same_training(by_path: Run, tmp_path: Path) -> None:
-    train = script(tmp_path, TRAIN)
+    asks_first = "import importlib.util; assert importlib.util.find_spec('torch')"  # as many libraries do
+    train = script(tmp_path, asks_first + TRAIN)
     result = measured(case_of(Script(command=(*TORCHRUN, train))), tmp_path)
     assert result.loss == pytest.approx(by_path.loss)
     assert len(result.step_s) == 12
     assert (tmp_path / "run" / "launcher.log").read_text().count("cleaned up") == 2
+
+
+OWN_PROCESS = """
+import os, sys
+first = set(sys.modules)
+assert not first & {"torch", "numpy", "perfsuite.attach"}, first
+os.environ["OMP_NUM_THREADS"] = "1"
+where = os.environ["PERFSUITE_LAUNCH_DIR"]
+assert sys.argv[1:] == ["--out", where + "/out"] and os.environ["OUT"] == where, (sys.argv, os.environ["OUT"])
+assert os.listdir(where) == []
+with open(os.environ["OUT"] + "/checkpoint", "w") as file:
+    print(*(os.environ.get(name) for name in ("RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")), file=file)
+"""
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("how", ["path", "module", "command"])
+def test_a_scripts_process_is_its_own_as_is_the_launchs_directory(tmp_path: Path, how: str) -> None:
+    """Nothing of ours has imported torch when its first line runs: what it sets in its environment holds."""
+    train = script(tmp_path, OWN_PROCESS + ALONE)
+    arguments = ("--out", "{launch_dir}/out")
+    ways: dict[str, dict[str, Any]] = {
+        "path": {"path": train, "arguments": arguments},
+        "module": {"module": "train", "arguments": arguments, "cwd": str(tmp_path)},
+        "command": {"command": ("python", train, *arguments)},
+    }
+    framework = Script(**ways[how], env={"OUT": "{launch_dir}", "OMP_NUM_THREADS": "2"})
+    result = measured(case_of(framework, topology=Topology(processes_per_node=1)), tmp_path)
+    assert result.observed is not None
+    assert result.observed.environment["threads"] == "1"
+    told = (tmp_path / "run" / "files" / "checkpoint").read_text().split()
+    assert told == (["None"] * 3 if how == "command" else ["0", "1", "perfsuite"])
 
 
 @pytest.mark.launch
@@ -380,7 +418,7 @@ def test_a_script_that_never_trains_is_told_with_what_it_said(tmp_path: Path) ->
     alone = Topology(processes_per_node=1)
     kind, told = failure_of(case_of(Script(path=script(tmp_path, text)), topology=alone), tmp_path)
     assert kind == "crash"
-    assert told.startswith("the script ended after 0 of 12 optimizer steps, by sys.exit(3)")
+    assert told.startswith("the script ended after 0 of 12 optimizer steps, with exit code 3")
     assert "last lines of rank-0.log:\nno data here" in told
 
 
@@ -400,10 +438,14 @@ def test_a_command_that_never_trains(tmp_path: Path, code: str, said: str) -> No
 
 
 @pytest.mark.launch
-def test_under_its_own_launcher_a_crash_shows_the_scripts_traceback(tmp_path: Path) -> None:
-    command = (*TORCHRUN, script(tmp_path, TRAIN), "--die-at", "0")
-    kind, said = failure_of(case_of(Script(command=command)), tmp_path)
+@pytest.mark.parametrize("how", ["path", "command"])
+def test_a_crash_shows_the_scripts_traceback(tmp_path: Path, how: str) -> None:
+    train = script(tmp_path, TRAIN)
+    by_path = Script(path=train, arguments=("--die-at", "0"))
+    framework = by_path if how == "path" else Script(command=(*TORCHRUN, train, "--die-at", "0"))
+    kind, said = failure_of(case_of(framework), tmp_path)
     assert kind == "crash"
+    assert "elastic" not in said
     assert said.startswith("ValueError: bad batch\nTraceback")
     assert 'train.py", line' in said
 
