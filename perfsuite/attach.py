@@ -150,13 +150,18 @@ class Attached:
         observed = self._observer.result()
         report = worker.with_times(report, self.case, self._workload, self.recorder)
         assert self.recorder.memory is not None
-        report = report.replace(memory=self.recorder.memory.read(), observed=_with_script(observed))
+        report = report.replace(
+            memory=self.recorder.memory.read(),
+            observed=_with_script(observed),
+            evidence=self._observer.evidence(),
+        )
         try:
             self._observer.check(observed)
             loss = () if self._losses is None else self._losses.of_steps(self.case.gradient_accumulation)
         except MismatchError as error:  # with all that was measured
             return report.replace(failure=worker.failure_of(error, report.rank))
-        return report.replace(loss=loss, flops=flops.count_known(self.case))
+        counted = flops.count_known(self.case, frozen_share=self._observer.frozen_share())
+        return report.replace(loss=loss, flops=counted)
 
     def _wait_for_the_others(self) -> None:
         missing = [self.run_dir.rank(rank) for rank in range(self.case.topology.world_size)]

@@ -235,7 +235,7 @@ def _measure_torch(run_dir: RunDir, asked: CaseFile, report: RankReport) -> Rank
     for hook in hooks:
         hook.remove()
     observed = observer.result()
-    report = report.replace(memory=memory.read(), observed=observed)
+    report = report.replace(memory=memory.read(), observed=observed, evidence=observer.evidence())
     try:
         observer.check(observed)
     except MismatchError as error:  # with all that was measured, and the same on every rank

@@ -8,7 +8,7 @@ import torch
 from perfsuite import finetuning
 from perfsuite.case import Case, LoRA
 from perfsuite.errors import MismatchError
-from perfsuite.observe import layers
+from perfsuite.second_step import layers
 from perfsuite.torch_model import build_model, build_optimizer
 from tests.test_torch_model import CPU, TINY, losses, workload
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, PlainSerializer, model_validator
 
@@ -41,6 +41,7 @@ class Script(Framework):
 
     name: ClassVar[str] = "script"
     builds_model: ClassVar[bool] = False
+    ignores: ClassVar[frozenset[str]] = frozenset()
 
     path: str | None = None
     """A Python file, run as `python PATH ARGUMENTS` would, once per rank, with torchrun's environment."""
@@ -60,6 +61,10 @@ class Script(Framework):
     """Whether each micro-batch calls backward on its share of the loss. False with gradient scaling or a
     pipeline schedule: the loss is then not observed."""
 
+    tokens: Literal["fixed", "vary"] = "fixed"
+    """Whether each step has the tokens that the case claims, as is checked in the second. `vary`: their
+    number differs from step to step; tokens/s counts what is claimed, and a note says what the second had."""
+
     @model_validator(mode="after")
     def _one_thing_to_run(self) -> Script:
         given = [name for name in ("path", "module", "command") if getattr(self, name) is not None]
@@ -73,6 +78,11 @@ class Script(Framework):
     def reports_loss(self) -> bool:
         """As the user says."""
         return self.loss
+
+    @property
+    def tokens_vary(self) -> bool:
+        """As the user says."""
+        return self.tokens == "vary"
 
     def slug(self) -> str:
         """What runs, options, and a digest of arguments, directories and variables."""
