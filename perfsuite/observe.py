@@ -151,13 +151,13 @@ class Observer:
         """How to correct a case that describes a script wrongly."""
         if self.case.framework.builds_model or key not in FIELDS:
             return ""
-        told = FIELDS[key]
+        told = f"another {FIELDS[key]}"
         if key == "recomputing_blocks":
             some, _, of, *_ = settings[key].split()
             told = (
                 f"activation_checkpointing={'full' if some == of else 'none' if some == '0' else 'every-N'!r}"
             )
-        return f" If the script is as it should be, correct {told} in the case."
+        return f" If the script is as it should be, say {told} in the case."
 
     def _look(self) -> dict[str, str]:
         parameters = list(self.model.parameters())
