@@ -164,13 +164,18 @@ def _measured(bare: Run, reports: list[RankReport], peak_flops: float | None) ->
         device_probe=_slowest_probe(reports),
         notes=(
             *_notes(reports, steady=window.steady),
+            *_rank_notes(reports),
             *agreement.token_notes(reports, case),
-            *_observed_notes(reports),
         ),
     )
     if _in_tf32(run):
         run, peak_flops = run.replace(notes=(*run.notes, NO_TF32_PEAK)), None
     return run.replace(figures=_figures(run, reports, peak_flops))
+
+
+def _rank_notes(reports: list[RankReport]) -> list[str]:
+    """What the ranks have to say, each thing once."""
+    return list(dict.fromkeys(note for report in reports for note in report.notes))
 
 
 def _with_driver(observed: Observed | None, machine: Machine) -> Observed | None:
@@ -231,12 +236,6 @@ def _notes(reports: list[RankReport], *, steady: bool) -> list[str]:
             "level before it was built; take a larger model or micro_batch"
         )
     return notes
-
-
-def _observed_notes(reports: list[RankReport]) -> list[str]:
-    """What workers noted, each once."""
-    seen = [report.observed for report in reports if report.observed is not None]
-    return list(dict.fromkeys(note for observed in seen for note in observed.notes))
 
 
 def _in_tf32(run: Run) -> bool:

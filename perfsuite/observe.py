@@ -10,12 +10,12 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch.distributed as dist
 from torch import nn
 
-from perfsuite import finetuning, replicas, software
+from perfsuite import deepspeed, finetuning, replicas, software
 from perfsuite.errors import MismatchError
 from perfsuite.result import Evidence, Observed
 from perfsuite.second_step import NO_LINEAR, SecondStep, dtype_name, dtype_of, layers
@@ -84,7 +84,6 @@ class Observer:
         return Observed(
             settings=settings,
             environment=software.environment(self.case.framework.packages),
-            notes=software.compile_notes(),
         )
 
     def evidence(self) -> Evidence:
@@ -187,6 +186,8 @@ class Observer:
 
 def owner(optimizer: Any) -> nn.Module:
     """The outermost living module that has all parameters of `optimizer`: what it trains, as wrapped."""
+    if (engine := deepspeed.engine_of(optimizer)) is not None:
+        return cast(nn.Module, engine)
     wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
     living: Any = (thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module))
     owners: list[nn.Module] = [module for module in living if wanted <= {id(p) for p in module.parameters()}]
@@ -206,11 +207,13 @@ def wrapping(model: nn.Module) -> dict[str, str]:
         kind.__name__: [module for module in modules if isinstance(module, kind)]
         for kind in (DistributedDataParallel, FullyShardedDataParallel, FSDPModule)
     }
+    engines = found[deepspeed.NAME] = [module for module in modules if hasattr(module, deepspeed.STEP)]
     wrapper = " + ".join(name for name, instances in found.items() if instances) or "none"
     shardings = {module.sharding_strategy.name for module in found["FullyShardedDataParallel"]}
     shardings |= {
         ", ".join(map(_placement, p.placements)) for p in model.parameters() if isinstance(p, DTensor)
     }
+    shardings |= {stage for engine in engines if (stage := deepspeed.sharding(engine))}
     wrapped = str(sum(len(instances) for instances in found.values()))
     return {
         "wrapper": wrapper,

@@ -18,8 +18,14 @@ def fingerprint(model: nn.Module) -> dict[str, float]:
         return {
             name: float(torch.linalg.vector_norm(local, ord=1, dtype=torch.float32))
             for name, parameter in model.named_parameters()
-            if parameter.requires_grad and (local := getattr(parameter, "_local_tensor", parameter)).numel()
+            if parameter.requires_grad and (local := _local(parameter)).numel()
         }
+
+
+def _local(parameter: Any) -> torch.Tensor:
+    """What this rank holds: a DTensor's shard, ZeRO 3's partition, or all of it."""
+    local: torch.Tensor = getattr(parameter, "ds_tensor", getattr(parameter, "_local_tensor", parameter))
+    return local
 
 
 def replicated(model: nn.Module) -> set[str]:

@@ -71,8 +71,6 @@ class Observed(Data):
     """World size, wrapper, sharding, dtypes, attention ...: runs that differ here cannot be compared."""
     environment: dict[str, str]
     """Versions and the like: differences are listed beside a verdict."""
-    notes: tuple[str, ...] = ()
-    """What a reader of the figures should know of it."""
 
 
 class Evidence(Data):
@@ -164,7 +162,10 @@ class RankReport(Document):
     observed: Observed | None = None
     evidence: Evidence | None = None
     device_probe: dict[str, float] = Field(default_factory=dict)
-    """What the device could do before the workload was built (`perfsuite.device_probe`)."""
+    """What the device could do before the workload was built, or after a script was measured
+    (`perfsuite.device_probe`)."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the figures should know."""
     failure: Failure | None = None
 
 

@@ -159,13 +159,7 @@ def test_other_tokens_are_a_note(
     assert (run.failure, run.notes) == (None, note)
 
 
-# --- what workers noted --------------------------------------------------------------------------------
-
-
-def test_what_each_rank_notes_is_told_once(tmp_path: Path) -> None:
-    seen = Observed(settings={}, environment={}, notes=("torch.compile: 3 graph breaks",))
-    run = run_of(make_case(), tmp_path, [make_report(rank, observed=seen) for rank in (0, 1)])
-    assert run.notes == ("torch.compile: 3 graph breaks",)
+# --- MFU -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

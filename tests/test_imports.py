@@ -17,6 +17,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 WORKER_ONLY = {
     "attach.py",
     "finetuning.py",
+    "losses.py",
     "nanotron_compat.py",
     "observe.py",
     "preload.py",

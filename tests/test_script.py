@@ -208,10 +208,12 @@ def test_what_is_there_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ):
         Script(**options).check(make_case())
     beside = Script(command=("torchrun", "good.py"), cwd="/tmp").launched_by()
-    assert beside is not None
     assert beside.words == (str(Path(sys.executable).parent / "torchrun"), "good.py")
-    assert beside.directory == "/tmp"
-    assert Script(path="good.py").launched_by() is None
+    assert (beside.directory, beside.starts_ranks) == ("/tmp", True)
+    by_path = Script(path="good.py", arguments=("--lr", "1"), cwd="/tmp").launched_by()
+    assert by_path.words == (sys.executable, "-u", str(tmp_path / "good.py"), "--lr", "1")
+    assert (by_path.directory, by_path.starts_ranks) == ("/tmp", False)
+    assert Script(module="good").launched_by().words == (sys.executable, "-u", "-m", "good")
 
 
 @pytest.mark.parametrize(
@@ -238,52 +240,6 @@ def test_a_configuration_is_a_promise_that_is_checked() -> None:
     assert unknown.framework.expected(unknown)["attention"] is None
     alone = case_of(Script(path="a.py"), topology=Topology(processes_per_node=1))
     assert alone.framework.expected(alone)["world_size"] is None
-
-
-# --- the loss ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def losses(monkeypatch: pytest.MonkeyPatch) -> Any:
-    import torch
-
-    from perfsuite.attach import Losses
-
-    monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
-    return Losses()
-
-
-def test_the_loss_of_a_step_is_the_sum_over_its_micro_batches(losses: Any) -> None:
-    import torch
-
-    weight = torch.ones(2, requires_grad=True)
-    for _ in range(2):
-        for micro in (1.0, 2.0):
-            loss = (weight * micro).sum()
-            loss.backward()
-            with torch.no_grad():
-                loss.mul_(1000)  # as a script may, to average it over ranks
-        (weight * 3).backward(torch.ones(2))  # not a loss
-        torch.autograd.backward(weight.sum() * 0)
-        losses.end_step()
-    assert weight.grad is not None
-    assert weight.grad.tolist() == [12, 12]
-    assert losses.of_steps(3) == (6, 6)
-
-
-def test_losses_that_are_not_as_the_case_says_are_a_mismatch(losses: Any) -> None:
-    import torch
-
-    from perfsuite.errors import MismatchError
-
-    for _ in range(3):
-        torch.ones((), requires_grad=True).backward()
-        losses.end_step()
-    with pytest.raises(MismatchError, match="the case says 4, but backward was called on 1 losses a step"):
-        losses.of_steps(4)
-    losses.end_step()
-    with pytest.raises(MismatchError, match="on no scalar in step 3: say loss=False"):
-        losses.of_steps(1)
 
 
 # --- the start of a process under a command ---------------------------------------------------------------
@@ -315,6 +271,52 @@ def test_where_perfsuite_is_not_installed_the_import_of_torch_says_so(tmp_path: 
     done = started(tmp_path, code, PERFSUITE_RUN_DIR=str(tmp_path))
     assert "perfsuite measures this command and cannot be imported by" in done.stderr
     assert started(tmp_path, code).returncode == 0, "outside a launch nothing is hooked"
+
+
+ASKS = {
+    "find_spec": "importlib.util.find_spec('torch'); import torch",
+    "twice": "importlib.util.find_spec('torch'); importlib.util.find_spec('torch'); import torch",
+    "metadata": "importlib.metadata.packages_distributions(); import torch",
+    "lazily": (
+        "spec = importlib.util.find_spec('torch'); loader = importlib.util.LazyLoader(spec.loader); "
+        "spec.loader = loader; module = importlib.util.module_from_spec(spec); "
+        "sys.modules['torch'] = module; loader.exec_module(module); module.attribute"
+    ),
+    "thread": (
+        "importlib.util.find_spec('torch'); "
+        "t = threading.Thread(target=importlib.import_module, args=('torch',)); t.start(); t.join()"
+    ),
+    "through a finder that asks all": (
+        "sys.meta_path.insert(0, type('Asks', (), {'find_spec': asks})()); import torch"
+    ),
+    "through a finder of long ago": "sys.meta_path.insert(1, object()); import torch",
+    "after a failure": (
+        "sys.modules['fails'] = None\ntry: import torch\nexcept ImportError: pass\n"
+        "del sys.modules['fails']; sys.modules['fails'] = sys; import torch"
+    ),
+}
+ASKER = """
+import importlib.metadata, importlib.util, sys, threading, types
+asking = []
+def asks(self, name, path=None, target=None):
+    if name == "torch" and not asking:
+        asking.append(name)
+        return importlib.util.find_spec(name)
+attached = types.ModuleType("perfsuite.attach")
+attached.attach = lambda: print("attached", sys.modules["torch"].attribute)
+sys.modules["perfsuite.attach"] = attached
+"""
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("how", ASKS)
+def test_whoever_asks_for_torch_first_it_is_attached_to_once(tmp_path: Path, how: str) -> None:
+    """A torch of one line, and a measurement of another."""
+    (tmp_path / "torch").mkdir()
+    needs = "import fails\n" if how == "after a failure" else ""
+    script(tmp_path / "torch", f"{needs}attribute = 1\n", "__init__.py")
+    done = started(tmp_path, ASKER + ASKS[how], PERFSUITE_RUN_DIR=str(tmp_path))
+    assert (done.stdout, done.stderr) == ("attached 1\n", "")
 
 
 # --- launched ---------------------------------------------------------------------------------------------
@@ -380,7 +382,7 @@ def test_a_script_that_never_trains_is_told_with_what_it_said(tmp_path: Path) ->
     alone = Topology(processes_per_node=1)
     kind, told = failure_of(case_of(Script(path=script(tmp_path, text)), topology=alone), tmp_path)
     assert kind == "crash"
-    assert told.startswith("the script ended after 0 of 12 optimizer steps, by sys.exit(3)")
+    assert told.startswith("the script ended after 0 of 12 optimizer steps, with exit code 3")
     assert "last lines of rank-0.log:\nno data here" in told
 
 
