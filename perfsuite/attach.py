@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from perfsuite import data, flops, measure, stacks, worker
+from perfsuite import data, deepspeed, flops, measure, software, stacks, worker
 from perfsuite.case import CaseFile
 from perfsuite.device_probe import device_probe
 from perfsuite.errors import FileError, MismatchError, ScriptError
@@ -72,6 +72,7 @@ class Attached:
         if asked.device == "cuda":
             measure.keep_peaks()
         self._optimizers = Optimizers(getattr(self.case.framework, "clock", None))
+        self._engines = deepspeed.Engines(self._before, self._after)
         self._losses = Losses() if self.case.framework.reports_loss else None
         self._passes = 0
         """Backward passes before any optimizer has stepped."""
@@ -81,14 +82,21 @@ class Attached:
         register_optimizer_step_pre_hook(self._before_optimizer_step)
         register_optimizer_step_post_hook(self._after_optimizer_step)
 
-    # The clock: torch calls these two for every optimizer. Another clock would call `before_step` and
-    # `after_step` itself, and see to it that these leave its steps alone.
+    # The clock: torch calls these two for every optimizer, or DeepSpeed's engine stands for the one in it.
 
     def _before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self._engines.take(optimizer):
+            self._before(optimizer)
+
+    def _after_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self._engines.take(optimizer):
+            self._after(optimizer)
+
+    def _before(self, optimizer: Any) -> None:
         if self._optimizers.is_clock(optimizer):
             self.before_step(optimizer)
 
-    def _after_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _after(self, optimizer: Any) -> None:
         self._optimizers.count(optimizer)
         if self._optimizers.is_clock(optimizer):
             self.after_step(optimizer)
@@ -186,13 +194,18 @@ class Attached:
         report = worker.with_times(report, self.case, self._workload, self.recorder)
         report = report.replace(memory=self._memory.read())  # before anything of ours takes some
         observed = self._observer.result()
-        report = report.replace(observed=_with_script(observed), notes=self._optimizers.notes())
+        report = report.replace(
+            observed=_with_script(observed),
+            evidence=self._observer.evidence(),
+            notes=(*self._optimizers.notes(), *software.compile_notes()),
+        )
         try:
             self._observer.check(observed)
             loss = () if self._losses is None else self._losses.of_steps(self.case.gradient_accumulation)
         except MismatchError as error:  # with all that was measured
             return report.replace(failure=worker.failure_of(error, report.rank))
-        return report.replace(loss=loss, flops=flops.count_known(self.case))
+        counted = flops.count_known(self.case, frozen_share=self._observer.frozen_share())
+        return report.replace(loss=loss, flops=counted)
 
     def _wait_for_the_others(self) -> None:
         missing = self._reports()

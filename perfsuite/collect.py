@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median, quantiles
 
-from perfsuite import data, stacks
+from perfsuite import agreement, data, stacks
 from perfsuite.case import Case, CaseFile
 from perfsuite.errors import FileError, ReportError
 from perfsuite.hardware import Machine
@@ -40,6 +40,7 @@ LOG_TAIL_LINES = 60
 LOG_TAIL_BYTES = 2**18
 SETTLED_WARMUP_S, SETTLED_WINDOW_S = 10, 20
 """Of a GPU, at the least, where launches of other machines or other days are to be compared."""
+NO_TF32_PEAK = "no MFU: matrix products in fp32 ran in TF32 here, and the peak that is known is that of fp32"
 LOSS_NOT_OBSERVED = (
     "loss not observed, as the case asks for: training that no longer learns would not be seen"
 )
@@ -80,7 +81,8 @@ def collect(
             cause = failure  # a job that was killed, for all that its ranks say, was killed for what was seen
         return bare.replace(failure=_with_log(cause, run_dir))
     try:
-        run = _measured(bare, [reports[rank] for rank in sorted(reports)], asked.peak_flops)
+        ranks = [reports[rank] for rank in sorted(reports)]
+        run = _measured(bare, ranks, asked.peak_flops)
     except ReportError as error:
         return bare.replace(failure=Failure(kind="ranks_disagree", message=str(error)))
     notes = run.notes
@@ -91,6 +93,9 @@ def collect(
         notes = (*notes, f"died after its report was written: {who}")
     if failure is not None:
         notes = (*notes, f"every rank had reported, but the job did not end: {failure.message}")
+    unlike = agreement.trained_apart(ranks) or agreement.tokens_differ(ranks, asked.case)
+    if unlike is not None:
+        return run.replace(notes=notes, failure=Failure(kind="mismatch", message=unlike))
     if not asked.case.framework.reports_loss:
         return run.replace(notes=(*notes, LOSS_NOT_OBSERVED))
     return run.replace(notes=notes, failure=_bad_loss(run.loss))
@@ -200,8 +205,14 @@ def _measured(bare: Run, reports: list[RankReport], peak_flops: float | None) ->
         flops=reports[0].flops,
         observed=_with_machine(reports[0].observed, bare),
         device_probe=_slowest_probe(reports),
-        notes=(*_notes(reports, steady=window.steady), *_rank_notes(reports)),
+        notes=(
+            *_notes(reports, steady=window.steady),
+            *_rank_notes(reports),
+            *agreement.token_notes(reports, case),
+        ),
     )
+    if _in_tf32(run):
+        run, peak_flops = run.replace(notes=(*run.notes, NO_TF32_PEAK)), None
     run = run.replace(figures=_figures(run, reports, peak_flops))
     return run.replace(notes=(*run.notes, *_unsettled(run)))
 
@@ -290,6 +301,13 @@ def _notes(reports: list[RankReport], *, steady: bool) -> list[str]:
             "level before it was built; take a larger model or micro_batch"
         )
     return notes
+
+
+def _in_tf32(run: Run) -> bool:
+    """Whether matrix products that the case calls fp32 were less."""
+    settings = run.observed.settings if run.observed is not None else {}
+    is_less = settings.get("fp32_matmul", "ieee") != "ieee"
+    return run.case.precision == "fp32" and run.machine.device == "cuda" and is_less
 
 
 def _figures(run: Run, reports: list[RankReport], peak_flops: float | None) -> Figures:

@@ -71,10 +71,13 @@ class DoctorFile(Document):
     memory: MemoryFacts | None = None
 
 
-def main(path: str, *, device: str, quick: bool) -> None:
+def main(path: str, *, kind: Literal["cpu", "cuda"], quick: bool) -> None:
     """Write a `DoctorFile`; with `quick` of torch alone, without training."""
-    found = DoctorFile(torch=torch_facts(wants_gpu=device == "cuda"))
-    if not quick and (device == "cpu" or found.torch.devices):
+    import torch
+
+    found = DoctorFile(torch=torch_facts(wants_gpu=kind == "cuda"))
+    if not quick and (kind == "cpu" or found.torch.devices):
+        device = torch.device("cuda", 0) if kind == "cuda" else torch.device("cpu")
         found = found.replace(memory=memory_facts(device), clock=clock_facts(device))
     data.write(Path(path), found)
 
@@ -99,27 +102,28 @@ def torch_facts(*, wants_gpu: bool) -> TorchFacts:
     )
 
 
-def memory_facts(device: str) -> MemoryFacts:
+def memory_facts(device: Any) -> MemoryFacts:
     """Allocate a block, let it go, and read the peak as a rank would."""
     import torch
 
     from perfsuite.measure import CudaMemory, HostMemory
 
     torch.ones(1, device=device)  # what the allocator itself needs is not the block's
-    memory = CudaMemory() if device == "cuda" else HostMemory()
+    on_gpu = device.type == "cuda"
+    memory = CudaMemory(device) if on_gpu else HostMemory()
     block = torch.ones(BLOCK_BYTES, dtype=torch.uint8, device=device)
     del block
     read = memory.read()
-    expected = torch.cuda.max_memory_allocated() if device == "cuda" else BLOCK_BYTES
+    expected = torch.cuda.max_memory_allocated(device) if on_gpu else BLOCK_BYTES
     return MemoryFacts(expected=expected, read=read.peak, method=read.method)
 
 
-def clock_facts(device: str, pairs: int = PAIRS) -> ClockFacts:
-    """Train a small model by DDP in this one process, bare and under the clock in turn."""
+def clock_facts(device: Any, pairs: int = PAIRS) -> ClockFacts:
+    """Train a small model on a `torch.device` by DDP in this one process, bare and under the clock in turn."""
     from perfsuite.case import Case, Topology
     from perfsuite.frameworks.ddp import DDP
 
-    on_gpu = device == "cuda"
+    on_gpu = device.type == "cuda"
     case = Case(
         model="gpt2" if on_gpu else "llama-tiny",
         framework=DDP(),
@@ -133,7 +137,7 @@ def clock_facts(device: str, pairs: int = PAIRS) -> ClockFacts:
 
 
 @contextmanager
-def one_rank(case: Case, device: str) -> Iterator[Callable[[int], list[Any]]]:
+def one_rank(case: Case, device: Any) -> Iterator[Callable[[int], list[Any]]]:
     """The training loop of `case`, built in this process as the only rank of its group."""
     import torch
     import torch.distributed as dist
@@ -141,20 +145,20 @@ def one_rank(case: Case, device: str) -> Iterator[Callable[[int], list[Any]]]:
     from perfsuite.framework import Ranks
     from perfsuite.measure import Recorder, clock_for
 
-    place = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
-    if device == "cuda":
-        torch.cuda.set_device(place)
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(device)
     else:
         torch.set_num_threads(1)
     with tempfile.NamedTemporaryFile() as store:
-        backend = "nccl" if device == "cuda" else "gloo"
+        backend = "nccl" if on_gpu else "gloo"
         dist.init_process_group(backend, init_method=f"file://{store.name}", rank=0, world_size=1)
-        ranks = Ranks(rank=0, world_size=1, device=place, directory=Path())
+        ranks = Ranks(rank=0, world_size=1, device=device, directory=Path())
         yield case.framework.build(case, ranks, Recorder(clock_for(device)[0])).run
         dist.destroy_process_group()
 
 
-def timed(run: Callable[[int], list[Any]], device: str, pairs: int) -> ClockFacts:
+def timed(run: Callable[[int], list[Any]], device: Any, pairs: int) -> ClockFacts:
     """Blocks of `STEPS` steps of a loop, bare and under the clock in turn, then under the profiler."""
     bare_s(run, device)  # warms up
     blocks = []
@@ -168,11 +172,11 @@ def timed(run: Callable[[int], list[Any]], device: str, pairs: int) -> ClockFact
         overhead=tuple(sum(measured.step_s) / STEPS / alone for alone, measured in blocks),
         wall=tuple(sum(measured.step_s) / measured.wall_s for _, measured in blocks),
         step_s=median(second for _, measured in blocks for second in measured.step_s),
-        profiler_s=_profiled_s(run) if device == "cuda" else None,
+        profiler_s=_profiled_s(run) if device.type == "cuda" else None,
     )
 
 
-def bare_s(run: Callable[[int], list[Any]], device: str) -> float:
+def bare_s(run: Callable[[int], list[Any]], device: Any) -> float:
     """Seconds per step, timed from outside as a whole, with the device synchronised before and after."""
     from perfsuite.measure import clock_for
 
@@ -188,14 +192,14 @@ def bare_s(run: Callable[[int], list[Any]], device: str) -> float:
     return spent / STEPS
 
 
-def under_the_clock(run: Callable[[int], list[Any]], device: str) -> Recorder:
+def under_the_clock(run: Callable[[int], list[Any]], device: Any) -> Recorder:
     """The recorder of the same steps, measured as in a rank."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     from perfsuite.measure import CudaMemory, Recorder, clock_for
 
     timer, probe = clock_for(device)
-    recorder = Recorder(timer, probe=probe, memory=CudaMemory() if device == "cuda" else None)
+    recorder = Recorder(timer, probe=probe, memory=CudaMemory(device) if device.type == "cuda" else None)
     hook = register_optimizer_step_post_hook(recorder.after_optimizer_step)
     recorder.start()
     run(STEPS)
@@ -218,4 +222,4 @@ def _profiled_s(run: Callable[[int], list[Any]]) -> float:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], device=sys.argv[2], quick="--quick" in sys.argv)
+    main(sys.argv[1], kind="cuda" if sys.argv[2] == "cuda" else "cpu", quick="--quick" in sys.argv)

@@ -100,6 +100,11 @@ class Framework(Data):
     def check(self, case: Case) -> None:
         """Raises `CaseError` where the case contradicts itself or a file that it names: no reason to skip."""
 
+    @property
+    def tokens_vary(self) -> bool:
+        """Whether steps differ in their number of tokens, so that it cannot be compared with the case's."""
+        return False
+
     def environment(self) -> Mapping[str, str]:
         """Environment variables that its processes need from their start."""
         return {}

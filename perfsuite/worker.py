@@ -231,7 +231,7 @@ def _measure_torch(run_dir: RunDir, asked: CaseFile, report: RankReport) -> Rank
     import torch.distributed as dist
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    from perfsuite import flops
+    from perfsuite import flops, software
     from perfsuite.device_probe import all_reduce_probe, device_probe
     from perfsuite.observe import Observer
 
@@ -264,7 +264,12 @@ def _measure_torch(run_dir: RunDir, asked: CaseFile, report: RankReport) -> Rank
     for hook in hooks:
         hook.remove()
     observed = observer.result()
-    report = report.replace(memory=memory.read(), observed=observed)
+    report = report.replace(
+        memory=memory.read(),
+        observed=observed,
+        evidence=observer.evidence(),
+        notes=software.compile_notes(),
+    )
     try:
         observer.check(observed)
     except MismatchError as error:  # with all that was measured, and the same on every rank

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import perfsuite
-from perfsuite import DDP, Case, Model, Script, Topology
+from perfsuite import DDP, Case, LoRA, Model, Script, Topology
 from perfsuite.errors import CaseError
 from perfsuite.hardware import detect
 from perfsuite.launch import _environment
@@ -472,10 +472,63 @@ def test_one_process_without_a_group_whose_loss_is_not_observed(tmp_path: Path) 
     assert "died after its report was written: rank 0: exit code 1" in result.notes
 
 
+WRAPPED = "model = DistributedDataParallel(Net())"
+SCALED = TRAIN.replace("return self.layer(x)", "return self.layer(x) * self.scale").replace(
+    "self.layer = torch.nn.Linear(16, 16)",
+    "self.layer = torch.nn.Linear(16, 16); self.scale = torch.nn.Parameter(torch.ones(16))",
+)
+
+
 @pytest.mark.launch
-def test_a_script_and_a_framework_that_train_the_same_agree(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (TRAIN.replace(WRAPPED, "model = Net()"), "no collective ran after the first step"),
+        (
+            TRAIN.replace(WRAPPED, f"{WRAPPED}; model.require_backward_grad_sync = False"),
+            "no collective ran after the first step",
+        ),
+        (
+            SCALED.replace(WRAPPED, "model = Net(); model.layer = DistributedDataParallel(model.layer)"),
+            "1 of 3 parameters are not the same on all of them after the last step, as scale. ",
+        ),
+    ],
+    ids=["not wrapped", "never synchronised", "wrapped in part"],
+)
+def test_ranks_that_exchange_no_gradients_are_not_a_job_of_two(tmp_path: Path, text: str, said: str) -> None:
+    kind, told = failure_of(case_of(Script(path=script(tmp_path, text))), tmp_path)
+    assert kind == "mismatch"
+    assert told.startswith(f"the 2 ranks trained apart: {said}")
+
+
+@pytest.mark.launch
+def test_gradients_may_be_exchanged_by_hand(tmp_path: Path) -> None:
+    by_hand = "for p in model.parameters(): dist.all_reduce(p.grad, op=dist.ReduceOp.SUM); p.grad /= 2"
+    text = TRAIN.replace(WRAPPED, "model = Net()").replace(
+        "optimizer.step()", f"{by_hand}\n                optimizer.step()"
+    )
+    result = measured(case_of(Script(path=script(tmp_path, text))), tmp_path)
+    assert result.observed is not None
+    assert result.observed.settings["wrapper"] == "none"
+
+
+@pytest.mark.launch
+def test_micro_batches_that_the_case_does_not_know_are_named_as_such(tmp_path: Path) -> None:
+    text = TRAIN.replace("optimizer.step()", "if step % 2: optimizer.step()").replace(
+        "optimizer.zero_grad()", "if step % 2: optimizer.zero_grad()"
+    )
+    kind, told = failure_of(case_of(Script(path=script(tmp_path, text))), tmp_path)
+    assert kind == "mismatch"
+    assert "gradient_accumulation: the case says 1, but backward was called on 2 losses a step" in told
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("lora", [None, LoRA(rank=4, alpha=8, targets=("q_proj", "v_proj"))], ids=str)
+def test_a_script_and_a_framework_that_train_the_same_agree(tmp_path: Path, lora: LoRA | None) -> None:
     """The loop of the framework ddp, as a script of its own."""
-    ddp = case_of(Script(path="x.py"), model="llama-tiny").replace(framework=DDP(), micro_batch=2)
+    ddp = case_of(Script(path="x.py"), model="llama-tiny").replace(
+        framework=DDP(), micro_batch=2, lora=lora, learning_rate=1e-2
+    )
     text = f"""
 import torch, torch.distributed as dist
 from perfsuite.case import Case
@@ -490,7 +543,9 @@ while True:
         optimizer.step()
         optimizer.zero_grad()
 """
-    as_script = measured(ddp.replace(framework=Script(path=script(tmp_path, text))), tmp_path / "script")
+    told = ddp.replace(framework=Script(path=script(tmp_path, text)), learning_rate=1e-3)
+    assert unsupported(told, detect()) is None
+    as_script = measured(told, tmp_path / "script")
     as_framework = measured(ddp, tmp_path / "ddp")
     assert as_script.loss == pytest.approx(as_framework.loss, rel=1e-6)
     assert as_script.flops == as_framework.flops

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, PlainSerializer, model_validator
 
@@ -42,6 +42,7 @@ class Script(Framework):
 
     name: ClassVar[str] = "script"
     builds_model: ClassVar[bool] = False
+    ignores: ClassVar[frozenset[str]] = frozenset()
 
     path: str | None = None
     """A Python file, run by `python PATH ARGUMENTS` once per rank, with torchrun's environment variables."""
@@ -64,6 +65,10 @@ class Script(Framework):
     """The class of the optimizer whose steps are counted and timed: `"AdamW"`; `"AdamW:2"` is the second
     AdamW that steps. None: the first optimizer that steps."""
 
+    tokens: Literal["fixed", "vary"] = "fixed"
+    """Whether each step has the tokens that the case claims, as is checked in the second. `vary`: their
+    number differs from step to step; tokens/s counts what is claimed, and a note says what the second had."""
+
     @model_validator(mode="after")
     def _one_thing_to_run(self) -> Script:
         given = [name for name in ("path", "module", "command") if getattr(self, name) is not None]
@@ -77,6 +82,11 @@ class Script(Framework):
     def reports_loss(self) -> bool:
         """As the user says."""
         return self.loss
+
+    @property
+    def tokens_vary(self) -> bool:
+        """As the user says."""
+        return self.tokens == "vary"
 
     def slug(self) -> str:
         """What runs, options, and a digest of arguments, directories and variables."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from statistics import quantiles
 
+import torch
+
 from perfsuite.doctor_probe import STEPS, clock_facts
 
 PAIRS = 40
@@ -16,7 +18,7 @@ PAIRS = 40
 
 def main() -> None:
     """Print the median ratio of the pairs."""
-    ratios = clock_facts("cpu", pairs=PAIRS).overhead
+    ratios = clock_facts(torch.device("cpu"), pairs=PAIRS).overhead
     low, middle, high = quantiles(ratios, n=4, method="inclusive")
     print(
         f"step time measured / bare: median {middle:.4f}, "

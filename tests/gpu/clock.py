@@ -20,6 +20,7 @@ from perfsuite.doctor_probe import one_rank, timed, under_the_clock
 from perfsuite.measure import clock_for
 
 STEPS_WITHOUT_GC = 60
+DEVICE = torch.device("cuda", 0)
 Loop = Callable[[int], list[Any]]
 
 
@@ -35,8 +36,8 @@ def main(framework: str) -> None:
         hardware="gpu",
         learning_rate=3e-4,
     )
-    with one_rank(case, "cuda") as run:
-        facts = timed(run, "cuda", pairs=6)
+    with one_rank(case, DEVICE) as run:
+        facts = timed(run, DEVICE, pairs=6)
         print(
             f"under the clock / bare: {median(facts.overhead):.5f}  {[round(r, 4) for r in facts.overhead]}"
         )
@@ -45,7 +46,7 @@ def main(framework: str) -> None:
         print(f"median step {1e3 * facts.step_s:.2f} ms, by the profiler {1e3 * facts.profiler_s:.2f} ms")
         print(f"synchronised after each step: {1e3 * synchronised_s(run):.2f} ms")
         torch.cuda.reset_peak_memory_stats()
-        recorder = under_the_clock(run, "cuda")
+        recorder = under_the_clock(run, DEVICE)
         assert recorder.memory is not None
         print(f"peak: torch {torch.cuda.max_memory_allocated()}, perfsuite {recorder.memory.read()}")
         print(f"peak of a step, without garbage collection: {peaks_without_gc(run)}")
@@ -56,7 +57,7 @@ def main(framework: str) -> None:
 
 def synchronised_s(run: Loop) -> float:
     """Seconds of a step, median, if the host waits for the device after each."""
-    timer, _ = clock_for("cuda")
+    timer, _ = clock_for(DEVICE)
     seconds = []
     for _ in range(10):
         began = timer.host()
