@@ -11,6 +11,7 @@ from statistics import fmean, median, quantiles
 from perfsuite import data, stacks
 from perfsuite.case import Case, CaseFile
 from perfsuite.errors import FileError, ReportError
+from perfsuite.framework import LossRule
 from perfsuite.hardware import Machine
 from perfsuite.result import Failure, Figures, Health, LaunchFile, Observed, RankReport, Run
 from perfsuite.rundir import RunDir
@@ -30,6 +31,10 @@ PEERS_SAY = (
 )
 """What a healthy rank says when another one died, by gloo, torch elastic or NCCL: never the cause."""
 LOG_TAIL_LINES = 60
+LOSS_STEPS = 3
+"""Or a tenth of all, if that is more: whether a loss falls is told by the means of the first and of the last.
+Of 48 runs of 12 steps (the tiny models, learning rates 1e-3 and 1e-4) it falls in all; by the first step and
+the last alone, it did not in 2."""
 LOSS_NOT_OBSERVED = (
     "loss not observed, as the case asks for: training that no longer learns would not be seen"
 )
@@ -81,9 +86,9 @@ def collect(
         notes = (*notes, f"died after its report was written: {who}")
     if failure is not None:
         notes = (*notes, f"every rank had reported, but the job did not end: {failure.message}")
-    if not asked.case.framework.reports_loss:
+    if (rule := asked.case.framework.asks_of_loss) is None:
         return run.replace(notes=(*notes, LOSS_NOT_OBSERVED))
-    return run.replace(notes=notes, failure=_bad_loss(run.loss))
+    return run.replace(notes=notes, failure=_bad_loss(run.loss, rule, asked.case))
 
 
 def _reports(run_dir: RunDir, case: Case) -> dict[int, RankReport]:
@@ -271,18 +276,22 @@ def _energy_per_token_j(health: Health | None, tokens_per_step: int) -> float | 
     return sum(told) / (health.steps * tokens_per_step) if len(told) == len(health.devices) else None
 
 
-def _bad_loss(loss: Sequence[float]) -> Failure | None:
-    """A run that does not learn is no benchmark of training."""
+def _bad_loss(loss: Sequence[float], rule: LossRule, case: Case) -> Failure | None:
+    """A loss that is no number is no training; one that does not fall is none where it has to."""
     if not loss:
         return Failure(kind="loss", message="no loss was recorded")
     bad = [step for step, value in enumerate(loss) if not math.isfinite(value)]
     if bad:
         return Failure(kind="loss", message=f"the loss is {loss[bad[0]]} at step {bad[0]}")
-    tail = max(1, len(loss) // 10)
-    first, last = loss[0], fmean(loss[-tail:])
-    if not last < first:
-        return Failure(
-            kind="loss",
-            message=f"the loss does not fall: {first:.4f} at the first step, {last:.4f} over the last {tail}",
-        )
-    return None
+    count = max(LOSS_STEPS, len(loss) // 10)
+    first, last = fmean(loss[:count]), fmean(loss[-count:])
+    if rule == "finite" or last < first:
+        return None
+    advice = "give more steps or another learning_rate"
+    if not case.framework.builds_model:
+        advice = 'say loss="finite" where it need not (random data, a learning rate that warms up, a GAN)'
+    return Failure(
+        kind="loss",
+        message=f"the loss does not fall: {first:.4f} is the mean of the first {count} steps, "
+        f"{last:.4f} that of the last {count}: {advice}",
+    )
