@@ -46,8 +46,10 @@ def flops_per_token(
 
 
 def count_known(case: Case) -> Flops | None:
-    """`count` of a case's model, or None where only its name is known."""
-    return count(case.model, case.sequence_length, case.lora) if case.model.config else None
+    """`count` of a case's model, or None where only its name is known, or no tokens are counted."""
+    if not case.model.config or case.sequence_length is None:
+        return None
+    return count(case.model, case.sequence_length, case.lora)
 
 
 def count(model: Model, sequence_length: int, lora: LoRA | None = None) -> Flops:
