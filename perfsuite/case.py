@@ -61,8 +61,8 @@ class Case(Data):
     """One benchmark case. `case.replace(micro_batch=8)` gives a variant.
 
     Lengths are in tokens, batches in sequences: a step trains on `micro_batch * gradient_accumulation`
-    sequences of `sequence_length` tokens per data-parallel rank. Where training knows no tokens (images, tables),
-    `sequence_length` is None, and batches are in samples.
+    sequences of `sequence_length` tokens per data-parallel rank. Where training knows no tokens
+    (images, tables), `sequence_length` is None, and batches are in samples.
     """
 
     model: Annotated[Model, BeforeValidator(lambda value: find(value) if isinstance(value, str) else value)]

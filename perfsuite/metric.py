@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-
 Unit = Literal["tokens", "samples"]
 """What a case counts (`Case.unit`). Fields of figures are named after tokens, whatever is counted."""
 
@@ -78,6 +77,6 @@ PEAK_MEMORY = Metric(
     exact_on_gpu=True,
 )
 
-SPEEDS = frozenset({TOKENS_PER_S.name, TOKENS_PER_S_MEAN.name})
-"""Names of those whose cost is time, and whose unit is that of the case."""
+SPEEDS = {"tokens/s": "token", "samples/s": "sample"}
+"""Units of metrics whose cost is time, and what that is the time of."""
 GATED = (TOKENS_PER_S, TOKENS_PER_S_MEAN, PEAK_MEMORY)

@@ -172,7 +172,7 @@ class Session:
                 lambda runs: judge(runs, accepted, self.noise(hardware_class), self.options.policy),
                 runs=self.launches,
                 inject=self.options.inject,
-                on_launch=lambda launch: self.progress.begin(case.id, case.total_steps, launch),
+                on_launch=lambda launch: self.progress.begin(case.id, case.total_steps, launch, case.unit),
                 on_progress=self.progress.step,
             )
             self.running = None

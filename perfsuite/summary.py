@@ -48,13 +48,17 @@ def speed_unit(results: Iterable[Result]) -> Unit:
 
 def speed(value: float, unit: Unit, heading: Unit) -> str:
     """Tokens/s or samples/s under a heading that says which, or with its own unit under another."""
-    number = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-    return number if unit == heading else f"{number} {unit}/s"
+    return rate(value) if unit == heading else f"{rate(value)} {unit}/s"
+
+
+def rate(value: float) -> str:
+    """So many per second, to three digits at the least."""
+    return f"{value:.3g}" if 0 < value < 100 else f"{value:,.0f}"
 
 
 def change(check: Check) -> float | None:
     """Of the metric as people read it, not of its cost: tokens/s fall when time per token grows."""
-    if check.worsening is None or check.metric not in SPEEDS:
+    if check.worsening is None or check.unit not in SPEEDS:
         return check.worsening
     return 1 / (1 + check.worsening) - 1
 
@@ -126,8 +130,8 @@ def properties(result: Result) -> dict[str, str | float]:
             told[f"{check.metric}_low"], told[f"{check.metric}_high"] = check.interval
         if check.minimum_detectable is not None:
             told[f"{check.metric}_minimum_detectable"] = check.minimum_detectable
-    if blind_metrics := [in_unit(check.metric, result.unit) for check in result.verdict.checks if check.blind]:
-        told["blind"] = ", ".join(blind_metrics)
+    if blind_metrics := [check.metric for check in result.verdict.checks if check.blind]:
+        told["blind"] = in_unit(", ".join(blind_metrics), result.unit)
     return {in_unit(name, result.unit): value for name, value in told.items()}
 
 

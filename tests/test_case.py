@@ -49,7 +49,10 @@ from tests.samples import make_case
         ({"sequence_length": "64"}, ["sequence_length:", "valid integer", "got '64'"]),
         (
             {"sequence_length": None},
-            ["sequence_length None counts samples in place of tokens, which only a Script may", "fake trains"],
+            [
+                "sequence_length None counts samples in place of tokens, which only a Script may",
+                "fake trains",
+            ],
         ),
         ({"sequence_length": 129}, ["sequence_length 129", "128 positions of gpt2-tiny"]),
         ({"precision": "fp16"}, ["precision:", "'bf16-mixed', 'fp16-mixed' or 'bf16'", "got 'fp16'"]),
