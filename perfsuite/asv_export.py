@@ -150,8 +150,9 @@ def _pooled(sessions: Iterable[StoredSession], slots: Mapping[str, Slot]) -> dic
     for session in sessions:
         newest = max(newest, session.started_at.timestamp())
         for result in session.results:
-            of_case = launches.setdefault(slots[result.case], {metric: [] for metric in METRICS})
-            for metric, values in costs(result).items():
+            slot = slots[result.case]
+            of_case = launches.setdefault(slot, {metric: [] for metric in METRICS})
+            for metric, values in costs(result, slot.unit).items():
                 of_case[metric] += values
     return results(launches, round(1000 * newest))
 
@@ -196,10 +197,10 @@ def _configuration(repo: Path, branch: str, commit_url: str) -> dict[str, Any]:
         "results_dir": "results",
         "html_dir": "html",
         "regressions_thresholds": {
-            r".*\.seconds_per_token\b": TOKENS_PER_S.tolerance_gpu,
+            r".*\.seconds_per_(token|sample)\b": TOKENS_PER_S.tolerance_gpu,
             r".*\.peak_memory\b": PEAK_MEMORY.tolerance_gpu,
         },
-        # At one speed it says the same as seconds per token: one slowdown shall be one entry.
+        # At one speed it says the same as seconds per token or sample: one slowdown shall be one entry.
         "regressions_first_commits": {r".*\.seconds_per_step\b": None},
     }
 

@@ -16,14 +16,21 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from perfsuite.case import NO_TOKENS
 from perfsuite.history import StoredResult
+from perfsuite.metric import Unit, in_unit
 from perfsuite.robust import t_quantile
 from perfsuite.sequential import pooled_noise
 
 PARAMETERS = ("framework", "sequence_length", "micro_batch", "gradient_accumulation", "options")
 """Of a benchmark, in asv's sense. Model, topology and precision stand in its name."""
-METRICS = {"seconds_per_token": "seconds", "seconds_per_step": "seconds", "peak_memory": "bytes"}
-"""Names and units, as asv knows them."""
+METRICS = {
+    "seconds_per_token": "seconds",
+    "seconds_per_sample": "seconds",
+    "seconds_per_step": "seconds",
+    "peak_memory": "bytes",
+}
+"""Names and units, as asv knows them. A case has the first or the second, by what it counts."""
 VERSION = "1"
 """Of names, parameters and statistics. A change of it makes every export begin anew."""
 COLUMNS = (
@@ -41,6 +48,11 @@ class Slot(NamedTuple):
     values: tuple[str, ...]
     """Of `PARAMETERS`."""
 
+    @property
+    def unit(self) -> Unit:
+        """What the case counts."""
+        return "samples" if self.values[PARAMETERS.index("sequence_length")] == NO_TOKENS else "tokens"
+
 
 Launches = Mapping[Slot, Mapping[str, Sequence[float]]]
 """Of each case in each metric: the median of each launch."""
@@ -52,13 +64,13 @@ def slot(parameters: Mapping[str, str]) -> Slot:
     return Slot(".".join(parts), tuple(parameters[name] or "default" for name in PARAMETERS))
 
 
-def costs(result: StoredResult) -> dict[str, list[float]]:
-    """The median of each launch in each metric."""
+def costs(result: StoredResult, unit: Unit) -> dict[str, list[float]]:
+    """The median of each launch in each metric, of a case that counts `unit`."""
     steps = [value for value in result.step_s_p50 if value is not None]
     tokens = result.tokens_per_step
     return {
         "seconds_per_step": steps,
-        "seconds_per_token": [step / tokens for step in steps] if tokens else [],
+        in_unit("seconds_per_token", unit): [step / tokens for step in steps] if tokens else [],
         "peak_memory": [value for value in result.peak_memory_bytes if value is not None],
     }
 
@@ -69,9 +81,9 @@ def results(launches: Launches, started_at_ms: int) -> dict[str, list[Any]]:
     for metric in METRICS:
         groups: dict[str, dict[tuple[str, ...], Sequence[float]]] = {}
         for one, by_metric in launches.items():
-            if by_metric[metric]:
+            if by_metric.get(metric):
                 groups.setdefault(one.group, {})[one.values] = by_metric[metric]
-        interval = _interval(metric, [by_metric[metric] for by_metric in launches.values()])
+        interval = _interval(metric, [by_metric.get(metric, ()) for by_metric in launches.values()])
         for group, by_values in groups.items():
             rows[f"{group}.{metric}"] = _row(by_values, interval, started_at_ms)
     return rows

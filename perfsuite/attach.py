@@ -73,7 +73,7 @@ class Attached:
             measure.keep_peaks()
         self._optimizers = Optimizers(getattr(self.case.framework, "clock", None))
         self._engines = deepspeed.Engines(self._before, self._after)
-        self._losses = Losses() if self.case.framework.reports_loss else None
+        self._losses = Losses() if self.case.framework.asks_of_loss is not None else None
         self._passes = 0
         """Backward passes before any optimizer has stepped."""
         self._recorder: measure.Recorder | None = None

@@ -18,7 +18,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from perfsuite import baseline, data
+from perfsuite import baseline, data, summary
 from perfsuite.baseline import Acceptance, Baseline
 from perfsuite.errors import FileError, GitError, PerfsuiteError
 from perfsuite.git import git
@@ -54,7 +54,9 @@ def list_baselines(baselines: Baselines = Path("baselines"), store: Store = Path
         for file in sorted(directory.glob("*/*.json")):
             held = data.read(file, Baseline)
             accepted = "local" if held.accepted is None else f"by {held.accepted.by}"
-            speed, memory = (amount(held.median(m.name), m.unit) for m in (TOKENS_PER_S, PEAK_MEMORY))
+            median = held.median(TOKENS_PER_S.name)
+            speed = "not measured" if median is None else summary.speed(median, held.case.unit, "tokens")
+            memory = amount(held.median(PEAK_MEMORY.name), PEAK_MEMORY.unit)
             grid.add_row(
                 held.hardware_class,
                 held.case.id,
@@ -87,7 +89,8 @@ def show(
             out.print(f"  reason: {a.reason or 'none given'}")
         for metric in GATED:
             values = ", ".join(amount(value, metric.unit) for value in held.values(metric.name))
-            out.print(f"  {metric.label}: {values or 'not measured'}{_noise(held, metric)}")
+            label = metric.counting(held.case.unit).label
+            out.print(f"  {label}: {values or 'not measured'}{_noise(held, metric)}")
         if held.observed is not None:
             for what, seen in (
                 ("settings", held.observed.settings),
@@ -241,14 +244,15 @@ def _require_reason(before: Baseline, now: Baseline, runs: Sequence[Run]) -> Non
     """Raises `_Refused` where a metric gets worse, or training learns otherwise."""
     for metric in GATED:
         old, new = before.median(metric.name), now.median(metric.name)
+        label = metric.counting(now.case.unit).label
         let_pass = (
             WORSE if metric in (TOKENS_PER_S, PEAK_MEMORY) else metric.tolerance(runs[-1].machine.device)
         )
         if old and new and metric.worsening(new, old) > let_pass:
             change = f"{amount(old, metric.unit)} -> {amount(new, metric.unit)}"
-            raise _Refused(f"{metric.label} gets worse ({change}): say why with --reason")
+            raise _Refused(f"{label} gets worse ({change}): say why with --reason")
         if old and not new:
-            raise _Refused(f"{metric.label} is in the baseline and was not measured")
+            raise _Refused(f"{label} is in the baseline and was not measured")
     if (difference := loss_differs(runs, before)) is not None:
         raise _Refused(f"{difference}: say why with --reason")
 
@@ -282,9 +286,10 @@ def _before_after(before: Baseline | None, now: Baseline | None) -> Text:
         new = now.median(metric.name) if now else None
         if old is None and new is None:
             continue
+        label = metric.counting(either.case.unit).label
         change = f" ({metric.worsening(new, old):+.1%} cost)" if old and new else ""
         text.append(
-            f"\n  {metric.label}: {amount(old, metric.unit) if before else 'new'}{_noise(before, metric)} -> "
+            f"\n  {label}: {amount(old, metric.unit) if before else 'new'}{_noise(before, metric)} -> "
             f"{amount(new, metric.unit) if now else 'removed'}{_noise(now, metric)}{change}"
         )
     return text

@@ -6,11 +6,20 @@ import re
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 
 from perfsuite.data import Data, Document
 from perfsuite.framework import Framework, changed_fields, parse_framework
 from perfsuite.hardware import ACCELERATORS, hardware_error
+from perfsuite.metric import Unit
 from perfsuite.models import Model, find
 
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
@@ -52,7 +61,8 @@ class Case(Data):
     """One benchmark case. `case.replace(micro_batch=8)` gives a variant.
 
     Lengths are in tokens, batches in sequences: a step trains on `micro_batch * gradient_accumulation`
-    sequences of `sequence_length` tokens per data-parallel rank.
+    sequences of `sequence_length` tokens per data-parallel rank. Where training knows no tokens
+    (images, tables), `sequence_length` is None, and batches are in samples.
     """
 
     model: Annotated[Model, BeforeValidator(lambda value: find(value) if isinstance(value, str) else value)]
@@ -61,7 +71,8 @@ class Case(Data):
         BeforeValidator(parse_framework),
         PlainSerializer(lambda framework: {"name": framework.name, **framework.model_dump()}),
     ]
-    sequence_length: int = Field(ge=2, strict=True)
+    sequence_length: Annotated[int, Field(ge=2, strict=True)] | None
+    """Tokens. None: a sample is what is counted, and every speed is in samples/s; for a `Script` only."""
     micro_batch: int = Field(ge=1, strict=True)
     gradient_accumulation: int = Field(default=1, ge=1, strict=True)
     precision: Precision = "fp32"
@@ -91,6 +102,15 @@ class Case(Data):
     may_run_out_of_memory: bool = Field(default=False, strict=True)
     """Whether out of memory is an answer, as in a batch sweep, where no baseline says that it fits."""
 
+    @field_validator("sequence_length", mode="wrap")
+    @classmethod
+    def _tokens_or_none(cls, value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return check(value)
+        except ValidationError as error:
+            said = error.errors(include_url=False)[0]["msg"]
+            raise ValueError(f"{said}; None where a Script counts samples and no tokens") from None
+
     @field_validator("hardware", mode="before")
     @classmethod
     def _one_or_more(cls, value: Any) -> Any:
@@ -116,6 +136,13 @@ class Case(Data):
                 f"quantization {self.quantization!r} needs lora: quantised weights cannot be trained; "
                 "give lora=LoRA(rank=16, alpha=32)"
             )
+        if self.sequence_length is None:
+            if self.framework.builds_model:
+                raise ValueError(
+                    f"sequence_length None counts samples in place of tokens, which only a Script may: "
+                    f"{self.framework.name} trains a language model, give its tokens"
+                )
+            return self
         longest = self.model.max_sequence_length
         if longest is not None and self.sequence_length > longest:
             raise ValueError(
@@ -135,7 +162,7 @@ class Case(Data):
             for part in (
                 parts["framework"],
                 parts["model"],
-                f"s{parts['sequence_length']}",
+                "" if self.sequence_length is None else f"s{parts['sequence_length']}",
                 batch,
                 parts["precision"],
                 parts["options"],
@@ -153,7 +180,7 @@ class Case(Data):
         parts = {
             "framework": self.framework.slug(),
             "model": self.model.name,
-            "sequence_length": str(self.sequence_length),
+            "sequence_length": NO_TOKENS if self.sequence_length is None else str(self.sequence_length),
             "micro_batch": str(self.micro_batch),
             "gradient_accumulation": str(self.gradient_accumulation),
             "precision": self.precision,
@@ -161,6 +188,16 @@ class Case(Data):
             "topology": f"{self.topology.nodes}x{self.topology.processes_per_node}",
         }
         return {name: re.sub(r"[^A-Za-z0-9._+-]", "_", part) for name, part in parts.items()}
+
+    @property
+    def unit(self) -> Unit:
+        """What is counted: each speed is so many of them per second."""
+        return "samples" if self.sequence_length is None else "tokens"
+
+    @property
+    def sample_length(self) -> int:
+        """Units in a sample: the tokens of a sequence, or the sample itself."""
+        return 1 if self.sequence_length is None else self.sequence_length
 
     @property
     def markers(self) -> list[str]:
@@ -174,6 +211,8 @@ class Case(Data):
         return self.max_warmup_steps + self.steps
 
 
+NO_TOKENS = "none"
+"""In `Case.parameters`, the sequence length of a case that counts samples."""
 _IN_ID_ALREADY = frozenset(
     {
         "model",

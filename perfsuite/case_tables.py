@@ -12,10 +12,11 @@ from typing import TypeVar
 from perfsuite import charts
 from perfsuite.charts import duration
 from perfsuite.health import BAD_REASONS
+from perfsuite.metric import in_unit
 from perfsuite.report import amount
 from perfsuite.result import DeviceHealth, Health, Memory, Run
 from perfsuite.results import Result
-from perfsuite.summary import percent
+from perfsuite.summary import percent, rate
 
 T = TypeVar("T")
 
@@ -65,8 +66,9 @@ def checks(result: Result, anchor: str) -> Table | None:
             )
         )
     caption = (
-        "The change is that of the cost (time per token, bytes): plus is worse. In the chart the dot is the "
-        "estimate, the bar its 99 % interval, the solid line no change, the dashed line what is allowed."
+        f"The change is that of the cost ({in_unit('time per token', result.unit)}, bytes): plus is worse. "
+        "In the chart the dot is the estimate, the bar its 99 % interval, the solid line no change, the "
+        "dashed line what is allowed."
     )
     headers = (
         *("metric", "verdict", "measured", "baseline", "change", "99 % interval"),
@@ -80,7 +82,7 @@ def launches(result: Result) -> Table:
     rows = [
         (
             str(number),
-            known(run.figures.tokens_per_s, "{:,.0f}".format),
+            known(run.figures.tokens_per_s, rate),
             known(run.figures.step_s_p50, duration),
             known(run.figures.step_s_p95, duration),
             known(run.figures.step_jitter, "{:.2f}".format),
@@ -94,7 +96,7 @@ def launches(result: Result) -> Table:
         for number, run in enumerate(result.runs, 1)
     ]
     headers = (
-        *("launch", "tokens/s", "p50", "p95", "p95/p50", "longest", "window", "slowest rank"),
+        *("launch", f"{result.unit}/s", "p50", "p95", "p95/p50", "longest", "window", "slowest rank"),
         *("peak memory", "least peak", "reserved", "retries", "took", "counts"),
     )
     caption = (

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from perfsuite import case_tables, charts, summary
 from perfsuite.case_tables import NONE, Table, known
 from perfsuite.charts import Band, duration
-from perfsuite.metric import PEAK_MEMORY, TOKENS_PER_S
+from perfsuite.metric import PEAK_MEMORY, TOKENS_PER_S, Unit
 from perfsuite.report import amount
 from perfsuite.result import Run
 from perfsuite.results import Result, SessionFile
@@ -74,15 +74,15 @@ class CaseView:
         return summary.marks(self.result)
 
 
-def case_view(result: Result, session: SessionFile, *, anchor: str) -> CaseView:
-    """Everything about one result; `anchor` is unique in the page."""
+def case_view(result: Result, session: SessionFile, *, anchor: str, unit: Unit = "tokens") -> CaseView:
+    """Everything about one result; `anchor` is unique in the page, whose overview tells speeds in `unit`."""
     runs = result.runs
     band = _band(result)
     loss = charts.losses(runs, key=f"{anchor}:loss", title="Loss of each launch by step")
     return CaseView(
         anchor=anchor,
         result=result,
-        summary=_summary(result),
+        summary=_summary(result, unit),
         hardware=result.hardware_class or NONE,
         reason=summary.reason(result),
         checks=case_tables.checks(result, anchor),
@@ -102,12 +102,12 @@ def case_view(result: Result, session: SessionFile, *, anchor: str) -> CaseView:
     )
 
 
-def _summary(result: Result) -> dict[str, Cell]:
+def _summary(result: Result, unit: Unit) -> dict[str, Cell]:
     """By column of the overview."""
     figures, checks = result.figures, {check.metric: check for check in result.verdict.checks}
     memory = checks.get(PEAK_MEMORY.name)
     return {
-        "tokens/s": _cell(figures.tokens_per_s, "{:,.0f}".format),
+        f"{unit}/s": _cell(figures.tokens_per_s, lambda value: summary.speed(value, result.unit, unit)),
         "vs\N{NO-BREAK SPACE}baseline": _cell(summary.speed_change(result), summary.percent),
         "p50": _cell(figures.step_s_p50, duration),
         "memory": _cell(figures.peak_memory_bytes, lambda value: amount(value, "bytes")),

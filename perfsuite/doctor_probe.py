@@ -119,7 +119,7 @@ def memory_facts(device: Any) -> MemoryFacts:
 
 
 def clock_facts(device: Any, pairs: int = PAIRS) -> ClockFacts:
-    """Train a small model on a `torch.device` by DDP in this one process, bare and under the clock in turn."""
+    """Train a small model by DDP in this one process, on a `torch.device`, bare and under the clock."""
     from perfsuite.case import Case, Topology
     from perfsuite.frameworks.ddp import DDP
 

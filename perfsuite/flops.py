@@ -46,8 +46,8 @@ def flops_per_token(
 
 
 def count_known(case: Case, *, frozen_share: float = 0.0) -> Flops | None:
-    """`count` of a case's model, or None where only its name is known."""
-    if not case.model.config:
+    """`count` of a case's model, or None where only its name is known, or no tokens are counted."""
+    if not case.model.config or case.sequence_length is None:
         return None
     return count(case.model, case.sequence_length, case.lora, frozen_share=frozen_share)
 

@@ -12,7 +12,7 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import ValidationError
 
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from perfsuite.hardware import Machine
     from perfsuite.measure import Recorder
     from perfsuite.result import Memory
+
+LossRule = Literal["falls", "finite"]
+"""`falls`: every loss is a finite number, and those of the last steps are lower than those of the first.
+`finite`: every loss is a finite number. Either way the curve has to follow the baseline's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +97,19 @@ class Framework(Data):
     send and recv of an eager group are serialised with all its other operations."""
 
     @property
+    def asks_of_loss(self) -> LossRule | None:
+        """What the loss of each step has to do; None: it is not observed, and each run says so."""
+        return "falls"
+
+    @property
     def reports_loss(self) -> bool:
-        """Whether each step's loss is known. If not, each run says so."""
-        return True
+        """Whether each step's loss is known."""
+        return self.asks_of_loss is not None
+
+    @classmethod
+    def upgraded(cls, options: dict[str, Any]) -> dict[str, Any]:
+        """Options as an earlier perfsuite may have written them into a file, in today's words."""
+        return options
 
     def check(self, case: Case) -> None:
         """Raises `CaseError` where the case contradicts itself or a file that it names: no reason to skip."""
@@ -147,7 +161,7 @@ def changed_fields(data: Data, skip: frozenset[str] = frozenset()) -> list[str]:
         value = getattr(data, name)
         if name in skip or (not info.is_required() and value == info.default):
             continue
-        if isinstance(value, bool):
+        if isinstance(value, bool) or value is None:
             parts.append(name if value else f"no_{name}")
         elif isinstance(value, str):
             parts.append(value.lower())
@@ -207,7 +221,7 @@ def parse_framework(value: Any) -> Framework:
     options = {key: option for key, option in value.items() if key != "name"}
     kind = framework_class(value["name"])
     try:
-        return kind.model_validate(options)
+        return kind.model_validate(kind.upgraded(options))
     except ValidationError as error:
         known = ", ".join(kind.model_fields) or "none"
         raise CaseError(f"{explain(error)}. Options of {value['name']}: {known}.") from None

@@ -24,11 +24,12 @@ from typing import Any, Literal
 from pydantic import Field
 
 from perfsuite import data
-from perfsuite.case import Case
+from perfsuite.case import NO_TOKENS, Case
 from perfsuite.data import Data, Document
 from perfsuite.errors import FileError
 from perfsuite.hardware import Machine
 from perfsuite.judge import UNMEASURED
+from perfsuite.metric import Unit
 from perfsuite.result import Run
 from perfsuite.results import Result, SessionFile
 
@@ -44,6 +45,11 @@ class StoredCase(Document):
     parameters: dict[str, str]
     """What tells it from other cases: `Case.parameters`."""
     case: dict[str, Any]
+
+    @property
+    def unit(self) -> Unit:
+        """What it counts: `StoredResult.tokens_per_step` is so many samples, if those."""
+        return "samples" if self.parameters.get("sequence_length") == NO_TOKENS else "tokens"
 
 
 class StoredResult(Data):

@@ -20,6 +20,7 @@ from perfsuite import charts, summary
 from perfsuite.case_tables import Table
 from perfsuite.case_view import CaseView, Figure, case_view
 from perfsuite.comparison import ComparisonTable
+from perfsuite.metric import Unit
 from perfsuite.report import sentence
 from perfsuite.results import SessionFile
 
@@ -40,7 +41,8 @@ SIGNS = {
 
 def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTable] = ()) -> str:
     """The page of one or more sessions."""
-    views = _views(sessions)
+    unit = summary.speed_unit(result for session in sessions for result in session.results)
+    views = _views(sessions, unit)
     counts = Counter(view.verdict for view in views)
     style, script = _own("report.css"), _own("report.js")
     environment = Environment(
@@ -55,6 +57,7 @@ def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTabl
         sessions=[(summary.provenance(session), summary.interruption(session)) for session in sessions],
         views=views,
         columns=_columns(views),
+        unit=unit,
         verdicts=[(verdict, counts[verdict]) for verdict in summary.WORST_FIRST if counts[verdict]],
         several_classes=len({view.hardware for view in views}) > 1,
         skipped=_skipped(sessions),
@@ -68,8 +71,8 @@ def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTabl
     )
 
 
-def _views(sessions: Sequence[SessionFile]) -> list[CaseView]:
-    """All cases, the worst first, else as they were measured."""
+def _views(sessions: Sequence[SessionFile], unit: Unit) -> list[CaseView]:
+    """All cases, the worst first, else as they were measured; speeds are in `unit`."""
     taken: Counter[str] = Counter()
     views = []
     for session in sessions:
@@ -78,7 +81,7 @@ def _views(sessions: Sequence[SessionFile]) -> list[CaseView]:
             taken[anchor] += 1
             if taken[anchor] > 1:
                 anchor += f":{taken[anchor]}"
-            views.append(case_view(result, session, anchor=anchor))
+            views.append(case_view(result, session, anchor=anchor, unit=unit))
     return sorted(views, key=lambda view: summary.WORST_FIRST.index(view.verdict))
 
 

@@ -218,10 +218,11 @@ def _unjudged(metric: Metric, runs: Sequence[Run], baseline: Baseline | None = N
     values = [getattr(run.figures, metric.name) for run in runs]
     then = baseline.values(metric.name) if baseline is not None else []
     before = median(then) if then else None
+    told = metric.counting(runs[0].case.unit)
     check = Check(
         metric=metric.name,
-        label=metric.label,
-        unit=metric.unit,
+        label=told.label,
+        unit=told.unit,
         outcome="recorded",
         measured=None if None in values else median(values),
         baseline=before,
@@ -386,8 +387,9 @@ def loss_differs(runs: Sequence[Run], baseline: Baseline) -> str | None:
 def _usual_loss(baseline: Baseline) -> list[tuple[float, float]]:
     """The baseline's loss over each tenth of the steps, and how far from it the same code may be.
 
-    A few launches hardly tell the spread of one tenth, so the median of all tenths' relative spreads counts
-    where it is larger. Student's t, as the spread is estimated, and so is the mean that is compared with.
+    A few launches hardly tell the spread of one tenth, so that of it with its neighbours counts where it is
+    larger, and so does the median of all tenths' relative spreads (of no use where a loss crosses zero).
+    Student's t, as the spread is estimated, and so is the mean that is compared with.
     """
     curves = [launch.loss for launch in baseline.launches if launch.loss]
     count = len(curves)
@@ -404,9 +406,15 @@ def _usual_loss(baseline: Baseline) -> list[tuple[float, float]]:
     )
     sigmas = t_quantile(LOSS_SIGMAS, LOSS_DEGREES * (count - 1)) * math.sqrt(1 + 1 / count)
     return [
-        (mean, max(sigmas * spread, max(sigmas * typical, LOSS_FLOOR) * abs(mean)))
-        for mean, spread in zip(means, spreads, strict=True)
+        (mean, max(sigmas * _near(spreads, tenth), max(sigmas * typical, LOSS_FLOOR) * abs(mean)))
+        for tenth, mean in enumerate(means)
     ]
+
+
+def _near(spreads: Sequence[float], tenth: int) -> float:
+    """The spread of a tenth, or if that is larger the root mean square of it and its neighbours'."""
+    neighbours = spreads[max(0, tenth - 1) : tenth + 2]
+    return max(spreads[tenth], math.sqrt(fmean(spread * spread for spread in neighbours)))
 
 
 def differences(run: Run, baseline: Baseline) -> dict[str, tuple[str, str]]:

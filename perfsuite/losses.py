@@ -96,12 +96,12 @@ class Losses:
         if 0 in passes:
             raise MismatchError(
                 f"loss: backward was called on no scalar in step {passes.index(0)}: "
-                "say loss=False where a script's loss cannot be seen so"
+                "say loss=None where a script's loss cannot be seen so"
             )
         if (usual := mode(passes)) != micro_batches:
             raise MismatchError(
                 f"gradient_accumulation: the case says {micro_batches}, but backward was called on {usual} "
-                "losses a step. Correct the case, or say loss=False if these are not its micro-batches"
+                "losses a step. Correct the case, or say loss=None if these are not its micro-batches"
             )
         return tuple(float(total) for total, _ in self._sums if total is not None)
 

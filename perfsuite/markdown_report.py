@@ -61,6 +61,7 @@ def text(value: str) -> str:
 
 def _table(results: Sequence[Result], *, anchors: Sequence[str]) -> list[str]:
     rows = []
+    unit = summary.speed_unit(results)
     for number, result in enumerate(results):
         case = text(result.case_id)
         if number < len(anchors):
@@ -70,12 +71,12 @@ def _table(results: Sequence[Result], *, anchors: Sequence[str]) -> list[str]:
             summary.verdict(result) + "".join(f" ({mark})" for mark in summary.marks(result)),
             case,
             text(summary.reason(result)),
-            "-" if figures.tokens_per_s is None else f"{figures.tokens_per_s:,.0f}",
+            "-" if figures.tokens_per_s is None else summary.speed(figures.tokens_per_s, result.unit, unit),
             "-" if change is None else summary.percent(change),
             "-" if figures.peak_memory_bytes is None else amount(figures.peak_memory_bytes, "bytes"),
         )
         rows.append(_row(cells))
-    heading = "| verdict | case | why | tokens/s | vs baseline | memory |"
+    heading = f"| verdict | case | why | {unit}/s | vs baseline | memory |"
     return [heading, "| --- | --- | --- | ---: | ---: | ---: |", *_cut(rows, 6)]
 
 

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+Unit = Literal["tokens", "samples"]
+"""What a case counts (`Case.unit`). Fields of figures are named after tokens, whatever is counted."""
+
+
+def in_unit(text: str, unit: Unit) -> str:
+    """A text about tokens, said of what a case counts."""
+    return text.replace("token", unit.removesuffix("s"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +28,10 @@ class Metric:
     tolerance_gpu: float
     exact_on_gpu: bool = False
     """Whether an accelerator repeats it to the digit, so that no statistics are needed there."""
+
+    def counting(self, unit: Unit) -> Metric:
+        """The same of a case that counts this: in the label and in the unit."""
+        return replace(self, label=in_unit(self.label, unit), unit=in_unit(self.unit, unit))
 
     def tolerance(self, device: str) -> float:
         """The relative change for the worse that is let pass."""
@@ -65,4 +77,6 @@ PEAK_MEMORY = Metric(
     exact_on_gpu=True,
 )
 
+SPEEDS = {"tokens/s": "token", "samples/s": "sample"}
+"""Units of metrics whose cost is time, and what that is the time of."""
 GATED = (TOKENS_PER_S, TOKENS_PER_S_MEAN, PEAK_MEMORY)

@@ -89,7 +89,7 @@ def from_case(case: Case, options: Nanotron, *, files: Path, fused_adam: bool) -
             "init_method": {"std": 0.02},
             "model_config": {
                 "is_llama_config": True,
-                "max_position_embeddings": case.sequence_length,
+                "max_position_embeddings": case.sample_length,
                 **{name: case.model.config[name] for name in SHAPE if name in case.model.config},
             },
         },

@@ -6,6 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from perfsuite.metric import Unit
+from perfsuite.summary import rate
+
 ID_WIDTH = 30
 
 
@@ -28,13 +31,13 @@ class Progress:
     _began: float = 0
     _first: tuple[float, int] | None = None
 
-    def begin(self, case_id: str, total_steps: int, launch: int) -> None:
-        """Launch number `launch` of a case begins."""
+    def begin(self, case_id: str, total_steps: int, launch: int, unit: Unit = "tokens") -> None:
+        """Launch number `launch` of a case begins, which counts `unit`."""
         self._began, self._first = self.clock(), None
         if launch == 1:
             self._number += 1
             self._case_began = self._began
-        self._case_id, self._total, self._launch = case_id, total_steps, launch
+        self._case_id, self._total, self._launch, self._unit = case_id, total_steps, launch, unit
         if not self.is_live:
             self.say(f"{self._where()} launched")
 
@@ -52,9 +55,9 @@ class Progress:
         if not done or since <= 0:
             self.live(f"{self._where()} step {step}/{self._total}")
             return
-        rate = f"{done * tokens_per_step / since:,.0f} tokens/s"
+        shown = f"{rate(done * tokens_per_step / since)} {self._unit}/s"
         rest = (self._total - step) * since / done
-        self.live(f"{self._where()} step {step}/{self._total} {rate} {rest:.0f} s{self._time_left()}")
+        self.live(f"{self._where()} step {step}/{self._total} {shown} {rest:.0f} s{self._time_left()}")
 
     def say(self, text: str) -> None:
         """A line that stays."""

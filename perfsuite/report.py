@@ -11,9 +11,18 @@ from rich.table import Table
 from rich.text import Text
 
 from perfsuite.judge import Check, Outcome
-from perfsuite.metric import TOKENS_PER_S
+from perfsuite.metric import SPEEDS, Unit, in_unit
 from perfsuite.results import Result
-from perfsuite.summary import known_issue, notes, percent, plural, speed_change
+from perfsuite.summary import (
+    known_issue,
+    notes,
+    percent,
+    plural,
+    rate,
+    speed,
+    speed_change,
+    speed_unit,
+)
 
 STYLES: dict[Outcome, str] = {
     "passed": "green",
@@ -46,7 +55,8 @@ def table(results: Sequence[Result], *, color: bool, width: int | None) -> str:
     grid = Table(box=None, header_style="bold", pad_edge=False, show_edge=False)
     if not narrow:
         grid.add_column("case", overflow="fold", ratio=1, min_width=20)
-    figures = [_figures(result, narrow=narrow) for result in results]
+    unit = speed_unit(results)
+    figures = [_figures(result, unit, narrow=narrow) for result in results]
     for heading in figures[0]:
         grid.add_column(heading, justify="right", no_wrap=True)
     grid.add_column("verdict", no_wrap=True)
@@ -77,12 +87,12 @@ def table(results: Sequence[Result], *, color: bool, width: int | None) -> str:
     return "\n".join(lines)
 
 
-def _figures(result: Result, *, narrow: bool) -> dict[str, str]:
-    """By column heading."""
+def _figures(result: Result, unit: Unit, *, narrow: bool) -> dict[str, str]:
+    """By column heading; speeds are under `unit`."""
     f, change = result.figures, speed_change(result)
     told = {
-        "tokens/s": "-" if f.tokens_per_s is None else f"{f.tokens_per_s:,.0f}",
-        "per device": "-" if f.tokens_per_s_per_device is None else f"{f.tokens_per_s_per_device:,.0f}",
+        f"{unit}/s": "-" if f.tokens_per_s is None else speed(f.tokens_per_s, result.unit, unit),
+        "per device": "-" if f.tokens_per_s_per_device is None else rate(f.tokens_per_s_per_device),
         "p50 ms": "-" if f.step_s_p50 is None else f"{1e3 * f.step_s_p50:.1f}",
         "p95 ms": "-" if f.step_s_p95 is None else f"{1e3 * f.step_s_p95:.1f}",
         "memory": "-" if f.peak_memory_bytes is None else amount(f.peak_memory_bytes, "bytes"),
@@ -112,11 +122,12 @@ def explanation(result: Result) -> str:
     if figures.gpu_utilisation is not None:
         lines.append(f"  GPU utilisation: {figures.gpu_utilisation:.0f} %")
     if figures.energy_per_token_j is not None:
-        lines.append(f"  energy: {1e3 * figures.energy_per_token_j:.2f} mJ per token")
+        per = in_unit("mJ per token", result.unit)
+        lines.append(f"  energy: {1e3 * figures.energy_per_token_j:.2f} {per}")
     if figures.own_tokens_per_s is not None and figures.tokens_per_s is not None:
         apart = figures.own_tokens_per_s / figures.tokens_per_s - 1
-        own = amount(figures.own_tokens_per_s, "tokens/s")
-        lines.append(f"  {result.framework}'s own log: {own} tokens/s ({apart:+.1%} beside this clock)")
+        own = f"{rate(figures.own_tokens_per_s)} {result.unit}/s"
+        lines.append(f"  {result.framework}'s own log: {own} ({apart:+.1%} beside this clock)")
     lines += [f"  note: {note}" for note in notes(result)]
     if verdict.changed:
         lines.append("  changed since the baseline: " + "; ".join(verdict.changed))
@@ -157,15 +168,15 @@ def sentence(check: Check) -> str:
 
 def _change(check: Check, worsening: float) -> str:
     more = "more" if worsening >= 0 else "less"
-    what = f"{more} time per token" if check.unit == TOKENS_PER_S.unit else more
+    what = f"{more} time per {SPEEDS[check.unit]}" if check.unit in SPEEDS else more
     return f"{abs(worsening):.1%} {what}"
 
 
 def amount(value: float | None, unit: str) -> str:
-    """A figure for people: bytes in binary units, tokens/s with separators."""
+    """A figure for people: bytes in binary units, speeds as `rate` tells them."""
     if value is None:
         return "not measured"
     if unit == "bytes":
         size, name = (2**30, "GiB") if value >= 2**30 else (2**20, "MiB")
         return f"{value / size:.2f} {name}" if name == "GiB" else f"{value / size:.1f} {name}"
-    return f"{value:,.0f}" if unit else f"{value:.2f}"
+    return rate(value) if unit else f"{value:.2f}"

@@ -198,7 +198,10 @@ class RankReport(Document):
 
 
 class Figures(Data):
-    """The figures of one run. None where this machine or framework does not give it."""
+    """The figures of one run. None where this machine or framework does not give it.
+
+    Tokens are what the case counts: samples, where it has no tokens (`Case.unit`).
+    """
 
     tokens_per_s: float | None = None
     """Global tokens per step over the median step time."""

@@ -12,6 +12,7 @@ from perfsuite.data import Data, Document
 from perfsuite.hardware import Machine
 from perfsuite.health import is_shared
 from perfsuite.judge import Outcome, Verdict
+from perfsuite.metric import Unit
 from perfsuite.result import Figures, Run
 
 
@@ -54,6 +55,12 @@ class Result(Data):
 
     @computed_field  # type: ignore[prop-decorator]
     @property
+    def unit(self) -> Unit:
+        """What its speeds count: `figures.tokens_per_s` of a case without tokens is in samples/s."""
+        return self.runs[0].case.unit if self.runs else "tokens"
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
     def outcome(self) -> Outcome:
         """The verdict in a word."""
         return self.verdict.outcome
@@ -70,7 +77,7 @@ class Result(Data):
     @model_validator(mode="before")
     @classmethod
     def _computed_again(cls, values: Any) -> Any:
-        """`outcome`, `figures` and `shared` stand in the file for its readers; they follow from the rest."""
+        """The computed fields stand in the file for its readers; they follow from the rest."""
         if isinstance(values, dict):
             return {key: value for key, value in values.items() if key not in cls.model_computed_fields}
         return values

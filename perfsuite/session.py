@@ -232,7 +232,7 @@ class Session:
         return result
 
     def _begin(self, case: Case, machine: Machine, launch: int) -> None:
-        self.progress.begin(case.id, case.total_steps, launch)
+        self.progress.begin(case.id, case.total_steps, launch, case.unit)
         self.neighbours.launch_begins(machine)
 
     def _judge(self, runs: list[Run], accepted: Baseline | None) -> Verdict:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from perfsuite.judge import Check
-from perfsuite.metric import TOKENS_PER_S
+from perfsuite.metric import SPEEDS, TOKENS_PER_S, Unit, in_unit
 from perfsuite.results import Result, SessionFile
 
 WORST_FIRST = (
@@ -48,9 +48,25 @@ def speed_change(result: Result) -> float | None:
     return None if check is None else change(check)
 
 
+def speed_unit(results: Iterable[Result]) -> Unit:
+    """What heads the column of a table: samples where all count them. See `speed`."""
+    units = {result.unit for result in results if result.runs}
+    return "samples" if units == {"samples"} else "tokens"
+
+
+def speed(value: float, unit: Unit, heading: Unit) -> str:
+    """Tokens/s or samples/s under a heading that says which, or with its own unit under another."""
+    return rate(value) if unit == heading else f"{rate(value)} {unit}/s"
+
+
+def rate(value: float) -> str:
+    """So many per second, to three digits at the least."""
+    return f"{value:.3g}" if 0 < value < 100 else f"{value:,.0f}"
+
+
 def change(check: Check) -> float | None:
     """Of the metric as people read it, not of its cost: tokens/s fall when time per token grows."""
-    if check.worsening is None or check.unit != TOKENS_PER_S.unit:
+    if check.worsening is None or check.unit not in SPEEDS:
         return check.worsening
     return 1 / (1 + check.worsening) - 1
 
@@ -107,7 +123,10 @@ def plural(count: int, noun: str) -> str:
 
 
 def properties(result: Result) -> dict[str, str | float]:
-    """A result in short for other tools: JUnit's properties, pytest-benchmark's extra info."""
+    """A result in short for other tools: JUnit's properties, pytest-benchmark's extra info.
+
+    Of a case without tokens, `samples_per_s` and so on.
+    """
     told: dict[str, str | float] = {
         "case_id": result.case_id,
         "framework": result.framework,
@@ -129,8 +148,8 @@ def properties(result: Result) -> dict[str, str | float]:
     if result.shared:
         told["shared"] = "others used the machine"
     if blind_metrics := [check.metric for check in result.verdict.checks if check.blind]:
-        told["blind"] = ", ".join(blind_metrics)
-    return told
+        told["blind"] = in_unit(", ".join(blind_metrics), result.unit)
+    return {in_unit(name, result.unit): value for name, value in told.items()}
 
 
 def tally(results: Iterable[Result]) -> list[str]:

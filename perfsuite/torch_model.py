@@ -200,13 +200,13 @@ def synthetic_batches(case: Case, data_rank: int, device: torch.device) -> list[
     size = min(ALPHABET, int(str(case.model.config.get("vocab_size", ALPHABET))))
     chain = torch.Generator().manual_seed(0)
     successor = torch.randperm(size, generator=chain)
-    shape = (DISTINCT_BATCHES * case.micro_batch, case.sequence_length)
+    shape = (DISTINCT_BATCHES * case.micro_batch, case.sample_length)
     # A generator for each, so that the first sequences are the same whatever the micro-batch.
     seed = 1_000_003 * (case.seed + 1) + 2 * data_rank
     random = torch.randint(size, shape, generator=torch.Generator().manual_seed(seed))
     follow = torch.rand(shape, generator=torch.Generator().manual_seed(seed + 1)) < 0.9
     tokens = random.clone()
-    for position in range(1, case.sequence_length):
+    for position in range(1, case.sample_length):
         tokens[:, position] = torch.where(
             follow[:, position], successor[tokens[:, position - 1]], random[:, position]
         )

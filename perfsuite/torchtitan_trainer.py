@@ -131,7 +131,7 @@ def trainer_config(case: Case, options: TorchTitan) -> Trainer.Config:
         training=TrainingConfig(
             local_batch_size=case.micro_batch,
             global_batch_size=case.micro_batch * case.gradient_accumulation * ranks_with_data,
-            seq_len=case.sequence_length,
+            seq_len=case.sample_length,
             steps=case.total_steps,
             max_norm=float("inf"),
             dtype=dtype,

@@ -22,14 +22,18 @@ from perfsuite.data import Data, Document
 from perfsuite.errors import FileError
 from perfsuite.history import Place, StoredResult, StoredSession
 
-MetricName = Literal["seconds per token", "peak memory"]
+MetricName = Literal["seconds per token", "seconds per sample", "peak memory"]
 PERIOD = timedelta(days=90)
 """How far back changes count unless said otherwise: a slow one is found weeks after it began."""
 MIN_CHANGE = 0.005
 """Relative: smaller changes are not worth a look."""
 MIN_FOR_CORRELATION = 30
 """Sessions of a series before it says anything on how alike neighbours are."""
-UNKNOWN_CORRELATION: Mapping[MetricName, float] = {"seconds per token": 0.3, "peak memory": 0.0}
+UNKNOWN_CORRELATION: Mapping[MetricName, float] = {
+    "seconds per token": 0.3,
+    "seconds per sample": 0.3,
+    "peak memory": 0.0,
+}
 """Believed until then: weeks make a machine slower, but take no memory. With 0, good and bad weeks (AR(1),
 0.7) make a false alarm in 18 % of series in their first month, with 0.3 in 1 %; a step of 5 % at 1 % noise
 then takes 8 nights instead of 3."""
@@ -190,10 +194,12 @@ def _read(
         history.check_cases(cases, session, place)
         for result in session.results:
             if result.case in wanted:
-                one = series[place.hardware_class, cases[result.case].id]
+                case = cases[result.case]
+                one = series[place.hardware_class, case.id]
+                time: MetricName = "seconds per sample" if case.unit == "samples" else "seconds per token"
                 one.sessions.append(number)
                 one.circumstances.append(circumstances.number(session, result))
-                one.by_metric["seconds per token"].append(_seconds_per_token(result))
+                one.by_metric[time].append(_seconds_per_token(result))
                 one.by_metric["peak memory"].append(_median(result.peak_memory_bytes))
     return series
 

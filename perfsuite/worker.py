@@ -207,7 +207,7 @@ def with_times(report: RankReport, case: Case, workload: Workload, recorder: mea
 
 def _tokens_per_step(case: Case, workload: Workload) -> int:
     sequences = case.micro_batch * case.gradient_accumulation * workload.data_parallel
-    return sequences * case.sequence_length
+    return sequences * case.sample_length
 
 
 def _measure_fake(run_dir: RunDir, asked: CaseFile, report: RankReport) -> RankReport:

@@ -11,10 +11,11 @@ from perfsuite import data
 from perfsuite.baseline import from_runs
 from perfsuite.case import Case, CaseFile, Topology
 from perfsuite.frameworks.fake import Fake
+from perfsuite.frameworks.script import Script
 from perfsuite.hardware import Machine, gpu_machine
 from perfsuite.judge import Policy, Verdict, judge
 from perfsuite.metric import GATED
-from perfsuite.models import MODELS
+from perfsuite.models import MODELS, Model
 from perfsuite.noise import ClassNoise
 from perfsuite.result import Failure, Figures, LaunchFile, Memory, RankReport, Run
 from perfsuite.results import Result, SessionFile
@@ -180,6 +181,17 @@ def never_run() -> Result:
 
 def now(**figures: Any) -> Run:
     return BEFORE.replace(figures=BEFORE.figures.replace(**figures))
+
+
+IMAGES = make_case(framework=Script(path="train.py"), model=Model.named("resnet"), sequence_length=None)
+"""A case that counts samples."""
+
+
+def make_image_result(**figures: Any) -> Result:
+    """Of `IMAGES`: 1,234 samples/s unless told otherwise, twice as many in the baseline."""
+    told = {"tokens_per_s": 1234.0, "tokens_per_s_mean": 1200.0, "energy_per_token_j": 0.002, **figures}
+    before = BEFORE.replace(case=IMAGES, figures=make_figures(tokens_per_s=2468.0, tokens_per_s_mean=2400.0))
+    return make_result(*[before.replace(figures=make_figures(**told))] * 3, before=before)
 
 
 COMMIT = "0123abcd" * 5

@@ -55,7 +55,7 @@ def make_gpu_run(
     window = (9, count)
     measured = steps[9:]
     p50, p95 = median(measured), quantiles(measured, n=20)[-1]
-    tokens = case.sequence_length * case.micro_batch * 8
+    tokens = case.sample_length * case.micro_batch * 8
     peak = (28 + 3 * case.micro_batch) * GIB * larger
     devices = tuple(
         DeviceHealth(

@@ -18,7 +18,7 @@ from perfsuite.asv_results import METRICS
 from perfsuite.errors import FileError, GitError
 from perfsuite.frameworks.fsdp import FSDP
 from perfsuite.models import Model
-from tests.samples import make_case
+from tests.samples import IMAGES, make_case
 from tests.synthetic import TOKENS_PER_STEP, Level, make_repository, write_history
 
 H100 = "h100-80gb-sxm"
@@ -89,8 +89,9 @@ def test_asv_reads_every_commit_of_every_hardware_class(
 def test_asv_reads_benchmarks_with_parameters(kept: Path, out: Path, repo: Path) -> None:
     export(kept, out, repo=repo)
     benchmarks = Benchmarks.load(configuration(out))
+    units = {metric: unit for metric, unit in METRICS.items() if metric != "seconds_per_sample"}
     assert set(benchmarks) == {
-        f"{group}.{metric}" for group in (GPT2, "llama-tiny.1x2.fp32") for metric in METRICS
+        f"{group}.{metric}" for group in (GPT2, "llama-tiny.1x2.fp32") for metric in units
     }
     gpt2 = benchmarks[f"{GPT2}.seconds_per_step"]
     assert dict(zip(gpt2["param_names"], gpt2["params"], strict=True)) == {
@@ -100,7 +101,21 @@ def test_asv_reads_benchmarks_with_parameters(kept: Path, out: Path, repo: Path)
         "gradient_accumulation": ["1"],
         "options": ["max_warmup_steps5-steps20"],
     }
-    assert [benchmarks[f"{GPT2}.{metric}"]["unit"] for metric in METRICS] == list(METRICS.values())
+    assert {metric: benchmarks[f"{GPT2}.{metric}"]["unit"] for metric in units} == units
+
+
+def test_a_case_that_counts_samples_has_seconds_per_sample(
+    out: Path, repo: Path, commits: list[str], tmp_path: Path
+) -> None:
+    write_history(tmp_path / "images", commits, [IMAGES, CASES[0]])
+    export(tmp_path / "images", out, repo=repo)
+    benchmarks = set(Benchmarks.load(configuration(out)))
+    assert {name.rpartition(".")[2] for name in benchmarks if name.startswith("resnet.")} == {
+        "seconds_per_sample",
+        "seconds_per_step",
+        "peak_memory",
+    }
+    assert f"{GPT2}.seconds_per_token" in benchmarks
 
 
 def test_values_are_medians_of_launches_and_combinations_that_nobody_ran_are_missing(

@@ -8,7 +8,7 @@ import pytest
 from perfsuite.asv_results import COLUMNS, Slot, costs, in_order, results, slot
 from perfsuite.frameworks.fsdp import FSDP
 from perfsuite.history import StoredResult
-from tests.samples import make_case
+from tests.samples import IMAGES, make_case
 
 SLOT = Slot("m.1x8.bf16", ("ddp", "4096", "1", "1", "default"))
 
@@ -39,6 +39,12 @@ def test_a_slot_follows_from_the_case_alone() -> None:
     )
 
 
+def test_a_slot_knows_what_the_case_counts() -> None:
+    assert slot(IMAGES.parameters).unit == "samples"
+    assert slot(IMAGES.parameters).values[1] == "none"
+    assert slot(make_case().parameters).unit == "tokens"
+
+
 def test_a_case_without_options_says_so() -> None:
     assert slot(make_case(max_warmup_steps=20, steps=50).parameters).values[-1] == "default"
 
@@ -55,12 +61,14 @@ def test_costs_of_a_result() -> None:
         settings=0,
         environment=0,
     )
-    assert costs(result) == {
+    assert costs(result, "tokens") == {
         "seconds_per_step": [0.5, 0.25],
         "seconds_per_token": [0.005, 0.0025],
         "peak_memory": [7.0, 8.0],
     }
-    assert costs(result.replace(tokens_per_step=None))["seconds_per_token"] == []
+    assert costs(result.replace(tokens_per_step=None), "tokens")["seconds_per_token"] == []
+    assert costs(result, "samples")["seconds_per_sample"] == [0.005, 0.0025]
+    assert "seconds_per_token" not in costs(result, "samples")
 
 
 def test_a_metric_that_nobody_measured_has_no_row() -> None:

@@ -157,7 +157,7 @@ def test_a_second_models_backward_before_training_is_no_loss(start: Start) -> No
 
 
 def test_the_clock_can_be_named_and_another_rate_is_noted(start: Start) -> None:
-    attached = start(ALONE.replace(framework=Script(path="train.py", clock="Adam", loss=False)))
+    attached = start(ALONE.replace(framework=Script(path="train.py", clock="Adam", loss=None)))
     critic = nn.Linear(2, 2)
     often = torch.optim.RMSprop(critic.parameters())
 

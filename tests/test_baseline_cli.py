@@ -11,7 +11,7 @@ from perfsuite import baseline, cli, data
 from perfsuite.baseline import Baseline
 from perfsuite.hardware import detect
 from perfsuite.result import Health, Observed, Run
-from tests.samples import make_case, make_figures, make_machine, make_run
+from tests.samples import IMAGES, make_case, make_figures, make_machine, make_run
 
 CASE = make_case()
 MACHINE = detect()
@@ -269,6 +269,17 @@ def test_list_and_show(repository: Path) -> None:
     missing = invoke("show", "nothing")
     assert missing.exit_code == 2
     assert "no baseline matches 'nothing'" in missing.output
+
+
+def test_baselines_of_a_case_that_counts_samples(repository: Path) -> None:
+    held = baseline.from_runs([make_run(case=IMAGES, machine=MACHINE)])
+    data.write(baseline.path(Path(".perfsuite/baselines"), MACHINE.hardware_class, IMAGES), held)
+    assert "1,000 samples/s" in " ".join(invoke("list").output.split())
+    shown = invoke("show", IMAGES.id).output
+    assert "samples/s: 1,000" in shown
+    assert "samples/s with stalls: 990" in shown
+    measured("1", 5, case=IMAGES)
+    assert "samples/s: new -> 50,150" in invoke("accept").output
 
 
 def test_diff_against_a_git_ref(repository: Path) -> None:

@@ -15,6 +15,7 @@ from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.fake import Fake
 from perfsuite.frameworks.fsdp import FSDP
 from perfsuite.frameworks.fsdp2 import FSDP2
+from perfsuite.frameworks.script import Script
 from perfsuite.hardware import ACCELERATORS
 from perfsuite.models import MODELS, Model, llama
 from tests.samples import make_case
@@ -41,7 +42,18 @@ from tests.samples import make_case
         ),
         ({"micro_batch": 0}, ["micro_batch:", "greater than or equal to 1", "got 0"]),
         ({"gradient_accumulation": 0}, ["gradient_accumulation:", "greater than or equal to 1", "got 0"]),
-        ({"sequence_length": 1}, ["sequence_length:", "greater than or equal to 2", "got 1"]),
+        (
+            {"sequence_length": 1},
+            ["sequence_length:", "greater than or equal to 2; None where a Script counts samples", "got 1"],
+        ),
+        ({"sequence_length": "64"}, ["sequence_length:", "valid integer", "got '64'"]),
+        (
+            {"sequence_length": None},
+            [
+                "sequence_length None counts samples in place of tokens, which only a Script may",
+                "fake trains",
+            ],
+        ),
         ({"sequence_length": 129}, ["sequence_length 129", "128 positions of gpt2-tiny"]),
         ({"precision": "fp16"}, ["precision:", "'bf16-mixed', 'fp16-mixed' or 'bf16'", "got 'fp16'"]),
         ({"lora": {"rank": 0, "alpha": 1}}, ["lora.rank:", "greater than or equal to 1", "got 0"]),
@@ -265,6 +277,24 @@ def test_steps_and_world_size_add_up() -> None:
     case = make_case(max_warmup_steps=7, steps=30, topology=Topology(nodes=3, processes_per_node=4))
     assert case.total_steps == 37
     assert case.topology.world_size == 12
+
+
+def test_a_script_may_count_samples() -> None:
+    images = make_case(framework=Script(path="a.py"), model=Model.named("resnet"), sequence_length=None)
+    assert images.id == f"{images.framework.slug()}-resnet-b2-fp32-max_warmup_steps5-steps20-1x2"
+    assert (images.unit, images.sample_length) == ("samples", 1)
+    assert images.parameters["sequence_length"] == "none"
+    assert Case.model_validate_json(images.model_dump_json()) == images
+    text = images.replace(sequence_length=128)
+    assert (text.unit, text.sample_length) == ("tokens", 128)
+    assert "-s128-b2-" in text.id
+
+
+def test_a_case_says_its_length() -> None:
+    values = dict(make_case())
+    del values["sequence_length"]
+    with pytest.raises(CaseError, match="sequence_length: Field required"):
+        Case(**values)
 
 
 def test_a_model_without_positions_has_no_longest_sequence() -> None:

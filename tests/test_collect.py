@@ -455,7 +455,7 @@ def test_a_command_that_fails_before_is_the_cause_unless_a_rank_knows_it(tmp_pat
 
 
 def test_a_loss_that_was_not_to_be_observed_is_a_note(tmp_path: Path) -> None:
-    case = make_case(framework=Script(path="train.py", loss=False))
+    case = make_case(framework=Script(path="train.py", loss=None))
     run = collected(write_launch(tmp_path, *(make_report(rank, loss=()) for rank in (0, 1)), case=case))
     assert run.failure is None
     assert run.figures.loss_last is None
@@ -475,8 +475,12 @@ def test_a_loss_that_is_no_number_is_named_with_its_step(tmp_path: Path, value: 
 @pytest.mark.parametrize(
     ("loss", "said"),
     [
-        ((6.2,) * 25, "the loss does not fall: 6.2000 at the first step, 6.2000 over the last 2"),
-        (tuple(6.2 + step for step in range(25)), "6.2000 at the first step, 29.7000 over the last 2"),
+        (
+            (6.2,) * 25,
+            "the loss does not fall: 6.2000 is the mean of the first 3 steps, 6.2000 that of the last 3: "
+            "give more steps or another learning_rate",
+        ),
+        (tuple(6.2 + step for step in range(25)), "7.2000 is the mean of the first 3 steps, 29.2000 that"),
         ((), "no loss was recorded"),
     ],
 )
@@ -485,6 +489,35 @@ def test_a_loss_that_does_not_fall_is_a_failure(tmp_path: Path, loss: tuple[floa
     failure = failure_of(collected(write_launch(tmp_path, *reports)))
     assert failure.kind == "loss"
     assert said in failure.message
+
+
+WARM_UP = tuple(2.3 + 0.01 * (step % 5) for step in range(25))
+"""Of random data, or of a learning rate that is still next to 0."""
+
+
+def test_a_script_is_asked_for_a_finite_loss_unless_it_says_that_it_falls(tmp_path: Path) -> None:
+    def failure(losses: tuple[float, ...], **options: Any) -> Failure | None:
+        case = make_case(framework=Script(path="train.py", **options))
+        reports = [make_report(rank, loss=losses) for rank in (0, 1)]
+        return collected(write_launch(tmp_path, *reports, case=case)).failure
+
+    assert failure(WARM_UP) is None
+    rising = failure(WARM_UP, loss="falls")
+    assert rising is not None
+    assert (rising.kind, 'say loss="finite" where it need not (random data' in rising.message) == (
+        "loss",
+        True,
+    )
+    assert failure((*WARM_UP[:24], math.nan)) is not None
+    assert failure(()) is not None
+
+
+def test_one_odd_step_does_not_tell_that_a_loss_does_not_fall(tmp_path: Path) -> None:
+    """As measured: llama-tiny, one sequence a step, 12 steps; the last one is a hard batch."""
+    case = make_case(max_warmup_steps=2, steps=10)
+    loss = (6.25, 6.08, 5.94, 5.91, 5.85, 5.80, 5.79, 5.60, 5.50, 4.90, 5.01, 7.28)
+    reports = [make_report(rank, loss=loss, step_s=(0.1,) * 12) for rank in (0, 1)]
+    assert collected(write_launch(tmp_path, *reports, case=case)).failure is None
 
 
 def test_losses_of_some_steps_only_are_a_failure(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from perfsuite.html_report import SIGNS, render
 from perfsuite.metric import GATED
 from perfsuite.result import Failure, Observed
 from perfsuite.results import Result, SessionFile, Skipped
-from tests.samples import make_result, never_run, now
+from tests.samples import make_image_result, make_result, never_run, now
 from tests.sessions import make_blind, make_gpu_result, make_session
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>{{ 7*7 }}"
@@ -119,6 +119,19 @@ def test_what_the_gate_is_blind_to_is_marked_in_the_overview() -> None:
     assert "blind" not in sharp
     assert '<span class="badge blind">blind</span>' in blind
     assert '<td class="why">blind to changes of tokens/s below 32.4%</td>' in blind
+
+
+def test_the_page_of_a_case_that_counts_samples_speaks_of_no_tokens() -> None:
+    text = render([make_session(0).replace(results=(make_image_result(),))])
+    assert "samples/s" in Page(text).said("th")
+    assert [said for _, said in Page(text).texts if "token" in said] == []
+
+
+def test_a_page_of_both_says_which_counts_samples() -> None:
+    results = (make_image_result(), make_result(now()))
+    page = Page(render([make_session(0).replace(results=results)]))
+    assert "tokens/s" in page.said("th")
+    assert "1,234 samples/s" in page.said("td")
 
 
 def test_what_needs_attention_is_unfolded(page: str) -> None:

@@ -52,7 +52,7 @@ def test_losses_that_are_not_as_the_case_says_are_a_mismatch(losses: Losses) -> 
     with pytest.raises(MismatchError, match="the case says 4, but backward was called on 1 losses a step"):
         losses.of_steps(4)
     losses.end_step(sgd(weight))
-    with pytest.raises(MismatchError, match="on no scalar in step 3: say loss=False"):
+    with pytest.raises(MismatchError, match="on no scalar in step 3: say loss=None"):
         losses.of_steps(1)
 
 

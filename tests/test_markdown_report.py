@@ -9,8 +9,8 @@ from markdown_it import MarkdownIt
 from perfsuite.comparison import ComparisonTable
 from perfsuite.markdown_report import MAX_EXPLAINED, MAX_ROWS, render, text
 from perfsuite.result import Health
-from perfsuite.results import SessionFile, Skipped
-from tests.samples import make_result, never_run, now
+from perfsuite.results import Result, SessionFile, Skipped
+from tests.samples import make_image_result, make_result, never_run, now
 from tests.sessions import make_blind, make_gpu_result, make_session
 from tests.test_html_report import EVIL, make_evil
 
@@ -81,6 +81,17 @@ def test_a_row_tells_the_figures() -> None:
         "vs baseline": "-7.3%",
         "memory": "31.00 GiB",
     }
+
+
+def test_a_row_tells_samples_where_they_are_counted() -> None:
+    def rows(*results: Result) -> list[list[str]]:
+        return parse(render([make_session(0).replace(results=results)])).rows
+
+    images, text_ = make_image_result(), make_result(now(tokens_per_s=60_000))
+    heading, row = rows(images)[:2]
+    assert (heading[3], row[3], row[4]) == ("samples/s", "1,234", "-50.0%")
+    heading, *mixed = rows(images, text_)[:3]
+    assert (heading[3], {row[3] for row in mixed}) == ("tokens/s", {"1,234 samples/s", "60,000"})
 
 
 def test_a_row_tells_what_the_gate_is_blind_to() -> None:

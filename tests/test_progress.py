@@ -72,6 +72,15 @@ def test_the_rate_is_shown_once_steps_and_time_have_passed() -> None:
     ]
 
 
+def test_the_rate_is_in_what_the_case_counts() -> None:
+    screen = Screen(1, terminal=True)
+    screen.progress.begin("case-a", 20, 1, "samples")
+    screen.progress.step(4, 8)
+    screen.now += 2
+    screen.progress.step(6, 8)
+    assert screen.lives[-1] == "[1/1] case-a step 6/20 8 samples/s 14 s"
+
+
 def test_steps_that_come_at_the_same_moment_give_no_rate() -> None:
     screen = Screen(1, terminal=True)
     screen.progress.begin("case-a", 20, 1)

@@ -24,6 +24,7 @@ from tests.samples import (
     make_case,
     make_figures,
     make_gpu_machine,
+    make_image_result,
     make_machine,
     make_result,
     make_run,
@@ -275,6 +276,9 @@ def test_every_gated_metric_has_a_sentence_from_its_judgement() -> None:
         (2.0**30, "bytes", "1.00 GiB"),
         (2.0**30 * 12.345, "bytes", "12.35 GiB"),
         (93_600.4, "tokens/s", "93,600"),
+        (99.96, "samples/s", "100"),
+        (3.14159, "samples/s", "3.14"),
+        (0.0, "samples/s", "0"),
         (1.2345, "", "1.23"),
         (math.nan, "tokens/s", "nan"),
     ],
@@ -394,6 +398,23 @@ def test_explanation_tells_utilisation_and_energy_where_they_are_known() -> None
     assert "GPU utilisation: 97 %" in known
     assert "energy: 32.10 mJ per token" in known
     assert "energy" not in explanation(make_result(make_run()))
+
+
+def test_samples_are_said_where_samples_are_counted() -> None:
+    images = make_image_result(tokens_per_s_per_device=61.7)
+    heading, shown = table([images], color=False, width=200).splitlines()
+    assert "samples/s" in heading
+    assert "tokens" not in heading
+    assert re.search(r" 1,234 +61\.7 ", shown)
+    mixed = table([images, make_result(now())], color=False, width=200).splitlines()
+    assert "tokens/s" in mixed[0]
+    assert " 1,234 samples/s " in mixed[1]
+    assert " 98,765 " in mixed[2]
+    said = explanation(images)
+    assert "  samples/s: 1,234, baseline 2,468: 100.0% more time per sample" in said
+    assert "  samples/s with stalls: 1,200, baseline 2,400: 100.0% more time per sample" in said
+    assert "  energy: 2.00 mJ per sample" in said
+    assert "token" not in said
 
 
 def test_table_fits_a_narrow_terminal() -> None:

@@ -17,7 +17,16 @@ from perfsuite.noise import ClassNoise
 from perfsuite.result import Figures, Run
 from perfsuite.results import Result, SessionFile, Skipped
 from perfsuite.sequential import Noise
-from tests.samples import BEFORE, NOISE, make_machine, make_result, make_run, never_run, now
+from tests.samples import (
+    BEFORE,
+    NOISE,
+    make_image_result,
+    make_machine,
+    make_result,
+    make_run,
+    never_run,
+    now,
+)
 
 # The figures of a result
 
@@ -39,6 +48,15 @@ def test_measured_steps_are_those_in_the_windows_of_all_launches() -> None:
 def test_a_result_without_launches_has_no_figures_and_no_steps() -> None:
     assert never_run().figures == Figures()
     assert never_run().measured_steps == []
+
+
+def test_the_file_says_what_speeds_count() -> None:
+    images = make_image_result()
+    told = plain(images)
+    assert told["unit"] == "samples"
+    assert {check["unit"] for check in told["verdict"]["checks"]} == {"samples/s", "bytes"}
+    assert Result.model_validate(told) == images
+    assert plain(make_result(now()))["unit"] == plain(never_run())["unit"] == "tokens"
 
 
 # The file

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import perfsuite
-from perfsuite import DDP, Case, LoRA, Model, Script, Topology
+from perfsuite import DDP, Case, LoRA, Model, Script, Topology, data
 from perfsuite.errors import CaseError
 from perfsuite.hardware import detect
 from perfsuite.launch import _environment
@@ -129,6 +129,9 @@ def failure_of(case: Case, directory: Path) -> tuple[str, str]:
         ({"path": "a.py", "data_parallel": 0}, "data_parallel"),
         ({"path": "a.py", "clock": "AdamW:0"}, "clock: String should match pattern"),
         ({"path": "a.py", "clock": ""}, "clock: String should match pattern"),
+        ({"path": "a.py", "loss": True}, 'say loss="finite", or "falls" where it has to fall'),
+        ({"path": "a.py", "loss": False}, "say loss=None, which does not observe it, got False"),
+        ({"path": "a.py", "loss": "fall"}, "loss: Input should be 'falls' or 'finite', got 'fall'"),
     ],
 )
 def test_there_is_one_thing_to_run(options: dict[str, Any], said: str) -> None:
@@ -143,6 +146,15 @@ def test_a_script_in_here_has_the_same_id_however_its_path_is_written() -> None:
     assert Script(path="/elsewhere/train.py").slug() != Script(path="train.py").slug()
 
 
+def test_files_of_an_earlier_perfsuite_read_and_keep_their_ids() -> None:
+    """There `loss` was a flag."""
+    for flag, loss in ((True, "finite"), (False, None)):
+        case = case_of(Script(path="a.py", loss=loss))
+        stored = data.plain(case)
+        assert Case.model_validate({**stored, "framework": {**stored["framework"], "loss": flag}}) == case
+    assert "-no_loss-" in case.id
+
+
 def test_the_id_names_what_runs_and_tells_arguments_apart() -> None:
     ids = {
         framework.slug()
@@ -152,7 +164,7 @@ def test_the_id_names_what_runs_and_tells_arguments_apart() -> None:
             Script(path="examples/train.py", arguments=("--lr", "1")),
             Script(path="examples/train.py", cwd="examples"),
             Script(path="examples/train.py", env={"A": "1"}),
-            Script(path="examples/train.py", loss=False),
+            Script(path="examples/train.py", loss=None),
             Script(path="examples/train.py", clock="AdamW"),
             Script(module="pkg.train"),
             Script(command=("torchrun", "train.py")),
@@ -466,7 +478,7 @@ def test_one_process_without_a_group_whose_loss_is_not_observed(tmp_path: Path) 
         + "raise OSError"
     )
     alone = Topology(processes_per_node=1)
-    result = measured(case_of(Script(path=script(tmp_path, text), loss=False), topology=alone), tmp_path)
+    result = measured(case_of(Script(path=script(tmp_path, text), loss=None), topology=alone), tmp_path)
     assert (len(result.step_s), result.loss) == (12, ())
     assert any(note.startswith("loss not observed") for note in result.notes)
     assert "died after its report was written: rank 0: exit code 1" in result.notes

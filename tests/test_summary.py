@@ -25,7 +25,7 @@ from perfsuite.summary import (
     tally,
     verdict,
 )
-from tests.samples import make_gpu_machine, make_machine, make_result, never_run, now
+from tests.samples import make_gpu_machine, make_image_result, make_machine, make_result, never_run, now
 from tests.sessions import make_blind, make_gpu_result, make_session
 
 EXCUSES = {
@@ -164,6 +164,16 @@ def test_properties_hold_verdict_figures_and_changes() -> None:
     )
     assert "peak_memory_bytes_low" not in told  # exact on a GPU
     assert set(properties(never_run())) == {"case_id", "framework", "outcome", "launches", "reason"}
+
+
+def test_what_counts_samples_says_so_for_machines_too() -> None:
+    images = make_image_result()
+    assert percent(speed_change(images) or 0) == "-50.0%"
+    assert reason(images) == "samples/s -50.0%, samples/s with stalls -50.0%"
+    told = properties(images)
+    assert (told["samples_per_s"], told["energy_per_sample_j"]) == (1234, 0.002)
+    assert float(told["samples_per_s_worsening"]) > 0.9
+    assert [name for name in told if "token" in name] == []
 
 
 def test_an_excused_failure_is_counted_as_what_excuses_it() -> None:

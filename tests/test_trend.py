@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from perfsuite import baseline, cli, data
 from perfsuite.errors import FileError
 from perfsuite.trend import Trend, trend
-from tests.samples import make_case, make_figures, make_run
+from tests.samples import IMAGES, make_case, make_figures, make_run
 from tests.synthetic import TOKENS_PER_STEP, Level, make_repository, write_history
 
 H100 = "h100-80gb-sxm"
@@ -66,6 +66,13 @@ def test_each_change_is_found_once_the_largest_first(found: Trend) -> None:
         pytest.approx(0.02, abs=0.0001),
     ]
     assert (found.sessions, found.series, found.unplaced) == (NIGHTS, 6, {})
+
+
+def test_a_case_that_counts_samples_is_told_in_seconds_per_sample(tmp_path: Path) -> None:
+    commits = make_repository(tmp_path / "repo", NIGHTS)
+    write_history(tmp_path / "history", commits, [IMAGES], levels)
+    [found] = trend(tmp_path / "history", repo=tmp_path / "repo").findings
+    assert (found.case, found.metric) == (IMAGES.id, "seconds per sample")
 
 
 def test_it_says_when_and_between_which_commits(found: Trend, commits: list[str]) -> None:

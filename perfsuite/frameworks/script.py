@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, PlainSerializer, model_validator
+from pydantic import AfterValidator, Field, PlainSerializer, field_validator, model_validator
 
 from perfsuite.errors import CaseError
-from perfsuite.framework import Command, Framework, Ranks, Workload, changed_fields
+from perfsuite.framework import Command, Framework, LossRule, Ranks, Workload, changed_fields
 
 if TYPE_CHECKING:
     from perfsuite.case import Case
@@ -58,9 +58,10 @@ class Script(Framework):
     """Environment variables that it needs beside those of pytest."""
     data_parallel: int | None = Field(default=None, ge=1, strict=True)
     """Ranks that see different data. None: all; fewer with tensor or pipeline parallelism."""
-    loss: bool = True
-    """Whether each micro-batch calls backward on its share of the loss. False with gradient scaling or a
-    pipeline schedule: the loss is then not observed."""
+    loss: LossRule | None = "finite"
+    """What is asked of what it calls backward on, summed over the micro-batches of a step: `"finite"`, or
+    that it also `"falls"`. None, where that is not the loss (gradient scaling, a pipeline schedule): it is
+    not observed."""
     clock: str | None = Field(default=None, pattern=r"^[^\W\d]\w*(:[1-9]\d*)?$")
     """The class of the optimizer whose steps are counted and timed: `"AdamW"`; `"AdamW:2"` is the second
     AdamW that steps. None: the first optimizer that steps."""
@@ -78,8 +79,18 @@ class Script(Framework):
             raise ValueError("arguments are for path or module: a command holds its own")
         return self
 
+    @field_validator("loss", mode="before")
+    @classmethod
+    def _no_flag(cls, value: Any) -> Any:
+        if isinstance(value, bool):
+            meant = (
+                '"finite", or "falls" where it has to fall' if value else "None, which does not observe it"
+            )
+            raise ValueError(f"say loss={meant}")
+        return value
+
     @property
-    def reports_loss(self) -> bool:
+    def asks_of_loss(self) -> LossRule | None:
         """As the user says."""
         return self.loss
 
@@ -87,6 +98,13 @@ class Script(Framework):
     def tokens_vary(self) -> bool:
         """As the user says."""
         return self.tokens == "vary"
+
+    @classmethod
+    def upgraded(cls, options: dict[str, Any]) -> dict[str, Any]:
+        """`loss` was a flag."""
+        if isinstance(options.get("loss"), bool):
+            return {**options, "loss": "finite" if options["loss"] else None}
+        return options
 
     def slug(self) -> str:
         """What runs, options, and a digest of arguments, directories and variables."""

@@ -53,7 +53,7 @@ class TorchTitan(Framework):
         if case.attention != "sdpa":
             return f"torchtitan is measured with attention='sdpa' only, not {case.attention!r}"
         for name, parts in (("loss in chunks", LOSS_CHUNKS), ("tensor_parallel", self.tensor_parallel)):
-            if case.sequence_length % parts:
+            if case.sample_length % parts:
                 return (
                     f"torchtitan's {name} splits a sequence into {parts} equal parts, "
                     f"which sequence_length={case.sequence_length} does not allow"

@@ -141,7 +141,7 @@ class Trainer(Framework):
             run=run,
             data_parallel=ranks.world_size,
             settings=settings,
-            own_tokens_per_s=lambda: own["train_samples_per_second"] * case.sequence_length,
+            own_tokens_per_s=lambda: own["train_samples_per_second"] * case.sample_length,
         )
 
     def _arguments(self, case: Case, *, on_cpu: bool) -> dict[str, Any]:
