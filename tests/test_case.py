@@ -68,7 +68,10 @@ from tests.samples import make_case
             ["topology.processes_per_node:", "greater than or equal to 1", "got 0"],
         ),
         ({"topology": {"nodes": 1}}, ["topology.processes_per_node: Field required"]),
-        ({"hardware": "h1000"}, ["unknown hardware 'h1000'", "cpu, gpu, a10, a100", "h200", "'h100-80gb-sxm'"]),
+        (
+            {"hardware": "h1000"},
+            ["unknown hardware 'h1000'", "cpu, gpu, a10, a100", "h200", "'h100-80gb-sxm'"],
+        ),
         ({"hardware": ("cpu", "H100")}, ["unknown hardware 'H100'", "cpu, gpu, a10, a100"]),
         ({"hardware": "h100-80gbb"}, ["unknown hardware 'h100-80gbb'", "h100 is known as h100-80gb-pcie"]),
         ({"hardware": "gpu-80gb"}, ["unknown hardware 'gpu-80gb'", "'gpu' is any"]),
