@@ -416,6 +416,7 @@ def test_a_machine_gets_its_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert health.sampler(make_machine(), 2).finish() is None
     assert nvml.initialised == 0
     on_gpu = health.sampler(make_gpu_machine(count=3), 2)
+    assert isinstance(on_gpu, health.BackgroundSampler), "the loop that calls it enforces deadlines"
     on_gpu.prepare()
     on_gpu.begin(OWN)
     on_gpu.sample(1)
