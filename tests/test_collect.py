@@ -158,6 +158,11 @@ def test_memory_is_that_of_the_rank_that_used_most(tmp_path: Path) -> None:
     assert run.notes == ("2 allocator retries: memory is nearly full, which slows steps down",)
 
 
+def test_what_the_ranks_note_is_told_once(tmp_path: Path) -> None:
+    reports = make_report(0, notes=("odd", "slow")), make_report(1, notes=("slow", "late"))
+    assert collected(write_launch(tmp_path, *reports)).notes == ("odd", "slow", "late")
+
+
 def test_memory_that_one_rank_did_not_tell_is_no_figure(tmp_path: Path) -> None:
     run = collected(write_launch(tmp_path, make_report(0), make_report(1, memory=None)))
     assert run.failure is None
