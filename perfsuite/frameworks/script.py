@@ -7,16 +7,18 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import runpy
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, Field, PlainSerializer, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
 from perfsuite.errors import CaseError
 from perfsuite.framework import Command, Framework, LossRule, Ranks, Workload, changed_fields
@@ -33,6 +35,9 @@ Variables = Annotated[
 ]
 
 
+Text = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
+
+
 class Script(Framework):
     """What to run: `path` or `module` in ranks that perfsuite starts, or a `command` that starts its own.
 
@@ -42,24 +47,35 @@ class Script(Framework):
     name: ClassVar[str] = "script"
     builds_model: ClassVar[bool] = False
 
-    path: str | None = None
+    path: Text | None = None
     """A Python file, run as `python PATH ARGUMENTS` would, once per rank, with torchrun's environment."""
     module: str | None = None
     """The same for `python -m MODULE ARGUMENTS`."""
-    command: tuple[str, ...] | None = Field(default=None, min_length=1)
+    command: tuple[Text, ...] | None = Field(default=None, min_length=1)
     """A command that starts its own ranks, word by word: `("torchrun", "--nproc-per-node=2", "train.py")`.
     The directory of the Python that runs pytest comes first on its PATH."""
-    arguments: tuple[str, ...] = ()
-    cwd: str = "."
+    arguments: tuple[Text, ...] = ()
+    cwd: Text = "."
     """The directory that it runs in."""
     env: Variables = Field(default_factory=lambda: MappingProxyType({}))
     """Environment variables that it needs beside those of pytest."""
+    label: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60)
+    """What ids call it in place of the script's own name, where two scripts are both called `main.py`."""
     data_parallel: int | None = Field(default=None, ge=1, strict=True)
     """Ranks that see different data. None: all; fewer with tensor or pipeline parallelism."""
     loss: LossRule | None = "finite"
     """What is asked of what it calls backward on, summed over the micro-batches of a step: `"finite"`, or
     that it also `"falls"`. None, where that is not the loss (gradient scaling, a pipeline schedule): it is
     not observed."""
+
+    @field_validator("command", "arguments", mode="before")
+    @classmethod
+    def _word_by_word(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            raise ValueError(
+                'give it word by word, as ("torchrun", "train.py"); shlex.split cuts a line as a shell does'
+            )
+        return value
 
     @model_validator(mode="after")
     def _one_thing_to_run(self) -> Script:
@@ -94,12 +110,12 @@ class Script(Framework):
 
     def slug(self) -> str:
         """What runs, options, and a digest of arguments, directories and variables."""
-        what = Path(self.path or self.module or (self.command or ("",))[0]).name.removesuffix(".py")
+        what = self.label or _name(self.command or (self.path or self.module or "",))
         told = {name: getattr(self, name) for name in _IN_DIGEST}
         told |= {name: _from_here(told[name]) for name in ("path", "cwd")}
         text = json.dumps(told, default=dict, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:6]
-        return "-".join([self.name, what, *changed_fields(self, skip=_IN_DIGEST), digest])
+        return "-".join([self.name, what, *changed_fields(self, skip=_IN_DIGEST | {"label"}), digest])
 
     def check(self, case: Case) -> None:
         """Raises `CaseError` if there is nothing to run."""
@@ -174,6 +190,19 @@ class Script(Framework):
             os.chdir(self.cwd)
             sys.argv, sys.path[0] = [self.module, *self.arguments], os.getcwd()
             runpy.run_module(self.module, run_name="__main__", alter_sys=True)
+
+
+def _name(words: Sequence[str]) -> str:
+    """Of the Python file that is run, else of the module after `-m`, else the program and what it is to do.
+
+    The first Python file: what follows it are its own arguments, such as a configuration.
+    """
+    if (file := next((word for word in words if word.endswith(".py")), None)) is not None:
+        return Path(file).stem
+    if modules := [word for flag, word in pairwise(words) if flag == "-m"]:
+        return modules[-1]
+    task = next((word for word in words[1:] if not word.startswith("-")), "")
+    return "-".join([Path(words[0]).name, *([task] if re.fullmatch(r"[\w.-]{1,40}", task) else [])])
 
 
 def _from_here(path: str | None) -> str | None:
