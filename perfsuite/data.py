@@ -44,20 +44,22 @@ class Data(BaseModel):
 
 
 def explain(error: ValidationError) -> str:
-    """Each problem as `field: what is allowed, got the value`."""
+    """Each problem as `field: what is allowed, got the value`, the value once."""
     problems = []
     for problem in error.errors(include_url=False):
-        field = ".".join(str(part) for part in problem["loc"]) or "(whole)"
-        message = problem["msg"].removeprefix("Value error, ")
+        field = ".".join(str(part) for part in problem["loc"])
+        message = problem["msg"].removeprefix("Value error, ").removesuffix(".")
         if problem["type"] == "extra_forbidden":
             message = "unknown field; remove it or correct its name"
+        if problem["type"] == "value_error" and not field:  # it says itself what does not fit together
+            problems.append(message)
+            continue
         shown = repr(problem["input"])
-        got = (
-            ""
-            if problem["type"] == "missing"
-            else f", got {shown if len(shown) < 80 else shown[:77] + '...'}"
-        )
-        problems.append(f"{field}: {message}{got}")
+        got = f", got {shown if len(shown) < 80 else shown[:77] + '...'}"
+        is_told = isinstance(problem["input"], str) and shown in message
+        if problem["type"] == "missing" or is_told or message.endswith(got):
+            got = ""
+        problems.append(f"{field or '(whole)'}: {message}{got}")
     return "; ".join(problems)
 
 

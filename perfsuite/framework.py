@@ -11,6 +11,7 @@ import importlib.util
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -194,10 +195,17 @@ def framework_names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(perfsuite.frameworks.__path__))
 
 
+def _unknown(name: str) -> str:
+    known = [each for each in framework_names() if each != "fake"]  # for tests
+    near = get_close_matches(name.lower(), known, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"unknown framework {name!r}.{hint} Known: {', '.join(known)}."
+
+
 def framework_class(name: str) -> type[Framework]:
     """The class in `perfsuite/frameworks/<name>.py`. A broken file raises its own traceback."""
     if name not in framework_names():
-        raise CaseError(f"unknown framework {name!r}. Known: {', '.join(framework_names())}.")
+        raise CaseError(_unknown(name))
     module = importlib.import_module(f"perfsuite.frameworks.{name}")
     for value in vars(module).values():
         if isinstance(value, type) and issubclass(value, Framework) and getattr(value, "name", "") == name:

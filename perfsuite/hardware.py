@@ -14,6 +14,7 @@ import os
 import platform
 import re
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -105,15 +106,19 @@ def hardware_error(name: str) -> str | None:
     """Why no machine ever matches a case's `hardware` entry, or None."""
     family = name.split("-")[0]
     classes = [product.hardware_class for product in PRODUCTS.values() if product.family == family]
+    near = get_close_matches(family.lower(), ACCELERATORS, n=1)
+    if name != name.lower() and hardware_error(name.lower()) is None:
+        near = [name.lower()]
+    hint = f"did you mean {near[0]!r}? " if near and near[0] != family else ""
     if family not in ACCELERATORS:
-        return f"begin with one of {', '.join(ACCELERATORS)}"
+        return f"{hint}begin with one of {', '.join(ACCELERATORS)}"
     if family == "cpu" or any(
         known.split("-")[: name.count("-") + 1] == name.split("-") for known in classes
     ):
         return None
     if name == "gpu":
         return None
-    return f"{family} is known as {', '.join(sorted(set(classes))) or 'just gpu'}"
+    return f"{hint}{family} is known as {', '.join(sorted(set(classes))) or 'just gpu'}"
 
 
 class Machine(Data):

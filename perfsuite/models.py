@@ -52,8 +52,17 @@ class Model(Data):
         return cls(name=name, config={})
 
     @classmethod
-    def from_config(cls, config: Any, *, name: str) -> Self:
-        """From a `config.json` (its path or its content) or a transformers configuration object."""
+    def from_config(cls, config: Any, *, name: str = "") -> Self:
+        """From a `config.json` (its path or its content) or a transformers configuration object.
+
+        `name` stands in the ids of its cases. Raises `CaseError` without one.
+        """
+        if not name:
+            given = repr(str(config)) if isinstance(config, str | Path) else "..."
+            raise CaseError(
+                "Model.from_config needs a name, which stands in the ids of its cases: "
+                f"Model.from_config({given}, name='my-model')"
+            )
         if hasattr(config, "to_diff_dict"):
             config = {"model_type": config.model_type, **config.to_diff_dict()}
         if not isinstance(config, Mapping):

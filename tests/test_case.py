@@ -27,8 +27,19 @@ from tests.samples import make_case
         ({"model": "gpt2-tyni"}, ["model:", "'gpt2-tyni'", "Did you mean 'gpt2-tiny'?", "llama-3.1-8b"]),
         ({"model": "xyzzy"}, ["unknown model 'xyzzy'", "Known: gpt2-tiny", "Model.from_config"]),
         ({"model": 3}, ["model:", "Model", "got 3"]),
-        ({"framework": "dpp"}, ["framework:", "unknown framework 'dpp'", "ddp, fake, fsdp, fsdp2"]),
-        ({"framework": 3}, ["framework:", "as an object or by name", "got 3"]),
+        (
+            {"framework": "dpp"},
+            [
+                "framework:",
+                "unknown framework 'dpp'. Did you mean 'ddp'? Known: accelerate, ddp, fsdp, fsdp2",
+            ],
+        ),
+        (
+            {"framework": {"name": "dpp"}},
+            ["Did you mean 'ddp'?", "torchtitan, trainer, got {'name': 'dpp'}"],
+        ),
+        ({"framework": "xyzzy"}, ["unknown framework 'xyzzy'. Known: accelerate, ddp"]),
+        ({"framework": 3}, ["framework: a framework is given as an object or by name, got 3"]),
         (
             {"framework": {"name": "fake", "step": 3}},
             ["framework:", "step: unknown field", "got 3", "Options of fake: step_ms, noise, memory_mb"],
@@ -84,7 +95,13 @@ from tests.samples import make_case
             {"hardware": "h1000"},
             ["unknown hardware 'h1000'", "cpu, gpu, a10, a100", "h200", "'h100-80gb-sxm'"],
         ),
-        ({"hardware": ("cpu", "H100")}, ["unknown hardware 'H100'", "cpu, gpu, a10, a100"]),
+        (
+            {"hardware": ("cpu", "H100")},
+            ["unknown hardware 'H100': did you mean 'h100'? begin with one of cpu, gpu, a10, a100"],
+        ),
+        ({"hardware": "A100-80GB"}, ["'A100-80GB': did you mean 'a100-80gb'?"]),
+        ({"hardware": "h10"}, ["'h10': did you mean 'h100'?"]),
+        ({"hardware": "h100-80GBB"}, ["unknown hardware 'h100-80GBB': h100 is known as h100-80gb-pcie"]),
         ({"hardware": "h100-80gbb"}, ["unknown hardware 'h100-80gbb'", "h100 is known as h100-80gb-pcie"]),
         ({"hardware": "gpu-80gb"}, ["unknown hardware 'gpu-80gb'", "'gpu' is any"]),
         ({"micro_batch": True}, ["micro_batch:", "valid integer", "True"]),
@@ -104,6 +121,7 @@ def test_bad_input_is_named_with_what_is_allowed(changes: dict[str, Any], said: 
     message = str(caught.value)
     assert message.startswith("Case: ")
     assert [part for part in said if part not in message] == []
+    assert [part for part in ("(whole)", "fake,", ". ,", "., got") if part in message] == []
     with pytest.raises(CaseError):
         make_case().replace(**changes)
 

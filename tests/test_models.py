@@ -201,3 +201,12 @@ def test_a_configuration_that_transformers_would_take_for_another_is_refused(
 ) -> None:
     with pytest.raises(MismatchError, match=said):
         transformers_config(Model.from_config(config, name="mine"))
+
+
+@pytest.mark.parametrize(
+    ("config", "example"), [("small/config.json", "'small/config.json'"), ({"model_type": "llama"}, "...")]
+)
+def test_a_model_without_a_name_is_told_where_it_goes(config: Any, example: str) -> None:
+    said = f"Model.from_config needs a name, .*: Model.from_config({example}, name='my-model')"
+    with pytest.raises(CaseError, match=said.replace("(", r"\(").replace(")", r"\)")):
+        Model.from_config(config)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -122,7 +123,13 @@ def failure_of(case: Case, directory: Path) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "give one of path, module and command, not none"),
+        ({}, "^Script: give one of path, module and command, not none$"),
+        (
+            {"command": "torchrun a.py"},
+            r"^Script: command: give it word by word, as \(.*shlex.split.*got 'torchr",
+        ),
+        ({"path": "a.py", "arguments": "--x 1"}, "arguments: give it word by word"),
+        ({"path": "a.py", "label": "two words"}, "label: String should match pattern"),
         ({"path": "a.py", "module": "a"}, "not path and module"),
         ({"command": ()}, "at least 1 item"),
         ({"command": ("torchrun", "a.py"), "arguments": ("--x",)}, "a command holds its own"),
@@ -171,9 +178,41 @@ def test_the_id_names_what_runs_and_tells_arguments_apart() -> None:
         )
     }
     assert len(ids) == 9
-    assert sum(slug.startswith("script-train-") for slug in ids) == 7
+    assert sum(slug.startswith("script-train-") for slug in ids) == 8
     assert any("no_loss" in slug for slug in ids)
     assert Script(path="a.py").slug() == Script(path="a.py").slug()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"command": ("torchrun", "--nproc-per-node=2", "train.py")}, "train"),
+        ({"command": ("python", "tools/fit.py", "config/small.py")}, "fit"),
+        ({"command": ("./fit.py",)}, "fit"),
+        ({"command": ("python", "-m", "torch.distributed.run", "--nproc-per-node", "2", "fit.py")}, "fit"),
+        ({"command": ("python", "-m", "torch.distributed.run", "-m", "pkg.fit")}, "pkg.fit"),
+        ({"command": ("/opt/bin/llamafactory-cli", "train", "small.yaml")}, "llamafactory-cli-train"),
+        ({"command": ("trl", "--verbose", "sft", "--config", "x.yaml")}, "trl-sft"),
+        ({"command": ("python", "-c", "import this; this()")}, "python"),
+        ({"command": ("fit",)}, "fit"),
+        ({"path": "examples/fit.py", "label": "vision-ddp"}, "vision-ddp"),
+        ({"command": ("torchrun", "main.py"), "label": "nano"}, "nano"),
+    ],
+)
+def test_a_slug_says_what_is_run(options: dict[str, Any], named: str) -> None:
+    assert re.fullmatch(rf"script-{named}-[0-9a-f]{{6}}", Script(**options).slug())
+
+
+def test_a_label_takes_the_place_of_the_name_alone() -> None:
+    plain, labelled = Script(path="a/main.py"), Script(path="a/main.py", label="a")
+    assert plain.slug().replace("-main-", "-a-") == labelled.slug()
+    assert Script(path="b/main.py", label="a").slug() != labelled.slug()
+
+
+def test_paths_may_be_given_as_such() -> None:
+    as_path = Script(path=Path("a.py"), arguments=("--data", Path("d")), cwd=Path("work"))
+    assert as_path == Script(path="a.py", arguments=("--data", "d"), cwd="work")
+    assert Script(command=(Path("./run"), "x")) == Script(command=("run", "x"))
 
 
 def test_a_case_with_variables_reads_back() -> None:

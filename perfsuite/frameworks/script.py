@@ -7,15 +7,17 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, PlainSerializer, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
 from perfsuite.errors import CaseError
 from perfsuite.framework import Command, Framework, LossRule, Ranks, Workload, changed_fields
@@ -32,6 +34,9 @@ Variables = Annotated[
 ]
 
 
+Text = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
+
+
 class Script(Framework):
     """What to run: `path` or `module` in ranks that perfsuite starts, or a `command` that starts its own.
 
@@ -44,18 +49,20 @@ class Script(Framework):
     builds_model: ClassVar[bool] = False
     ignores: ClassVar[frozenset[str]] = frozenset()
 
-    path: str | None = None
+    path: Text | None = None
     """A Python file, run by `python PATH ARGUMENTS` once per rank, with torchrun's environment variables."""
     module: str | None = None
     """The same for `python -m MODULE ARGUMENTS`."""
-    command: tuple[str, ...] | None = Field(default=None, min_length=1)
+    command: tuple[Text, ...] | None = Field(default=None, min_length=1)
     """A command that starts its own ranks, word by word: `("torchrun", "--nproc-per-node=2", "train.py")`.
     The directory of the Python that runs pytest comes first on its PATH."""
-    arguments: tuple[str, ...] = ()
-    cwd: str = "."
+    arguments: tuple[Text, ...] = ()
+    cwd: Text = "."
     """The directory that it runs in."""
     env: Variables = Field(default_factory=lambda: MappingProxyType({}))
     """Environment variables that it needs beside those of pytest."""
+    label: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60)
+    """What ids call it in place of the script's own name, where two scripts are both called `main.py`."""
     data_parallel: int | None = Field(default=None, ge=1, strict=True)
     """Ranks that see different data. None: all; fewer with tensor or pipeline parallelism."""
     loss: LossRule | None = "finite"
@@ -69,6 +76,15 @@ class Script(Framework):
     tokens: Literal["fixed", "vary"] = "fixed"
     """Whether each step has the tokens that the case claims, as is checked in the second. `vary`: their
     number differs from step to step; tokens/s counts what is claimed, and a note says what the second had."""
+
+    @field_validator("command", "arguments", mode="before")
+    @classmethod
+    def _word_by_word(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            raise ValueError(
+                'give it word by word, as ("torchrun", "train.py"); shlex.split cuts a line as a shell does'
+            )
+        return value
 
     @model_validator(mode="after")
     def _one_thing_to_run(self) -> Script:
@@ -108,12 +124,12 @@ class Script(Framework):
 
     def slug(self) -> str:
         """What runs, options, and a digest of arguments, directories and variables."""
-        what = Path(self.path or self.module or (self.command or ("",))[0]).name.removesuffix(".py")
+        what = self.label or _name(self.command or (self.path or self.module or "",))
         told = {name: getattr(self, name) for name in _IN_DIGEST}
         told |= {name: _from_here(told[name]) for name in ("path", "cwd")}
         text = json.dumps(told, default=dict, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:6]
-        return "-".join([self.name, what, *changed_fields(self, skip=_IN_DIGEST), digest])
+        return "-".join([self.name, what, *changed_fields(self, skip=_IN_DIGEST | {"label"}), digest])
 
     def check(self, case: Case) -> None:
         """Raises `CaseError` if there is nothing to run."""
@@ -173,6 +189,19 @@ class Script(Framework):
     def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
         """Of what `perfsuite.attach` finds in a process that trains: nothing is left to run."""
         return Workload(run=lambda steps: [], data_parallel=self.data_parallel or case.topology.world_size)
+
+
+def _name(words: Sequence[str]) -> str:
+    """Of the Python file that is run, else of the module after `-m`, else the program and what it is to do.
+
+    The first Python file: what follows it are its own arguments, such as a configuration.
+    """
+    if (file := next((word for word in words if word.endswith(".py")), None)) is not None:
+        return Path(file).stem
+    if modules := [word for flag, word in pairwise(words) if flag == "-m"]:
+        return modules[-1]
+    task = next((word for word in words[1:] if not word.startswith("-")), "")
+    return "-".join([Path(words[0]).name, *([task] if re.fullmatch(r"[\w.-]{1,40}", task) else [])])
 
 
 def _from_here(path: str | None) -> str | None:
