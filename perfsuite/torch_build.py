@@ -31,6 +31,12 @@ def installed() -> dict[str, object]:
     return assigned
 
 
+def release() -> tuple[int, int]:
+    """The first two numbers of the installed version; (0, 0) without torch."""
+    major, minor = str(installed().get("__version__", "0.0")).split(".")[:2]
+    return int(major), int(minor)
+
+
 def summary() -> str:
     """In one line, as `perfsuite hardware` shows it."""
     build = installed()

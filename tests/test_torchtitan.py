@@ -11,9 +11,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from perfsuite import Case, Topology, TorchTitan, torchtitan_compat
+from perfsuite import Case, Topology, TorchTitan, torch_build, torchtitan_compat
 from perfsuite.case import CaseFile, LoRA
 from perfsuite.flops import count
+from perfsuite.frameworks.torchtitan import MIN_TORCH
 from perfsuite.hardware import detect
 from perfsuite.models import MODELS, Model
 from perfsuite.result import Run
@@ -35,6 +36,10 @@ LLAMAS = [name for name, model in MODELS.items() if model.config["model_type"] =
 TINY = dict(MODELS["llama-tiny"].config)
 
 pytestmark = [
+    pytest.mark.skipif(
+        torch_build.release() < MIN_TORCH,
+        reason=f"torchtitan 0.3 needs a newer torch: {torch_build.summary()}",
+    ),
     # torch's own compiler, which torchtitan loads, warns of torch's own torch.jit; torchdata of torch.
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
@@ -335,6 +340,12 @@ def test_tensor_parallel_wants_sequences_that_it_can_split() -> None:
     )
     reason = TorchTitan(tensor_parallel=6).unsupported(case, detect())
     assert "torchtitan's tensor_parallel splits a sequence into 6 equal parts" in str(reason)
+
+
+def test_an_older_torch_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_build, "installed", lambda: {"__version__": "2.11.0+cu130", "cuda": "13.0"})
+    reason = "torchtitan 0.3 needs torch 2.13 or newer, this is 2.11.0+cu130, built for CUDA 13.0"
+    assert unsupported(SMALL, detect()) == reason
 
 
 @pytest.mark.parametrize("model", LLAMAS)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
+from perfsuite import torch_build
 from perfsuite.framework import Framework, Ranks, Workload
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from perfsuite.measure import Recorder
     from perfsuite.models import Model
 
+MIN_TORCH = (2, 13)
+"""The first on which torchtitan 0.3 trains: 2.11 lacks what it imports, on 2.12 a backward pass fails."""
 PRECISIONS = {
     "fp32": ("float32", "float32"),
     "bf16-mixed": ("float32", "bfloat16"),
@@ -58,6 +61,9 @@ class TorchTitan(Framework):
                     f"torchtitan's {name} splits a sequence into {parts} equal parts, "
                     f"which sequence_length={case.sequence_length} does not allow"
                 )
+        if torch_build.release() < MIN_TORCH:
+            needed = ".".join(map(str, MIN_TORCH))
+            return f"torchtitan 0.3 needs torch {needed} or newer, this is {torch_build.summary()}"
         return unsupported_shape(case.model, self.tensor_parallel)
 
     def expected(self, case: Case) -> dict[str, str]:
