@@ -7,6 +7,7 @@ Driver side; imports neither torch nor pytest.
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Literal
+from typing import Any, Literal
 
 from perfsuite import baseline, data
 from perfsuite.data import Data
@@ -24,7 +25,9 @@ from perfsuite.hardware import Machine
 from perfsuite.judge import Policy, Verdict, judge
 from perfsuite.metric import TOKENS_PER_S
 from perfsuite.noise import ClassNoise, class_noise
-from perfsuite.result import RankReport, Run
+from perfsuite.nvml import Gpus
+from perfsuite.quiet import Neighbours
+from perfsuite.result import DeviceHealth, RankReport, Run
 from perfsuite.run import measure
 from perfsuite.selftest import small_case
 from perfsuite.sequential import Noise, minimum_detectable_drop
@@ -63,7 +66,7 @@ class Row(Data):
 
 def examine(machine: Machine, *, quick: bool, say: Callable[[str], None] = lambda told: None) -> list[Row]:
     """All checks of `machine`. `say` is told what is being done now, as that may take minutes."""
-    rows = [machine_row(machine), *system_rows(machine)]
+    rows = [machine_row(machine), *system_rows(machine), *gpu_rows(machine), neighbours_row(machine)]
     say("importing torch" if quick else "training a small model in one process, bare and under the clock")
     probed = _probe(machine, quick=quick)
     if isinstance(probed, Row):
@@ -76,6 +79,17 @@ def examine(machine: Machine, *, quick: bool, say: Callable[[str], None] = lambd
     if not quick and not any(row.check == "torch and GPUs" and row.status == "fail" for row in rows):
         rows += launch_rows(machine, say)
     return rows
+
+
+def _mhz(card: DeviceHealth) -> str | None:
+    if card.sm_clock_limit_mhz is None:
+        return None
+    locked = "" if card.sm_clock_set_mhz is None else f", application clock {card.sm_clock_set_mhz:.0f} MHz"
+    return f"SM up to {card.sm_clock_limit_mhz:.0f} MHz{locked}"
+
+
+def _on(flag: bool | None) -> str | None:
+    return None if flag is None else "on" if flag else "off"
 
 
 def machine_row(machine: Machine) -> Row:
@@ -153,6 +167,80 @@ def _shared_memory_row(root: Path) -> Row:
         found=f"/dev/shm holds {size / 2**20:.0f} MiB",
         advice="NCCL needs more: start the container with --ipc=host or --shm-size=8g",
     )
+
+
+def gpu_rows(machine: Machine, nvml: Any | None = None) -> list[Row]:
+    """How the GPUs are set up, and what is wrong with a card, by NVML (`pynvml`, or what is handed in)."""
+    if machine.device == "cpu":
+        return []
+    if nvml is None:
+        nvml = importlib.import_module("pynvml")
+    gpus = Gpus(nvml, machine.devices, NoJob())
+    cards = gpus.cards(gpus.used_bytes())
+    notes = gpus.notes()
+    gpus.finish()
+    if len(cards) < machine.devices:
+        return [Row(check="NVML", status="unknown", found="; ".join(notes), advice="ask nvidia-smi why")]
+    faults = Row(check="GPU hardware", status="fail", found="; ".join(notes), advice="see to the card first")
+    return [
+        faults
+        if notes
+        else Row(check="GPU hardware", status="pass", found="no fault is known to the driver"),
+        _power_row(cards),
+        _alike_row("clocks", [_mhz(card) for card in cards]),
+        _alike_row("ECC", [_on(card.ecc) for card in cards]),
+        _alike_row("persistence mode", [_on(card.persistence) for card in cards]),
+    ]
+
+
+class NoJob:
+    """Nothing is launched while the machine is looked at."""
+
+    def __init__(self) -> None:
+        self.pids: set[int] = set()
+
+    def scan(self) -> None:
+        """There is nothing to find."""
+
+
+def _power_row(cards: Sequence[DeviceHealth]) -> Row:
+    known = [(card.name, card.power_limit_w, card.power_limit_default_w) for card in cards]
+    low = [
+        f"{name} is limited to {limit:.0f} W, its default is {usual:.0f} W"
+        for name, limit, usual in known
+        if limit is not None and usual is not None and limit < usual
+    ]
+    if low:
+        advice = "raise it (nvidia-smi -pl) before baselines are recorded: it sets how fast these GPUs train"
+        return Row(check="power limit", status="fail", found="; ".join(low), advice=advice)
+    told = sorted({f"{limit:.0f} W" for _, limit, _ in known if limit is not None})
+    if not told:
+        return Row(check="power limit", status="unknown", found="NVML does not tell it")
+    return Row(check="power limit", status="pass", found=", ".join(told))
+
+
+def _alike_row(what: str, values: Sequence[str | None]) -> Row:
+    told = {value for value in values if value is not None}
+    if not told:
+        return Row(check=what, status="unknown", found="NVML does not tell it")
+    if len(told) == 1:
+        return Row(check=what, status="pass", found=told.pop())
+    each = ", ".join(f"GPU {index}: {value or 'unknown'}" for index, value in enumerate(values))
+    advice = "set all GPUs alike: the slowest one sets the pace of a step"
+    return Row(check=what, status="fail", found=each, advice=advice)
+
+
+def neighbours_row(machine: Machine, neighbours: Neighbours | None = None) -> Row:
+    """Who else uses the cores, or holds memory of the GPUs, now."""
+    seen = Neighbours(say=_say_nothing, show=_say_nothing) if neighbours is None else neighbours
+    if not (found := seen.look(machine, machine.devices)):
+        return Row(check="other processes", status="pass", found="none uses the machine")
+    advice = "end them, or measure at another hour: launches beside them are set aside"
+    return Row(check="other processes", status="fail", found="; ".join(found), advice=advice)
+
+
+def _say_nothing(told: str) -> None:
+    """Whatever is told stands in the row."""
 
 
 def _probe(machine: Machine, *, quick: bool) -> DoctorFile | Row:

@@ -196,6 +196,12 @@ class Neighbours:
         self._in_vain = True
         return False
 
+    def look(self, machine: Machine, devices: int) -> list[str]:
+        """What others do within `LOOK_EVERY_S` seconds, in words; nothing if it is quiet."""
+        seen = self._look(machine, devices)
+        self.sleep(LOOK_EVERY_S)
+        return seen()
+
     def _look(self, machine: Machine, devices: int) -> Callable[[], list[str]]:
         """What others do from one call to the next, in words; nothing if it is quiet."""
         if machine.device == "cuda":

@@ -15,8 +15,10 @@ from perfsuite.doctor import (
     clock_rows,
     device_rows,
     examine,
+    gpu_rows,
     machine_row,
     memory_row,
+    neighbours_row,
     noise_row,
     system_rows,
     torch_rows,
@@ -25,9 +27,11 @@ from perfsuite.doctor import (
 from perfsuite.doctor_probe import ClockFacts, DoctorFile, MemoryFacts, TorchFacts
 from perfsuite.hardware import detect
 from perfsuite.judge import Verdict
+from perfsuite.quiet import Neighbours
 from perfsuite.run import unsupported
 from perfsuite.selftest import small_case
 from tests.samples import make_gpu_machine, make_launches, make_machine, make_report, make_run
+from tests.test_health import Nvml
 
 TORCH = TorchFacts(version="2.13.0", cuda="13.0", nccl="2.29.3", devices=8)
 CLOCK = ClockFacts(overhead=(1.001,) * 5, wall=(1.0002,) * 5, step_s=0.1)
@@ -95,6 +99,69 @@ def test_shared_memory_matters_to_several_gpus(tmp_path: Path, monkeypatch: pyte
     [row] = [row for row in system_rows(H100, root=root) if row.check == "shared memory"]
     assert row.status == "fail"
     assert "--shm-size" in str(row.advice)
+
+
+def on_two_gpus(**changes: object) -> dict[str, Row]:
+    """The rows of a machine whose second GPU answers otherwise."""
+    return {row.check: row for row in gpu_rows(make_gpu_machine(count=2), Nvml({}, changes))}
+
+
+def test_gpus_that_are_set_up_alike_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    rows = on_two_gpus()
+    assert {check: (row.status, row.found) for check, row in rows.items()} == {
+        "GPU hardware": ("pass", "no fault is known to the driver"),
+        "power limit": ("pass", "700 W"),
+        "clocks": ("pass", "SM up to 1980 MHz, application clock 1980 MHz"),
+        "ECC": ("pass", "on"),
+        "persistence mode": ("pass", "on"),
+    }
+    assert gpu_rows(make_machine()) == []
+
+
+@pytest.mark.parametrize(
+    ("function", "answer", "check", "said"),
+    [
+        ("nvmlDeviceGetEnforcedPowerLimit", 500_000, "power limit", "limited to 500 W, its default is 700 W"),
+        (
+            "nvmlDeviceGetApplicationsClock",
+            1200,
+            "clocks",
+            "GPU 1: SM up to 1980 MHz, application clock 1200",
+        ),
+        ("nvmlDeviceGetEccMode", [0, 0], "ECC", "GPU 0: on, GPU 1: off"),
+        ("nvmlDeviceGetPersistenceMode", 0, "persistence mode", "GPU 0: on, GPU 1: off"),
+        ("nvmlDeviceGetRemappedRows", (0, 0, 0, 1), "GPU hardware", "have the card replaced"),
+    ],
+)
+def test_a_gpu_that_is_unlike_the_others_is_named(
+    function: str, answer: object, check: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    rows = on_two_gpus(**{function: (answer,)})
+    assert [name for name, row in rows.items() if row.status != "pass"] == [check]
+    assert rows[check].status == "fail"
+    assert said in rows[check].found
+
+
+def test_what_nvml_does_not_tell_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    no = Nvml.NVMLError_NotSupported("Not Supported")
+    silent = {"nvmlDeviceGetEccMode": no, "nvmlDeviceGetEnforcedPowerLimit": no}
+    rows = {row.check: row.status for row in gpu_rows(make_gpu_machine(count=1), Nvml(silent))}
+    assert (rows["ECC"], rows["power limit"]) == ("unknown", "unknown")
+    [row] = gpu_rows(make_gpu_machine(count=1), Nvml({}, init=Nvml.NVMLError("Driver Not Loaded")))
+    assert (row.check, row.status) == ("NVML", "unknown")
+    assert "Driver Not Loaded" in row.found
+
+
+def test_who_else_uses_the_machine() -> None:
+    others: list[str] = []
+    seen = Neighbours(say=print, show=print, see_gpus=lambda devices: others, sleep=lambda seconds: None)
+    assert neighbours_row(H100, seen).status == "pass"
+    others.append("2,048 MiB of GPU 3 held by python (pid 7)")
+    row = neighbours_row(H100, seen)
+    assert (row.status, row.found) == ("fail", "2,048 MiB of GPU 3 held by python (pid 7)")
 
 
 def test_torch_must_reach_the_gpus_that_nvml_sees() -> None:
@@ -191,6 +258,7 @@ def test_its_small_case_runs_here() -> None:
 
 def test_a_probe_that_dies_is_one_row_that_says_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(doctor, "neighbours_row", lambda machine: Row(check="x", status="pass", found=""))
     rows = examine(make_machine(), quick=True)
     assert (rows[-1].check, rows[-1].status) == ("torch", "fail")
     assert "it ended with status 1" in rows[-1].found
