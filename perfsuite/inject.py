@@ -69,15 +69,15 @@ class Injector:
         elif kind == "leak" and step == AT_STEP:
             self._held = _hold(size, recorder)
         elif self.is_last_rank and step == AT_STEP:
-            self._break_down()
+            self._break_down(recorder)
 
-    def _break_down(self) -> None:
+    def _break_down(self, recorder: Recorder) -> None:
         if self.fault.kind == "crash":
             raise RuntimeError("injected crash")
         if self.fault.kind == "exit":
             os._exit(13)
         if self.fault.kind == "oom":
-            raise MemoryError("injected: out of memory")
+            _run_out_of_memory(recorder)
         while self.fault.kind == "hang":
             time.sleep(1)
 
@@ -94,6 +94,17 @@ class Injector:
         if kind == "leak" and memory is not None and memory.method == "simulated":
             return report.replace(memory=memory.replace(peak=round(memory.peak * (1 + self.fault.size))))
         return None if kind == "missing-rank" and self.is_last_rank else report
+
+
+def _run_out_of_memory(recorder: Recorder) -> None:
+    """On a GPU by asking its allocator for twice the memory that it has: the error is then a real one."""
+    device = getattr(recorder.memory, "device", None)
+    if device is None:
+        raise MemoryError("injected: out of memory")
+    import torch
+
+    _, size = torch.cuda.mem_get_info(device)
+    torch.empty(2 * size, dtype=torch.uint8, device=device)
 
 
 def _hold(share: float, recorder: Recorder) -> Any:

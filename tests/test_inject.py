@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -145,6 +146,18 @@ def test_a_breakdown_is_the_last_ranks_alone_at_its_step(
     with pytest.raises(error, match=said):
         series(text, steps=AT_STEP + 1)
     assert ends == {"exit": ["(13,)"], "hang": ["(1,)"]}.get(text, [])
+
+
+def test_on_a_gpu_its_own_allocator_runs_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def empty(size: int, *, dtype: torch.dtype, device: str) -> NoReturn:
+        assert (size, dtype, device) == (200, torch.uint8, "cuda:0")
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (7, 100))
+    monkeypatch.setattr(torch, "empty", empty)
+    recorder: Any = SimpleNamespace(memory=SimpleNamespace(device="cuda:0"))
+    with pytest.raises(torch.OutOfMemoryError):
+        Injector(Fault.parse("oom"), is_last_rank=True).before_end(AT_STEP, recorder)
 
 
 @pytest.mark.parametrize("is_last_rank", [True, False])
