@@ -15,7 +15,7 @@ from perfsuite.html_report import SIGNS, render
 from perfsuite.metric import GATED
 from perfsuite.result import Failure, Observed
 from perfsuite.results import Result, SessionFile, Skipped
-from tests.samples import make_result, never_run, now
+from tests.samples import make_result, make_shared, never_run, now
 from tests.sessions import make_blind, make_gpu_result, make_session
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>{{ 7*7 }}"
@@ -119,6 +119,12 @@ def test_what_the_gate_is_blind_to_is_marked_in_the_overview() -> None:
     assert "blind" not in sharp
     assert '<span class="badge blind">blind</span>' in blind
     assert '<td class="why">blind to changes of tokens/s below 32.4%</td>' in blind
+
+
+def test_what_others_disturbed_is_marked_in_the_overview() -> None:
+    page = render([make_session(0).replace(results=(make_shared(),))])
+    assert Page(page).said("h1") == ["1 unhealthy (1 shared), 3 skipped"]
+    assert page.count('<span class="badge shared">shared</span>') == 1
 
 
 def test_what_needs_attention_is_unfolded(page: str) -> None:

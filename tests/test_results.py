@@ -11,13 +11,23 @@ import pytest
 
 from perfsuite import data
 from perfsuite.data import plain
-from perfsuite.judge import Verdict
+from perfsuite.judge import Policy, Verdict, judge
 from perfsuite.metric import GATED
 from perfsuite.noise import ClassNoise
-from perfsuite.result import Figures, Run
+from perfsuite.result import Failure, Figures, Run
 from perfsuite.results import Result, SessionFile, Skipped
 from perfsuite.sequential import Noise
-from tests.samples import BEFORE, NOISE, make_machine, make_result, make_run, never_run, now
+from tests.samples import (
+    BEFORE,
+    DISTURBED,
+    NOISE,
+    make_machine,
+    make_result,
+    make_run,
+    make_shared,
+    never_run,
+    now,
+)
 
 # The figures of a result
 
@@ -39,6 +49,23 @@ def test_measured_steps_are_those_in_the_windows_of_all_launches() -> None:
 def test_a_result_without_launches_has_no_figures_and_no_steps() -> None:
     assert never_run().figures == Figures()
     assert never_run().measured_steps == []
+
+
+def test_figures_are_shared_where_all_launches_that_count_are() -> None:
+    quiet, disturbed = now(), now().replace(health=DISTURBED)
+    policy = Policy(max_unhealthy=1)
+
+    def result(*runs: Run, **changes: Any) -> Result:
+        return make_result(*runs, **{"verdict": judge(runs, None, NOISE, policy), **changes})
+
+    assert result(disturbed).shared
+    assert make_shared().shared
+    assert not result(quiet, disturbed).shared, "the figures are those of the first"
+    assert not result(quiet).shared
+    crash = disturbed.replace(failure=Failure(kind="crash", message="x"))
+    assert not result(crash).shared, "a crash is the code's"
+    assert not never_run().shared
+    assert strict([result(disturbed)])["results"][0]["shared"] is True
 
 
 # The file
