@@ -83,8 +83,8 @@ class MachineLock:
             holder = _holder(descriptor)
             if not wait:
                 raise BusyError(
-                    f"another session measures on this machine ({holder}; {file} is locked), and "
-                    "--perf-no-wait: run again when it has ended, or without --perf-no-wait to queue"
+                    f"another session measures on this machine ({holder}; {file} is locked): "
+                    "run again when it has ended, or without --perf-no-wait to queue"
                 )
             if holder != told:
                 told = holder

@@ -407,7 +407,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if _nothing_measured(config):
         terminalreporter.section("perfsuite: nothing was measured", red=True, bold=True)
         terminalreporter.write_line(
-            f"{session.selected} cases were selected, none gave a valid measurement: not a pass."
+            f"{summary.plural(session.selected, 'case')} selected, none gave a valid measurement: not a pass."
         )
         if any(result.shared for result in session.results):
             terminalreporter.write_line(

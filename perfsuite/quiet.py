@@ -8,9 +8,11 @@ a job runs meanwhile, so whoever is seen, but for this process, is another.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import psutil
@@ -107,7 +109,9 @@ def name_of(pid: int) -> str:
         program, *words = process.cmdline() or [process.name()]
     except psutil.Error:
         program, words = "a process", []
-    first = [] if "-c" in words[:1] else [word for word in words if not word.startswith("-")][:1]
+    options = list(takewhile(lambda word: word.startswith("-"), words))
+    is_code = any(re.fullmatch("-[A-Za-z]*c", option) for option in options)
+    first = [] if is_code else words[len(options) : len(options) + 1]
     told = " ".join(word.rstrip("/").rsplit("/", 1)[-1] for word in [program, *first])
     name = "".join(letter if letter.isprintable() else "?" for letter in told)
     return f"{name[:LONGEST_NAME]} (pid {pid})"
@@ -190,7 +194,8 @@ class Neighbours:
                 self.say(f"quiet after {now - began:.0f} s")
                 self._in_vain = False
                 return True
-            self.show(f"waiting for quiet, {now - began:.0f} of {most_s:.0f} s: {'; '.join(found)}")
+            why = f": {'; '.join(found)}" if found else ""
+            self.show(f"waiting for quiet, {now - began:.0f} of {most_s:.0f} s{why}")
         gone = "still not quiet" if self._in_vain else f"not quiet within {most_s:.0f} s"
         self.say(f"{gone}: {'; '.join(found)}")
         self._in_vain = True

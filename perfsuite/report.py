@@ -111,9 +111,7 @@ def explanation(result: Result) -> str:
     lines += [f"  {reason}" for reason in verdict.reasons]
     lines += [f"  {sentence(check)}" for check in verdict.checks]
     if result.shared:
-        lines.append(
-            "  shared: others used the machine, so the figures are shown and nothing is judged by them"
-        )
+        lines.append("  shared: others used the machine; the figures are shown, nothing is judged by them")
     if (known := known_issue(result)) is not None:
         lines.append(f"  {known}")
     figures = result.figures

@@ -17,7 +17,7 @@ from perfsuite.judge import Policy, Verdict, judge
 from perfsuite.metric import GATED
 from perfsuite.models import MODELS, Model
 from perfsuite.noise import ClassNoise
-from perfsuite.result import Failure, Figures, LaunchFile, Memory, RankReport, Run
+from perfsuite.result import Failure, Figures, Health, LaunchFile, Memory, RankReport, Run
 from perfsuite.results import Result, SessionFile
 from perfsuite.rundir import RunDir
 from perfsuite.sequential import Noise
@@ -163,6 +163,15 @@ def make_result(
         "directory": "/tmp/runs/x",
     }
     return Result(**{**values, **changes})
+
+
+DISTURBED = Health(samples=40, seconds=10, steps=25, foreign_cpu=0.6)
+
+
+def make_shared() -> Result:
+    """One launch while others used the machine, which is then unhealthy."""
+    run = BEFORE.replace(health=DISTURBED)
+    return make_result(run, verdict=judge([run], None, NOISE, Policy(max_unhealthy=1)))
 
 
 def never_run() -> Result:

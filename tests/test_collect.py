@@ -356,6 +356,24 @@ def test_without_a_log_of_the_rank_the_launchers_is_shown(tmp_path: Path) -> Non
     assert failure_of(collected(run_dir)).traceback == "last lines of launcher.log:\nImportError: no module"
 
 
+ELASTIC = """\
+W1121 19:57:47.255000 8705 torch/multiprocessing/spawn.py:165] Terminating process 8717 via signal SIGTERM
+E1121 19:57:47.303000 8705 torch/distributed/elastic/multiprocessing/api.py:836] failed (exitcode: 1)
+E1121 19:57:47.303000 8705 torch/distributed/elastic/multiprocessing/api.py:836] Traceback (most recent call
+"""
+
+
+def test_what_a_rank_says_is_not_followed_by_torchs_launcher(tmp_path: Path) -> None:
+    run_dir = write_launch(tmp_path, make_report(0), ended=(crash(1, 1.0, "exit code 2"),))
+    run_dir.launcher_log.write_text(ELASTIC)
+    assert str(failure_of(collected(run_dir)).traceback).endswith(ELASTIC.strip()), "all that is known"
+    run_dir.rank_log(1).write_text("train.py: error: unrecognized arguments: --foo\n")
+    alone = "last lines of rank-1.log:\ntrain.py: error: unrecognized arguments: --foo"
+    assert failure_of(collected(run_dir)).traceback == alone
+    run_dir.launcher_log.write_text(f"{ELASTIC}Out of disk\n")
+    assert failure_of(collected(run_dir)).traceback == f"{alone}\nlast lines of launcher.log:\nOut of disk"
+
+
 @pytest.mark.parametrize("empty", [True, False])
 def test_a_log_in_which_nothing_stands_is_said_to_be_empty(tmp_path: Path, empty: bool) -> None:
     run_dir = write_launch(tmp_path)

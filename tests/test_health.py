@@ -15,7 +15,7 @@ import pytest
 
 from perfsuite import health, nvml
 from perfsuite.collect import _energy_per_token_j, _gpu_utilisation
-from perfsuite.health import EVERY_S, Sampler, unhealthy
+from perfsuite.health import EVERY_S, Sampler, is_shared, unhealthy
 from perfsuite.launch import launch
 from perfsuite.result import DeviceHealth, Health
 from perfsuite.rundir import RunDir
@@ -753,6 +753,26 @@ def test_a_busy_processor_is_unhealthy_where_it_trains() -> None:
     ]
     assert unhealthy(busy, make_gpu_machine()) == []
     assert unhealthy(make_health(foreign_cpu=0.2, steal=0.1), make_machine()) == []
+
+
+@pytest.mark.parametrize(
+    ("health", "on_cpu", "on_gpu"),
+    [
+        (None, False, False),
+        (make_health(), False, False),
+        (make_health(foreign_cpu=0.2, steal=0.1), False, False),
+        (make_health(foreign_cpu=0.21), True, False),
+        (make_health(steal=0.11), True, False),
+        (make_health({"foreign_memory_bytes": 256 * 2**20}), False, False),
+        (make_health({"foreign_memory_bytes": 2 * GIB}), False, True),
+        (make_health({"throttled": {"HwSlowdown": 1.0}}), False, False),
+    ],
+)
+def test_a_machine_is_shared_where_others_are_unhealthy_for_it(
+    health: Health | None, on_cpu: bool, on_gpu: bool
+) -> None:
+    assert is_shared(health, make_machine()) is on_cpu
+    assert is_shared(health, make_gpu_machine()) is on_gpu
 
 
 def test_figures() -> None:

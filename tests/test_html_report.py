@@ -15,7 +15,7 @@ from perfsuite.html_report import SIGNS, render
 from perfsuite.metric import GATED
 from perfsuite.result import Failure, Observed
 from perfsuite.results import Result, SessionFile, Skipped
-from tests.samples import make_image_result, make_result, never_run, now
+from tests.samples import make_image_result, make_result, make_shared, never_run, now
 from tests.sessions import make_blind, make_gpu_result, make_session
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>{{ 7*7 }}"
@@ -132,6 +132,12 @@ def test_a_page_of_both_says_which_counts_samples() -> None:
     page = Page(render([make_session(0).replace(results=results)]))
     assert "tokens/s" in page.said("th")
     assert "1,234 samples/s" in page.said("td")
+
+
+def test_what_others_disturbed_is_marked_in_the_overview() -> None:
+    page = render([make_session(0).replace(results=(make_shared(),))])
+    assert Page(page).said("h1") == ["1 unhealthy (1 shared), 3 skipped"]
+    assert page.count('<span class="badge shared">shared</span>') == 1
 
 
 def test_what_needs_attention_is_unfolded(page: str) -> None:

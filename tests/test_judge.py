@@ -31,9 +31,10 @@ from perfsuite.judge import (
 from perfsuite.metric import GATED
 from perfsuite.models import Model
 from perfsuite.noise import ClassNoise, class_noise
-from perfsuite.result import Failure, Flops, Health, Observed, Run
+from perfsuite.result import Failure, Flops, Observed, Run
 from perfsuite.sequential import MAX_LAUNCHES, Noise
 from tests.samples import (
+    DISTURBED,
     deterministic,
     make_case,
     make_figures,
@@ -857,15 +858,18 @@ def test_an_unhealthy_machine_is_the_verdict_after_three_launches_whatever_they_
     )
 
 
-DISTURBED = Health(samples=40, seconds=10, steps=25, foreign_cpu=0.6)
-
-
 @pytest.mark.parametrize("baseline", [None, BASELINE])
 def test_a_disturbed_machine_is_unhealthy_with_or_without_a_baseline(baseline: Baseline | None) -> None:
     runs = [make_run(health=DISTURBED)] * 9
     verdict = session(runs, baseline)
     assert (verdict.outcome, verdict.launches) == ("unhealthy", MAX_UNHEALTHY)
     assert verdict.reasons[0].startswith("launch 1 set aside: other processes used 60% of the cores' time")
+
+
+def test_fewer_unhealthy_launches_are_the_verdict_where_more_would_be_in_vain() -> None:
+    runs = [make_run(health=DISTURBED)] * 9
+    assert session(runs, max_unhealthy=1).launches == 1
+    assert session([make_run(), make_run(), *runs], None, max_unhealthy=1).unhealthy_launches == (3, 4)
 
 
 def test_a_disturbed_launch_is_none_of_those_that_are_recorded_from() -> None:

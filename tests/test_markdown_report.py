@@ -10,7 +10,7 @@ from perfsuite.comparison import ComparisonTable
 from perfsuite.markdown_report import MAX_EXPLAINED, MAX_ROWS, render, text
 from perfsuite.result import Health
 from perfsuite.results import Result, SessionFile, Skipped
-from tests.samples import make_image_result, make_result, never_run, now
+from tests.samples import make_image_result, make_result, make_shared, never_run, now
 from tests.sessions import make_blind, make_gpu_result, make_session
 from tests.test_html_report import EVIL, make_evil
 
@@ -92,6 +92,12 @@ def test_a_row_tells_samples_where_they_are_counted() -> None:
     assert (heading[3], row[3], row[4]) == ("samples/s", "1,234", "-50.0%")
     heading, *mixed = rows(images, text_)[:3]
     assert (heading[3], {row[3] for row in mixed}) == ("tokens/s", {"1,234 samples/s", "60,000"})
+
+
+def test_a_row_tells_that_others_used_the_machine() -> None:
+    parsed = parse(render([make_session(0).replace(results=(make_shared(),))]))
+    assert parsed.headings[0] == "perfsuite: 1 unhealthy (1 shared), 3 skipped"
+    assert parsed.rows[1][0] == "unhealthy (shared)"
 
 
 def test_a_row_tells_what_the_gate_is_blind_to() -> None:

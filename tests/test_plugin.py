@@ -13,10 +13,14 @@ from typing import Any
 import psutil
 import pytest
 
-from perfsuite import data, session, torch_build
+from perfsuite import collect, data, lock, run, session, torch_build
 from perfsuite.errors import MachineError
 from perfsuite.hardware import Machine, gpu_machine
+from perfsuite.lock import MachineLock
+from perfsuite.quiet import Neighbours
+from perfsuite.result import Run
 from perfsuite.results import SessionFile
+from tests.samples import DISTURBED
 
 CASES = """
     import pytest
@@ -291,7 +295,7 @@ def test_a_reviewed_baseline_comes_before_the_local_one(suite: pytest.Pytester) 
     reviewed.write_text(json.dumps(content))
     result = run_cpu(suite)
     assert result.ret == 1
-    result.stdout.fnmatch_lines([f"*baseline: {reviewed}*"])
+    result.stdout.fnmatch_lines([f"  baseline: baselines/{local.parent.name}/{local.name}"])
 
 
 def test_what_this_machine_cannot_run_is_skipped_with_the_reason_and_is_not_a_pass(
@@ -510,10 +514,124 @@ def test_a_gpu_that_cannot_be_read_is_one_error_without_a_traceback(
     assert "INTERNALERROR" not in str(result.stdout) + str(result.stderr)
 
 
+@pytest.fixture
+def busy(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """Others use the machine in every launch, and never stop."""
+
+    def beside_others(*args: Any, **options: Any) -> Run:
+        return collect.collect(*args, **{**options, "health": DISTURBED})
+
+    monkeypatch.setattr(run, "collect", beside_others)
+    monkeypatch.setattr(Neighbours, "wait", lambda *args: False)
+    return suite
+
+
+def test_a_machine_that_others_use_measures_nothing_and_says_what_to_do(busy: pytest.Pytester) -> None:
+    result = run_cpu(busy)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "perfsuite: launch 1 of fake-* is no evidence: other processes used 60% of *; seen: *",
+            "perfsuite: [[]1/1] fake-* unhealthy: 1 launch in * s",
+            "*unhealthy (shared)",
+            "*nothing was measured*",
+            "Others used the machine. --perf-wait-quiet=SECONDS waits longer*--perf-allow-shared shows*",
+        ]
+    )
+    assert not list(busy.path.glob(".perfsuite/baselines/*/*"))
+
+
+def test_figures_of_a_shared_machine_are_shown_on_request(busy: pytest.Pytester) -> None:
+    result = run_cpu(busy, "--perf-allow-shared", "--perf-json=out.json")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        [
+            "*fake-llama-tiny-s64-b4-fp32-1x2*5?,*25,*unhealthy (shared)",
+            "--perf-allow-shared: 1 case measured while others used the machine: *nothing was judged*",
+            "*1 unhealthy*",
+        ]
+    )
+    result.stdout.no_fnmatch_line("*nothing was measured*")
+    assert read_json(busy)["results"][0]["shared"] is True
+    assert not list(busy.path.glob(".perfsuite/baselines/*/*"))
+
+
+def test_two_sessions_measure_one_after_the_other(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = MachineLock()
+    held.take(print)
+    refused = run_cpu(suite, "--perf-no-wait", "-W", "error")
+    assert refused.ret == pytest.ExitCode.INTERRUPTED
+    refused.stdout.fnmatch_lines(["*perfsuite: another session measures on this machine (pid *"])
+    assert not list(suite.path.glob(".perfsuite/runs/*"))
+    assert suite.runpytest("--collect-only").ret == 0
+    assert run_cpu(suite, "--perf-no-wait", "--perf-no-baseline=fail").ret == 1, "it launches nothing"
+
+    def holder(descriptor: int) -> str:
+        held.release()  # it ends just now
+        return "pid 7"
+
+    monkeypatch.setattr(lock, "_holder", holder)
+    monkeypatch.setattr(lock, "POLL_S", 0)
+    queued = run_cpu(suite)
+    assert queued.ret == 0
+    queued.stdout.fnmatch_lines(
+        [
+            "perfsuite: waiting for another session on this machine: pid * (--perf-no-wait fails instead)",
+            "perfsuite: [[]1/1] fake-* launched",
+        ]
+    )
+    held.take(print, wait=False)  # the session let go
+    held.release()
+
+
 def test_bad_options_are_usage_errors(suite: pytest.Pytester) -> None:
     result = run_cpu(suite, "--perf-inject", "slow")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*'slow': give slowdown=P%*"])
+    result = run_cpu(suite, "--perf-wait-quiet=soon")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--perf-wait-quiet=soon: give a whole number, 0 or more*"])
+
+
+def test_without_pytest_benchmark_the_error_says_so(suite: pytest.Pytester) -> None:
+    result = suite.runpytest_subprocess("-p", "no:benchmark")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["*test_cases.py::test_it?fake-*? asks for bench, which needs pytest-benchmark*-p no:benchmark"]
+    )
+    suite.makepyfile(test_cases="def test_other():\n    pass\n")
+    assert suite.runpytest_subprocess("-p", "no:benchmark").ret == 0
+
+
+def test_a_failure_prints_its_text_once(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        test_cases="""
+        from perfsuite import Case, Script, Topology
+        def test_it(bench):
+            bench(Case(model="llama-tiny", framework=Script(path="none.py"), sequence_length=64,
+                       micro_batch=4, topology=Topology(processes_per_node=2), hardware="cpu"))
+        """
+    )
+    result = suite.runpytest()
+    assert result.ret == 1
+    assert str(result.stdout).count("No such file or directory") == 1
+    result.stdout.no_fnmatch_line("*During handling of the above exception*")
+
+
+def test_what_passed_is_one_line_and_all_that_is_blind_another(suite: pytest.Pytester) -> None:
+    run_cpu(suite)
+    content = json.loads(local_baseline(suite).read_text())
+    for launch, factor in zip(content["launches"], (0.8, 1.0, 1.25), strict=True):
+        launch["figures"]["peak_memory_bytes"] *= factor
+    local_baseline(suite).write_text(json.dumps(content))
+    short = run_cpu(suite, "--perf-min-launches=3", "--perf-max-launches=3")
+    short.stdout.fnmatch_lines(["blind: in 1 of 1 case noise hides changes as large as the tolerance*"])
+    short.stdout.no_fnmatch_line("*: passed after*")
+    long = run_cpu(suite, "-v", "--perf-min-launches=3", "--perf-max-launches=3")
+    long.stdout.fnmatch_lines(["*: passed after*", "*peak memory: *; blind: this gate finds only *"])
+    long.stdout.no_fnmatch_line("blind: in 1 of 1*")
 
 
 def test_a_store_that_cannot_be_written_is_said(suite: pytest.Pytester) -> None:
@@ -529,7 +647,7 @@ def test_a_corrupt_baseline_is_said(suite: pytest.Pytester) -> None:
     local.write_text(local.read_text()[:100])
     result = run_cpu(suite)
     assert result.ret == 1
-    result.stdout.fnmatch_lines([f"*{local}: not JSON*"])
+    result.stdout.fnmatch_lines([f"{local.relative_to(suite.path)}: not JSON*"])
 
 
 def test_without_a_terminal_progress_is_plain_lines(suite: pytest.Pytester) -> None:

@@ -28,6 +28,7 @@ from tests.samples import (
     make_machine,
     make_result,
     make_run,
+    make_shared,
     never_run,
     now,
 )
@@ -127,6 +128,21 @@ def test_no_outcome_is_cut_short_however_long_the_row(outcome: Outcome) -> None:
     )
     told = make_result(*[large] * 10, verdict=make_result(large).verdict.replace(outcome=outcome))
     assert table([told], color=False, width=80).split()[-1] == outcome
+
+
+def test_shared_figures_are_marked_in_table_and_explanation() -> None:
+    shared = make_shared()
+    assert table([shared], color=False, width=None).splitlines()[1].endswith("  unhealthy (shared)")
+    told = "  shared: others used the machine; the figures are shown, nothing is judged by them"
+    assert told in explanation(shared).splitlines()
+    assert "shared" not in explanation(make_result(now()))
+
+
+def test_in_a_pipe_the_table_is_as_wide_as_it_needs() -> None:
+    results = [make_result(now(), case_id=name) for name in ("x" * 230, "short")]
+    lines = table(results, color=False, width=None).splitlines()
+    assert [line.split()[0] for line in lines] == ["case", "x" * 230, "short"]
+    assert all(230 < len(line) < 330 for line in lines)
 
 
 def test_the_table_shows_ids_as_they_are() -> None:

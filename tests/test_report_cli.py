@@ -11,7 +11,7 @@ from perfsuite.comparison import Comparison, PublishedFigure, PublishedFile, Row
 from perfsuite.errors import FileError
 from perfsuite.report_cli import newest
 from perfsuite.results import SessionFile
-from tests.sessions import make_session
+from tests.sessions import make_blind, make_session
 
 
 def run(*arguments: str | Path) -> Result:
@@ -38,6 +38,20 @@ def test_the_terminal_shows_table_explanations_and_counts(tmp_path: Path) -> Non
     assert not any(": passed after" in line for line in lines)
     assert "it needs 2 nodes of 8" in lines[-2]
     assert lines[-1] == "1 failed, 1 regressed, 1 passed, 3 skipped"
+
+
+def test_what_passed_is_explained_on_request(tmp_path: Path) -> None:
+    passed = make_session(1, lambda number: "passed")
+    (blind,) = map(make_blind, passed.results)
+    file = write(tmp_path / "results.json", passed.replace(results=(blind,)))
+    short = run(file).stdout
+    assert ": passed after" not in short
+    assert "\nblind: in 1 of 1 case noise hides" in short
+    for flag in ("-v", "--verbose"):
+        long = run(file, flag).stdout
+        assert ": passed after" in long
+        assert "blind: this gate finds only 32.4% or more" in long
+        assert "noise hides" not in long
 
 
 def test_markup_of_the_terminal_in_data_stays_text(tmp_path: Path) -> None:

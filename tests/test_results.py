@@ -11,19 +11,21 @@ import pytest
 
 from perfsuite import data
 from perfsuite.data import plain
-from perfsuite.judge import Verdict
+from perfsuite.judge import Policy, Verdict, judge
 from perfsuite.metric import GATED
 from perfsuite.noise import ClassNoise
-from perfsuite.result import Figures, Run
+from perfsuite.result import Failure, Figures, Run
 from perfsuite.results import Result, SessionFile, Skipped
 from perfsuite.sequential import Noise
 from tests.samples import (
     BEFORE,
+    DISTURBED,
     NOISE,
     make_image_result,
     make_machine,
     make_result,
     make_run,
+    make_shared,
     never_run,
     now,
 )
@@ -57,6 +59,23 @@ def test_the_file_says_what_speeds_count() -> None:
     assert {check["unit"] for check in told["verdict"]["checks"]} == {"samples/s", "bytes"}
     assert Result.model_validate(told) == images
     assert plain(make_result(now()))["unit"] == plain(never_run())["unit"] == "tokens"
+
+
+def test_figures_are_shared_where_all_launches_that_count_are() -> None:
+    quiet, disturbed = now(), now().replace(health=DISTURBED)
+    policy = Policy(max_unhealthy=1)
+
+    def result(*runs: Run, **changes: Any) -> Result:
+        return make_result(*runs, **{"verdict": judge(runs, None, NOISE, policy), **changes})
+
+    assert result(disturbed).shared
+    assert make_shared().shared
+    assert not result(quiet, disturbed).shared, "the figures are those of the first"
+    assert not result(quiet).shared
+    crash = disturbed.replace(failure=Failure(kind="crash", message="x"))
+    assert not result(crash).shared, "a crash is the code's"
+    assert not never_run().shared
+    assert strict([result(disturbed)])["results"][0]["shared"] is True
 
 
 # The file

@@ -11,16 +11,16 @@ from perfsuite import baseline, data, session
 from perfsuite import run as running
 from perfsuite.baseline import Baseline
 from perfsuite.case import KnownIssue
-from perfsuite.errors import PerfsuiteError
+from perfsuite.errors import BusyError, PerfsuiteError
 from perfsuite.hardware import gpu_machine
 from perfsuite.judge import Policy, Verdict
 from perfsuite.lock import MachineLock
 from perfsuite.progress import Progress
-from perfsuite.result import Run
-from perfsuite.results import SessionFile
+from perfsuite.result import Failure, Run
+from perfsuite.results import Result, SessionFile
 from perfsuite.session import Options, Session
 from perfsuite.summary import interruption
-from tests.samples import make_case, make_figures, make_run, never_run
+from tests.samples import DISTURBED, make_case, make_figures, make_run, make_shared, never_run
 
 
 class Unlocked(MachineLock):
@@ -30,11 +30,12 @@ class Unlocked(MachineLock):
         pass
 
 
-def make_session(directory: Path) -> Session:
+def make_session(directory: Path, said: list[str] | None = None) -> Session:
+    said = [] if said is None else said
     options = Options(
         root=directory, store=directory / "store", baselines=directory / "baselines", policy=Policy()
     )
-    return Session(options, Progress(line=lambda text: None, live=lambda text: None), lock=Unlocked())
+    return Session(options, Progress(line=said.append, live=lambda text: None), lock=Unlocked())
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, runs: list[Run], verdict: Verdict) -> None:
@@ -231,3 +232,164 @@ def test_where_a_baseline_is_required_only_a_case_that_may_fail_is_launched_with
     assert result.verdict.failure == (failure or "no_baseline")
     assert result.verdict.launches == len(result.runs)
     assert not (tmp_path / "store" / "baselines").exists()
+
+
+def test_an_injected_fault_finds_a_baseline_of_too_few_launches_too_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lies there, and must not be denied."""
+    ours = make_session(tmp_path)
+    file = baseline.path(ours.baseline_directories[1], ours.machine.hardware_class, make_case())
+    one = baseline.from_runs([make_run(machine=ours.machine)])
+    data.write(file, one)
+    for changes, option in (({"inject": "nan"}, "--perf-inject"), ({"fail_without_baseline": True}, "fail")):
+        ours.options = replace(make_session(tmp_path).options, **changes)
+        (reason,) = ours.measure(make_case(), "test").verdict.reasons
+        assert reason.startswith(f"the baseline in {file} is of 1 launch, and ")
+        assert f"{option} asks for 3 or more: run once without it, which records it anew" in reason
+        assert "--perf-record-launches=1 to compare with it as it is" in reason
+    ours.options = replace(ours.options, policy=Policy(record_launches=1))
+    stand_in(monkeypatch, [make_run()], Verdict(outcome="passed", launches=1))
+    assert ours.measure(make_case(), "test").outcome == "passed"
+
+
+# Others on the machine
+
+
+class Busy:
+    """A session whose launches are `runs`, on a machine where waiting for quiet ends as `waits` say."""
+
+    def __init__(
+        self,
+        directory: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        *runs: Run,
+        waits: tuple[bool, ...] = (),
+        **options: Any,
+    ) -> None:
+        self.said: list[str] = []
+        self.waited = list(waits)
+        self.launched = 0
+        self.session = make_session(directory, self.said)
+        self.session.options = replace(self.session.options, **options)
+        neighbours = self.session.neighbours
+        monkeypatch.setattr(neighbours, "launch_begins", lambda machine: None)
+        monkeypatch.setattr(neighbours, "during_launch", lambda machine, devices: "train (pid 4711) 45%")
+        monkeypatch.setattr(neighbours, "wait", lambda machine, devices: self.waited.pop(0))
+        left = list(runs)
+
+        def launch(*args: object, **options: object) -> Run:
+            self.launched += 1
+            return left.pop(0)
+
+        monkeypatch.setattr(running, "run", launch)
+
+    def measure(self) -> Result:
+        return self.session.measure(make_case(), "test")
+
+
+BESIDE_OTHERS = make_run(health=DISTURBED)
+
+
+def test_who_used_the_machine_is_said_after_the_launch_and_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = Busy(tmp_path, monkeypatch, BESIDE_OTHERS, *[make_run()] * 3, waits=(True,))
+    result = busy.measure()
+    assert (result.outcome, result.verdict.unhealthy_launches) == ("recorded", (1,))
+    assert busy.waited == []
+    name = make_case().id
+    assert busy.said[1] == (
+        f"perfsuite: launch 1 of {name} is no evidence: other processes used 60% of the cores' time "
+        "(at most 20% is healthy); seen: train (pid 4711) 45%"
+    )
+    assert busy.said[2] == f"perfsuite: [1/0] {name} launch 2 launched"
+    assert result.runs[0].notes == ("seen beside launch 1: train (pid 4711) 45%",)
+    assert result.runs[1].notes == ()
+
+
+def test_after_a_wait_in_vain_no_launch_is_made_in_vain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = Busy(tmp_path, monkeypatch, *[BESIDE_OTHERS] * 3, waits=(False,))
+    result = busy.measure()
+    assert (result.outcome, result.shared, busy.launched) == ("unhealthy", True, 1)
+    assert busy.session.nothing_measured
+    assert not list(tmp_path.glob("store/baselines/*/*"))
+
+
+def test_who_does_not_want_to_wait_launches_again_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = Busy(tmp_path, monkeypatch, *[BESIDE_OTHERS] * 3, wait_quiet_s=0)
+    assert (busy.measure().outcome, busy.launched) == ("unhealthy", 3)
+
+
+def test_shared_figures_are_shown_on_request_and_prove_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = Busy(tmp_path, monkeypatch, BESIDE_OTHERS, allow_shared=True)
+    result = busy.measure()
+    assert (result.outcome, result.shared, busy.launched) == ("unhealthy", True, 1)
+    assert result.figures.tokens_per_s == 1000
+    assert result.verdict.checks == ()
+    assert busy.session.looked_at == [result]
+    assert not busy.session.is_failing(result)
+    assert not busy.session.nothing_measured
+    assert not list(tmp_path.glob("store/baselines/*/*"))
+
+
+def test_only_shared_figures_excuse_that_nothing_was_judged(tmp_path: Path) -> None:
+    ours = make_session(tmp_path)
+    ours.options = replace(ours.options, allow_shared=True)
+    ours.results = [never_run()]
+    assert ours.nothing_measured
+    throttled = make_shared().replace(runs=(make_run(),))
+    empty = make_shared().replace(runs=(make_run(health=DISTURBED, window=(0, 0)),))
+    ours.results = [throttled, empty]
+    assert ours.nothing_measured
+    ours.results = [*ours.results, make_shared()]
+    assert not ours.nothing_measured
+    ours.options = replace(ours.options, allow_shared=False)
+    assert ours.nothing_measured
+
+
+def test_launches_that_nobody_disturbed_are_judged_and_recorded_whatever_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = Busy(tmp_path, monkeypatch, *[make_run()] * 3, allow_shared=True)
+    assert (busy.measure().outcome, busy.session.looked_at) == ("recorded", [])
+
+
+def test_a_crash_beside_others_is_a_failure_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    crash = BESIDE_OTHERS.replace(failure=Failure(kind="crash", message="x"))
+    busy = Busy(tmp_path, monkeypatch, crash, allow_shared=True)
+    result = busy.measure()
+    assert (result.outcome, result.verdict.failure) == ("failed", "crash")
+    assert busy.session.is_failing(result)
+
+
+def test_where_another_session_measures_and_nobody_waits_there_is_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Held(MachineLock):
+        def take(self, say: Callable[[str], None], *, wait: bool = True) -> None:
+            assert not wait
+            raise BusyError("another session")
+
+    busy = Busy(tmp_path, monkeypatch, no_wait=True)
+    busy.session.lock = Held()
+    with pytest.raises(BusyError):
+        busy.measure()
+    assert (busy.session.results, busy.launched) == ([], 0)
+
+
+def test_a_session_that_launches_nothing_takes_no_lock(tmp_path: Path) -> None:
+    class Untouched(MachineLock):
+        def take(self, say: Callable[[str], None], *, wait: bool = True) -> None:
+            pytest.fail("nothing is launched")
+
+    ours = make_session(tmp_path)
+    ours.lock = Untouched()
+    ours.options = replace(ours.options, fail_without_baseline=True)
+    assert ours.measure(make_case(), "test").verdict.failure == "no_baseline"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -7,13 +8,15 @@ import pytest
 from perfsuite.case import KnownIssue
 from perfsuite.judge import Outcome
 from perfsuite.noise import ClassNoise
-from perfsuite.result import Health
+from perfsuite.result import Failure, Health
 from perfsuite.results import Result
 from perfsuite.summary import (
     QUIET,
     WORST_FIRST,
     headline,
+    in_short,
     interruption,
+    known_issue,
     machine_notes,
     needs_words,
     notes,
@@ -21,11 +24,20 @@ from perfsuite.summary import (
     properties,
     provenance,
     reason,
+    relative,
     speed_change,
     tally,
     verdict,
 )
-from tests.samples import make_gpu_machine, make_image_result, make_machine, make_result, never_run, now
+from tests.samples import (
+    make_gpu_machine,
+    make_image_result,
+    make_machine,
+    make_result,
+    make_shared,
+    never_run,
+    now,
+)
 from tests.sessions import make_blind, make_gpu_result, make_session
 
 EXCUSES = {
@@ -108,13 +120,51 @@ def test_a_change_of_nothing_has_no_minus() -> None:
     assert [percent(change) for change in (-0.0001, 0.0, 0.05, -0.05)] == ["+0.0%", "+0.0%", "+5.0%", "-5.0%"]
 
 
-def test_only_quiet_results_without_notes_need_no_words() -> None:
-    assert not needs_words(make_result(now()))
-    assert needs_words(make_result(now().replace(notes=("n",))))
+def test_only_what_somebody_may_have_to_act_upon_needs_words() -> None:
     assert needs_words(make_gpu_result(2, "regressed"))
-    assert needs_words(make_blind(make_result(now())))
-    assert needs_words(make_result(now().replace(health=UNKNOWN)))
-    assert needs_words(make_result(now().replace(inject="slowdown=1%")))
+    for quiet in (
+        make_result(now()),
+        make_result(now().replace(notes=("n",))),
+        make_blind(make_result(now())),
+        make_result(now().replace(health=UNKNOWN)),
+        make_result(now().replace(inject="slowdown=1%")),
+    ):
+        assert not needs_words(quiet)
+
+
+def test_what_is_blind_is_one_line_for_all() -> None:
+    passed = make_result(now())
+    assert in_short([passed, make_blind(make_gpu_result(2, "regressed"))]) == []
+    (line,) = in_short([make_blind(passed), passed, make_blind(passed)])
+    assert line.startswith("blind: in 2 of 3 cases noise hides changes as large as the tolerance")
+    assert line.endswith("How large: -v or the HTML report tells")
+
+
+def test_a_note_of_several_cases_is_one_line() -> None:
+    noted = make_result(now().replace(notes=("n",), health=UNKNOWN))
+    other = make_result(now().replace(notes=("o",)), case_id="other")
+    assert in_short([noted, other, noted]) == [
+        "note on 2 cases: n",
+        "note on 2 cases: GPU health is unknown",
+        "note on other: o",
+    ]
+    many = make_result(now().replace(notes=tuple("abcdefg")))
+    told = in_short([many])
+    assert len(told) == 6
+    assert told[-1] == "2 notes more: -v or the HTML report tells"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("baseline: /repo/baselines/x.json", "baseline: baselines/x.json"),
+        ('File "/repo/a.py" or /repo/b', 'File "a.py" or b'),
+        ("/var/repo/x /repository/x /repo", "/var/repo/x /repository/x /repo"),
+    ],
+)
+def test_paths_are_told_from_the_root_directory(text: str, told: str) -> None:
+    assert relative(text, Path("/repo")) == told
+    assert relative(text, Path("/")) == text
 
 
 def test_what_is_not_known_of_the_machine_is_told_once_and_not_with_each_case() -> None:
@@ -153,6 +203,13 @@ def test_what_noise_hides_is_counted_and_named_with_the_smallest_change_that_is_
     assert float(sharp["tokens_per_s_minimum_detectable"]) < 0.03
 
 
+def test_what_others_disturbed_is_counted_and_a_property() -> None:
+    shared = make_shared()
+    assert tally([shared, make_blind(make_gpu_result(2))]) == ["1 unhealthy (1 shared)", "1 passed (1 blind)"]
+    assert properties(shared)["shared"] == "others used the machine"
+    assert "shared" not in properties(make_gpu_result(2))
+
+
 def test_properties_hold_verdict_figures_and_changes() -> None:
     told = properties(make_gpu_result(2, "regressed"))
     assert (told["outcome"], told["launches"], told["hardware_class"]) == ("regressed", 3, "h100-80gb-sxm")
@@ -184,9 +241,17 @@ def test_an_excused_failure_is_counted_as_what_excuses_it() -> None:
     assert not needs_words(excused)
 
 
-def test_a_known_issue_needs_words_whether_it_is_still_there_or_gone() -> None:
+def test_a_known_issue_is_told_whether_it_is_still_there_or_gone() -> None:
     run = now()
     known = run.replace(
         case=run.case.replace(known_issue=KnownIssue(url="https://example.org/1", failure="crash"))
     )
-    assert needs_words(make_result(known, before=None))
+    assert known_issue(make_result(now())) is None
+    gone = "known issue gone: https://example.org/1: take known_issue from the case"
+    recorded = make_result(known, before=None)
+    assert known_issue(recorded) == gone
+    assert in_short([recorded]) == [f"{recorded.case_id}: {gone}"]
+    crash = known.replace(failure=Failure(kind="crash", message="x"))
+    assert known_issue(make_result(crash)) is None
+    excused = make_result(crash, excused="known issue")
+    assert in_short([excused]) == [f"{excused.case_id}: known issue still there: https://example.org/1"]
