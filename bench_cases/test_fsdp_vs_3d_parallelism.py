@@ -25,6 +25,7 @@ FSDP_16 = Case(
     activation_checkpointing="full",
     topology=Topology(nodes=4, processes_per_node=4),
     hardware="h100-80gb",
+    learning_rate=3e-4,
 )
 THREE_D_16 = FSDP_16.replace(
     framework=Nanotron(dp=4, tp=4, pp=1), precision="bf16", activation_checkpointing="none"
@@ -51,6 +52,7 @@ MAMBA = Case(
     activation_checkpointing="full",
     topology=Topology(processes_per_node=4),
     hardware="a100-64gb",
+    learning_rate=3e-4,
 )
 LIGHTON = [
     MAMBA,

@@ -29,9 +29,15 @@ XL = Case(
     may_run_out_of_memory=True,
 )
 CHECKPOINTED = XL.replace(activation_checkpointing="full")
-XXL = CHECKPOINTED.replace(model="gpt2-xxl")
+XXL = CHECKPOINTED.replace(model="gpt2-xxl", timeout_s=1800)  # up to 13 s a step
 # No sweep. In fp32 neither fits on one such GPU, where FSDP1 wants it whole before it shards (see README).
-MORE_MACHINES = CHECKPOINTED.replace(micro_batch=16, may_run_out_of_memory=False)
+MORE_MACHINES = CHECKPOINTED.replace(
+    micro_batch=16,
+    may_run_out_of_memory=False,
+    max_warmup_steps=5,  # of 16 to 39 s
+    steps=20,
+    timeout_s=1800,
+)
 
 # The same kinds of rows on any machine; Fabric's FSDP1 runs on GPUs only, FSDP2 stands in for it.
 TWIN = Case(

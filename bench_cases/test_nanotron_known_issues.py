@@ -24,6 +24,8 @@ ACCUMULATION = Case(
     topology=Topology(nodes=2, processes_per_node=8),
     hardware=("h100", "h200"),
     learning_rate=3e-4,
+    max_warmup_steps=40,  # of 0.3 s
+    steps=80,
     known_issue=KnownIssue(url=f"{ISSUES}/209", failure="timeout"),
 )
 ONE_NODE = ACCUMULATION.replace(
@@ -34,10 +36,13 @@ ONE_NODE = ACCUMULATION.replace(
 RESUME = ACCUMULATION.replace(
     framework=Nanotron(dp=2, tp=4, pp=2, resume=True, **HOW),
     gradient_accumulation=1,
+    max_warmup_steps=80,  # of 0.15 s
+    steps=160,
     known_issue=KnownIssue(url=f"{ISSUES}/221", failure="crash"),
 )
 RESUME_ON_ONE_NODE = RESUME.replace(
-    framework=Nanotron(tp=4, pp=2, resume=True, **HOW), topology=Topology(processes_per_node=8)
+    framework=Nanotron(tp=4, pp=2, resume=True, **HOW),
+    topology=Topology(processes_per_node=8),
 )
 
 # As in nanotron's own example the head is tied to the embedding, which lie on different stages.

@@ -1,0 +1,66 @@
+"""The cases of this repository: what they ask of a GPU is measured long enough, and learns steadily."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import chain
+
+import pytest
+
+from perfsuite import Case, Model
+from perfsuite.flops import count
+from perfsuite.hardware import PRODUCTS
+from tests.test_published import BENCH_CASES, cases_of
+
+CASES = {k: v for file in sorted(BENCH_CASES.glob("test_*.py")) for k, v in cases_of(file).items()}
+NIGHTLY = [
+    case
+    for case in CASES.values()
+    if case.topology.nodes == 1 and {"h100", "h200"} & {name.split("-")[0] for name in case.hardware}
+]
+H100 = PRODUCTS["NVIDIA H100 80GB HBM3"]
+REACHED = {"fp32": 0.7}
+"""Share of the peak that a step may reach at the most; 0.4 in 16 bits."""
+
+
+@cache
+def of_a_token(model: Model, length: int) -> float:
+    return count(model, length).per_token
+
+
+def least_step_s(case: Case) -> float:
+    """How short a step may be on an H100, by its FLOPs."""
+    peak = H100.peak_fp32 if case.precision == "fp32" else H100.peak_16bit
+    counted = of_a_token(case.model, case.sample_length) * (1 if case.lora is None else 2 / 3)
+    recomputed = 4 / 3 if case.activation_checkpointing == "full" else 1
+    options = case.framework.model_dump()
+    parts: int = options.get("tp", 1) * options.get("pp", 1)
+    tokens = case.micro_batch * case.gradient_accumulation * case.sample_length
+    reached = REACHED.get(case.precision, 0.4)
+    return tokens * counted * recomputed / parts / (reached * 1e12 * peak)
+
+
+@pytest.mark.parametrize("case", NIGHTLY, ids=lambda case: case.id)
+def test_clocks_settle_before_the_window_and_the_window_is_long(case: Case) -> None:
+    """About 10 s and 20 s. A pipeline fills and empties, which its FLOPs do not tell."""
+    bubble = 1 + (case.framework.model_dump().get("pp", 1) - 1) / case.gradient_accumulation
+    step_s = bubble * least_step_s(case)
+    assert case.max_warmup_steps * step_s > 8
+    assert case.steps * step_s > 16
+    assert 5 * case.total_steps * step_s < case.timeout_s
+
+
+def test_large_models_learn_without_spikes() -> None:
+    """Unclipped and without a warm-up of the learning rate."""
+    full = [case for case in CASES.values() if case.lora is None and case.hardware != ("cpu",)]
+    rates = {size: {case.learning_rate for case in full if size in case.model.name} for size in ("8b", "70b")}
+    assert rates["8b"] == {3e-4}
+    assert rates["70b"] == {1e-4}
+
+
+def test_one_h200_measures_what_fits_and_something_compiled() -> None:
+    alone = [case for case in NIGHTLY if case.topology.world_size == 1 and "h200" in case.hardware]
+    assert len(alone) >= 15
+    assert {case.framework.name for case in alone if case.compile} == {"ddp", "fsdp2"}
+    told = set(chain.from_iterable((case.model.name, case.quantization, case.precision) for case in alone))
+    assert told >= {"llama-3.1-8b", "8bit", "4bit", "fp32", "bf16", "bf16-mixed"}
