@@ -31,6 +31,7 @@ def of_a_token(model: Model, length: int) -> float:
 def least_step_s(case: Case) -> float:
     """How short a step may be on an H100, by its FLOPs."""
     peak = H100.peak_fp32 if case.precision == "fp32" else H100.peak_16bit
+    assert peak is not None
     counted = of_a_token(case.model, case.sample_length) * (1 if case.lora is None else 2 / 3)
     recomputed = 4 / 3 if case.activation_checkpointing == "full" else 1
     options = case.framework.model_dump()
