@@ -23,6 +23,7 @@ from perfsuite import (
 from perfsuite import selftest as selftest_run
 from perfsuite.errors import CaseError, PerfsuiteError
 from perfsuite.hardware import ACCELERATORS, Machine, detect, hardware_error
+from perfsuite.lock import machine_lock
 from perfsuite.report import console
 from perfsuite.run import unsupported, wrong_torch
 
@@ -117,7 +118,8 @@ def selftest(
     case = selftest_run.small_case(machine).replace(framework=framework)
     if (reason := unsupported(case, machine) or wrong_torch(case, machine)) is not None:
         raise CaseError(f"the self-test cannot run here: {reason}")
-    answer = selftest_run.selftest(case, machine, out.print)
+    with machine_lock(out.print):
+        answer = selftest_run.selftest(case, machine, out.print)
     if answer == "missed":
         out.print("the gate does not catch what it must: do not trust its verdicts here", style="red")
         raise typer.Exit(1)

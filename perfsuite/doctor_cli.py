@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from rich.text import Text
 from perfsuite import data
 from perfsuite.doctor import Row, Status, examine
 from perfsuite.hardware import detect
+from perfsuite.lock import machine_lock
 from perfsuite.report import console
 
 STYLES: dict[Status, str] = {"pass": "green", "fail": "red", "unknown": "yellow"}
@@ -28,7 +30,8 @@ def doctor(
     counters; then makes some launches on every device for their noise. Exit status 1 if a check fails.
     """
     machine, told = detect(), console(stderr=True)
-    rows = examine(machine, quick=quick, say=lambda text: told.print(f"perfsuite doctor: {text} ..."))
+    with contextlib.nullcontext() if quick else machine_lock(told.print):
+        rows = examine(machine, quick=quick, say=lambda text: told.print(f"perfsuite doctor: {text} ..."))
     if as_json:
         typer.echo(json.dumps({"schema_version": 1, "rows": [data.plain(row) for row in rows]}, indent=1))
     else:

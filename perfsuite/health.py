@@ -293,7 +293,11 @@ def is_shared(health: Health | None, machine: Machine) -> bool:
         return False
     if machine.device == "cpu":
         return (health.foreign_cpu or 0) > FOREIGN_CPU_SHARE or (health.steal or 0) > STEAL_SHARE
-    return any((device.foreign_memory_bytes or 0) > FOREIGN_MEMORY_BYTES for device in health.devices)
+    return any(
+        (device.foreign_memory_bytes or 0) > FOREIGN_MEMORY_BYTES
+        or (device.held_before_bytes or 0) > HELD_BYTES
+        for device in health.devices
+    )
 
 
 def _unhealthy_gpu(device: DeviceHealth) -> list[str]:

@@ -7,13 +7,14 @@ memory bandwidth, its PCIe links and its power.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -90,6 +91,17 @@ class MachineLock:
                 told = holder
                 say(f"waiting for another session on this machine: {holder} (--perf-no-wait fails instead)")
             self._sleep(POLL_S)
+
+
+@contextlib.contextmanager
+def machine_lock(say: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock inside of a `with`; `say` is told for whom it waits. Raises `FileError`."""
+    lock = MachineLock()
+    lock.take(say)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _open(file: Path) -> int:

@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from perfsuite import cli, selftest, torch_build
-from perfsuite.hardware import ACCELERATORS, gpu_machine
+from perfsuite import Case, cli, selftest, torch_build
+from perfsuite.errors import BusyError
+from perfsuite.hardware import ACCELERATORS, Machine, gpu_machine
+from perfsuite.lock import MachineLock
 from tests.samples import make_gpu_machine, make_machine
 
 
@@ -62,7 +64,9 @@ def test_a_driver_that_fails_is_the_reason_why_there_is_no_gpu(monkeypatch: pyte
 def test_hardware_that_nothing_has_is_an_error() -> None:
     result = CliRunner().invoke(cli.app, ["hardware", "--expect", "x100"])
     assert result.exit_code == 2
-    assert result.stderr.startswith("perfsuite hardware: --expect x100: begin with one of cpu, gpu, a100, ")
+    assert result.stderr.startswith(
+        "perfsuite hardware: --expect x100: did you mean 'v100'? begin with one of cpu, "
+    )
 
 
 def test_gpus_that_the_installed_torch_cannot_use_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,10 +113,22 @@ def test_the_self_test_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -
 def test_the_self_test_ends_with_its_answer(
     answer: selftest.Answer, status: int, last: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selftest, "selftest", lambda case, machine, say: answer)
+    held: list[bool] = []
+
+    def answered(case: Case, machine: Machine, say: object) -> selftest.Answer:
+        with pytest.raises(BusyError):
+            MachineLock().take(print, wait=False)
+        held.append(True)
+        return answer
+
+    monkeypatch.setattr(selftest, "selftest", answered)
     result = CliRunner().invoke(cli.app, ["selftest", "--framework", "fake"])
     assert result.exit_code == status
     assert result.stdout.splitlines()[-1].startswith(last)
+    assert held, "no session measured beside it"
+    again = MachineLock()
+    again.take(print, wait=False)
+    again.release()
 
 
 def test_help_names_the_exit_statuses() -> None:

@@ -765,6 +765,8 @@ def test_a_busy_processor_is_unhealthy_where_it_trains() -> None:
         (make_health(steal=0.11), True, False),
         (make_health({"foreign_memory_bytes": 256 * 2**20}), False, False),
         (make_health({"foreign_memory_bytes": 2 * GIB}), False, True),
+        (make_health({"held_before_bytes": GIB}), False, False),
+        (make_health({"held_before_bytes": 2 * GIB}), False, True),
         (make_health({"throttled": {"HwSlowdown": 1.0}}), False, False),
     ],
 )
