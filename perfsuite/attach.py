@@ -1,23 +1,22 @@
 """Measures a training loop that is not ours, from inside its process. Worker side; imports torch.
 
 An unmodified script knows nothing of this: hooks on torch's optimizers are the clock, and a wrapper around
-`torch.autograd.backward` sees the loss. After the last step that the case asks for, the report is written and
-the script is ended by `Measured`, on every rank at the same step.
+`torch.autograd.backward` sees the loss. None of it touches a device before the script makes a step there.
+After the last step that the case asks for, the report is written and the script is ended by `Measured`, on
+every rank at the same step.
 """
 
 from __future__ import annotations
 
 import atexit
-import functools
+import contextlib
 import hashlib
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from statistics import mode
 from typing import Any
 
 import torch
@@ -25,18 +24,19 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from perfsuite import data, flops, measure, stacks, worker
+from perfsuite import data, deepspeed, flops, measure, software, stacks, worker
 from perfsuite.case import CaseFile
-from perfsuite.errors import MismatchError, ScriptError
+from perfsuite.device_probe import device_probe
+from perfsuite.errors import FileError, MismatchError, ScriptError
 from perfsuite.framework import Ranks
+from perfsuite.losses import Losses, before_backward
 from perfsuite.observe import Observer
+from perfsuite.optimizers import Optimizers
 from perfsuite.result import Observed, RankReport
-from perfsuite.rundir import RunDir
+from perfsuite.rundir import LAUNCH_DIR, RunDir
 
-WAIT_S = 60
-"""For the reports of the other ranks: one that leaves early breaks their connections."""
-LEAVE_S = 30
-"""To end in after everything is measured; then the kernel ends the process."""
+PASSES_WITHOUT_A_STEP = 100
+"""Backward passes, or ten steps' worth of them, after which an optimizer of torch would have stepped."""
 
 
 class Measured(SystemExit):
@@ -44,11 +44,11 @@ class Measured(SystemExit):
 
 
 def attach() -> None:
-    """Measure this process if it turns out to train. Called when a process that was not started by the
-    launcher has imported torch (`perfsuite.startup`)."""
+    """Measure this process if it turns out to train. Called when torch has been imported by a process that a
+    script's command has started, or is (`perfsuite.startup`)."""
     run_dir = RunDir(Path(os.environ[worker.RUN_DIR]))
     stacks.listen(run_dir, int(os.environ["RANK"]) if "RANK" in os.environ else None)
-    attached = Attached(run_dir, data.read(run_dir.case, CaseFile), level_at="when torch was imported")
+    attached = Attached(run_dir, data.read(run_dir.case, CaseFile))
     show = sys.excepthook
 
     def excepthook(kind: Any, error: BaseException, trace: Any) -> None:
@@ -60,78 +60,120 @@ def attach() -> None:
 
 
 class Attached:
-    """The hooks in one process. It becomes a rank when an optimizer steps."""
+    """The hooks in one process. It becomes a rank when the clock's optimizer steps."""
 
-    def __init__(
-        self,
-        run_dir: RunDir,
-        asked: CaseFile,
-        *,
-        device_probe: Mapping[str, float] | None = None,
-        level_at: str = "when the script started",
-    ) -> None:
+    def __init__(self, run_dir: RunDir, asked: CaseFile) -> None:
         self.run_dir = run_dir
         self.asked = asked
         self.case = asked.case
         self.is_over = False
         """Whether this rank's report is written, of a measurement or of a failure."""
-        self._device_probe = dict(device_probe or {})
-        timer, probe = measure.clock_for(asked.device)
-        self.recorder = measure.Recorder(
-            timer,
-            probe=probe,
-            before_end=self._inject,
-            memory=measure.HostMemory(level_at),
-        )
+        self._memory: measure.HostMemory | measure.CudaMemory = measure.HostMemory("when torch was imported")
+        if asked.device == "cuda":
+            measure.keep_peaks()
+        self._optimizers = Optimizers(getattr(self.case.framework, "clock", None))
+        self._engines = deepspeed.Engines(self._before, self._after)
         self._losses = Losses() if self.case.framework.reports_loss else None
+        self._passes = 0
+        """Backward passes before any optimizer has stepped."""
+        self._recorder: measure.Recorder | None = None
         self._report: RankReport | None = None
+        before_backward(self._before_backward)
         register_optimizer_step_pre_hook(self._before_optimizer_step)
         register_optimizer_step_post_hook(self._after_optimizer_step)
 
+    # The clock: torch calls these two for every optimizer, or DeepSpeed's engine stands for the one in it.
+
     def _before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self._engines.take(optimizer):
+            self._before(optimizer)
+
+    def _after_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self._engines.take(optimizer):
+            self._after(optimizer)
+
+    def _before(self, optimizer: Any) -> None:
+        if self._optimizers.is_clock(optimizer):
+            self.before_step(optimizer)
+
+    def _after(self, optimizer: Any) -> None:
+        self._optimizers.count(optimizer)
+        if self._optimizers.is_clock(optimizer):
+            self.after_step(optimizer)
+
+    def before_step(self, optimizer: Any) -> None:
+        """The gradients of a step are there, and `optimizer` is about to use them."""
         is_first = self._report is None
         if is_first:
-            self._become_rank()
-        self._observer.before_optimizer_step(optimizer, args, kwargs)
+            self._become_rank(optimizer)
+        self._observer.before_optimizer_step(optimizer, (), {})
         if is_first:
             self.recorder.start()
 
-    def _become_rank(self) -> None:
+    def after_step(self, optimizer: Any) -> None:
+        """A step has ended. Raises `Measured` when it was the last one that is asked for."""
+        if self.is_over:
+            raise Measured  # the script has caught the first one
+        self.recorder.boundary()
+        if self._losses is not None:
+            self._losses.end_step(optimizer)
+        if self.recorder.steps == self.case.total_steps:
+            self._finish()
+            raise Measured
+
+    @property
+    def recorder(self) -> measure.Recorder:
+        """There since the first step."""
+        assert self._recorder is not None
+        return self._recorder
+
+    @property
+    def steps(self) -> int:
+        """Finished so far."""
+        return 0 if self._recorder is None else self._recorder.steps
+
+    def _become_rank(self, optimizer: Any) -> None:
         worker.die_with_parent()
-        report = _report().replace(device_probe=self._device_probe)
+        report = _report()
         stacks.listen(self.run_dir, report.rank)  # known only now, where a script starts its own processes
-        device = torch.device("cpu")
-        if self.asked.device == "cuda":
-            device = torch.device("cuda", torch.cuda.current_device())
-            self.recorder.memory = measure.CudaMemory()
+        self._device = device_of(optimizer) if self.asked.device == "cuda" else torch.device("cpu")
+        if self._device.type == "cuda":
+            self._memory = measure.CudaMemory(self._device)
+        timer, probe = measure.clock_for(self._device)
+        self._recorder = worker.recorder_of(self.asked, report, timer, probe=probe, memory=self._memory)
         ranks = Ranks(
             rank=report.rank,
             world_size=report.world_size,
-            device=device,
+            device=self._device,
             directory=self.run_dir.path,
         )
         self._workload = self.case.framework.build(self.case, ranks, self.recorder)
         self._observer = Observer(self.case, self._workload)
-        self._injector = worker.injector_of(self.asked, report)
         worker.tell_progress(self.run_dir, self.case, self._workload, self.recorder, report)
+        self._optimizers.begin()
         self._report = report
 
-    def _inject(self, step: int, recorder: measure.Recorder) -> None:
-        if self._injector is not None:
-            self._injector.before_end(step, recorder)
+    def _before_backward(self, tensors: Any, grad_tensors: Any) -> None:
+        if grad_tensors is not None or not isinstance(tensors, Tensor) or tensors.is_meta:
+            return  # within another backward, as checkpointing calls it; or nothing but a count of operations
+        if self._losses is not None and tensors.numel() == 1:
+            self._losses.see(tensors)
+        if not self._optimizers.seen and not self.is_over:
+            self._passes += 1
+            if self._passes > max(PASSES_WITHOUT_A_STEP, 10 * self.case.gradient_accumulation):
+                self._give_up()
 
-    def _after_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self.is_over:
-            raise Measured  # the script has caught the first one
-        before = self.recorder.steps
-        self.recorder.after_optimizer_step(optimizer, args, kwargs)
-        if self.recorder.steps == before:
-            return
-        if self._losses is not None:
-            self._losses.end_step()
-        if self.recorder.steps == self.case.total_steps:
-            self._finish()
-            raise Measured
+    def _give_up(self) -> None:
+        """Raises `SystemExit` where this process must be a rank: not in a helper of one."""
+        if "RANK" in os.environ or dist.is_initialized() or self.case.topology.world_size == 1:
+            self._fail(
+                ScriptError(
+                    f"no optimizer of torch has stepped after {self._passes - 1} backward passes (the case "
+                    f"says gradient_accumulation={self.case.gradient_accumulation}): the clock is the step "
+                    "of a torch.optim.Optimizer, and what trains without one cannot be measured"
+                )
+            )
+            raise SystemExit(1)
 
     def _finish(self) -> None:
         assert self._report is not None
@@ -144,35 +186,70 @@ class Attached:
         worker.write_report(self.run_dir, self.asked, report)
         if report.failure is None:
             self._wait_for_the_others()
-        signal.alarm(LEAVE_S)
+        signal.alarm(worker.LEAVE_S)
+        if report.failure is None and self._are_all_measured():
+            worker.write_report(self.run_dir, self.asked, report.replace(device_probe=self._probed()))
 
     def _measured(self, report: RankReport) -> RankReport:
-        observed = self._observer.result()
         report = worker.with_times(report, self.case, self._workload, self.recorder)
-        assert self.recorder.memory is not None
-        report = report.replace(memory=self.recorder.memory.read(), observed=_with_script(observed))
+        report = report.replace(memory=self._memory.read())  # before anything of ours takes some
+        observed = self._observer.result()
+        report = report.replace(
+            observed=_with_script(observed),
+            evidence=self._observer.evidence(),
+            notes=(*self._optimizers.notes(), *software.compile_notes()),
+        )
         try:
             self._observer.check(observed)
             loss = () if self._losses is None else self._losses.of_steps(self.case.gradient_accumulation)
         except MismatchError as error:  # with all that was measured
             return report.replace(failure=worker.failure_of(error, report.rank))
-        return report.replace(loss=loss, flops=flops.count_known(self.case))
+        counted = flops.count_known(self.case, frozen_share=self._observer.frozen_share())
+        return report.replace(loss=loss, flops=counted)
 
     def _wait_for_the_others(self) -> None:
-        missing = [self.run_dir.rank(rank) for rank in range(self.case.topology.world_size)]
-        until = time.monotonic() + WAIT_S
+        missing = self._reports()
+        until = time.monotonic() + worker.WAIT_S
         while (missing := [path for path in missing if not path.exists()]) and time.monotonic() < until:
             time.sleep(0.02)
 
-    def ended_early(self, code: object = None) -> ScriptError:
-        """For a script that came to its end by itself: `code` as given to `sys.exit`."""
-        steps = self.recorder.steps
+    def _are_all_measured(self) -> bool:
+        """Whether no rank will be missing in a collective."""
+        with contextlib.suppress(FileError):
+            return all(data.read(path, RankReport).failure is None for path in self._reports())
+        return False
+
+    def _reports(self) -> list[Path]:
+        return [self.run_dir.rank(rank) for rank in range(self.case.topology.world_size)]
+
+    def _probed(self) -> dict[str, float]:
+        """What the device can do, while the script still has its memory: nothing, where that is not enough.
+
+        A rank that has none may leave the others waiting in the all-reduce: for `LEAVE_S`, all is written.
+        """
+        on_device = (
+            torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext()
+        )
+        with contextlib.suppress(Exception), on_device:
+            return device_probe(self._device)
+        return {}
+
+    def ended_early(self) -> ScriptError:
+        """For a script that came to its end by itself."""
+        steps, clock = self.steps, self._optimizers.wanted
+        if not steps and clock is not None:
+            return ScriptError(f"clock={clock!r}: no such optimizer stepped. {self._optimizers.told()}")
         told = f"the script ended after {steps} of {self.case.total_steps} optimizer steps"
-        if code:
-            return ScriptError(f"{told}, by sys.exit({code!r})")
-        if not steps:
-            return ScriptError(f"{told}: it does not train, or with no optimizer of torch")
-        return ScriptError(f"{told}: lower max_warmup_steps or steps, or give it more data")
+        if self.run_dir.is_first:
+            return ScriptError(
+                f"{told}: lower max_warmup_steps or steps, or give it more data; or, where it goes on from "
+                f"files of an earlier run, have it keep them in {LAUNCH_DIR}, a new directory in each launch"
+            )
+        return ScriptError(
+            f"{told}, but not so in the launch before: that may have left files which this one went on from. "
+            f"Have the script keep its files in {LAUNCH_DIR} (in its arguments, command or env), a new "
+            "directory in each launch"
+        )
 
     def crashed(self, error: BaseException) -> None:
         """Report an error that nobody caught. Before the first step, it may be a helper's of a rank."""
@@ -182,7 +259,7 @@ class Attached:
 
     def exits(self) -> None:
         """Report, when its process ends, that a rank was not measured."""
-        if self._report is not None:
+        if self._optimizers.seen:
             self._fail(self.ended_early())
 
     def _fail(self, error: BaseException) -> None:
@@ -202,6 +279,14 @@ def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
 
 
+def device_of(optimizer: Any) -> torch.device:
+    """The GPU that its first parameter on one is on, or the current one where it steps on the host: a script
+    need not make its device the current one."""
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    on_gpu = (p.device for p in parameters if p.device.type == "cuda")
+    return next(on_gpu, None) or torch.device("cuda", torch.cuda.current_device())
+
+
 def _with_script(observed: Observed) -> Observed:
     """With a digest of the running script, so that a change of it is listed beside a verdict."""
     file = getattr(sys.modules["__main__"], "__file__", None)
@@ -209,56 +294,3 @@ def _with_script(observed: Observed) -> Observed:
         return observed
     digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
     return observed.replace(environment={**observed.environment, "script": f"{Path(file).name} {digest}"})
-
-
-class Losses:
-    """The scalars that backward is called on, summed over the micro-batches of each step.
-
-    They stay on the device, in fp32: nothing waits for them.
-    """
-
-    def __init__(self) -> None:
-        self._steps: list[Tensor | None] = []
-        self._passes: list[int] = []
-        """Backward passes of each step."""
-        self._begin_step()
-        original = torch.autograd.backward  # Tensor.backward calls it, too
-
-        @functools.wraps(original)
-        def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-            if grad_tensors is None and isinstance(tensors, Tensor) and tensors.numel() == 1:
-                self._see(tensors)
-            original(tensors, grad_tensors, *args, **kwargs)
-
-        torch.autograd.backward = backward
-
-    def _begin_step(self) -> None:
-        self._total: Tensor | None = None
-        self._seen = 0
-
-    def _see(self, loss: Tensor) -> None:
-        local = getattr(loss, "_local_tensor", loss).detach()
-        # A copy: a script may go on to average its loss over the ranks, in place.
-        value = local.to(torch.float32, copy=True)
-        self._total = value if self._total is None else self._total + value
-        self._seen += 1
-
-    def end_step(self) -> None:
-        """The optimizer has stepped."""
-        self._steps.append(self._total)
-        self._passes.append(self._seen)
-        self._begin_step()
-
-    def of_steps(self, micro_batches: int) -> tuple[float, ...]:
-        """The loss of each step. Raises `MismatchError` where that is not what was seen."""
-        if 0 in self._passes:
-            raise MismatchError(
-                f"loss: backward was called on no scalar in step {self._passes.index(0)}: "
-                "say loss=None where a script's loss cannot be seen so"
-            )
-        if (usual := mode(self._passes)) != micro_batches:
-            raise MismatchError(
-                f"gradient_accumulation: the case says {micro_batches}, but backward was called on {usual} "
-                "losses a step. Correct the case, or say loss=None if these are not its micro-batches"
-            )
-        return tuple(float(loss) for loss in self._steps if loss is not None)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median, quantiles
 
-from perfsuite import data, stacks
+from perfsuite import agreement, data, stacks
 from perfsuite.case import Case, CaseFile
 from perfsuite.errors import FileError, ReportError
 from perfsuite.framework import LossRule
@@ -35,6 +35,7 @@ LOSS_STEPS = 3
 """Or a tenth of all, if that is more: whether a loss falls is told by the means of the first and of the last.
 Of 48 runs of 12 steps (the tiny models, learning rates 1e-3 and 1e-4) it falls in all; by the first step and
 the last alone, it did not in 2."""
+NO_TF32_PEAK = "no MFU: matrix products in fp32 ran in TF32 here, and the peak that is known is that of fp32"
 LOSS_NOT_OBSERVED = (
     "loss not observed, as the case asks for: training that no longer learns would not be seen"
 )
@@ -75,7 +76,8 @@ def collect(
             cause = failure  # a job that was killed, for all that its ranks say, was killed for what was seen
         return bare.replace(failure=_with_log(cause, run_dir))
     try:
-        run = _measured(bare, [reports[rank] for rank in sorted(reports)], asked.peak_flops)
+        ranks = [reports[rank] for rank in sorted(reports)]
+        run = _measured(bare, ranks, asked.peak_flops)
     except ReportError as error:
         return bare.replace(failure=Failure(kind="ranks_disagree", message=str(error)))
     notes = run.notes
@@ -86,6 +88,9 @@ def collect(
         notes = (*notes, f"died after its report was written: {who}")
     if failure is not None:
         notes = (*notes, f"every rank had reported, but the job did not end: {failure.message}")
+    unlike = agreement.trained_apart(ranks) or agreement.tokens_differ(ranks, asked.case)
+    if unlike is not None:
+        return run.replace(notes=notes, failure=Failure(kind="mismatch", message=unlike))
     if (rule := asked.case.framework.asks_of_loss) is None:
         return run.replace(notes=(*notes, LOSS_NOT_OBSERVED))
     return run.replace(notes=notes, failure=_bad_loss(run.loss, rule, asked.case))
@@ -162,9 +167,20 @@ def _measured(bare: Run, reports: list[RankReport], peak_flops: float | None) ->
         flops=reports[0].flops,
         observed=_with_driver(reports[0].observed, bare.machine),
         device_probe=_slowest_probe(reports),
-        notes=tuple(_notes(reports, steady=window.steady)),
+        notes=(
+            *_notes(reports, steady=window.steady),
+            *_rank_notes(reports),
+            *agreement.token_notes(reports, case),
+        ),
     )
+    if _in_tf32(run):
+        run, peak_flops = run.replace(notes=(*run.notes, NO_TF32_PEAK)), None
     return run.replace(figures=_figures(run, reports, peak_flops))
+
+
+def _rank_notes(reports: list[RankReport]) -> list[str]:
+    """What the ranks have to say, each thing once."""
+    return list(dict.fromkeys(note for report in reports for note in report.notes))
 
 
 def _with_driver(observed: Observed | None, machine: Machine) -> Observed | None:
@@ -225,6 +241,13 @@ def _notes(reports: list[RankReport], *, steady: bool) -> list[str]:
             "level before it was built; take a larger model or micro_batch"
         )
     return notes
+
+
+def _in_tf32(run: Run) -> bool:
+    """Whether matrix products that the case calls fp32 were less."""
+    settings = run.observed.settings if run.observed is not None else {}
+    is_less = settings.get("fp32_matmul", "ieee") != "ieee"
+    return run.case.precision == "fp32" and run.machine.device == "cuda" and is_less
 
 
 def _figures(run: Run, reports: list[RankReport], peak_flops: float | None) -> Figures:

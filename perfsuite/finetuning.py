@@ -6,7 +6,7 @@ LLM.int8() (Dettmers et al. 2022), outliers above 6 in 16 bits. Embeddings, norm
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -102,15 +102,19 @@ def add_adapters(
 
 
 def observed(model: nn.Module) -> dict[str, str]:
-    """Adapters, quantised layers and what is trained, where not simply all of it is."""
+    """What is trained; where not simply all of it is, also the adapters and the quantised layers."""
     trains = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     if all(trains.values()):
-        return {}
-    adapters_only = all(".lora_" in name for name, trained in trains.items() if trained)
+        return {"trained": "all"}
+    adapters_only = all(_is_adapter(name) for name, trained in trains.items() if trained)
     kinds = [kind for module in model.modules() if (kind := quantization_of(module)) is not None]
+    adapted = _adapted(model)
     return {
         "trained": "adapters only" if adapters_only else "others",
-        "adapters": str(sum(hasattr(module, "lora_A") for module in model.modules())),
+        "adapters": str(len(adapted)),
+        **(
+            {"lora": _told(*_ranks_and_alphas(adapted), (_last(name) for name in adapted))} if adapted else {}
+        ),
         "quantised_layers": " ".join([str(len(kinds)), *sorted(set(kinds))]),
     }
 
@@ -120,12 +124,68 @@ def expected(case: Case, blocks: Sequence[nn.Module]) -> dict[str, str]:
     if case.lora is None:
         return {}
     names = [name for name, _ in linear_layers(blocks)]
+    chosen = [name for name in names if _is_target(case.lora, name)]
     quantised = case.quantization != "none"
     return {
         "trained": "adapters only",
-        "adapters": str(sum(_is_target(case.lora, name) for name in names)),
+        "lora": _told([case.lora.rank], [case.lora.alpha], map(_last, chosen)),
+        "adapters": str(len(chosen)),
         "quantised_layers": f"{len(names)} {case.quantization}" if quantised else "0",
     }
+
+
+def check_asked(case: Case, model: nn.Module, observed: Mapping[str, str]) -> None:
+    """Raises `MismatchError` if only adapters are trained and the case does not say so."""
+    if case.lora is not None or observed["trained"] != "adapters only":
+        return
+    adapted = _adapted(model)
+    if not adapted:
+        raise MismatchError(
+            "lora: the case says none, but only adapters are trained, and none of peft's LoRA"
+        )
+    ranks, alphas = _ranks_and_alphas(adapted)
+    targets = tuple(sorted({_last(name) for name in adapted}))
+    raise MismatchError(
+        f"lora: the case says none, but only adapters are trained, of {_told(ranks, alphas, targets)}. "
+        f"Say lora=LoRA(rank={ranks[0]}, alpha={alphas[0]}, targets={targets!r}) in the case: FLOPs go by it"
+    )
+
+
+def frozen_share(model: nn.Module) -> float:
+    """Share, 0 to 1, of the weights in linear layers that are not trained. Adapters are not counted."""
+    sizes = [
+        (_size(layer), getattr(layer.weight, "requires_grad", True)) for _, layer in linear_layers([model])
+    ]
+    total = sum(size for size, _ in sizes)
+    return sum(size for size, trained in sizes if not trained) / total if total else 0.0
+
+
+def _size(layer: Any) -> int:
+    """Of the weight as it is multiplied with, however it is packed or sharded."""
+    if isinstance(layer, nn.Linear):
+        return layer.in_features * layer.out_features
+    return int(layer.nx * layer.nf)
+
+
+def _is_adapter(name: str) -> bool:
+    """Whether peft has made this parameter, or the copy of a layer that is trained beside adapters."""
+    return ".lora_" in name or ".modules_to_save." in name
+
+
+def _adapted(model: nn.Module) -> dict[str, Any]:
+    """The layers that peft has given a low-rank adapter, by name."""
+    return {name: module for name, module in model.named_modules() if len(getattr(module, "lora_A", ()))}
+
+
+def _ranks_and_alphas(adapted: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    ranks = {rank for layer in adapted.values() for rank in layer.r.values()}
+    alphas = {alpha for layer in adapted.values() for alpha in layer.lora_alpha.values()}
+    return sorted(ranks), sorted(alphas)
+
+
+def _told(ranks: Sequence[int], alphas: Sequence[int], targets: Iterable[str]) -> str:
+    told = " and ".join(map(str, ranks)), " and ".join(map(str, alphas)), " ".join(sorted(set(targets)))
+    return "rank {}, alpha {}, on {}".format(*told)
 
 
 def quantization_of(module: nn.Module) -> str | None:

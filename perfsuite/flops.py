@@ -45,15 +45,21 @@ def flops_per_token(
     return products + 12.0 * layers * heads * head_size * sequence_length
 
 
-def count_known(case: Case) -> Flops | None:
+def count_known(case: Case, *, frozen_share: float = 0.0) -> Flops | None:
     """`count` of a case's model, or None where only its name is known, or no tokens are counted."""
     if not case.model.config or case.sequence_length is None:
         return None
-    return count(case.model, case.sequence_length, case.lora)
+    return count(case.model, case.sequence_length, case.lora, frozen_share=frozen_share)
 
 
-def count(model: Model, sequence_length: int, lora: LoRA | None = None) -> Flops:
-    """Count a model built on the meta device: no memory, whatever the size. Imports torch."""
+def count(
+    model: Model, sequence_length: int, lora: LoRA | None = None, *, frozen_share: float = 0.0
+) -> Flops:
+    """Count a model built on the meta device: no memory, whatever the size. Imports torch.
+
+    `frozen_share`: of its matrix products' weights, 0 to 1, as observed where a script trains less than all;
+    with `lora` the adapters tell.
+    """
     import torch
 
     from perfsuite.finetuning import add_adapters, is_linear
@@ -67,6 +73,8 @@ def count(model: Model, sequence_length: int, lora: LoRA | None = None) -> Flops
     weights = [module.weight for module in built.modules() if is_linear(module)]
     matmul = sum(weight.numel() for weight in weights if isinstance(weight, torch.Tensor))
     trained = sum(w.numel() for w in weights if isinstance(w, torch.Tensor) and w.requires_grad)
+    if lora is None:
+        trained = round(matmul * (1 - frozen_share))
     heads = getattr(config, "num_attention_heads", 0)
     head_size = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
     return Flops(
@@ -81,5 +89,5 @@ def count(model: Model, sequence_length: int, lora: LoRA | None = None) -> Flops
         ),
         parameters=sum(parameter.numel() for parameter in built.parameters()),
         matmul_parameters=matmul,
-        trained_parameters=None if lora is None else trained,  # adapters are matrix products only
+        trained_parameters=None if trained == matmul else trained,  # adapters are matrix products only
     )

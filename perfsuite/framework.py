@@ -68,10 +68,14 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A command that starts the ranks of a job by itself, and the directory that it runs in."""
+    """What to run, and the directory that it runs in."""
 
     words: tuple[str, ...]
+    """`{launch_dir}` in them is replaced (`perfsuite.rundir.LAUNCH_DIR`)."""
     directory: str
+    starts_ranks: bool
+    """Whether it starts the ranks of a job by itself. If not it is one of them: the launcher runs it once per
+    rank, with torchrun's environment variables."""
 
 
 class Framework(Data):
@@ -88,6 +92,10 @@ class Framework(Data):
     `torch_model.build_model` looks at all of them."""
     own_process_group: ClassVar[bool] = False
     """Whether the library insists on creating the default process group itself."""
+    eager_nccl: ClassVar[bool] = True
+    """Whether NCCL connects all ranks at once when the process group is created, and splits that communicator
+    for each group. False: as the library itself would have it, when ranks first talk to each other; unbatched
+    send and recv of an eager group are serialised with all its other operations."""
 
     @property
     def asks_of_loss(self) -> LossRule | None:
@@ -107,12 +115,17 @@ class Framework(Data):
     def check(self, case: Case) -> None:
         """Raises `CaseError` where the case contradicts itself or a file that it names: no reason to skip."""
 
+    @property
+    def tokens_vary(self) -> bool:
+        """Whether steps differ in their number of tokens, so that it cannot be compared with the case's."""
+        return False
+
     def environment(self) -> Mapping[str, str]:
         """Environment variables that its processes need from their start."""
         return {}
 
     def launched_by(self) -> Command | None:
-        """The command that starts the ranks by itself, or None: the launcher starts them."""
+        """What to run in place of `perfsuite.worker`: its Python processes measure themselves."""
         return None
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:

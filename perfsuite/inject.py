@@ -63,9 +63,9 @@ class Injector:
         """Called before the end of a step is stamped."""
         kind, size = self.fault.kind, self.fault.size
         if kind == "slowdown":
-            recorder.timer.sleep(size * recorder.since_step_began())
+            recorder.lengthen(size)
         elif kind == "stall" and step % int(size) == int(size) - 1:
-            recorder.timer.sleep(2 * recorder.since_step_began())
+            recorder.lengthen(2)
         elif kind == "leak" and step == AT_STEP:
             self._held = _hold(size, recorder)
         elif self.is_last_rank and step == AT_STEP:
@@ -102,5 +102,5 @@ def _hold(share: float, recorder: Recorder) -> Any:
         return None  # a simulated run: its report is changed instead
     import torch
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.ones(int(recorder.memory.read().peak * share), dtype=torch.uint8, device=device)
+    size = int(recorder.memory.read().peak * share)
+    return torch.ones(size, dtype=torch.uint8, device=getattr(recorder.memory, "device", "cpu"))

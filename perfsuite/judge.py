@@ -361,15 +361,17 @@ def _near(spreads: Sequence[float], tenth: int) -> float:
 
 
 def differences(run: Run, baseline: Baseline) -> dict[str, tuple[str, str]]:
-    """Settings that make a run incomparable: the baseline's value and the run's, by name."""
+    """Settings that make a run incomparable: the baseline's value and the run's, by name.
+
+    A setting that the baseline does not have was not looked at then, by an earlier perfsuite: it is listed
+    as a change of the environment. One that it has and the run lacks is a difference.
+    """
     settings = {"hardware class": (baseline.hardware_class, run.machine.hardware_class)}
     if run.flops is not None and baseline.flops is not None:
         settings["FLOP formula"] = (baseline.flops.formula, run.flops.formula)
     if run.observed is not None and baseline.observed is not None:
         before, now = baseline.observed.settings, run.observed.settings
-        settings |= {
-            f"observed {key}": (before.get(key, "?"), now.get(key, "?")) for key in sorted({*before, *now})
-        }
+        settings |= {f"observed {key}": (then, now.get(key, "?")) for key, then in sorted(before.items())}
     for name in type(run.case).model_fields:
         then_asked, now_asked = getattr(baseline.case, name), getattr(run.case, name)
         if name not in NOT_IN_ID and then_asked != now_asked:  # their text may still say the same
@@ -378,15 +380,19 @@ def differences(run: Run, baseline: Baseline) -> dict[str, tuple[str, str]]:
 
 
 def environment_changes(run: Run, baseline: Baseline) -> list[str]:
-    """What a worker observed to be another version or variable than at the baseline, with both values."""
+    """What a worker observed to be another version or variable than at the baseline, with both values; and
+    settings that were not looked at when that was recorded."""
     if run.observed is None or baseline.observed is None:
         return []
     before, now = baseline.observed.environment, run.observed.environment
-    return [
+    changes = [
         f"{key}: {before.get(key, 'unset')} -> {now.get(key, 'unset')}"
         for key in sorted({*before, *now})
         if before.get(key) != now.get(key)
     ]
+    known = baseline.observed.settings
+    new = sorted((key, value) for key, value in run.observed.settings.items() if key not in known)
+    return changes + [f"{key}: not looked at -> {value}" for key, value in new]
 
 
 def _probe_changes(run: Run, baseline: Baseline) -> list[str]:

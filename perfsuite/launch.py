@@ -3,9 +3,9 @@
 Driver side; imports neither torch nor pytest.
 
 What ends whom: this process kills the launcher's process group and sweeps up whatever carries the job's mark
-in its environment, on every way out. If this process is killed itself, the kernel kills the launcher
-(parent-death signal), then the fork server and with it every rank in the same way. A launcher that runs a
-command, whose processes it did not start itself, sweeps them up before it dies.
+in its environment, on every way out. If this process is killed itself, the kernel tells the launcher
+(parent-death signal), which sweeps up the same and dies. If both are killed, the kernel kills the fork server
+and every rank that they have started in the same way.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ JOB_MARK = "PERFSUITE_JOB"
 POLL_S = 0.05
 KILL_S = 60
 STALL_S = 120
-"""Without a step, at the least, in a job that hangs. More than a script's rank may take at its end: it waits
-`attach.WAIT_S` for the reports of the others, then has `attach.LEAVE_S` to leave in."""
+"""Without a step, at the least, in a job that hangs. More than a rank may take at its end: it waits
+`worker.WAIT_S` for the others, then has `worker.LEAVE_S` to leave in."""
 STALL_STEPS = 20
 """Or so many times the longest step before: room for an evaluation or a checkpoint between steps."""
 

@@ -1,10 +1,12 @@
 """The launcher process: starts every rank of one job on this machine. `python -m perfsuite.launcher RUNDIR`.
 
-It is a process of its own because torch's elastic launcher owns signals and imports torch. Ranks are started
-through a fork server that has imported torch once (`perfsuite.preload`), inside this process's group: one
-`killpg` ends them all, which torchrun's own subprocesses, each a session of its own, would survive. Where the
-case is a command that starts ranks of its own, this runs it, and its Python processes measure themselves
-(`perfsuite.startup`). Never imports pytest.
+It is a process of its own because torch's elastic launcher owns signals and imports torch. Ranks of ours are
+started through a fork server that has imported torch once (`perfsuite.preload`), inside this process's group:
+one `killpg` ends them all, which torchrun's own subprocesses, each a session of its own, would survive. A
+script's ranks are plain processes in which nothing of ours comes before its first line, and a case may be a
+command that starts ranks of its own: either's Python processes measure themselves (`perfsuite.startup`).
+Whoever started what, this sweeps up the whole job before it dies of a signal or an error. Never imports
+pytest.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,27 +27,61 @@ from typing import Any, NoReturn
 import perfsuite
 from perfsuite import data, worker
 from perfsuite.case import CaseFile
+from perfsuite.errors import FileError
 from perfsuite.framework import Command
 from perfsuite.launch import JOB_MARK, sweep
-from perfsuite.result import Failure, LaunchFile
-from perfsuite.rundir import RunDir
+from perfsuite.result import Failure, LaunchFile, RankReport
+from perfsuite.rundir import LAUNCH_DIR, RunDir
+
+FILES = "PERFSUITE_LAUNCH_DIR"
+"""Environment variable of every process of a job: the path of `RunDir.files`."""
+DRIVER_DIED = signal.SIGUSR2
+"""Not SIGTERM, which torch elastic takes for itself."""
+POLL_S = 0.1
+GRACE_S = 5
+"""For the other ranks of a script to end by themselves, and say why, when one has failed."""
 
 
 def main(path: str) -> int:
     """Run the job to its end and write `launch.json`. Exit status 0 if every rank ended well."""
-    worker.die_with_parent()
+    for number in (signal.SIGTERM, DRIVER_DIED):
+        signal.signal(number, _end_the_job)
+    worker.die_with_parent(DRIVER_DIED)
     os.environ[worker.ANCESTOR_PID] = str(os.getpid())
-    run_dir = RunDir(Path(path))
+    try:
+        failures = _launch(RunDir(Path(path)))
+    except BaseException:
+        _sweep()
+        raise
+    return 1 if failures else 0
+
+
+def _launch(run_dir: RunDir) -> list[Failure]:
     asked = data.read(run_dir.case, CaseFile)
+    run_dir.files.mkdir()
+    os.environ[FILES] = str(run_dir.files)
+    for name in asked.case.framework.environment():
+        os.environ[name] = os.environ[name].replace(LAUNCH_DIR, str(run_dir.files))
     command = asked.case.framework.launched_by()
     if command is not None:
-        failures = _run(command, run_dir)
+        failures = _run(command, run_dir, asked)
     elif asked.case.framework.needs_torch:
         failures = _elastic(run_dir, asked)
     else:
         failures = _fork(run_dir, asked)
     data.write(run_dir.launch, LaunchFile(failures=tuple(failures)))
-    return 1 if failures else 0
+    return failures
+
+
+def _sweep() -> None:
+    """Kill what this has started, in whatever session it is."""
+    if JOB_MARK in os.environ:
+        sweep(os.environ[JOB_MARK])
+
+
+def _end_the_job(number: int, frame: Any) -> NoReturn:
+    _sweep()
+    os._exit(1)
 
 
 def _elastic(run_dir: RunDir, asked: CaseFile) -> list[Failure]:
@@ -88,21 +126,32 @@ def _failure(rank: int, told: Any) -> Failure:
     )
 
 
-def _run(command: Command, run_dir: RunDir) -> list[Failure]:
-    """Run a command whose Python processes find `perfsuite.startup` when they start."""
-    signal.signal(signal.SIGTERM, _end_the_job)
-    worker.die_with_parent(signal.SIGTERM)
+def _run(command: Command, run_dir: RunDir, asked: CaseFile) -> list[Failure]:
+    """Run what finds `perfsuite.startup` when its Python processes start."""
     startup = str(Path(perfsuite.__file__).parent / "startup")
     first = {"PYTHONPATH": startup, "PATH": str(Path(sys.executable).parent)}
     paths = {
         name: os.pathsep.join(filter(None, [path, os.environ.get(name)])) for name, path in first.items()
     }
-    code = subprocess.call(
-        command.words,
-        cwd=command.directory,
-        env={**os.environ, **paths, worker.RUN_DIR: str(run_dir.path)},
-    )
-    ended = f"the command ended with exit code {code}"
+    environment = {**os.environ, **paths, worker.RUN_DIR: str(run_dir.path)}
+    if command.starts_ranks:
+        return _run_once(command, run_dir, environment)
+    with socket.socket() as held:  # bound, so that nobody else is given the port before rank 0 listens to it
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        world, port = asked.case.topology.world_size, held.getsockname()[1]
+        ranks = {
+            rank: _start(
+                command, run_dir, {**environment, **_rank(rank, world, port)}, run_dir.rank_log(rank)
+            )
+            for rank in range(world)
+        }
+        return _wait(ranks, run_dir, asked)
+
+
+def _run_once(command: Command, run_dir: RunDir, environment: Mapping[str, str]) -> list[Failure]:
+    code = _start(command, run_dir, environment, None).wait()
+    ended = f"the command ended with {_told(code)}"
     if not code and any(run_dir.path.glob("rank-*.json")):
         return []
     if not code:
@@ -110,10 +159,79 @@ def _run(command: Command, run_dir: RunDir) -> list[Failure]:
     return [Failure(kind="crash", message=ended, at=time.time())]
 
 
-def _end_the_job(number: int, frame: Any) -> NoReturn:
-    """The driver has been killed: what the command started may be in any session."""
-    sweep(os.environ[JOB_MARK])
-    os._exit(1)
+def _start(
+    command: Command, run_dir: RunDir, environment: Mapping[str, str], log: Path | None
+) -> subprocess.Popen[bytes]:
+    """With its output in `log`, or where this process's own goes."""
+    with contextlib.ExitStack() as files:
+        return subprocess.Popen(
+            [word.replace(LAUNCH_DIR, str(run_dir.files)) for word in command.words],
+            cwd=command.directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=None if log is None else files.enter_context(log.open("ab")),
+            stderr=None if log is None else subprocess.STDOUT,
+            preexec_fn=worker.die_with_parent,
+        )
+
+
+def _rank(rank: int, world: int, port: int) -> dict[str, str]:
+    """The environment variables of torchrun (torch's docs, "torchrun", "Environment Variables")."""
+    return {
+        "LOCAL_RANK": str(rank),
+        "RANK": str(rank),
+        "GROUP_RANK": "0",
+        "ROLE_RANK": str(rank),
+        "ROLE_NAME": "default",
+        "LOCAL_WORLD_SIZE": str(world),
+        "WORLD_SIZE": str(world),
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": "perfsuite",
+    }
+
+
+def _wait(running: dict[int, subprocess.Popen[bytes]], run_dir: RunDir, asked: CaseFile) -> list[Failure]:
+    """Until every rank has ended; once one has failed, no longer than `GRACE_S`."""
+    failures = []
+    until = float("inf")
+    while running and time.monotonic() < until:
+        time.sleep(POLL_S)
+        ended = {rank: code for rank, each in running.items() if (code := each.poll()) is not None}
+        for rank, code in ended.items():
+            del running[rank]
+            is_measured = _is_measured(run_dir, rank)
+            if code or not run_dir.rank(rank).exists():
+                failures.append(_ended(rank, code, asked, is_reported=run_dir.rank(rank).exists()))
+            if not is_measured:
+                until = min(until, time.monotonic() + GRACE_S)
+    for process in running.values():
+        process.kill()
+    return failures
+
+
+def _is_measured(run_dir: RunDir, rank: int) -> bool:
+    try:
+        return data.read(run_dir.rank(rank), RankReport).failure is None
+    except FileError:
+        return False
+
+
+def _ended(rank: int, code: int, asked: CaseFile, *, is_reported: bool) -> Failure:
+    message = _told(code)
+    if not is_reported:
+        message = f"the script ended after 0 of {asked.case.total_steps} optimizer steps, with {message}"
+        if not code:
+            message += ": it does not train, or not with an optimizer of torch"
+    return Failure(kind="crash", message=message, rank=rank, at=time.time())
+
+
+def _told(code: int) -> str:
+    return f"exit code {code}" + (f" ({signal.Signals(-code).name})" if code < 0 else "")
 
 
 def _fork(run_dir: RunDir, asked: CaseFile) -> list[Failure]:

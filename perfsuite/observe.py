@@ -2,36 +2,41 @@
 
 Asked-for and observed can differ without an error (a library that falls back from FSDP to DDP on a CPU, an
 optimizer that steps parameters nobody uses), so the worker looks, and refuses a run that is not the one asked
-for.
+for. What only all ranks together can tell is reported as `Evidence`.
 """
 
 from __future__ import annotations
 
 import gc
-import importlib.metadata
-import os
-import platform
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
-from perfsuite import finetuning
+from perfsuite import deepspeed, finetuning, replicas, software
 from perfsuite.errors import MismatchError
-from perfsuite.result import Observed
+from perfsuite.result import Evidence, Observed
+from perfsuite.second_step import NO_LINEAR, SecondStep, dtype_name, dtype_of, layers
 from perfsuite.torch_model import COMPUTE_DTYPES, DTYPES, expected_recomputing_blocks, has_attention
 
 if TYPE_CHECKING:
     from perfsuite.case import Case
     from perfsuite.framework import Workload
 
-NOT_OBSERVED = "not observed (compiled)"
-NO_LINEAR = "not observed (no linear layer)"
 NO_ATTENTION = "none"
 """Observed of a model that has none, such as Mamba: it runs what a case asks for by default, and no other."""
+FIELDS = {
+    "recomputing_blocks": "activation_checkpointing",
+    "compute_dtype": "precision",
+    "attention": "attention",
+    "trained": "lora",
+    "lora": "lora",
+    "adapters": "lora",
+    "quantised_layers": "quantization",
+}
+"""Where a case says of a script what is observed in it."""
 
 
 class Observer:
@@ -45,8 +50,10 @@ class Observer:
         self.workload = workload
         self.model: Any = workload.model
         self._optimizer: Any = None
-        self._parameters_before: list[float] = []
-        self._second_step: _SecondStep | None = None
+        self._before: dict[str, float] = {}
+        self._after: dict[str, float] = {}
+        self._collectives_before: int | None = None
+        self._second_step: SecondStep | None = None
         self._settings: dict[str, str] = {}
 
     def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -55,64 +62,121 @@ class Observer:
             self._optimizer = optimizer
             if self.model is None:
                 self.model = owner(optimizer)
-            self._parameters_before = _fingerprint(self.model)
-            if not self.case.compile:  # a hook inside a compiled block would change what is measured
-                self._second_step = _SecondStep(self.model)
+            self._before = replicas.fingerprint(self.model)
+            self._collectives_before = replicas.collectives()
+            self._second_step = SecondStep(self.model, inside=not self._is_compiled())
         elif optimizer is self._optimizer and not self._settings:
             self._settings = self._look()
+
+    def _is_compiled(self) -> bool:
+        return self.case.compile or software.compiled_graphs() > 0
 
     def result(self) -> Observed:
         """Everything observed, after the run."""
         if not self._settings:
             raise MismatchError("nothing trained: no optimizer made two steps")
-        changed = _fingerprint(self.model) != self._parameters_before
-        settings = {**self._settings, "parameters_changed": "yes" if changed else "no"}
-        return Observed(settings=settings, environment=environment(self.case.framework.packages))
+        self._after = replicas.fingerprint(self.model)
+        settings = {
+            **self._settings,
+            "parameters_changed": "yes" if self._after != self._before else "no",
+            "compiled": "yes" if software.compiled_graphs() else "no",
+        }
+        return Observed(
+            settings=settings,
+            environment=software.environment(self.case.framework.packages),
+        )
+
+    def evidence(self) -> Evidence:
+        """What the driver has to compare between ranks, after `result`."""
+        assert self._second_step is not None
+        tokens = self._second_step.tokens
+        count = replicas.collectives()
+        before = self._collectives_before
+        whole: set[str] = set()
+        if dist.is_initialized() and self.workload.data_parallel == dist.get_world_size():
+            whole = replicas.replicated(self.model)
+        return Evidence(
+            data_parallel=self.workload.data_parallel,
+            tokens=tokens.tokens or None,
+            padding=tokens.padding(),
+            forwards=tokens.forwards,
+            collectives=None if count is None or before is None else count - before,
+            replicated={
+                name: (self._before[name], after)
+                for name, after in self._after.items()
+                if name in whole and name in self._before
+            },
+        )
+
+    def frozen_share(self) -> float:
+        """Of the weights in linear layers: see `finetuning.frozen_share`."""
+        return finetuning.frozen_share(self.model)
 
     def check(self, observed: Observed) -> None:
         """Raises `MismatchError` where what was observed is not what the case asks for."""
+        case, settings = self.case, observed.settings
+        finetuning.check_asked(case, self.model, settings)
+        for key, asked in {**self._expected(settings), **case.framework.expected(case)}.items():
+            if asked is not None and settings.get(key) != asked:
+                raise MismatchError(
+                    f"{key}: the case asks for {asked!r}, but {settings.get(key)!r} ran. "
+                    f"Nothing measured this way would be what its name says.{self._advice(key, settings)}"
+                )
+
+    def _expected(self, settings: Mapping[str, str]) -> dict[str, str | None]:
         case = self.case
-        asks_for_attention = observed.settings["attention"] != NO_ATTENTION or case.attention != "sdpa"
+        asks_for_attention = settings["attention"] != NO_ATTENTION or case.attention != "sdpa"
         expected: dict[str, str | None] = {
             "world_size": str(case.topology.world_size),
-            "parameter_dtype": _name(DTYPES[case.precision]) + (", int8" * (case.quantization == "8bit")),
+            "parameter_dtype": dtype_name(DTYPES[case.precision])
+            + (", int8" * (case.quantization == "8bit")),
             "optimizer_parameters": "the model's",
             "parameters_changed": "yes",
             "attention": case.attention if asks_for_attention else NO_ATTENTION,
         }
-        expected |= finetuning.expected(case, layers(self.model))
-        if self._second_step is not None:
+        if case.compile:
+            expected["compiled"] = "yes"
+        expected |= finetuning.expected(case, layers(self.model) or [self.model])
+        assert self._second_step is not None
+        if self._second_step.inside:
             blocks = len(self._second_step.forwards)
             recomputing = expected_recomputing_blocks(case.activation_checkpointing, blocks)
             expected["recomputing_blocks"] = f"{recomputing} of {blocks}"
             if case.framework.builds_model or self._second_step.compute_dtype != NO_LINEAR:
-                expected["compute_dtype"] = _name(COMPUTE_DTYPES[case.precision])
-        for key, asked in {**expected, **case.framework.expected(case)}.items():
-            if asked is not None and observed.settings.get(key) != asked:
-                raise MismatchError(
-                    f"{key}: the case asks for {asked!r}, but {observed.settings.get(key)!r} ran. "
-                    "Nothing measured this way would be what its name says."
-                )
+                expected["compute_dtype"] = dtype_name(COMPUTE_DTYPES[case.precision])
+        return expected
+
+    def _advice(self, key: str, settings: Mapping[str, str]) -> str:
+        """How to correct a case that describes a script wrongly."""
+        if self.case.framework.builds_model or key not in FIELDS:
+            return ""
+        told = f"another {FIELDS[key]}"
+        if key == "recomputing_blocks":
+            some, _, of, *_ = settings[key].split()
+            told = (
+                f"activation_checkpointing={'full' if some == of else 'none' if some == '0' else 'every-N'!r}"
+            )
+        return f" If the script is as it should be, say {told} in the case."
 
     def _look(self) -> dict[str, str]:
         parameters = list(self.model.parameters())
         trained = {id(p) for p in parameters if p.requires_grad}
         owned = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
         fused = " fused" if self._optimizer.defaults.get("fused") else ""
-        recomputing = compute_dtype = NOT_OBSERVED
-        if self._second_step is not None:
-            self._second_step.finish()
-            recomputing = self._second_step.recomputing(self.case.gradient_accumulation)
-            compute_dtype = self._second_step.compute_dtype
+        assert self._second_step is not None
+        self._second_step.finish()
+        device = parameters[0].device.type
         return {
             **wrapping(self.model),
             "world_size": str(dist.get_world_size()) if dist.is_initialized() else "1, no process group",
             "backend": dist.get_backend() if dist.is_initialized() else "none",
-            "device": parameters[0].device.type,
-            "parameter_dtype": ", ".join(sorted({_dtype(p) for p in parameters})),
-            "compute_dtype": compute_dtype,
+            "device": device,
+            "parameter_dtype": ", ".join(sorted({dtype_of(p) for p in parameters})),
+            "compute_dtype": self._second_step.compute_dtype,
+            **software.arithmetic(device),
             **_attention(self.model),
-            "recomputing_blocks": recomputing,
+            "attention_kernel": self._second_step.attention_kernel,
+            "recomputing_blocks": self._second_step.recomputing(),
             "optimizer": type(self._optimizer).__name__ + fused,
             "optimizer_parameters": "the model's" if owned == trained else "others",
             **finetuning.observed(self.model),
@@ -120,68 +184,16 @@ class Observer:
         }
 
 
-class _SecondStep:
-    """Hooks on linear layers for the length of one step: what dtype they compute in, how often they run."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.compute_dtype = NO_LINEAR
-        firsts = [linear for block in layers(model) if (linear := _first_linear(block)) is not None]
-        self.forwards = [0] * len(firsts)
-        """Of the first linear layer of each block: twice a micro-batch where it is recomputed."""
-        self._handles = [
-            linear.register_forward_pre_hook(self._counter(index)) for index, linear in enumerate(firsts)
-        ]
-        linears = filter(finetuning.is_linear, model.modules())
-        plain = next((m for m in linears if finetuning.quantization_of(m) is None), None)
-        if plain is not None:  # a quantised layer gives back the dtype that it was given
-            self._handles.append(plain.register_forward_hook(self._see))
-
-    def _counter(self, index: int) -> Any:
-        def count(module: nn.Module, args: Any) -> None:
-            self.forwards[index] += 1
-
-        return count
-
-    def _see(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.compute_dtype = _dtype(output if isinstance(output, Tensor) else output[0])
-
-    def finish(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def recomputing(self, micro_batches: int) -> str:
-        return f"{sum(count == 2 * micro_batches for count in self.forwards)} of {len(self.forwards)}"
-
-
 def owner(optimizer: Any) -> nn.Module:
     """The outermost living module that has all parameters of `optimizer`: what it trains, as wrapped."""
+    if (engine := deepspeed.engine_of(optimizer)) is not None:
+        return cast(nn.Module, engine)
     wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
     living: Any = (thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module))
     owners: list[nn.Module] = [module for module in living if wanted <= {id(p) for p in module.parameters()}]
     if not owners:
         raise MismatchError(f"no module owns the parameters that {type(optimizer).__name__} steps")
     return max(owners, key=lambda module: sum(1 for _ in module.modules()))
-
-
-def layers(model: nn.Module) -> list[nn.Module]:
-    """The transformer blocks, in a model of any library: the longest list of modules with linear layers."""
-    return max(_containers(model), key=len, default=[])
-
-
-def _containers(module: nn.Module) -> Iterator[list[nn.Module]]:
-    for child in module.children():
-        members = list(child.children())
-        linear = [_first_linear(member) is not None for member in members]
-        # A pipeline stage keeps places for the blocks of others; a dictionary may also hold what is no block.
-        is_blocks = any(linear) if isinstance(child, nn.ModuleList) else all(linear)
-        if is_blocks and isinstance(child, nn.ModuleList | nn.ModuleDict):
-            yield members
-        else:
-            yield from _containers(child)
-
-
-def _first_linear(module: nn.Module) -> nn.Module | None:
-    return next((m for m in module.modules() if finetuning.is_linear(m)), None)
 
 
 def wrapping(model: nn.Module) -> dict[str, str]:
@@ -195,11 +207,13 @@ def wrapping(model: nn.Module) -> dict[str, str]:
         kind.__name__: [module for module in modules if isinstance(module, kind)]
         for kind in (DistributedDataParallel, FullyShardedDataParallel, FSDPModule)
     }
+    engines = found[deepspeed.NAME] = [module for module in modules if hasattr(module, deepspeed.STEP)]
     wrapper = " + ".join(name for name, instances in found.items() if instances) or "none"
     shardings = {module.sharding_strategy.name for module in found["FullyShardedDataParallel"]}
     shardings |= {
         ", ".join(map(_placement, p.placements)) for p in model.parameters() if isinstance(p, DTensor)
     }
+    shardings |= {stage for engine in engines if (stage := deepspeed.sharding(engine))}
     wrapped = str(sum(len(instances) for instances in found.values()))
     return {
         "wrapper": wrapper,
@@ -220,45 +234,7 @@ def _attention(model: nn.Module) -> dict[str, str]:
     return {"attention": NO_ATTENTION, "mamba_ssm": "loaded" if "mamba_ssm" in sys.modules else "none"}
 
 
-def environment(packages: tuple[str, ...] = ()) -> dict[str, str]:
-    """Versions and settings that may explain a change but do not make runs incomparable."""
-    seen = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        **{package: importlib.metadata.version(package) for package in ("transformers", *packages)},
-        "kernel": platform.release(),
-        "threads": str(torch.get_num_threads()),
-    }
-    if torch.cuda.is_available():
-        seen["cuda"] = str(torch.version.cuda)
-        seen["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-        seen["cudnn"] = str(torch.backends.cudnn.version())
-    kept = ("NCCL_", "CUDA_", "TORCH_", "PYTORCH_", "OMP_", "GLOO_")
-    seen |= {
-        key: value for key, value in os.environ.items() if key.startswith(kept) and "TORCHELASTIC" not in key
-    }
-    return seen
-
-
-def _fingerprint(model: nn.Module) -> list[float]:
-    """A number per trained parameter, over this rank's shard, that a step changes."""
-    with torch.no_grad():
-        return [
-            float(torch.linalg.vector_norm(local, ord=1, dtype=torch.float32))
-            for parameter in model.parameters()
-            if parameter.requires_grad and (local := getattr(parameter, "_local_tensor", parameter)).numel()
-        ]
-
-
 def _placement(placement: Any) -> str:
     # By its dimension: where FSDP shards what tensor parallelism has sharded, torch has another class for it.
     name, dim = type(placement).__name__.removeprefix("_"), getattr(placement, "dim", None)
     return name if dim is None else f"{name}({dim})"
-
-
-def _dtype(tensor: Tensor) -> str:
-    return _name(tensor.dtype)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

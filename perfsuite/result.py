@@ -73,6 +73,24 @@ class Observed(Data):
     """Versions and the like: differences are listed beside a verdict."""
 
 
+class Evidence(Data):
+    """What one rank tells that only all ranks together can answer: see `perfsuite.agreement`."""
+
+    data_parallel: int = Field(ge=1)
+    """Ranks that see different data."""
+    tokens: int | None = None
+    """Elements of the model's first integer input in the second step; None where it is given no integers."""
+    padding: int = 0
+    """Of these, those that the attention mask takes out."""
+    forwards: int = 0
+    """Calls of the model that these tokens came with."""
+    collectives: int | None = None
+    """From the first optimizer step to the last, in groups of several ranks; None where nobody counts."""
+    replicated: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    """Of each trained parameter that data-parallel ranks hold whole: its L1 norm before the first optimizer
+    step and after the last."""
+
+
 class DeviceHealth(Data):
     """One GPU while steps were being made. None where NVML does not tell."""
 
@@ -142,8 +160,12 @@ class RankReport(Document):
     memory: Memory | None = None
     flops: Flops | None = None
     observed: Observed | None = None
+    evidence: Evidence | None = None
     device_probe: dict[str, float] = Field(default_factory=dict)
-    """What the device could do before the workload was built (`perfsuite.device_probe`)."""
+    """What the device could do before the workload was built, or after a script was measured
+    (`perfsuite.device_probe`)."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the figures should know."""
     failure: Failure | None = None
 
 

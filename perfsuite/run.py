@@ -54,7 +54,19 @@ def unsupported(case: Case, machine: Machine) -> str | None:
             return f"for quantization {missing}"
     if not case.model.config and case.framework.builds_model:
         return f"{case.framework.name} cannot build {case.model.name}: it has a name only, no configuration"
+    if (missing := _slow_mamba(case, machine)) is not None:
+        return missing
     return missing_package(*case.framework.packages) or case.framework.unsupported(case, machine)
+
+
+def _slow_mamba(case: Case, machine: Machine) -> str | None:
+    """Why a Mamba would take minutes a step on a GPU, or None: a million kernels, launched one by one."""
+    if case.model.config.get("model_type") != "mamba" or machine.device == "cpu":
+        return None
+    if not (case.framework.builds_model and case.framework.needs_torch):
+        return None
+    missing = missing_package("mamba_ssm")
+    return missing and f"for a Mamba on a GPU {missing}; transformers' own scan goes position by position"
 
 
 def measure(

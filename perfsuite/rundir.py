@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
+
+LAUNCH_DIR = "{launch_dir}"
+"""In the words and variables of a script: replaced by the path of `RunDir.files`."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,18 @@ class RunDir:
     def launcher_log(self) -> Path:
         """What the launcher wrote to stdout and stderr."""
         return self.path / "launcher.log"
+
+    @property
+    def files(self) -> Path:
+        """A directory for what a script writes, and would go on from if it found it. Made empty by the
+        launcher, kept with the launch's other files."""
+        return self.path / "files"
+
+    @property
+    def is_first(self) -> bool:
+        """Whether no launch of the same case came just before (`launch-1` of `perfsuite.run.measure`)."""
+        number = re.fullmatch(r"launch-(\d+)", self.path.name)
+        return number is None or int(number[1]) == 1
 
     @property
     def progress(self) -> Path:

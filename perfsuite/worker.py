@@ -5,12 +5,14 @@ Started by `perfsuite.launcher`, or by any torchrun as `python -m perfsuite.work
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import re
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -35,6 +37,10 @@ ANCESTOR_PID = "PERFSUITE_ANCESTOR_PID"
 launcher, for all that it starts."""
 RUN_DIR = "PERFSUITE_RUN_DIR"
 """Environment variable: where a process that somebody else started finds the case, and leaves its report."""
+WAIT_S = 60
+"""For the reports of the other ranks: one that leaves early breaks their connections."""
+LEAVE_S = 30
+"""To end in after everything is measured; then the kernel ends the process."""
 
 
 def main(path: str) -> None:
@@ -46,21 +52,16 @@ def main(path: str) -> None:
     report = RankReport(rank=rank, world_size=world, host=socket.gethostname(), clock="none")
     try:
         asked = data.read(run_dir.case, CaseFile)
-        if not asked.case.framework.builds_model:
-            _run_script(run_dir, asked, report)
-            return
         if asked.case.framework.needs_torch:
             report = _measure_torch(run_dir, asked, report)
         else:
             report = _measure_fake(run_dir, asked, report)
     except BaseException as error:
-        if run_dir.rank(rank).exists():
-            raise  # of a script that was measured, on its way out
         data.write(run_dir.rank(rank), report.replace(failure=failure_of(error, rank)))
-        if isinstance(error, ScriptError):
-            sys.exit(1)  # what the script wrote tells more than our traceback
         raise
     write_report(run_dir, asked, report)
+    if asked.case.framework.needs_torch:
+        _leave_process_group()
 
 
 def write_report(run_dir: RunDir, asked: CaseFile, report: RankReport) -> None:
@@ -135,7 +136,10 @@ def _kind(error: BaseException) -> FailureKind:
     return "crash"
 
 
-def _recorder(asked: CaseFile, report: RankReport, timer: measure.Timer, **options: Any) -> measure.Recorder:
+def recorder_of(
+    asked: CaseFile, report: RankReport, timer: measure.Timer, **options: Any
+) -> measure.Recorder:
+    """The clock of a rank, with the fault that is asked for."""
     injector = injector_of(asked, report)
     return measure.Recorder(timer, before_end=None if injector is None else injector.before_end, **options)
 
@@ -164,11 +168,27 @@ def _run(
 def tell_progress(
     run_dir: RunDir, case: Case, workload: Workload, recorder: measure.Recorder, report: RankReport
 ) -> None:
-    """Let rank 0 write how far it is: that it begins now, then now and then."""
+    """Let rank 0 write how far it is: that it begins now, then now and then.
+
+    Then by a thread, because a shared file system may take its time, and the other ranks would wait for this
+    one. What comes up while that thread is still writing is not told.
+    """
     tokens = _tokens_per_step(case, workload)
+    writer = threading.Thread()
+
+    def tell(step: int) -> None:
+        nonlocal writer
+        if not writer.is_alive():
+            writer = threading.Thread(target=write, args=(step,), daemon=True)
+            writer.start()
+
+    def write(step: int) -> None:
+        with contextlib.suppress(OSError):  # of the file system: the report will tell
+            run_dir.progress.write_text(f"{step} {tokens}")
+
     if report.rank == 0:
-        recorder.on_progress = lambda step: run_dir.progress.write_text(f"{step} {tokens}")
-        recorder.on_progress(0)
+        write(0)
+        recorder.on_progress = tell
 
 
 def with_times(report: RankReport, case: Case, workload: Workload, recorder: measure.Recorder) -> RankReport:
@@ -190,7 +210,7 @@ def _tokens_per_step(case: Case, workload: Workload) -> int:
 def _measure_fake(run_dir: RunDir, asked: CaseFile, report: RankReport) -> RankReport:
     from perfsuite.frameworks.fake import SimulatedTimer
 
-    recorder = _recorder(asked, report, SimulatedTimer())
+    recorder = recorder_of(asked, report, SimulatedTimer())
     ranks = Ranks(
         rank=report.rank,
         world_size=report.world_size,
@@ -208,23 +228,24 @@ def _measure_torch(run_dir: RunDir, asked: CaseFile, report: RankReport) -> Rank
     import torch.distributed as dist
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    from perfsuite import flops
+    from perfsuite import flops, software
     from perfsuite.device_probe import device_probe
     from perfsuite.observe import Observer
 
     case = asked.case
     device = _device(asked)
     on_gpu = device.type == "cuda"
-    timer, probe = measure.clock_for(asked.device)
+    timer, probe = measure.clock_for(device)
     if not case.framework.own_process_group:
-        dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
+        eager_for = device if on_gpu and case.framework.eager_nccl else None
+        dist.init_process_group("nccl" if on_gpu else "gloo", device_id=eager_for)
 
     counted = flops.count_known(case)
     case.framework.load(case, device)
     _rehearse(torch, device)
     report = report.replace(device_probe=device_probe(device))
-    memory = measure.CudaMemory() if on_gpu else measure.HostMemory()
-    recorder = _recorder(asked, report, timer, probe=probe, memory=memory)
+    memory = measure.CudaMemory(device) if on_gpu else measure.HostMemory()
+    recorder = recorder_of(asked, report, timer, probe=probe, memory=memory)
     workload = case.framework.build(case, _ranks(run_dir, report, device), recorder)
     observer = Observer(case, workload)
     hooks = [
@@ -235,37 +256,27 @@ def _measure_torch(run_dir: RunDir, asked: CaseFile, report: RankReport) -> Rank
     for hook in hooks:
         hook.remove()
     observed = observer.result()
-    report = report.replace(memory=memory.read(), observed=observed)
+    report = report.replace(
+        memory=memory.read(),
+        observed=observed,
+        evidence=observer.evidence(),
+        notes=software.compile_notes(),
+    )
     try:
         observer.check(observed)
     except MismatchError as error:  # with all that was measured, and the same on every rank
         report = report.replace(failure=failure_of(error, report.rank))
-    if dist.is_initialized():
-        dist.barrier()  # a rank that leaves early breaks the connections of the others
-        dist.destroy_process_group()
     return report.replace(flops=counted)
 
 
-def _run_script(run_dir: RunDir, asked: CaseFile, report: RankReport) -> None:
-    """A script in this process: its loop is its own, so the measurement attaches to it and ends it."""
-    import torch
+def _leave_process_group() -> None:
+    """Together with the other ranks. The report is written: the kernel ends a process that hangs here."""
+    import torch.distributed as dist
 
-    from perfsuite.attach import Attached, Measured
-    from perfsuite.device_probe import device_probe
-
-    case, device = asked.case, _device(asked)
-    _rehearse(torch, device)
-    attached = Attached(run_dir, asked, device_probe=device_probe(device))
-    workload = case.framework.build(case, _ranks(run_dir, report, device), attached.recorder)
-    code: object = None
-    try:
-        workload.run(case.total_steps)
-    except Measured:
-        return
-    except SystemExit as end:
-        code = end.code
-    if not attached.is_over:
-        raise attached.ended_early(code)
+    signal.alarm(WAIT_S + LEAVE_S)
+    if dist.is_initialized():
+        dist.barrier()  # a rank that leaves early breaks the connections of the others
+        dist.destroy_process_group()
 
 
 def _ranks(run_dir: RunDir, report: RankReport, device: Any) -> Ranks:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from perfsuite import finetuning
 from perfsuite.case import Case, LoRA
 from perfsuite.errors import MismatchError
-from perfsuite.observe import layers
+from perfsuite.second_step import layers
 from perfsuite.torch_model import build_model, build_optimizer
 from tests.test_torch_model import CPU, TINY, losses, workload
 
@@ -39,17 +40,59 @@ def test_only_the_adapters_are_trained(model: str, targets: tuple[str, ...], ada
     built = build_model(case, CPU)
     trained = build_optimizer(case, built).param_groups[0]["params"]
     assert len(trained) == 2 * adapters
+    names = (
+        "down_proj gate_proj k_proj o_proj q_proj up_proj v_proj"
+        if "llama" in model
+        else "c_attn c_fc c_proj"
+    )
     assert finetuning.observed(built) == {
         "trained": "adapters only",
         "adapters": str(adapters),
+        "lora": f"rank 4, alpha 8, on {' '.join(targets) or names}",
         "quantised_layers": "0",
     }
     assert finetuning.observed(built) == finetuning.expected(case, layers(built))
 
 
-def test_of_a_model_trained_in_full_nothing_is_said() -> None:
+def test_of_a_model_trained_in_full_it_is_said() -> None:
     built = build_model(TINY, CPU)
-    assert finetuning.observed(built) == finetuning.expected(TINY, layers(built)) == {}
+    assert finetuning.observed(built) == {"trained": "all"}
+    assert finetuning.expected(TINY, layers(built)) == {}
+    finetuning.check_asked(TINY, built, finetuning.observed(built))
+
+
+def test_adapters_that_nobody_asked_for_are_refused_with_what_to_say() -> None:
+    built = build_model(ADAPTED.replace(lora=LoRA(rank=4, alpha=8, targets=("q_proj", "v_proj"))), CPU)
+    said = (
+        "lora: the case says none, but only adapters are trained, of rank 4, alpha 8, on q_proj v_proj. "
+        "Say lora=LoRA(rank=4, alpha=8, targets=('q_proj', 'v_proj')) in the case: FLOPs go by it"
+    )
+    with pytest.raises(MismatchError, match=f"^{re.escape(said)}$"):
+        finetuning.check_asked(TINY, built, finetuning.observed(built))
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
+def test_a_layer_that_is_trained_beside_adapters_belongs_to_them() -> None:
+    """As peft's `modules_to_save`: it is stored with the adapter."""
+    from peft import LoraConfig, get_peft_model
+
+    built: Any = build_model(TINY, CPU)
+    peft: Any = get_peft_model(built, LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"]))
+    assert finetuning.observed(peft)["trained"] == "adapters only"
+
+
+def test_the_share_of_frozen_weights_is_by_what_is_multiplied() -> None:
+    """Not by how it is packed: two 4-bit weights are one byte."""
+    built: Any = build_model(TINY, CPU)
+    assert finetuning.frozen_share(built) == 0
+    for layer in built.model.layers:
+        layer.requires_grad_(False)
+    head = built.lm_head.weight.numel()
+    whole = sum(m.weight.numel() for m in built.modules() if isinstance(m, torch.nn.Linear))
+    assert finetuning.frozen_share(built) == pytest.approx(1 - head / whole)
+    packed: Any = build_model(ADAPTED.replace(quantization="4bit"), CPU)
+    packed.lm_head.weight.requires_grad_(True)
+    assert finetuning.frozen_share(packed) == pytest.approx(1 - head / whole)
 
 
 def test_weights_that_thaw_are_seen() -> None:

@@ -112,6 +112,12 @@ def test_frozen_weights_and_adapters_are_what_torch_counts(lora: LoRA) -> None:
     assert counted.parameters == sum(parameter.numel() for parameter in built.parameters())
 
 
+def test_weights_that_a_script_freezes_have_no_gradient_of_their_own() -> None:
+    full, half = count(MODELS["llama-tiny"], 32), count(MODELS["llama-tiny"], 32, frozen_share=0.5)
+    assert half.per_token == full.per_token - 2 * full.matmul_parameters / 2
+    assert half.trained_parameters == full.matmul_parameters / 2
+
+
 def test_full_training_counts_as_before() -> None:
     """Stored baselines refuse another formula."""
     assert count(MODELS["llama-tiny"], 32).per_token == 5_308_416

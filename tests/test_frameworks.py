@@ -250,6 +250,23 @@ def test_an_extra_that_is_not_installed_is_named(
     )
 
 
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_mamba_on_a_gpu_needs_its_kernels(monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
+    find = importlib.util.find_spec
+    found = find("torch") if installed else None
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: found if name == "mamba_ssm" else find(name)
+    )
+    mamba = SMALL.replace(model="mamba-tiny", hardware="gpu")
+    reason = (
+        "for a Mamba on a GPU it needs the package mamba_ssm, which is not installed: pip install mamba_ssm; "
+        "transformers' own scan goes position by position"
+    )
+    assert unsupported(mamba, make_gpu_machine()) == (None if installed else reason)
+    assert unsupported(mamba.replace(hardware="cpu"), detect()) is None
+    assert unsupported(mamba.replace(framework=Fake()), make_gpu_machine()) is None
+
+
 @pytest.mark.launch
 def test_adapters_train_the_same_by_every_library(tmp_path: Path) -> None:
     case = SMALL.replace(lora=LoRA(rank=4, alpha=8), learning_rate=1e-2)

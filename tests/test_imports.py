@@ -17,9 +17,13 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 WORKER_ONLY = {
     "attach.py",
     "finetuning.py",
+    "losses.py",
     "nanotron_compat.py",
     "observe.py",
     "preload.py",
+    "replicas.py",
+    "second_step.py",
+    "software.py",
     "torch_model.py",
     "torchtitan_trainer.py",
     "weights.py",

@@ -177,6 +177,17 @@ def test_a_leak_is_a_share_of_the_peak_that_is_gated() -> None:
     assert memory.read().peak == pytest.approx(1.5 * before, rel=0.1)
 
 
+def test_a_leak_is_held_on_the_device_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    class MemoryOfGPU3(HostMemory):
+        device = torch.device("cuda", 3)
+
+    held: list[Any] = []
+    monkeypatch.setattr(torch, "ones", lambda size, *, dtype, device: held.append(device))
+    recorder = Recorder(SimulatedTimer(), memory=MemoryOfGPU3())
+    Injector(Fault.parse("leak=50%"), is_last_rank=False).before_end(AT_STEP, recorder)
+    assert held == [torch.device("cuda", 3)]
+
+
 def test_a_leak_changes_only_a_simulated_report() -> None:
     """Elsewhere memory is really held, and must be really measured."""
     injector = Injector(Fault.parse("leak=20%"), is_last_rank=True)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from perfsuite import measure
 from perfsuite.frameworks.fake import SimulatedTimer
+from perfsuite.inject import Fault, Injector
 from perfsuite.measure import CudaMemory, CudaTimer, HostMemory, HostTimer, Recorder
 
 
@@ -114,7 +116,7 @@ def test_before_end_sees_the_running_step() -> None:
     timer = SimulatedTimer()
 
     def double(step: int, recorder: Recorder) -> None:
-        timer.sleep(recorder.since_step_began())
+        recorder.lengthen(1)
 
     recorder = Recorder(timer, before_end=double)
     recorder.start()
@@ -137,47 +139,194 @@ def test_the_probe_is_the_same_work_each_time() -> None:
     probe()
 
 
-class FakeEvent:
-    """Stands in for `torch.cuda.Event`: remembers when it was recorded, in a device's milliseconds."""
-
-    now_ms = 0.0
-
-    def __init__(self, *, enable_timing: bool) -> None:
-        assert enable_timing
-
-    def record(self) -> None:
-        self.at = FakeEvent.now_ms
-
-    def elapsed_time(self, end: FakeEvent) -> float:
-        return end.at - self.at
+GPU = torch.device("cuda", 3)
 
 
-def test_on_a_gpu_steps_are_events_and_the_device_is_waited_for_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(FakeEvent.now_ms))
-    recorder = Recorder(CudaTimer())
-    FakeEvent.now_ms = 0
+class FakeGPU:
+    """Stands in for GPU 3 while the current device is another: a queue of work that the host runs ahead of.
+
+    `ahead_ms` of work are queued and not yet done; an event is past when the work before it is.
+    """
+
+    cycles_per_ms = 1.5e6
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.queued_ms = self.done_ms = 0.0
+        self.waits: list[float] = []
+        self.current = 0
+        gpu = self
+
+        class Event:
+            def __init__(self, *, enable_timing: bool) -> None:
+                assert enable_timing
+
+            def record(self, stream: object) -> None:
+                assert stream == ("current stream of", GPU)
+                self.at = gpu.queued_ms
+
+            def query(self) -> bool:
+                return self.at <= gpu.done_ms
+
+            def elapsed_time(self, end: Event) -> float:
+                assert end.query()
+                return end.at - self.at
+
+        class Current:
+            def __init__(self, device: torch.device) -> None:
+                self.index = device.index
+
+            def __enter__(self) -> None:
+                self.before, gpu.current = gpu.current, self.index
+
+            def __exit__(self, *error: object) -> None:
+                gpu.current = self.before
+
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "device", Current)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: ("current stream of", device))
+        monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
+        monkeypatch.setattr(torch.cuda, "_sleep", self.sleep)
+
+    def synchronize(self, device: torch.device) -> None:
+        assert device == GPU
+        self.waits.append(self.queued_ms)
+        self.done_ms = self.queued_ms
+
+    def sleep(self, cycles: int) -> None:
+        assert self.current == GPU.index
+        self.queued_ms += cycles / self.cycles_per_ms
+
+    def work(self, milliseconds: float, *, ahead_ms: float) -> None:
+        """Queued by the host, which is then so far ahead."""
+        self.queued_ms += milliseconds
+        self.done_ms = max(self.done_ms, self.queued_ms - ahead_ms)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGPU:
+    return FakeGPU(monkeypatch)
+
+
+def test_on_a_gpu_steps_are_events_on_its_stream_and_it_is_waited_for_once(gpu: FakeGPU) -> None:
+    timer, probe = measure.clock_for(GPU)
+    assert probe is None
+    recorder = Recorder(timer)
     recorder.start()
     for milliseconds in (30, 10, 20):
-        FakeEvent.now_ms += milliseconds
+        gpu.work(milliseconds, ahead_ms=1000)
         recorder.boundary()
-    assert waits == [0], "nothing waits for the device between steps"
+    assert gpu.waits == [0], "nothing waits for the device between steps"
     recorder.finish()
-    assert waits == [0, 60]
+    assert gpu.waits == [0, 60]
     assert recorder.step_s == pytest.approx([0.03, 0.01, 0.02])
 
 
-def test_on_a_gpu_memory_comes_from_the_caching_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
-    stats: dict[str, Any] = {"num_alloc_retries": 2}
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: stats)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
-    memory = CudaMemory()
-    stats |= {"num_alloc_retries": 5, "allocated_bytes.all.peak": 100, "reserved_bytes.all.peak": 120}
+def test_progress_is_what_the_gpu_has_finished_not_what_it_was_given(
+    gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    recorder = Recorder(CudaTimer(GPU))
+    recorder.on_progress = told.append
+    monkeypatch.setattr(measure, "PROGRESS_EVERY_S", -1)
+    recorder.start()
+    for _ in range(6):
+        gpu.work(10, ahead_ms=25)
+        recorder.boundary()
+    assert told == [0, 0, 0, 1, 2, 3]
+    assert gpu.waits == [0]
+
+
+def test_an_injected_slowdown_of_a_gpu_is_as_large_as_asked_and_waits_for_no_step(gpu: FakeGPU) -> None:
+    injector = Injector(Fault.parse("slowdown=30%"), is_last_rank=True)
+    recorder = Recorder(CudaTimer(GPU), before_end=injector.before_end)
+    recorder.start()
+    for milliseconds in (9000, 400, *[100] * 17):  # compiled in the first
+        gpu.work(milliseconds, ahead_ms=50)
+        recorder.boundary()
+    assert len(gpu.waits) == 2, "to start, and to see how long a cycle takes"
+    recorder.finish()
+    assert recorder.step_s[:2] == pytest.approx([9, 0.4])
+    assert recorder.step_s[6:] == pytest.approx([0.13] * 13), "of the step as it was, not as it became"
+
+
+def test_an_injected_stall_of_a_gpu(gpu: FakeGPU) -> None:
+    injector = Injector(Fault.parse("stall=4"), is_last_rank=True)
+    recorder = Recorder(CudaTimer(GPU), before_end=injector.before_end)
+    recorder.start()
+    for _ in range(16):
+        gpu.work(100, ahead_ms=10)
+        recorder.boundary()
+    recorder.finish()
+    assert recorder.step_s[8:] == pytest.approx([0.1, 0.1, 0.1, 0.3] * 2)
+
+
+class FakeAllocator:
+    """Stands in for the caching allocator of GPU 3."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stats = {"num_alloc_retries": 2}
+        self.emptied = 0
+        monkeypatch.setattr(torch.cuda, "memory_stats", self.memory_stats)
+        monkeypatch.setattr(torch.cuda, "empty_cache", self.empty_cache)
+        for owner in (torch.cuda, torch.cuda.memory, torch.accelerator, torch.accelerator.memory):
+            monkeypatch.setattr(owner, "reset_peak_memory_stats", self.reset)
+        monkeypatch.setattr(CudaMemory, "counting", weakref.WeakSet())
+
+    def memory_stats(self, device: torch.device) -> dict[str, int]:
+        assert device == GPU
+        return self.stats
+
+    def empty_cache(self) -> None:
+        self.emptied += 1
+
+    def reset(self, device: object = None) -> None:
+        self.allocate(0)
+        self.stats["reserved_bytes.all.peak"] = 0
+
+    def allocate(self, size: int) -> None:
+        self.stats |= {"allocated_bytes.all.peak": size, "reserved_bytes.all.peak": size + 20}
+
+
+@pytest.fixture
+def allocator(monkeypatch: pytest.MonkeyPatch) -> FakeAllocator:
+    return FakeAllocator(monkeypatch)
+
+
+def test_on_a_gpu_memory_comes_from_its_caching_allocator(allocator: FakeAllocator) -> None:
+    memory = CudaMemory(GPU)
+    allocator.stats["num_alloc_retries"] = 5
+    allocator.allocate(100)
     read = memory.read()
     assert (read.peak, read.reserved, read.alloc_retries) == (100, 120, 3)
+    memory.reset_peak()
+    assert (memory.read().peak, memory.read().reserved) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "owner", [torch.cuda, torch.cuda.memory, torch.accelerator, torch.accelerator.memory], ids=str
+)
+def test_a_script_that_resets_the_peaks_does_not_lose_ours(allocator: FakeAllocator, owner: Any) -> None:
+    measure.keep_peaks()
+    held = owner.reset_peak_memory_stats  # as `from torch.cuda import ...` in the script's first lines
+    memory = CudaMemory(GPU)
+    allocator.allocate(100)
+    held()
+    allocator.allocate(70)
+    held()
+    assert allocator.stats["allocated_bytes.all.peak"] == 0, "the script's own figures are as it asks"
+    assert (memory.read().peak, memory.read().reserved) == (100, 120)
+
+
+def test_what_the_allocator_keeps_for_nobody_is_given_back_before_the_first_step(
+    allocator: FakeAllocator,
+) -> None:
+    recorder = Recorder(SimulatedTimer(), memory=CudaMemory(GPU))
+    assert allocator.emptied == 0
+    recorder.start()
+    assert allocator.emptied == 1
+    recorder.boundary()
+    recorder.finish()
+    assert allocator.emptied == 1
 
 
 def test_a_read_only_clear_refs_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

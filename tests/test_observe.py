@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from perfsuite.case import Case
+from perfsuite.case import Case, LoRA
 from perfsuite.errors import MismatchError
 from perfsuite.framework import Workload
 from perfsuite.frameworks.ddp import DDP
+from perfsuite.frameworks.script import Script
 from perfsuite.observe import Observer
 from perfsuite.result import Observed
 from perfsuite.torch_model import build_model, build_optimizer, synthetic_batches
@@ -26,7 +29,14 @@ def observed(case: Case) -> tuple[Observer, Observed]:
     return observer, observer.result()
 
 
-def in_one_process(model: str, **changes: str) -> Case:
+def in_a_script(case: Case) -> tuple[Observer, Observed]:
+    """The same for a case that describes a script."""
+    observer, result = observed(case)
+    observer.case = case.replace(framework=Script(path="train.py"))
+    return observer, result
+
+
+def in_one_process(model: str, **changes: Any) -> Case:
     case = make_case(model=model, framework=DDP(), sequence_length=16, **changes)
     return case.replace(topology=case.topology.replace(processes_per_node=1))
 
@@ -59,3 +69,55 @@ def test_a_model_without_attention_runs_the_default_and_no_other(asked: str, fit
 def test_the_blocks_of_a_mamba_are_recomputed(mode: str, recomputing: str) -> None:
     _, result = observed(in_one_process("mamba-tiny", activation_checkpointing=mode))
     assert result.settings["recomputing_blocks"] == recomputing
+
+
+def test_of_what_recomputes_in_a_script_the_field_of_the_case_is_named() -> None:
+    observer, result = in_a_script(in_one_process("llama-tiny", activation_checkpointing="full"))
+    observer.check(result)
+    observer.case = observer.case.replace(activation_checkpointing="none")
+    with pytest.raises(MismatchError) as told:
+        observer.check(result)
+    assert str(told.value) == (
+        "recomputing_blocks: the case asks for '0 of 4', but '4 of 4' ran. Nothing measured this way would "
+        "be what its name says. If the script is as it should be, say "
+        "activation_checkpointing='full' in the case."
+    )
+
+
+def test_adapters_in_a_script_are_checked_as_the_case_describes_them() -> None:
+    lora = LoRA(rank=4, alpha=8, targets=("q_proj", "v_proj"))
+    observer, result = in_a_script(in_one_process("llama-tiny", lora=lora))
+    observer.check(result)
+    observer.case = observer.case.replace(lora=LoRA(rank=8, alpha=8, targets=("q_proj", "v_proj")))
+    with pytest.raises(
+        MismatchError, match="rank 8, alpha 8, on q_proj v_proj', but 'rank 4, alpha 8, on q_pr"
+    ):
+        observer.check(result)
+    observer.case = observer.case.replace(lora=None)
+    with pytest.raises(
+        MismatchError, match=r"Say lora=LoRA\(rank=4, alpha=8, targets=\('q_proj', 'v_proj'\)\)"
+    ):
+        observer.check(result)
+
+
+def test_the_kernel_of_attention_is_a_setting() -> None:
+    for attention, kernel in (("sdpa", "FlashAttentionForCpu"), ("eager", "math")):
+        _, result = observed(in_one_process("llama-tiny", attention=attention))
+        assert result.settings["attention_kernel"] == kernel
+
+
+def test_a_case_that_asks_for_compilation_and_has_no_graph_is_refused() -> None:
+    """As where TORCHDYNAMO_DISABLE is set."""
+    observer, result = observed(in_one_process("llama-tiny"))
+    assert result.settings["compiled"] == "no"
+    observer.case = observer.case.replace(compile=True)
+    settings = {**result.settings, "wrapper": "DistributedDataParallel", "world_size": "1"}
+    with pytest.raises(MismatchError, match="compiled: the case asks for 'yes', but 'no' ran"):
+        observer.check(result.replace(settings=settings))
+
+
+def test_evidence_is_of_the_second_step_and_of_replicas() -> None:
+    observer, _ = observed(in_one_process("llama-tiny"))
+    evidence = observer.evidence()
+    assert (evidence.tokens, evidence.padding, evidence.forwards) == (2 * 16, 0, 1)
+    assert (evidence.collectives, evidence.replicated) == (None, {}), "one process has no replica"

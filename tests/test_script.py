@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import perfsuite
-from perfsuite import DDP, Case, Model, Script, Topology, data
+from perfsuite import DDP, Case, LoRA, Model, Script, Topology, data
 from perfsuite.errors import CaseError
 from perfsuite.hardware import detect
 from perfsuite.launch import _environment
@@ -259,10 +259,12 @@ def test_what_is_there_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ):
         Script(**options).check(make_case())
     beside = Script(command=("torchrun", "good.py"), cwd="/tmp").launched_by()
-    assert beside is not None
     assert beside.words == (str(Path(sys.executable).parent / "torchrun"), "good.py")
-    assert beside.directory == "/tmp"
-    assert Script(path="good.py").launched_by() is None
+    assert (beside.directory, beside.starts_ranks) == ("/tmp", True)
+    by_path = Script(path="good.py", arguments=("--lr", "1"), cwd="/tmp").launched_by()
+    assert by_path.words == (sys.executable, "-u", str(tmp_path / "good.py"), "--lr", "1")
+    assert (by_path.directory, by_path.starts_ranks) == ("/tmp", False)
+    assert Script(module="good").launched_by().words == (sys.executable, "-u", "-m", "good")
 
 
 @pytest.mark.parametrize(
@@ -289,52 +291,6 @@ def test_a_configuration_is_a_promise_that_is_checked() -> None:
     assert unknown.framework.expected(unknown)["attention"] is None
     alone = case_of(Script(path="a.py"), topology=Topology(processes_per_node=1))
     assert alone.framework.expected(alone)["world_size"] is None
-
-
-# --- the loss ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def losses(monkeypatch: pytest.MonkeyPatch) -> Any:
-    import torch
-
-    from perfsuite.attach import Losses
-
-    monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
-    return Losses()
-
-
-def test_the_loss_of_a_step_is_the_sum_over_its_micro_batches(losses: Any) -> None:
-    import torch
-
-    weight = torch.ones(2, requires_grad=True)
-    for _ in range(2):
-        for micro in (1.0, 2.0):
-            loss = (weight * micro).sum()
-            loss.backward()
-            with torch.no_grad():
-                loss.mul_(1000)  # as a script may, to average it over ranks
-        (weight * 3).backward(torch.ones(2))  # not a loss
-        torch.autograd.backward(weight.sum() * 0)
-        losses.end_step()
-    assert weight.grad is not None
-    assert weight.grad.tolist() == [12, 12]
-    assert losses.of_steps(3) == (6, 6)
-
-
-def test_losses_that_are_not_as_the_case_says_are_a_mismatch(losses: Any) -> None:
-    import torch
-
-    from perfsuite.errors import MismatchError
-
-    for _ in range(3):
-        torch.ones((), requires_grad=True).backward()
-        losses.end_step()
-    with pytest.raises(MismatchError, match="the case says 4, but backward was called on 1 losses a step"):
-        losses.of_steps(4)
-    losses.end_step()
-    with pytest.raises(MismatchError, match="on no scalar in step 3: say loss=None"):
-        losses.of_steps(1)
 
 
 # --- the start of a process under a command ---------------------------------------------------------------
@@ -366,6 +322,52 @@ def test_where_perfsuite_is_not_installed_the_import_of_torch_says_so(tmp_path: 
     done = started(tmp_path, code, PERFSUITE_RUN_DIR=str(tmp_path))
     assert "perfsuite measures this command and cannot be imported by" in done.stderr
     assert started(tmp_path, code).returncode == 0, "outside a launch nothing is hooked"
+
+
+ASKS = {
+    "find_spec": "importlib.util.find_spec('torch'); import torch",
+    "twice": "importlib.util.find_spec('torch'); importlib.util.find_spec('torch'); import torch",
+    "metadata": "importlib.metadata.packages_distributions(); import torch",
+    "lazily": (
+        "spec = importlib.util.find_spec('torch'); loader = importlib.util.LazyLoader(spec.loader); "
+        "spec.loader = loader; module = importlib.util.module_from_spec(spec); "
+        "sys.modules['torch'] = module; loader.exec_module(module); module.attribute"
+    ),
+    "thread": (
+        "importlib.util.find_spec('torch'); "
+        "t = threading.Thread(target=importlib.import_module, args=('torch',)); t.start(); t.join()"
+    ),
+    "through a finder that asks all": (
+        "sys.meta_path.insert(0, type('Asks', (), {'find_spec': asks})()); import torch"
+    ),
+    "through a finder of long ago": "sys.meta_path.insert(1, object()); import torch",
+    "after a failure": (
+        "sys.modules['fails'] = None\ntry: import torch\nexcept ImportError: pass\n"
+        "del sys.modules['fails']; sys.modules['fails'] = sys; import torch"
+    ),
+}
+ASKER = """
+import importlib.metadata, importlib.util, sys, threading, types
+asking = []
+def asks(self, name, path=None, target=None):
+    if name == "torch" and not asking:
+        asking.append(name)
+        return importlib.util.find_spec(name)
+attached = types.ModuleType("perfsuite.attach")
+attached.attach = lambda: print("attached", sys.modules["torch"].attribute)
+sys.modules["perfsuite.attach"] = attached
+"""
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("how", ASKS)
+def test_whoever_asks_for_torch_first_it_is_attached_to_once(tmp_path: Path, how: str) -> None:
+    """A torch of one line, and a measurement of another."""
+    (tmp_path / "torch").mkdir()
+    needs = "import fails\n" if how == "after a failure" else ""
+    script(tmp_path / "torch", f"{needs}attribute = 1\n", "__init__.py")
+    done = started(tmp_path, ASKER + ASKS[how], PERFSUITE_RUN_DIR=str(tmp_path))
+    assert (done.stdout, done.stderr) == ("attached 1\n", "")
 
 
 # --- launched ---------------------------------------------------------------------------------------------
@@ -431,7 +433,7 @@ def test_a_script_that_never_trains_is_told_with_what_it_said(tmp_path: Path) ->
     alone = Topology(processes_per_node=1)
     kind, told = failure_of(case_of(Script(path=script(tmp_path, text)), topology=alone), tmp_path)
     assert kind == "crash"
-    assert told.startswith("the script ended after 0 of 12 optimizer steps, by sys.exit(3)")
+    assert told.startswith("the script ended after 0 of 12 optimizer steps, with exit code 3")
     assert "last lines of rank-0.log:\nno data here" in told
 
 
@@ -481,10 +483,63 @@ def test_one_process_without_a_group_whose_loss_is_not_observed(tmp_path: Path) 
     assert "died after its report was written: rank 0: exit code 1" in result.notes
 
 
+WRAPPED = "model = DistributedDataParallel(Net())"
+SCALED = TRAIN.replace("return self.layer(x)", "return self.layer(x) * self.scale").replace(
+    "self.layer = torch.nn.Linear(16, 16)",
+    "self.layer = torch.nn.Linear(16, 16); self.scale = torch.nn.Parameter(torch.ones(16))",
+)
+
+
 @pytest.mark.launch
-def test_a_script_and_a_framework_that_train_the_same_agree(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (TRAIN.replace(WRAPPED, "model = Net()"), "no collective ran after the first step"),
+        (
+            TRAIN.replace(WRAPPED, f"{WRAPPED}; model.require_backward_grad_sync = False"),
+            "no collective ran after the first step",
+        ),
+        (
+            SCALED.replace(WRAPPED, "model = Net(); model.layer = DistributedDataParallel(model.layer)"),
+            "1 of 3 parameters are not the same on all of them after the last step, as scale. ",
+        ),
+    ],
+    ids=["not wrapped", "never synchronised", "wrapped in part"],
+)
+def test_ranks_that_exchange_no_gradients_are_not_a_job_of_two(tmp_path: Path, text: str, said: str) -> None:
+    kind, told = failure_of(case_of(Script(path=script(tmp_path, text))), tmp_path)
+    assert kind == "mismatch"
+    assert told.startswith(f"the 2 ranks trained apart: {said}")
+
+
+@pytest.mark.launch
+def test_gradients_may_be_exchanged_by_hand(tmp_path: Path) -> None:
+    by_hand = "for p in model.parameters(): dist.all_reduce(p.grad, op=dist.ReduceOp.SUM); p.grad /= 2"
+    text = TRAIN.replace(WRAPPED, "model = Net()").replace(
+        "optimizer.step()", f"{by_hand}\n                optimizer.step()"
+    )
+    result = measured(case_of(Script(path=script(tmp_path, text))), tmp_path)
+    assert result.observed is not None
+    assert result.observed.settings["wrapper"] == "none"
+
+
+@pytest.mark.launch
+def test_micro_batches_that_the_case_does_not_know_are_named_as_such(tmp_path: Path) -> None:
+    text = TRAIN.replace("optimizer.step()", "if step % 2: optimizer.step()").replace(
+        "optimizer.zero_grad()", "if step % 2: optimizer.zero_grad()"
+    )
+    kind, told = failure_of(case_of(Script(path=script(tmp_path, text))), tmp_path)
+    assert kind == "mismatch"
+    assert "gradient_accumulation: the case says 1, but backward was called on 2 losses a step" in told
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("lora", [None, LoRA(rank=4, alpha=8, targets=("q_proj", "v_proj"))], ids=str)
+def test_a_script_and_a_framework_that_train_the_same_agree(tmp_path: Path, lora: LoRA | None) -> None:
     """The loop of the framework ddp, as a script of its own."""
-    ddp = case_of(Script(path="x.py"), model="llama-tiny").replace(framework=DDP(), micro_batch=2)
+    ddp = case_of(Script(path="x.py"), model="llama-tiny").replace(
+        framework=DDP(), micro_batch=2, lora=lora, learning_rate=1e-2
+    )
     text = f"""
 import torch, torch.distributed as dist
 from perfsuite.case import Case
@@ -499,7 +554,9 @@ while True:
         optimizer.step()
         optimizer.zero_grad()
 """
-    as_script = measured(ddp.replace(framework=Script(path=script(tmp_path, text))), tmp_path / "script")
+    told = ddp.replace(framework=Script(path=script(tmp_path, text)), learning_rate=1e-3)
+    assert unsupported(told, detect()) is None
+    as_script = measured(told, tmp_path / "script")
     as_framework = measured(ddp, tmp_path / "ddp")
     assert as_script.loss == pytest.approx(as_framework.loss, rel=1e-6)
     assert as_script.flops == as_framework.flops

@@ -62,6 +62,14 @@ class SimulatedTimer:
     def settle(self) -> None:
         """Nothing to wait for."""
 
+    def is_past(self, mark: float) -> bool:
+        """Always."""
+        return True
+
+    def since(self, start: float) -> float | None:
+        """The difference to now."""
+        return self.now - start
+
     def host(self) -> float:
         """Now, simulated."""
         return self.now

@@ -39,6 +39,8 @@ class Nanotron(Framework):
 
     name: ClassVar[str] = "nanotron"
     packages: ClassVar[tuple[str, ...]] = ("nanotron",)
+    eager_nccl: ClassVar[bool] = False
+    """Its pipeline sends without batching, and nanotron's own launch connects lazily."""
 
     dp: int = Field(default=1, ge=1, strict=True)
     tp: int = Field(default=1, ge=1, strict=True)

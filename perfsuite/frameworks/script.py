@@ -8,7 +8,6 @@ import importlib.util
 import json
 import os
 import re
-import runpy
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from importlib.machinery import PathFinder
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
@@ -41,14 +40,17 @@ Text = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(val
 class Script(Framework):
     """What to run: `path` or `module` in ranks that perfsuite starts, or a `command` that starts its own.
 
-    Relative paths are relative to the directory that pytest is started in.
+    Relative paths are relative to the directory that pytest is started in. `{launch_dir}` in arguments,
+    command and env stands for a directory that is new and empty in each launch, as does the variable
+    PERFSUITE_LAUNCH_DIR in the environment of every process.
     """
 
     name: ClassVar[str] = "script"
     builds_model: ClassVar[bool] = False
+    ignores: ClassVar[frozenset[str]] = frozenset()
 
     path: Text | None = None
-    """A Python file, run as `python PATH ARGUMENTS` would, once per rank, with torchrun's environment."""
+    """A Python file, run by `python PATH ARGUMENTS` once per rank, with torchrun's environment variables."""
     module: str | None = None
     """The same for `python -m MODULE ARGUMENTS`."""
     command: tuple[Text, ...] | None = Field(default=None, min_length=1)
@@ -67,6 +69,12 @@ class Script(Framework):
     """What is asked of what it calls backward on, summed over the micro-batches of a step: `"finite"`, or
     that it also `"falls"`. None, where that is not the loss (gradient scaling, a pipeline schedule): it is
     not observed."""
+    clock: str | None = Field(default=None, pattern=r"^[^\W\d]\w*(:[1-9]\d*)?$")
+    """The class of the optimizer whose steps are counted and timed: `"AdamW"`; `"AdamW:2"` is the second
+    AdamW that steps. None: the first optimizer that steps."""
+    tokens: Literal["fixed", "vary"] = "fixed"
+    """Whether each step has the tokens that the case claims, as is checked in the second. `vary`: their
+    number differs from step to step; tokens/s counts what is claimed, and a note says what the second had."""
 
     @field_validator("command", "arguments", mode="before")
     @classmethod
@@ -108,6 +116,11 @@ class Script(Framework):
             return {**options, "loss": "finite" if options["loss"] else None}
         return options
 
+    @property
+    def tokens_vary(self) -> bool:
+        """As the user says."""
+        return self.tokens == "vary"
+
     def slug(self) -> str:
         """What runs, options, and a digest of arguments, directories and variables."""
         what = self.label or _name(self.command or (self.path or self.module or "",))
@@ -137,12 +150,14 @@ class Script(Framework):
         """Those of the user."""
         return self.env
 
-    def launched_by(self) -> Command | None:
-        """The command, its first word looked up."""
-        if self.command is None:
-            return None
-        first = _found(self.command[0]) or self.command[0]
-        return Command(words=(first, *self.command[1:]), directory=self.cwd)
+    def launched_by(self) -> Command:
+        """The command, its first word looked up; or this Python, unbuffered as under torchrun."""
+        if self.command is not None:
+            first = _found(self.command[0]) or self.command[0]
+            return Command(words=(first, *self.command[1:]), directory=self.cwd, starts_ranks=True)
+        what = ("-m", str(self.module)) if self.path is None else (str(Path(self.path).absolute()),)
+        words = (sys.executable, "-u", *what, *self.arguments)
+        return Command(words=words, directory=self.cwd, starts_ranks=False)
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         """What a case can say of a script but neither cause nor observe."""
@@ -171,25 +186,8 @@ class Script(Framework):
         return expected
 
     def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
-        """The script, which builds all by itself. It runs until the clock ends it: no loss is returned."""
-
-        def run(steps: int) -> list[Any]:
-            self._execute()
-            return []
-
-        return Workload(run=run, data_parallel=self.data_parallel or case.topology.world_size)
-
-    def _execute(self) -> None:
-        """As `python` would: `__main__`, `sys.argv` and `sys.path[0]` are the script's own."""
-        if self.path is not None:
-            path = Path(self.path).resolve()
-            os.chdir(self.cwd)
-            sys.argv, sys.path[0] = [str(path), *self.arguments], str(path.parent)
-            runpy.run_path(str(path), run_name="__main__")
-        elif self.module is not None:
-            os.chdir(self.cwd)
-            sys.argv, sys.path[0] = [self.module, *self.arguments], os.getcwd()
-            runpy.run_module(self.module, run_name="__main__", alter_sys=True)
+        """Of what `perfsuite.attach` finds in a process that trains: nothing is left to run."""
+        return Workload(run=lambda steps: [], data_parallel=self.data_parallel or case.topology.world_size)
 
 
 def _name(words: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Run by every Python process under a measured command, because its directory leads PYTHONPATH there.
+"""Run by every Python process of a measured script, because its directory leads PYTHONPATH there.
 
 A `.pth` file would have to be written into site-packages; this touches nothing, and reaches every process
 that inherits the environment. It shadows a `sitecustomize` of the environment's own, and therefore runs that,
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import module_from_spec
 from types import ModuleType
@@ -17,16 +18,26 @@ from typing import Any
 
 
 class AfterTorch:
-    """Finds torch as the other finders do, and attaches the measurement when it has been executed."""
+    """Finds torch as the other finders do, and attaches the measurement when it has been executed.
+
+    Until then it stays: many only ask whether there is a torch (`importlib.util.find_spec`), and import it
+    later, or never.
+    """
+
+    _asking = threading.local()
 
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """None, but for torch."""
-        if name != "torch":
+        if name != "torch" or getattr(cls._asking, "now", False):  # another finder may ask all of them again
             return None
-        sys.meta_path.remove(cls)
-        found = (finder.find_spec(name, path, target) for finder in sys.meta_path)
-        spec = next((spec for spec in found if spec is not None), None)
+        cls._asking.now = True
+        try:
+            others = (each for each in tuple(sys.meta_path) if each is not cls and hasattr(each, "find_spec"))
+            found = (finder.find_spec(name, path, target) for finder in others)
+            spec = next((spec for spec in found if spec is not None), None)
+        finally:
+            cls._asking.now = False
         if spec is not None and spec.loader is not None:
             _then_attach(spec.loader)
         return spec
@@ -37,6 +48,9 @@ def _then_attach(loader: Any) -> None:
 
     def exec_module(module: ModuleType) -> None:
         execute(module)
+        if AfterTorch not in sys.meta_path:
+            return  # of a loader that was asked for twice
+        sys.meta_path.remove(AfterTorch)
         try:
             from perfsuite.attach import attach
         except ImportError as error:

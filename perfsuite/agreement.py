@@ -1,0 +1,94 @@
+"""What only all ranks together can answer: do they train one model, on the tokens that the case claims?
+
+Driver side; imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from perfsuite.case import Case
+from perfsuite.result import Evidence, RankReport
+
+OF_THE_MOVE = 0.01
+"""Share of what training moved a parameter's norm by, from which two replicas are two models."""
+ROUNDING = 5e-7
+"""Relative difference of norms that are summed up on unlike devices."""
+TOKENS_OFF = 0.02
+"""Share by which tokens seen may differ from those claimed before tokens/s is wrong."""
+
+
+def trained_apart(reports: Sequence[RankReport]) -> str | None:
+    """Why the ranks are copies that train alone, or None. In words for a `mismatch`."""
+    told = [report.evidence for report in reports if report.evidence is not None]
+    if len(told) < 2 or len(told) < len(reports) or told[0].data_parallel < 2:
+        return None
+    if all(evidence.collectives == 0 for evidence in told):
+        return f"the {len(told)} ranks trained apart: no collective ran after the first step. {_WRAP}"
+    common = set.intersection(*(set(evidence.replicated) for evidence in told))
+    apart = sorted(name for name in common if _differ([evidence.replicated[name] for evidence in told]))
+    if not apart:
+        return None
+    return (
+        f"the {len(told)} ranks trained apart: {len(apart)} of {len(common)} parameters are not the same on "
+        f"all of them after the last step, as {apart[0]}. {_WRAP} If they are not to be the same (tensor or "
+        "expert parallelism), say data_parallel=, the number of ranks that see different data"
+    )
+
+
+_WRAP = "Their gradients are not exchanged: wrap the whole model in DDP or FSDP, or all-reduce its gradients."
+
+
+def _differ(norms: Sequence[tuple[float, float]]) -> bool:
+    after = [end for _, end in norms]
+    moved = max(abs(end - begin) for begin, end in norms)
+    return max(after) - min(after) > max(OF_THE_MOVE * moved, ROUNDING * max(after))
+
+
+def tokens_differ(reports: Sequence[RankReport], case: Case) -> str | None:
+    """Why the case's tokens are not those that ran, or None. In words for a `mismatch`."""
+    seen = _tokens(reports, case)
+    claimed = reports[0].tokens_per_step
+    if seen is None or case.framework.tokens_vary or abs(seen.tokens - claimed) <= TOKENS_OFF * claimed:
+        return None
+    per_rank = f"{case.sequence_length} x {case.micro_batch} x {case.gradient_accumulation}"
+    return (
+        f"tokens: the case claims {claimed} a step (sequence_length x micro_batch x gradient_accumulation = "
+        f"{per_rank}, on {seen.data_parallel} data-parallel ranks), but the model was given {seen} in the "
+        f"second step, by {seen.forwards:g} calls a rank. Correct the case; or say Script(tokens='vary') if "
+        "their number varies from step to step: tokens/s then counts what the case claims"
+    )
+
+
+def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
+    """What a reader of tokens/s should know."""
+    seen, claimed = _tokens(reports, case), reports[0].tokens_per_step
+    if seen is None or (seen.tokens == claimed and not seen.padding):
+        return ()
+    vary = ", which the case says vary" if case.framework.tokens_vary else ""
+    return (f"tokens/s counts {claimed} tokens a step{vary}; the model was given {seen} in the second step",)
+
+
+class _Seen:
+    """Of the second step: what all data-parallel ranks together were given."""
+
+    def __init__(self, told: Sequence[Evidence]) -> None:
+        self.data_parallel = told[0].data_parallel
+        self.tokens = fmean(evidence.tokens or 0 for evidence in told) * self.data_parallel
+        self.padding = fmean(evidence.padding for evidence in told) * self.data_parallel
+        self.forwards = fmean(evidence.forwards for evidence in told)
+
+    def __str__(self) -> str:
+        padding = f", {self.padding / self.tokens:.0%} of them padding" if self.padding else ""
+        return f"{self.tokens:.0f}{padding}"
+
+
+def _tokens(reports: Sequence[RankReport], case: Case) -> _Seen | None:
+    """By the ranks that saw any: later stages of a pipeline are given none, and split layers the same.
+
+    None where the case counts samples: integers that a model is given are not the samples."""
+    if case.unit == "samples":
+        return None
+    told = [report.evidence for report in reports if report.evidence is not None and report.evidence.tokens]
+    return _Seen(told) if told else None

@@ -1,0 +1,127 @@
+"""The losses of a training loop that is not ours: what it calls backward on. Worker side; imports torch."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable
+from statistics import mode
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perfsuite.errors import MismatchError
+
+
+def before_backward(told: Callable[[Any, Any], None]) -> None:
+    """Have `told` called with the tensors and their gradients before each `torch.autograd.backward`, which
+    `Tensor.backward` calls, too."""
+    original = torch.autograd.backward
+
+    @functools.wraps(original)
+    def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+        told(tensors, grad_tensors)
+        original(tensors, grad_tensors, *args, **kwargs)
+
+    torch.autograd.backward = backward
+
+
+class Losses:
+    """The scalars that backward is called on, summed over the micro-batches of each step.
+
+    They stay on the device, in fp32: nothing waits for them. Only those count that train what the clock
+    steps: in the second step, each one's graph is searched for a parameter of the clock's optimizer. Where
+    some lead to one and others do not, those others are left out, at their places in every step. (Where none
+    does, all count: FSDP's graphs end in other tensors than those that are stepped.) Of the first step the
+    last count, as many as the second has: what came before was no training.
+    """
+
+    def __init__(self) -> None:
+        self._sums: list[tuple[Tensor | None, int]] = []
+        """Of each step, and of how many losses."""
+        self._first: list[Tensor] = []
+        """The losses of the first step."""
+        self._counts: list[bool] = []
+        """Which of a step's losses do, by their places; known after the second step."""
+        self._stepped: set[int] = set()
+        """Identities of the tensors that the clock steps; known after the first step."""
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._place = 0
+        self._seen: list[Tensor] = []
+        """In the first two steps. Afterwards a sum is kept, and no more."""
+        self._total: Tensor | None = None
+        self._counted = 0
+
+    def see(self, loss: Tensor) -> None:
+        """Backward is about to be called on it."""
+        local = getattr(loss, "_local_tensor", loss).detach()
+        # A copy: a script may go on to average its loss over the ranks, in place.
+        value = local.to(torch.float32, copy=True)
+        place, self._place = self._place, self._place + 1
+        if len(self._sums) < 2:
+            self._seen.append(value)
+            if len(self._sums) == 1:
+                self._counts.append(_leads_to(loss, self._stepped))
+        elif place >= len(self._counts) or self._counts[place]:
+            self._total = value if self._total is None else self._total + value
+            self._counted += 1
+
+    def end_step(self, optimizer: Any) -> None:
+        """The optimizer has stepped."""
+        match len(self._sums):
+            case 0:
+                self._first = self._seen
+                self._stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+                self._sums.append(_sum(self._first))
+            case 1:
+                if not any(self._counts):
+                    self._counts = [True] * len(self._counts)
+                self._sums = [self._sum_of(self._first[-len(self._counts) :]), self._sum_of(self._seen)]
+            case _:
+                self._sums.append((self._total, self._counted))
+        self._begin_step()
+
+    def _sum_of(self, losses: list[Tensor]) -> tuple[Tensor | None, int]:
+        """Of those that count, where there are as many as places."""
+        if len(losses) == len(self._counts):
+            losses = [loss for loss, counts in zip(losses, self._counts, strict=True) if counts]
+        return _sum(losses)
+
+    def of_steps(self, micro_batches: int) -> tuple[float, ...]:
+        """The loss of each step. Raises `MismatchError` where that is not what was seen."""
+        passes = [counted for _, counted in self._sums]
+        if 0 in passes:
+            raise MismatchError(
+                f"loss: backward was called on no scalar in step {passes.index(0)}: "
+                "say loss=None where a script's loss cannot be seen so"
+            )
+        if (usual := mode(passes)) != micro_batches:
+            raise MismatchError(
+                f"gradient_accumulation: the case says {micro_batches}, but backward was called on {usual} "
+                "losses a step. Correct the case, or say loss=None if these are not its micro-batches"
+            )
+        return tuple(float(total) for total, _ in self._sums if total is not None)
+
+
+def _sum(losses: list[Tensor]) -> tuple[Tensor | None, int]:
+    return (torch.stack(losses).sum() if losses else None), len(losses)
+
+
+def _leads_to(loss: Tensor, wanted: set[int]) -> bool:
+    """Whether backward from `loss` ends in one of these tensors: a search of its graph, nearest first."""
+    if loss.grad_fn is None:
+        return id(loss) in wanted
+    seen = {loss.grad_fn}
+    ahead = deque(seen)
+    while ahead:
+        node = ahead.popleft()
+        if id(getattr(node, "variable", None)) in wanted:
+            return True
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                ahead.append(following)
+    return False
