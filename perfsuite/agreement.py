@@ -48,7 +48,7 @@ def _differ(norms: Sequence[tuple[float, float]]) -> bool:
 
 def tokens_differ(reports: Sequence[RankReport], case: Case) -> str | None:
     """Why the case's tokens are not those that ran, or None. In words for a `mismatch`."""
-    seen = _tokens(reports)
+    seen = _tokens(reports, case)
     claimed = reports[0].tokens_per_step
     if seen is None or case.framework.tokens_vary or abs(seen.tokens - claimed) <= TOKENS_OFF * claimed:
         return None
@@ -63,7 +63,7 @@ def tokens_differ(reports: Sequence[RankReport], case: Case) -> str | None:
 
 def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
     """What a reader of tokens/s should know."""
-    seen, claimed = _tokens(reports), reports[0].tokens_per_step
+    seen, claimed = _tokens(reports, case), reports[0].tokens_per_step
     if seen is None or (seen.tokens == claimed and not seen.padding):
         return ()
     vary = ", which the case says vary" if case.framework.tokens_vary else ""
@@ -84,7 +84,11 @@ class _Seen:
         return f"{self.tokens:.0f}{padding}"
 
 
-def _tokens(reports: Sequence[RankReport]) -> _Seen | None:
-    """By the ranks that saw any: later stages of a pipeline are given none, and split layers the same."""
+def _tokens(reports: Sequence[RankReport], case: Case) -> _Seen | None:
+    """By the ranks that saw any: later stages of a pipeline are given none, and split layers the same.
+
+    None where the case counts samples: integers that a model is given are not the samples."""
+    if case.unit == "samples":
+        return None
     told = [report.evidence for report in reports if report.evidence is not None and report.evidence.tokens]
     return _Seen(told) if told else None

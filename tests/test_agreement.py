@@ -10,7 +10,7 @@ from perfsuite.case import Case, Topology
 from perfsuite.collect import NO_TF32_PEAK, collect
 from perfsuite.frameworks.script import Script
 from perfsuite.result import Evidence, Flops, Observed, RankReport, Run
-from tests.samples import make_case, make_gpu_machine, make_machine, make_report, write_launch
+from tests.samples import IMAGES, make_case, make_gpu_machine, make_machine, make_report, write_launch
 
 
 def reports(*evidence: Evidence | None, **changes: Any) -> list[RankReport]:
@@ -176,3 +176,11 @@ def test_no_mfu_of_fp32_in_tf32(tmp_path: Path, precision: Any, matmul: str, kno
     assert (run.figures.mfu is not None) == known
     assert run.figures.tflops_per_device
     assert (NO_TF32_PEAK in run.notes) == (not known)
+
+
+def test_a_case_that_counts_samples_claims_no_tokens() -> None:
+    """What a model of tables is given in integers is not its samples."""
+    ranks = reports(*[told(11, tokens=9, padding=3, forwards=1)] * 2)
+    assert agreement.tokens_differ(ranks, make_case()) is not None
+    assert agreement.tokens_differ(ranks, IMAGES) is None
+    assert agreement.token_notes(ranks, IMAGES) == ()

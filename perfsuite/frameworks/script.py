@@ -72,7 +72,6 @@ class Script(Framework):
     clock: str | None = Field(default=None, pattern=r"^[^\W\d]\w*(:[1-9]\d*)?$")
     """The class of the optimizer whose steps are counted and timed: `"AdamW"`; `"AdamW:2"` is the second
     AdamW that steps. None: the first optimizer that steps."""
-
     tokens: Literal["fixed", "vary"] = "fixed"
     """Whether each step has the tokens that the case claims, as is checked in the second. `vary`: their
     number differs from step to step; tokens/s counts what is claimed, and a note says what the second had."""
@@ -110,17 +109,17 @@ class Script(Framework):
         """As the user says."""
         return self.loss
 
-    @property
-    def tokens_vary(self) -> bool:
-        """As the user says."""
-        return self.tokens == "vary"
-
     @classmethod
     def upgraded(cls, options: dict[str, Any]) -> dict[str, Any]:
         """`loss` was a flag."""
         if isinstance(options.get("loss"), bool):
             return {**options, "loss": "finite" if options["loss"] else None}
         return options
+
+    @property
+    def tokens_vary(self) -> bool:
+        """As the user says."""
+        return self.tokens == "vary"
 
     def slug(self) -> str:
         """What runs, options, and a digest of arguments, directories and variables."""
