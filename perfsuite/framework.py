@@ -102,11 +102,6 @@ class Framework(Data):
         """What the loss of each step has to do; None: it is not observed, and each run says so."""
         return "falls"
 
-    @property
-    def reports_loss(self) -> bool:
-        """Whether each step's loss is known."""
-        return self.asks_of_loss is not None
-
     @classmethod
     def upgraded(cls, options: dict[str, Any]) -> dict[str, Any]:
         """Options as an earlier perfsuite may have written them into a file, in today's words."""
