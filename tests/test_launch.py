@@ -131,7 +131,6 @@ def test_a_hang_is_seen_by_the_absence_of_steps_and_every_rank_says_where_it_is(
     assert re.match(
         r"killed after \d+ s without a step \(2 s, or 20 times the longest of ", measured.failure.message
     )
-    assert measured.duration_s < case.timeout_s / 2
     told = stacks_of(measured)
     assert told.startswith("rank 1 stood here:\nCurrent thread (most recent call first):\n")
     assert "in _break_down" in told.split("stood here")[1]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,8 @@ def test_nccl_connects_lazily_where_the_library_would_have_it_so(
 ) -> None:
     asked: list[Any] = []
 
-    def init_process_group(backend: str, device_id: Any) -> None:
-        asked.extend([backend, device_id])
+    def init_process_group(backend: str, device_id: Any, timeout: timedelta) -> None:
+        asked.extend([backend, device_id, timeout])
         raise StopError
 
     monkeypatch.setattr(worker, "_device", lambda asked: torch.device("cuda", 1))
@@ -74,7 +75,8 @@ def test_nccl_connects_lazily_where_the_library_would_have_it_so(
     case = CaseFile(case=make_case(framework=framework), device="cuda")
     with pytest.raises(StopError):
         worker._measure_torch(run_dir, case, make_report())
-    assert asked == ["nccl", device_id]
+    after_the_driver = timedelta(seconds=case.case.timeout_s + 60)
+    assert asked == ["nccl", device_id, after_the_driver]
 
 
 def test_progress_is_written_beside_the_steps_and_a_slow_file_system_holds_nobody_up(
