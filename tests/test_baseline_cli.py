@@ -31,7 +31,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(cli.app, ["baseline", *arguments])
+    return CliRunner().invoke(cli.app, ["baseline", *arguments], env={"COLUMNS": "200"})
 
 
 def measured(session: str, count: int, *, tokens_per_s: float = 50_000, **changes: Any) -> list[Run]:
