@@ -8,7 +8,7 @@ RESULTS ?=
 AS_PERFSUITE = -c user.name=perfsuite -c user.email=perfsuite@users.noreply.github.com
 export BASE CASES HARDWARE OUT REASON
 
-.PHONY: bench comparisons test versions test-lowest test-newest check unit selftest format figures \
+.PHONY: bench comparisons test versions test-lowest test-newest check unit selftest gpu-day format figures \
 	history-figures pictures browser clean night summary keep pages drift issue compare refresh propose git-login
 
 bench: .venv/installed  ## measure a tiny model by every framework, compare with the last time
@@ -41,6 +41,9 @@ test-lowest test-newest: test-%: .venv-%/installed
 
 selftest: .venv/installed  ## inject every fault into real training, and see each caught (some minutes)
 	.venv/bin/perfsuite selftest
+
+gpu-day: .venv/installed  ## OUT=out: what only a GPU can show, in three parts (half an hour; tests/gpu/README.md)
+	tests/gpu/day.sh 1 "$$OUT"; tests/gpu/day.sh 2 "$$OUT"; tests/gpu/day.sh 3 "$$OUT"
 
 figures: .venv/installed  ## what perfsuite itself costs
 	.venv/bin/python -m tests.benchmarks.collection
