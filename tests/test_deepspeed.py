@@ -67,12 +67,19 @@ from accelerate.utils import DeepSpeedPlugin
 from transformers import LlamaConfig, LlamaForCausalLM
 
 torch.manual_seed(0)
-plugin = DeepSpeedPlugin(zero_stage=2, gradient_accumulation_steps=2)
-accelerator = Accelerator(cpu=True, deepspeed_plugin=plugin)
+config = {
+    "train_batch_size": 16,
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": 2,
+    "zero_optimization": {"stage": 2},
+    "zero_allow_untested_optimizer": True,
+}
+plugin = DeepSpeedPlugin(hf_ds_config=config)
+accelerator = Accelerator(deepspeed_plugin=plugin, gradient_accumulation_steps=2)
 sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 model = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_key_value_heads=2, **sizes))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-loader = torch.utils.data.DataLoader(torch.randint(64, (400, 16)), batch_size=4)
+loader = torch.utils.data.DataLoader(torch.arange(400 * 16).view(400, 16) % 64, batch_size=4)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 while True:
     for tokens in loader:
@@ -88,7 +95,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 torch.manual_seed(0)
 sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 arguments = TrainingArguments(
-    output_dir="out", use_cpu=True, per_device_train_batch_size=4, gradient_accumulation_steps=2,
+    output_dir="out", per_device_train_batch_size=4, gradient_accumulation_steps=2,
     max_steps=100, learning_rate=1e-2, report_to=[], save_strategy="no",
     deepspeed={
         "train_micro_batch_size_per_gpu": "auto",
@@ -98,13 +105,13 @@ arguments = TrainingArguments(
     },
 )
 model = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_key_value_heads=2, **sizes))
-tokens = [{"input_ids": row, "labels": row} for row in torch.randint(64, (800, 16))]
+tokens = [{"input_ids": row, "labels": row} for row in torch.arange(800 * 16).view(800, 16) % 64]
 Trainer(model=model, args=arguments, train_dataset=tokens).train()
 """
 
 
 def engine_case(framework: Script, **changes: Any) -> Case:
-    framework = framework.replace(env={"DS_ACCELERATOR": "cpu", "ACCELERATE_USE_CPU": "true"})
+    framework = framework.replace(env={"DS_ACCELERATOR": "cpu"})
     return case_of(framework, gradient_accumulation=2, **changes)
 
 

@@ -142,6 +142,8 @@ def test_compiled_blocks_train_the_same_and_what_cannot_be_seen_in_them_is_said(
     assert compiled.loss == pytest.approx(ddp.loss, rel=1e-3)
     assert compiled.observed is not None
     assert compiled.observed.settings["recomputing_blocks"] == "not observed (compiled)"
+    assert compiled.observed.settings["attention_kernel"] == "not observed (compiled)"
+    assert compiled.observed.settings["compiled"] == "yes"
 
 
 @pytest.mark.launch
