@@ -404,6 +404,16 @@ def test_a_script_runs_unchanged_and_gives_figures(by_path: Run) -> None:
 
 
 @pytest.mark.launch
+def test_a_case_without_tokens_counts_samples(tmp_path: Path) -> None:
+    case = case_of(Script(path=script(tmp_path, TRAIN), cwd=str(tmp_path)), sequence_length=None)
+    assert "-b4-" in case.id
+    assert "-s" not in case.id.replace("-steps", "")
+    run = measured(case, tmp_path)
+    assert run.figures.tokens_per_s == pytest.approx(2 * 4 / float(run.figures.step_s_p50 or 0))
+    assert run.flops is None
+
+
+@pytest.mark.launch
 def test_under_its_own_launcher_it_is_the_same_training(by_path: Run, tmp_path: Path) -> None:
     asks_first = "import importlib.util; assert importlib.util.find_spec('torch')"  # as many libraries do
     train = script(tmp_path, asks_first + TRAIN)
