@@ -41,7 +41,9 @@ STALL_S = 120
 STALL_STEPS = 20
 """Or so many times the longest step before: room for an evaluation or a checkpoint between steps."""
 STALL_AFTER = 2
-"""Steps that are no measure of the others, however long: libraries load and kernels are compiled in them."""
+"""Steps that are no measure of the others: libraries load and kernels are compiled in them."""
+STALL_SECOND = 3
+"""Or so many times the last of those, until a later step has shown how long one takes."""
 
 NCCL_HEARTBEAT_S = 480
 """torch's default of TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC."""
@@ -153,8 +155,8 @@ def _watch(
         if now - began > case.timeout_s:
             why = f"{case.timeout_s:g} s (the case's timeout_s)"
         elif quiet_s is not None:
-            allowed = f"{STALL_S} s, or {STALL_STEPS} times the longest of {stall.longest_s:.1f} s"
-            why = f"{quiet_s:.0f} s without a step ({allowed}, are let pass)"
+            allowed = f"{stall.allowed_s:.0f} s are let pass after a longest step of {stall.longest_s:.1f} s"
+            why = f"{quiet_s:.0f} s without a step ({allowed})"
         if why is not None:
             far = f"when rank 0 had finished about {steps} of {case.total_steps} steps"
             return Failure(kind="timeout", message=f"killed after {why}, {far}", at=time.time())
@@ -166,6 +168,8 @@ class Stall:
     def __init__(self) -> None:
         self.longest_s = 0.0
         """Seconds between two signs of life since step `STALL_AFTER` had ended."""
+        self._second_s = 0.0
+        """Seconds of the sign of life by which that step had ended."""
         self._last: tuple[bool, int, int] | None = None
         self._at = 0.0
 
@@ -175,11 +179,18 @@ class Stall:
         if sign != self._last:
             if self._last is not None and self._last[1] >= STALL_AFTER:
                 self.longest_s = max(self.longest_s, now - self._at)
+            elif self._last is not None and steps >= STALL_AFTER:
+                self._second_s = now - self._at
             self._last, self._at = sign, now
         quiet_s = now - self._at
         is_watched = steps >= STALL_AFTER or reports > 0
-        is_hang = is_watched and quiet_s > max(STALL_S, STALL_STEPS * self.longest_s)
-        return quiet_s if is_hang else None
+        return quiet_s if is_watched and quiet_s > self.allowed_s else None
+
+    @property
+    def allowed_s(self) -> float:
+        """Seconds that may pass without a sign of life."""
+        second_s = 0.0 if self.longest_s else self._second_s
+        return max(STALL_S, STALL_STEPS * self.longest_s, STALL_SECOND * second_s)
 
 
 def _kill(launcher: subprocess.Popen[bytes], mark: str) -> None:

@@ -129,14 +129,16 @@ class CudaTimer(HostTimer):
         return None
 
     def sleep(self, seconds: float) -> None:
-        """Keep the device busy, behind what it was given so far; the host goes on. The first call waits for
-        the device, to see how long a cycle takes."""
+        """Keep the device busy, behind what it was given so far, and the host for as long: whichever of them
+        sets the pace of a step, it takes that much longer. Only the first call waits for the device, to see
+        how long a cycle takes."""
         import torch
 
         if self._cycles_per_s is None:
             self._cycles_per_s = self._calibrated()
         with torch.cuda.device(self.device):
             torch.cuda._sleep(round(seconds * self._cycles_per_s))
+        super().sleep(seconds)
 
     def _calibrated(self) -> float:
         import torch

@@ -22,7 +22,7 @@ from perfsuite import launch as launching
 from perfsuite.case import CaseFile
 from perfsuite.errors import FileError
 from perfsuite.hardware import detect
-from perfsuite.launch import JOB_MARK, STALL_S, STALL_STEPS, Stall, launch
+from perfsuite.launch import JOB_MARK, STALL_S, STALL_SECOND, STALL_STEPS, Stall, launch
 from perfsuite.result import LaunchFile, Run
 from perfsuite.run import run
 from perfsuite.rundir import RunDir
@@ -131,7 +131,8 @@ def test_a_hang_is_seen_by_the_absence_of_steps_and_every_rank_says_where_it_is(
     assert measured.failure is not None
     assert measured.failure.kind == "timeout"
     assert re.match(
-        r"killed after \d+ s without a step \(2 s, or 20 times the longest of ", measured.failure.message
+        r"killed after \d+ s without a step \(\d+ s are let pass after a longest step of [\d.]+ s\), when",
+        measured.failure.message,
     )
     told = stacks_of(measured)
     assert told.startswith("rank 1 stood here:\nCurrent thread (most recent call first):\n")
@@ -187,8 +188,20 @@ def test_a_hang_is_longer_than_any_step_before() -> None:
     assert after(0, 0) is None
     assert after(90, 1) is None, "compiled"
     assert after(180, 2) is None, "again, for what changed its shape"
-    assert after(180 + STALL_S, 2) is None
-    assert after(181 + STALL_S, 2) == STALL_S + 1, "however long those two took"
+    assert after(180 + STALL_SECOND * 90, 2) is None
+    assert after(181 + STALL_SECOND * 90, 2) == STALL_SECOND * 90 + 1
+    assert after(460, 3) is None
+    assert after(460 + STALL_STEPS * 280, 3) is None, "what it waited there is a step like others"
+    stall = Stall()
+    for step in range(6):
+        assert after(125 * step + 124, step) is None, "each step takes longer than what any job is allowed"
+        assert after(125 * step + 125, step + 1) is None
+    stall = Stall()
+    assert after(0, 0) is None
+    assert after(90, 1) is None
+    assert after(91, 2) is None
+    assert after(91 + STALL_S, 2) is None
+    assert after(92 + STALL_S, 2) == STALL_S + 1, "however long the first one took"
     stall = Stall()
     assert after(0, 0) is None
     assert after(1, 2) is None

@@ -249,6 +249,17 @@ def test_an_injected_slowdown_of_a_gpu_is_as_large_as_asked_and_waits_for_no_ste
     assert recorder.step_s[6:] == pytest.approx([0.13] * 13), "of the step as it was, not as it became"
 
 
+def test_where_the_host_sets_the_pace_an_injected_slowdown_lengthens_a_step_as_well(
+    gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A delay of the device alone would end before the host has more work for it."""
+    spun: list[float] = []
+    monkeypatch.setattr(HostTimer, "sleep", lambda timer, seconds: spun.append(seconds))
+    CudaTimer(GPU).sleep(0.25)
+    assert spun == [0.25]
+    assert gpu.queued_ms - gpu.waits[-1] == pytest.approx(250)
+
+
 def test_an_injected_stall_of_a_gpu(gpu: FakeGPU) -> None:
     injector = Injector(Fault.parse("stall=4"), is_last_rank=True)
     recorder = Recorder(CudaTimer(GPU), before_end=injector.before_end)
