@@ -68,7 +68,10 @@ class Attached:
         self.case = asked.case
         self.is_over = False
         """Whether this rank's report is written, of a measurement or of a failure."""
-        self._memory: measure.HostMemory | measure.CudaMemory = measure.HostMemory("when torch was imported")
+        self._memory: measure.HostMemory | measure.CudaMemory | None = measure.HostMemory(
+            "when torch was imported"
+        )
+        self._notes: list[str] = []
         if asked.device == "cuda":
             measure.keep_peaks()
         self._optimizers = Optimizers(getattr(self.case.framework, "clock", None))
@@ -138,7 +141,7 @@ class Attached:
         stacks.listen(self.run_dir, report.rank)  # known only now, where a script starts its own processes
         self._device = device_of(optimizer) if self.asked.device == "cuda" else torch.device("cpu")
         if self._device.type == "cuda":
-            self._memory = measure.CudaMemory(self._device)
+            self._memory = self._cuda_memory()
         timer, probe = measure.clock_for(self._device)
         self._recorder = worker.recorder_of(self.asked, report, timer, probe=probe, memory=self._memory)
         ranks = Ranks(
@@ -152,6 +155,16 @@ class Attached:
         worker.tell_progress(self.run_dir, self.case, self._workload, self.recorder, report)
         self._optimizers.begin()
         self._report = report
+
+    def _cuda_memory(self) -> measure.CudaMemory | None:
+        """None where an allocator of the script's own keeps no such counters."""
+        try:
+            return measure.CudaMemory(self._device)
+        except RuntimeError as error:
+            self._notes.append(
+                f"peak memory is unknown: torch's allocator is not in use ({str(error).splitlines()[0]})"
+            )
+            return None
 
     def _before_backward(self, tensors: Any, grad_tensors: Any) -> None:
         if grad_tensors is not None or not isinstance(tensors, Tensor) or tensors.is_meta:
@@ -192,12 +205,13 @@ class Attached:
 
     def _measured(self, report: RankReport) -> RankReport:
         report = worker.with_times(report, self.case, self._workload, self.recorder)
-        report = report.replace(memory=self._memory.read())  # before anything of ours takes some
+        if self._memory is not None:  # before anything of ours takes some
+            report = report.replace(memory=self._memory.read())
         observed = self._observer.result()
         report = report.replace(
             observed=_with_script(observed),
             evidence=self._observer.evidence(),
-            notes=(*self._optimizers.notes(), *software.compile_notes()),
+            notes=(*self._notes, *self._optimizers.notes(), *software.compile_notes()),
         )
         try:
             self._observer.check(observed)

@@ -45,7 +45,7 @@ PROFILER_AGREES = 0.03
 OVERHEAD = 0.01
 """Of a step's time that measuring may add."""
 PEAK_AGREES = 0.05
-"""On a CPU, where memory comes in pages and other parts of the process allocate, too."""
+"""On a CPU memory comes in pages, and other parts of the process allocate, too."""
 DEVICES_AGREE = 0.10
 """By how much the slowest GPU may stay behind the fastest in the same piece of work."""
 SHARE_OF_PEAK = 0.4
@@ -73,7 +73,7 @@ def examine(machine: Machine, *, quick: bool, say: Callable[[str], None] = lambd
         return [*rows, probed]
     rows += torch_rows(probed.torch, machine)
     if probed.memory is not None:
-        rows.append(memory_row(probed.memory, machine.device))
+        rows.append(memory_row(probed.memory))
     if probed.clock is not None:
         rows += clock_rows(probed.clock)
     if not quick and not any(row.check == "torch and GPUs" and row.status == "fail" for row in rows):
@@ -289,11 +289,10 @@ def torch_rows(torch: TorchFacts, machine: Machine) -> list[Row]:
     ]
 
 
-def memory_row(memory: MemoryFacts, device: str) -> Row:
+def memory_row(memory: MemoryFacts) -> Row:
     """The peak that perfsuite reads beside what was allocated."""
     mib = f"read {memory.read / 2**20:.1f} MiB of {memory.expected / 2**20:.1f} ({memory.method})"
-    allowed = memory.expected * PEAK_AGREES if device == "cpu" else 0
-    if abs(memory.read - memory.expected) <= allowed:
+    if abs(memory.read - memory.expected) <= PEAK_AGREES * memory.expected:
         return Row(check="peak memory", status="pass", found=mib)
     return Row(
         check="peak memory",

@@ -55,7 +55,7 @@ class ClockFacts(Data):
 
 
 class MemoryFacts(Data):
-    """Bytes that were allocated or that torch itself counts, and what perfsuite reads of them."""
+    """Bytes that were allocated, and the peak that perfsuite reads."""
 
     expected: int
     read: int
@@ -109,13 +109,12 @@ def memory_facts(device: Any) -> MemoryFacts:
     from perfsuite.measure import CudaMemory, HostMemory
 
     torch.ones(1, device=device)  # what the allocator itself needs is not the block's
-    on_gpu = device.type == "cuda"
-    memory = CudaMemory(device) if on_gpu else HostMemory()
+    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    memory = CudaMemory(device) if device.type == "cuda" else HostMemory()
     block = torch.ones(BLOCK_BYTES, dtype=torch.uint8, device=device)
     del block
     read = memory.read()
-    expected = torch.cuda.max_memory_allocated(device) if on_gpu else BLOCK_BYTES
-    return MemoryFacts(expected=expected, read=read.peak, method=read.method)
+    return MemoryFacts(expected=before + BLOCK_BYTES, read=read.peak, method=read.method)
 
 
 def clock_facts(device: Any, pairs: int = PAIRS) -> ClockFacts:
@@ -196,10 +195,10 @@ def under_the_clock(run: Callable[[int], list[Any]], device: Any) -> Recorder:
     """The recorder of the same steps, measured as in a rank."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from perfsuite.measure import CudaMemory, Recorder, clock_for
+    from perfsuite.measure import Recorder, clock_for
 
     timer, probe = clock_for(device)
-    recorder = Recorder(timer, probe=probe, memory=CudaMemory(device) if device.type == "cuda" else None)
+    recorder = Recorder(timer, probe=probe)
     hook = register_optimizer_step_post_hook(recorder.after_optimizer_step)
     recorder.start()
     run(STEPS)

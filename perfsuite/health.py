@@ -72,7 +72,7 @@ kernel's own bug."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Cpu:
+class Cpu:
     """The cores that the job may use; seconds since boot, of all these cores together."""
 
     processes_s: float
@@ -86,7 +86,7 @@ class _Sample:
     at: float
     step: int
     gpus: tuple[Gpu, ...]
-    cpu: _Cpu | None
+    cpu: Cpu | None
     job_s: float
     """CPU seconds of the job since its start."""
     load: float | None
@@ -109,7 +109,7 @@ class Sampler:
         proc: Path = Path("/proc"),
     ) -> None:
         self._clock, self._sleep, self._proc = clock, sleep, proc
-        self._cores = _cores()
+        self._cores = allowed_cores()
         self._job = _Job()
         self._gpus = Gpus(nvml, devices, self._job) if nvml is not None else None
         self._cards: tuple[DeviceHealth, ...] = ()
@@ -182,7 +182,7 @@ class Sampler:
             at=now,
             step=step,
             gpus=self._read_gpus(),
-            cpu=_read_cpu(self._proc / "stat", self._cores),
+            cpu=read_cpu(self._proc / "stat", self._cores),
             job_s=self._job.cpu_s(),
             load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
             pressure=_read_pressure(self._proc / "pressure" / "cpu"),
@@ -360,12 +360,12 @@ class _Job:
         return seconds
 
 
-def _cores() -> set[int]:
+def allowed_cores() -> set[int]:
     """Those that this process, and so the job, may use."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
-def _read_cpu(stat: Path, cores: set[int]) -> _Cpu | None:
+def read_cpu(stat: Path, cores: set[int]) -> Cpu | None:
     """From /proc/stat (proc_stat(5)), None where there is none."""
     processes = steal = total = 0
     try:
@@ -381,7 +381,7 @@ def _read_cpu(stat: Path, cores: set[int]) -> _Cpu | None:
     except (OSError, ValueError):
         return None
     per_s = os.sysconf("SC_CLK_TCK")
-    return _Cpu(processes_s=processes / per_s, steal_s=steal / per_s, total_s=total / per_s)
+    return Cpu(processes_s=processes / per_s, steal_s=steal / per_s, total_s=total / per_s)
 
 
 def _read_pressure(file: Path) -> float | None:

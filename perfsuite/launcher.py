@@ -31,10 +31,8 @@ from perfsuite.errors import FileError
 from perfsuite.framework import Command
 from perfsuite.launch import JOB_MARK, sweep
 from perfsuite.result import Failure, LaunchFile, RankReport
-from perfsuite.rundir import LAUNCH_DIR, RunDir
+from perfsuite.rundir import FILES, LAUNCH_DIR, RunDir
 
-FILES = "PERFSUITE_LAUNCH_DIR"
-"""Environment variable of every process of a job: the path of `RunDir.files`."""
 DRIVER_DIED = signal.SIGUSR2
 """Not SIGTERM, which torch elastic takes for itself."""
 POLL_S = 0.1

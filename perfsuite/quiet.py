@@ -13,12 +13,20 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from perfsuite.hardware import Machine, visible_handles
-from perfsuite.health import FOREIGN_CPU_SHARE, FOREIGN_MEMORY_BYTES, STEAL_SHARE
+from perfsuite.health import (
+    FOREIGN_CPU_SHARE,
+    FOREIGN_MEMORY_BYTES,
+    STEAL_SHARE,
+    Cpu,
+    allowed_cores,
+    read_cpu,
+)
 
 QUIET_S = 5.0
 """So long nobody may use the machine before it counts as quiet."""
@@ -34,31 +42,28 @@ LONGEST_NAME = 40
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cores:
-    """The cores that a job may use, at one moment; seconds since boot, of all of them together."""
+class Cores(Cpu):
+    """The cores that a job may use, at one moment, and who has used them."""
 
     allowed: frozenset[int]
-    processes_s: float
-    steal_s: float
-    total_s: float
     by_process: Mapping[tuple[int, float], float]
     """CPU seconds of each process, by its id and when it began: ids are used again."""
 
 
 def cores() -> Cores:
     """As they are now."""
-    allowed = frozenset(psutil.Process().cpu_affinity())
-    each = [times for core, times in enumerate(psutil.cpu_times(percpu=True)) if core in allowed]
+    allowed = allowed_cores()
+    cpu = read_cpu(Path("/proc/stat"), allowed) or Cpu(processes_s=0, steal_s=0, total_s=0)
     by_process = {}
     for process in psutil.process_iter(["create_time", "cpu_times"]):
         if process.info["cpu_times"] is not None:
             spent = process.info["cpu_times"]
             by_process[process.pid, process.info["create_time"]] = spent.user + spent.system
     return Cores(
-        allowed=allowed,
-        processes_s=sum(times.user + times.nice + times.system for times in each),
-        steal_s=sum(times.steal for times in each),
-        total_s=sum(sum(times[:8]) for times in each),  # guests' time, which follows, is in the users', too
+        processes_s=cpu.processes_s,
+        steal_s=cpu.steal_s,
+        total_s=cpu.total_s,
+        allowed=frozenset(allowed),
         by_process=by_process,
     )
 

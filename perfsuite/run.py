@@ -126,15 +126,18 @@ def run(
     data.write(run_dir.case, asked)
     started_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
     health = sampler(machine, case.topology.processes_per_node)
-    failure = launch(run_dir, case, device=machine.device, on_progress=on_progress, sampler=health)
-    duration_s = time.monotonic() - began
+    try:
+        failure = launch(run_dir, case, device=machine.device, on_progress=on_progress, sampler=health)
+        duration_s = time.monotonic() - began
+    finally:
+        seen = health.finish()
     measured = collect(
         run_dir,
         machine,
         started_at=started_at,
         duration_s=duration_s,
         failure=failure,
-        health=health.finish(),
+        health=seen,
     )
     data.write(run_dir.run, measured)
     return measured

@@ -8,6 +8,8 @@ from pathlib import Path
 
 LAUNCH_DIR = "{launch_dir}"
 """In the words and variables of a script: replaced by the path of `RunDir.files`."""
+FILES = "PERFSUITE_LAUNCH_DIR"
+"""Environment variable of every process of a job: the path of `RunDir.files`."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from perfsuite.rundir import FILES, LAUNCH_DIR
+
 PACKAGES = ("triton", "peft", "bitsandbytes", "flash_attn", "mamba_ssm", "deepspeed")
 """Recorded wherever they are installed: kernels come from them without being asked for."""
 VARIABLES = (
@@ -63,9 +65,10 @@ def _installed() -> dict[str, str]:
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Those of `VARIABLES` that hold no secret."""
+    """Those of `VARIABLES` that hold no secret; the launch's own directory is `LAUNCH_DIR` in them."""
+    new = environ.get(FILES) or LAUNCH_DIR
     return {
-        key: value
+        key: value.replace(new, LAUNCH_DIR)
         for key, value in environ.items()
         if key.startswith(VARIABLES) and "TORCHELASTIC" not in key and not SECRET.search(key)
     }

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -242,6 +242,31 @@ def test_the_device_is_that_of_the_parameters_not_the_current_one(monkeypatch: p
     assert device_of(optimizer("cuda:3")) == torch.device("cuda", 3)
     assert device_of(optimizer("cpu", "cuda:2", "cuda:3")) == torch.device("cuda", 2)
     assert device_of(optimizer("cpu")) == torch.device("cuda", 0), "its state is on the host"
+
+
+def test_an_allocator_of_the_scripts_own_leaves_peak_memory_unknown(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The figure is then missing, and the reason is told; the script trains on."""
+
+    def refuses(device: torch.device) -> NoReturn:
+        raise RuntimeError("CUDAPluggableAllocator does not yet support resetPeakStats.\nmore")
+
+    monkeypatch.setattr(attach, "device_of", lambda optimizer: torch.device("cuda", 0))
+    monkeypatch.setattr(measure, "CudaMemory", refuses)
+    monkeypatch.setattr(measure, "clock_for", lambda device: (measure.HostTimer(), None))
+    monkeypatch.setattr(attach, "device_probe", lambda device: {})
+    attached = start()
+    attached.asked = attached.asked.replace(device="cuda")
+    monkeypatch.setattr(Attached, "_probed", lambda attached: {})
+    with pytest.raises(Measured):
+        train()
+    report = report_of(attached)
+    assert (report.memory, report.failure) == (None, None)
+    assert report.notes == (
+        "peak memory is unknown: torch's allocator is not in use (CUDAPluggableAllocator does not yet "
+        "support resetPeakStats.)",
+    )
 
 
 def test_clock_and_memory_are_those_of_that_device(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -606,7 +606,7 @@ def stat(*cores: tuple[int, ...]) -> str:
 
 
 def test_shares_of_the_cores_that_the_job_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "_cores", lambda: {0, 2})
+    monkeypatch.setattr(health, "allowed_cores", lambda: {0, 2})
     monkeypatch.setattr(os, "sysconf", lambda name: 100)
     (tmp_path / "pressure").mkdir()
     (tmp_path / "pressure" / "cpu").write_text(

@@ -50,6 +50,14 @@ def test_variables_that_may_explain_a_change_and_no_secret() -> None:
     assert software.variables({**kept, **dropped}) == kept
 
 
+def test_the_directory_of_a_launch_is_no_change_from_the_launch_before() -> None:
+    environ = {
+        "PERFSUITE_LAUNCH_DIR": "/runs/launch-3/files",
+        "TRITON_CACHE_DIR": "/runs/launch-3/files/triton",
+    }
+    assert software.variables(environ) == {"TRITON_CACHE_DIR": "{launch_dir}/triton"}
+
+
 @pytest.fixture
 def precision() -> Iterator[None]:
     yield

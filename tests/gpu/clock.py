@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from perfsuite import Case, Topology
 from perfsuite.doctor_probe import one_rank, timed, under_the_clock
-from perfsuite.measure import clock_for
+from perfsuite.measure import CudaMemory, clock_for
 
 STEPS_WITHOUT_GC = 60
 DEVICE = torch.device("cuda", 0)
@@ -45,10 +45,9 @@ def main(framework: str) -> None:
         assert facts.profiler_s is not None
         print(f"median step {1e3 * facts.step_s:.2f} ms, by the profiler {1e3 * facts.profiler_s:.2f} ms")
         print(f"synchronised after each step: {1e3 * synchronised_s(run):.2f} ms")
-        torch.cuda.reset_peak_memory_stats()
-        recorder = under_the_clock(run, DEVICE)
-        assert recorder.memory is not None
-        print(f"peak: torch {torch.cuda.max_memory_allocated()}, perfsuite {recorder.memory.read()}")
+        memory = CudaMemory(DEVICE)
+        under_the_clock(run, DEVICE)
+        print(f"peak: torch {torch.cuda.max_memory_allocated()}, perfsuite {memory.read()}")
         print(f"peak of a step, without garbage collection: {peaks_without_gc(run)}")
         free, total = torch.cuda.mem_get_info()
         print(f"outside the allocator: {(total - free - torch.cuda.memory_reserved()) / 2**20:.0f} MiB")
