@@ -96,7 +96,8 @@ class TokenCount:
         modules = [m for m in model.modules() if next(m.children(), None) is not None] if inside else []
         self._handles = [
             handle
-            for module in {model: None, **dict.fromkeys(modules)}
+            for module in dict.fromkeys([model, *modules])
+            if not isinstance(module, torch.jit.ScriptModule)  # it takes no hooks
             for handle in (
                 module.register_forward_pre_hook(self._enter, with_kwargs=True),
                 module.register_forward_hook(self._leave, always_call=True),

@@ -239,3 +239,20 @@ def test_a_call_that_fails_leaves_the_next_ones_counted() -> None:
         model(TOKENS + 99)
     model(TOKENS).backward()
     assert seen.tokens.tokens == 2 * TOKENS.numel()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_what_torchscript_has_compiled_is_left_out() -> None:
+    """It takes no hooks; the model around it does."""
+
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Model(sdpa)
+            self.scripted = torch.jit.script(nn.Sequential(nn.Linear(1, 1), nn.ReLU()))
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            return self.scripted(self.inner(input_ids)[None])  # type: ignore[no-any-return]
+
+    assert step(Around()).tokens.tokens == TOKENS.numel()
+    SecondStep(torch.jit.script(nn.Sequential(nn.Linear(1, 1))), inside=True).finish()
