@@ -19,21 +19,25 @@ TOKENS_OFF = 0.02
 """Share by which tokens seen may differ from those claimed before tokens/s is wrong."""
 
 
-def trained_apart(reports: Sequence[RankReport]) -> str | None:
+def trained_apart(reports: Sequence[RankReport], case: Case) -> str | None:
     """Why the ranks are copies that train alone, or None. In words for a `mismatch`."""
     told = [report.evidence for report in reports if report.evidence is not None]
     if len(told) < 2 or len(told) < len(reports) or told[0].data_parallel < 2:
         return None
     if all(evidence.collectives == 0 for evidence in told):
         return f"the {len(told)} ranks trained apart: no collective ran after the first step. {_WRAP}"
+    if case.framework.replicas_differ:
+        return None
     common = set.intersection(*(set(evidence.replicated) for evidence in told))
     apart = sorted(name for name in common if _differ([evidence.replicated[name] for evidence in told]))
     if not apart:
         return None
     return (
         f"the {len(told)} ranks trained apart: {len(apart)} of {len(common)} parameters are not the same on "
-        f"all of them after the last step, as {apart[0]}. {_WRAP} If they are not to be the same (tensor or "
-        "expert parallelism), say data_parallel=, the number of ranks that see different data"
+        f"all of them after the last step, as {apart[0]}. {_WRAP} If they are not to be the same: with "
+        "tensor or pipeline parallelism, say data_parallel=, the number of ranks that see different data; "
+        "with experts or embeddings that each rank has its own of, or replicas that are averaged now and then, say "
+        "Script(replicas='differ'), and they are not compared"
     )
 
 

@@ -32,8 +32,11 @@ def run_of(case: Case, directory: Path, ranks: list[RankReport]) -> Run:
 # --- one model --------------------------------------------------------------------------------------------
 
 
-def test_ranks_that_exchange_nothing_trained_apart() -> None:
-    said = agreement.trained_apart(reports(told(11, collectives=0), told(11, collectives=0)))
+@pytest.mark.parametrize("replicas", ["agree", "differ"])
+def test_ranks_that_exchange_nothing_trained_apart(replicas: str) -> None:
+    said = agreement.trained_apart(
+        reports(told(11, collectives=0), told(11, collectives=0)), case_of(replicas=replicas)
+    )
     assert said == (
         "the 2 ranks trained apart: no collective ran after the first step. Their gradients are not "
         "exchanged: wrap the whole model in DDP or FSDP, or all-reduce its gradients."
@@ -41,11 +44,21 @@ def test_ranks_that_exchange_nothing_trained_apart() -> None:
 
 
 def test_replicas_that_moved_apart_are_named() -> None:
-    said = agreement.trained_apart(reports(told(11, 11, 11), told(11, 11.02, 11.5)))
+    said = agreement.trained_apart(reports(told(11, 11, 11), told(11, 11.02, 11.5)), case_of())
     assert said is not None
     assert said.startswith("the 2 ranks trained apart: 2 of 3 parameters are not the same on all of them")
     assert "after the last step, as b. Their gradients are not exchanged" in said
-    assert "say data_parallel=, the number of ranks that see different data" in said
+    assert said.endswith(
+        "If they are not to be the same: with tensor or pipeline parallelism, say data_parallel=, the number "
+        "of ranks that see different data; with experts or embeddings that each rank has its own of, or "
+        "replicas that are averaged now and then, say Script(replicas='differ'), and they are not compared"
+    )
+
+
+def test_replicas_that_differ_on_purpose_are_not_compared(tmp_path: Path) -> None:
+    apart = reports(told(11, 11), told(11, 13), tokens_per_step=CLAIMED)
+    assert agreement.trained_apart(apart, case_of()) is not None
+    assert run_of(case_of(replicas="differ"), tmp_path, apart).failure is None
 
 
 @pytest.mark.parametrize(
@@ -64,7 +77,7 @@ def test_replicas_that_moved_apart_are_named() -> None:
     ],
 )
 def test_ranks_that_train_one_model_or_do_not_tell(ranks: list[Evidence | None]) -> None:
-    assert agreement.trained_apart(reports(*ranks)) is None
+    assert agreement.trained_apart(reports(*ranks), case_of()) is None
 
 
 def test_ranks_that_trained_apart_are_no_measurement(tmp_path: Path) -> None:
