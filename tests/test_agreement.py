@@ -112,7 +112,8 @@ def test_tokens_as_claimed_need_no_word(tmp_path: Path) -> None:
     [
         ((256, 256), {"forwards": 2}),  # accumulation of two
         ((100, 120), {}),
-        ((128, 128), {"data_parallel": 1}),  # split layers: both see the same
+        ((100, 100), {"data_parallel": 1}),  # split layers: both see the same
+        ((512, 512), {"data_parallel": 1}),
     ],
 )
 def test_tokens_that_the_model_was_not_given_are_a_mismatch(tokens: tuple[int, ...], changes: Any) -> None:
@@ -131,6 +132,16 @@ def test_the_message_names_claim_sight_and_remedy(tmp_path: Path) -> None:
         "64 x 2 x 1, on 2 data-parallel ranks), but the model was given 200, 20% of them padding in the "
         "second step, by 1 calls a rank. Correct the case; or say Script(tokens='vary') if their number "
         "varies from step to step: tokens/s then counts what the case claims",
+    )
+
+
+def test_sequences_may_be_split_among_ranks() -> None:
+    """Context parallelism: each of two ranks is given one half of the same sequences."""
+    ranks = [report.replace(tokens_per_step=256) for report in saw(128, 128, data_parallel=1)]
+    assert agreement.tokens_differ(ranks, case_of()) is None
+    assert agreement.token_notes(ranks, case_of()) == (
+        "tokens/s counts 256 tokens a step; the model was given that in the second step where each of the 2 "
+        "ranks has its own part of them, as with context or sequence parallelism",
     )
 
 
