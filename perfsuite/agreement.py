@@ -36,8 +36,8 @@ def trained_apart(reports: Sequence[RankReport], case: Case) -> str | None:
         f"the {len(told)} ranks trained apart: {len(apart)} of {len(common)} parameters are not the same on "
         f"all of them after the last step, as {apart[0]}. {_WRAP} If they are not to be the same: with "
         "tensor or pipeline parallelism, say data_parallel=, the number of ranks that see different data; "
-        "with experts or embeddings that each rank has its own of, or replicas that are averaged now and then, say "
-        "Script(replicas='differ'), and they are not compared"
+        "with experts or embeddings that each rank has its own of, or replicas that are averaged now and "
+        "then, say Script(replicas='differ'), and they are not compared"
     )
 
 
@@ -78,8 +78,9 @@ def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
         return ()
     if not case.framework.tokens_vary and not _is_near(seen.tokens, claimed):
         return (
-            f"tokens/s counts {claimed} tokens a step; the model was given that in the second step where each "
-            f"of the {seen.world_size} ranks has its own part of them, as with context or sequence parallelism",
+            f"tokens/s counts {claimed} tokens a step; the model was given that in the second step where "
+            f"each of the {seen.world_size} ranks has its own part of them, as with context or sequence "
+            "parallelism",
         )
     vary = ", which the case says vary" if case.framework.tokens_vary else ""
     return (f"tokens/s counts {claimed} tokens a step{vary}; the model was given {seen} in the second step",)

@@ -77,8 +77,8 @@ class Script(Framework):
     number differs from step to step; tokens/s counts what is claimed, and a note says what the second had."""
     replicas: Literal["agree", "differ"] = "agree"
     """Whether parameters that are whole on each data-parallel rank are the same on all after the last step,
-    as is checked. `differ`: not compared, for experts or embedding rows that each rank has its own of, and for
-    replicas that are averaged now and then. Some collective has to run in either case."""
+    as is checked. `differ`: not compared, for experts or embedding rows that each rank has its own of, and
+    for replicas that are averaged now and then. Some collective has to run in either case."""
 
     @field_validator("command", "arguments", mode="before")
     @classmethod
