@@ -81,10 +81,10 @@ class Observer:
             "parameters_changed": "yes" if self._after != self._before else "no",
             "compiled": "yes" if software.compiled_graphs() else "no",
         }
-        return Observed(
-            settings=settings,
-            environment=software.environment(self.case.framework.packages),
-        )
+        environment = software.environment(self.case.framework.packages)
+        if not self.case.framework.builds_model:  # a script's second batch may have padding, or not
+            environment["attention_kernel"] = settings.pop("attention_kernel")
+        return Observed(settings=settings, environment=environment)
 
     def evidence(self) -> Evidence:
         """What the driver has to compare between ranks, after `result`."""
