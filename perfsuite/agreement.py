@@ -19,21 +19,25 @@ TOKENS_OFF = 0.02
 """Share by which tokens seen may differ from those claimed before tokens/s is wrong."""
 
 
-def trained_apart(reports: Sequence[RankReport]) -> str | None:
+def trained_apart(reports: Sequence[RankReport], case: Case) -> str | None:
     """Why the ranks are copies that train alone, or None. In words for a `mismatch`."""
     told = [report.evidence for report in reports if report.evidence is not None]
     if len(told) < 2 or len(told) < len(reports) or told[0].data_parallel < 2:
         return None
     if all(evidence.collectives == 0 for evidence in told):
         return f"the {len(told)} ranks trained apart: no collective ran after the first step. {_WRAP}"
+    if case.framework.replicas_differ:
+        return None
     common = set.intersection(*(set(evidence.replicated) for evidence in told))
     apart = sorted(name for name in common if _differ([evidence.replicated[name] for evidence in told]))
     if not apart:
         return None
     return (
         f"the {len(told)} ranks trained apart: {len(apart)} of {len(common)} parameters are not the same on "
-        f"all of them after the last step, as {apart[0]}. {_WRAP} If they are not to be the same (tensor or "
-        "expert parallelism), say data_parallel=, the number of ranks that see different data"
+        f"all of them after the last step, as {apart[0]}. {_WRAP} If they are not to be the same: with "
+        "tensor or pipeline parallelism, say data_parallel=, the number of ranks that see different data; "
+        "with experts or embeddings that each rank has its own of, or replicas that are averaged now and "
+        "then, say Script(replicas='differ'), and they are not compared"
     )
 
 
@@ -50,7 +54,9 @@ def tokens_differ(reports: Sequence[RankReport], case: Case) -> str | None:
     """Why the case's tokens are not those that ran, or None. In words for a `mismatch`."""
     seen = _tokens(reports, case)
     claimed = reports[0].tokens_per_step
-    if seen is None or case.framework.tokens_vary or abs(seen.tokens - claimed) <= TOKENS_OFF * claimed:
+    if seen is None or case.framework.tokens_vary:
+        return None
+    if _is_near(seen.tokens, claimed) or _is_near(seen.of_all_ranks, claimed):
         return None
     per_rank = f"{case.sequence_length} x {case.micro_batch} x {case.gradient_accumulation}"
     return (
@@ -61,11 +67,21 @@ def tokens_differ(reports: Sequence[RankReport], case: Case) -> str | None:
     )
 
 
+def _is_near(tokens: float, claimed: int) -> bool:
+    return abs(tokens - claimed) <= TOKENS_OFF * claimed
+
+
 def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
     """What a reader of tokens/s should know."""
     seen, claimed = _tokens(reports, case), reports[0].tokens_per_step
     if seen is None or (seen.tokens == claimed and not seen.padding):
         return ()
+    if not case.framework.tokens_vary and not _is_near(seen.tokens, claimed):
+        return (
+            f"tokens/s counts {claimed} tokens a step; the model was given that in the second step where "
+            f"each of the {seen.world_size} ranks has its own part of them, as with context or sequence "
+            "parallelism",
+        )
     vary = ", which the case says vary" if case.framework.tokens_vary else ""
     return (f"tokens/s counts {claimed} tokens a step{vary}; the model was given {seen} in the second step",)
 
@@ -73,9 +89,12 @@ def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
 class _Seen:
     """Of the second step: what all data-parallel ranks together were given."""
 
-    def __init__(self, told: Sequence[Evidence]) -> None:
+    def __init__(self, told: Sequence[Evidence], world_size: int) -> None:
+        self.world_size = world_size
         self.data_parallel = told[0].data_parallel
         self.tokens = fmean(evidence.tokens or 0 for evidence in told) * self.data_parallel
+        self.of_all_ranks = self.tokens * world_size / self.data_parallel
+        """As many where no two ranks were given the same: where sequences are split among some of them."""
         self.padding = fmean(evidence.padding for evidence in told) * self.data_parallel
         self.forwards = fmean(evidence.forwards for evidence in told)
 
@@ -91,4 +110,4 @@ def _tokens(reports: Sequence[RankReport], case: Case) -> _Seen | None:
     if case.unit == "samples":
         return None
     told = [report.evidence for report in reports if report.evidence is not None and report.evidence.tokens]
-    return _Seen(told) if told else None
+    return _Seen(told, reports[0].world_size) if told else None

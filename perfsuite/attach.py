@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from perfsuite.framework import Ranks
 from perfsuite.losses import Losses, before_backward
 from perfsuite.observe import Observer
 from perfsuite.optimizers import Optimizers
-from perfsuite.result import Observed, RankReport
+from perfsuite.result import Failure, Observed, RankReport
 from perfsuite.rundir import LAUNCH_DIR, RunDir
 
 PASSES_WITHOUT_A_STEP = 100
@@ -109,7 +110,7 @@ class Attached:
         is_first = self._report is None
         if is_first:
             self._become_rank(optimizer)
-        self._observer.before_optimizer_step(optimizer, (), {})
+        self._observe(optimizer)
         if is_first:
             self.recorder.start()
 
@@ -123,6 +124,15 @@ class Attached:
         if self.recorder.steps == self.case.total_steps:
             self._finish()
             raise Measured
+
+    def _observe(self, optimizer: Any) -> None:
+        """Raises `SystemExit` where the script is not as the case says, or cannot be observed: an error of
+        the measurement is none that the script may catch or is to be blamed for."""
+        try:
+            self._observer.before_optimizer_step(optimizer, (), {})
+        except Exception as error:
+            self._fail(error, _failure_of_ours)
+            raise SystemExit(1) from None
 
     @property
     def recorder(self) -> measure.Recorder:
@@ -195,7 +205,7 @@ class Attached:
         try:
             report = self._measured(self._report)
         except Exception as error:
-            report = self._report.replace(failure=worker.failure_of(error, self._report.rank))
+            report = self._report.replace(failure=_failure_of_ours(error, self._report.rank))
         worker.write_report(self.run_dir, self.asked, report)
         if report.failure is None:
             self._wait_for_the_others()
@@ -276,12 +286,23 @@ class Attached:
         if self._optimizers.seen:
             self._fail(self.ended_early())
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(
+        self, error: BaseException, failure_of: Callable[[BaseException, int], Failure] = worker.failure_of
+    ) -> None:
         if not self.is_over:
             self.is_over = True
             report = _report()
-            failure = worker.failure_of(error, report.rank)
+            failure = failure_of(error, report.rank)
             data.write(self.run_dir.rank(report.rank), report.replace(failure=failure))
+
+
+def _failure_of_ours(error: BaseException, rank: int) -> Failure:
+    """What a rank's report says of an error that observing has raised, where the script has made none."""
+    failure = worker.failure_of(error, rank)
+    if failure.kind != "crash":
+        return failure
+    message = f"perfsuite could not observe this script, which is an error in perfsuite: {failure.message}"
+    return failure.replace(kind="error", message=message)
 
 
 def _report() -> RankReport:

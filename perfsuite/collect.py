@@ -98,7 +98,7 @@ def collect(
         notes = (*notes, f"died after its report was written: {who}")
     if failure is not None:
         notes = (*notes, f"every rank had reported, but the job did not end: {failure.message}")
-    unlike = agreement.trained_apart(ranks) or agreement.tokens_differ(ranks, asked.case)
+    unlike = agreement.trained_apart(ranks, asked.case) or agreement.tokens_differ(ranks, asked.case)
     if unlike is not None:
         return run.replace(notes=notes, failure=Failure(kind="mismatch", message=unlike))
     if (rule := asked.case.framework.asks_of_loss) is None:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from perfsuite.case import Case, LoRA, Quantization
 
 
+NOT_PEFTS = "not peft's"
+"""Begins what is observed of adapters that another library has made."""
+
+
 def linear_layers(blocks: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
     """The linear layers of these modules with the names that they have there; adapters are none of them."""
     return [
@@ -108,47 +112,69 @@ def observed(model: nn.Module) -> dict[str, str]:
         return {"trained": "all"}
     adapters_only = all(_is_adapter(name) for name, trained in trains.items() if trained)
     kinds = [kind for module in model.modules() if (kind := quantization_of(module)) is not None]
-    adapted = _adapted(model)
+    adapted, others = _adapted(model), _not_pefts(model)
+    lora = {}
+    if adapted:
+        lora = {"lora": _told(*_ranks_and_alphas(adapted), (_last(name) for name in adapted))}
+    elif others or adapters_only:
+        ranks = " and ".join(map(str, _ranks(others))) or "not seen"
+        lora = {"lora": " ".join([f"{NOT_PEFTS}, rank {ranks}, on", *sorted({*map(_last, others)})])}
     return {
         "trained": "adapters only" if adapters_only else "others",
-        "adapters": str(len(adapted)),
-        **(
-            {"lora": _told(*_ranks_and_alphas(adapted), (_last(name) for name in adapted))} if adapted else {}
-        ),
+        "adapters": str(len(adapted) or len(others)),
+        **lora,
         "quantised_layers": " ".join([str(len(kinds)), *sorted(set(kinds))]),
     }
 
 
-def expected(case: Case, blocks: Sequence[nn.Module]) -> dict[str, str]:
-    """What `observed` must say of a model with these blocks."""
+def expected(
+    case: Case, blocks: Sequence[nn.Module], lora_observed: str | None = None
+) -> dict[str, str | None]:
+    """What `observed` must say of a model with these blocks; None: anything.
+
+    `lora_observed` is what it says of `lora`: where that is not peft's, `check_asked` looks at the rank.
+    """
     if case.lora is None:
         return {}
     names = [name for name, _ in linear_layers(blocks)]
     chosen = [name for name in names if _is_target(case.lora, name)]
     quantised = case.quantization != "none"
+    is_pefts = not (lora_observed or "").startswith(NOT_PEFTS)
     return {
         "trained": "adapters only",
-        "lora": _told([case.lora.rank], [case.lora.alpha], map(_last, chosen)),
-        "adapters": str(len(chosen)),
+        "lora": _told([case.lora.rank], [case.lora.alpha], map(_last, chosen)) if is_pefts else None,
+        "adapters": str(len(chosen)) if is_pefts else None,
         "quantised_layers": f"{len(names)} {case.quantization}" if quantised else "0",
     }
 
 
 def check_asked(case: Case, model: nn.Module, observed: Mapping[str, str]) -> None:
-    """Raises `MismatchError` if only adapters are trained and the case does not say so."""
-    if case.lora is not None or observed["trained"] != "adapters only":
+    """Raises `MismatchError` if only adapters are trained and the case does not say so, or another rank."""
+    if observed["trained"] != "adapters only":
         return
-    adapted = _adapted(model)
-    if not adapted:
+    if adapted := _adapted(model):
+        if case.lora is None:
+            ranks, alphas = _ranks_and_alphas(adapted)
+            targets = tuple(sorted({_last(name) for name in adapted}))
+            raise MismatchError(
+                f"lora: the case says none, but only adapters are trained, of {observed['lora']}. "
+                f"Say lora=LoRA(rank={ranks[0]}, alpha={alphas[0]}, targets={targets!r}) in the case: "
+                "FLOPs go by it"
+            )
+        return
+    others = _not_pefts(model)
+    ranks = _ranks(others)
+    if case.lora is None and others:
         raise MismatchError(
-            "lora: the case says none, but only adapters are trained, and none of peft's LoRA"
+            f"lora: the case says none, but only adapters are trained, {observed['lora']}. "
+            f"Say lora=LoRA(rank={ranks[0] if ranks else '...'}, alpha=...) in the case, with targets=(...) "
+            "if not every linear layer of the blocks has one: FLOPs go by it"
         )
-    ranks, alphas = _ranks_and_alphas(adapted)
-    targets = tuple(sorted({_last(name) for name in adapted}))
-    raise MismatchError(
-        f"lora: the case says none, but only adapters are trained, of {_told(ranks, alphas, targets)}. "
-        f"Say lora=LoRA(rank={ranks[0]}, alpha={alphas[0]}, targets={targets!r}) in the case: FLOPs go by it"
-    )
+    if case.lora is not None and ranks not in ([], [case.lora.rank]):
+        raise MismatchError(
+            f"lora: the case says rank {case.lora.rank}, but the adapters that are trained are "
+            f"{observed['lora']}. Correct the case or the script"
+        )
 
 
 def frozen_share(model: nn.Module) -> float:
@@ -168,13 +194,44 @@ def _size(layer: Any) -> int:
 
 
 def _is_adapter(name: str) -> bool:
-    """Whether peft has made this parameter, or the copy of a layer that is trained beside adapters."""
-    return ".lora_" in name or ".modules_to_save." in name
+    """Whether it is named as a LoRA's, or is peft's copy of a layer that is trained beside adapters."""
+    return ".lora_" in f".{name}" or ".modules_to_save." in name
 
 
 def _adapted(model: nn.Module) -> dict[str, Any]:
     """The layers that peft has given a low-rank adapter, by name."""
-    return {name: module for name, module in model.named_modules() if len(getattr(module, "lora_A", ()))}
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(getattr(module, "r", None), Mapping) and len(getattr(module, "lora_A", ()))
+    }
+
+
+def _not_pefts(model: nn.Module) -> dict[str, int | None]:
+    """The layers with low-rank adapters of others (loralib, litgpt, torchtune), by name, with their ranks.
+
+    None where the rank cannot be seen, as of a shard.
+    """
+    found = {}
+    for name, module in model.named_modules():
+        parts = {**dict(module.named_parameters(recurse=False)), **dict(module.named_children())}
+        for part in (parts[own] for own in ("lora_A", "lora_a", "lora_down") if own in parts):
+            weight = getattr(part, "weight", part)
+            if isinstance(weight, torch.Tensor):
+                found[name] = _rank(module, weight)
+    return found
+
+
+def _rank(module: nn.Module, a: torch.Tensor) -> int | None:
+    """As the layer says (loralib's `a` may hold the adapters of q, k and v), else by the shape of `a`."""
+    said = next((r for key in ("r", "rank") if isinstance(r := getattr(module, key, None), int)), 0)
+    if said > 0:
+        return said
+    return min(a.shape) if a.dim() == 2 and a.numel() else None
+
+
+def _ranks(others: Mapping[str, int | None]) -> list[int]:
+    return sorted({rank for rank in others.values() if rank is not None})
 
 
 def _ranks_and_alphas(adapted: Mapping[str, Any]) -> tuple[list[int], list[int]]:

@@ -115,6 +115,11 @@ class Framework(Data):
         """Whether steps differ in their number of tokens, so that it cannot be compared with the case's."""
         return False
 
+    @property
+    def replicas_differ(self) -> bool:
+        """Whether data-parallel ranks hold other parameters than each other, so that none are compared."""
+        return False
+
     def environment(self) -> Mapping[str, str]:
         """Environment variables that its processes need from their start."""
         return {}

@@ -19,7 +19,7 @@ from perfsuite.data import Data
 from perfsuite.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, Metric
 from perfsuite.noise import PROBE_CORRECTED, ClassNoise, against, is_size, pairs
 from perfsuite.probe_correction import probe_corrected
-from perfsuite.result import FailureKind, Run
+from perfsuite.result import FailureKind, Observed, Run
 from perfsuite.robust import clipped_variance, sorted_logs, squares, t_quantile
 from perfsuite.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Noise, decide
 
@@ -421,19 +421,26 @@ def differences(run: Run, baseline: Baseline) -> dict[str, tuple[str, str]]:
     """Settings that make a run incomparable: the baseline's value and the run's, by name.
 
     A setting that the baseline does not have was not looked at then, by an earlier perfsuite: it is listed
-    as a change of the environment. One that it has and the run lacks is a difference.
+    as a change of the environment (but for `trained`: see `_settings`). One that it has and the run lacks is
+    a difference.
     """
     settings = {"hardware class": (baseline.hardware_class, run.machine.hardware_class)}
     if run.flops is not None and baseline.flops is not None:
         settings["FLOP formula"] = (baseline.flops.formula, run.flops.formula)
     if run.observed is not None and baseline.observed is not None:
-        before, now = baseline.observed.settings, run.observed.settings
+        before, now = _settings(baseline.observed, run.observed), run.observed.settings
         settings |= {f"observed {key}": (then, now.get(key, "?")) for key, then in sorted(before.items())}
     for name in type(run.case).model_fields:
         then_asked, now_asked = getattr(baseline.case, name), getattr(run.case, name)
         if name not in NOT_IN_ID and then_asked != now_asked:  # their text may still say the same
             settings[name] = (str(then_asked), str(now_asked))
     return {key: (then, now) for key, (then, now) in settings.items() if then != now}
+
+
+def _settings(then: Observed, now: Observed) -> dict[str, str]:
+    """Of a baseline. An earlier perfsuite wrote `trained` where that was not all parameters alone."""
+    assumed = {"trained": "all"} if "trained" in now.settings else {}
+    return {**assumed, **then.settings}
 
 
 def environment_changes(run: Run, baseline: Baseline) -> list[str]:
@@ -447,7 +454,9 @@ def environment_changes(run: Run, baseline: Baseline) -> list[str]:
         for key in sorted({*before, *now})
         if before.get(key) != now.get(key)
     ]
-    known = baseline.observed.settings
+    known = _settings(baseline.observed, run.observed)
+    if known.get("trained") == "all":  # they are of a model that is trained in part
+        known |= dict.fromkeys(("adapters", "lora", "quantised_layers"), "")
     new = sorted((key, value) for key, value in run.observed.settings.items() if key not in known)
     return changes + [f"{key}: not looked at -> {value}" for key, value in new]
 

@@ -81,10 +81,10 @@ class Observer:
             "parameters_changed": "yes" if self._after != self._before else "no",
             "compiled": "yes" if software.compiled_graphs() else "no",
         }
-        return Observed(
-            settings=settings,
-            environment=software.environment(self.case.framework.packages),
-        )
+        environment = software.environment(self.case.framework.packages)
+        if not self.case.framework.builds_model:  # a script's second batch may have padding, or not
+            environment["attention_kernel"] = settings.pop("attention_kernel")
+        return Observed(settings=settings, environment=environment)
 
     def evidence(self) -> Evidence:
         """What the driver has to compare between ranks, after `result`."""
@@ -136,12 +136,13 @@ class Observer:
         }
         if case.compile:
             expected["compiled"] = "yes"
-        expected |= finetuning.expected(case, layers(self.model) or [self.model])
+        blocks = layers(self.model) or [self.model]
+        expected |= finetuning.expected(case, blocks, settings.get("lora"))
         assert self._second_step is not None
         if self._second_step.inside:
-            blocks = len(self._second_step.forwards)
-            recomputing = expected_recomputing_blocks(case.activation_checkpointing, blocks)
-            expected["recomputing_blocks"] = f"{recomputing} of {blocks}"
+            count = len(self._second_step.forwards)
+            recomputing = expected_recomputing_blocks(case.activation_checkpointing, count)
+            expected["recomputing_blocks"] = f"{recomputing} of {count}"
             if case.framework.builds_model or self._second_step.compute_dtype != NO_LINEAR:
                 expected["compute_dtype"] = dtype_name(COMPUTE_DTYPES[case.precision])
         return expected

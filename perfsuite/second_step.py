@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ class SecondStep:
         self.recomputed = [0] * len(firsts)
         """The same in backward: those of recomputed activations."""
         self.inside = inside
+        self._errors = self.tokens.errors
         self._handles = [
             linear.register_forward_pre_hook(self._counter(index)) for index, linear in enumerate(firsts)
         ]
@@ -52,10 +53,12 @@ class SecondStep:
         linears = filter(finetuning.is_linear, model.modules())
         plain = next((m for m in linears if finetuning.quantization_of(m) is None), None)
         if plain is not None:  # a quantised layer gives back the dtype that it was given
-            self._handles.append(plain.register_forward_hook(self._see_dtype))
+            self._handles.append(plain.register_forward_hook(_guarded(self._see_dtype, self._errors)))
         last = next((block for block in reversed(blocks) if first_linear(block) is not None), None)
         for module in () if last is None else filter(finetuning.is_linear, last.modules()):
-            self._handles.append(module.register_forward_pre_hook(self._see_attention))
+            self._handles.append(
+                module.register_forward_pre_hook(_guarded(self._see_attention, self._errors))
+            )
 
     def _counter(self, index: int) -> Any:
         def count(module: nn.Module, args: Any) -> None:
@@ -64,17 +67,21 @@ class SecondStep:
         return count
 
     def _see_dtype(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.compute_dtype = dtype_of(output if isinstance(output, Tensor) else output[0])
+        first = output[0] if isinstance(output, list | tuple) and output else output
+        if isinstance(first, Tensor):
+            self.compute_dtype = dtype_of(first)
 
     def _see_attention(self, module: nn.Module, args: Any) -> None:
         if self.attention_kernel in (NO_KERNEL, UNFUSED) and args and isinstance(args[0], Tensor):
             self.attention_kernel = attention_kernel(args[0]) or self.attention_kernel
 
     def finish(self) -> None:
-        """Take the hooks away."""
+        """Take the hooks away. Raises what one of them has kept from the model."""
         for handle in self._handles:
             handle.remove()
         self.tokens.finish()
+        if self._errors:
+            raise self._errors[0]
 
     def recomputing(self) -> str:
         """How many blocks ran their forward in backward, too."""
@@ -93,10 +100,14 @@ class TokenCount:
         self.tokens = self.forwards = 0
         self._padding: list[Tensor] = []
         self._depth = 0
+        self.errors: list[Exception] = []
+        """Of hooks: a model must not fail by them."""
+        self._look = _guarded(self._see, self.errors) if inside else self._see  # plain for the compiler
         modules = [m for m in model.modules() if next(m.children(), None) is not None] if inside else []
         self._handles = [
             handle
-            for module in {model: None, **dict.fromkeys(modules)}
+            for module in dict.fromkeys([model, *modules])
+            if not isinstance(module, torch.jit.ScriptModule)  # it takes no hooks
             for handle in (
                 module.register_forward_pre_hook(self._enter, with_kwargs=True),
                 module.register_forward_hook(self._leave, always_call=True),
@@ -105,7 +116,7 @@ class TokenCount:
 
     def _enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if self._depth == 0 and torch.is_grad_enabled() and not in_backward():
-            self._see(args, kwargs)
+            self._look(args, kwargs)
         self._depth += 1
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -130,6 +141,18 @@ class TokenCount:
     def padding(self) -> int:
         """Tokens that the attention mask takes out. Waits for the device."""
         return sum(int(count) for count in self._padding)
+
+
+def _guarded(hook: Callable[..., None], errors: list[Exception]) -> Callable[..., None]:
+    """A hook that keeps its error for later."""
+
+    def run(*args: Any) -> None:
+        try:
+            hook(*args)
+        except Exception as error:
+            errors.append(error)
+
+    return run
 
 
 def _tensors(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:

@@ -32,8 +32,11 @@ def run_of(case: Case, directory: Path, ranks: list[RankReport]) -> Run:
 # --- one model --------------------------------------------------------------------------------------------
 
 
-def test_ranks_that_exchange_nothing_trained_apart() -> None:
-    said = agreement.trained_apart(reports(told(11, collectives=0), told(11, collectives=0)))
+@pytest.mark.parametrize("replicas", ["agree", "differ"])
+def test_ranks_that_exchange_nothing_trained_apart(replicas: str) -> None:
+    said = agreement.trained_apart(
+        reports(told(11, collectives=0), told(11, collectives=0)), case_of(replicas=replicas)
+    )
     assert said == (
         "the 2 ranks trained apart: no collective ran after the first step. Their gradients are not "
         "exchanged: wrap the whole model in DDP or FSDP, or all-reduce its gradients."
@@ -41,11 +44,21 @@ def test_ranks_that_exchange_nothing_trained_apart() -> None:
 
 
 def test_replicas_that_moved_apart_are_named() -> None:
-    said = agreement.trained_apart(reports(told(11, 11, 11), told(11, 11.02, 11.5)))
+    said = agreement.trained_apart(reports(told(11, 11, 11), told(11, 11.02, 11.5)), case_of())
     assert said is not None
     assert said.startswith("the 2 ranks trained apart: 2 of 3 parameters are not the same on all of them")
     assert "after the last step, as b. Their gradients are not exchanged" in said
-    assert "say data_parallel=, the number of ranks that see different data" in said
+    assert said.endswith(
+        "If they are not to be the same: with tensor or pipeline parallelism, say data_parallel=, the number "
+        "of ranks that see different data; with experts or embeddings that each rank has its own of, or "
+        "replicas that are averaged now and then, say Script(replicas='differ'), and they are not compared"
+    )
+
+
+def test_replicas_that_differ_on_purpose_are_not_compared(tmp_path: Path) -> None:
+    apart = reports(told(11, 11), told(11, 13), tokens_per_step=CLAIMED)
+    assert agreement.trained_apart(apart, case_of()) is not None
+    assert run_of(case_of(replicas="differ"), tmp_path, apart).failure is None
 
 
 @pytest.mark.parametrize(
@@ -64,7 +77,7 @@ def test_replicas_that_moved_apart_are_named() -> None:
     ],
 )
 def test_ranks_that_train_one_model_or_do_not_tell(ranks: list[Evidence | None]) -> None:
-    assert agreement.trained_apart(reports(*ranks)) is None
+    assert agreement.trained_apart(reports(*ranks), case_of()) is None
 
 
 def test_ranks_that_trained_apart_are_no_measurement(tmp_path: Path) -> None:
@@ -99,7 +112,8 @@ def test_tokens_as_claimed_need_no_word(tmp_path: Path) -> None:
     [
         ((256, 256), {"forwards": 2}),  # accumulation of two
         ((100, 120), {}),
-        ((128, 128), {"data_parallel": 1}),  # split layers: both see the same
+        ((100, 100), {"data_parallel": 1}),  # split layers: both see the same
+        ((512, 512), {"data_parallel": 1}),
     ],
 )
 def test_tokens_that_the_model_was_not_given_are_a_mismatch(tokens: tuple[int, ...], changes: Any) -> None:
@@ -118,6 +132,16 @@ def test_the_message_names_claim_sight_and_remedy(tmp_path: Path) -> None:
         "64 x 2 x 1, on 2 data-parallel ranks), but the model was given 200, 20% of them padding in the "
         "second step, by 1 calls a rank. Correct the case; or say Script(tokens='vary') if their number "
         "varies from step to step: tokens/s then counts what the case claims",
+    )
+
+
+def test_sequences_may_be_split_among_ranks() -> None:
+    """Context parallelism: each of two ranks is given one half of the same sequences."""
+    ranks = [report.replace(tokens_per_step=256) for report in saw(128, 128, data_parallel=1)]
+    assert agreement.tokens_differ(ranks, case_of()) is None
+    assert agreement.token_notes(ranks, case_of()) == (
+        "tokens/s counts 256 tokens a step; the model was given that in the second step where each of the 2 "
+        "ranks has its own part of them, as with context or sequence parallelism",
     )
 
 

@@ -17,6 +17,7 @@ from perfsuite.attach import Attached, Measured, device_of
 from perfsuite.case import Case, CaseFile, Topology
 from perfsuite.frameworks.script import Script
 from perfsuite.models import Model
+from perfsuite.observe import Observer
 from perfsuite.result import Memory, RankReport
 from perfsuite.rundir import RunDir
 from tests.samples import make_case
@@ -297,3 +298,27 @@ def test_clock_and_memory_are_those_of_that_device(start: Start, monkeypatch: py
     assert kept == []
     Attached(attached.run_dir, on_gpu)
     assert kept == [True], "before the script can hold torch's own function"
+
+
+@pytest.mark.parametrize("method", ["before_optimizer_step", "result"])
+def test_what_observing_raises_is_no_crash_of_the_script(
+    start: Start, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def fails(*args: Any) -> None:
+        raise AttributeError("'int' object has no attribute 'values'")
+
+    monkeypatch.setattr(Observer, method, fails)
+    attached = start()
+    with pytest.raises(SystemExit):
+        train()
+    failure = report_of(attached).failure
+    assert failure is not None
+    assert (failure.kind, failure.message) == (
+        "error",
+        "perfsuite could not observe this script, which is an error in perfsuite: "
+        "AttributeError: 'int' object has no attribute 'values'",
+    )
+    assert failure.traceback is not None
+    assert "in fails" in failure.traceback
+    attached.exits()
+    assert report_of(attached).failure == failure

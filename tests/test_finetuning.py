@@ -137,3 +137,108 @@ def test_layers_that_there_are_not_are_named(changes: dict[str, Any], said: str)
     case: Case = ADAPTED.replace(**changes)
     with pytest.raises(MismatchError, match=said):
         build_model(case, torch.device("cpu"))
+
+
+# --- adapters that are not peft's -------------------------------------------------------------------------
+
+
+class Loralib(torch.nn.Linear):
+    """As loralib's and litgpt's: parameters of the layer, here those of q, k and v in one."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(8, 24)
+        self.r = rank
+        self.lora_alpha = 2 * rank
+        self.lora_A = torch.nn.Parameter(torch.zeros(3 * rank, 8))
+        self.lora_B = torch.nn.Parameter(torch.zeros(24, rank))
+
+
+class Torchtune(torch.nn.Module):
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(8, 8))
+        self.lora_a = torch.nn.Linear(8, rank, bias=False)
+        self.lora_b = torch.nn.Linear(rank, 8, bias=False)
+
+
+class Sharded(Torchtune):
+    """As ZeRO 3 leaves it between steps."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self.lora_a.weight = torch.nn.Parameter(torch.zeros(0))
+
+
+class DoRAOnly(torch.nn.Module):
+    """Named like a LoRA, and none that anybody knows."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(8, 8))
+        self.lora_magnitude = torch.nn.Parameter(torch.zeros(8))
+
+
+def not_pefts(kind: Any) -> torch.nn.Module:
+    model = torch.nn.Module()
+    model.blocks = torch.nn.ModuleList(torch.nn.ModuleDict({"qkv": kind(4)}) for _ in range(2))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".lora_" in name)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "rank", "on"),
+    [
+        (Loralib, "2", "4", " qkv"),
+        (Torchtune, "2", "4", " qkv"),
+        (Sharded, "2", "not seen", " qkv"),
+        (DoRAOnly, "0", "not seen", ""),
+    ],
+)
+def test_adapters_of_other_libraries_are_accepted_where_the_case_says_them(
+    kind: Any, count: str, rank: str, on: str
+) -> None:
+    model = not_pefts(kind)
+    told = finetuning.observed(model)
+    assert told == {
+        "trained": "adapters only",
+        "adapters": count,
+        "lora": f"not peft's, rank {rank}, on{on}",
+        "quantised_layers": "0",
+    }
+    asked = finetuning.expected(ADAPTED, layers(model) or [model], told["lora"])
+    assert {key: told[key] for key, value in asked.items() if value is not None} == {
+        key: value for key, value in asked.items() if value is not None
+    }
+    finetuning.check_asked(ADAPTED, model, told)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "say"), [(Loralib, "4", "4"), (Torchtune, "4", "4"), (Sharded, "not seen", "...")]
+)
+def test_adapters_of_other_libraries_have_to_be_asked_for(kind: Any, rank: str, say: str) -> None:
+    model = not_pefts(kind)
+    said = (
+        f"lora: the case says none, but only adapters are trained, not peft's, rank {rank}, on qkv. Say "
+        f"lora=LoRA(rank={say}, alpha=...) in the case, with targets=(...) if not every linear layer of the "
+        "blocks has one: FLOPs go by it"
+    )
+    with pytest.raises(MismatchError, match=f"^{re.escape(said)}$"):
+        finetuning.check_asked(TINY, model, finetuning.observed(model))
+
+
+def test_what_is_only_named_like_a_lora_need_not_be_asked_for() -> None:
+    model = not_pefts(DoRAOnly)
+    finetuning.check_asked(TINY, model, finetuning.observed(model))
+
+
+@pytest.mark.parametrize("kind", [Loralib, Torchtune])
+def test_adapters_of_other_libraries_have_the_rank_that_is_asked_for(kind: Any) -> None:
+    model = not_pefts(kind)
+    case = TINY.replace(lora=LoRA(rank=8, alpha=8))
+    said = (
+        "lora: the case says rank 8, but the adapters that are trained are not peft's, rank 4, on qkv. "
+        "Correct the case or the script"
+    )
+    with pytest.raises(MismatchError, match=f"^{re.escape(said)}$"):
+        finetuning.check_asked(case, model, finetuning.observed(model))

@@ -649,6 +649,20 @@ def test_a_setting_that_was_not_looked_at_when_the_baseline_was_recorded_is_a_ch
     assert (verdict.outcome, verdict.changed) == ("passed", ("attention_kernel: not looked at -> math",))
 
 
+@pytest.mark.parametrize("before", [{}, {"trained": "all"}])
+def test_a_baseline_that_says_nothing_of_what_was_trained_trained_all(before: dict[str, str]) -> None:
+    """As those of an earlier perfsuite."""
+    then = from_runs([make_run(observed=Observed(settings=before, environment={}))] * 3)
+    verdict = judged([make_run(observed=Observed(settings={"trained": "all"}, environment={}))], then)
+    assert (verdict.outcome, verdict.changed) == ("passed", ())
+    adapters = {"trained": "adapters only", "adapters": "2", "lora": "rank 4", "quantised_layers": "0"}
+    verdict = judged([make_run(observed=Observed(settings=adapters, environment={}))], then)
+    assert (verdict.failure, verdict.changed) == ("unlike", ())
+    assert verdict.reasons == (
+        "cannot be compared: observed trained was 'all' in the baseline and is 'adapters only'",
+    )
+
+
 def test_every_unlike_thing_is_named() -> None:
     run = make_run(case=make_case(micro_batch=4, seed=5))
     verdict = judged([run])

@@ -106,6 +106,13 @@ def test_the_kernel_of_attention_is_a_setting() -> None:
         assert result.settings["attention_kernel"] == kernel
 
 
+def test_in_a_script_it_is_not_as_it_depends_on_padding() -> None:
+    observer, _ = in_a_script(in_one_process("llama-tiny"))
+    result = observer.result()
+    assert "attention_kernel" not in result.settings
+    assert result.environment["attention_kernel"] == "FlashAttentionForCpu"
+
+
 def test_a_case_that_asks_for_compilation_and_has_no_graph_is_refused() -> None:
     """As where TORCHDYNAMO_DISABLE is set."""
     observer, result = observed(in_one_process("llama-tiny"))

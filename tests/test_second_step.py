@@ -10,7 +10,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from perfsuite.second_step import NO_KERNEL, NOT_OBSERVED, SecondStep, attention_kernel
+from perfsuite import second_step
+from perfsuite.second_step import NO_KERNEL, NO_LINEAR, NOT_OBSERVED, SecondStep, attention_kernel
 
 WIDTH = 8
 
@@ -239,3 +240,47 @@ def test_a_call_that_fails_leaves_the_next_ones_counted() -> None:
         model(TOKENS + 99)
     model(TOKENS).backward()
     assert seen.tokens.tokens == 2 * TOKENS.numel()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_what_torchscript_has_compiled_is_left_out() -> None:
+    """It takes no hooks; the model around it does."""
+
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Model(sdpa)
+            self.scripted = torch.jit.script(nn.Sequential(nn.Linear(1, 1), nn.ReLU()))
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            return self.scripted(self.inner(input_ids)[None])  # type: ignore[no-any-return]
+
+    assert step(Around()).tokens.tokens == TOKENS.numel()
+    SecondStep(torch.jit.script(nn.Sequential(nn.Linear(1, 1))), inside=True).finish()
+
+
+@pytest.mark.parametrize("name", ["attention_kernel", "_tensors"])
+def test_what_a_hook_raises_is_kept_from_the_model(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def fails(*args: Any) -> None:
+        raise KeyError(name)
+
+    monkeypatch.setattr(second_step, name, fails)
+    model = Model(sdpa)
+    seen = SecondStep(model, inside=True)
+    model(TOKENS).backward()
+    with pytest.raises(KeyError, match=name):
+        seen.finish()
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("wrapped", [lambda out: {"out": out}, lambda out: (out,), lambda out: [None, out]])
+def test_a_linear_layer_that_returns_no_tensor_is_no_error(wrapped: Callable[[Tensor], Any]) -> None:
+    class Odd(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            return wrapped(super().forward(x))
+
+    model = Odd(1, 1)
+    seen = SecondStep(model, inside=True)
+    out = model(torch.ones(2, 1))
+    seen.finish()
+    assert seen.compute_dtype == ("float32" if isinstance(out, tuple) else NO_LINEAR)

@@ -75,6 +75,10 @@ class Script(Framework):
     tokens: Literal["fixed", "vary"] = "fixed"
     """Whether each step has the tokens that the case claims, as is checked in the second. `vary`: their
     number differs from step to step; tokens/s counts what is claimed, and a note says what the second had."""
+    replicas: Literal["agree", "differ"] = "agree"
+    """Whether parameters that are whole on each data-parallel rank are the same on all after the last step,
+    as is checked. `differ`: not compared, for experts or embedding rows that each rank has its own of, and
+    for replicas that are averaged now and then. Some collective has to run in either case."""
 
     @field_validator("command", "arguments", mode="before")
     @classmethod
@@ -120,6 +124,11 @@ class Script(Framework):
     def tokens_vary(self) -> bool:
         """As the user says."""
         return self.tokens == "vary"
+
+    @property
+    def replicas_differ(self) -> bool:
+        """As the user says."""
+        return self.replicas == "differ"
 
     def slug(self) -> str:
         """What runs, options, and a digest of arguments, directories and variables."""
