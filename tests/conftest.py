@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,10 @@ GPU_TESTS = Path(__file__).parent / "gpu"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hide this machine's GPUs, from the processes that tests start, too."""
+    """Hide this machine's GPUs, from the processes that tests start, too. And let those be interrupted: a
+    background job of a shell ignores SIGINT, and so would they."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not _only_gpu_tests(config):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 

@@ -66,8 +66,6 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> bool:
 def driver(tmp_path: Path, case: Case, inject: str | None) -> subprocess.Popen[bytes]:
     """Another process that runs a case, so that it can be killed."""
     code = (
-        # Where pytest is a background job of a shell, its children would ignore SIGINT.
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "import sys, pathlib; from perfsuite import data, Case; from perfsuite.run import run\n"
         "from perfsuite.hardware import detect\n"
         f"case = data.read(pathlib.Path({str(tmp_path / 'the-case.json')!r}), Case)\n"
