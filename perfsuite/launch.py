@@ -42,8 +42,8 @@ STALL_STEPS = 20
 """Or so many times the longest step before: room for an evaluation or a checkpoint between steps."""
 STALL_AFTER = 2
 """Steps that are no measure of the others: libraries load and kernels are compiled in them."""
-STALL_SECOND = 3
-"""Or so many times the last of those, until a later step has shown how long one takes."""
+STALL_EARLY = 3
+"""Or so many times the longer of those, until a later step has shown how long one takes."""
 
 NCCL_HEARTBEAT_S = 480
 """torch's default of TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC."""
@@ -155,7 +155,7 @@ def _watch(
         if now - began > case.timeout_s:
             why = f"{case.timeout_s:g} s (the case's timeout_s)"
         elif quiet_s is not None:
-            allowed = f"{stall.allowed_s:.0f} s are let pass after a longest step of {stall.longest_s:.1f} s"
+            allowed = f"{stall.allowed_s:.0f} s are let pass here"
             why = f"{quiet_s:.0f} s without a step ({allowed})"
         if why is not None:
             far = f"when rank 0 had finished about {steps} of {case.total_steps} steps"
@@ -168,29 +168,29 @@ class Stall:
     def __init__(self) -> None:
         self.longest_s = 0.0
         """Seconds between two signs of life since step `STALL_AFTER` had ended."""
-        self._second_s = 0.0
-        """Seconds of the sign of life by which that step had ended."""
+        self._early_s = 0.0
+        """The same before that, since training began."""
         self._last: tuple[bool, int, int] | None = None
         self._at = 0.0
 
     def after(self, now: float, *, is_training: bool, steps: int, reports: int) -> float | None:
-        """How many seconds it has stood still, if that is a hang. Before step `STALL_AFTER` nothing is."""
+        """How many seconds it has stood still, if that is a hang. Before the first step nothing is."""
         sign = (is_training, steps, reports)
         if sign != self._last:
             if self._last is not None and self._last[1] >= STALL_AFTER:
                 self.longest_s = max(self.longest_s, now - self._at)
-            elif self._last is not None and steps >= STALL_AFTER:
-                self._second_s = now - self._at
+            elif self._last is not None and self._last[0]:
+                self._early_s = max(self._early_s, now - self._at)
             self._last, self._at = sign, now
         quiet_s = now - self._at
-        is_watched = steps >= STALL_AFTER or reports > 0
+        is_watched = steps > 0 or reports > 0
         return quiet_s if is_watched and quiet_s > self.allowed_s else None
 
     @property
     def allowed_s(self) -> float:
         """Seconds that may pass without a sign of life."""
-        second_s = 0.0 if self.longest_s else self._second_s
-        return max(STALL_S, STALL_STEPS * self.longest_s, STALL_SECOND * second_s)
+        early_s = 0.0 if self.longest_s else self._early_s
+        return max(STALL_S, STALL_STEPS * self.longest_s, STALL_EARLY * early_s)
 
 
 def _kill(launcher: subprocess.Popen[bytes], mark: str) -> None:
