@@ -22,7 +22,7 @@ from perfsuite import launch as launching
 from perfsuite.case import CaseFile
 from perfsuite.errors import FileError
 from perfsuite.hardware import detect
-from perfsuite.launch import JOB_MARK, STALL_S, STALL_EARLY, STALL_STEPS, Stall, launch
+from perfsuite.launch import JOB_MARK, STALL_EARLY, STALL_S, STALL_STEPS, Stall, launch
 from perfsuite.result import LaunchFile, Run
 from perfsuite.run import run
 from perfsuite.rundir import RunDir
