@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -556,12 +557,19 @@ def test_figures_of_a_shared_machine_are_shown_on_request(busy: pytest.Pytester)
     assert not list(busy.path.glob(".perfsuite/baselines/*/*"))
 
 
+@pytest.fixture
+def held() -> Iterator[MachineLock]:
+    """Let go whatever a test says: the next session of this process would wait for it without end."""
+    machine_lock = MachineLock()
+    machine_lock.take(print)
+    yield machine_lock
+    machine_lock.release()
+
+
 def test_two_sessions_measure_one_after_the_other(
-    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, held: MachineLock
 ) -> None:
-    held = MachineLock()
-    held.take(print)
-    refused = run_cpu(suite, "--perf-no-wait", "-W", "error")
+    refused = suite.runpytest_subprocess("-m", "cpu", "--perf-no-wait", "-W", "error")
     assert refused.ret == pytest.ExitCode.INTERRUPTED
     refused.stdout.fnmatch_lines(["*perfsuite: another session measures on this machine (pid *"])
     assert not list(suite.path.glob(".perfsuite/runs/*"))
@@ -583,7 +591,6 @@ def test_two_sessions_measure_one_after_the_other(
         ]
     )
     held.take(print, wait=False)  # the session let go
-    held.release()
 
 
 def test_bad_options_are_usage_errors(suite: pytest.Pytester) -> None:
