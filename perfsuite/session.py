@@ -10,23 +10,25 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
-from perfsuite import baseline, data, health
-from perfsuite.baseline import Baseline
-from perfsuite.case import Case
-from perfsuite.comparison import PublishedFile
+from perfsuite import documents
+from perfsuite.case.case import Case
+from perfsuite.case.hardware import Machine, detect, detect_cpu
 from perfsuite.errors import BusyError, CaseError, GitError, PerfsuiteError
 from perfsuite.git import git
-from perfsuite.hardware import Machine, detect, detect_cpu
-from perfsuite.health import is_shared
-from perfsuite.judge import UNMEASURED, Policy, Verdict, judge
-from perfsuite.lock import MachineLock
-from perfsuite.noise import ClassNoise, class_noise
-from perfsuite.progress import Progress
-from perfsuite.quiet import WAIT_S, Neighbours
-from perfsuite.result import Run
-from perfsuite.results import Result, SessionFile, Skipped
-from perfsuite.run import measure, unsupported, wrong_torch
-from perfsuite.summary import plural
+from perfsuite.launch import health
+from perfsuite.launch.health import is_shared
+from perfsuite.launch.lock import MachineLock
+from perfsuite.launch.quiet import WAIT_S, Neighbours
+from perfsuite.measure import measure, unsupported, wrong_torch
+from perfsuite.report.progress import Progress
+from perfsuite.report.published import PublishedFile
+from perfsuite.report.summary import plural
+from perfsuite.results import baseline
+from perfsuite.results.baseline import Baseline
+from perfsuite.results.rank_report import Run
+from perfsuite.results.session_file import Result, SessionFile, Skipped
+from perfsuite.verdict.judge import UNMEASURED, Policy, Verdict, judge
+from perfsuite.verdict.noise import ClassNoise, class_noise
 
 MIN_RECORDED = 3
 """Launches of a local baseline: with fewer, as `--perf-record-launches=1` leaves it, it is recorded anew."""
@@ -228,7 +230,7 @@ class Session:
         self.results.append(result)
         if recorded and file is not None:
             healthy = result.healthy_runs
-            data.write(file, baseline.from_runs(healthy, sessions=[self.files.name] * len(healthy)))
+            documents.write(file, baseline.from_runs(healthy, sessions=[self.files.name] * len(healthy)))
         return result
 
     def _begin(self, case: Case, machine: Machine, launch: int) -> None:
@@ -280,7 +282,7 @@ class Session:
         reason = f"no baseline on {hardware_class} in {directories}, and {why}"
         if too_little is not None:
             option = "--perf-no-baseline=fail" if self.options.inject is None else "--perf-inject"
-            launches = plural(len(data.read(too_little, Baseline).launches), "launch")
+            launches = plural(len(documents.read(too_little, Baseline).launches), "launch")
             reason = (
                 f"the baseline in {too_little} is of {launches}, and {option} asks for "
                 f"{MIN_RECORDED} or more: run once without it, which records it anew, or add "
