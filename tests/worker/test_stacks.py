@@ -65,7 +65,7 @@ def test_only_those_that_listen_are_asked(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(stacks, "WAIT_S", 60)
     run_dir = RunDir(tmp_path)
     listens = (
-        "import sys, pathlib; from perfsuite import stacks; from perfsuite.results.run_dir import RunDir\n"
+        "import sys, pathlib; from perfsuite.worker import stacks; from perfsuite.results.run_dir import RunDir\n"
         f"stacks.listen(RunDir(pathlib.Path({str(tmp_path)!r})), None)\n"
         f"stacks.listen(RunDir(pathlib.Path({str(tmp_path)!r})), 3)\n"
         "print(flush=True); sys.stdin.read()\n"
