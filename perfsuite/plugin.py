@@ -16,6 +16,7 @@ import pytest
 
 from perfsuite import documents
 from perfsuite.case.case import Case
+from perfsuite.case.fault import Fault
 from perfsuite.case.hardware import ACCELERATORS
 from perfsuite.errors import BusyError, PerfsuiteError
 from perfsuite.frameworks.base import EXTRAS
@@ -25,11 +26,11 @@ from perfsuite.report import summary
 from perfsuite.report import terminal as report
 from perfsuite.report.progress import Progress
 from perfsuite.report.published import PUBLISHED, PublishedFile, concerned
+from perfsuite.report.text import plural, relative
 from perfsuite.results.session_file import Result, SessionFile
 from perfsuite.session import NO_COMPARISONS, Options, Session, check_same
 from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES
-from perfsuite.worker.faults import Fault
 
 CLOCK = pytest.StashKey[ReplayClock]()
 PASSED = pytest.StashKey[bool]()
@@ -373,7 +374,7 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, Any] 
 
 def _relative(config: pytest.Config, text: str) -> str:
     """Paths as pytest shows them: from its root directory."""
-    return summary.relative(text, config.rootpath)
+    return relative(text, config.rootpath)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -398,7 +399,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             terminalreporter.write_line(line)
     if looked_at := len(session.looked_at):
         terminalreporter.write_line(
-            f"--perf-allow-shared: {summary.plural(looked_at, 'case')} measured while others used the "
+            f"--perf-allow-shared: {plural(looked_at, 'case')} measured while others used the "
             "machine: figures to look at, nothing was judged or recorded"
         )
     if session.files_error is not None:
@@ -409,7 +410,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if _nothing_measured(config):
         terminalreporter.section("perfsuite: nothing was measured", red=True, bold=True)
         terminalreporter.write_line(
-            f"{summary.plural(session.selected, 'case')} selected, none gave a valid measurement: not a pass."
+            f"{plural(session.selected, 'case')} selected, none gave a valid measurement: not a pass."
         )
         if any(result.shared for result in session.results):
             terminalreporter.write_line(

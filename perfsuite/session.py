@@ -12,22 +12,24 @@ from typing import Literal
 
 from perfsuite import documents
 from perfsuite.case.case import Case
-from perfsuite.case.hardware import Machine, detect, detect_cpu
+from perfsuite.case.hardware import Machine
 from perfsuite.errors import BusyError, CaseError, GitError, PerfsuiteError
 from perfsuite.git import git
-from perfsuite.launch import health
-from perfsuite.launch.health import is_shared
 from perfsuite.launch.lock import MachineLock
+from perfsuite.launch.machine import detect, detect_cpu
 from perfsuite.launch.quiet import WAIT_S, Neighbours
-from perfsuite.measure import measure, unsupported, wrong_torch
+from perfsuite.launch.requirements import unsupported, wrong_torch
+from perfsuite.measure import measure
 from perfsuite.report.progress import Progress
 from perfsuite.report.published import PublishedFile
-from perfsuite.report.summary import plural
-from perfsuite.results import baseline
+from perfsuite.report.text import plural
+from perfsuite.results import baseline, health
 from perfsuite.results.baseline import Baseline
-from perfsuite.results.rank_report import Run
+from perfsuite.results.health import is_shared
+from perfsuite.results.outcome import UNMEASURED, Verdict
+from perfsuite.results.run import Run
 from perfsuite.results.session_file import Result, SessionFile, Skipped
-from perfsuite.verdict.judge import UNMEASURED, Policy, Verdict, judge
+from perfsuite.verdict.judge import Policy, judge
 from perfsuite.verdict.noise import ClassNoise, class_noise
 
 MIN_RECORDED = 3
@@ -259,7 +261,7 @@ class Session:
     def _say_who(self, run: Run, launch: int) -> str:
         """Tell that others used the machine; returns who they are, as a note of that launch."""
         seen = self.neighbours.during_launch(run.machine, run.case.topology.processes_per_node)
-        why = "; ".join(health.unhealthy(run.health, run.machine))
+        why = "; ".join(health.machine_problems(run.health, run.machine))
         self.progress.say(f"launch {launch} of {run.case.id} is no evidence: {why}; seen: {seen}")
         return f"seen beside launch {launch}: {seen}"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.case.hardware import detect
 from perfsuite.launch.lock import LOCK_FILE
+from perfsuite.launch.machine import detect
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 

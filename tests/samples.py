@@ -9,16 +9,19 @@ from hypothesis import settings
 
 from perfsuite import documents
 from perfsuite.case.case import Case, CaseFile, Topology
-from perfsuite.case.hardware import Machine, gpu_machine
+from perfsuite.case.hardware import Machine
 from perfsuite.case.model import MODELS, Model
 from perfsuite.frameworks.fake import Fake
 from perfsuite.frameworks.script import Script
+from perfsuite.launch.machine import gpu_machine
 from perfsuite.results.baseline import from_runs
 from perfsuite.results.metric import GATED
-from perfsuite.results.rank_report import Failure, Figures, Health, LaunchFile, Memory, RankReport, Run
+from perfsuite.results.outcome import Verdict
+from perfsuite.results.rank_report import Failure, Memory, RankReport
+from perfsuite.results.run import Figures, Health, LaunchFile, Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Result, SessionFile
-from perfsuite.verdict.judge import Policy, Verdict, judge
+from perfsuite.verdict.judge import Policy, judge
 from perfsuite.verdict.noise import ClassNoise
 from perfsuite.verdict.sequential import Noise
 

@@ -10,7 +10,8 @@ from perfsuite.case.case import Case, Topology
 from perfsuite.case.model import MODELS
 from perfsuite.frameworks.fake import Fake
 from perfsuite.results.baseline import from_runs
-from perfsuite.results.rank_report import DeviceHealth, Failure, Figures, Health, Memory, Observed, Run
+from perfsuite.results.rank_report import Failure, Memory, Observed
+from perfsuite.results.run import DeviceHealth, Figures, Health, Run
 from perfsuite.results.session_file import Result, SessionFile, Skipped
 from perfsuite.verdict.judge import Policy, judge
 from perfsuite.verdict.noise import class_noise

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.case.hardware import detect
+from perfsuite.launch.machine import detect
 
 NO_DRIVER = """
 class NVMLError(Exception): ...

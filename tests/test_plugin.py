@@ -15,13 +15,15 @@ import psutil
 import pytest
 
 from perfsuite import documents, measure, session
-from perfsuite.case.hardware import Machine, gpu_machine
+from perfsuite.case import torch_build
+from perfsuite.case.hardware import Machine
 from perfsuite.errors import MachineError
-from perfsuite.launch import lock, torch_build
+from perfsuite.launch import lock
 from perfsuite.launch.lock import MachineLock
+from perfsuite.launch.machine import gpu_machine
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.results import collect
-from perfsuite.results.rank_report import Run
+from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile
 from tests.samples import DISTURBED
 

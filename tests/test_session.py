@@ -10,17 +10,19 @@ import pytest
 from perfsuite import documents, session
 from perfsuite import measure as running
 from perfsuite.case.case import KnownIssue
-from perfsuite.case.hardware import gpu_machine
 from perfsuite.errors import BusyError, PerfsuiteError
 from perfsuite.launch.lock import MachineLock
+from perfsuite.launch.machine import gpu_machine
 from perfsuite.report.progress import Progress
 from perfsuite.report.summary import interruption
 from perfsuite.results import baseline
 from perfsuite.results.baseline import Baseline
-from perfsuite.results.rank_report import Failure, Run
+from perfsuite.results.outcome import Verdict
+from perfsuite.results.rank_report import Failure
+from perfsuite.results.run import Run
 from perfsuite.results.session_file import Result, SessionFile
 from perfsuite.session import Options, Session
-from perfsuite.verdict.judge import Policy, Verdict
+from perfsuite.verdict.judge import Policy
 from tests.samples import DISTURBED, make_case, make_figures, make_run, make_shared, never_run
 
 
@@ -106,7 +108,7 @@ def test_the_launches_before_an_error_or_an_interrupt_are_kept(
             raise end
         return left.pop(0)
 
-    monkeypatch.setattr(running, "run", launch)
+    monkeypatch.setattr(running, "launch_once", launch)
     ours = make_session(tmp_path)
     with pytest.raises(type(end)):
         ours.measure(make_case(), "test")
@@ -283,7 +285,7 @@ class Busy:
             self.launched += 1
             return left.pop(0)
 
-        monkeypatch.setattr(running, "run", launch)
+        monkeypatch.setattr(running, "launch_once", launch)
 
     def measure(self) -> Result:
         return self.session.measure(make_case(), "test")

@@ -16,15 +16,17 @@ from pydantic import (
     model_validator,
 )
 
+from perfsuite.case.framework import changed_fields
 from perfsuite.case.hardware import ACCELERATORS, hardware_error
 from perfsuite.case.model import Model, find
 from perfsuite.documents import Data, Document
-from perfsuite.frameworks.base import Framework, changed_fields, parse_framework
-from perfsuite.results.metric import Unit
+from perfsuite.frameworks.base import Framework, parse_framework
 
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
 Quantization = Literal["none", "8bit", "4bit"]
+Unit = Literal["tokens", "samples"]
+"""What a case counts (`Case.unit`). Fields of figures are named after tokens, whatever is counted."""
 
 
 class Topology(Data):

@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from perfsuite.case.hardware import ACCELERATORS, Machine, detect, hardware_error
+from perfsuite.case import torch_build
+from perfsuite.case.hardware import ACCELERATORS, Machine, hardware_error
 from perfsuite.cli import baseline, github_issue, history
 from perfsuite.cli import doctor as doctor_cli
 from perfsuite.cli import judge as traces
@@ -18,9 +19,9 @@ from perfsuite.cli import power as power_cli
 from perfsuite.cli import report as report_cli
 from perfsuite.cli import selftest as selftest_run
 from perfsuite.errors import CaseError, PerfsuiteError
-from perfsuite.launch import torch_build
 from perfsuite.launch.lock import machine_lock
-from perfsuite.measure import unsupported, wrong_torch
+from perfsuite.launch.machine import detect
+from perfsuite.launch.requirements import unsupported, wrong_torch
 from perfsuite.report.terminal import console
 
 UNTRIED = 3

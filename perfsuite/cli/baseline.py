@@ -19,17 +19,18 @@ from rich.table import Table
 from rich.text import Text
 
 from perfsuite import documents
-from perfsuite.case.hardware import detect
 from perfsuite.errors import FileError, GitError, PerfsuiteError
 from perfsuite.git import git
+from perfsuite.launch.machine import detect
 from perfsuite.report import summary
-from perfsuite.report.summary import plural
-from perfsuite.report.terminal import amount, console
+from perfsuite.report.terminal import console
+from perfsuite.report.text import amount, plural
 from perfsuite.results import baseline
 from perfsuite.results.baseline import Acceptance, Baseline
 from perfsuite.results.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, Metric
-from perfsuite.results.rank_report import Run
-from perfsuite.verdict.judge import differences, environment_changes, loss_differs, unhealthy
+from perfsuite.results.run import Run
+from perfsuite.verdict.comparable import differences, environment_changes, launch_problems
+from perfsuite.verdict.loss import loss_differs
 from perfsuite.verdict.noise import class_noise
 
 app = typer.Typer(help="Reviewed baselines: what each case reached when somebody accepted it.")
@@ -220,8 +221,8 @@ def _choose(measured: list[Run], before: Baseline | None) -> list[Run]:
             left_out["failed"] += 1
         elif run.inject is not None:
             left_out["injected"] += 1
-        elif unhealthy(run, before):
-            left_out["unhealthy"] += 1
+        elif launch_problems(run, before):
+            left_out["launch_problems"] += 1
         elif chosen and (unlike := differences(run, baseline.from_runs(chosen[:1]))):
             told = (f"{key} is {its!r}, the newest's {newest!r}" for key, (newest, its) in unlike.items())
             left_out[f"unlike the newest ({'; '.join(told)})"] += 1

@@ -10,9 +10,9 @@ import typer
 from rich.text import Text
 
 from perfsuite import documents
-from perfsuite.case.hardware import detect
 from perfsuite.cli.doctor_checks import Row, Status, examine
 from perfsuite.launch.lock import machine_lock
+from perfsuite.launch.machine import detect
 from perfsuite.report.terminal import console
 
 STYLES: dict[Status, str] = {"pass": "green", "fail": "red", "unknown": "yellow"}

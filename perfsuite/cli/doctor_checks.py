@@ -27,8 +27,10 @@ from perfsuite.launch.quiet import Neighbours
 from perfsuite.measure import measure
 from perfsuite.results import baseline
 from perfsuite.results.metric import TOKENS_PER_S
-from perfsuite.results.rank_report import DeviceHealth, RankReport, Run
-from perfsuite.verdict.judge import Policy, Verdict, judge
+from perfsuite.results.outcome import Verdict
+from perfsuite.results.rank_report import RankReport
+from perfsuite.results.run import DeviceHealth, Run
+from perfsuite.verdict.judge import Policy, judge
 from perfsuite.verdict.noise import ClassNoise, class_noise
 from perfsuite.verdict.sequential import Noise, minimum_detectable_drop
 from perfsuite.worker.doctor_probe import ClockFacts, DoctorFile, MemoryFacts, TorchFacts

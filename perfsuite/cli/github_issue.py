@@ -18,7 +18,8 @@ import typer
 from perfsuite import documents
 from perfsuite.errors import GitHubError
 from perfsuite.history.trend import Finding, Trend
-from perfsuite.report.terminal import console, sentence
+from perfsuite.report.terminal import console
+from perfsuite.report.text import sentence
 from perfsuite.results.session_file import Result, SessionFile
 
 LABEL = "perfsuite"

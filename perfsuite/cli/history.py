@@ -27,7 +27,8 @@ from perfsuite.history.asv import pages as asv_pages
 from perfsuite.history.asv.export import Exported
 from perfsuite.history.store import StoredResult
 from perfsuite.history.trend import Finding, Trend
-from perfsuite.report.terminal import amount, console
+from perfsuite.report.terminal import console
+from perfsuite.report.text import amount
 from perfsuite.results.session_file import local_sessions
 
 app = typer.Typer(help="Keep results for years, look at them, find what drifts.")

@@ -19,8 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from perfsuite import documents
-from perfsuite.case.hardware import detect
 from perfsuite.errors import CaseError, FileError
+from perfsuite.launch.machine import detect
 from perfsuite.report.terminal import console
 from perfsuite.results import baseline
 from perfsuite.results.baseline import Baseline

@@ -18,6 +18,7 @@ from perfsuite.report import summary
 from perfsuite.report.html import page
 from perfsuite.report.published import PUBLISHED, ComparisonTable, PublishedFile, compare, concerned, latest
 from perfsuite.report.terminal import console, explanation, table
+from perfsuite.report.text import relative
 from perfsuite.results.session_file import SessionFile, local_sessions
 
 
@@ -113,7 +114,7 @@ def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
             out.print()
         for result in session.results:
             if verbose or summary.needs_words(result):
-                out.print(summary.relative(explanation(result), Path.cwd()))
+                out.print(relative(explanation(result), Path.cwd()))
                 out.print()
         if not verbose and (short := summary.in_short(session.results)):
             out.print("\n".join([*short, ""]))

@@ -18,8 +18,9 @@ from perfsuite.frameworks.ddp import DDP
 from perfsuite.measure import measure
 from perfsuite.results import baseline
 from perfsuite.results.baseline import Baseline
+from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.results.rank_report import FailureKind
-from perfsuite.verdict.judge import Outcome, Policy, Verdict, judge
+from perfsuite.verdict.judge import Policy, judge
 from perfsuite.verdict.noise import ClassNoise, class_noise
 
 

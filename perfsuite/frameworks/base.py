@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import ValidationError
 
 import perfsuite.frameworks
+from perfsuite.case.framework import LossRule, changed_fields
 from perfsuite.documents import Data, explain
 from perfsuite.errors import CaseError
 
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
     from perfsuite.case.hardware import Machine
     from perfsuite.results.rank_report import Memory
     from perfsuite.worker.recorder import Recorder
-
-LossRule = Literal["falls", "finite"]
-"""`falls`: every loss is a finite number, and those of the last steps are lower than those of the first.
-`finite`: every loss is a finite number. Either way the curve has to follow the baseline's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,28 +152,6 @@ class Framework(Data):
         return "-".join([self.name, *changed_fields(self)])
 
 
-def changed_fields(data: Data, skip: frozenset[str] = frozenset()) -> list[str]:
-    """Fields that are required or differ from their default, short and readable, in declared order."""
-    parts = []
-    for name, info in type(data).model_fields.items():
-        value = getattr(data, name)
-        if name in skip or (not info.is_required() and value == info.default):
-            continue
-        if isinstance(value, bool) or value is None:
-            parts.append(name if value else f"no_{name}")
-        elif isinstance(value, str):
-            parts.append(value.lower())
-        elif isinstance(value, Data):
-            parts += [name, *changed_fields(value)]
-        elif isinstance(value, tuple):
-            parts.append(name + "x".join(str(item) for item in value))
-        else:
-            parts.append(
-                name + repr(value).removesuffix(".0") if isinstance(value, float) else f"{name}{value}"
-            )
-    return parts
-
-
 def missing_package(*packages: str) -> str | None:
     """Which of these packages is not installed, and how to get it, or None. A broken one is not missing."""
     for package in packages:
@@ -236,3 +211,7 @@ def parse_framework(value: Any) -> Framework:
     except ValidationError as error:
         known = ", ".join(kind.model_fields) or "none"
         raise CaseError(f"{explain(error)}. Options of {value['name']}: {known}.") from None
+
+
+NCCL_AFTER_S = 60
+"""After a case's `timeout_s`: then NCCL's own watchdog may end a rank, for the driver has not."""

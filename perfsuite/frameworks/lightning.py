@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from perfsuite.frameworks.base import Framework, Ranks, Workload, changed_fields
+from perfsuite.case.framework import changed_fields
+from perfsuite.frameworks.base import Framework, Ranks, Workload
 from perfsuite.frameworks.fsdp import FSDP, prefetch
 
 if TYPE_CHECKING:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
+from perfsuite.case.framework import LossRule, changed_fields
 from perfsuite.errors import CaseError
-from perfsuite.frameworks.base import Command, Framework, LossRule, Ranks, Workload, changed_fields
+from perfsuite.frameworks.base import Command, Framework, Ranks, Workload
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case

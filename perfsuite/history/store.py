@@ -24,14 +24,13 @@ from typing import Any, Literal
 from pydantic import Field
 
 from perfsuite import documents
-from perfsuite.case.case import NO_TOKENS, Case
+from perfsuite.case.case import NO_TOKENS, Case, Unit
 from perfsuite.case.hardware import Machine
 from perfsuite.documents import Data, Document
 from perfsuite.errors import FileError
-from perfsuite.results.metric import Unit
-from perfsuite.results.rank_report import Run
+from perfsuite.results.outcome import UNMEASURED
+from perfsuite.results.run import Run
 from perfsuite.results.session_file import Result, SessionFile
-from perfsuite.verdict.judge import UNMEASURED
 
 Column = tuple[float | None, ...]
 """A figure of each healthy launch, in the order they were made; None where a launch does not have it."""

@@ -31,9 +31,11 @@ from perfsuite import documents
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import FileError
 from perfsuite.frameworks.base import Command
-from perfsuite.launch.local import JOB_MARK, sweep
-from perfsuite.results.rank_report import Failure, LaunchFile, RankReport
+from perfsuite.launch.processes import JOB_MARK, sweep
+from perfsuite.results.rank_report import Failure, RankReport
+from perfsuite.results.run import LaunchFile
 from perfsuite.results.run_dir import FILES, LAUNCH_DIR, RunDir
+from perfsuite.worker import leash
 from perfsuite.worker import main as worker
 
 DRIVER_DIED = signal.SIGUSR2
@@ -47,8 +49,8 @@ def main(path: str) -> int:
     """Run the job to its end and write `launch.json`. Exit status 0 if every rank ended well."""
     for number in (signal.SIGTERM, DRIVER_DIED):
         signal.signal(number, _end_the_job)
-    worker.die_with_parent(DRIVER_DIED)
-    os.environ[worker.ANCESTOR_PID] = str(os.getpid())
+    leash.die_with_parent(DRIVER_DIED)
+    os.environ[leash.ANCESTOR_PID] = str(os.getpid())
     try:
         failures = _launch(RunDir(Path(path)))
     except BaseException:
@@ -173,7 +175,7 @@ def _start(
             stdin=subprocess.DEVNULL,
             stdout=None if log is None else files.enter_context(log.open("ab")),
             stderr=None if log is None else subprocess.STDOUT,
-            preexec_fn=worker.die_with_parent,
+            preexec_fn=leash.die_with_parent,
         )
 
 

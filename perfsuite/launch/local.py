@@ -20,35 +20,22 @@ import time
 import uuid
 from collections.abc import Callable
 
-import psutil
-
 from perfsuite.case.case import Case
-from perfsuite.case.hardware import CUDA_ORDER
-from perfsuite.errors import LaunchError
+from perfsuite.frameworks.base import NCCL_AFTER_S
+from perfsuite.launch import stacks
+from perfsuite.launch.hang import Stall
 from perfsuite.launch.health import Sampler
+from perfsuite.launch.machine import CUDA_ORDER
+from perfsuite.launch.processes import JOB_MARK, _marked, sweep
 from perfsuite.results.rank_report import Failure
-from perfsuite.results.run_dir import RunDir
-from perfsuite.worker import stacks
-from perfsuite.worker.main import ANCESTOR_PID, NCCL_AFTER_S
+from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, RunDir
+from perfsuite.worker.leash import ANCESTOR_PID
 
-JOB_MARK = "PERFSUITE_JOB"
-"""Environment variable that every process of a job inherits."""
 POLL_S = 0.05
 KILL_S = 60
-STALL_S = 120
-"""Without a step, at the least, in a job that hangs. More than a rank may take at its end: it waits
-`worker.WAIT_S` for the others, then has `worker.LEAVE_S` to leave in."""
-STALL_STEPS = 20
-"""Or so many times the longest step before: room for an evaluation or a checkpoint between steps."""
-STALL_AFTER = 2
-"""Steps that are no measure of the others: libraries load and kernels are compiled in them."""
-STALL_EARLY = 3
-"""Or so many times the longer of those, until a later step has shown how long one takes."""
 
 NCCL_HEARTBEAT_S = 480
 """torch's default of TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC."""
-FLIGHT_RECORDER_FILE = "TORCH_FR_DUMP_TEMP_FILE"
-"""torch's environment variable: where its flight recorder is written, the rank appended."""
 
 OnProgress = Callable[[int, int], None]
 """Told, every `POLL_S` seconds, the steps that rank 0 has finished and the tokens of one step."""
@@ -162,66 +149,8 @@ def _watch(
             return Failure(kind="timeout", message=f"killed after {why}, {far}", at=time.time())
 
 
-class Stall:
-    """Tells a job that hangs by the absence of steps, and of rank reports at its end."""
-
-    def __init__(self) -> None:
-        self.longest_s = 0.0
-        """Seconds between two signs of life since step `STALL_AFTER` had ended."""
-        self._early_s = 0.0
-        """The same before that, since training began."""
-        self._last: tuple[bool, int, int] | None = None
-        self._at = 0.0
-
-    def after(self, now: float, *, is_training: bool, steps: int, reports: int) -> float | None:
-        """How many seconds it has stood still, if that is a hang. Before the first step nothing is."""
-        sign = (is_training, steps, reports)
-        if sign != self._last:
-            if self._last is not None and self._last[1] >= STALL_AFTER:
-                self.longest_s = max(self.longest_s, now - self._at)
-            elif self._last is not None and self._last[0]:
-                self._early_s = max(self._early_s, now - self._at)
-            self._last, self._at = sign, now
-        quiet_s = now - self._at
-        is_watched = steps > 0 or reports > 0
-        return quiet_s if is_watched and quiet_s > self.allowed_s else None
-
-    @property
-    def allowed_s(self) -> float:
-        """Seconds that may pass without a sign of life."""
-        early_s = 0.0 if self.longest_s else self._early_s
-        return max(STALL_S, STALL_STEPS * self.longest_s, STALL_EARLY * early_s)
-
-
 def _kill(launcher: subprocess.Popen[bytes], mark: str) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(launcher.pid, signal.SIGKILL)
     launcher.wait()
     sweep(mark)
-
-
-def sweep(mark: str) -> None:
-    """Kill every process of a job but this one. Raises `LaunchError` if one cannot be killed."""
-    deadline = time.monotonic() + KILL_S
-    while left := _marked(mark):  # a process may fork while it is being killed
-        for process in left:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(left, timeout=5)
-        if time.monotonic() > deadline:
-            pids = ", ".join(str(process.pid) for process in left)
-            raise LaunchError(
-                f"processes {pids} of this job cannot be killed (waiting for a driver?): "
-                "whatever is measured next would share the machine with them; look at dmesg"
-            )
-
-
-def _marked(mark: str) -> list[psutil.Process]:
-    """Living processes of the job but this one, in whatever session they put themselves."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            is_marked = process.environ().get(JOB_MARK) == mark and process.pid != os.getpid()
-            if is_marked and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-from perfsuite.case.hardware import pci_bus_id, visible_handles
-from perfsuite.results.rank_report import DeviceHealth
+from perfsuite.launch.machine import pci_bus_id, visible_handles
+from perfsuite.results.run import DeviceHealth
 
 REASONS: dict[int, str] = {
     0x001: "GpuIdle",

@@ -6,6 +6,6 @@ not enough, because the ranks hold that pipe, too.
 
 import torch  # noqa: F401  imported once here instead of once per rank
 
-from perfsuite.worker.main import die_with_parent
+from perfsuite.worker.leash import die_with_parent
 
 die_with_parent()

@@ -18,15 +18,10 @@ from typing import Any
 
 import psutil
 
-from perfsuite.case.hardware import Machine, visible_handles
-from perfsuite.launch.health import (
-    FOREIGN_CPU_SHARE,
-    FOREIGN_MEMORY_BYTES,
-    STEAL_SHARE,
-    Cpu,
-    allowed_cores,
-    read_cpu,
-)
+from perfsuite.case.hardware import Machine
+from perfsuite.launch.health import Cpu, allowed_cores, read_cpu
+from perfsuite.launch.machine import visible_handles
+from perfsuite.results.health import FOREIGN_CPU_SHARE, FOREIGN_MEMORY_BYTES, STEAL_SHARE
 
 QUIET_S = 5.0
 """So long nobody may use the machine before it counts as quiet."""

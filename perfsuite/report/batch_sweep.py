@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perfsuite.results.outcome import UNMEASURED
 from perfsuite.results.session_file import Result
-from perfsuite.verdict.judge import UNMEASURED
 
 
 def best_batch(results: Sequence[Result]) -> Result | None:

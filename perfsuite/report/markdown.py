@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from perfsuite.report import summary
 from perfsuite.report.published import ComparisonTable
-from perfsuite.report.terminal import amount, sentence
+from perfsuite.report.text import amount, percent, sentence
 from perfsuite.results.session_file import Result, SessionFile
 
 MAX_EXPLAINED = 50
@@ -72,7 +72,7 @@ def _table(results: Sequence[Result], *, anchors: Sequence[str]) -> list[str]:
             case,
             text(summary.reason(result)),
             "-" if figures.tokens_per_s is None else summary.speed(figures.tokens_per_s, result.unit, unit),
-            "-" if change is None else summary.percent(change),
+            "-" if change is None else percent(change),
             "-" if figures.peak_memory_bytes is None else amount(figures.peak_memory_bytes, "bytes"),
         )
         rows.append(_row(cells))

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from perfsuite.report.summary import rate
-from perfsuite.results.metric import Unit
+from perfsuite.case.case import Unit
+from perfsuite.report.text import rate
 
 ID_WIDTH = 30
 

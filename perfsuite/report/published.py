@@ -16,8 +16,8 @@ from pydantic import Field
 from perfsuite.documents import Data, Document
 from perfsuite.errors import CaseError
 from perfsuite.report.batch_sweep import best_batch
-from perfsuite.report.terminal import amount
-from perfsuite.results.rank_report import Figures
+from perfsuite.report.text import amount
+from perfsuite.results.run import Figures
 from perfsuite.results.session_file import Result, SessionFile
 
 PUBLISHED = Path("bench_cases/published.json")

@@ -5,14 +5,14 @@ Imports neither torch nor pytest.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
-from perfsuite.results.metric import SPEEDS, TOKENS_PER_S, Unit, in_unit
+from perfsuite.case.case import Unit
+from perfsuite.report.text import percent, plural, rate
+from perfsuite.results.metric import SPEEDS, TOKENS_PER_S, in_unit
+from perfsuite.results.outcome import Check
 from perfsuite.results.session_file import Result, SessionFile
-from perfsuite.verdict.judge import Check
 
 WORST_FIRST = (
     "failed",
@@ -59,11 +59,6 @@ def speed(value: float, unit: Unit, heading: Unit) -> str:
     return rate(value) if unit == heading else f"{rate(value)} {unit}/s"
 
 
-def rate(value: float) -> str:
-    """So many per second, to three digits at the least."""
-    return f"{value:.3g}" if 0 < value < 100 else f"{value:,.0f}"
-
-
 def change(check: Check) -> float | None:
     """Of the metric as people read it, not of its cost: tokens/s fall when time per token grows."""
     if check.worsening is None or check.unit not in SPEEDS:
@@ -108,18 +103,6 @@ def _blind_to(result: Result) -> str:
         if check.blind and check.minimum_detectable is not None
     ]
     return f"blind to changes of {', '.join(found)}" if found else ""
-
-
-def percent(change: float) -> str:
-    """A relative change, signed; never `-0.0%`."""
-    return f"{round(change, 3) + 0.0:+.1%}"
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 launch`, `2 launches`, `2 cases`."""
-    if count == 1:
-        return f"1 {noun}"
-    return f"{count} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def properties(result: Result) -> dict[str, str | float]:
@@ -232,11 +215,6 @@ def known_issue(result: Result) -> str | None:
     if result.excused is not None:
         return f"known issue still there: {issue.url}"
     return f"known issue gone: {issue.url}: take known_issue from the case"
-
-
-def relative(text: str, root: Path) -> str:
-    """The same text with paths below `root` as they are from there."""
-    return re.sub(rf"(?<![\w./-]){re.escape(str(root))}/", "", text) if root != Path("/") else text
 
 
 def notes(result: Result) -> list[str]:

@@ -10,19 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from perfsuite.report.summary import (
-    known_issue,
-    notes,
-    percent,
-    plural,
-    rate,
-    speed,
-    speed_change,
-    speed_unit,
-)
-from perfsuite.results.metric import SPEEDS, Unit, in_unit
+from perfsuite.case.case import Unit
+from perfsuite.report.summary import known_issue, notes, speed, speed_change, speed_unit
+from perfsuite.report.text import amount, percent, plural, rate, sentence
+from perfsuite.results.metric import in_unit
+from perfsuite.results.outcome import Outcome
 from perfsuite.results.session_file import Result
-from perfsuite.verdict.judge import Check, Outcome
 
 STYLES: dict[Outcome, str] = {
     "passed": "green",
@@ -140,41 +133,3 @@ def explanation(result: Result) -> str:
             traceback = run.failure.traceback.rstrip().splitlines()
             lines += [f"  traceback{where}:", *(f"    {line}" for line in traceback)]
     return "\n".join(lines)
-
-
-def sentence(check: Check) -> str:
-    """A check in words: what was measured, against what, by how much, allowed how much, how sure."""
-    text = f"{check.label}: {amount(check.measured, check.unit)}"
-    if check.baseline is not None:
-        text += f", baseline {amount(check.baseline, check.unit)}"
-    if check.worsening is not None:
-        text += f": {_change(check, check.worsening)}"
-        if check.interval is not None:
-            low, high = check.interval
-            text += f" (99 % interval {low:+.1%} to {high:+.1%})"
-        text += f", {check.tolerance:.1%} allowed: {check.outcome}"
-        if check.outcome == "regressed" and check.worsening <= check.tolerance:
-            text += " (surely worse, and the tolerance is not ruled out)"
-    elif check.outcome == "failed" or check.outcome == "inconclusive":
-        text += f": {check.outcome}"
-    if check.blind:
-        text += f"; blind: this gate finds only {check.minimum_detectable:.1%} or more reliably"
-    if check.probe_exponent is not None:
-        text += f"; corrected for the machine's own speed (probe, exponent {check.probe_exponent:.2f})"
-    return f"{text}; {check.note}" if check.note else text
-
-
-def _change(check: Check, worsening: float) -> str:
-    more = "more" if worsening >= 0 else "less"
-    what = f"{more} time per {SPEEDS[check.unit]}" if check.unit in SPEEDS else more
-    return f"{abs(worsening):.1%} {what}"
-
-
-def amount(value: float | None, unit: str) -> str:
-    """A figure for people: bytes in binary units, speeds as `rate` tells them."""
-    if value is None:
-        return "not measured"
-    if unit == "bytes":
-        size, name = (2**30, "GiB") if value >= 2**30 else (2**20, "MiB")
-        return f"{value / size:.2f} {name}" if name == "GiB" else f"{value / size:.1f} {name}"
-    return rate(value) if unit else f"{value:.2f}"

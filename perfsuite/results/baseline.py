@@ -19,7 +19,8 @@ from perfsuite import documents
 from perfsuite.case.case import Case
 from perfsuite.documents import Data, Document
 from perfsuite.errors import FileError
-from perfsuite.results.rank_report import Figures, Flops, Observed, Run
+from perfsuite.results.rank_report import Flops, Observed
+from perfsuite.results.run import Figures, Run
 
 
 class BaselineLaunch(Data):

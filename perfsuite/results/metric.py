@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Unit = Literal["tokens", "samples"]
-"""What a case counts (`Case.unit`). Fields of figures are named after tokens, whatever is counted."""
+from perfsuite.case.case import Unit
 
 
 def in_unit(text: str, unit: Unit) -> str:

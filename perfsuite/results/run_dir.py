@@ -77,3 +77,7 @@ class RunDir:
         parts = [(file.stem.split("-"), file) for file in self.path.glob("stacks-*-*.txt")]
         found = [(None if rank == "unknown" else int(rank), int(pid), file) for (_, rank, pid), file in parts]
         return sorted(found, key=lambda each: (-1 if each[0] is None else each[0], each[1]))
+
+
+FLIGHT_RECORDER_FILE = "TORCH_FR_DUMP_TEMP_FILE"
+"""torch's environment variable: where its flight recorder is written, the rank appended."""

@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from pydantic import computed_field, model_validator
 
+from perfsuite.case.case import Unit
 from perfsuite.case.hardware import Machine
 from perfsuite.documents import Data, Document
-from perfsuite.launch.health import is_shared
-from perfsuite.results.metric import Unit
-from perfsuite.results.rank_report import Figures, Run
-from perfsuite.verdict.judge import Outcome, Verdict
+from perfsuite.results.health import is_shared
+from perfsuite.results.outcome import Outcome, Verdict
+from perfsuite.results.run import Figures, Run
 
 
 class Result(Data):

@@ -6,26 +6,29 @@ one more launch in fresh processes. Imports neither torch nor pytest.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, stdev
-from typing import Literal
+from statistics import median
 
-from perfsuite.case.case import NOT_IN_ID
-from perfsuite.documents import Data
-from perfsuite.launch import health
-from perfsuite.results.baseline import Baseline, loss_curve
+from perfsuite.results import health
+from perfsuite.results.baseline import Baseline
 from perfsuite.results.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, Metric
-from perfsuite.results.rank_report import FailureKind, Observed, Run
+from perfsuite.results.outcome import Check, Outcome, Verdict
+from perfsuite.results.rank_report import FailureKind
+from perfsuite.results.run import Run
+from perfsuite.verdict.comparable import (
+    _device_memory_grew,
+    _probe_changes,
+    _same_stack,
+    differences,
+    environment_changes,
+    launch_problems,
+)
+from perfsuite.verdict.loss import loss_differs
 from perfsuite.verdict.noise import PROBE_CORRECTED, ClassNoise, against, is_size, pairs
 from perfsuite.verdict.probe_correction import probe_corrected
-from perfsuite.verdict.robust import clipped_variance, sorted_logs, squares, t_quantile
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Noise, decide
 
-Outcome = Literal[
-    "passed", "improved", "regressed", "inconclusive", "recorded", "unhealthy", "failed", "undecided"
-]
 _WORST_FIRST: tuple[Outcome, ...] = (
     "failed",
     "regressed",
@@ -35,33 +38,12 @@ _WORST_FIRST: tuple[Outcome, ...] = (
     "passed",
     "recorded",
 )
-UNMEASURED: frozenset[Outcome] = frozenset({"failed", "unhealthy"})
-"""Outcomes that say nothing about the speed of the code."""
 
-SAME_MACHINE = (0.8, 1.25)
-"""Speeds of the machine relative to its baseline, by the probe, up to which launches are comparable."""
-DEVICE_PROBE_SLOWER = 0.1
-"""A GPU whose own matrix product, copy or all-reduce is slower than at the baseline by more than this is
-unhealthy; by more, where the launches of the baseline themselves scatter more."""
-DEVICE_PROBE_SIGMAS = 2.0
-"""Of the baseline's scatter: one healthy launch in 44 lies below, and only three of them end a case."""
-POWER_LIMIT_LOWER = 0.01
-"""A GPU that may draw less than at the baseline by more than this is unhealthy."""
-DEVICE_MEMORY_GREW = 256 * 2**20
-"""Bytes that NVML sees beyond the baseline's before it is listed among what changed."""
 MAX_UNHEALTHY = 3
-"""Launches on an unhealthy machine, if not outnumbered by healthy ones, before that is the verdict."""
-THROUGH_THE_STACK = ("torch", "cuda", "cudnn", "nccl", "driver")
-"""What a probe runs through: where one of these changed, a slower probe does not blame the machine."""
+"""Launches on an launch_problems machine, if not outnumbered by healthy ones, before that is the verdict."""
 UNKNOWN_NOISE = "the noise between launches is unknown: too few launches in the baselines of this hardware"
 TOO_FEW_LAUNCHES = f"only {FEWEST_LAUNCHES} launches or more can show a regression"
 UNKNOWN_EXPONENT = "how speed follows the probe is unknown: accept more launches"
-LOSS_SIGMAS = 4.3
-"""A tenth of a loss curve that lies beyond so many is another loss: 1 in 60,000 by the normal."""
-LOSS_DEGREES = 3
-"""Degrees of freedom of the spread that ten tenths of one launch tell: they are correlated (simulated)."""
-LOSS_FLOOR = 0.02
-"""Relative difference of the loss curve that is always allowed: reductions in another order drift apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,68 +65,21 @@ class Policy:
         return max(self.max_launches, self.min_launches)
 
 
-class Check(Data):
-    """One metric of today's launches beside its baseline."""
-
-    metric: str
-    label: str
-    unit: str
-    outcome: Outcome
-    measured: float | None
-    """Median of the launches."""
-    baseline: float | None
-    """Median of the baseline's launches."""
-    tolerance: float
-    worsening: float | None = None
-    """Estimated relative change of the cost (seconds per token, bytes): +0.05 is 5 % slower, or larger."""
-    interval: tuple[float, float] | None = None
-    """99 % interval of `worsening`, the baseline's own uncertainty included."""
-    minimum_detectable: float | None = None
-    """The smallest worsening that this gate finds 95 times in 100."""
-    probe_exponent: float | None = None
-    """How far the machine's own speed, by the probe, was taken out; None: as measured."""
-    note: str | None = None
-
-    @property
-    def blind(self) -> bool:
-        """Whether this gate would often miss a change as large as its tolerance."""
-        return self.minimum_detectable is not None and self.minimum_detectable > self.tolerance
-
-
-class Verdict(Data):
-    """What the launches mean."""
-
-    outcome: Outcome
-    launches: int
-    checks: tuple[Check, ...] = ()
-    failure: FailureKind | None = None
-    reasons: tuple[str, ...] = ()
-    """Why it failed, where no metric says it; and why launches were set aside."""
-    unhealthy_launches: tuple[int, ...] = ()
-    """Numbers, from 1, of the launches that are no evidence and can be no baseline."""
-    changed: tuple[str, ...] = ()
-    """What differs in the environment since the baseline: it may explain, it does not forbid to compare."""
-
-    def healthy(self, runs: Sequence[Run]) -> list[Run]:
-        """Those of the judged launches that are evidence, and may be a baseline."""
-        return [run for number, run in enumerate(runs, 1) if number not in self.unhealthy_launches]
-
-
 def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, policy: Policy) -> Verdict:
     """Judge the launches so far, in the order they were made. Call again after one more while `undecided`."""
     used = len(runs)
     for run in runs:
         if run.failure is not None:
             reasons = [f"{run.failure.kind}: {run.failure.message}"]
-            reasons += [f"meanwhile {why}" for why in health.unhealthy(run.health, run.machine)]
+            reasons += [f"meanwhile {why}" for why in health.machine_problems(run.health, run.machine)]
             said = "\n".join(filter(None, [run.failure.message, run.failure.traceback]))
             if (fault := health.hardware_fault(said)) is not None:
                 reasons.append(f"meanwhile hardware: {fault}: look at `nvidia-smi -q` and dmesg (Xid)")
             return Verdict(outcome="failed", launches=used, failure=run.failure.kind, reasons=tuple(reasons))
-    sick = {number: why for number, run in enumerate(runs, 1) if (why := unhealthy(run, baseline))}
+    sick = {number: why for number, run in enumerate(runs, 1) if (why := launch_problems(run, baseline))}
     healthy = [run for number, run in enumerate(runs, 1) if number not in sick]
     if len(sick) >= max(policy.max_unhealthy, len(healthy)):
-        verdict = _despite_the_machine(runs, baseline) or Verdict(outcome="unhealthy", launches=used)
+        verdict = _despite_the_machine(runs, baseline) or Verdict(outcome="launch_problems", launches=used)
     elif not healthy:
         verdict = Verdict(outcome="undecided", launches=used)
     else:
@@ -317,175 +252,3 @@ def _exact(metric: Metric, check: Check) -> Check:
     if abs(worsening) > check.tolerance:
         outcome = "regressed" if worsening > 0 else "improved"
     return check.replace(outcome=outcome, worsening=worsening, minimum_detectable=check.tolerance)
-
-
-def unhealthy(run: Run, baseline: Baseline | None) -> list[str]:
-    """Why the machine, not the code, may be what this launch shows; empty if nothing speaks for it.
-
-    The probes tell as long as the same software runs them: a new NCCL with a slower all-reduce is no sick
-    machine.
-    """
-    reasons = health.unhealthy(run.health, run.machine)
-    if baseline is None:
-        return reasons
-    reasons += _less_power(run, baseline)
-    if not _same_stack(run, baseline):
-        return reasons
-    probe, typical = run.figures.probe_s_p50, baseline.median("probe_s_p50")
-    if probe is not None and typical is not None:
-        speed = typical / probe if probe else math.inf
-        if not SAME_MACHINE[0] < speed < SAME_MACHINE[1]:
-            reasons.append(f"by the probe, the machine ran at {speed:.0%} of its speed at the baseline")
-    if run.machine.device == "cuda":
-        for name, usual in baseline.device_probe().items():
-            now, allowed = run.device_probe.get(name), _probe_may_be_slower(name, baseline)
-            if now is not None and now < (1 - allowed) * usual:
-                reasons.append(
-                    f"before the workload, {name} was {now:.4g}, at the baseline {usual:.4g} "
-                    f"({allowed:.0%} less is healthy)"
-                )
-    return reasons
-
-
-def _probe_may_be_slower(name: str, baseline: Baseline) -> float:
-    """How much slower a launch's device probe may be, a share: by the scatter of the baseline's launches."""
-    rates = [launch.device_probe[name] for launch in baseline.launches if name in launch.device_probe]
-    if len(rates) < 3 or not all(map(is_size, rates)):
-        return DEVICE_PROBE_SLOWER
-    degrees = len(rates) - 1
-    variance = clipped_variance(squares(sorted_logs(name, rates)), degrees) * (1 + 1 / len(rates))
-    return max(
-        DEVICE_PROBE_SLOWER,
-        -math.expm1(-t_quantile(DEVICE_PROBE_SIGMAS, degrees) * math.sqrt(variance)),
-    )
-
-
-def _less_power(run: Run, baseline: Baseline) -> list[str]:
-    """Whether the GPUs may draw less power than at the baseline: by the lowest limit that is enforced."""
-    limits = [
-        min(map(float, observed.environment[health.POWER_LIMIT].split(", ")))
-        for observed in (run.observed, baseline.observed)
-        if observed is not None and health.POWER_LIMIT in observed.environment
-    ]
-    if len(limits) < 2 or limits[0] >= (1 - POWER_LIMIT_LOWER) * limits[1]:
-        return []
-    now, then = limits
-    return [f"the GPUs' power limit is {now:g} W, at the baseline it was {then:g} W (`nvidia-smi -pl`)"]
-
-
-def loss_differs(runs: Sequence[Run], baseline: Baseline) -> str | None:
-    """Where today's loss curve leaves the baseline's, beyond what its launches scatter; None if nowhere."""
-    usual = _usual_loss(baseline)
-    for run in runs:
-        for position, (now, (then, allowed)) in enumerate(zip(loss_curve(run.loss), usual, strict=False)):
-            if not abs(now - then) <= allowed:
-                share = f"{10 * position} to {10 * position + 10} % of the steps"
-                return f"the loss over {share} is {now:.4f}, the baseline's {then:.4f} +- {allowed:.4f}"
-    return None
-
-
-def _usual_loss(baseline: Baseline) -> list[tuple[float, float]]:
-    """The baseline's loss over each tenth of the steps, and how far from it the same code may be.
-
-    A few launches hardly tell the spread of one tenth, so that of it with its neighbours counts where it is
-    larger, and so does the median of all tenths' relative spreads (of no use where a loss crosses zero).
-    Student's t, as the spread is estimated, and so is the mean that is compared with.
-    """
-    curves = [launch.loss for launch in baseline.launches if launch.loss]
-    count = len(curves)
-    tenths = [
-        [curve[position] for curve in curves if len(curve) > position]
-        for position in range(max(map(len, curves), default=0))
-    ]
-    means = [fmean(tenth) for tenth in tenths]
-    if count < 3:
-        return [(mean, LOSS_FLOOR * abs(mean)) for mean in means]
-    spreads = [stdev(tenth) if len(tenth) > 1 else 0.0 for tenth in tenths]
-    typical = median(
-        [spread / abs(mean) if mean else 0.0 for spread, mean in zip(spreads, means, strict=True)]
-    )
-    sigmas = t_quantile(LOSS_SIGMAS, LOSS_DEGREES * (count - 1)) * math.sqrt(1 + 1 / count)
-    return [
-        (mean, max(sigmas * _near(spreads, tenth), max(sigmas * typical, LOSS_FLOOR) * abs(mean)))
-        for tenth, mean in enumerate(means)
-    ]
-
-
-def _near(spreads: Sequence[float], tenth: int) -> float:
-    """The spread of a tenth, or if that is larger the root mean square of it and its neighbours'."""
-    neighbours = spreads[max(0, tenth - 1) : tenth + 2]
-    return max(spreads[tenth], math.sqrt(fmean(spread * spread for spread in neighbours)))
-
-
-def differences(run: Run, baseline: Baseline) -> dict[str, tuple[str, str]]:
-    """Settings that make a run incomparable: the baseline's value and the run's, by name.
-
-    A setting that the baseline does not have was not looked at then, by an earlier perfsuite: it is listed
-    as a change of the environment (but for `trained`: see `_settings`). One that it has and the run lacks is
-    a difference.
-    """
-    settings = {"hardware class": (baseline.hardware_class, run.machine.hardware_class)}
-    if run.flops is not None and baseline.flops is not None:
-        settings["FLOP formula"] = (baseline.flops.formula, run.flops.formula)
-    if run.observed is not None and baseline.observed is not None:
-        before, now = _settings(baseline.observed, run.observed), run.observed.settings
-        settings |= {f"observed {key}": (then, now.get(key, "?")) for key, then in sorted(before.items())}
-    for name in type(run.case).model_fields:
-        then_asked, now_asked = getattr(baseline.case, name), getattr(run.case, name)
-        if name not in NOT_IN_ID and then_asked != now_asked:  # their text may still say the same
-            settings[name] = (str(then_asked), str(now_asked))
-    return {key: (then, now) for key, (then, now) in settings.items() if then != now}
-
-
-def _settings(then: Observed, now: Observed) -> dict[str, str]:
-    """Of a baseline. An earlier perfsuite wrote `trained` where that was not all parameters alone."""
-    assumed = {"trained": "all"} if "trained" in now.settings else {}
-    return {**assumed, **then.settings}
-
-
-def environment_changes(run: Run, baseline: Baseline) -> list[str]:
-    """What a worker observed to be another version or variable than at the baseline, with both values; and
-    settings that were not looked at when that was recorded."""
-    if run.observed is None or baseline.observed is None:
-        return []
-    before, now = baseline.observed.environment, run.observed.environment
-    changes = [
-        f"{key}: {before.get(key, 'unset')} -> {now.get(key, 'unset')}"
-        for key in sorted({*before, *now})
-        if before.get(key) != now.get(key)
-    ]
-    known = _settings(baseline.observed, run.observed)
-    if known.get("trained") == "all":  # they are of a model that is trained in part
-        known |= dict.fromkeys(("adapters", "lora", "quantised_layers"), "")
-    new = sorted((key, value) for key, value in run.observed.settings.items() if key not in known)
-    return changes + [f"{key}: not looked at -> {value}" for key, value in new]
-
-
-def _probe_changes(run: Run, baseline: Baseline) -> list[str]:
-    """What the machine's probes found to be much faster or slower."""
-    changed = []
-    usual = baseline.device_probe() if run.machine.device == "cuda" else {}
-    probes = [
-        ("probe beside the steps (s)", baseline.median("probe_s_p50"), run.figures.probe_s_p50),
-        *((name, rate, run.device_probe.get(name)) for name, rate in usual.items()),
-    ]
-    for name, then, today in probes:
-        if is_size(then) and is_size(today) and abs(math.log(today / then)) > DEVICE_PROBE_SLOWER:
-            changed.append(f"{name}: {then:.4g} -> {today:.4g} ({today / then - 1:+.0%})")
-    return changed
-
-
-def _device_memory_grew(run: Run, baseline: Baseline) -> list[str]:
-    """What NVML sees in use and no allocator counts, of NCCL and other libraries, may be what grew."""
-    then, now = baseline.median("device_memory_bytes"), run.figures.device_memory_bytes
-    if then is None or now is None or now - then <= DEVICE_MEMORY_GREW:
-        return []
-    grown = f"{then / 2**30:.2f} GiB -> {now / 2**30:.2f} GiB (+{(now - then) / 2**30:.2f} GiB)"
-    return [f"GPU memory in use, by NVML, also outside torch's allocator: {grown}"]
-
-
-def _same_stack(run: Run, baseline: Baseline) -> bool:
-    if run.observed is None or baseline.observed is None:
-        return True
-    before, now = baseline.observed.environment, run.observed.environment
-    return all(before[key] == now[key] for key in THROUGH_THE_STACK if key in before and key in now)

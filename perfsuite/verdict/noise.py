@@ -18,7 +18,7 @@ from typing import TypeGuard, TypeVar
 
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.metric import GATED, TOKENS_PER_S, TOKENS_PER_S_MEAN, Metric
-from perfsuite.results.rank_report import Figures
+from perfsuite.results.run import Figures
 from perfsuite.verdict.probe_correction import Pair, probe_corrected, probe_exponent
 from perfsuite.verdict.robust import location, sorted_logs
 from perfsuite.verdict.sequential import Noise, pooled_noise

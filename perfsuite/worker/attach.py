@@ -31,7 +31,7 @@ from perfsuite.errors import FileError, MismatchError, ScriptError
 from perfsuite.frameworks.base import Ranks
 from perfsuite.results.rank_report import Failure, Observed, RankReport
 from perfsuite.results.run_dir import LAUNCH_DIR, RunDir
-from perfsuite.worker import deepspeed, flops, main, software, stacks
+from perfsuite.worker import deepspeed, flops, leash, main, software, stacks
 from perfsuite.worker import recorder as measure
 from perfsuite.worker.losses import Losses, before_backward
 from perfsuite.worker.observe import Observer
@@ -148,7 +148,7 @@ class Attached:
         return 0 if self._recorder is None else self._recorder.steps
 
     def _become_rank(self, optimizer: Any) -> None:
-        main.die_with_parent()
+        leash.die_with_parent()
         report = _report()
         stacks.listen(self.run_dir, report.rank)  # known only now, where a script starts its own processes
         self._device = device_of(optimizer) if self.asked.device == "cuda" else torch.device("cpu")

@@ -18,27 +18,24 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from perfsuite import documents
 from perfsuite.case.case import CaseFile
+from perfsuite.case.fault import Fault
 from perfsuite.errors import MismatchError, ScriptError
 from perfsuite.frameworks.base import Ranks
 from perfsuite.results.rank_report import Failure, FailureKind, RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import recorder as measure
 from perfsuite.worker import stacks
-from perfsuite.worker.faults import Fault, Injector
+from perfsuite.worker.faults import Injector
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
     from perfsuite.frameworks.base import Workload
 
-ANCESTOR_PID = "PERFSUITE_ANCESTOR_PID"
-"""Environment variable: the process without which this one has no purpose. The driver, for the launcher; the
-launcher, for all that it starts."""
-NCCL_AFTER_S = 60
-"""After a case's `timeout_s`: then NCCL's own watchdog may end a rank, for the driver has not."""
+from perfsuite.frameworks.base import NCCL_AFTER_S
+from perfsuite.worker.leash import die_with_parent
+
 RUN_DIR = "PERFSUITE_RUN_DIR"
 """Environment variable: where a process that somebody else started finds the case, and leaves its report."""
 WAIT_S = 60
@@ -97,25 +94,6 @@ def logged(path: str) -> None:
     except Exception:
         traceback.print_exc()
         raise
-
-
-def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
-    """Be sent a signal by the kernel when the parent process dies, however it dies (Linux)."""
-    import ctypes
-
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, by)
-    ancestor = os.environ.get(ANCESTOR_PID)
-    if ancestor is not None and not _is_alive(int(ancestor)):
-        os._exit(1)  # it died before the kernel was asked
-
-
-def _is_alive(pid: int) -> bool:
-    """A zombie is dead: it only waits for its own parent to look."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
 
 
 def failure_of(error: BaseException, rank: int) -> Failure:

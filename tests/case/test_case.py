@@ -329,5 +329,7 @@ def test_a_framework_that_no_worker_would_find_is_refused() -> None:
     class Mine(DDP):
         name: ClassVar[str] = "mine"
 
-    with pytest.raises(CaseError, match=r"Mine stands in tests\.case\.test_case: a framework is a file in perf"):
+    with pytest.raises(
+        CaseError, match=r"Mine stands in tests\.case\.test_case: a framework is a file in perf"
+    ):
         make_case(framework=Mine())

@@ -10,17 +10,9 @@ from typing import Any
 import psutil
 import pytest
 
-from perfsuite.case import hardware
-from perfsuite.case.hardware import (
-    ACCELERATORS,
-    PRODUCTS,
-    Accelerator,
-    Machine,
-    detect,
-    detect_cpu,
-    gpu_machine,
-)
+from perfsuite.case.hardware import ACCELERATORS, PRODUCTS, Accelerator, Machine
 from perfsuite.errors import MachineError
+from perfsuite.launch.machine import detect, detect_cpu, gpu_machine
 from tests.samples import make_gpu_machine, make_machine
 
 GIB = 2**30
@@ -206,7 +198,7 @@ def stand_in(
     monkeypatch.setitem(sys.modules, "pynvml", module)
     for variable in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(hardware, "AMD_DRIVER", Path("/no/such/device"))
+    monkeypatch.setattr("perfsuite.launch.machine.AMD_DRIVER", Path("/no/such/device"))
     return calls
 
 
@@ -418,7 +410,7 @@ def test_unlike_gpus_in_an_order_that_nvml_does_not_know_are_refused(monkeypatch
 
 def test_an_amd_gpu_is_not_passed_over_in_silence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stand_in(monkeypatch, [], fails="NVML Shared Library Not Found")
-    monkeypatch.setattr(hardware, "AMD_DRIVER", tmp_path)
+    monkeypatch.setattr("perfsuite.launch.machine.AMD_DRIVER", tmp_path)
     machine = detect()
     assert (machine.device, machine.note) == (
         "cpu",
@@ -429,7 +421,9 @@ def test_an_amd_gpu_is_not_passed_over_in_silence(monkeypatch: pytest.MonkeyPatc
 
 def test_cpu_detection(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, [], fails="no driver")
-    monkeypatch.setattr(hardware, "_cpu_name", lambda: "AMD EPYC(TM) 7763 64-Core Processor @ 2.45GHz")
+    monkeypatch.setattr(
+        "perfsuite.launch.machine._cpu_name", lambda: "AMD EPYC(TM) 7763 64-Core Processor @ 2.45GHz"
+    )
     machine = detect()
     cores = len(os.sched_getaffinity(0))
     assert machine.hardware_class == f"cpu-amd-epyc-7763-64-core-{cores}c"
@@ -447,7 +441,7 @@ def test_cpu_detection(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_cpu_classes_are_fit_for_a_directory(monkeypatch: pytest.MonkeyPatch, name: str, middle: str) -> None:
     stand_in(monkeypatch, [], fails="no driver")
-    monkeypatch.setattr(hardware, "_cpu_name", lambda: name)
+    monkeypatch.setattr("perfsuite.launch.machine._cpu_name", lambda: name)
     machine = detect()
     assert machine.hardware_class == f"cpu-{middle}-{machine.devices}c"
 

@@ -4,12 +4,13 @@ import pytest
 from typer.testing import CliRunner
 
 from perfsuite import Case
-from perfsuite.case.hardware import ACCELERATORS, Machine, gpu_machine
+from perfsuite.case import torch_build
+from perfsuite.case.hardware import ACCELERATORS, Machine
 from perfsuite.cli import app as cli
 from perfsuite.cli import selftest
 from perfsuite.errors import BusyError
-from perfsuite.launch import torch_build
 from perfsuite.launch.lock import MachineLock
+from perfsuite.launch.machine import gpu_machine
 from tests.samples import make_gpu_machine, make_machine
 
 

@@ -8,11 +8,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from perfsuite import documents
-from perfsuite.case.hardware import detect
 from perfsuite.cli import app as cli
+from perfsuite.launch.machine import detect
 from perfsuite.results import baseline
 from perfsuite.results.baseline import Baseline
-from perfsuite.results.rank_report import Health, Observed, Run
+from perfsuite.results.rank_report import Observed
+from perfsuite.results.run import Health, Run
 from tests.samples import IMAGES, make_case, make_figures, make_machine, make_run
 
 CASE = make_case()

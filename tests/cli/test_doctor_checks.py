@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from perfsuite.case.hardware import detect
 from perfsuite.cli import app as cli
 from perfsuite.cli import doctor as doctor_cli
 from perfsuite.cli import doctor_checks
@@ -28,9 +27,10 @@ from perfsuite.cli.doctor_checks import (
     well_row,
 )
 from perfsuite.cli.selftest import small_case
+from perfsuite.launch.machine import detect
 from perfsuite.launch.quiet import Neighbours
-from perfsuite.measure import unsupported
-from perfsuite.verdict.judge import Verdict
+from perfsuite.launch.requirements import unsupported
+from perfsuite.results.outcome import Verdict
 from perfsuite.worker.doctor_probe import ClockFacts, DoctorFile, MemoryFacts, TorchFacts
 from tests.launch.test_health import Nvml
 from tests.samples import make_gpu_machine, make_launches, make_machine, make_report, make_run

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from perfsuite import Case, Fake
-from perfsuite.case.hardware import detect, gpu_machine
 from perfsuite.cli.selftest import EXPECTED, Expectation, selftest, small_case
-from perfsuite.measure import unsupported
+from perfsuite.launch.machine import detect, gpu_machine
+from perfsuite.launch.requirements import unsupported
 
 FAKE: Case = small_case(detect()).replace(framework=Fake())
 
@@ -37,7 +37,9 @@ def test_a_fault_that_is_not_caught_as_it_must_fails_the_self_test(blind: Expect
 def test_a_machine_that_stays_unhealthy_is_not_a_broken_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     """The baseline is recorded in quiet; then others use the machine."""
     said: list[str] = []
-    monkeypatch.setattr("perfsuite.launch.health.unhealthy", lambda health, machine: ["hot"] if said else [])
+    monkeypatch.setattr(
+        "perfsuite.results.health.machine_problems", lambda health, machine: ["hot"] if said else []
+    )
     slow = Expectation(inject="slowdown=60%", outcomes=("regressed",))
     crash = Expectation(inject="crash", outcomes=("failed",), failure="crash")
     assert selftest(FAKE, detect(), said.append, expectations=(slow, crash)) == "untried"

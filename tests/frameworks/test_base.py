@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from perfsuite import DDP, FSDP, FSDP2, Accelerate, Case, Fake, Framework, Lightning, LoRA, Topology, Trainer
-from perfsuite.case.hardware import detect
-from perfsuite.measure import run, unsupported
-from perfsuite.results.rank_report import Run
+from perfsuite.launch.machine import detect
+from perfsuite.launch.requirements import unsupported
+from perfsuite.measure import launch_once
+from perfsuite.results.run import Run
 from tests.samples import make_gpu_machine
 
 SMALL = Case(
@@ -29,7 +30,7 @@ FULL = FSDP(sharding_strategy="FULL_SHARD")
 
 
 def measured(case: Case, directory: Path, inject: str | None = None) -> Run:
-    result = run(case, detect(), directory, inject=inject)
+    result = launch_once(case, detect(), directory, inject=inject)
     if inject is None:
         assert result.failure is None, f"{result.failure.message}\n{result.failure.traceback}"
     return result

@@ -12,11 +12,12 @@ import pytest
 
 import perfsuite
 from perfsuite import DDP, Case, LoRA, Model, Script, Topology, documents
-from perfsuite.case.hardware import detect
 from perfsuite.errors import CaseError
 from perfsuite.launch.local import _environment
-from perfsuite.measure import run, unsupported
-from perfsuite.results.rank_report import Run
+from perfsuite.launch.machine import detect
+from perfsuite.launch.requirements import unsupported
+from perfsuite.measure import launch_once
+from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from tests.launch.test_local import driver, processes_of, wait_until
 from tests.samples import make_case, make_machine
@@ -105,14 +106,14 @@ def script(directory: Path, text: str, name: str = "train.py") -> str:
 
 
 def measured(case: Case, directory: Path, inject: str | None = None) -> Run:
-    result = run(case, detect(), directory / "run", inject=inject)
+    result = launch_once(case, detect(), directory / "run", inject=inject)
     if inject is None:
         assert result.failure is None, f"{result.failure.message}\n{result.failure.traceback}"
     return result
 
 
 def failure_of(case: Case, directory: Path) -> tuple[str, str]:
-    failure = run(case, detect(), directory / "run").failure
+    failure = launch_once(case, detect(), directory / "run").failure
     assert failure is not None
     return failure.kind, f"{failure.message}\n{failure.traceback}"
 
@@ -243,7 +244,7 @@ def test_what_is_not_there_is_known_before_a_launch(
     (tmp_path / "data.bin").write_bytes(b"\x00\xff")
     (tmp_path / "folder").mkdir()
     with pytest.raises(CaseError, match=said):
-        run(case_of(Script(**options)), make_machine(), tmp_path / "run")
+        launch_once(case_of(Script(**options)), make_machine(), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

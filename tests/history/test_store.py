@@ -12,7 +12,8 @@ from perfsuite import documents
 from perfsuite.errors import FileError
 from perfsuite.history import store
 from perfsuite.history.store import StoredResult, StoredSession
-from perfsuite.results.rank_report import Failure, Observed, Run
+from perfsuite.results.rank_report import Failure, Observed
+from perfsuite.results.run import Run
 from perfsuite.results.session_file import Result, SessionFile, local_sessions
 from tests.samples import (
     COMMIT,

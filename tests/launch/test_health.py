@@ -14,10 +14,11 @@ import psutil
 import pytest
 
 from perfsuite.launch import health, nvml
-from perfsuite.launch.health import EVERY_S, Sampler, is_shared, unhealthy
+from perfsuite.launch.health import EVERY_S, Sampler
 from perfsuite.launch.local import launch
-from perfsuite.results.collect import _energy_per_token_j, _gpu_utilisation
-from perfsuite.results.rank_report import DeviceHealth, Health
+from perfsuite.results.figures import _energy_per_token_j, _gpu_utilisation
+from perfsuite.results.health import BAD_REASONS, FREE_S, hardware_fault, is_shared, machine_problems
+from perfsuite.results.run import DeviceHealth, Health
 from perfsuite.results.run_dir import RunDir
 from tests.samples import make_case, make_gpu_machine, make_machine
 
@@ -185,7 +186,7 @@ def test_a_healthy_gpu() -> None:
             **CARD,
         ),
     )
-    assert unhealthy(found, make_gpu_machine(count=1)) == []
+    assert machine_problems(found, make_gpu_machine(count=1)) == []
 
 
 def test_a_hot_gpu_among_healthy_ones_is_named() -> None:
@@ -198,7 +199,7 @@ def test_a_hot_gpu_among_healthy_ones_is_named() -> None:
     assert found.devices[0].throttled == {"SwPowerCap": 1}
     assert found.devices[1].throttled == {"HwSlowdown": 0.25, "HwThermalSlowdown": 0.25, "SwPowerCap": 1}
     assert found.devices[1].sm_clock_mhz_min == 645
-    assert unhealthy(found, make_gpu_machine(count=2)) == [
+    assert machine_problems(found, make_gpu_machine(count=2)) == [
         "GPU 1 (00000000:1C:00.0) was throttled: HwSlowdown in 25%, HwThermalSlowdown in 25% of samples "
         "(at most 5% is healthy; up to 91 °C; median clock 1755 MHz)"
     ]
@@ -209,7 +210,7 @@ def test_other_processes_on_the_gpu_are_foreign() -> None:
     alone = processes[:1]
     found = watched(Nvml({"nvmlDeviceGetComputeRunningProcesses": (alone, processes, alone)}))
     assert found.devices[0].foreign_memory_bytes == 13 * GIB
-    assert unhealthy(found, make_gpu_machine(count=1)) == [
+    assert machine_problems(found, make_gpu_machine(count=1)) == [
         "GPU 0 (00000000:1B:00.0) was shared: other processes held 13,312 MiB (at most 256 MiB)"
     ]
 
@@ -237,7 +238,7 @@ def test_in_a_container_the_own_job_is_not_called_foreign() -> None:
     assert found.devices[0].foreign_memory_bytes is None
     assert len(found.notes) == 1
     assert "GPU 0: NVML does not list this job's own processes" in found.notes[0]
-    assert unhealthy(found, make_gpu_machine(count=1)) == []
+    assert machine_problems(found, make_gpu_machine(count=1)) == []
 
 
 def test_a_container_that_lists_nobody_leaves_it_open_too() -> None:
@@ -284,7 +285,7 @@ def test_what_a_gpu_does_not_support_is_none_and_nothing_else_is(function: str) 
     assert {name for name, value in device.items() if value is None} == FIELDS[function]
     assert found.notes == ()
     assert nvml.calls.count((function, 0)) == 1  # it is not asked in vain again
-    assert unhealthy(found, make_gpu_machine(count=1)) == []
+    assert machine_problems(found, make_gpu_machine(count=1)) == []
 
 
 def test_without_an_energy_counter_energy_is_mean_power_times_time() -> None:
@@ -346,7 +347,7 @@ def test_the_bits_are_those_of_the_library() -> None:
         and not name.endswith(("All", "None", "UserDefinedClocks"))
     }
     assert named == nvml.REASONS
-    assert set(health.BAD_REASONS) <= set(named.values())
+    assert set(BAD_REASONS) <= set(named.values())
 
 
 def test_the_stand_in_has_the_names_of_the_library() -> None:
@@ -540,7 +541,7 @@ def test_a_launch_waits_until_the_gpus_are_free() -> None:
     found, slept = prepared(Nvml(used(40, 40, 40, 0.2), used(0.1)))
     assert len(slept) == 3
     assert [device.held_before_bytes for device in found.devices] == [int(0.2 * GIB), int(0.1 * GIB)]
-    assert unhealthy(found, make_gpu_machine()) == []
+    assert machine_problems(found, make_gpu_machine()) == []
 
 
 @pytest.mark.parametrize(
@@ -551,8 +552,8 @@ def test_a_gpu_that_is_never_free_is_unhealthy(processes: list[Any], whose: str)
     found, slept = prepared(
         Nvml(used(0.5), used(12.3) | {"nvmlDeviceGetComputeRunningProcesses": (processes,)})
     )
-    assert sum(slept) == health.FREE_S
-    assert unhealthy(found, make_gpu_machine()) == [
+    assert sum(slept) == FREE_S
+    assert machine_problems(found, make_gpu_machine()) == [
         f"GPU 1 (00000000:1C:00.0): 12.3 GiB held before the launch by {whose} "
         "(at most 1 GiB is healthy; waited 30 s)"
     ]
@@ -595,8 +596,8 @@ def test_the_clock_of_the_slowest_gpu_is_kept_by_step() -> None:
     ],
 )
 def test_what_speaks_of_broken_hardware_is_found(said: str) -> None:
-    assert health.hardware_fault(f"Traceback\n  {said}\nmore") == said
-    assert health.hardware_fault("RuntimeError: CUDA error: device-side assert triggered") is None
+    assert hardware_fault(f"Traceback\n  {said}\nmore") == said
+    assert hardware_fault("RuntimeError: CUDA error: device-side assert triggered") is None
 
 
 def stat(*cores: tuple[int, ...]) -> str:
@@ -644,7 +645,7 @@ def test_a_proc_that_does_not_tell_leaves_shares_unknown(tmp_path: Path, content
     found = sampler.finish()
     assert found is not None
     assert (found.job_cpu, found.foreign_cpu, found.steal, found.cpu_pressure) == (None,) * 4
-    assert unhealthy(found, make_machine()) == []
+    assert machine_problems(found, make_machine()) == []
 
 
 @pytest.fixture
@@ -678,7 +679,7 @@ def test_a_busy_process_beside_the_job_is_foreign(launcher_and_stranger: int) ->
     assert found.job_cpu is not None
     assert 0.4 / cores < found.foreign_cpu <= 1 - found.job_cpu + 0.05
     assert 0.1 / cores < found.job_cpu < 1.2 / cores
-    said = unhealthy(found, make_machine())
+    said = machine_problems(found, make_machine())
     assert any("other processes used" in reason for reason in said) == (found.foreign_cpu > 0.2)
 
 
@@ -710,16 +711,16 @@ def make_health(device: dict[str, Any] | None = None, **changes: Any) -> Health:
 
 
 def test_nothing_known_is_not_unhealthy() -> None:
-    assert unhealthy(None, make_machine()) == []
-    assert unhealthy(make_health({}), make_gpu_machine()) == []
+    assert machine_problems(None, make_machine()) == []
+    assert machine_problems(make_health({}), make_gpu_machine()) == []
 
 
 @pytest.mark.parametrize(
     "name", ["HwSlowdown", "HwThermalSlowdown", "SwThermalSlowdown", "HwPowerBrakeSlowdown"]
 )
 def test_throttling_for_more_than_a_moment_is_unhealthy(name: str) -> None:
-    assert unhealthy(make_health({"throttled": {name: 0.05}}), make_gpu_machine()) == []
-    assert unhealthy(make_health({"throttled": {name: 0.06}}), make_gpu_machine()) == [
+    assert machine_problems(make_health({"throttled": {name: 0.05}}), make_gpu_machine()) == []
+    assert machine_problems(make_health({"throttled": {name: 0.06}}), make_gpu_machine()) == [
         f"GPU 0 was throttled: {name} in 6% of samples (at most 5% is healthy)"
     ]
 
@@ -737,22 +738,24 @@ def test_throttling_for_more_than_a_moment_is_unhealthy(name: str) -> None:
     ],
 )
 def test_reasons_that_are_normal(name: str) -> None:
-    assert unhealthy(make_health({"throttled": {name: 1.0}}), make_gpu_machine()) == []
+    assert machine_problems(make_health({"throttled": {name: 1.0}}), make_gpu_machine()) == []
 
 
 def test_a_little_foreign_memory_is_let_pass() -> None:
-    assert unhealthy(make_health({"foreign_memory_bytes": 256 * 2**20}), make_gpu_machine()) == []
-    assert len(unhealthy(make_health({"foreign_memory_bytes": 256 * 2**20 + 1}), make_gpu_machine())) == 1
+    assert machine_problems(make_health({"foreign_memory_bytes": 256 * 2**20}), make_gpu_machine()) == []
+    assert (
+        len(machine_problems(make_health({"foreign_memory_bytes": 256 * 2**20 + 1}), make_gpu_machine())) == 1
+    )
 
 
 def test_a_busy_processor_is_unhealthy_where_it_trains() -> None:
     busy = make_health(foreign_cpu=0.347, steal=0.12)
-    assert unhealthy(busy, make_machine()) == [
+    assert machine_problems(busy, make_machine()) == [
         "other processes used 35% of the cores' time (at most 20% is healthy)",
         "the hypervisor took 12% of the cores' time (steal; at most 10% is healthy)",
     ]
-    assert unhealthy(busy, make_gpu_machine()) == []
-    assert unhealthy(make_health(foreign_cpu=0.2, steal=0.1), make_machine()) == []
+    assert machine_problems(busy, make_gpu_machine()) == []
+    assert machine_problems(make_health(foreign_cpu=0.2, steal=0.1), make_machine()) == []
 
 
 @pytest.mark.parametrize(

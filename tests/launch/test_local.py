@@ -19,13 +19,15 @@ import pytest
 
 from perfsuite import DDP, Case, Fake, Script, Topology, documents
 from perfsuite.case.case import CaseFile
-from perfsuite.case.hardware import detect
 from perfsuite.errors import FileError
-from perfsuite.launch import agent
+from perfsuite.launch import agent, hang
 from perfsuite.launch import local as launching
-from perfsuite.launch.local import JOB_MARK, STALL_EARLY, STALL_S, STALL_STEPS, Stall, launch
-from perfsuite.measure import run
-from perfsuite.results.rank_report import LaunchFile, Run
+from perfsuite.launch.hang import STALL_EARLY, STALL_S, STALL_STEPS, Stall
+from perfsuite.launch.local import launch
+from perfsuite.launch.machine import detect
+from perfsuite.launch.processes import JOB_MARK
+from perfsuite.measure import launch_once
+from perfsuite.results.run import LaunchFile, Run
 from perfsuite.results.run_dir import RunDir
 
 FAKE = Case(
@@ -67,10 +69,10 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> bool:
 def driver(tmp_path: Path, case: Case, inject: str | None) -> subprocess.Popen[bytes]:
     """Another process that runs a case, so that it can be killed."""
     code = (
-        "import sys, pathlib; from perfsuite import documents, Case; from perfsuite.measure import run\n"
+        "import sys, pathlib; from perfsuite import documents, Case; from perfsuite.measure import launch_once\n"
         "from perfsuite.case.hardware import detect\n"
-        f"case = data.read(pathlib.Path({str(tmp_path / 'the-case.json')!r}), Case)\n"
-        f"run(case, detect(), pathlib.Path({str(tmp_path / 'run')!r}), inject={inject!r})\n"
+        f"case = documents.read(pathlib.Path({str(tmp_path / 'the-case.json')!r}), Case)\n"
+        f"launch_once(case, detect(), pathlib.Path({str(tmp_path / 'run')!r}), inject={inject!r})\n"
     )
     (tmp_path / "the-case.json").write_text(case.model_dump_json())
     return subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PERFSUITE_TEST": str(tmp_path)})
@@ -78,7 +80,7 @@ def driver(tmp_path: Path, case: Case, inject: str | None) -> subprocess.Popen[b
 
 def test_a_launch_runs_every_rank_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
-    measured = run(FAKE, detect(), tmp_path)
+    measured = launch_once(FAKE, detect(), tmp_path)
     assert measured.failure is None
     assert len(measured.step_s) == FAKE.total_steps
     assert documents.read(RunDir(tmp_path).launch, LaunchFile).failures == ()
@@ -107,7 +109,7 @@ def test_torch_2_11_is_given_no_shutdown_timeout(tmp_path: Path, monkeypatch: py
 
 def test_the_deadline_kills_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
-    measured = run(FAKE.replace(timeout_s=2), detect(), tmp_path, inject="hang")
+    measured = launch_once(FAKE.replace(timeout_s=2), detect(), tmp_path, inject="hang")
     assert measured.failure is not None
     assert measured.failure.kind == "timeout"
     assert "2 s" in measured.failure.message
@@ -125,8 +127,8 @@ def test_a_hang_is_seen_by_the_absence_of_steps_and_every_rank_says_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
     monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
-    monkeypatch.setattr(launching, "STALL_S", 2)
-    measured = run(case, detect(), tmp_path, inject="hang")
+    monkeypatch.setattr(hang, "STALL_S", 2)
+    measured = launch_once(case, detect(), tmp_path, inject="hang")
     assert measured.failure is not None
     assert measured.failure.kind == "timeout"
     assert re.match(
@@ -161,8 +163,8 @@ def test_a_script_that_hangs_says_where(tmp_path: Path, monkeypatch: pytest.Monk
     script = tmp_path / "train.py"
     script.write_text(HANGS)
     framework = Script(path=str(script)) if how == "path" else Script(command=("python", str(script)))
-    monkeypatch.setattr(launching, "STALL_S", 2)
-    measured = run(
+    monkeypatch.setattr(hang, "STALL_S", 2)
+    measured = launch_once(
         FAKE.replace(framework=framework, topology=Topology(processes_per_node=1)),
         detect(),
         tmp_path / "run",
@@ -295,7 +297,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(FAKE, detect(), tmp_path, inject="hang", on_progress=interrupt)
+        launch_once(FAKE, detect(), tmp_path, inject="hang", on_progress=interrupt)
     assert processes_of(tmp_path) == []
 
 
@@ -324,7 +326,7 @@ def test_sigkill_of_the_launcher_leaves_nothing(
             launcher.send_signal(signal.SIGKILL)
             killed.append(launcher)
 
-    measured = run(case, detect(), tmp_path, inject="hang", on_progress=kill_launcher)
+    measured = launch_once(case, detect(), tmp_path, inject="hang", on_progress=kill_launcher)
     assert killed
     assert measured.failure is not None
     assert measured.failure.kind == "missing_report"
@@ -406,7 +408,9 @@ def test_no_process_of_a_script_survives_whoever_started_it(tmp_path: Path, how:
 def test_where_a_rank_of_a_script_fails_the_others_do_not_go_on(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import os, time\nif os.environ['RANK'] == '1': os._exit(7)\ntime.sleep(1000)")
-    failure = run(FAKE.replace(framework=Script(path=str(script))), detect(), tmp_path / "run").failure
+    failure = launch_once(
+        FAKE.replace(framework=Script(path=str(script))), detect(), tmp_path / "run"
+    ).failure
     assert failure is not None
     assert (failure.kind, failure.rank) == ("crash", 1)
     assert failure.message == "the script ended after 0 of 70 optimizer steps, with exit code 7"
@@ -425,7 +429,7 @@ def test_where_a_rank_of_a_script_fails_the_others_do_not_go_on(tmp_path: Path) 
     ],
 )
 def test_each_fault_is_told_apart(tmp_path: Path, inject: str, kind: str | None, words: str) -> None:
-    measured = run(FAKE, detect(), tmp_path, inject=inject)
+    measured = launch_once(FAKE, detect(), tmp_path, inject=inject)
     if kind is None:
         assert measured.failure is None
         assert measured.figures.peak_memory_bytes is None
@@ -436,13 +440,13 @@ def test_each_fault_is_told_apart(tmp_path: Path, inject: str, kind: str | None,
 
 
 def test_the_failing_ranks_own_traceback_is_kept(tmp_path: Path) -> None:
-    measured = run(FAKE, detect(), tmp_path, inject="crash")
+    measured = launch_once(FAKE, detect(), tmp_path, inject="crash")
     assert measured.failure is not None
     assert measured.failure.rank == 1
     assert "_break_down" in str(measured.failure.traceback)
 
 
 def test_a_directory_that_holds_another_launch_is_refused(tmp_path: Path) -> None:
-    run(FAKE, detect(), tmp_path)
+    launch_once(FAKE, detect(), tmp_path)
     with pytest.raises(FileError, match="holds another launch"):
-        run(FAKE, detect(), tmp_path)
+        launch_once(FAKE, detect(), tmp_path)

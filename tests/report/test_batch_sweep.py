@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from perfsuite.report.batch_sweep import best_batch
-from perfsuite.results.rank_report import Failure, Figures, Run
+from perfsuite.results.rank_report import Failure
+from perfsuite.results.run import Figures, Run
 from perfsuite.results.session_file import Result
 from tests.samples import make_case, make_figures, make_result, make_run, never_run
 

@@ -8,7 +8,7 @@ from markdown_it import MarkdownIt
 
 from perfsuite.report.markdown import MAX_EXPLAINED, MAX_ROWS, render, text
 from perfsuite.report.published import ComparisonTable
-from perfsuite.results.rank_report import Health
+from perfsuite.results.run import Health
 from perfsuite.results.session_file import Result, SessionFile, Skipped
 from tests.report.html.test_page import EVIL, make_evil
 from tests.samples import make_image_result, make_result, make_shared, never_run, now

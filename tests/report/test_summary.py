@@ -16,18 +16,18 @@ from perfsuite.report.summary import (
     machine_notes,
     needs_words,
     notes,
-    percent,
     properties,
     provenance,
     reason,
-    relative,
     speed_change,
     tally,
     verdict,
 )
-from perfsuite.results.rank_report import Failure, Health
+from perfsuite.report.text import percent, relative
+from perfsuite.results.outcome import Outcome
+from perfsuite.results.rank_report import Failure
+from perfsuite.results.run import Health
 from perfsuite.results.session_file import Result
-from perfsuite.verdict.judge import Outcome
 from perfsuite.verdict.noise import ClassNoise
 from tests.samples import (
     make_gpu_machine,

@@ -6,10 +6,12 @@ from typing import Any, get_args
 
 import pytest
 
-from perfsuite.report.terminal import STYLES, amount, explanation, sentence, table
+from perfsuite.report.terminal import STYLES, explanation, table
+from perfsuite.report.text import amount, sentence
 from perfsuite.results.metric import GATED
-from perfsuite.results.rank_report import Failure, Figures, Health, Observed
-from perfsuite.verdict.judge import Check, Outcome, Verdict
+from perfsuite.results.outcome import Check, Outcome, Verdict
+from perfsuite.results.rank_report import Failure, Observed
+from perfsuite.results.run import Figures, Health
 from perfsuite.verdict.noise import ClassNoise
 from perfsuite.verdict.sequential import Noise
 from tests.samples import (

@@ -9,7 +9,8 @@ from perfsuite.case.case import Case, Topology
 from perfsuite.frameworks.script import Script
 from perfsuite.results import agreement
 from perfsuite.results.collect import NO_TF32_PEAK, collect
-from perfsuite.results.rank_report import Evidence, Flops, Observed, RankReport, Run
+from perfsuite.results.rank_report import Evidence, Flops, Observed, RankReport
+from perfsuite.results.run import Run
 from tests.samples import IMAGES, make_case, make_gpu_machine, make_machine, make_report, write_launch
 
 

@@ -9,17 +9,10 @@ import pytest
 
 from perfsuite import Script, documents
 from perfsuite.case.case import Case, CaseFile
-from perfsuite.results.collect import LOG_TAIL_LINES, collect, job_steps
-from perfsuite.results.rank_report import (
-    DeviceHealth,
-    Failure,
-    Flops,
-    Health,
-    Memory,
-    Observed,
-    RankReport,
-    Run,
-)
+from perfsuite.results.collect import LOG_TAIL_LINES, collect
+from perfsuite.results.figures import job_steps
+from perfsuite.results.rank_report import Failure, Flops, Memory, Observed, RankReport
+from perfsuite.results.run import DeviceHealth, Health, Run
 from perfsuite.results.run_dir import RunDir
 from tests.samples import make_case, make_gpu_machine, make_machine, make_report, write_launch
 

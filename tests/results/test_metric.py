@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from perfsuite.results.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, TOKENS_PER_S_MEAN, Metric
-from perfsuite.results.rank_report import Figures
+from perfsuite.results.run import Figures
 
 HIGHER = (TOKENS_PER_S, TOKENS_PER_S_MEAN)
 LOWER = (PEAK_MEMORY,)

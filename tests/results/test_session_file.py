@@ -12,9 +12,11 @@ import pytest
 from perfsuite import documents
 from perfsuite.documents import plain
 from perfsuite.results.metric import GATED
-from perfsuite.results.rank_report import Failure, Figures, Run
+from perfsuite.results.outcome import Verdict
+from perfsuite.results.rank_report import Failure
+from perfsuite.results.run import Figures, Run
 from perfsuite.results.session_file import Result, SessionFile, Skipped
-from perfsuite.verdict.judge import Policy, Verdict, judge
+from perfsuite.verdict.judge import Policy, judge
 from perfsuite.verdict.noise import ClassNoise
 from perfsuite.verdict.sequential import Noise
 from tests.samples import (

@@ -18,19 +18,12 @@ from perfsuite.case.model import Model
 from perfsuite.documents import plain
 from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.metric import GATED
-from perfsuite.results.rank_report import Failure, Flops, Observed, Run
+from perfsuite.results.outcome import UNMEASURED, Check, Outcome, Verdict
+from perfsuite.results.rank_report import Failure, Flops, Observed
+from perfsuite.results.run import Run
 from perfsuite.verdict import judge as judge_module
-from perfsuite.verdict.judge import (
-    MAX_UNHEALTHY,
-    TOO_FEW_LAUNCHES,
-    UNMEASURED,
-    Check,
-    Outcome,
-    Policy,
-    Verdict,
-    judge,
-    loss_differs,
-)
+from perfsuite.verdict.judge import MAX_UNHEALTHY, TOO_FEW_LAUNCHES, Policy, judge
+from perfsuite.verdict.loss import loss_differs
 from perfsuite.verdict.noise import ClassNoise, class_noise
 from perfsuite.verdict.sequential import MAX_LAUNCHES, Noise
 from tests.samples import (

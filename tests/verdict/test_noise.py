@@ -9,7 +9,7 @@ import pytest
 
 from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, TOKENS_PER_S_MEAN, Metric
-from perfsuite.results.rank_report import Run
+from perfsuite.results.run import Run
 from perfsuite.verdict.noise import PROBE_CORRECTED, ClassNoise, against, class_noise, pooled_over_sessions
 from perfsuite.verdict.robust import SCALE_EFFICIENCY
 from perfsuite.verdict.sequential import MAX_LAUNCHES, SIGMA_FLOOR, Noise, decide, pooled_noise

@@ -18,7 +18,7 @@ from perfsuite.case.model import Model
 from perfsuite.frameworks.script import Script
 from perfsuite.results.rank_report import Memory, RankReport
 from perfsuite.results.run_dir import RunDir
-from perfsuite.worker import attach, main, stacks
+from perfsuite.worker import attach, leash, main, stacks
 from perfsuite.worker import recorder as measure
 from perfsuite.worker.attach import Attached, Measured, device_of
 from perfsuite.worker.observe import Observer
@@ -46,7 +46,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         name = f"register_optimizer_step_{when}_hook"
         monkeypatch.setattr(attach, name, hooking(getattr(attach, name)))
     monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
-    monkeypatch.setattr(main, "die_with_parent", lambda: None)
+    monkeypatch.setattr(leash, "die_with_parent", lambda: None)
     monkeypatch.setattr(stacks, "listen", lambda run_dir, rank: None)
     monkeypatch.setattr(signal, "alarm", lambda seconds: None)
     monkeypatch.delenv("RANK", raising=False)

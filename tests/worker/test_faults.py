@@ -12,11 +12,12 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
+from perfsuite.case.fault import AT_STEP, Fault
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.base import Ranks
 from perfsuite.frameworks.fake import Fake, SimulatedTimer
 from perfsuite.results.rank_report import Memory
-from perfsuite.worker.faults import AT_STEP, Fault, Injector
+from perfsuite.worker.faults import Injector
 from perfsuite.worker.recorder import HostMemory, Recorder
 from tests.samples import make_case, make_report
 

@@ -18,8 +18,8 @@ from perfsuite.frameworks.fake import SimulatedTimer
 from perfsuite.frameworks.nanotron import Nanotron
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
+from perfsuite.worker import leash, stacks
 from perfsuite.worker import main as worker
-from perfsuite.worker import stacks
 from perfsuite.worker.recorder import Recorder
 from tests.samples import make_case, make_report
 
@@ -34,7 +34,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     documents.write(RunDir(tmp_path).case, CaseFile(case=make_case(framework=DDP()), device="cpu"))
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(worker, "die_with_parent", lambda: None)
+    monkeypatch.setattr(leash, "die_with_parent", lambda: None)
     monkeypatch.setattr(stacks, "listen", lambda run_dir, rank: None)
     return RunDir(tmp_path)
 

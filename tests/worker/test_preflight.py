@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from perfsuite import documents
 from perfsuite.results.collect import collect
-from perfsuite.results.rank_report import Run
+from perfsuite.results.run import Run
 from perfsuite.worker.preflight import all_reduce_probe, device_probe
 from tests.samples import make_machine, make_report, write_launch
 

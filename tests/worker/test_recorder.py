@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from perfsuite.case.fault import Fault
 from perfsuite.frameworks.fake import SimulatedTimer
 from perfsuite.worker import recorder as measure
-from perfsuite.worker.faults import Fault, Injector
+from perfsuite.worker.faults import Injector
 from perfsuite.worker.recorder import CudaMemory, CudaTimer, HostMemory, HostTimer, Recorder
 
 

@@ -106,7 +106,9 @@ def test_tf32_by_variables_and_by_torchs_newer_switches(
     """In a process of its own: torch refuses to mix the two kinds of switches."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    code = f"import torch\n{switch}\nfrom perfsuite.worker import software\nprint(software.arithmetic('cuda'))"
+    code = (
+        f"import torch\n{switch}\nfrom perfsuite.worker import software\nprint(software.arithmetic('cuda'))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert f"'fp32_matmul': '{matmul}'" in done.stdout
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, model_validator
 
+from perfsuite.case.framework import changed_fields
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.accelerate.config import (
     MIXED_PRECISION,
@@ -19,7 +20,7 @@ from perfsuite.frameworks.accelerate.config import (
     Prefetch,
     Sharding,
 )
-from perfsuite.frameworks.base import Framework, Ranks, Workload, changed_fields
+from perfsuite.frameworks.base import Framework, Ranks, Workload
 from perfsuite.frameworks.fsdp import hybrid_unsupported
 
 if TYPE_CHECKING:

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import yaml
 from pydantic import BeforeValidator, Field, model_validator
 
+from perfsuite.case.framework import changed_fields
 from perfsuite.documents import write_text
 from perfsuite.errors import CaseError
-from perfsuite.frameworks.base import Framework, Ranks, Workload, changed_fields
+from perfsuite.frameworks.base import Framework, Ranks, Workload
 from perfsuite.frameworks.nanotron import config as nanotron_config
 
 if TYPE_CHECKING:

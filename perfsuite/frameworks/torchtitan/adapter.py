@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
+from perfsuite.case import torch_build
 from perfsuite.frameworks.base import Framework, Ranks, Workload
-from perfsuite.launch import torch_build
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case

@@ -28,10 +28,10 @@ from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.trainer import Trainer
 
+from perfsuite.frameworks.base import NCCL_AFTER_S
 from perfsuite.frameworks.common.model import synthetic_batches, transformers_config
 from perfsuite.frameworks.torchtitan import compat
 from perfsuite.frameworks.torchtitan.adapter import LOSS_CHUNKS, PRECISIONS
-from perfsuite.worker.main import NCCL_AFTER_S
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case

@@ -16,9 +16,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from perfsuite.case.case import NO_TOKENS
+from perfsuite.case.case import NO_TOKENS, Unit
 from perfsuite.history.store import StoredResult
-from perfsuite.results.metric import Unit, in_unit
+from perfsuite.results.metric import in_unit
 from perfsuite.verdict.robust import t_quantile
 from perfsuite.verdict.sequential import pooled_noise
 

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from perfsuite.case.case import Unit
 from perfsuite.report import summary
 from perfsuite.report.html import charts, tables
 from perfsuite.report.html.charts import Band, duration
 from perfsuite.report.html.tables import NONE, Table, known
-from perfsuite.report.terminal import amount
-from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, Unit
-from perfsuite.results.rank_report import Run
+from perfsuite.report.text import amount, percent
+from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S
+from perfsuite.results.run import Run
 from perfsuite.results.session_file import Result, SessionFile
 
 
@@ -109,10 +110,10 @@ def _summary(result: Result, unit: Unit) -> dict[str, Cell]:
     memory = checks.get(PEAK_MEMORY.name)
     return {
         f"{unit}/s": _cell(figures.tokens_per_s, lambda value: summary.speed(value, result.unit, unit)),
-        "vs\N{NO-BREAK SPACE}baseline": _cell(summary.speed_change(result), summary.percent),
+        "vs\N{NO-BREAK SPACE}baseline": _cell(summary.speed_change(result), percent),
         "p50": _cell(figures.step_s_p50, duration),
         "memory": _cell(figures.peak_memory_bytes, lambda value: amount(value, "bytes")),
-        "memory vs\N{NO-BREAK SPACE}baseline": _cell(memory.worsening if memory else None, summary.percent),
+        "memory vs\N{NO-BREAK SPACE}baseline": _cell(memory.worsening if memory else None, percent),
         "MFU": _cell(figures.mfu, "{:.1%}".format),
         "launches": _cell(len(result.runs), str),
     }

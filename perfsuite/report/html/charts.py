@@ -15,8 +15,8 @@ from statistics import quantiles
 from markupsafe import Markup
 
 from perfsuite.report.published import Pair
-from perfsuite.results.rank_report import Run
-from perfsuite.verdict.judge import Check
+from perfsuite.results.outcome import Check
+from perfsuite.results.run import Run
 
 WIDTH, HEIGHT = 360, 160
 LEFT, RIGHT, TOP, BOTTOM = 46, 8, 14, 30

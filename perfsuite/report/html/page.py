@@ -16,13 +16,13 @@ from importlib import resources
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from perfsuite.case.case import Unit
 from perfsuite.report import summary
 from perfsuite.report.html import charts
 from perfsuite.report.html.case_view import CaseView, Figure, case_view
 from perfsuite.report.html.tables import Table
 from perfsuite.report.published import ComparisonTable
-from perfsuite.report.terminal import sentence
-from perfsuite.results.metric import Unit
+from perfsuite.report.text import sentence
 from perfsuite.results.session_file import SessionFile
 
 SIGNS = {

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from perfsuite.launch.health import BAD_REASONS
 from perfsuite.report.html import charts
 from perfsuite.report.html.charts import duration
-from perfsuite.report.summary import percent, rate
-from perfsuite.report.terminal import amount
+from perfsuite.report.text import amount, percent, rate
+from perfsuite.results.health import BAD_REASONS
 from perfsuite.results.metric import in_unit
-from perfsuite.results.rank_report import DeviceHealth, Health, Memory, Run
+from perfsuite.results.rank_report import Memory
+from perfsuite.results.run import DeviceHealth, Health, Run
 from perfsuite.results.session_file import Result
 
 T = TypeVar("T")

@@ -8,11 +8,12 @@ import pytest
 import yaml
 
 from perfsuite import Case, Nanotron, Topology
-from perfsuite.case.hardware import detect_cpu
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.nanotron.config import ConfigFile, from_case
-from perfsuite.measure import run, unsupported
-from perfsuite.results.rank_report import Run
+from perfsuite.launch.machine import detect_cpu
+from perfsuite.launch.requirements import unsupported
+from perfsuite.measure import launch_once
+from perfsuite.results.run import Run
 
 SMALL = Case(
     model="llama-tiny",
@@ -29,7 +30,7 @@ MACHINE = detect_cpu("a test")
 
 
 def measured(case: Case, directory: Path) -> Run:
-    result = run(case, MACHINE, directory)
+    result = launch_once(case, MACHINE, directory)
     assert result.failure is None, f"{result.failure.message}\n{result.failure.traceback}"
     return result
 
@@ -140,13 +141,13 @@ def test_a_contradiction_is_an_error_before_anything_is_launched(tmp_path: Path)
     with pytest.raises(
         CaseError, match="nanotron-dp2-tp2: dp 2 x tp 2 x pp 1 is 4, but the case's topology has 2"
     ):
-        run(SMALL.replace(framework=Nanotron(dp=2, tp=2)), MACHINE, tmp_path / "launch")
+        launch_once(SMALL.replace(framework=Nanotron(dp=2, tp=2)), MACHINE, tmp_path / "launch")
     config = from_case(SMALL, Nanotron(dp=1), files=tmp_path, fused_adam=False)
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump(config))
     case = SMALL.replace(framework=Nanotron(config=file), micro_batch=2)
     with pytest.raises(CaseError, match=r"nanotron-mine: dp 1 x tp 1 x pp 1 is 1, .* but the case's micro_b"):
-        run(case, MACHINE, tmp_path / "launch")
+        launch_once(case, MACHINE, tmp_path / "launch")
     assert not (tmp_path / "launch").exists()
 
 

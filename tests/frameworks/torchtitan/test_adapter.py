@@ -12,15 +12,16 @@ import torch
 from pydantic import ValidationError
 
 from perfsuite import Case, Topology, TorchTitan
+from perfsuite.case import torch_build
 from perfsuite.case.case import CaseFile, LoRA
-from perfsuite.case.hardware import detect
 from perfsuite.case.model import MODELS, Model
 from perfsuite.frameworks.common.model import synthetic_batches, transformers_config, transformers_model
 from perfsuite.frameworks.torchtitan import compat
 from perfsuite.frameworks.torchtitan.adapter import MIN_TORCH
-from perfsuite.launch import torch_build
-from perfsuite.measure import run, unsupported
-from perfsuite.results.rank_report import Run
+from perfsuite.launch.machine import detect
+from perfsuite.launch.requirements import unsupported
+from perfsuite.measure import launch_once
+from perfsuite.results.run import Run
 from perfsuite.worker.flops import count
 
 SMALL = Case(
@@ -57,7 +58,7 @@ def titan() -> Any:
 
 
 def measured(case: Case, directory: Path) -> Run:
-    result = run(case, detect(), directory)
+    result = launch_once(case, detect(), directory)
     assert result.failure is None, f"{result.failure.message}\n{result.failure.traceback}"
     return result
 

@@ -6,7 +6,7 @@ import pytest
 
 from perfsuite.report.html.case_view import CaseView, case_view
 from perfsuite.report.html.tables import NONE
-from perfsuite.results.rank_report import Health
+from perfsuite.results.run import Health
 from perfsuite.results.session_file import Result
 from tests.samples import BEFORE, make_gpu_machine, make_result, make_run, never_run, now
 from tests.sessions import TRACEBACK, make_gpu_result, make_session

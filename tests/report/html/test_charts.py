@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from perfsuite.report.html import charts
 from perfsuite.report.html.charts import BUCKETS, Band, Scale, thin
 from perfsuite.report.published import Pair
-from perfsuite.verdict.judge import Check
+from perfsuite.results.outcome import Check
 from tests.samples import deterministic, make_run
 
 BAND = Band(baseline_s=0.1, allowed_s=0.103)

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from perfsuite.report.html.tables import NONE, Table, checks, health, health_summary, launches, settings
-from perfsuite.results.rank_report import DeviceHealth, Health, Memory, Observed
+from perfsuite.results.rank_report import Memory, Observed
+from perfsuite.results.run import DeviceHealth, Health
 from tests.samples import BEFORE, make_result, make_run, never_run, now
 from tests.sessions import make_gpu_result
 

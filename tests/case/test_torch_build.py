@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.launch import torch_build
+from perfsuite.case import torch_build
 from tests.samples import make_gpu_machine, make_machine
 
 FILE = """from typing import Optional
