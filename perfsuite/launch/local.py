@@ -32,7 +32,6 @@ from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, RunDir
 from perfsuite.worker.leash import ANCESTOR_PID
 
 POLL_S = 0.05
-KILL_S = 60
 
 NCCL_HEARTBEAT_S = 480
 """torch's default of TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC."""

@@ -9,8 +9,8 @@ import time
 import psutil
 
 from perfsuite.errors import LaunchError
-from perfsuite.launch.local import KILL_S
 
+KILL_S = 60
 JOB_MARK = "PERFSUITE_JOB"
 """Environment variable that every process of a job inherits."""
 

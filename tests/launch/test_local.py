@@ -69,7 +69,8 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> bool:
 def driver(tmp_path: Path, case: Case, inject: str | None) -> subprocess.Popen[bytes]:
     """Another process that runs a case, so that it can be killed."""
     code = (
-        "import sys, pathlib; from perfsuite import documents, Case; from perfsuite.measure import launch_once\n"
+        "import sys, pathlib; from perfsuite import documents, Case\n"
+        "from perfsuite.measure import launch_once\n"
         "from perfsuite.case.hardware import detect\n"
         f"case = documents.read(pathlib.Path({str(tmp_path / 'the-case.json')!r}), Case)\n"
         f"launch_once(case, detect(), pathlib.Path({str(tmp_path / 'run')!r}), inject={inject!r})\n"
