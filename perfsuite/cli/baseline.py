@@ -222,7 +222,7 @@ def _choose(measured: list[Run], before: Baseline | None) -> list[Run]:
         elif run.inject is not None:
             left_out["injected"] += 1
         elif launch_problems(run, before):
-            left_out["launch_problems"] += 1
+            left_out["unhealthy"] += 1
         elif chosen and (unlike := differences(run, baseline.from_runs(chosen[:1]))):
             told = (f"{key} is {its!r}, the newest's {newest!r}" for key, (newest, its) in unlike.items())
             left_out[f"unlike the newest ({'; '.join(told)})"] += 1

@@ -18,7 +18,7 @@ SAME_MACHINE = (0.8, 1.25)
 
 DEVICE_PROBE_SLOWER = 0.1
 """A GPU whose own matrix product, copy or all-reduce is slower than at the baseline by more than this is
-launch_problems; by more, where the launches of the baseline themselves scatter more."""
+unhealthy; by more, where the launches of the baseline themselves scatter more."""
 
 
 DEVICE_PROBE_SIGMAS = 2.0
@@ -26,7 +26,7 @@ DEVICE_PROBE_SIGMAS = 2.0
 
 
 POWER_LIMIT_LOWER = 0.01
-"""A GPU that may draw less than at the baseline by more than this is launch_problems."""
+"""A GPU that may draw less than at the baseline by more than this is unhealthy."""
 
 
 DEVICE_MEMORY_GREW = 256 * 2**20

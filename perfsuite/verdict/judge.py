@@ -40,7 +40,7 @@ _WORST_FIRST: tuple[Outcome, ...] = (
 )
 
 MAX_UNHEALTHY = 3
-"""Launches on an launch_problems machine, if not outnumbered by healthy ones, before that is the verdict."""
+"""Launches on an unhealthy machine after which that is the verdict, unless more were healthy."""
 UNKNOWN_NOISE = "the noise between launches is unknown: too few launches in the baselines of this hardware"
 TOO_FEW_LAUNCHES = f"only {FEWEST_LAUNCHES} launches or more can show a regression"
 UNKNOWN_EXPONENT = "how speed follows the probe is unknown: accept more launches"
@@ -79,7 +79,7 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
     sick = {number: why for number, run in enumerate(runs, 1) if (why := launch_problems(run, baseline))}
     healthy = [run for number, run in enumerate(runs, 1) if number not in sick]
     if len(sick) >= max(policy.max_unhealthy, len(healthy)):
-        verdict = _despite_the_machine(runs, baseline) or Verdict(outcome="launch_problems", launches=used)
+        verdict = _despite_the_machine(runs, baseline) or Verdict(outcome="unhealthy", launches=used)
     elif not healthy:
         verdict = Verdict(outcome="undecided", launches=used)
     else:
