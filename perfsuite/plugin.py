@@ -27,7 +27,7 @@ from perfsuite.report import terminal as report
 from perfsuite.report.progress import Progress
 from perfsuite.report.published import PUBLISHED, PublishedFile, concerned
 from perfsuite.report.text import plural, relative
-from perfsuite.results.session_file import Result, SessionFile
+from perfsuite.results.session_file import Measurement, SessionFile
 from perfsuite.session import NO_COMPARISONS, Options, Session, check_same
 from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES
@@ -37,7 +37,7 @@ PASSED = pytest.StashKey[bool]()
 """Whether the test itself had no complaint."""
 EMPTY = pytest.StashKey[bool]()
 """Of a test whose parametrization found no case: pytest would skip it."""
-RESULT = pytest.StashKey[Result]()
+RESULT = pytest.StashKey[Measurement]()
 SESSION = pytest.StashKey[Session]()
 NO_BASELINE = ("record", "fail")
 WORDS = {
@@ -305,13 +305,13 @@ def _skip_if_impossible(item: pytest.Item, case: Case) -> None:
 
 
 @pytest.fixture
-def bench(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Callable[[Case], Result]]:
+def bench(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Callable[[Case], Measurement]]:
     """Measure a case and fail the test if it regressed: `def test_llama(bench, case): bench(case)`."""
     item = request.node
     session = request.config.stash[SESSION]
     asked: list[Case] = []
 
-    def measure(case: Case) -> Result:
+    def measure(case: Case) -> Measurement:
         if asked:
             pytest.fail("bench measures one case per test: parametrize the test instead", pytrace=False)
         asked.append(case)

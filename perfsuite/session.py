@@ -28,7 +28,7 @@ from perfsuite.results.baseline import Baseline
 from perfsuite.results.health import is_shared
 from perfsuite.results.outcome import UNMEASURED, Verdict
 from perfsuite.results.run import Run
-from perfsuite.results.session_file import Result, SessionFile, Skipped
+from perfsuite.results.session_file import Measurement, SessionFile, Skipped
 from perfsuite.verdict.judge import Policy, judge
 from perfsuite.verdict.noise import ClassNoise, class_noise
 
@@ -66,7 +66,7 @@ class Session:
 
     options: Options
     progress: Progress
-    results: list[Result] = field(default_factory=list)
+    results: list[Measurement] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     selected: int = 0
     """Tests that asked for a measurement."""
@@ -153,7 +153,7 @@ class Session:
             return f"{reason}; but there is {file}, and --perf-no-baseline=fail"
         return None
 
-    def measure(self, case: Case, nodeid: str) -> Result:
+    def measure(self, case: Case, nodeid: str) -> Measurement:
         """Launch, compare and judge until decided; record what has no baseline yet.
 
         A case that cannot be launched is a failed result, and its `PerfsuiteError` is raised. `BusyError`
@@ -173,7 +173,7 @@ class Session:
             raise
 
     def _keep_error(self, case: Case, nodeid: str, reason: str, launches: Sequence[Run] = ()) -> None:
-        result = Result(
+        result = Measurement(
             nodeid=nodeid,
             case_id=case.id,
             framework=case.framework.name,
@@ -184,7 +184,7 @@ class Session:
         )
         self.results.append(result)
 
-    def _measure(self, case: Case, nodeid: str) -> Result:
+    def _measure(self, case: Case, nodeid: str) -> Measurement:
         check_same(self._cases.setdefault(case.id, case), case)
         machine = self.machine_for(case)
         hardware_class = machine.hardware_class
@@ -219,7 +219,7 @@ class Session:
         recorded = verdict.outcome == "recorded"
         if recorded:
             file = baseline.path(self.baseline_directories[-1], hardware_class, case)
-        result = Result(
+        result = Measurement(
             nodeid=nodeid,
             case_id=case.id,
             framework=case.framework.name,
@@ -317,7 +317,7 @@ class Session:
             interrupted_launches=tuple(self.launches) if self.running is not None else (),
         )
 
-    def is_failing(self, result: Result) -> bool:
+    def is_failing(self, result: Measurement) -> bool:
         """Whether a test fails with this result."""
         outcome = result.verdict.outcome
         return (
@@ -328,7 +328,7 @@ class Session:
         )
 
     @property
-    def looked_at(self) -> list[Result]:
+    def looked_at(self) -> list[Measurement]:
         """Results that only show figures, as the user asked: not judged, and no reason to fail either."""
         asked = self.results if self.options.allow_shared else []
         return [each for each in asked if each.outcome == "unhealthy" and each.shared and each.measured_steps]

@@ -20,7 +20,7 @@ from perfsuite.results.baseline import Baseline
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
-from perfsuite.results.session_file import Result, SessionFile
+from perfsuite.results.session_file import Measurement, SessionFile
 from perfsuite.session import Options, Session
 from perfsuite.verdict.judge import Policy
 from tests.samples import DISTURBED, make_case, make_figures, make_run, make_shared, never_run
@@ -287,7 +287,7 @@ class Busy:
 
         monkeypatch.setattr(running, "launch_once", launch)
 
-    def measure(self) -> Result:
+    def measure(self) -> Measurement:
         return self.session.measure(make_case(), "test")
 
 

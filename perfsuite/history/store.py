@@ -30,7 +30,7 @@ from perfsuite.documents import Data, Document
 from perfsuite.errors import FileError
 from perfsuite.results.outcome import UNMEASURED
 from perfsuite.results.run import Run
-from perfsuite.results.session_file import Result, SessionFile
+from perfsuite.results.session_file import Measurement, SessionFile
 
 Column = tuple[float | None, ...]
 """A figure of each healthy launch, in the order they were made; None where a launch does not have it."""
@@ -203,7 +203,7 @@ def _stored(session: SessionFile) -> tuple[list[StoredSession], dict[str, Stored
         return [], {}, [f"uncommitted changes on {session.commit[:8]}: no commit says what was measured"]
     started_at = datetime.fromisoformat(session.started_at).astimezone(UTC)
     cases: dict[str, StoredCase] = {}
-    by_class: dict[str, list[Result]] = {}
+    by_class: dict[str, list[Measurement]] = {}
     left_out = []
     for result in session.results:
         if (reason := _cannot_be_kept(result)) is not None:
@@ -228,7 +228,7 @@ def _stored(session: SessionFile) -> tuple[list[StoredSession], dict[str, Stored
     return sessions, cases, left_out
 
 
-def _cannot_be_kept(result: Result) -> str | None:
+def _cannot_be_kept(result: Measurement) -> str | None:
     if any(run.inject is not None for run in result.runs):
         return "a fault was injected"
     if result.runs and not result.verdict.healthy(result.runs):
@@ -253,7 +253,7 @@ class _Tables:
         return table.index(entry)
 
 
-def _result(result: Result, cases: dict[str, StoredCase], tables: _Tables) -> StoredResult:
+def _result(result: Measurement, cases: dict[str, StoredCase], tables: _Tables) -> StoredResult:
     runs = result.healthy_runs
     last = runs[-1]
     seen = last.observed

@@ -15,7 +15,7 @@ from perfsuite.report.summary import known_issue, notes, speed, speed_change, sp
 from perfsuite.report.text import amount, percent, plural, rate, sentence
 from perfsuite.results.metric import in_unit
 from perfsuite.results.outcome import Outcome
-from perfsuite.results.session_file import Result
+from perfsuite.results.session_file import Measurement
 
 STYLES: dict[Outcome, str] = {
     "passed": "green",
@@ -42,7 +42,7 @@ def console(*, stderr: bool = False) -> Console:
     return made
 
 
-def table(results: Sequence[Result], *, color: bool, width: int | None) -> str:
+def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> str:
     """The results as a terminal table in `width` columns (80 or more); None: as wide as it needs."""
     narrow = width is not None and width < NARROW
     grid = Table(box=None, header_style="bold", pad_edge=False, show_edge=False)
@@ -80,7 +80,7 @@ def table(results: Sequence[Result], *, color: bool, width: int | None) -> str:
     return "\n".join(lines)
 
 
-def _figures(result: Result, unit: Unit, *, narrow: bool) -> dict[str, str]:
+def _figures(result: Measurement, unit: Unit, *, narrow: bool) -> dict[str, str]:
     """By column heading; speeds are under `unit`."""
     f, change = result.figures, speed_change(result)
     told = {
@@ -97,7 +97,7 @@ def _figures(result: Result, unit: Unit, *, narrow: bool) -> dict[str, str]:
     return {heading: value for heading, value in told.items() if heading not in left_out}
 
 
-def explanation(result: Result) -> str:
+def explanation(result: Measurement) -> str:
     """Everything about one result in words: each metric against its baseline, failures, what changed."""
     verdict = result.verdict
     lines = [f"{result.case_id}: {verdict.outcome} after {plural(len(result.runs), 'launch')}"]

@@ -16,7 +16,7 @@ from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.results.run import Figures, Run
 
 
-class Result(Data):
+class Measurement(Data):
     """One case of a session: what was measured and what it means."""
 
     nodeid: str
@@ -106,7 +106,7 @@ class SessionFile(Document):
     dirty: bool = False
     """Whether that repository had uncommitted changes to tracked files."""
     machine: Machine
-    results: tuple[Result, ...]
+    results: tuple[Measurement, ...]
     skipped: tuple[Skipped, ...]
     interrupted_case: str | None = None
     """The case that an interrupt cut short."""

@@ -14,7 +14,7 @@ from perfsuite.history import store
 from perfsuite.history.store import StoredResult, StoredSession
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Run
-from perfsuite.results.session_file import Result, SessionFile, local_sessions
+from perfsuite.results.session_file import Measurement, SessionFile, local_sessions
 from tests.samples import (
     COMMIT,
     make_case,
@@ -35,7 +35,7 @@ FIGURES = make_figures(step_s_p50=0.2560001, step_s_mean=0.26, probe_s_p50=0.001
 RUN = make_run(figures=FIGURES, observed=SEEN, device_probe={"matmul_tflops": 1.23456789})
 
 
-def kept(*runs: Run) -> Result:
+def kept(*runs: Run) -> Measurement:
     """Whatever was measured, it was a good measurement."""
     return make_result(RUN, before=None).replace(runs=runs, case_id=runs[0].case.id)
 
@@ -45,7 +45,7 @@ def only_session(directory: Path) -> StoredSession:
     return place.read()
 
 
-def add_one(tmp_path: Path, *results: Result, **changes: Any) -> store.Added:
+def add_one(tmp_path: Path, *results: Measurement, **changes: Any) -> store.Added:
     return store.add(tmp_path / "history", write_session(tmp_path, *results, **changes))
 
 

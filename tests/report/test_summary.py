@@ -27,7 +27,7 @@ from perfsuite.report.text import percent, relative
 from perfsuite.results.outcome import Outcome
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Health
-from perfsuite.results.session_file import Result
+from perfsuite.results.session_file import Measurement
 from perfsuite.verdict.noise import ClassNoise
 from tests.samples import (
     make_gpu_machine,
@@ -41,7 +41,9 @@ from tests.samples import (
 from tests.sessions import make_blind, make_gpu_result, make_session
 
 EXCUSES = {
-    excuse for option in get_args(Result.model_fields["excused"].annotation) for excuse in get_args(option)
+    excuse
+    for option in get_args(Measurement.model_fields["excused"].annotation)
+    for excuse in get_args(option)
 }
 
 UNKNOWN = Health(samples=2, seconds=1, steps=2, notes=("GPU health is unknown",))

@@ -14,7 +14,7 @@ from perfsuite.report.html.page import SIGNS, render
 from perfsuite.report.published import ComparisonTable, Pair
 from perfsuite.results.metric import GATED
 from perfsuite.results.rank_report import Failure, Observed
-from perfsuite.results.session_file import Result, SessionFile, Skipped
+from perfsuite.results.session_file import Measurement, SessionFile, Skipped
 from tests.samples import make_image_result, make_result, make_shared, never_run, now
 from tests.sessions import make_blind, make_gpu_result, make_session
 
@@ -270,7 +270,7 @@ def test_of_nothing_measured_it_says_so() -> None:
 
 
 def test_a_figure_that_no_case_has_is_no_column() -> None:
-    def headings(*results: Result) -> list[str]:
+    def headings(*results: Measurement) -> list[str]:
         page = render([make_session(0).replace(results=results)])
         return re.findall(r"<th[^>]*>([^<]+)</th>", page.partition("</thead>")[0])
 
