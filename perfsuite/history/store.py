@@ -281,7 +281,7 @@ def stored_case(case: Case) -> tuple[str, StoredCase]:
 
 def _column(runs: Sequence[Run], figure: str) -> Column:
     """A figure of each launch, as far as it is a size."""
-    values = [getattr(run.figures, figure) for run in runs]
+    values = [run.figures.get(figure) for run in runs]
     return tuple(_rounded(v) if v is not None and math.isfinite(v) and v > 0 else None for v in values)
 
 

@@ -208,8 +208,8 @@ def _configuration(repo: Path, branch: str, commit_url: str) -> dict[str, Any]:
         "results_dir": "results",
         "html_dir": "html",
         "regressions_thresholds": {
-            r".*\.seconds_per_(token|sample)\b": TOKENS_PER_S.tolerance_gpu,
-            r".*\.peak_memory\b": PEAK_MEMORY.tolerance_gpu,
+            r".*\.seconds_per_(token|sample)\b": TOKENS_PER_S.tolerance("cuda"),
+            r".*\.peak_memory\b": PEAK_MEMORY.tolerance("cuda"),
         },
         # At one speed it says the same as seconds per token or sample: one slowdown shall be one entry.
         "regressions_first_commits": {r".*\.seconds_per_step\b": None},
