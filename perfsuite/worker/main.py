@@ -41,7 +41,7 @@ def main(path: str) -> None:
     stacks.listen(run_dir, report.rank)
     try:
         rank = Rank(run_dir, documents.read(run_dir.case, CaseFile), report)
-        needs_torch = rank.case.framework.needs_torch
+        needs_torch = rank.framework.plan(rank.case).needs_torch
         measured = _measure(rank) if needs_torch else _simulate(rank)
     except BaseException as error:
         write_failure(run_dir, report, failure_of(error, report.rank))
@@ -86,15 +86,16 @@ def _measure(rank: Rank) -> RankReport:
     case = rank.case
     device = _device(rank.request)
     timer, probe = clock_for(device)
-    if not case.framework.own_process_group:
-        _init_process_group(case, device)
+    process_group = rank.framework.plan(case).process_group
+    if process_group != "library":
+        _init_process_group(case, device, connects_at_once=process_group == "eager")
     flops = count_known(case)  # imports transformers and builds the model once, on the meta device
-    case.framework.load(case, device)
+    rank.framework.load(case, device)
     _warm_up(device)
     rank.device_probe = device_probe(device)  # while nothing else runs; on a CPU it raises the peak of memory
     memory = memory_for(device)
     rank.build(timer, device=device, probe=probe, memory=memory)
-    if case.framework.own_process_group:  # until now there was none for an all-reduce
+    if process_group == "library":  # until now there was none for an all-reduce
         rank.device_probe |= all_reduce_probe(device)
     with _optimizer_hooks(rank.observe(), rank.recorder):
         losses = _train(rank)
@@ -126,14 +127,17 @@ def _optimizer_hooks(observer: Observer, recorder: Recorder) -> Iterator[None]:
         hook.remove()
 
 
-def _init_process_group(case: Case, device: Any) -> None:
-    """Create the default process group. NCCL's watchdog ends a rank only after the driver would have."""
+def _init_process_group(case: Case, device: Any, *, connects_at_once: bool) -> None:
+    """Create the default process group. NCCL's watchdog ends a rank only after the driver would have.
+
+    `connects_at_once` is for NCCL: given the device, it connects all ranks now, not when they first talk.
+    """
     import torch.distributed as dist
 
     on_gpu = device.type == "cuda"
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
-        device_id=device if on_gpu and case.framework.eager_nccl else None,
+        device_id=device if on_gpu and connects_at_once else None,
         timeout=timedelta(seconds=case.timeout_s + NCCL_AFTER_S) if on_gpu else None,
     )
 

@@ -21,7 +21,7 @@ from perfsuite import documents
 from perfsuite.case.case import CaseFile
 from perfsuite.case.fault import Fault
 from perfsuite.errors import FileError, MismatchError, ScriptError
-from perfsuite.frameworks.base import Ranks
+from perfsuite.frameworks.base import Ranks, framework_of
 from perfsuite.results.rank_report import Failure, FailureKind, RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker.faults import Injector
@@ -53,6 +53,7 @@ class Rank:
         self.run_dir = run_dir
         self.request = request
         self.case = request.case
+        self.framework = framework_of(request.case)
         self.report = report
         self.device: Any = None
         """The `torch.device` that it trains on; there since `build`, None in a simulated job."""
@@ -87,7 +88,7 @@ class Rank:
             device=device,
             directory=self.run_dir.path,
         )
-        self.workload = self.case.framework.build(self.case, ranks, self.recorder)
+        self.workload = self.framework.build(self.case, ranks, self.recorder)
 
     def observe(self) -> Observer:
         """Make the observer of what `build` returned. Its `before_optimizer_step` must see every step."""

@@ -16,6 +16,7 @@ import pytest
 from perfsuite import documents
 from perfsuite.case.case import CaseFile, Topology
 from perfsuite.frameworks.base import Command
+from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.script import Script
 from perfsuite.launch import agent
 from perfsuite.results.rank_report import Failure, RankReport
