@@ -3,7 +3,7 @@
     PerfsuiteError
     ├── BusyError        another session measures on this machine, and nobody wants to wait
     ├── CaseError        a case, model or option that cannot be: the message says what is allowed
-    ├── ExtensionError   a framework, metric or launcher of another package that cannot be used: names the package
+    ├── ExtensionError   what another package adds to perfsuite and cannot be used: names the package
     ├── FileError        a JSON file that cannot be read or written: names the file and the field
     ├── GitError         a git command that failed: with what it said
     ├── GitHubError      gh, GitHub's command line, failed or is missing
