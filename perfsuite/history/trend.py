@@ -22,6 +22,7 @@ from perfsuite.history import changepoint, store
 from perfsuite.history.changepoint import Change
 from perfsuite.history.store import Place, StoredResult, StoredSession
 from perfsuite.results.baseline import Baseline
+from perfsuite.results.store import BASELINES, BaselineStore
 
 MetricName = Literal["seconds per token", "seconds per sample", "peak memory"]
 PERIOD = timedelta(days=90)
@@ -141,7 +142,7 @@ def trend(
     since: date | None = None,
     repo: Path | None = None,
     branch: str = "",
-    baselines: Path = Path("baselines"),
+    baselines: Path = BASELINES,
 ) -> Trend:
     """Find what changed since a day: by default in the 90 days before the newest session, or open since then.
 
@@ -247,7 +248,7 @@ def _findings(
             first, last = (places[one.sessions[index]] for index in (inside[0], inside[-1]))
             worse = change.relative > 0
             newest = changes[-1].after
-            file = baselines / key[0] / f"{key[1]}.json"
+            file = BaselineStore(baselines).reviewed_file(*key)
             accepted = worse and _accepts(
                 file, metric, (change.before, min(change.after, newest)), _day(last)
             )
