@@ -27,6 +27,7 @@ from perfsuite.report import terminal as report
 from perfsuite.report.progress import Progress
 from perfsuite.report.published import PUBLISHED, PublishedFile, concerned
 from perfsuite.report.text import plural, relative
+from perfsuite.results.outcome import STYLES
 from perfsuite.results.session_file import Measurement, SessionFile
 from perfsuite.results.store import BASELINES, STORE
 from perfsuite.session import NO_COMPARISONS, Options, Session, check_same
@@ -41,13 +42,6 @@ EMPTY = pytest.StashKey[bool]()
 RESULT = pytest.StashKey[Measurement]()
 SESSION = pytest.StashKey[Session]()
 NO_BASELINE = ("record", "fail")
-WORDS = {
-    "improved": ("i", ("IMPROVED", {"green": True, "bold": True})),
-    "recorded": ("r", ("RECORDED", {"cyan": True})),
-    "inconclusive": ("I", ("INCONCLUSIVE", {"yellow": True, "bold": True})),
-    "unhealthy": ("U", ("UNHEALTHY", {"yellow": True, "bold": True})),
-    "regressed": ("R", ("REGRESSED", {"red": True, "bold": True})),
-}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -366,11 +360,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, Any] | None:
     """Verdicts that pytest has no word for get their own."""
-    outcome = getattr(report, "perf_outcome", None)
-    if outcome not in WORDS:
+    style = STYLES.get(getattr(report, "perf_outcome", ""))
+    if style is None or style.letter is None:
         return None
-    letter, word = WORDS[outcome]
-    return outcome, letter, word
+    return style.word, style.letter, (style.word.upper(), {style.colour: True, "bold": not style.quiet})
 
 
 def _relative(config: pytest.Config, text: str) -> str:

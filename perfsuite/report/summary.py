@@ -11,25 +11,8 @@ from collections.abc import Iterable, Sequence
 from perfsuite.case.case import Unit
 from perfsuite.report.text import percent, plural, rate
 from perfsuite.results.metric import SPEEDS, TOKENS_PER_S, in_unit
-from perfsuite.results.outcome import Check
+from perfsuite.results.outcome import QUIET, WORST_FIRST, Check
 from perfsuite.results.session_file import Measurement, SessionFile
-
-WORST_FIRST = (
-    "failed",
-    "regressed",
-    "unhealthy",
-    "inconclusive",
-    "undecided",
-    "improved",
-    "known issue",
-    "out of memory",
-    "recorded",
-    "passed",
-)
-"""The order in which reports show them. `known issue` and `out of memory` are failures that are excused."""
-QUIET = frozenset({"known issue", "out of memory", "recorded", "passed"})
-"""Verdicts that nobody needs to act upon."""
-
 
 MARKS = ("shared", "blind")
 NOTES_SHOWN = 5

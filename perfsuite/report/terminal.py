@@ -11,20 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from perfsuite.case.case import Unit
+from perfsuite.report import summary
 from perfsuite.report.summary import known_issue, notes, speed, speed_change, speed_unit
 from perfsuite.report.text import amount, percent, plural, rate, sentence
 from perfsuite.results.metric import in_unit
-from perfsuite.results.outcome import Outcome
+from perfsuite.results.outcome import STYLES
 from perfsuite.results.session_file import Measurement
-
-STYLES: dict[Outcome, str] = {
-    "passed": "green",
-    "improved": "green",
-    "recorded": "cyan",
-    "regressed": "red",
-    "failed": "red",
-}
-
 
 NARROW = 120
 """Columns, below which a case's id stands on a line of its own and some figures are left out."""
@@ -54,10 +46,8 @@ def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> 
         grid.add_column(heading, justify="right", no_wrap=True)
     grid.add_column("verdict", no_wrap=True)
     for result, told in zip(results, figures, strict=True):
-        outcome = result.verdict.outcome
-        verdict = Text.assemble((outcome, STYLES.get(outcome, "yellow")))
-        if result.excused is not None:
-            verdict = Text.assemble((result.excused, "yellow"))
+        style = STYLES[summary.verdict(result)]
+        verdict = Text.assemble((style.word, style.colour))
         if result.shared:
             verdict.append(" (shared)", "yellow")
         grid.add_row(*([] if narrow else [result.case_id]), *told.values(), verdict)

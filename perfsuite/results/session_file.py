@@ -11,7 +11,7 @@ from perfsuite.case.case import Unit
 from perfsuite.case.hardware import Machine
 from perfsuite.documents import Data, Document
 from perfsuite.results.health import is_shared
-from perfsuite.results.outcome import Outcome, Verdict
+from perfsuite.results.outcome import Excuse, Outcome, Verdict
 from perfsuite.results.run import Figures, Run
 
 
@@ -27,8 +27,7 @@ class Measurement(Data):
     baseline_file: str | None
     directory: str
     """The files of the launches."""
-    excused: Literal["known issue", "out of memory"] | None = None
-    """Why a failure is no surprise (`Case.known_issue`, `Case.may_run_out_of_memory`)."""
+    excused: Excuse | None = None
 
     @property
     def hardware_class(self) -> str | None:
