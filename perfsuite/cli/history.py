@@ -29,11 +29,11 @@ from perfsuite.history.store import StoredResult
 from perfsuite.history.trend import Finding, Trend
 from perfsuite.report.terminal import console
 from perfsuite.report.text import amount
-from perfsuite.results.session_file import local_sessions
+from perfsuite.results.store import BASELINES, STORE, Store
 
 app = typer.Typer(help="Keep results for years, look at them, find what drifts.")
 
-HISTORY = Path(".perfsuite/history")
+HISTORY = Store().history
 STDOUT = Path("-")
 History = Annotated[
     Path, typer.Option("--history", help="Directory of the history: in a git branch, an artifact, a share.")
@@ -60,19 +60,18 @@ Out = Annotated[Path, typer.Argument(help="A directory of its own; what is there
 def add(
     results: Annotated[list[Path] | None, typer.Argument(help="results.json of sessions.")] = None,
     history_dir: History = HISTORY,
-    store: Annotated[Path, typer.Option("--store", help="Local store, where sessions are.")] = Path(
-        ".perfsuite"
-    ),
+    store: Annotated[Path, typer.Option("--store", help="Local store, where sessions are.")] = STORE,
 ) -> None:
     """Add sessions to a history; without arguments all of the local store. Adding one again changes nothing.
 
     Injected, failed and unhealthy results are left out and named; so are sessions that name no commit or ran
     with uncommitted changes. Exit status 1 if nothing can be kept of all that was asked for by name.
     """
-    files = results or local_sessions(store)
+    files = results or Store(store).results()
     if not files:
         raise FileError(
-            f"no session in {store}/runs. Measure first (pytest bench_cases), or name results.json files"
+            f"no session in {Store(store).sessions}. Measure first (pytest bench_cases), "
+            "or name results.json files"
         )
     out = console()
     kept = 0
@@ -156,7 +155,7 @@ def export_asv(exported: Exported, out: Path) -> None:
     """Write a history as asv's files (asv.conf.json, results/): one machine per hardware class."""
 
 
-@app.command()
+@app.command("publish")
 @_export
 def publish(exported: Exported, out: Path) -> None:
     """Make asv's pages of a history in OUT/html. They load nothing from the internet."""
@@ -197,7 +196,7 @@ def trend(
     branch: Branch = "",
     baselines: Annotated[
         Path, typer.Option(help="Reviewed baselines: one that was measured after a worsening accepts it.")
-    ] = Path("baselines"),
+    ] = BASELINES,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write JSON for machines, too; - prints it alone.")
     ] = None,

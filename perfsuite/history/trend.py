@@ -24,6 +24,7 @@ from perfsuite.history.changepoint import Change
 from perfsuite.history.store import Place, StoredResult, StoredSession
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S
+from perfsuite.results.store import BASELINES, BaselineStore
 
 MetricName = Literal["seconds per token", "seconds per sample", "peak memory"]
 PERIOD = timedelta(days=90)
@@ -153,7 +154,7 @@ def trend(
     since: date | None = None,
     repo: Path | None = None,
     branch: str = "",
-    baselines: Path = Path("baselines"),
+    baselines: Path = BASELINES,
 ) -> Trend:
     """Find what changed since a day: by default in the 90 days before the newest session, and what is open.
 
@@ -182,7 +183,7 @@ def trend(
         known=circumstances.known,
         order=order,
         correlations=_correlations(series),
-        baselines=baselines,
+        baselines=BaselineStore(baselines),
     )
     findings = [
         finding
@@ -265,8 +266,8 @@ class _Evidence:
     """Commits by their place in the branch; empty without a repository."""
     correlations: Mapping[tuple[str, MetricName], float]
     """Correlation of neighbouring sessions, by hardware class and metric."""
-    baselines: Path
-    """Directory of the reviewed baselines."""
+    baselines: BaselineStore
+    """The reviewed baselines."""
 
     def findings(self, hardware_class: str, case: str, series: _Series) -> list[Finding]:
         """Find the changes of each metric of one case on one hardware class."""
@@ -285,7 +286,7 @@ class _Evidence:
                 worse = change.relative > 0
                 newest = changes[-1].after
                 levels = change.before, min(change.after, newest)
-                file = self.baselines / hardware_class / f"{case}.json"
+                file = self.baselines.reviewed_file(hardware_class, case)
                 accepted = worse and _accepts(file, metric, levels, _day(last))
                 still_worse = newest >= change.before * (1 + MIN_CHANGE)
                 found.append(
