@@ -29,6 +29,7 @@ from perfsuite.report.published import PUBLISHED, PublishedFile, concerned
 from perfsuite.report.text import plural, relative
 from perfsuite.results.outcome import STYLES
 from perfsuite.results.session_file import Measurement, SessionFile
+from perfsuite.results.store import BASELINES, STORE
 from perfsuite.session import NO_COMPARISONS, Options, Session, check_same
 from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES
@@ -100,8 +101,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("perf_record_launches", "as --perf-record-launches", default="3")
     parser.addini("perf_wait_quiet", "as --perf-wait-quiet", default=f"{WAIT_S:.0f}")
     parser.addini("perf_no_baseline", "as --perf-no-baseline", default="record")
-    parser.addini("perf_store", "as --perf-store, from the root directory", default=".perfsuite")
-    parser.addini("perf_baselines", "as --perf-baselines, from the root directory", default="baselines")
+    parser.addini("perf_store", "as --perf-store, from the root directory", default=str(STORE))
+    parser.addini("perf_baselines", "as --perf-baselines, from the root directory", default=str(BASELINES))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -423,7 +424,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if session.config.option.collectonly or exitstatus == pytest.ExitCode.USAGE_ERROR:
         return
-    files = [ours.files / "results.json"] if ours.results or ours.launches else []
+    files = [ours.files.results] if ours.results or ours.launches else []
     if (asked := session.config.getoption("--perf-json")) is not None:
         files.append(Path(asked))
     cut_short = session.shouldstop or session.shouldfail

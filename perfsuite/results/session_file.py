@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import computed_field, model_validator
@@ -108,8 +107,3 @@ class SessionFile(Document):
     """The case that an interrupt cut short."""
     interrupted_launches: tuple[Run, ...] = ()
     """Those of that case that were over by then."""
-
-
-def local_sessions(store: Path) -> list[Path]:
-    """`results.json` of every session in a local store, oldest first."""
-    return sorted(store.glob("runs/*/results.json"))
