@@ -1,4 +1,4 @@
-"""What the installed torch was built for, as its `version.py` says: read, not imported.
+"""The version of the installed torch and the CUDA that it was built for: read, not imported.
 
 Imports neither torch nor pytest.
 """
@@ -13,10 +13,7 @@ from perfsuite.case.hardware import Machine
 
 
 def installed() -> dict[str, object]:
-    """What `torch/version.py` assigns: `__version__`, and `cuda`, which is None for a build without CUDA.
-
-    Empty without torch.
-    """
+    """The constants in `torch/version.py`, empty without torch: `__version__`, and `cuda`, None if built without."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return {}
@@ -38,7 +35,7 @@ def release() -> tuple[int, int]:
 
 
 def summary() -> str:
-    """In one line, as `perfsuite hardware` shows it."""
+    """One line about the installed torch, for `perfsuite hardware`."""
     build = installed()
     if not build:
         return "not installed"
@@ -47,7 +44,7 @@ def summary() -> str:
 
 
 def wrong_build(machine: Machine) -> str | None:
-    """Why the installed torch cannot use the GPUs of `machine` and what to do, or None."""
+    """Return why the installed torch cannot use the GPUs of `machine` and what to do, or None."""
     if machine.device == "cpu":
         return None
     build = installed()
