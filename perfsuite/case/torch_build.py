@@ -13,7 +13,7 @@ from perfsuite.case.hardware import Machine
 
 
 def installed() -> dict[str, object]:
-    """The constants in `torch/version.py`, empty without torch: `__version__`, and `cuda`, None if built without."""
+    """The constants in `torch/version.py`, empty without torch. `cuda` is None for a build without CUDA."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return {}
