@@ -24,6 +24,7 @@ from perfsuite.documents import write_text
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.base import Framework, Ranks, Workload
 from perfsuite.frameworks.nanotron import config as nanotron_config
+from perfsuite.frameworks.nanotron.config import VERSION
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
     from perfsuite.case.hardware import Machine
     from perfsuite.worker.recorder import Recorder
 
-VERSION = "0.4"
 STEPS_BEFORE_RESUME = 2
+"""Steps before the checkpoint that `resume` starts from."""
+PARALLELISM = ("dp", "tp", "pp", "tp_mode", "tp_linear_async_communication", "pp_engine")
+"""Options that stand in nanotron's section `parallelism`."""
 
 
 class Nanotron(Framework):
@@ -109,16 +112,16 @@ class Nanotron(Framework):
         """Raises `CaseError` for sizes that do not fit, and for a file that contradicts the case."""
         if case.precision not in nanotron_config.DTYPES:
             return  # `unsupported` says so
-        config = self._config(case)
-        problems = nanotron_config.layout(config, case)
+        config = self.configuration(case)
+        problems = nanotron_config.size_problems(config, case)
         if self.config is not None:
-            problems += nanotron_config.conflicts(config, case, self)
+            problems += nanotron_config.conflicts(config, self.from_options(case), case)
         if problems:
             raise CaseError(f"{self.slug()}: {'; '.join(problems)}")
 
     def expected(self, case: Case) -> dict[str, str | None]:
         """The layout, as the process groups and modules have it."""
-        config = self._config(case)
+        config = self.configuration(case)
         get = nanotron_config.get
         dp, zero = get(config, "parallelism.dp"), get(config, "optimizer.zero_stage")
         in_fp32 = get(config, "optimizer.accumulate_grad_in_fp32")
@@ -141,7 +144,8 @@ class Nanotron(Framework):
     def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
         """nanotron's trainer, from the file in the launch's directory or the user's own."""
         patched = _load(case, ranks.device)  # it is already: this only asks
-        config = self._config(case, ranks)
+        on_gpu = ranks.device.type == "cuda"
+        config = self.configuration(case, files=ranks.directory, fused_adam=on_gpu)
         if self.resume:
             trainer, batches = _resumed(case, config, ranks)
         else:
@@ -170,14 +174,26 @@ class Nanotron(Framework):
             own_tokens_per_s=own_tokens_per_s,
         )
 
-    def _config(self, case: Case, ranks: Ranks | None = None) -> nanotron_config.Config:
+    def configuration(
+        self, case: Case, *, files: Path = Path(), fused_adam: bool = False
+    ) -> nanotron_config.Config:
+        """Returns the fields of the user's file, or of the configuration that the options make."""
         if self.config is not None:
             return self.config.fields
+        return self.from_options(case, files=files, fused_adam=fused_adam)
+
+    def from_options(
+        self, case: Case, *, files: Path = Path(), fused_adam: bool = False
+    ) -> nanotron_config.Config:
+        """Returns the configuration that the options make of `case`; `files`: directory of checkpoints."""
         return nanotron_config.from_case(
             case,
-            self,
-            files=ranks.directory if ranks is not None else Path(),
-            fused_adam=ranks is not None and ranks.device.type == "cuda",
+            {name: getattr(self, name) for name in PARALLELISM},
+            zero_stage=self.zero_stage,
+            accumulate_grad_in_fp32=self.accumulate_grad_in_fp32,
+            log_interval=self.log_interval,
+            files=files,
+            fused_adam=fused_adam,
         )
 
 

@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from perfsuite.errors import MismatchError
-from perfsuite.frameworks.nanotron.adapter import VERSION
+from perfsuite.frameworks.nanotron.config import VERSION
 
 
 class _Change(NamedTuple):
@@ -48,7 +48,7 @@ _ALWAYS = (
         "nanotron.logging", rb"from nanotron\.config\.config import LoggingArgs", b"LoggingArgs = object"
     ),
 )
-_STAND_INS = tuple(
+_FALLBACKS = tuple(
     _Change(module, rb"from flash_attn[.\w]* import", b"from perfsuite.frameworks.nanotron.compat import")
     for module in ("nanotron.models.llama", "nanotron.models.starcoder2", "nanotron.nn.layer_norm")
 )
@@ -71,7 +71,7 @@ def load(*, cpu: bool, flash_attn: bool) -> str:
         raise MismatchError(
             f"nanotron {version} is installed, this works with {VERSION}: pip install nanotron=={VERSION}"
         )
-    told = {"circular import": _ALWAYS, "torch for flash_attn": () if flash_attn else _STAND_INS}
+    told = {"circular import": _ALWAYS, "torch for flash_attn": () if flash_attn else _FALLBACKS}
     told["cpu and gloo for cuda and nccl"] = _CPU if cpu else ()
     sys.meta_path.insert(0, _Finder([change for changes in told.values() for change in changes]))
     trainer: Any = importlib.import_module("nanotron.trainer")
@@ -139,7 +139,7 @@ def _send_without_waiting() -> None:
     p2p.P2P.send_tensors = send_tensors
 
 
-# Stand-ins for flash_attn, by the names and signatures that nanotron's training uses.
+# Fallbacks for flash_attn in plain torch, with the names and signatures that nanotron's training uses.
 
 bert_padding = flash_attn_with_kvcache = None  # for generating text only
 

@@ -22,7 +22,9 @@ from perfsuite.errors import CaseError
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
     from perfsuite.case.model import Model
-    from perfsuite.frameworks.nanotron.adapter import Nanotron
+
+VERSION = "0.4"
+"""The release of nanotron that perfsuite measures."""
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 """nanotron's dtype of parameters and of computing, by a case's precision."""
@@ -44,8 +46,8 @@ WITHOUT_COST = frozenset(
     "max_position_embeddings model_type pad_token_id pretraining_tp rope_parameters rope_scaling rope_theta "
     "torch_dtype transformers_version use_cache".split()
 )
-"""What may stand there as it likes: it changes neither the work nor the memory of a step. nanotron rotates
-by theta 10000, unscaled, whatever is said."""
+"""Keys of a transformers configuration that are ignored: they change neither the work nor the memory of a
+step. nanotron always rotates with theta 10000, unscaled."""
 
 DECIDED_BY_THE_CASE = {
     "general.seed": "seed",
@@ -56,34 +58,41 @@ DECIDED_BY_THE_CASE = {
     "tokens.sequence_length": "sequence_length",
     **{f"model.model_config.{name}": "model" for name in SHAPE},
 }
-"""Fields of the file that say what a field of the case says."""
+"""Path of a field of the file -> the field of the case that decides it."""
 NOT_IN_A_MEASUREMENT = (
     "checkpoints.resume_checkpoint_path",
     "checkpoints.save_initial_state",
     "general.benchmark_csv_path",
     "profiler",
 )
+"""Fields that must be unset: they would add work to the measured steps."""
 SECTIONS = ("checkpoints", "general", "logging", "model", "optimizer", "parallelism", "tokens")
-"""That training needs, though the classes call most of them optional."""
+"""Sections that training needs, though nanotron's classes call most of them optional."""
 
-NEVER = 10**9
-"""An interval in steps that no training reaches. nanotron logs its first step all the same."""
+UNREACHED_STEPS = 10**9
+"""An interval in steps that no training reaches: nothing is saved or logged. (nanotron still logs step 1.)"""
 
 Config = dict[str, Any]
 
 
-def from_case(case: Case, options: Nanotron, *, files: Path, fused_adam: bool) -> Config:
-    """The configuration of a case: AdamW as everywhere, at a constant rate, unclipped; nothing is saved."""
+def from_case(
+    case: Case,
+    parallelism: Mapping[str, Any],
+    *,
+    zero_stage: int,
+    accumulate_grad_in_fp32: bool,
+    log_interval: int | None,
+    files: Path,
+    fused_adam: bool,
+) -> Config:
+    """Returns the configuration of a case, with `parallelism` as its section of that name.
+
+    AdamW has the same options as in the other frameworks, at a constant learning rate and without clipping.
+    Nothing is saved. `log_interval` is in steps; None: no line in the log. `files`: directory of checkpoints.
+    """
     return {
         "general": {"project": "perfsuite", "run": case.id, "seed": case.seed, "ignore_sanity_checks": True},
-        "parallelism": {
-            "dp": options.dp,
-            "tp": options.tp,
-            "pp": options.pp,
-            "tp_mode": options.tp_mode,
-            "tp_linear_async_communication": options.tp_linear_async_communication,
-            "pp_engine": options.pp_engine,
-        },
+        "parallelism": dict(parallelism),
         "model": {
             "dtype": DTYPES[case.precision],
             "init_method": {"std": 0.02},
@@ -96,12 +105,12 @@ def from_case(case: Case, options: Nanotron, *, files: Path, fused_adam: bool) -
         "tokenizer": {"tokenizer_name_or_path": None},
         "checkpoints": {
             "checkpoints_path": str(files / "checkpoints"),
-            "checkpoint_interval": NEVER,
+            "checkpoint_interval": UNREACHED_STEPS,
         },
         "logging": {
             "log_level": "warning",
             "log_level_replica": "warning",
-            "iteration_step_info_interval": options.log_interval or NEVER,
+            "iteration_step_info_interval": log_interval or UNREACHED_STEPS,
         },
         "tokens": {
             "sequence_length": case.sequence_length,
@@ -110,8 +119,8 @@ def from_case(case: Case, options: Nanotron, *, files: Path, fused_adam: bool) -
             "batch_accumulation_per_replica": case.gradient_accumulation,
         },
         "optimizer": {
-            "zero_stage": options.zero_stage,
-            "accumulate_grad_in_fp32": options.accumulate_grad_in_fp32,
+            "zero_stage": zero_stage,
+            "accumulate_grad_in_fp32": accumulate_grad_in_fp32,
             "weight_decay": 0.1,
             "clip_grad": None,
             "adam_beta1": 0.9,
@@ -163,10 +172,12 @@ class ConfigFile(Data):
         return digest(self.fields)
 
 
-def conflicts(config: Config, case: Case, options: Nanotron) -> list[str]:
-    """Where a user's file and the case disagree, or the file asks for what a measurement cannot have."""
+def conflicts(config: Config, expected: Config, case: Case) -> list[str]:
+    """Returns where a user's file contradicts the case, or asks for what a measurement cannot have.
+
+    `expected` is the configuration that perfsuite makes of the case.
+    """
     problems = []
-    expected = from_case(case, options, files=Path(), fused_adam=False)
     for path, field in DECIDED_BY_THE_CASE.items():
         has, needs = get(config, path), get(expected, path)
         if has != needs:
@@ -189,8 +200,8 @@ def conflicts(config: Config, case: Case, options: Nanotron) -> list[str]:
     return problems
 
 
-def layout(config: Config, case: Case) -> list[str]:
-    """What cannot be in a configuration, made or given: sizes that do not fit the topology or the model."""
+def size_problems(config: Config, case: Case) -> list[str]:
+    """Returns which sizes of a configuration, made or given, do not fit the topology or the model."""
     parallelism = {name: get(config, f"parallelism.{name}") for name in _schema()["ParallelismArgs"]}
     shape = {name: get(config, f"model.model_config.{name}") for name in SHAPE}
     dp, tp, pp = (parallelism[name] for name in ("dp", "tp", "pp"))
@@ -276,7 +287,7 @@ def _unknown(section: Config, kind: str, path: str) -> list[str]:
 
 
 REQUIRED = object()
-"""In place of a default."""
+"""Stands in `_schema` in place of a default where nanotron has none."""
 
 
 @functools.cache

@@ -23,15 +23,14 @@ ON_CPU = (
 
 
 def before_import(device_type: str) -> None:
-    """To be called before anything else of torchtitan is imported, for `cuda` or `cpu`."""
+    """Patch torch and torchtitan for a device, `cuda` or `cpu`; to be called before importing its Trainer."""
     _name_set_timeout()
     if device_type == "cpu":
         _know_the_cpu()
-        _do_without_triton()
 
 
 def after_build(trainer: Any) -> None:
-    """To be called with the Trainer, before it trains."""
+    """Patch a Trainer; to be called after it is built and before it trains."""
     trainer.metrics_processor.device_memory_monitor.reset_peak_stats = lambda: None
     if trainer.device.type == "cpu":
         for model in trainer.model_parts:
@@ -39,7 +38,7 @@ def after_build(trainer: Any) -> None:
 
 
 def patches(device_type: str) -> str:
-    """What the two change, for the result. The same whatever the torch, lest its next one look unlike."""
+    """Returns the patches as text for the result: the same text with each torch, to keep results alike."""
     return "; ".join(EVERYWHERE + ON_CPU if device_type == "cpu" else EVERYWHERE)
 
 
@@ -78,10 +77,11 @@ def _know_the_cpu() -> None:
     )
 
 
-def _do_without_triton() -> None:
-    """torch for CPUs brings no Triton, and torchtitan imports its Triton kernels whatever the model.
+def without_triton() -> None:
+    """Let torchtitan's Trainer be imported where Triton is not installed; to be called before that import.
 
-    These are for mixtures of experts; used all the same, they fail, for each is None.
+    torch for CPUs brings no Triton, and torchtitan imports its Triton kernels whatever the model. They are
+    for mixtures of experts. Here each kernel is None, and fails if it is called.
     """
     if importlib.util.find_spec("triton") is None:
         kernels = ModuleType("torchtitan.distributed.minimal_async_ep.kernels")

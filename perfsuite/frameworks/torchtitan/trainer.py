@@ -1,7 +1,9 @@
 """torchtitan's own Trainer for a case: configuration, model, data. Worker side; imports torchtitan.
 
-`perfsuite.frameworks.torchtitan.compat.before_import` comes first.
+To train on a CPU, call `perfsuite.frameworks.torchtitan.compat.before_import` before importing this module.
 """
+
+# ruff: noqa: E402  compat.without_triton comes before the imports of torchtitan
 
 from __future__ import annotations
 
@@ -15,6 +17,11 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils.data import IterableDataset
+
+from perfsuite.frameworks.torchtitan import compat
+
+compat.without_triton()
+
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.dataloader import ParallelAwareDataloader
 from torchtitan.components.loss import IGNORE_INDEX, ChunkedLossWrapper, CrossEntropyLoss
@@ -30,13 +37,11 @@ from torchtitan.trainer import Trainer
 
 from perfsuite.frameworks.base import NCCL_AFTER_S
 from perfsuite.frameworks.common.model import synthetic_batches, transformers_config
-from perfsuite.frameworks.torchtitan import compat
-from perfsuite.frameworks.torchtitan.adapter import LOSS_CHUNKS, PRECISIONS
+from perfsuite.frameworks.torchtitan.limits import LOSS_CHUNKS, PRECISIONS
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
     from perfsuite.case.model import Model
-    from perfsuite.frameworks.torchtitan.adapter import TorchTitan
     from perfsuite.worker.recorder import Recorder
 
 
@@ -108,12 +113,12 @@ class LastMetrics(BaseLogger):  # type: ignore[misc]
         self.metrics = metrics
 
 
-def trainer_config(case: Case, options: TorchTitan) -> Trainer.Config:
-    """Everything that torchtitan is told. What is not named here is its default."""
+def trainer_config(case: Case, *, tensor_parallel: int, data_parallel_replicate: int) -> Trainer.Config:
+    """Returns torchtitan's configuration of a case. What is not named here has torchtitan's default."""
     dtype, compute_dtype = PRECISIONS[case.precision]
     spec = model_spec(case.model)
     watchdog_s = math.ceil(case.timeout_s) + NCCL_AFTER_S
-    ranks_with_data = case.topology.world_size // options.tensor_parallel
+    ranks_with_data = case.topology.world_size // tensor_parallel
     optimizer = default_adamw(lr=case.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
     optimizer.implementation = "fused" if torch.cuda.is_available() else "for-loop"
     return Trainer.Config(
@@ -140,8 +145,8 @@ def trainer_config(case: Case, options: TorchTitan) -> Trainer.Config:
             gc_freq=case.total_steps + 1,  # the clock collects garbage, between steps
         ),
         parallelism=ParallelismConfig(
-            tensor_parallel_degree=options.tensor_parallel,
-            data_parallel_replicate_degree=options.data_parallel_replicate,
+            tensor_parallel_degree=tensor_parallel,
+            data_parallel_replicate_degree=data_parallel_replicate,
             spmd_backend="partial_dtensor",  # its default wants a `fully_shard` that torch 2.13 does not have
         ),
         activation_checkpoint=activation_checkpoint(case.activation_checkpointing),

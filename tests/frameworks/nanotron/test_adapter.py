@@ -9,7 +9,7 @@ import yaml
 
 from perfsuite import Case, Nanotron, Topology
 from perfsuite.errors import CaseError
-from perfsuite.frameworks.nanotron.config import ConfigFile, from_case
+from perfsuite.frameworks.nanotron.config import ConfigFile
 from perfsuite.launch.machine import detect_cpu
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
@@ -142,7 +142,7 @@ def test_a_contradiction_is_an_error_before_anything_is_launched(tmp_path: Path)
         CaseError, match="nanotron-dp2-tp2: dp 2 x tp 2 x pp 1 is 4, but the case's topology has 2"
     ):
         launch_once(SMALL.replace(framework=Nanotron(dp=2, tp=2)), MACHINE, tmp_path / "launch")
-    config = from_case(SMALL, Nanotron(dp=1), files=tmp_path, fused_adam=False)
+    config = Nanotron(dp=1).from_options(SMALL, files=tmp_path)
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump(config))
     case = SMALL.replace(framework=Nanotron(config=file), micro_batch=2)
@@ -154,7 +154,7 @@ def test_a_contradiction_is_an_error_before_anything_is_launched(tmp_path: Path)
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
     file = tmp_path / "mine.yaml"
-    file.write_text(yaml.safe_dump(from_case(SMALL, Nanotron(dp=2), files=tmp_path, fused_adam=False)))
+    file.write_text(yaml.safe_dump(Nanotron(dp=2).from_options(SMALL, files=tmp_path)))
     return file
 
 

@@ -17,7 +17,7 @@ from perfsuite.case.case import CaseFile, LoRA
 from perfsuite.case.model import MODELS, Model
 from perfsuite.frameworks.common.model import synthetic_batches, transformers_config, transformers_model
 from perfsuite.frameworks.torchtitan import compat
-from perfsuite.frameworks.torchtitan.adapter import MIN_TORCH
+from perfsuite.frameworks.torchtitan.limits import MIN_TORCH
 from perfsuite.launch.machine import detect
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
@@ -55,6 +55,16 @@ def titan() -> Any:
     from perfsuite.frameworks.torchtitan import trainer
 
     return trainer
+
+
+def configuration(titan: Any, case: Case) -> Any:
+    options = case.framework
+    assert isinstance(options, TorchTitan)
+    return titan.trainer_config(
+        case,
+        tensor_parallel=options.tensor_parallel,
+        data_parallel_replicate=options.data_parallel_replicate,
+    )
 
 
 def measured(case: Case, directory: Path) -> Run:
@@ -180,7 +190,7 @@ def test_what_torchtitan_is_told(titan: Any) -> None:
         learning_rate=0.01,
         seed=7,
     )
-    config = titan.trainer_config(case, case.framework)
+    config = configuration(titan, case)
     training, parallelism = config.training, config.parallelism
     assert (training.local_batch_size, training.global_batch_size) == (2, 2 * 3 * 4)
     assert (training.seq_len, training.steps, training.max_norm) == (32, 12, float("inf"))
@@ -205,7 +215,7 @@ def test_what_torchtitan_is_told(titan: Any) -> None:
 )
 def test_precisions(titan: Any, precision: str, dtypes: tuple[str, str]) -> None:
     case = SMALL.replace(precision=precision)
-    training = titan.trainer_config(case, case.framework).training
+    training = configuration(titan, case).training
     assert (training.dtype, training.mixed_precision_param) == dtypes
 
 
@@ -231,7 +241,7 @@ def test_no_activation_checkpointing(titan: Any) -> None:
 
 
 def test_each_data_parallel_rank_trains_on_our_tokens(titan: Any) -> None:
-    loader = titan.trainer_config(SMALL, SMALL.framework).dataloader.build(
+    loader = configuration(titan, SMALL).dataloader.build(
         dp_world_size=2, dp_rank=1, tokenizer=None, seq_len=32, local_batch_size=2
     )
     inputs, labels = next(iter(loader))
