@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from perfsuite.frameworks.base import Framework, Ranks, Workload
-from perfsuite.frameworks.common.tensor_parallel import split_llama, tensor_parallel_unsupported
-from perfsuite.frameworks.fsdp import hybrid_unsupported, sharded_quantization_unsupported
+from perfsuite.frameworks.common.sharding import hybrid_unsupported, sharded_quantization_unsupported
+from perfsuite.frameworks.common.tensor_parallel import parallelize_llama, tensor_parallel_unsupported
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
@@ -59,7 +59,8 @@ class FSDP2(Framework):
         """The model under FSDP2, one unit per block, and the root."""
         from torch.distributed.fsdp import fully_shard
 
-        from perfsuite.frameworks.common.model import blocks, data_parallel_workload, model_without_weights
+        from perfsuite.frameworks.common.loop import data_parallel_workload
+        from perfsuite.frameworks.common.model import blocks, model_without_weights
         from perfsuite.frameworks.common.weights import initialise
 
         mesh = self._mesh(ranks)
@@ -71,7 +72,7 @@ class FSDP2(Framework):
         model = model_without_weights(case, ranks.device)
         units = blocks(model)
         if self.tensor_parallel > 1:
-            split_llama(model, mesh["tensor"])
+            parallelize_llama(model, mesh["tensor"])
         if case.quantization != "none":  # quantised weights are made whole
             initialise(model, units, seed=case.seed, device=ranks.device)
         for unit in (*units, model):

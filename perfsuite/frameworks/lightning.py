@@ -6,14 +6,17 @@ FSDP2 have none of their own: blocks are checkpointed as everywhere else.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from perfsuite.case.framework import changed_fields
 from perfsuite.frameworks.base import Framework, Ranks, Workload
-from perfsuite.frameworks.fsdp import FSDP, prefetch
+from perfsuite.frameworks.common.sharding import Prefetch, ShardingStrategy, fsdp1_unsupported, prefetch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
 
     from perfsuite.case.case import Case
     from perfsuite.case.hardware import Machine
@@ -37,9 +40,9 @@ class Lightning(Framework):
 
     strategy: Literal["ddp", "fsdp", "fsdp2"]
     """`DDPStrategy`, `FSDPStrategy` (on GPUs only), or `ModelParallelStrategy` with FSDP2 in all ranks."""
-    sharding_strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"] = "FULL_SHARD"
+    sharding_strategy: ShardingStrategy = "FULL_SHARD"
     """For `fsdp`, as the next two. HYBRID_SHARD shards within a node."""
-    backward_prefetch: Literal["BACKWARD_PRE", "BACKWARD_POST", "none"] = "BACKWARD_PRE"
+    backward_prefetch: Prefetch = "BACKWARD_PRE"
     cpu_offload: bool = False
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
@@ -52,8 +55,7 @@ class Lightning(Framework):
                 return (
                     "Fabric's FSDPStrategy recomputes whole blocks: no activation_checkpointing selective-op"
                 )
-            sharded = FSDP(sharding_strategy=self.sharding_strategy, cpu_offload=self.cpu_offload)
-            return sharded.unsupported(case, machine)
+            return fsdp1_unsupported(case, machine, self.sharding_strategy, cpu_offload=self.cpu_offload)
         if options := changed_fields(self, skip=frozenset({"strategy"})):
             return f"{', '.join(options)}: for strategy 'fsdp' only, not for {self.strategy!r}"
         if fp16 and self.strategy == "fsdp2":
@@ -127,6 +129,8 @@ def _fabric(case: Case, ranks: Ranks, strategy: Any) -> Any:
     from lightning.fabric import Fabric
     from lightning.fabric.plugins.environments import TorchElasticEnvironment
 
+    from perfsuite.frameworks.common.loop import fixed_scaler
+
     fabric = Fabric(
         accelerator=ranks.device.type,
         strategy=strategy,
@@ -136,8 +140,6 @@ def _fabric(case: Case, ranks: Ranks, strategy: Any) -> Any:
         plugins=[TorchElasticEnvironment()],
     )
     fabric.launch()
-    from perfsuite.frameworks.common.model import fixed_scaler
-
     if (scaler := getattr(strategy.precision, "scaler", None)) is not None:
         strategy.precision.scaler = fixed_scaler(type(scaler), ranks.device.type)
     return fabric
@@ -165,35 +167,38 @@ def _fully_shard(model: Any, mesh: Any) -> Any:
     return fully_shard(model, mesh=mesh["data_parallel"])
 
 
-def _training_loop(case: Case, ranks: Ranks, fabric: Any, model: Any, optimizer: Any) -> Any:
-    import itertools
+def _training_loop(
+    case: Case, ranks: Ranks, fabric: Any, model: Any, optimizer: Any
+) -> Callable[[int], list[Tensor]]:
+    """Returns the loop of Fabric's manual; gradients are reduced on the last micro-batch only."""
+    from perfsuite.frameworks.common.loop import check_scale, next_token_loss, training_loop
+    from perfsuite.frameworks.common.model import synthetic_batches
 
-    import torch
-
-    from perfsuite.frameworks.common.model import check_scale, synthetic_batches
-
-    data = itertools.cycle(synthetic_batches(case, ranks.rank, ranks.device))
     share = 1 / case.gradient_accumulation
     scaler = getattr(fabric.strategy.precision, "scaler", None)
 
-    def step() -> torch.Tensor:
-        """One optimizer step; returns its mean loss, still on the device."""
-        total = torch.zeros((), device=ranks.device)
-        for micro in range(case.gradient_accumulation):
-            tokens = next(data)
-            is_last = micro == case.gradient_accumulation - 1
-            with fabric.no_backward_sync(model, enabled=not is_last):
-                loss = model(input_ids=tokens, labels=tokens).loss * share
-                fabric.backward(loss)
-            total += loss.detach()
+    def backward(loss: Tensor) -> Tensor:
+        loss = loss * share
+        fabric.backward(loss)
+        return loss
+
+    def step() -> None:
         if scaler is not None:
             scaler.unscale_(optimizer.optimizer)  # a fused optimizer would leave each rank to its own shard
         optimizer.step()
         optimizer.zero_grad()
-        return total
 
-    def run(steps: int) -> list[torch.Tensor]:
-        losses = [step() for _ in range(steps)]
+    train = training_loop(
+        synthetic_batches(case, ranks.rank, ranks.device),
+        case.gradient_accumulation,
+        forward=partial(next_token_loss, model),
+        backward=backward,
+        sync=lambda is_last: fabric.no_backward_sync(model, enabled=not is_last),
+        step=step,
+    )
+
+    def run(steps: int) -> list[Tensor]:
+        losses = train(steps)
         if scaler is not None:
             check_scale(case, scaler)
         return losses

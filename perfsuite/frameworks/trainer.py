@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
-from perfsuite.frameworks.accelerate.adapter import clear_environment, force_fsdp
 from perfsuite.frameworks.base import Framework, Ranks, Workload
-from perfsuite.frameworks.fsdp import hybrid_unsupported
+from perfsuite.frameworks.common.accelerate_env import clear_environment, force_fsdp
+from perfsuite.frameworks.common.sharding import hybrid_within_nodes_unsupported, offload_unsupported
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
@@ -74,17 +74,15 @@ class Trainer(Framework):
         if case.topology.world_size < 2:
             return "the Trainer wraps nothing on 1 process: it needs at least 2"
         if "offload" in self.fsdp.split():
-            if machine.device == "cpu":
-                return "offload copies from pinned memory to a GPU, this machine has none"
+            if (reason := offload_unsupported("offload", machine)) is not None:
+                return reason
             if self.fsdp_version == 2:
                 return (
                     "the Trainer's gradient norm of offloaded FSDP2 shards needs a backend for the CPU "
                     "beside NCCL, which this process group has not; take fsdp_version=1"
                 )
-        if self._sharding in ("hybrid_shard", "hybrid_shard_zero2"):
-            if machine.device == "cpu":
-                return f"{self._sharding} shards among the GPUs of a node, this machine has none"
-            return hybrid_unsupported(case.topology.processes_per_node, case)
+        if self._sharding is not None and self._sharding.startswith("hybrid_shard"):
+            return hybrid_within_nodes_unsupported(self._sharding, case, machine)
         return None
 
     def expected(self, case: Case) -> dict[str, str]:

@@ -1,11 +1,12 @@
-"""Model, optimizer, data and training loop that the torch frameworks share. Worker side; imports torch."""
+"""Model, optimizer and data, the same for every framework that takes ours. Worker side; imports torch.
+
+transformers is imported by the functions that build its models, not with this module.
+"""
 
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from perfsuite.errors import MismatchError
-from perfsuite.frameworks.base import Workload
 from perfsuite.frameworks.common import finetuning
 from perfsuite.frameworks.common.weights import initialise, parameters_on_meta
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
     from perfsuite.case.model import Model
-    from perfsuite.frameworks.base import Ranks
 
 DTYPES = {
     "fp32": torch.float32,
@@ -31,9 +30,6 @@ DTYPES = {
 """The dtype that parameters are kept in, by a case's precision."""
 COMPUTE_DTYPES = {**DTYPES, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 """The dtype of matrix products, by a case's precision."""
-LOSS_SCALE = 1024.0
-"""Of fp16-mixed. Torch begins at 65536, and lets the first steps fail to find a lower one."""
-
 DISTINCT_BATCHES = 16
 """Batches made before the clock starts; the loop goes round them."""
 ALPHABET = 64
@@ -176,20 +172,6 @@ def build_optimizer(case: Case, model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(trained, lr=case.learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=fused)
 
 
-def _grad_scaler(case: Case, model: nn.Module, device: str) -> Any:
-    """For fp16-mixed torch's scaler; else one that does nothing."""
-    from torch.distributed.fsdp import FullyShardedDataParallel
-    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
-
-    kind = ShardedGradScaler if isinstance(model, FullyShardedDataParallel) else torch.amp.GradScaler
-    return fixed_scaler(kind, device, enabled=case.precision == "fp16-mixed")
-
-
-def fixed_scaler(kind: Any, device: str, *, enabled: bool = True) -> Any:
-    """A gradient scaler of this class at `LOSS_SCALE`, which never grows."""
-    return kind(device, init_scale=LOSS_SCALE, growth_interval=2**31 - 1, enabled=enabled)
-
-
 def synthetic_batches(case: Case, data_rank: int, device: torch.device) -> list[Tensor]:
     """Learnable tokens: `DISTINCT_BATCHES` of shape [micro_batch, sequence_length], int64, on `device`.
 
@@ -211,63 +193,3 @@ def synthetic_batches(case: Case, data_rank: int, device: torch.device) -> list[
             follow[:, position], successor[tokens[:, position - 1]], random[:, position]
         )
     return list(tokens.to(device).split(case.micro_batch))
-
-
-def check_scale(case: Case, scaler: Any) -> None:
-    """Raises `MismatchError` if a gradient scaler at `LOSS_SCALE` made the optimizer skip steps."""
-    if scaler.is_enabled() and scaler.get_scale() < LOSS_SCALE:
-        raise MismatchError(
-            f"{case.precision}: gradients were not finite at a loss scale of {LOSS_SCALE:g}, and the "
-            "optimizer skipped those steps: give a lower learning_rate, or bf16-mixed"
-        )
-
-
-def data_parallel_workload(
-    case: Case,
-    ranks: Ranks,
-    model: nn.Module,
-    *,
-    autocast: bool = False,
-    no_sync: Callable[[], AbstractContextManager[None]] | None = None,
-    tensor_parallel: int = 1,
-) -> Workload:
-    """AdamW, data and training loop around a wrapped model.
-
-    `autocast`: a mixed precision is torch's autocast, not the wrapper's work. `no_sync`, if given, is entered
-    around each micro-batch but the last: gradients are not reduced there. So many neighbouring ranks as
-    `tensor_parallel` says see the same data.
-    """
-    optimizer = build_optimizer(case, model)
-    scaler = _grad_scaler(case, model, ranks.device.type)
-    dtype = COMPUTE_DTYPES[case.precision]
-    data = itertools.cycle(synthetic_batches(case, ranks.rank // tensor_parallel, ranks.device))
-    device = ranks.device.type
-    share = 1 / case.gradient_accumulation
-
-    def step() -> Tensor:
-        """One optimizer step; returns its mean loss, still on the device."""
-        total = torch.zeros((), device=device)
-        for micro in range(case.gradient_accumulation):
-            tokens = next(data)
-            is_last = micro == case.gradient_accumulation - 1
-            with nullcontext() if is_last or no_sync is None else no_sync():
-                with torch.autocast(device, dtype, enabled=autocast and dtype != DTYPES[case.precision]):
-                    loss = model(input_ids=tokens, labels=tokens).loss * share
-                scaler.scale(loss).backward()
-            total += loss.detach()
-        scaler.unscale_(optimizer)  # of its own, so that ranks that shard agree on an overflow
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        return total
-
-    def run(steps: int) -> list[Tensor]:
-        losses = [step() for _ in range(steps)]
-        check_scale(case, scaler)
-        return losses
-
-    return Workload(
-        run=run,
-        data_parallel=ranks.world_size // tensor_parallel,
-        model=model,
-    )

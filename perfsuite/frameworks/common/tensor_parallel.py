@@ -1,6 +1,6 @@
 """Tensor parallelism for transformers' Llama: which shapes can be split, and how. Imports torch when used.
 
-Each block's products are split by columns and then by rows (Shoeybi et al. 2019, Megatron-LM), so that
+The matmuls of each block are split by columns and then by rows (Shoeybi et al. 2019, Megatron-LM), so that
 attention heads and MLP columns stay with their rank, and each half of a block needs one all-reduce. The
 embedding is split by vocabulary, the head too; its logits are gathered. Norms are whole on every rank.
 """
@@ -40,7 +40,7 @@ def tensor_parallel_unsupported(case: Case, ranks: int) -> str | None:
     return None
 
 
-def split_llama(model: Any, mesh: Any) -> None:
+def parallelize_llama(model: Any, mesh: Any) -> None:
     """Split a transformers Llama, on the meta device or not, over a 1-D mesh."""
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
