@@ -57,7 +57,7 @@ def training_loop(
 
 
 def next_token_loss(model: Any, tokens: Tensor) -> Tensor:
-    """Returns the mean cross-entropy over all tokens but the first of each sequence, as transformers has it."""
+    """Returns the model's mean cross-entropy over all tokens but the first of each sequence."""
     loss: Tensor = model(input_ids=tokens, labels=tokens).loss
     return loss
 

@@ -67,7 +67,7 @@ class Nanotron(Framework):
     resume: bool = False
     """Train two steps, save, build everything anew from the checkpoint, and measure from there."""
     config: Annotated[
-        nanotron_config.ConfigFile | None,
+        nanotron_config.TrainingConfig | None,
         BeforeValidator(lambda value: _read(value) if isinstance(value, str | Path) else value),
     ] = None
     """Path of a configuration file, read when the case is made and taken as it is, instead of all other
@@ -225,8 +225,8 @@ def _resumed(
     return trainer, batches
 
 
-def _read(path: str | Path) -> nanotron_config.ConfigFile:
-    return nanotron_config.ConfigFile.read(Path(path))
+def _read(path: str | Path) -> nanotron_config.TrainingConfig:
+    return nanotron_config.TrainingConfig.read(Path(path))
 
 
 def _yaml(config: nanotron_config.Config) -> str:

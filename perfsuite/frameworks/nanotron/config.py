@@ -9,15 +9,11 @@ import ast
 import functools
 import importlib.util
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import yaml
-from pydantic import Field
-
-from perfsuite.documents import Data, digest
 from perfsuite.errors import CaseError
+from perfsuite.frameworks.common.config_file import ConfigFile
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
@@ -137,39 +133,31 @@ def from_case(
     }
 
 
-class ConfigFile(Data):
-    """A user's own file, kept with the case."""
+class TrainingConfig(ConfigFile):
+    """A user's own configuration file of nanotron."""
+
+    kind: ClassVar[str] = "a configuration file of nanotron, in YAML"
 
     name: str
-    text: str = Field(repr=False)
+    """Name of the file, without directory and suffix."""
 
     @classmethod
-    def read(cls, path: Path) -> ConfigFile:
-        """Raises `CaseError` where it cannot be read, or has other fields than nanotron."""
-        try:
-            file = cls(name=path.stem, text=path.read_text(encoding="utf-8"))
-            fields = yaml.safe_load(file.text)
-        except OSError as error:
-            raise CaseError(f"{path} cannot be read: {error.strerror}") from None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise CaseError(f"{path} is not YAML: {error}") from None
+    def read(cls, path: Path) -> TrainingConfig:
+        """Reads a file. Raises `FileError` if it cannot be read, `CaseError` for fields nanotron has not."""
+        config = cls(name=path.stem, text=cls.read_text(path))
+        fields = config.content
         if not isinstance(fields, dict):
             raise CaseError(f"{path} is {type(fields).__name__}, not sections with fields")
         problems = [f"{name}: missing, training needs it" for name in SECTIONS if not fields.get(name)]
         if problems := problems + _unknown(fields, "Config", ""):
             raise CaseError(f"{path}: {'; '.join(problems)}")
-        return file
-
-    @cached_property
-    def fields(self) -> Config:
-        """What stands in it."""
-        fields: Config = yaml.safe_load(self.text)
-        return fields
+        return config
 
     @property
-    def digest(self) -> str:
-        """Of its content: the same whatever its comments and order."""
-        return digest(self.fields)
+    def fields(self) -> Config:
+        """The sections of the file, with their fields."""
+        fields: Config = self.content
+        return fields
 
 
 def conflicts(config: Config, expected: Config, case: Case) -> list[str]:

@@ -9,7 +9,7 @@ import yaml
 
 from perfsuite import Case, Nanotron, Topology
 from perfsuite.errors import CaseError
-from perfsuite.frameworks.nanotron.config import ConfigFile
+from perfsuite.frameworks.nanotron.config import TrainingConfig
 from perfsuite.launch.machine import detect_cpu
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
@@ -189,7 +189,7 @@ def test_a_comment_in_the_file_changes_no_case(mine: Path, tmp_path: Path) -> No
     assert str(one) == str(other), "what judge compares"
     changed = tmp_path / "mine.yaml"
     changed.write_text(mine.read_text().replace("seed: 0", "seed: 1"))
-    assert ConfigFile.read(changed).digest != one.config.digest
+    assert TrainingConfig.read(changed).digest != one.config.digest
 
 
 def test_ids(mine: Path) -> None:
