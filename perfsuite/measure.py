@@ -16,6 +16,7 @@ from perfsuite import documents
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError
+from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.health import sampler
 from perfsuite.launch.local import OnProgress, launch, no_progress
 from perfsuite.results.collect import collect
@@ -60,7 +61,7 @@ def launch_once(
     on_progress: OnProgress = no_progress,
 ) -> Run:
     """Launch `case` once in fresh processes and measure it. All its files are in `directory`."""
-    case.framework.check(case)
+    framework_of(case).check(case)
     run_dir = RunDir(directory)
     if run_dir.case.exists():
         raise FileError(f"{directory} holds another launch: its reports would be taken for this one's")

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from perfsuite.frameworks.base import Framework, Ranks, Workload
+from perfsuite.frameworks.base import Framework, Ranks, StepClock, Workload
 from perfsuite.frameworks.common.sharding import Prefetch, ShardingStrategy, fsdp1_unsupported, prefetch
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
     from perfsuite.case.hardware import Machine
-    from perfsuite.worker.recorder import Recorder
 
 
 class FSDP(Framework):
@@ -46,7 +45,7 @@ class FSDP(Framework):
         """Every wrapped module with this strategy."""
         return {"wrapper": "FullyShardedDataParallel", "sharding": self.sharding_strategy}
 
-    def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
+    def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """The model under FSDP1, one unit per block, and the root."""
         from torch.distributed import fsdp
         from torch.distributed.device_mesh import init_device_mesh

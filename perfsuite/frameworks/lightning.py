@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from perfsuite.case.framework import changed_fields
-from perfsuite.frameworks.base import Framework, Ranks, Workload
+from perfsuite.frameworks.base import Framework, Ranks, StepClock, Workload
 from perfsuite.frameworks.common.sharding import Prefetch, ShardingStrategy, fsdp1_unsupported, prefetch
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from perfsuite.case.case import Case
     from perfsuite.case.hardware import Machine
-    from perfsuite.worker.recorder import Recorder
 
 FABRIC_PRECISION = {
     "fp32": "32-true",
@@ -76,7 +75,7 @@ class Lightning(Framework):
         """Some 40 MiB."""
         import lightning.fabric  # noqa: F401
 
-    def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
+    def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """Model and optimizer as Fabric sets them up; gradients are reduced on the last micro-batch only."""
         from perfsuite.frameworks.common.model import blocks, build_model, build_optimizer
 
@@ -170,7 +169,7 @@ def _fully_shard(model: Any, mesh: Any) -> Any:
 def _training_loop(
     case: Case, ranks: Ranks, fabric: Any, model: Any, optimizer: Any
 ) -> Callable[[int], list[Tensor]]:
-    """Returns the loop of Fabric's manual; gradients are reduced on the last micro-batch only."""
+    """Return the loop of Fabric's manual; gradients are reduced on the last micro-batch only."""
     from perfsuite.frameworks.common.loop import check_scale, next_token_loss, training_loop
     from perfsuite.frameworks.common.model import synthetic_batches
 

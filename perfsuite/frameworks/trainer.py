@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
-from perfsuite.frameworks.base import Framework, Ranks, Workload
+from perfsuite.frameworks.base import Framework, Ranks, StepClock, Workload
 from perfsuite.frameworks.common.accelerate_env import clear_environment, force_fsdp
 from perfsuite.frameworks.common.sharding import hybrid_within_nodes_unsupported, offload_unsupported
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
     from perfsuite.case.hardware import Machine
-    from perfsuite.worker.recorder import Recorder
 
 SHARDINGS = {
     "full_shard": "FULL_SHARD",
@@ -97,7 +96,7 @@ class Trainer(Framework):
         """Some 170 MiB."""
         import transformers.trainer  # noqa: F401
 
-    def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
+    def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """A Trainer on synthetic data. It wraps the model and makes the optimizer in `train`."""
         import torch
         import transformers

@@ -30,7 +30,7 @@ import perfsuite
 from perfsuite import documents
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import FileError
-from perfsuite.frameworks.base import Command
+from perfsuite.frameworks.base import Command, framework_of
 from perfsuite.launch.processes import JOB_MARK, sweep
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import LaunchFile
@@ -63,12 +63,12 @@ def _launch(run_dir: RunDir) -> list[Failure]:
     asked = documents.read(run_dir.case, CaseFile)
     run_dir.files.mkdir()
     os.environ[FILES] = str(run_dir.files)
-    for name in asked.case.framework.environment():
+    plan = framework_of(asked.case).plan(asked.case)
+    for name in plan.environment:
         os.environ[name] = os.environ[name].replace(LAUNCH_DIR, str(run_dir.files))
-    command = asked.case.framework.launched_by()
-    if command is not None:
-        failures = _run(command, run_dir, asked)
-    elif asked.case.framework.needs_torch:
+    if plan.command is not None:
+        failures = _run(plan.command, run_dir, asked)
+    elif plan.needs_torch:
         failures = _elastic(run_dir, asked)
     else:
         failures = _fork(run_dir, asked)

@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Callable
 
 from perfsuite.case.case import Case
-from perfsuite.frameworks.base import NCCL_AFTER_S
+from perfsuite.frameworks.base import NCCL_AFTER_S, framework_of
 from perfsuite.launch import stacks
 from perfsuite.launch.hang import Stall
 from perfsuite.launch.health import Sampler
@@ -92,13 +92,14 @@ def _environment(case: Case, device: str) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    environment = framework_of(case).plan(case).environment
     cores = len(os.sched_getaffinity(0))
     threads = {"OMP_NUM_THREADS": str(max(1, cores // case.topology.processes_per_node))}
     if device == "cpu":
         alone = {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
-        return {**os.environ, **ours, **threads, **alone, **case.framework.environment()}
+        return {**os.environ, **ours, **threads, **alone, **environment}
     # What a user has set stays, but on a CPU: there threads are what is measured.
-    return {**threads, **_on_gpu(case), **os.environ, **ours, **case.framework.environment()}
+    return {**threads, **_on_gpu(case), **os.environ, **ours, **environment}
 
 
 def _on_gpu(case: Case) -> dict[str, str]:

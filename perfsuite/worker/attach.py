@@ -28,7 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from perfsuite import documents
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import FileError, MismatchError, ScriptError
-from perfsuite.frameworks.base import Ranks
+from perfsuite.frameworks.base import Ranks, framework_of
 from perfsuite.results.rank_report import Failure, Observed, RankReport
 from perfsuite.results.run_dir import LAUNCH_DIR, RunDir
 from perfsuite.worker import deepspeed, flops, leash, main, software, stacks
@@ -162,7 +162,7 @@ class Attached:
             device=self._device,
             directory=self.run_dir.path,
         )
-        self._workload = self.case.framework.build(self.case, ranks, self.recorder)
+        self._workload = framework_of(self.case).build(self.case, ranks, self.recorder)
         self._observer = Observer(self.case, self._workload)
         main.tell_progress(self.run_dir, self.case, self._workload, self.recorder, report)
         self._optimizers.begin()

@@ -141,7 +141,7 @@ def one_rank(case: Case, device: Any) -> Iterator[Callable[[int], list[Any]]]:
     import torch
     import torch.distributed as dist
 
-    from perfsuite.frameworks.base import Ranks
+    from perfsuite.frameworks.base import Ranks, framework_of
     from perfsuite.worker.recorder import Recorder, clock_for
 
     on_gpu = device.type == "cuda"
@@ -153,7 +153,7 @@ def one_rank(case: Case, device: Any) -> Iterator[Callable[[int], list[Any]]]:
         backend = "nccl" if on_gpu else "gloo"
         dist.init_process_group(backend, init_method=f"file://{store.name}", rank=0, world_size=1)
         ranks = Ranks(rank=0, world_size=1, device=device, directory=Path())
-        yield case.framework.build(case, ranks, Recorder(clock_for(device)[0])).run
+        yield framework_of(case).build(case, ranks, Recorder(clock_for(device)[0])).run
         dist.destroy_process_group()
 
 

@@ -22,7 +22,7 @@ from perfsuite import documents
 from perfsuite.case.case import CaseFile
 from perfsuite.case.fault import Fault
 from perfsuite.errors import MismatchError, ScriptError
-from perfsuite.frameworks.base import Ranks
+from perfsuite.frameworks.base import Ranks, framework_of
 from perfsuite.results.rank_report import Failure, FailureKind, RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import recorder as measure
@@ -53,7 +53,8 @@ def main(path: str) -> None:
     report = RankReport(rank=rank, world_size=world, host=socket.gethostname(), clock="none")
     try:
         asked = documents.read(run_dir.case, CaseFile)
-        if asked.case.framework.needs_torch:
+        needs_torch = framework_of(asked.case).plan(asked.case).needs_torch
+        if needs_torch:
             report = _measure_torch(run_dir, asked, report)
         else:
             report = _measure_fake(run_dir, asked, report)
@@ -61,7 +62,7 @@ def main(path: str) -> None:
         documents.write(run_dir.rank(rank), report.replace(failure=failure_of(error, rank)))
         raise
     write_report(run_dir, asked, report)
-    if asked.case.framework.needs_torch:
+    if needs_torch:
         _leave_process_group()
 
 
@@ -190,7 +191,7 @@ def _tokens_per_step(case: Case, workload: Workload) -> int:
 
 
 def _measure_fake(run_dir: RunDir, asked: CaseFile, report: RankReport) -> RankReport:
-    from perfsuite.frameworks.fake import SimulatedTimer
+    from perfsuite.worker.simulated import SimulatedTimer
 
     recorder = recorder_of(asked, report, SimulatedTimer())
     ranks = Ranks(
@@ -199,7 +200,7 @@ def _measure_fake(run_dir: RunDir, asked: CaseFile, report: RankReport) -> RankR
         device=None,
         directory=run_dir.path,
     )
-    workload = asked.case.framework.build(asked.case, ranks, recorder)
+    workload = framework_of(asked.case).build(asked.case, ranks, recorder)
     report = _run(run_dir, asked, workload, recorder, report)
     assert workload.memory is not None
     return report.replace(memory=workload.memory())
@@ -218,21 +219,23 @@ def _measure_torch(run_dir: RunDir, asked: CaseFile, report: RankReport) -> Rank
     device = _device(asked)
     on_gpu = device.type == "cuda"
     timer, probe = measure.clock_for(device)
-    if not case.framework.own_process_group:
+    framework = framework_of(case)
+    process_group = framework.plan(case).process_group
+    if process_group != "library":
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
-            device_id=device if on_gpu and case.framework.eager_nccl else None,
+            device_id=device if on_gpu and process_group == "eager" else None,
             timeout=timedelta(seconds=case.timeout_s + NCCL_AFTER_S) if on_gpu else None,
         )
 
     counted = flops.count_known(case)
-    case.framework.load(case, device)
+    framework.load(case, device)
     _rehearse(torch, device)
     report = report.replace(device_probe=device_probe(device))
     memory = measure.CudaMemory(device) if on_gpu else measure.HostMemory()
     recorder = recorder_of(asked, report, timer, probe=probe, memory=memory)
-    workload = case.framework.build(case, _ranks(run_dir, report, device), recorder)
-    if case.framework.own_process_group:
+    workload = framework.build(case, _ranks(run_dir, report, device), recorder)
+    if process_group == "library":
         report = report.replace(device_probe={**report.device_probe, **all_reduce_probe(device)})
     observer = Observer(case, workload)
     hooks = [

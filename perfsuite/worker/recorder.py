@@ -231,6 +231,10 @@ class Recorder:
         self._between_s += self.timer.host() - ended_at
         self._starts.append(self.timer.stamp())
 
+    def sleep(self, seconds: float) -> None:
+        """Let time pass on this clock, inside a step."""
+        self.timer.sleep(seconds)
+
     def finish(self) -> None:
         """The last step has ended: wait for the device, once. Only the first call counts.
 

@@ -14,13 +14,13 @@ from perfsuite import documents
 from perfsuite.case.case import CaseFile
 from perfsuite.frameworks.base import Framework, Workload
 from perfsuite.frameworks.ddp import DDP
-from perfsuite.frameworks.fake import SimulatedTimer
 from perfsuite.frameworks.nanotron import Nanotron
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import leash, stacks
 from perfsuite.worker import main as worker
 from perfsuite.worker.recorder import Recorder
+from perfsuite.worker.simulated import SimulatedTimer
 from tests.samples import make_case, make_report
 
 

@@ -10,10 +10,10 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from perfsuite.case.fault import Fault
-from perfsuite.frameworks.fake import SimulatedTimer
 from perfsuite.worker import recorder as measure
 from perfsuite.worker.faults import Injector
 from perfsuite.worker.recorder import CudaMemory, CudaTimer, HostMemory, HostTimer, Recorder
+from perfsuite.worker.simulated import SimulatedTimer
 
 
 def test_steps_are_timed_and_what_is_done_between_them_is_not() -> None:

@@ -20,14 +20,13 @@ from perfsuite.frameworks.accelerate.config import (
     Prefetch,
     Sharding,
 )
-from perfsuite.frameworks.base import Framework, Ranks, Workload
+from perfsuite.frameworks.base import Framework, Ranks, StepClock, Workload
 from perfsuite.frameworks.common.accelerate_env import clear_environment, force_fsdp
 from perfsuite.frameworks.common.sharding import hybrid_within_nodes_unsupported, offload_unsupported
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
     from perfsuite.case.hardware import Machine
-    from perfsuite.worker.recorder import Recorder
 
 _OPTIONS: dict[str | None, tuple[str, ...]] = {
     "ddp": (),
@@ -138,7 +137,7 @@ class Accelerate(Framework):
         """Nearly nothing beyond transformers."""
         import accelerate  # noqa: F401
 
-    def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
+    def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """Model and optimizer through `Accelerator.prepare`, and the loop that accelerate's manual shows."""
         from accelerate import Accelerator
 
@@ -212,7 +211,7 @@ class Accelerate(Framework):
 def _training_loop(
     case: Case, ranks: Ranks, accelerator: Any, model: Any, optimizer: Any
 ) -> Callable[[int], list[Any]]:
-    """Returns the loop of accelerate's manual: its `accumulate` and `backward`, which count micro-batches."""
+    """Return the loop of accelerate's manual: its `accumulate` and `backward`, which count micro-batches."""
     from perfsuite.frameworks.common.loop import next_token_loss, training_loop
     from perfsuite.frameworks.common.model import synthetic_batches
 

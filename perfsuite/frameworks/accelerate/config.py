@@ -78,7 +78,7 @@ class FsdpFields(Data):
     @model_validator(mode="before")
     @classmethod
     def _prefixed(cls, fields: Any) -> Any:
-        """Adds the prefix `fsdp_` to names without it, which accelerate accepts, too."""
+        """Add the prefix `fsdp_` to names without it, which accelerate accepts, too."""
         if not isinstance(fields, dict):
             return fields
         return {key if str(key).startswith("fsdp") else f"fsdp_{key}": fields[key] for key in fields}
@@ -175,7 +175,7 @@ class LaunchConfig(ConfigFile):
 
     @classmethod
     def read(cls, path: Path) -> LaunchConfig:
-        """Reads a file. Raises `FileError` naming the file, the field, its value, and what is allowed."""
+        """Read a file. Raises `FileError` naming the file, the field, its value, and what is allowed."""
         config = cls(file=path.name, text=cls.read_text(path))
         try:
             _ = config.fields
@@ -190,7 +190,7 @@ class LaunchConfig(ConfigFile):
         return LaunchFields.model_validate(self.content)
 
     def conflict(self, case: Case) -> str | None:
-        """Returns which field contradicts `case`, or None."""
+        """Return which field contradicts `case`, or None."""
         fields = self.fields
         of_the_case = {
             "num_processes": (fields.num_processes, case.topology.world_size, "the topology"),

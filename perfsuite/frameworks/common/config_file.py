@@ -33,7 +33,7 @@ class ConfigFile(Data):
 
     @classmethod
     def read_text(cls, path: Path) -> str:
-        """Returns the text of a YAML file. Raises `FileError` if it cannot be read or is not YAML."""
+        """Return the text of a YAML file. Raises `FileError` if it cannot be read or is not YAML."""
         try:
             text = path.read_text(encoding="utf-8")
             yaml.safe_load(text)

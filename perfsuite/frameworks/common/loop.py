@@ -34,7 +34,7 @@ def training_loop(
     sync: Callable[[bool], AbstractContextManager[Any]],
     step: Callable[[], None],
 ) -> Callable[[int], list[Tensor]]:
-    """Returns a function that makes N optimizer steps and returns the mean loss of each, on the device.
+    """Return a function that makes N optimizer steps and returns the mean loss of each, on the device.
 
     Each step takes the next `micro_batches` of `batches` (shape [micro_batch, sequence_length]), round and
     round. `forward` returns the mean loss of a micro-batch. `backward` adds its gradients, divided by the
@@ -57,7 +57,7 @@ def training_loop(
 
 
 def next_token_loss(model: Any, tokens: Tensor) -> Tensor:
-    """Returns the model's mean cross-entropy over all tokens but the first of each sequence."""
+    """Return the model's mean cross-entropy over all tokens but the first of each sequence."""
     loss: Tensor = model(input_ids=tokens, labels=tokens).loss
     return loss
 
@@ -71,7 +71,7 @@ def data_parallel_workload(
     no_sync: Callable[[], AbstractContextManager[None]] | None = None,
     tensor_parallel: int = 1,
 ) -> Workload:
-    """Returns the training of a wrapped model: AdamW, synthetic data and `training_loop`.
+    """Return the training of a wrapped model: AdamW, synthetic data and `training_loop`.
 
     `autocast`: torch's autocast computes a mixed precision, not the wrapper. `no_sync`, if given, is the
     context of each micro-batch but the last: gradients are not reduced there. `tensor_parallel`: number of
@@ -116,7 +116,7 @@ def data_parallel_workload(
 
 
 def _grad_scaler(case: Case, model: nn.Module, device: str) -> Any:
-    """Returns torch's gradient scaler; for other precisions than fp16-mixed one that does nothing."""
+    """Return torch's gradient scaler; for other precisions than fp16-mixed one that does nothing."""
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
@@ -125,7 +125,7 @@ def _grad_scaler(case: Case, model: nn.Module, device: str) -> Any:
 
 
 def fixed_scaler(kind: Any, device: str, *, enabled: bool = True) -> Any:
-    """Returns a gradient scaler of class `kind` at `LOSS_SCALE`, which never grows."""
+    """Return a gradient scaler of class `kind` at `LOSS_SCALE`, which never grows."""
     return kind(device, init_scale=LOSS_SCALE, growth_interval=2**31 - 1, enabled=enabled)
 
 

@@ -18,7 +18,7 @@ Prefetch = Literal["BACKWARD_PRE", "BACKWARD_POST", "none"]
 
 
 def prefetch(name: Prefetch) -> Any:
-    """Returns torch's `BackwardPrefetch` of that name; None for `none`."""
+    """Return torch's `BackwardPrefetch` of that name; None for `none`."""
     from torch.distributed.fsdp import BackwardPrefetch
 
     return None if name == "none" else BackwardPrefetch[name]
@@ -32,7 +32,7 @@ def fsdp1_unsupported(
     shard_group: int | None = None,
     cpu_offload: bool = False,
 ) -> str | None:
-    """Returns why FSDP1 cannot shard `case` so on `machine`, or None.
+    """Return why FSDP1 cannot shard `case` so on `machine`, or None.
 
     `shard_group`: ranks in a group of HYBRID_SHARD; None: the ranks of one node.
     """
@@ -50,7 +50,7 @@ def fsdp1_unsupported(
 
 
 def hybrid_unsupported(group: int, case: Case) -> str | None:
-    """Returns why ranks cannot be split into at least two groups of `group` that each shard, or None."""
+    """Return why ranks cannot be split into at least two groups of `group` that each shard, or None."""
     ranks = case.topology.world_size
     if group < 2 or ranks % group or ranks // group < 2:
         return (
@@ -61,21 +61,21 @@ def hybrid_unsupported(group: int, case: Case) -> str | None:
 
 
 def hybrid_within_nodes_unsupported(strategy: str, case: Case, machine: Machine) -> str | None:
-    """Returns why `strategy`, which shards among the GPUs of each node, cannot run on `machine`, or None."""
+    """Return why `strategy`, which shards among the GPUs of each node, cannot run on `machine`, or None."""
     if machine.device == "cpu":
         return f"{strategy} shards among the GPUs of a node, this machine has none"
     return hybrid_unsupported(case.topology.processes_per_node, case)
 
 
 def offload_unsupported(option: str, machine: Machine) -> str | None:
-    """Returns why `option`, which keeps shards in host memory, cannot be given on `machine`, or None."""
+    """Return why `option`, which keeps shards in host memory, cannot be given on `machine`, or None."""
     if machine.device == "cpu":
         return f"{option} copies from pinned memory to a GPU, this machine has none"
     return None
 
 
 def sharded_quantization_unsupported(case: Case) -> str | None:
-    """Returns why quantised weights cannot be sharded with the others, or None."""
+    """Return why quantised weights cannot be sharded with the others, or None."""
     if case.quantization == "8bit":
         return "8bit weights cannot be sharded (their scales are not in the parameter): give '4bit', or DDP"
     if case.quantization == "4bit" and "mixed" in case.precision:

@@ -81,7 +81,7 @@ def from_case(
     files: Path,
     fused_adam: bool,
 ) -> Config:
-    """Returns the configuration of a case, with `parallelism` as its section of that name.
+    """Return the configuration of a case, with `parallelism` as its section of that name.
 
     AdamW has the same options as in the other frameworks, at a constant learning rate and without clipping.
     Nothing is saved. `log_interval` is in steps; None: no line in the log. `files`: directory of checkpoints.
@@ -143,7 +143,7 @@ class TrainingConfig(ConfigFile):
 
     @classmethod
     def read(cls, path: Path) -> TrainingConfig:
-        """Reads a file. Raises `FileError` if it cannot be read, `CaseError` for fields nanotron has not."""
+        """Read a file. Raises `FileError` if it cannot be read, `CaseError` for fields nanotron has not."""
         config = cls(name=path.stem, text=cls.read_text(path))
         fields = config.content
         if not isinstance(fields, dict):
@@ -161,7 +161,7 @@ class TrainingConfig(ConfigFile):
 
 
 def conflicts(config: Config, expected: Config, case: Case) -> list[str]:
-    """Returns where a user's file contradicts the case, or asks for what a measurement cannot have.
+    """Return where a user's file contradicts the case, or asks for what a measurement cannot have.
 
     `expected` is the configuration that perfsuite makes of the case.
     """
@@ -189,7 +189,7 @@ def conflicts(config: Config, expected: Config, case: Case) -> list[str]:
 
 
 def size_problems(config: Config, case: Case) -> list[str]:
-    """Returns which sizes of a configuration, made or given, do not fit the topology or the model."""
+    """Return which sizes of a configuration, made or given, do not fit the topology or the model."""
     parallelism = {name: get(config, f"parallelism.{name}") for name in _schema()["ParallelismArgs"]}
     shape = {name: get(config, f"model.model_config.{name}") for name in SHAPE}
     dp, tp, pp = (parallelism[name] for name in ("dp", "tp", "pp"))

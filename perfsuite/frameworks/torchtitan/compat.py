@@ -38,7 +38,7 @@ def after_build(trainer: Any) -> None:
 
 
 def patches(device_type: str) -> str:
-    """Returns the patches as text for the result: the same text with each torch, to keep results alike."""
+    """Return the patches as text for the result: the same text with each torch, to keep results alike."""
     return "; ".join(EVERYWHERE + ON_CPU if device_type == "cpu" else EVERYWHERE)
 
 

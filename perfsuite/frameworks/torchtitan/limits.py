@@ -25,7 +25,7 @@ ROPES = ("default", "llama3")
 
 
 def unsupported_shape(model: Model, tensor_parallel: int) -> str | None:
-    """Returns why torchtitan's Llama 3 cannot be `model`, or cannot be split over `tensor_parallel` ranks."""
+    """Return why torchtitan's Llama 3 cannot be `model`, or cannot be split over `tensor_parallel` ranks."""
     config: Mapping[str, Any] = model.config
     if config["model_type"] != "llama":
         return f"torchtitan's llama3 builds Llama models, {model.name} is a {config['model_type']}"
