@@ -32,7 +32,7 @@ class FSDP(Framework):
     """Reduce gradients after each micro-batch. False keeps whole gradients in memory until the last."""
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """Shardings that need more ranks than the topology has; offloading without a device."""
+        """Return why the ranks are too few for the sharding, or that there is no GPU to offload from."""
         return fsdp1_unsupported(
             case,
             machine,
@@ -42,11 +42,11 @@ class FSDP(Framework):
         )
 
     def expected(self, case: Case) -> dict[str, str]:
-        """Every wrapped module with this strategy."""
+        """Return that every wrapped module has this strategy."""
         return {"wrapper": "FullyShardedDataParallel", "sharding": self.sharding_strategy}
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """The model under FSDP1, one unit per block, and the root."""
+        """Build the model under FSDP1: one unit per block, and the root."""
         from torch.distributed import fsdp
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp.wrap import ModuleWrapPolicy

@@ -35,7 +35,7 @@ class FSDP2(Framework):
     """Ranks, next to each other, that split each layer and see the same data (2-D mesh). 1: none."""
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """A mesh that the ranks do not fill, or a model that cannot be split."""
+        """Return why the ranks do not fill the mesh, or why the model cannot be split."""
         if self.tensor_parallel > 1:
             if self.shard_group is not None:
                 return f"tensor_parallel={self.tensor_parallel} does not go with shard_group (3-D mesh)"
@@ -48,14 +48,14 @@ class FSDP2(Framework):
         return sharded_quantization_unsupported(case)
 
     def expected(self, case: Case) -> dict[str, str]:
-        """DTensors, sharded in every block."""
+        """Return that the parameters of every block are DTensors with these placements."""
         placement = "Shard(0)" if self.shard_group is None else "Replicate, Shard(0)"
         if self.tensor_parallel > 1:  # norms; split by rows; split by columns
             placement = "Shard(0) and Shard(0), Shard(1) and StridedShard(0), Shard(0)"
         return {"wrapper": "FSDPModule", "sharding": placement}
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """The model under FSDP2, one unit per block, and the root."""
+        """Build the model under FSDP2: one unit per block, and the root."""
         from torch.distributed.fsdp import fully_shard
 
         from perfsuite.frameworks.common.loop import data_parallel_workload
@@ -72,7 +72,7 @@ class FSDP2(Framework):
         units = blocks(model)
         if self.tensor_parallel > 1:
             parallelize_llama(model, mesh["tensor"])
-        if case.quantization != "none":  # quantised weights are made whole
+        if case.quantization != "none":  # quantised weights are made unsharded
             initialise(model, units, seed=case.seed, device=ranks.device)
         for unit in (*units, model):
             fully_shard(unit, **options)
@@ -96,7 +96,7 @@ class FSDP2(Framework):
 
 @contextmanager
 def _no_sync(model: Any) -> Iterator[None]:
-    """What DDP and FSDP1 have as a method: gradients are not reduced inside."""
+    """Keep ranks from reducing gradients inside, as DDP's and FSDP1's method `no_sync` does."""
     model.set_requires_gradient_sync(False)
     yield
     model.set_requires_gradient_sync(True)

@@ -1,4 +1,4 @@
-"""Lightning Fabric: its own strategies and precision plugins, under our launcher.
+"""Lightning Fabric: its own strategies and precision plugins, in ranks that perfsuite starts.
 
 FSDP1 shards per transformer block and recomputes by the strategy's own activation checkpointing. DDP and
 FSDP2 have none of their own: blocks are checkpointed as everywhere else.
@@ -27,7 +27,7 @@ FABRIC_PRECISION = {
     "bf16": "bf16-true",
     "fp16-mixed": "16-mixed",
 }
-"""Fabric's name of a case's precision."""
+"""Precision of a case -> Fabric's name for it."""
 
 
 class Lightning(Framework):
@@ -45,7 +45,7 @@ class Lightning(Framework):
     cpu_offload: bool = False
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """What Fabric refuses or would silently change."""
+        """Return what Fabric refuses or would silently change."""
         fp16 = FABRIC_PRECISION[case.precision] == "16-mixed"
         if self.strategy == "fsdp":
             if machine.device == "cpu":
@@ -64,7 +64,7 @@ class Lightning(Framework):
         return None
 
     def expected(self, case: Case) -> dict[str, str]:
-        """The wrapper and sharding of the strategy."""
+        """Return the wrapper and the sharding of the strategy."""
         return {
             "ddp": {"wrapper": "DistributedDataParallel"},
             "fsdp": {"wrapper": "FullyShardedDataParallel", "sharding": self.sharding_strategy},
@@ -72,11 +72,11 @@ class Lightning(Framework):
         }[self.strategy]
 
     def load(self, case: Case, device: Any) -> None:
-        """Some 40 MiB."""
+        """Import Fabric, which takes some 40 MiB."""
         import lightning.fabric  # noqa: F401
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """Model and optimizer as Fabric sets them up; gradients are reduced on the last micro-batch only."""
+        """Build model and optimizer by Fabric; gradients are reduced on the last micro-batch only."""
         from perfsuite.frameworks.common.model import blocks, build_model, build_optimizer
 
         checkpointed_here = case.replace(activation_checkpointing="none") if self.strategy == "fsdp" else case
@@ -92,7 +92,7 @@ class Lightning(Framework):
         )
 
     def strategy_object(self, case: Case, blocks: Sequence[Any]) -> Any:
-        """Fabric's strategy with its arguments, for a model of these blocks."""
+        """Return Fabric's strategy with its arguments, for a model of these blocks."""
         from lightning.fabric.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 
         world = case.topology.world_size
@@ -103,7 +103,7 @@ class Lightning(Framework):
         return FSDPStrategy(**self._fsdp_options(case, blocks))
 
     def _fsdp_options(self, case: Case, blocks: Sequence[Any]) -> dict[str, Any]:
-        """Arguments of `FSDPStrategy`: one unit per block, and the root."""
+        """Return the arguments of `FSDPStrategy`: one unit per block, and the root."""
         from perfsuite.frameworks.common.model import is_checkpointed
 
         mode, topology = case.activation_checkpointing, case.topology
@@ -124,7 +124,7 @@ class Lightning(Framework):
 
 
 def _fabric(case: Case, ranks: Ranks, strategy: Any) -> Any:
-    """Fabric in the processes and the process group that are there already."""
+    """Return Fabric, in the processes and the process group that exist already."""
     from lightning.fabric import Fabric
     from lightning.fabric.plugins.environments import TorchElasticEnvironment
 
@@ -156,7 +156,7 @@ def _settings(case: Case, strategy: Any) -> dict[str, str]:
 
 
 def _fully_shard(model: Any, mesh: Any) -> Any:
-    """FSDP2 over all ranks, one unit per block, and the root, which Fabric leaves to its user."""
+    """Apply FSDP2 over all ranks: one unit per block, and the root. Fabric leaves this to its user."""
     from torch.distributed.fsdp import fully_shard
 
     from perfsuite.frameworks.common.model import blocks

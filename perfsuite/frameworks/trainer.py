@@ -23,18 +23,18 @@ SHARDINGS = {
     "hybrid_shard": "HYBRID_SHARD",
     "hybrid_shard_zero2": "_HYBRID_SHARD_ZERO2",
 }
-"""torch's FSDP1 strategies by the Trainer's words. FSDP2 knows the first two words alone."""
+"""Word of the Trainer -> torch's FSDP1 strategy. With FSDP2 only the first two words can be given."""
 
 
 class Trainer(Framework):
-    """`TrainingArguments.fsdp` and the version in its `fsdp_config`; all else is the Trainer's default."""
+    """Options `fsdp` of `TrainingArguments` and `version` of its `fsdp_config`; the rest has its defaults."""
 
     name: ClassVar[str] = "trainer"
     packages: ClassVar[tuple[str, ...]] = ("accelerate",)
     ignores: ClassVar[frozenset[str]] = frozenset({"quantization"})
 
     fsdp: str = ""
-    """A sharding, perhaps with `offload` and `auto_wrap`, separated by spaces. Empty: DDP."""
+    """A sharding, and optionally `offload` and `auto_wrap`, separated by spaces. Empty: DDP."""
     fsdp_version: Literal[1, 2] = 2
 
     @field_validator("fsdp")
@@ -62,7 +62,7 @@ class Trainer(Framework):
         return next((word for word in self.fsdp.split() if word in SHARDINGS), None)
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """What the Trainer has no argument for; FSDP that cannot be."""
+        """Return what the Trainer has no argument for, or why its FSDP cannot run on `machine`."""
         if case.precision not in ("fp32", "bf16-mixed", "bf16"):
             return f"precision {case.precision!r} is not one of fp32, bf16-mixed, bf16"
         if case.activation_checkpointing == "selective-op":
@@ -85,7 +85,7 @@ class Trainer(Framework):
         return None
 
     def expected(self, case: Case) -> dict[str, str]:
-        """DDP, or FSDP of the version and sharding asked for."""
+        """Return the wrapper: DDP, or FSDP of this version with this sharding."""
         if self._sharding is None:
             return {"wrapper": "DistributedDataParallel"}
         if self.fsdp_version == 2:
@@ -93,11 +93,11 @@ class Trainer(Framework):
         return {"wrapper": "FullyShardedDataParallel", "sharding": SHARDINGS[self._sharding]}
 
     def load(self, case: Case, device: Any) -> None:
-        """Some 170 MiB."""
+        """Import the Trainer, which takes some 170 MiB."""
         import transformers.trainer  # noqa: F401
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """A Trainer on synthetic data. It wraps the model and makes the optimizer in `train`."""
+        """Build a Trainer on synthetic data. It wraps the model and makes the optimizer in `train`."""
         import torch
         import transformers
         from accelerate import FullyShardedDataParallelPlugin
@@ -172,7 +172,7 @@ class Trainer(Framework):
 
 
 class _Data:
-    """The samples of all ranks, as the Trainer deals out micro-batches in turn; this rank's are held."""
+    """The samples of all ranks in the order in which the Trainer deals them out; only this rank's exist."""
 
     def __init__(self, batches: list[Any], case: Case, ranks: Ranks) -> None:
         self._batches = batches
@@ -192,7 +192,7 @@ class _Data:
 
 
 def _keep_losses(model: Any) -> list[Any]:
-    """A list that gets the mean loss per token of each micro-batch, still on the device."""
+    """Return a list that gets the mean loss per token of each micro-batch, still on the device."""
     losses = []
 
     def keep(module: Any, args: Any, inputs: dict[str, Any], output: Any) -> None:

@@ -34,11 +34,11 @@ _OPTIONS: dict[str | None, tuple[str, ...]] = {
     "fsdp2": ("reshard_after_forward", "cpu_offload"),
     None: (),
 }
-"""Which options a strategy has; with a configuration file, none."""
+"""Strategy -> its options; with a configuration file (None) there are none."""
 
 
 class Accelerate(Framework):
-    """A strategy, its options by accelerate's names and defaults; or a file that `accelerate config` wrote.
+    """A strategy and its options by accelerate's names; or a file that `accelerate config` wrote.
 
     `Accelerate(strategy="fsdp2")`, `Accelerate(config="fsdp.yaml")`.
     """
@@ -75,12 +75,12 @@ class Accelerate(Framework):
         return self
 
     def slug(self) -> str:
-        """With a configuration file, its name."""
+        """Return the id's part: name and changed options, or the name of the file."""
         parts = changed_fields(self, skip=frozenset({"config"}))
         return "-".join([self.name, *([Path(self.config.file).stem] if self.config else []), *parts])
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """Precisions, shardings and offloading that cannot be; a file that wants the CPU where GPUs are."""
+        """Return why precision, sharding or offloading cannot run, or that the file wants a CPU for GPUs."""
         if case.precision not in MIXED_PRECISION:
             return f"precision {case.precision!r} is not one of {', '.join(MIXED_PRECISION)}"
         if self.config and self.config.fields.use_cpu and machine.device != "cpu":
@@ -98,12 +98,12 @@ class Accelerate(Framework):
         return None
 
     def check(self, case: Case) -> None:
-        """Raises `CaseError` for a file that contradicts the case."""
+        """Raise `CaseError` for a file that contradicts the case."""
         if self.config and (conflict := self.config.conflict(case)) is not None:
             raise CaseError(conflict)
 
     def expected(self, case: Case) -> dict[str, str]:
-        """The wrapper and sharding of the strategy, or of the file."""
+        """Return the wrapper and the sharding of the strategy, or of the file."""
         fsdp = self._fsdp
         if fsdp is None:
             return {"wrapper": "DistributedDataParallel"}
@@ -114,7 +114,7 @@ class Accelerate(Framework):
 
     @property
     def _fsdp(self) -> FsdpFields | None:
-        """What is asked of FSDP, as a configuration file would; None for DDP."""
+        """FSDP's options as fields of a configuration file; None for DDP."""
         if self.config is not None:
             return self.config.fields.fsdp_config
         match self.strategy:
@@ -134,11 +134,11 @@ class Accelerate(Framework):
         return None
 
     def load(self, case: Case, device: Any) -> None:
-        """Nearly nothing beyond transformers."""
+        """Import accelerate, which takes little memory beyond transformers'."""
         import accelerate  # noqa: F401
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """Model and optimizer through `Accelerator.prepare`, and the loop that accelerate's manual shows."""
+        """Build model and optimizer by `Accelerator.prepare`, and a loop of accelerate's calls."""
         from accelerate import Accelerator
 
         from perfsuite.frameworks.common.model import build_model, build_optimizer
@@ -173,7 +173,7 @@ class Accelerate(Framework):
         )
 
     def _set_environment(self, *, on_cpu: bool) -> dict[str, str]:
-        """As the file says, and nothing else. Returns what to record."""
+        """Set accelerate's variables to what the file says, and no others. Return the settings to record."""
         clear_environment()
         if self.config is None:
             return {}
@@ -211,7 +211,7 @@ class Accelerate(Framework):
 def _training_loop(
     case: Case, ranks: Ranks, accelerator: Any, model: Any, optimizer: Any
 ) -> Callable[[int], list[Any]]:
-    """Return the loop of accelerate's manual: its `accumulate` and `backward`, which count micro-batches."""
+    """Return the loop with accelerate's `accumulate` and `backward`, as in its manual."""
     from perfsuite.frameworks.common.loop import next_token_loss, training_loop
     from perfsuite.frameworks.common.model import synthetic_batches
 
@@ -238,9 +238,9 @@ def _is_path(value: Any) -> bool:
 
 
 def launcher_environment(config: LaunchConfig) -> dict[str, str]:
-    """What `accelerate launch --config_file` would set for each process, by accelerate's own code.
+    """Return the variables that `accelerate launch --config_file` would set, by accelerate's own code.
 
-    Without threads, ports and GPUs, which are the launch's.
+    Variables for threads, ports and GPUs are left out: perfsuite's launch sets them.
     """
     from accelerate.commands import launch
     from accelerate.utils import launch as prepare

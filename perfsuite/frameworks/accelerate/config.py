@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from perfsuite.case.case import Case
 
 Sharding = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"]
-"""FSDP1's strategies; older files number them from 1 in this order."""
+"""FSDP1's strategies. Older files have numbers, from 1 in this order."""
 Prefetch = Literal["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"]
 
 MIXED_PRECISION = {"fp32": "no", "bf16-mixed": "bf16", "bf16": "no"}
-"""accelerate's `mixed_precision` by a case's precision."""
+"""Precision of a case -> accelerate's `mixed_precision`."""
 
 _FSDP1_ONLY = (
     "fsdp_sharding_strategy",

@@ -27,23 +27,23 @@ DTYPES = {
     "fp16-mixed": torch.float32,
     "bf16": torch.bfloat16,
 }
-"""The dtype that parameters are kept in, by a case's precision."""
+"""Precision of a case -> dtype of the parameters."""
 COMPUTE_DTYPES = {**DTYPES, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
-"""The dtype of matrix products, by a case's precision."""
+"""Precision of a case -> dtype of the matmuls."""
 DISTINCT_BATCHES = 16
-"""Batches made before the clock starts; the loop goes round them."""
+"""Number of batches, made before the clock starts; the loop takes them round and round."""
 ALPHABET = 64
-"""Tokens that the synthetic text uses."""
+"""Number of different tokens in the synthetic text."""
 
 
 _NOT_OF_THE_MODEL = frozenset(
     "architectures auto_map _name_or_path torch_dtype dtype transformers_version use_cache".split()  # noqa: SIM905
 )
-"""Keys of a `config.json` that say where it comes from and not what the model is."""
+"""Keys of a `config.json` that say where the model comes from, not how it is built."""
 
 
 def transformers_config(model: Model) -> Any:
-    """The transformers configuration object of `model`. Raises `MismatchError` for an unknown key.
+    """Return the transformers configuration object of `model`. Raise `MismatchError` for an unknown key.
 
     transformers keeps unknown keys and builds the default model: a misspelt `hidden_size` would go unseen.
     """
@@ -64,9 +64,9 @@ def transformers_config(model: Model) -> Any:
 
 
 def transformers_model(config: Any, *, attention: str, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """A randomly initialised model on the current default device.
+    """Build a randomly initialised model on the current default device.
 
-    transformers takes nothing but eager for a model without attention.
+    A model without attention is built with `eager`, the only value that transformers accepts for it.
     """
     from transformers import AutoModelForCausalLM
 
@@ -76,14 +76,15 @@ def transformers_model(config: Any, *, attention: str, dtype: torch.dtype = torc
 
 
 def has_attention(config: Any) -> bool:
-    """Whether a transformers configuration is of a model with attention; Mamba's has none."""
+    """Return whether a transformers configuration is of a model with attention; Mamba has none."""
     return hasattr(config.get_text_config(), "num_attention_heads")
 
 
 def build_model(case: Case, device: torch.device) -> nn.Module:
-    """The case's model in training mode, the same weights on every rank, with checkpointing and compilation.
+    """Build the case's model in training mode, with the same weights on every rank.
 
-    Both are applied to the blocks' `forward`, so that wrappers may be put around the blocks afterwards.
+    Blocks are checkpointed and compiled as the case says. Both change the blocks' `forward`, so that
+    wrappers may be put around the blocks afterwards.
     """
     model = model_without_weights(case, device)
     initialise(model, blocks(model), seed=case.seed, device=device)
@@ -91,7 +92,7 @@ def build_model(case: Case, device: torch.device) -> nn.Module:
 
 
 def model_without_weights(case: Case, device: torch.device) -> nn.Module:
-    """As `build_model`, but the parameters are on the meta device, to be sharded before `initialise`."""
+    """Build the model with its parameters on the meta device, to be sharded before `initialise`."""
     dtype, compute = DTYPES[case.precision], COMPUTE_DTYPES[case.precision]
     with device, parameters_on_meta():
         config = transformers_config(case.model)
@@ -109,24 +110,24 @@ def model_without_weights(case: Case, device: torch.device) -> nn.Module:
 
 
 def blocks(model: nn.Module) -> list[Any]:
-    """The transformer blocks: the outermost modules that transformers says must not be split."""
+    """Return the transformer blocks: the outermost modules that transformers says must not be split."""
     names = set(getattr(model, "_no_split_modules", None) or ())
-    found = [module for module in model.modules() if type(module).__name__ in names]
-    if not found:
+    candidates = [module for module in model.modules() if type(module).__name__ in names]
+    if not candidates:
         raise MismatchError(f"{type(model).__name__} names no transformer blocks (_no_split_modules)")
-    inner = {id(part) for block in found for part in block.modules() if part is not block}
-    return [block for block in found if id(block) not in inner]
+    inner = {id(part) for block in candidates for part in block.modules() if part is not block}
+    return [block for block in candidates if id(block) not in inner]
 
 
 def is_checkpointed(mode: str, index: int) -> bool:
-    """Whether the block of that index is recomputed in backward, by a case's `activation_checkpointing`."""
+    """Return whether block `index` is recomputed in backward; `mode`: a case's `activation_checkpointing`."""
     if mode.startswith("every-"):
         return index % int(mode.removeprefix("every-")) == 0
     return mode != "none"
 
 
 def expected_recomputing_blocks(mode: str, blocks: int) -> int:
-    """How many of so many blocks must be seen to run their forward twice a step."""
+    """Return how many of `blocks` blocks run their forward twice in a step."""
     return sum(is_checkpointed(mode, index) for index in range(blocks))
 
 
@@ -140,7 +141,7 @@ def _checkpoint(block: Any, *, by_op: bool) -> None:
 
 
 def _save_expensive_ops() -> Callable[..., Any]:
-    """torchtitan's policy: keep attention, reductions and every second matrix product, recompute the rest."""
+    """Return torchtitan's policy: save attention, reductions and every second matmul, recompute the rest."""
     from torch.utils.checkpoint import CheckpointPolicy
 
     aten = torch.ops.aten
@@ -166,14 +167,14 @@ def _save_expensive_ops() -> Callable[..., Any]:
 
 
 def build_optimizer(case: Case, model: nn.Module) -> torch.optim.Optimizer:
-    """AdamW, fused on a GPU, of all that is not frozen. Call it after the model is wrapped."""
+    """Return AdamW, fused on a GPU, of all parameters that are not frozen. Wrap the model before."""
     fused = next(model.parameters()).device.type == "cuda"
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return torch.optim.AdamW(trained, lr=case.learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=fused)
 
 
 def synthetic_batches(case: Case, data_rank: int, device: torch.device) -> list[Tensor]:
-    """Learnable tokens: `DISTINCT_BATCHES` of shape [micro_batch, sequence_length], int64, on `device`.
+    """Return `DISTINCT_BATCHES` batches of learnable tokens: [micro_batch, sequence_length], int64.
 
     A fixed Markov chain over `ALPHABET` tokens: the successor is one fixed permutation of the token nine
     times of ten, else any. A model that learns at all brings its loss from ln(vocabulary) below
@@ -183,7 +184,7 @@ def synthetic_batches(case: Case, data_rank: int, device: torch.device) -> list[
     chain = torch.Generator().manual_seed(0)
     successor = torch.randperm(size, generator=chain)
     shape = (DISTINCT_BATCHES * case.micro_batch, case.sample_length)
-    # A generator for each, so that the first sequences are the same whatever the micro-batch.
+    # One generator for each array, so that the first sequences are the same whatever the micro-batch.
     seed = 1_000_003 * (case.seed + 1) + 2 * data_rank
     random = torch.randint(size, shape, generator=torch.Generator().manual_seed(seed))
     follow = torch.rand(shape, generator=torch.Generator().manual_seed(seed + 1)) < 0.9

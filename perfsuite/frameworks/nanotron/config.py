@@ -1,6 +1,6 @@
 """nanotron's configuration file: made from a case, or a user's own, checked against nanotron and the case.
 
-Imports neither torch nor nanotron: which fields there are is read from the text of nanotron's own classes.
+Imports neither torch nor nanotron: the fields are read from the source text of nanotron's classes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VERSION = "0.4"
 """The release of nanotron that perfsuite measures."""
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
-"""nanotron's dtype of parameters and of computing, by a case's precision."""
+"""Precision of a case -> nanotron's dtype of parameters and of computing."""
 
 SHAPE = (
     "hidden_act",
@@ -36,7 +36,7 @@ SHAPE = (
     "tie_word_embeddings",
     "vocab_size",
 )
-"""What nanotron's `LlamaConfig` takes from a transformers configuration: same names, same defaults."""
+"""Fields that nanotron's `LlamaConfig` has in common with transformers': same names, same defaults."""
 WITHOUT_COST = frozenset(
     "_name_or_path architectures auto_map bos_token_id dtype eos_token_id initializer_range "  # noqa: SIM905
     "max_position_embeddings model_type pad_token_id pretraining_tp rope_parameters rope_scaling rope_theta "
@@ -233,7 +233,7 @@ def size_problems(config: Config, case: Case) -> list[str]:
 
 
 def cannot_build(model: Model) -> str | None:
-    """Why nanotron's Llama is not this model, or None."""
+    """Return why nanotron's Llama is not this model, or None."""
     config = model.config
     if config.get("model_type") != "llama":
         return f"of the models here nanotron has Llama alone, {model.name} is {config.get('model_type')}"
@@ -251,13 +251,13 @@ def cannot_build(model: Model) -> str | None:
 
 
 def get(config: Mapping[str, Any], path: str) -> Any:
-    """The value at a path such as `tokens.train_steps`, or nanotron's default for it."""
-    kind, found = "Config", config
+    """Return the value at a path such as `tokens.train_steps`, or nanotron's default for it."""
+    kind, values = "Config", config
     *sections, name = path.split(".")
     for section in sections:
         kind = _kind_of(_schema()[kind][section][0])
-        found = found.get(section) or {}
-    return found[name] if name in found else _schema()[kind][name][1]
+        values = values.get(section) or {}
+    return values[name] if name in values else _schema()[kind][name][1]
 
 
 def _unknown(section: Config, kind: str, path: str) -> list[str]:
@@ -280,7 +280,7 @@ REQUIRED = object()
 
 @functools.cache
 def _schema() -> Mapping[str, Mapping[str, tuple[str, Any]]]:
-    """Class -> field -> (annotation, default), of the dataclasses in nanotron's `config` directory."""
+    """Return class -> field -> (annotation, default) of the dataclasses in nanotron's `config` directory."""
     spec = importlib.util.find_spec("nanotron")
     assert spec is not None
     assert spec.origin is not None
@@ -304,7 +304,7 @@ def _default(value: ast.expr | None) -> Any:
 
 
 def _fits(value: object, annotation: str) -> bool:
-    """Whether a plain value is of its type; others are left to nanotron."""
+    """Return whether a plain value has the annotated type; other types are left to nanotron."""
     kinds: dict[str, Any] = {"bool": bool, "float": (int, float), "int": int, "str": str}
     name = annotation.removeprefix("Optional[").removesuffix("]")
     if name not in kinds:
@@ -315,7 +315,7 @@ def _fits(value: object, annotation: str) -> bool:
 
 
 def _kind_of(annotation: str) -> str:
-    """The dataclass that an annotation names, or "". Of several models it is Llama's."""
+    """Return the dataclass that an annotation names, or "". Of several models it is Llama's."""
     if annotation == "NanotronConfigs":
         return "LlamaConfig"
     name = annotation.removeprefix("Optional[").removesuffix("]")

@@ -22,12 +22,12 @@ class TorchTitan(Framework):
     packages: ClassVar[tuple[str, ...]] = ("torchtitan",)
 
     tensor_parallel: int = Field(default=1, ge=1, strict=True)
-    """Ranks that compute one sequence together, with sequence parallelism between the matrix products."""
+    """Ranks that compute one sequence together, with sequence parallelism between the matmuls."""
     data_parallel_replicate: int = Field(default=1, ge=1, strict=True)
     """Groups of ranks that replicate, while the ranks of a group shard (HSDP)."""
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """Degrees that do not divide what they split, fp16, attention but sdpa, models but Llama."""
+        """Return which degree does not divide what it splits, or which part of the case torchtitan lacks."""
         ranks = case.topology.world_size
         if ranks % (self.tensor_parallel * self.data_parallel_replicate):
             return (
@@ -54,7 +54,7 @@ class TorchTitan(Framework):
         return LaunchPlan(process_group="library")
 
     def expected(self, case: Case) -> dict[str, str]:
-        """FSDP2 modules whatever the degrees, and DTensors on the mesh of these."""
+        """Return that modules are FSDP2's at all degrees, and parameters DTensors on their mesh."""
         replicate, tensor = self.data_parallel_replicate, self.tensor_parallel
         mesh = [f"fsdp {case.topology.world_size // (replicate * tensor)}"]
         placements = ["Shard(0)"]
@@ -67,14 +67,14 @@ class TorchTitan(Framework):
         return {"wrapper": "FSDPModule", "mesh": " x ".join(mesh), "sharding": " and ".join(placements)}
 
     def load(self, case: Case, device: Any) -> None:
-        """Some 140 MiB, and the patches that come before."""
+        """Patch and import torchtitan, which takes some 140 MiB."""
         from perfsuite.frameworks.torchtitan import compat
 
         compat.before_import(device.type)
         import perfsuite.frameworks.torchtitan.trainer  # noqa: F401
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """A Trainer with the case's configuration. It makes the process group."""
+        """Build a Trainer with the case's configuration. It makes the process group."""
         from perfsuite.frameworks.torchtitan.trainer import CaseTrainer, trainer_config
 
         config = trainer_config(
@@ -94,5 +94,5 @@ class TorchTitan(Framework):
             data_parallel=trainer.data_parallel,
             model=trainer.model,
             settings=trainer.settings(),
-            own_tokens_per_s=lambda: trainer.own_log.metrics["throughput(tps)"] * ranks.world_size,
+            own_tokens_per_s=lambda: trainer.last_metrics.metrics["throughput(tps)"] * ranks.world_size,
         )

@@ -1,4 +1,4 @@
-"""What torchtitan 0.3.0 needs to run with a released torch, and on a CPU. Worker side; torch when used.
+"""Patches that torchtitan 0.3.0 needs for a released torch, and for a CPU. Worker side; torch when used.
 
 torchtitan 0.3.0 is written for a nightly torch on an accelerator. Nothing of the installed package is edited:
 the worker patches its own process, and the result names each patch.
@@ -43,9 +43,9 @@ def patches(device_type: str) -> str:
 
 
 def _name_set_timeout() -> None:
-    """After its first step the Trainer calls `torch.distributed.set_timeout`, on every machine.
+    """Give torch.distributed the name `set_timeout`, which the Trainer calls after its first step.
 
-    torch 2.13 has the function as `_set_pg_timeout`; for lack of the public name training would end there.
+    torch 2.13 has the function as `_set_pg_timeout`; without the public name training would end there.
     """
     import torch.distributed as dist
 
@@ -54,7 +54,7 @@ def _name_set_timeout() -> None:
 
 
 def _know_the_cpu() -> None:
-    """torchtitan takes a machine without an accelerator for one with CUDA, and asks for its memory.
+    """Replace torchtitan's device module: without an accelerator it takes CUDA's, and asks for its memory.
 
     `torch.cpu` has no memory statistics, and its `current_device` is a name where torchtitan wants an index.
     """
@@ -95,7 +95,9 @@ def _none(name: str) -> None:
 
 
 def _reduce_by_sums(model: Any) -> None:
-    """torchtitan sets FSDP's gradient divisor to 1, which torch hands to the reduction as a factor."""
+    """Make FSDP reduce by plain sums, the only ones of gloo.
+
+    torchtitan sets FSDP's gradient divisor to 1, which torch hands to the reduction as a factor."""
     from torch.distributed.fsdp import FSDPModule
 
     for module in model.modules():
