@@ -44,9 +44,8 @@ def measure(
     while True:
         number = len(runs) + 1
         on_launch(number)
-        runs.append(
-            launch_once(case, machine, directory / f"launch-{number}", inject=inject, on_progress=on_progress)
-        )
+        launch_directory = RunDir.of_launch(directory, number).path
+        runs.append(launch_once(case, machine, launch_directory, inject=inject, on_progress=on_progress))
         verdict = verdict_on(runs)
         if verdict.outcome != "undecided":
             return runs, verdict

@@ -29,6 +29,7 @@ from perfsuite.results import baseline
 from perfsuite.results.baseline import Acceptance, Baseline
 from perfsuite.results.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, Metric
 from perfsuite.results.run import Run
+from perfsuite.results.store import BASELINES, STORE, BaselineStore, Store
 from perfsuite.verdict.comparable import differences, environment_changes, launch_problems
 from perfsuite.verdict.loss import loss_differs
 from perfsuite.verdict.noise import class_noise
@@ -39,8 +40,8 @@ MIN_LAUNCHES = 5
 WORSE = 0.005
 """A baseline that gets worse by more than this, relatively, needs a reason."""
 
-Baselines = Annotated[Path, typer.Option("--baselines", help="Directory of reviewed baselines.")]
-Store = Annotated[Path, typer.Option("--store", help="Local store, where runs are.")]
+BaselinesOption = Annotated[Path, typer.Option("--baselines", help="Directory of reviewed baselines.")]
+StoreOption = Annotated[Path, typer.Option("--store", help="Local store, where runs are.")]
 HardwareClass = Annotated[
     str | None, typer.Option("--hardware-class", help="Another class than this machine's.")
 ]
@@ -48,39 +49,40 @@ CaseGlob = Annotated[str, typer.Argument(help="Case ids; * and ? match.")]
 
 
 @app.command("list")
-def list_baselines(baselines: Baselines = Path("baselines"), store: Store = Path(".perfsuite")) -> None:
+def list_baselines(baselines: BaselinesOption = BASELINES, store: StoreOption = STORE) -> None:
     """Every baseline, reviewed or merely recorded here."""
     grid = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("hardware class", "case", "tokens/s", "memory", "launches", "from", "accepted"):
         grid.add_column(heading, overflow="fold")
-    for directory in (baselines, store / "baselines"):
-        for file in sorted(directory.glob("*/*.json")):
-            held = documents.read(file, Baseline)
-            accepted = "local" if held.accepted is None else f"by {held.accepted.by}"
-            median = held.median(TOKENS_PER_S.name)
-            speed = "not measured" if median is None else summary.speed(median, held.case.unit, "tokens")
-            memory = amount(held.median(PEAK_MEMORY.name), PEAK_MEMORY.unit)
-            grid.add_row(
-                held.hardware_class,
-                held.case.id,
-                speed,
-                memory,
-                str(len(held.launches)),
-                held.recorded_at[:10],
-                accepted,
-            )
-    console().print(grid if grid.row_count else f"no baselines in {baselines} or {store / 'baselines'}")
+    known = BaselineStore(baselines, Store(store).baselines)
+    for file in known.files():
+        held = documents.read(file, Baseline)
+        accepted = "local" if held.accepted is None else f"by {held.accepted.by}"
+        median = held.median(TOKENS_PER_S.name)
+        speed = "not measured" if median is None else summary.speed(median, held.case.unit, "tokens")
+        memory = amount(held.median(PEAK_MEMORY.name), PEAK_MEMORY.unit)
+        grid.add_row(
+            held.hardware_class,
+            held.case.id,
+            speed,
+            memory,
+            str(len(held.launches)),
+            held.recorded_at[:10],
+            accepted,
+        )
+    console().print(grid if grid.row_count else f"no baselines in {known}")
 
 
 @app.command()
 def show(
     case: CaseGlob,
-    baselines: Baselines = Path("baselines"),
-    store: Store = Path(".perfsuite"),
+    baselines: BaselinesOption = BASELINES,
+    store: StoreOption = STORE,
     hardware_class: HardwareClass = None,
 ) -> None:
     """One or more baselines in full: launches, noise, settings, environment, who accepted them and why."""
-    files = _matching([baselines, store / "baselines"], hardware_class or detect().hardware_class, case)
+    known = BaselineStore(baselines, Store(store).baselines)
+    files = _matching(known, hardware_class or detect().hardware_class, case)
     out = console()
     for file in files:
         held = documents.read(file, Baseline)
@@ -105,7 +107,7 @@ def show(
 @app.command()
 def diff(
     ref: Annotated[str, typer.Argument(help="A git commit, branch or tag to compare with.")] = "HEAD",
-    baselines: Baselines = Path("baselines"),
+    baselines: BaselinesOption = BASELINES,
 ) -> None:
     """What changed in the reviewed baselines since a git ref, in figures rather than lines."""
     root = Path(git("rev-parse", "--show-toplevel", cwd=Path()).strip())
@@ -126,8 +128,8 @@ def diff(
 @app.command()
 def accept(
     case: CaseGlob = "*",
-    baselines: Baselines = Path("baselines"),
-    store: Store = Path(".perfsuite"),
+    baselines: BaselinesOption = BASELINES,
+    store: StoreOption = STORE,
     hardware_class: HardwareClass = None,
     reason: Annotated[str | None, typer.Option(help="Why it may be slower or larger than before.")] = None,
     sessions: Annotated[
@@ -141,19 +143,20 @@ def accept(
     whose settings differ from the newest one's are left out. Exit status 1 if a case was not accepted.
     """
     machine_class = hardware_class or detect().hardware_class
-    runs = _runs(store, machine_class, case, sessions)
+    runs = _runs(Store(store), machine_class, case, sessions)
     if not runs:
         raise FileError(
-            f"no measured run of a case matching {case!r} on {machine_class} in {store}/runs. "
+            f"no measured run of a case matching {case!r} on {machine_class} in {Store(store).sessions}. "
             f"Measure first: pytest bench_cases --perf-min-launches={MIN_LAUNCHES} -m ..."
         )
     out = console()
+    reviewed = BaselineStore(baselines)
     written, refused = [], []
     for case_id, held in sorted(runs.items()):
         measured = [run for launches in held.values() for run in launches]
         try:
-            found = baseline.find([baselines], machine_class, measured[-1].case)
-            before = found[0] if found else None
+            found = reviewed.find(machine_class, measured[-1].case)
+            before = found.baseline if found else None
             chosen = _choose(measured, None if reason else before)
             new = baseline.from_runs(chosen, sessions=_sessions(chosen, held), accepted=_acceptance(reason))
             out.print(_before_after(before, new))
@@ -161,9 +164,7 @@ def accept(
                 out.print("  changed from the older of these launches to the newest: " + "; ".join(changed))
             if before is not None and not reason:
                 _require_reason(before, new, chosen)
-            file = baseline.path(baselines, machine_class, new.case)
-            documents.write(file, new)
-            written.append(file)
+            written.append(reviewed.write_reviewed(new))
         except PerfsuiteError as error:
             refused.append(f"{case_id}: {error}")
     for file in written:
@@ -180,17 +181,16 @@ class _Refused(PerfsuiteError):
     """These runs cannot become a baseline."""
 
 
-def _runs(store: Path, hardware_class: str, pattern: str, sessions: int) -> dict[str, dict[str, list[Run]]]:
+def _runs(store: Store, hardware_class: str, pattern: str, sessions: int) -> dict[str, dict[str, list[Run]]]:
     """Runs of the newest sessions by case id and session, oldest first. Bad files are said and left out."""
     found: dict[str, dict[str, list[Run]]] = {}
-    for file in sorted(store.glob(f"runs/*/{pattern}/launch-*/run.json"), key=_session_and_launch):
+    for session, run_dir in store.launches(pattern):
         try:
-            run = documents.read(file, Run)
+            run = documents.read(run_dir.run, Run)
         except FileError as error:
             console().print(f"left out: {error}", style="yellow")
             continue
         if run.machine.hardware_class == hardware_class:
-            session, _ = _session_and_launch(file)
             found.setdefault(run.case.id, {}).setdefault(session, []).append(run)
     return {
         case_id: {session: held[session] for session in sorted(held)[-sessions:]}
@@ -206,10 +206,6 @@ def _sessions(runs: list[Run], measured: dict[str, list[Run]]) -> list[str]:
         for session, launches in measured.items()
         if any(run is launch for launch in launches)
     ]
-
-
-def _session_and_launch(file: Path) -> tuple[str, int]:
-    return file.parts[-4], int(file.parent.name.removeprefix("launch-"))
 
 
 def _choose(measured: list[Run], before: Baseline | None) -> list[Run]:
@@ -309,12 +305,11 @@ def _noise(held: Baseline | None, metric: Metric) -> str:
     return f" +- {known.sigma:.1%}" if known is not None else ""
 
 
-def _matching(directories: list[Path], hardware_class: str, pattern: str) -> list[Path]:
-    files = [file for d in directories for file in sorted((d / hardware_class).glob(f"{pattern}.json"))]
+def _matching(store: BaselineStore, hardware_class: str, pattern: str) -> list[Path]:
+    files = store.files(hardware_class, pattern)
     if not files:
-        where = " or ".join(map(str, directories))
         raise FileError(
-            f"no baseline matches {pattern!r} on {hardware_class} in {where}; see: perfsuite baseline list"
+            f"no baseline matches {pattern!r} on {hardware_class} in {store}; see: perfsuite baseline list"
         )
     return files
 

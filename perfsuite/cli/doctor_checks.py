@@ -30,6 +30,7 @@ from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import DeviceHealth, Run
+from perfsuite.results.run_dir import launches_in
 from perfsuite.verdict.judge import Policy, judge
 from perfsuite.verdict.noise import ClassNoise, class_noise
 from perfsuite.verdict.sequential import Noise, minimum_detectable_drop
@@ -358,7 +359,7 @@ def launch_rows(machine: Machine, say: Callable[[str], None]) -> list[Row]:
             lambda runs: judge(runs, None, ClassNoise(), Policy(record_launches=LAUNCHES)),
             on_launch=lambda number: say(f"launch {number} of {case.id}"),
         )
-        files = sorted(Path(directory).glob("launch-*/rank-*.json"))
+        files = [file for launch in launches_in(Path(directory)) for file in launch.all_ranks()]
         reports = [documents.read(file, RankReport) for file in files]
     rows = device_rows(reports, machine)
     return [*rows, well_row(runs, verdict), noise_row(runs, verdict, machine)]

@@ -20,7 +20,7 @@ from perfsuite.errors import GitHubError
 from perfsuite.history.trend import Finding, Trend
 from perfsuite.report.terminal import console
 from perfsuite.report.text import sentence
-from perfsuite.results.session_file import Result, SessionFile
+from perfsuite.results.session_file import Measurement, SessionFile
 
 LABEL = "perfsuite"
 LONGEST = 60_000
@@ -57,7 +57,7 @@ def title(hardware_class: str) -> str:
 
 def steps(
     hardware_class: str,
-    results: Sequence[Result],
+    results: Sequence[Measurement],
     issue: Issue | None,
     run_url: str,
     drifts: Sequence[Finding] | None = None,
@@ -91,7 +91,7 @@ def steps(
     return []
 
 
-def _is_bad(result: Result) -> bool:
+def _is_bad(result: Measurement) -> bool:
     return result.outcome == "regressed" or (result.outcome == "failed" and result.excused is None)
 
 
@@ -99,7 +99,7 @@ def _subject(finding: Finding) -> str:
     return f"{_DRIFT}{finding.case}, {finding.metric}"
 
 
-def _of_result(result: Result) -> str:
+def _of_result(result: Measurement) -> str:
     verdict = result.verdict
     said = [*verdict.reasons, *(sentence(check) for check in verdict.checks if check.outcome == "regressed")]
     if verdict.changed:
@@ -173,7 +173,7 @@ def issue(
     ] = None,
 ) -> None:
     """Open, update or close the GitHub issue of each hardware class after a night, by gh and its token."""
-    by_class: dict[str, list[Result]] = {}
+    by_class: dict[str, list[Measurement]] = {}
     for file in results:
         session = documents.read(file, SessionFile)
         whole = session.machine.hardware_class

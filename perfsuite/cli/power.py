@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -22,9 +21,9 @@ from perfsuite import documents
 from perfsuite.errors import CaseError, FileError
 from perfsuite.launch.machine import detect
 from perfsuite.report.terminal import console
-from perfsuite.results import baseline
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.metric import TOKENS_PER_S
+from perfsuite.results.store import BASELINES, STORE, BaselineStore, Store
 from perfsuite.verdict.noise import against, class_noise
 from perfsuite.verdict.power import NoiseModel, PowerRow, PowerTable, simulate
 from perfsuite.verdict.sequential import MAX_LAUNCHES
@@ -82,8 +81,8 @@ def power(
     hardware_class: Annotated[
         str | None, typer.Option(help="whose baselines tell the noise (default: this machine's class)")
     ] = None,
-    baselines: Annotated[Path, typer.Option(help="reviewed baselines")] = Path("baselines"),
-    store: Annotated[Path, typer.Option(help="local store; its baselines/ come second")] = Path(".perfsuite"),
+    baselines: Annotated[Path, typer.Option(help="reviewed baselines")] = BASELINES,
+    store: Annotated[Path, typer.Option(help="local store; its baselines/ come second")] = STORE,
     tolerance: Annotated[
         str | None,
         typer.Option(
@@ -121,7 +120,7 @@ def power(
     """What can this gate detect? Simulates the engine that judges real launches, beside fixed thresholds."""
     measured = None
     if sigma is None:
-        measured = measured_noise([baselines, store / "baselines"], hardware_class)
+        measured = measured_noise(BaselineStore(baselines, Store(store).baselines), hardware_class)
     elif hardware_class is not None:
         raise CaseError("--sigma and --hardware-class both give a noise: keep one of them")
     level = _tolerance(tolerance, measured)
@@ -146,33 +145,23 @@ def power(
         _show(gate, measured, table)
 
 
-def measured_noise(directories: Sequence[Path], hardware_class: str | None) -> Measured:
+def measured_noise(store: BaselineStore, hardware_class: str | None) -> Measured:
     """The noise of one hardware class from its baseline files. Raises `CaseError` saying what to do."""
     name = hardware_class or detect().hardware_class
-    files = {
-        path.parent.name: [*directory.glob(f"{path.parent.name}/*.json")]
-        for directory in reversed(directories)
-        for path in sorted(directory.glob("*/*.json"))
-    }
-    where = " or ".join(map(str, directories))
-    if not files:
+    classes = store.hardware_classes()
+    if not classes:
         raise CaseError(
-            f"no baselines in {where}: record some (run the cases with pytest), or give a noise: --sigma 1%"
+            f"no baselines in {store}: record some (run the cases with pytest), or give a noise: --sigma 1%"
         )
-    if name not in files:
+    if name not in classes:
         what = "hardware class" if hardware_class else "this machine's hardware class"
         raise CaseError(
-            f"{what} {name!r} has no baselines in {where}; --hardware-class may be "
-            f"{', '.join(sorted(files))}. Or record some, or give a noise: --sigma 1%"
+            f"{what} {name!r} has no baselines in {store}; --hardware-class may be "
+            f"{', '.join(classes)}. Or record some, or give a noise: --sigma 1%"
         )
-    found = baseline.of_class(directories, name)
+    found = store.of_class(name)
     names = {f"{each.case.id}.json" for each in found}
-    left_out = [
-        str(file)
-        for directory in directories
-        for file in sorted((directory / name).glob("*.json"))
-        if file.name not in names
-    ]
+    left_out = [str(file) for file in store.files(name) if file.name not in names]
     if not found:
         try:
             documents.read(Path(left_out[0]), Baseline)
@@ -187,7 +176,7 @@ def measured_noise(directories: Sequence[Path], hardware_class: str | None) -> M
     if noise is None:
         launches = ", ".join(map(str, counts)) or "no"
         raise CaseError(
-            f"the baselines of {name} in {where} have {launches} launches: too few to tell a noise (two in "
+            f"the baselines of {name} in {store} have {launches} launches: too few to tell a noise (two in "
             "one baseline, beyond its first). Record more launches, or give a noise: --sigma 1%"
         )
     return Measured(

@@ -18,7 +18,7 @@ from perfsuite.errors import CaseError
 from perfsuite.report.batch_sweep import best_batch
 from perfsuite.report.text import amount
 from perfsuite.results.run import Figures
-from perfsuite.results.session_file import Result, SessionFile
+from perfsuite.results.session_file import Measurement, SessionFile
 
 PUBLISHED = Path("bench_cases/published.json")
 """Where a repository keeps its `PublishedFile`."""
@@ -162,9 +162,9 @@ class ComparisonTable(Data):
     """What a reader must know to compare fairly."""
 
 
-def latest(sessions: Sequence[SessionFile]) -> dict[str, Result]:
+def latest(sessions: Sequence[SessionFile]) -> dict[str, Measurement]:
     """Of each case its newest result without an injected fault."""
-    found: dict[str, Result] = {}
+    found: dict[str, Measurement] = {}
     for session in sorted(sessions, key=lambda session: session.started_at):
         for result in session.results:
             if not any(run.inject for run in result.runs):
@@ -182,7 +182,7 @@ def concerned(published: PublishedFile, sessions: Sequence[SessionFile]) -> list
     ]
 
 
-def compare(comparison: Comparison, results: Mapping[str, Result]) -> ComparisonTable:
+def compare(comparison: Comparison, results: Mapping[str, Measurement]) -> ComparisonTable:
     """The published table with what was measured here beside each figure. `results` are by case id."""
     first, *others = comparison.quantities
     has_twins = any(row.twin in results for row in comparison.rows)
@@ -232,7 +232,7 @@ def _published(row: Row, quantity: QuantityName) -> PublishedFigure | None:
     return next((figure for figure in row.figures if figure.quantity == quantity), None)
 
 
-def _measured(row: Row, quantity: QuantityName, results: Mapping[str, Result]) -> float | None:
+def _measured(row: Row, quantity: QuantityName, results: Mapping[str, Measurement]) -> float | None:
     result = results.get(row.case)
     if result is None:
         return None
@@ -247,7 +247,7 @@ def _measured(row: Row, quantity: QuantityName, results: Mapping[str, Result]) -
 
 
 def _here(
-    row: Row, quantity: QuantityName, measured: float | None, result: Result | None, accelerator: str
+    row: Row, quantity: QuantityName, measured: float | None, result: Measurement | None, accelerator: str
 ) -> str:
     if result is None:
         return f"not run: needs {row.devices} x {accelerator}"
@@ -256,28 +256,28 @@ def _here(
     return QUANTITIES[quantity].text(measured)
 
 
-def _both(row: Row, quantity: QuantityName, results: Mapping[str, Result]) -> str:
+def _both(row: Row, quantity: QuantityName, results: Mapping[str, Measurement]) -> str:
     published, measured = _published(row, quantity), _measured(row, quantity, results)
     here = QUANTITIES[quantity].text(measured) if measured is not None else "-"
     return f"{published.reported if published else '-'} / {here}"
 
 
-def _verdict(result: Result | None) -> str:
+def _verdict(result: Measurement | None) -> str:
     if result is None:
         return "-"
     return result.excused or result.verdict.outcome
 
 
-def _twin(result: Result | None) -> str:
+def _twin(result: Measurement | None) -> str:
     if result is None:
         return "-"
     speed = result.figures.tokens_per_s
     return f"{speed:,.0f} tokens/s, {_verdict(result)}" if speed else _verdict(result)
 
 
-def _best(comparison: Comparison, results: Mapping[str, Result]) -> set[str]:
+def _best(comparison: Comparison, results: Mapping[str, Measurement]) -> set[str]:
     """The fastest batch before allocator retries, of each sweep that was run."""
-    sweeps: dict[str, list[Result]] = {}
+    sweeps: dict[str, list[Measurement]] = {}
     for row in comparison.rows:
         if row.sweep is not None and (result := results.get(row.case)) is not None:
             sweeps.setdefault(row.sweep, []).append(result)

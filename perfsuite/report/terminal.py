@@ -11,20 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from perfsuite.case.case import Unit
+from perfsuite.report import summary
 from perfsuite.report.summary import known_issue, notes, speed, speed_change, speed_unit
 from perfsuite.report.text import amount, percent, plural, rate, sentence
 from perfsuite.results.metric import in_unit
-from perfsuite.results.outcome import Outcome
-from perfsuite.results.session_file import Result
-
-STYLES: dict[Outcome, str] = {
-    "passed": "green",
-    "improved": "green",
-    "recorded": "cyan",
-    "regressed": "red",
-    "failed": "red",
-}
-
+from perfsuite.results.outcome import STYLES
+from perfsuite.results.session_file import Measurement
 
 NARROW = 120
 """Columns, below which a case's id stands on a line of its own and some figures are left out."""
@@ -42,7 +34,7 @@ def console(*, stderr: bool = False) -> Console:
     return made
 
 
-def table(results: Sequence[Result], *, color: bool, width: int | None) -> str:
+def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> str:
     """The results as a terminal table in `width` columns (80 or more); None: as wide as it needs."""
     narrow = width is not None and width < NARROW
     grid = Table(box=None, header_style="bold", pad_edge=False, show_edge=False)
@@ -54,10 +46,8 @@ def table(results: Sequence[Result], *, color: bool, width: int | None) -> str:
         grid.add_column(heading, justify="right", no_wrap=True)
     grid.add_column("verdict", no_wrap=True)
     for result, told in zip(results, figures, strict=True):
-        outcome = result.verdict.outcome
-        verdict = Text.assemble((outcome, STYLES.get(outcome, "yellow")))
-        if result.excused is not None:
-            verdict = Text.assemble((result.excused, "yellow"))
+        style = STYLES[summary.verdict(result)]
+        verdict = Text.assemble((style.word, style.colour))
         if result.shared:
             verdict.append(" (shared)", "yellow")
         grid.add_row(*([] if narrow else [result.case_id]), *told.values(), verdict)
@@ -80,7 +70,7 @@ def table(results: Sequence[Result], *, color: bool, width: int | None) -> str:
     return "\n".join(lines)
 
 
-def _figures(result: Result, unit: Unit, *, narrow: bool) -> dict[str, str]:
+def _figures(result: Measurement, unit: Unit, *, narrow: bool) -> dict[str, str]:
     """By column heading; speeds are under `unit`."""
     f, change = result.figures, speed_change(result)
     told = {
@@ -97,7 +87,7 @@ def _figures(result: Result, unit: Unit, *, narrow: bool) -> dict[str, str]:
     return {heading: value for heading, value in told.items() if heading not in left_out}
 
 
-def explanation(result: Result) -> str:
+def explanation(result: Measurement) -> str:
     """Everything about one result in words: each metric against its baseline, failures, what changed."""
     verdict = result.verdict
     lines = [f"{result.case_id}: {verdict.outcome} after {plural(len(result.runs), 'launch')}"]

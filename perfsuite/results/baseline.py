@@ -5,20 +5,16 @@ Imports neither torch nor pytest.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean, median
 from typing import Literal
 
 from pydantic import Field
 
-from perfsuite import documents
 from perfsuite.case.case import Case
 from perfsuite.documents import Data, Document
-from perfsuite.errors import FileError
 from perfsuite.results.rank_report import Flops, Observed
 from perfsuite.results.run import Figures, Run
 
@@ -116,42 +112,6 @@ def loss_curve(loss: Sequence[float]) -> tuple[float, ...]:
     if tenth < 1:
         return tuple(loss)
     return tuple(fmean(loss[round(part * tenth) : round((part + 1) * tenth)]) for part in range(10))
-
-
-def path(directory: Path, hardware_class: str, case: Case) -> Path:
-    """Where a baseline stands in a directory of baselines."""
-    return directory / hardware_class / f"{case.id}.json"
-
-
-def find(directories: Sequence[Path], hardware_class: str, case: Case) -> tuple[Baseline, Path] | None:
-    """The first directory's baseline of `case`, and its file. Raises `FileError` if that file is bad."""
-    for directory in directories:
-        file = path(directory, hardware_class, case)
-        if file.exists():
-            baseline = documents.read(file, Baseline)
-            if baseline.case.id != case.id or baseline.hardware_class != hardware_class:
-                raise FileError(
-                    f"{file}: it holds the baseline of {baseline.case.id} on {baseline.hardware_class}. "
-                    "A file must stand where its content says; move it or delete it."
-                )
-            return baseline, file
-    return None
-
-
-def of_class(directories: Sequence[Path], hardware_class: str) -> list[Baseline]:
-    """Every readable baseline of a hardware class, each case from the first directory that has it.
-
-    A file that cannot be read is left out here; it is an error where its own case is judged.
-    """
-    files: dict[str, Path] = {}
-    for directory in directories:
-        for file in sorted((directory / hardware_class).glob("*.json")):
-            files.setdefault(file.name, file)
-    found = []
-    for file in files.values():
-        with contextlib.suppress(FileError):
-            found.append(documents.read(file, Baseline))
-    return found
 
 
 def _rounded(figures: Figures) -> Figures:

@@ -13,7 +13,7 @@ from statistics import median
 from perfsuite.results import health
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, Metric
-from perfsuite.results.outcome import Check, Outcome, Verdict
+from perfsuite.results.outcome import WORST_FIRST, Check, Outcome, Verdict
 from perfsuite.results.rank_report import FailureKind
 from perfsuite.results.run import Run
 from perfsuite.verdict.comparable import (
@@ -28,16 +28,6 @@ from perfsuite.verdict.loss import loss_differs
 from perfsuite.verdict.noise import PROBE_CORRECTED, ClassNoise, against, is_size, pairs
 from perfsuite.verdict.probe_correction import probe_corrected
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Noise, decide
-
-_WORST_FIRST: tuple[Outcome, ...] = (
-    "failed",
-    "regressed",
-    "undecided",
-    "inconclusive",
-    "improved",
-    "passed",
-    "recorded",
-)
 
 MAX_UNHEALTHY = 3
 """Launches on an unhealthy machine after which that is the verdict, unless more were healthy."""
@@ -143,7 +133,7 @@ def _first_time(runs: list[Run], used: int, policy: Policy) -> Verdict:
 
 
 def _overall(checks: tuple[Check, ...], used: int) -> Verdict:
-    outcome = min((check.outcome for check in checks), key=_WORST_FIRST.index)
+    outcome = min((check.outcome for check in checks), key=WORST_FIRST.index)
     failure: FailureKind | None = "missing_metric" if outcome == "failed" else None
     return Verdict(outcome=outcome, launches=used, checks=checks, failure=failure)
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from perfsuite import documents
 from perfsuite.cli import power as power_cli
 from perfsuite.cli.app import app
 from perfsuite.results import baseline
 from perfsuite.results.baseline import Baseline
+from perfsuite.results.store import BaselineStore
 from perfsuite.verdict.noise import against, class_noise
 from perfsuite.verdict.power import PowerRow, PowerTable
 from perfsuite.verdict.sequential import SIGMA_FLOOR
@@ -67,7 +67,7 @@ def record(
         for _ in range(launches)
     ]
     made = baseline.from_runs(runs)
-    documents.write(baseline.path(directory, name, case), made)
+    BaselineStore(directory).write_reviewed(made)
     return made
 
 
@@ -220,7 +220,7 @@ def test_what_the_class_knows_of_sessions_is_simulated_and_said() -> None:
     )
     launches = [one.replace(session=str(number // 3)) for number, one in enumerate(held.launches)]
     named = held.replace(launches=tuple(launches))
-    documents.write(baseline.path(Path("baselines"), CPU, held.case), named)
+    BaselineStore(Path("baselines")).write_reviewed(named)
     content = told()
     noise = class_noise([named]).by_metric["tokens_per_s"]
     expected = against(noise, [3, 3, 3]).session_sigma
@@ -257,7 +257,7 @@ def test_a_baseline_that_cannot_be_read_is_named() -> None:
 
 def test_where_no_baseline_can_be_read_the_first_tells_why() -> None:
     made = record(Path("baselines"))
-    file = baseline.path(Path("baselines"), CPU, made.case)
+    file = BaselineStore(Path("baselines")).reviewed_file(CPU, made.case.id)
     file.write_text(file.read_text().replace('"launches"', '"starts"'))
     message = refused()
     assert f"none of the baselines of {CPU} can be read: {file}: field launches" in message
@@ -290,7 +290,7 @@ def test_launches_without_a_sound_speed_tell_no_noise() -> None:
     launches = tuple(
         each.replace(figures=each.figures.replace(tokens_per_s=math.inf)) for each in made.launches
     )
-    documents.write(baseline.path(Path("baselines"), CPU, made.case), made.replace(launches=launches))
+    BaselineStore(Path("baselines")).write_reviewed(made.replace(launches=launches))
     assert "too few to tell a noise" in refused()
 
 

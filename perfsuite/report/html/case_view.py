@@ -20,7 +20,7 @@ from perfsuite.report.html.tables import NONE, Table, known
 from perfsuite.report.text import amount, percent
 from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S
 from perfsuite.results.run import Run
-from perfsuite.results.session_file import Result, SessionFile
+from perfsuite.results.session_file import Measurement, SessionFile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class CaseView:
     """What the template shows of a result."""
 
     anchor: str
-    result: Result
+    result: Measurement
     summary: dict[str, Cell]
     hardware: str
     reason: str
@@ -76,7 +76,7 @@ class CaseView:
         return summary.marks(self.result)
 
 
-def case_view(result: Result, session: SessionFile, *, anchor: str, unit: Unit = "tokens") -> CaseView:
+def case_view(result: Measurement, session: SessionFile, *, anchor: str, unit: Unit = "tokens") -> CaseView:
     """Everything about one result; `anchor` is unique in the page, whose overview tells speeds in `unit`."""
     runs = result.runs
     band = _band(result)
@@ -104,7 +104,7 @@ def case_view(result: Result, session: SessionFile, *, anchor: str, unit: Unit =
     )
 
 
-def _summary(result: Result, unit: Unit) -> dict[str, Cell]:
+def _summary(result: Measurement, unit: Unit) -> dict[str, Cell]:
     """By column of the overview."""
     figures, checks = result.figures, {check.metric: check for check in result.verdict.checks}
     memory = checks.get(PEAK_MEMORY.name)
@@ -123,7 +123,7 @@ def _cell(value: float | None, tell: Callable[[float], str]) -> Cell:
     return Cell(text=known(value, tell), number=value if value is not None and math.isfinite(value) else None)
 
 
-def _band(result: Result) -> Band | None:
+def _band(result: Measurement) -> Band | None:
     """The baseline's median step time, from its tokens/s; up to the tolerance a step is not slower."""
     check = next((check for check in result.verdict.checks if check.metric == TOKENS_PER_S.name), None)
     told = [(run.figures.tokens_per_s, run.figures.step_s_p50) for run in result.runs]
@@ -135,7 +135,7 @@ def _band(result: Result) -> Band | None:
     return band if math.isfinite(band.allowed_s) else None
 
 
-def _steps(result: Result, band: Band | None, anchor: str) -> list[Figure]:
+def _steps(result: Measurement, band: Band | None, anchor: str) -> list[Figure]:
     range_s = charts.step_range(result.runs, band)
     found = []
     for number, run in enumerate(result.runs, 1):
@@ -148,7 +148,7 @@ def _steps(result: Result, band: Band | None, anchor: str) -> list[Figure]:
     return found
 
 
-def _steps_caption(result: Result, number: int, run: Run, highest_s: float) -> str:
+def _steps_caption(result: Measurement, number: int, run: Run, highest_s: float) -> str:
     told = [f"Launch {number}"]
     if run.figures.step_s_p50 is not None:
         told[0] += f": median {duration(run.figures.step_s_p50)}"
@@ -192,6 +192,6 @@ def _tracebacks(runs: Sequence[Run]) -> list[tuple[str, str]]:
     return found
 
 
-def _command(result: Result) -> str:
+def _command(result: Measurement) -> str:
     inject = next((run.inject for run in result.runs if run.inject is not None), None)
     return shlex.join(["pytest", result.nodeid, *([f"--perf-inject={inject}"] if inject else [])])

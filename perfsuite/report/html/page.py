@@ -23,21 +23,8 @@ from perfsuite.report.html.case_view import CaseView, Figure, case_view
 from perfsuite.report.html.tables import Table
 from perfsuite.report.published import ComparisonTable
 from perfsuite.report.text import sentence
+from perfsuite.results.outcome import STYLES, WORST_FIRST
 from perfsuite.results.session_file import SessionFile
-
-SIGNS = {
-    "failed": "✕",
-    "regressed": "▼",
-    "unhealthy": "!",
-    "inconclusive": "?",
-    "undecided": "?",
-    "improved": "▲",
-    "known issue": "○",
-    "out of memory": "○",
-    "recorded": "●",
-    "passed": "✓",
-}
-"""Beside each verdict's word."""
 
 
 def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTable] = ()) -> str:
@@ -59,12 +46,11 @@ def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTabl
         views=views,
         columns=_columns(views),
         unit=unit,
-        verdicts=[(verdict, counts[verdict]) for verdict in summary.WORST_FIRST if counts[verdict]],
+        verdicts=[(verdict, counts[verdict]) for verdict in WORST_FIRST if counts[verdict]],
         several_classes=len({view.hardware for view in views}) > 1,
         skipped=_skipped(sessions),
         comparisons=[_comparison(number, each) for number, each in enumerate(comparisons, 1)],
-        signs=SIGNS,
-        quiet=summary.QUIET,
+        styles=STYLES,
         sentence=sentence,
         style=Markup(style),
         script=Markup(script),
@@ -83,7 +69,7 @@ def _views(sessions: Sequence[SessionFile], unit: Unit) -> list[CaseView]:
             if taken[anchor] > 1:
                 anchor += f":{taken[anchor]}"
             views.append(case_view(result, session, anchor=anchor, unit=unit))
-    return sorted(views, key=lambda view: summary.WORST_FIRST.index(view.verdict))
+    return sorted(views, key=lambda view: WORST_FIRST.index(view.verdict))
 
 
 def _columns(views: Sequence[CaseView]) -> list[str]:

@@ -16,7 +16,7 @@ from perfsuite.results.health import BAD_REASONS
 from perfsuite.results.metric import in_unit
 from perfsuite.results.rank_report import Memory
 from perfsuite.results.run import DeviceHealth, Health, Run
-from perfsuite.results.session_file import Result
+from perfsuite.results.session_file import Measurement
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ def known(value: T | None, tell: Callable[[T], str]) -> str:
     return NONE if value is None else tell(value)
 
 
-def checks(result: Result, anchor: str) -> Table | None:
+def checks(result: Measurement, anchor: str) -> Table | None:
     """Each metric against its baseline; None if none was judged. `anchor` begins the ids of the charts."""
     rows = []
     for check in result.verdict.checks:
@@ -77,7 +77,7 @@ def checks(result: Result, anchor: str) -> Table | None:
     return Table(caption=caption, headers=headers, rows=rows, text=2, figures=6) if rows else None
 
 
-def launches(result: Result) -> Table:
+def launches(result: Measurement) -> Table:
     """Speed and memory of each launch, and whether it counts."""
     rows = [
         (
@@ -106,7 +106,7 @@ def launches(result: Result) -> Table:
     return Table(caption=caption, headers=headers, rows=rows, figures=12)
 
 
-def _launch_state(result: Result, number: int, run: Run) -> str:
+def _launch_state(result: Measurement, number: int, run: Run) -> str:
     if run.failure is not None:
         return f"no: {run.failure.kind}"
     return "no: set aside" if number in result.verdict.unhealthy_launches else "yes"
