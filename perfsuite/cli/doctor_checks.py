@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from perfsuite import documents
 from perfsuite.case.hardware import Machine
-from perfsuite.cli.selftest import small_case
+from perfsuite.cli.selftest_faults import small_case
 from perfsuite.documents import Data
 from perfsuite.errors import FileError
 from perfsuite.launch.nvml import Gpus
