@@ -20,6 +20,7 @@ from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.health import sampler
 from perfsuite.launch.local import OnProgress, launch, no_progress
 from perfsuite.results.collect import collect
+from perfsuite.results.metric import recorded
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
@@ -69,6 +70,7 @@ def launch_once(
         device=machine.device,
         peak_flops=machine.peak_flops(case.precision),
         inject=inject,
+        metrics=tuple(metric.name for metric in recorded()),
     )
     documents.write(run_dir.case, asked)
     started_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
