@@ -20,6 +20,7 @@ from rich.text import Text
 
 from perfsuite import documents
 from perfsuite.errors import FileError
+from perfsuite.frameworks.base import require
 from perfsuite.history import store as history
 from perfsuite.history import trend as trends
 from perfsuite.history.asv import export as asv_export
@@ -152,6 +153,7 @@ def publish(
     commit_url: CommitUrl = "#",
 ) -> None:
     """Make asv's pages of a history in OUT/html. They load nothing from the internet."""
+    require("asv", purpose="to publish a history")
     exported = _export(out, history_dir, repo, branch, commit_url)
     pages = asv_pages.publish(out, commits=exported.commits)
     console().print(f"pages: {pages} (to look at them: python -m http.server --directory {pages})")
@@ -200,6 +202,7 @@ def trend(
 
     Exit status 1 if a worsening is still there and not accepted, 2 on an error.
     """
+    require("numpy", purpose="to look for trends")
     found = trends.trend(
         history_dir,
         hardware_class=hardware_class,

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from perfsuite import documents
 from perfsuite.errors import CaseError, FileError
+from perfsuite.frameworks.base import require
 from perfsuite.launch.machine import detect
 from perfsuite.report.terminal import console
 from perfsuite.results import baseline
@@ -137,6 +138,7 @@ def power(
         trials=trials,
         seed=seed,
     )
+    require("numpy", purpose="to simulate launches")
     table = _simulate(gate)
     for file in measured.left_out if measured else ():
         typer.echo(f"perfsuite power: {file} cannot be read; its noise is left out", err=True)

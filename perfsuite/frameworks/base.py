@@ -6,7 +6,9 @@ is what registers it. This module imports neither torch nor pytest; `build` impo
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.metadata
 import importlib.util
 import pkgutil
 from collections.abc import Callable, Mapping
@@ -20,9 +22,11 @@ from pydantic import ValidationError
 import perfsuite.frameworks
 from perfsuite.case.framework import LossRule, changed_fields
 from perfsuite.documents import Data, explain
-from perfsuite.errors import CaseError
+from perfsuite.errors import CaseError, PackageError
 
 if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
+
     from perfsuite.case.case import Case
     from perfsuite.case.hardware import Machine
     from perfsuite.results.rank_report import Memory
@@ -81,7 +85,7 @@ class Framework(Data):
     name: ClassVar[str]
     needs_torch: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ()
-    """What it imports beyond torch and transformers; their versions are recorded."""
+    """What it imports beyond torch and, if it builds the model, transformers; their versions are recorded."""
     builds_model: ClassVar[bool] = True
     """Whether it builds the case's model from its configuration; a script brings that, and its loop."""
     ignores: ClassVar[frozenset[str]] = frozenset({"lora", "quantization"})
@@ -153,16 +157,66 @@ class Framework(Data):
 
 
 def missing_package(*packages: str) -> str | None:
-    """Which of these packages is not installed, and how to get it, or None. A broken one is not missing."""
+    """Which of these packages is not installed and how to get it, or None. A broken one is not missing.
+
+    A version that perfsuite's own metadata excludes counts as missing, too.
+    """
     for package in packages:
+        what = f"'perfsuite[{EXTRAS[package]}]'" if package in EXTRAS else package
         if importlib.util.find_spec(package) is None:
-            what = f"'perfsuite[{package}]'" if package in EXTRAS else package
             return f"it needs the package {package}, which is not installed: pip install {what}"
+        if (wrong := _wrong_version(package)) is not None:
+            return f"it needs {wrong} is installed: pip install {what}"
     return None
 
 
-EXTRAS = frozenset({"bitsandbytes", "lightning", "peft", "torchtitan"})
-"""Packages that are not installed with perfsuite but by an extra of their name."""
+def _wrong_version(package: str) -> str | None:
+    """What version of an optional package is needed and which one "is installed", or None if that is fine."""
+    wanted = _bounds().get(package)
+    try:
+        version = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # on the path, but not installed by pip
+        return None
+    if wanted is None or wanted.contains(version, prereleases=True):
+        return None
+    return f"{package}{wanted}, and {version}"
+
+
+@functools.cache
+def _bounds() -> Mapping[str, SpecifierSet]:
+    """The versions of optional packages that perfsuite's own metadata allows."""
+    from packaging.requirements import Requirement
+
+    try:
+        lines = importlib.metadata.requires("perfsuite") or ()
+    except importlib.metadata.PackageNotFoundError:  # a source tree on the path
+        return {}
+    requirements = map(Requirement, lines)
+    return {each.name: each.specifier for each in requirements if each.marker is not None}
+
+
+def require(*packages: str, purpose: str) -> None:
+    """Raise `PackageError` if one of these packages is not installed. `purpose`: what needs it."""
+    if (missing := missing_package(*packages)) is not None:
+        raise PackageError(f"{purpose}: {missing}")
+
+
+TRAINING = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "lightning",
+    "peft",
+    "bitsandbytes",
+    "nanotron",
+    "torchtitan",
+)
+EXTRAS: Mapping[str, str] = {
+    **{package: package for package in TRAINING},
+    "asv": "history",
+    "numpy": "history",
+}
+"""Packages that are not installed with perfsuite, and the extra that installs them."""
 
 
 def framework_names() -> list[str]:

@@ -1,14 +1,19 @@
-"""The processes of a job: how they are marked, found and killed."""
+"""The processes of a job: how they are marked, found and killed.
+
+psutil is imported when it is used: ranks load this module with the agent, and must not need it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-
-import psutil
+from typing import TYPE_CHECKING
 
 from perfsuite.errors import LaunchError
+
+if TYPE_CHECKING:
+    import psutil
 
 KILL_S = 60
 JOB_MARK = "PERFSUITE_JOB"
@@ -17,6 +22,8 @@ JOB_MARK = "PERFSUITE_JOB"
 
 def sweep(mark: str) -> None:
     """Kill every process of a job but this one. Raises `LaunchError` if one cannot be killed."""
+    import psutil
+
     deadline = time.monotonic() + KILL_S
     while left := _marked(mark):  # a process may fork while it is being killed
         for process in left:
@@ -33,6 +40,8 @@ def sweep(mark: str) -> None:
 
 def _marked(mark: str) -> list[psutil.Process]:
     """Living processes of the job but this one, in whatever session they put themselves."""
+    import psutil
+
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):

@@ -223,7 +223,12 @@ class Attached:
         report = report.replace(
             observed=_with_script(observed),
             evidence=self._observer.evidence(),
-            notes=(*self._notes, *self._optimizers.notes(), *software.compile_notes()),
+            notes=(
+                *self._notes,
+                *self._optimizers.notes(),
+                *software.compile_notes(),
+                *flops.notes(self.case),
+            ),
         )
         try:
             self._observer.check(observed)

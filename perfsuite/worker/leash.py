@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
-
-import psutil
-
-if TYPE_CHECKING:
-    pass
-
+from pathlib import Path
 
 ANCESTOR_PID = "PERFSUITE_ANCESTOR_PID"
 """Environment variable: the process without which this one has no purpose. The driver, for the launcher; the
@@ -31,6 +25,8 @@ def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
 def _is_alive(pid: int) -> bool:
     """A zombie is dead: it only waits for its own parent to look."""
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
         return False
+    state = status.rpartition(")")[2].split()[0]  # behind the name, which may hold anything
+    return state not in "ZX"

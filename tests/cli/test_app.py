@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 from typer.testing import CliRunner
 
@@ -81,6 +83,27 @@ def test_gpus_that_the_installed_torch_cannot_use_are_an_error(monkeypatch: pyte
     assert "(8 x NVIDIA H200)" in error
     assert "pip install torch==2.13.0;" in error
     hardware(monkeypatch, "NVIDIA H200", "--expect", "cpu", cuda=None)
+
+
+@pytest.mark.parametrize(
+    ("words", "package", "purpose"),
+    [
+        (["power", "--sigma", "1%"], "numpy", "to simulate launches"),
+        (["history", "trend"], "numpy", "to look for trends"),
+        (["history", "publish", "out"], "asv", "to publish a history"),
+    ],
+)
+def test_a_command_whose_package_is_missing_names_its_extra(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], package: str, purpose: str
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
+    result = CliRunner().invoke(cli.app, words, env={"COLUMNS": "200"})
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        f"perfsuite {words[0]}: {purpose}: it needs the package {package}, which is not installed: "
+        "pip install 'perfsuite[history]'\n"
+    )
 
 
 def test_no_self_test_with_a_torch_that_cannot_use_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

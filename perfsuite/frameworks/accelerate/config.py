@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from perfsuite.documents import Data, digest, explain
@@ -175,6 +174,8 @@ class LaunchConfig(Data):
     @classmethod
     def read(cls, path: Path) -> LaunchConfig:
         """Raises `FileError` naming the file, the field, its value, and what is allowed."""
+        import yaml
+
         try:
             config = cls(file=path.name, text=path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
@@ -194,11 +195,15 @@ class LaunchConfig(Data):
     @cached_property
     def fields(self) -> LaunchFields:
         """Its content, checked."""
+        import yaml  # not at the top: a rank of another framework must not need it
+
         return LaunchFields.model_validate(yaml.safe_load(self.text))
 
     @property
     def digest(self) -> str:
         """Of its content: the same whatever its comments and order."""
+        import yaml
+
         return digest(yaml.safe_load(self.text))
 
     def conflict(self, case: Case) -> str | None:
