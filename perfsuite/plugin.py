@@ -19,7 +19,7 @@ from perfsuite.case.case import Case
 from perfsuite.case.fault import Fault
 from perfsuite.case.hardware import ACCELERATORS
 from perfsuite.errors import BusyError, PerfsuiteError
-from perfsuite.frameworks.base import EXTRAS
+from perfsuite.frameworks.base import TRAINING
 from perfsuite.launch.quiet import WAIT_S
 from perfsuite.plugin_benchmark import ReplayClock, raise_in, replay
 from perfsuite.report import summary
@@ -465,7 +465,7 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
 
     machine_info["hardware"] = documents.plain(config.stash[SESSION].machine)
     versions = {}
-    for package in ("torch", "transformers", "accelerate", "nanotron", *sorted(EXTRAS)):
+    for package in TRAINING:
         with contextlib.suppress(PackageNotFoundError):
             versions[package] = version(package)
     machine_info["frameworks"] = versions

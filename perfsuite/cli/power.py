@@ -16,6 +16,7 @@ import typer
 
 from perfsuite import documents
 from perfsuite.errors import CaseError, FileError
+from perfsuite.frameworks.base import require
 from perfsuite.launch.machine import detect
 from perfsuite.report import power as report
 from perfsuite.report.power import Gate, Measured
@@ -93,6 +94,7 @@ def power(
         trials=trials,
         seed=seed,
     )
+    require("numpy", purpose="to simulate launches")
     table = _simulate(gate)
     for file in measured.left_out if measured else ():
         typer.echo(f"perfsuite power: {file} cannot be read; its noise is left out", err=True)

@@ -13,6 +13,7 @@ from typing import Literal
 
 from perfsuite.case.case import Case, Topology
 from perfsuite.case.hardware import Machine
+from perfsuite.frameworks.base import framework_of
 from perfsuite.measure import measure
 from perfsuite.results import baseline
 from perfsuite.results.baseline import Baseline
@@ -126,7 +127,8 @@ def _try(
     """Measure the case with one fault against the recorded baseline, and compare the verdict."""
     name = expected.inject or "nothing"
     if expected.inject == "hang":
-        case = case.replace(timeout_s=HANG_TIMEOUT_S[machine.device] if case.framework.needs_torch else 3)
+        needs_torch = framework_of(case).plan(case).needs_torch
+        case = case.replace(timeout_s=HANG_TIMEOUT_S[machine.device] if needs_torch else 3)
     noise = class_noise([recorded])
     for attempt in range(1, UNHEALTHY_ATTEMPTS + 1):
         runs, verdict = measure(

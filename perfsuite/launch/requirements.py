@@ -40,15 +40,24 @@ def unsupported(case: Case, machine: Machine) -> str | None:
         return f"{case.framework.name} cannot build {case.model.name}: it has a name only, no configuration"
     if (missing := _slow_mamba(case, machine)) is not None:
         return missing
+    is_built = case.framework.builds_model and framework.plan(case).needs_torch
+    if is_built and (missing := missing_package("transformers")) is not None:
+        return f"for the model {case.model.name} {missing}"
     return missing_package(*case.framework.packages) or framework.unsupported(case, machine)
 
 
 def wrong_torch(case: Case, machine: Machine) -> str | None:
     """Why `case`, which `machine` can run, cannot be trained there with the installed torch, or None.
 
-    An error, not a reason to skip: the machine has the GPUs.
+    An error, not a reason to skip: the machine is the one that the case is meant for. A command that starts
+    its own ranks may have a torch in an environment of its own.
     """
-    return torch_build.wrong_build(machine) if framework_of(case).plan(case).needs_torch else None
+    plan = framework_of(case).plan(case)
+    if not plan.needs_torch:
+        return None
+    if plan.command is not None and plan.command.starts_ranks and not torch_build.installed():
+        return None
+    return torch_build.wrong_build(machine)
 
 
 def _slow_mamba(case: Case, machine: Machine) -> str | None:

@@ -6,7 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-import yaml
 from pydantic import Field
 
 from perfsuite.documents import Data, digest
@@ -24,6 +23,8 @@ class ConfigFile(Data):
     @cached_property
     def content(self) -> Any:
         """The YAML as plain Python values. Raises `yaml.YAMLError`."""
+        import yaml  # not at the top: a rank of another framework must not need it
+
         return yaml.safe_load(self.text)
 
     @property
@@ -34,6 +35,8 @@ class ConfigFile(Data):
     @classmethod
     def read_text(cls, path: Path) -> str:
         """Return the text of a YAML file. Raises `FileError` if it cannot be read or is not YAML."""
+        import yaml
+
         try:
             text = path.read_text(encoding="utf-8")
             yaml.safe_load(text)

@@ -149,7 +149,9 @@ class TrainingConfig(ConfigFile):
         if not isinstance(fields, dict):
             raise CaseError(f"{path} is {type(fields).__name__}, not sections with fields")
         problems = [f"{name}: missing, training needs it" for name in SECTIONS if not fields.get(name)]
-        if problems := problems + _unknown(fields, "Config", ""):
+        if importlib.util.find_spec("nanotron") is not None:
+            problems += _unknown(fields, "Config", "")
+        if problems:
             raise CaseError(f"{path}: {'; '.join(problems)}")
         return config
 
