@@ -1,8 +1,8 @@
 """The README's pictures of reports, from real results: `make pictures [RESULTS="a/results.json ..."]`.
 
-In docs/images: report.png is the HTML report of the given sessions, or of the newest one in the store, down to
-the first case that needs attention; terminal.svg is their table as a terminal shows it. `make pictures` then has
-history_picture.py take history.png.
+In docs/images, report.png is the HTML report of the given sessions, or of the newest one in the store, down
+to the first case that needs attention; terminal.svg is their table as a terminal shows it. `make pictures`
+then has history_picture.py take history.png.
 """
 
 from __future__ import annotations
