@@ -112,12 +112,11 @@ pages: .venv/installed  ## OUT=site: asv pages of history/ in site/html
 	.venv/bin/perfsuite history publish "$$OUT" --history history \
 		--commit-url "$${GITHUB_SERVER_URL:-https://github.com}/$${GITHUB_REPOSITORY:-}/commit/"
 
-site: docs  ## OUT=site: the documentation in site/public, asv pages of the branch perfsuite-history in its history/
-	rm -rf "$$OUT/public"
-	mkdir -p "$$OUT"
-	cp -r build/docs "$$OUT/public"
+site: docs  ## the documentation in build/site, asv pages of the branch perfsuite-history in build/site/history
+	rm -rf build/site build/pages
+	cp -r build/docs build/site
 	if git rev-parse --quiet --verify origin/perfsuite-history; then \
-		$(MAKE) history pages && cp -r "$$OUT/html" "$$OUT/public/history"; \
+		$(MAKE) history pages OUT=build/pages && cp -r build/pages/html build/site/history; \
 	fi
 
 drift: .venv/installed  ## OUT=trend: what crept in history/, also onto the job's own page; status 0 if found

@@ -138,7 +138,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run("pytest bench_cases --perf-min-launches=5 --perf-record-launches=5", root)
     run("perfsuite baseline accept --reason first", root)
     commit(root, "baselines")
-    run("pytest bench_cases --perf-json nights/cpu/results.json", root)
+    run("pytest bench_cases --perf-min-launches=5 --perf-json nights/cpu/results.json", root)
     return root
 
 
