@@ -4,7 +4,7 @@
 Llama-3-8B, DP 2 x TP 4 x PP 2 on 16 H800). 221: resuming from a checkpoint fails if PP > 1.
 
 Beside each, the same on one node; and on a CPU, where pipeline sends do not wait
-(`perfsuite.nanotron_compat`) and both are expected to run, so that those are cases like any other.
+(`perfsuite.frameworks.nanotron.compat`) and both are expected to run, so that those are cases like any other.
 """
 
 import pytest

@@ -1,8 +1,9 @@
 """perfsuite: performance regression tests for distributed training, written as pytest."""
 
-from perfsuite.case import Case, KnownIssue, LoRA, Topology
-from perfsuite.framework import Framework
+from perfsuite.case.case import Case, KnownIssue, LoRA, Topology
+from perfsuite.case.model import MODELS, Model
 from perfsuite.frameworks.accelerate import Accelerate
+from perfsuite.frameworks.base import Framework
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.fake import Fake
 from perfsuite.frameworks.fsdp import FSDP
@@ -12,7 +13,6 @@ from perfsuite.frameworks.nanotron import Nanotron
 from perfsuite.frameworks.script import Script
 from perfsuite.frameworks.torchtitan import TorchTitan
 from perfsuite.frameworks.trainer import Trainer
-from perfsuite.models import MODELS, Model
 
 __version__ = "0.1.0"
 """The one place of the version: `pyproject.toml` reads it here."""

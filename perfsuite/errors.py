@@ -16,7 +16,7 @@
 The last three reach the driver's user as a typed `Failure`.
 
 What goes wrong with a *run* (out of memory, a crash, a hang) is not an exception on the driver's side
-but data: `perfsuite.result.Failure`.
+but data: `perfsuite.results.rank_report.Failure`.
 """
 
 

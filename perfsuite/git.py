@@ -1,4 +1,4 @@
-"""Questions to git. Imports neither torch nor pytest."""
+"""Runs git, and asks it where commits stand in their branch. Imports neither torch nor pytest."""
 
 from __future__ import annotations
 
@@ -17,3 +17,30 @@ def git(*arguments: str, cwd: Path) -> str:
     if done.returncode:
         raise GitError(f"git {' '.join(arguments)}: {done.stderr.strip() or 'failed'}")
     return done.stdout
+
+
+def current_branch(repo: Path) -> str:
+    """What is checked out: a branch, or HEAD where none is."""
+    return git("rev-parse", "--abbrev-ref", "HEAD", cwd=repo).strip()
+
+
+def dates(repo: Path, branch: str) -> dict[str, int]:
+    """The commits of a branch itself (its first parents), oldest first, with their dates in seconds."""
+    lines = git("log", "--first-parent", "--reverse", "--format=%H %ct", branch, "--", cwd=repo).splitlines()
+    return {commit: int(seconds) for commit, seconds in map(str.split, lines)}
+
+
+def unplaced(commits: set[str], repo: Path, branch: str) -> dict[str, str]:
+    """Why these are not among `dates`. Raises `GitError` if it is because the clone is not whole."""
+    if not commits:
+        return {}
+    missing = commits - set(git("rev-list", "--all", cwd=repo).split())
+    if missing and git("rev-parse", "--is-shallow-repository", cwd=repo).strip() == "true":
+        raise GitError(
+            f"{repo} is a shallow clone, which lacks commits of the history ({len(missing)}). "
+            "Fetch all of it: git fetch --unshallow"
+        )
+    return {
+        commit: f"not in {repo}" if commit in missing else f"not on {branch} itself (git log --first-parent)"
+        for commit in sorted(commits)
+    }

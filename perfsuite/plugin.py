@@ -14,20 +14,23 @@ from typing import Any
 
 import pytest
 
-from perfsuite import data, report, summary
-from perfsuite.case import Case
-from perfsuite.comparison import PUBLISHED, PublishedFile, concerned
+from perfsuite import documents
+from perfsuite.case.case import Case
+from perfsuite.case.fault import Fault
+from perfsuite.case.hardware import ACCELERATORS
 from perfsuite.errors import BusyError, PerfsuiteError
-from perfsuite.framework import EXTRAS
-from perfsuite.hardware import ACCELERATORS
-from perfsuite.inject import Fault
-from perfsuite.judge import Policy
-from perfsuite.progress import Progress
-from perfsuite.quiet import WAIT_S
-from perfsuite.replay import ReplayClock, raise_in, replay
-from perfsuite.results import Result, SessionFile
-from perfsuite.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES
+from perfsuite.frameworks.base import EXTRAS
+from perfsuite.launch.quiet import WAIT_S
+from perfsuite.plugin_benchmark import ReplayClock, raise_in, replay
+from perfsuite.report import summary
+from perfsuite.report import terminal as report
+from perfsuite.report.progress import Progress
+from perfsuite.report.published import PUBLISHED, PublishedFile, concerned
+from perfsuite.report.text import plural, relative
+from perfsuite.results.session_file import Result, SessionFile
 from perfsuite.session import NO_COMPARISONS, Options, Session, check_same
+from perfsuite.verdict.judge import Policy
+from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES
 
 CLOCK = pytest.StashKey[ReplayClock]()
 PASSED = pytest.StashKey[bool]()
@@ -147,7 +150,7 @@ def _options(config: pytest.Config) -> Options:
     comparisons = NO_COMPARISONS
     if directory and published.exists():
         with _usage_error():
-            comparisons = data.read(published, PublishedFile)
+            comparisons = documents.read(published, PublishedFile)
     policy = Policy(
         max_launches=number("max-launches", 1),
         min_launches=number("min-launches", 1),
@@ -371,7 +374,7 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, Any] 
 
 def _relative(config: pytest.Config, text: str) -> str:
     """Paths as pytest shows them: from its root directory."""
-    return summary.relative(text, config.rootpath)
+    return relative(text, config.rootpath)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -396,7 +399,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             terminalreporter.write_line(line)
     if looked_at := len(session.looked_at):
         terminalreporter.write_line(
-            f"--perf-allow-shared: {summary.plural(looked_at, 'case')} measured while others used the "
+            f"--perf-allow-shared: {plural(looked_at, 'case')} measured while others used the "
             "machine: figures to look at, nothing was judged or recorded"
         )
     if session.files_error is not None:
@@ -407,7 +410,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if _nothing_measured(config):
         terminalreporter.section("perfsuite: nothing was measured", red=True, bold=True)
         terminalreporter.write_line(
-            f"{summary.plural(session.selected, 'case')} selected, none gave a valid measurement: not a pass."
+            f"{plural(session.selected, 'case')} selected, none gave a valid measurement: not a pass."
         )
         if any(result.shared for result in session.results):
             terminalreporter.write_line(
@@ -438,7 +441,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     told = ours.to_file("complete" if completed else "interrupted")
     try:
         for file in files:
-            data.write(file, told)
+            documents.write(file, told)
         if report_to is not None:
             _write_report(Path(report_to), told, ours.options.published)
     except PerfsuiteError as error:  # the figures are still on the screen
@@ -448,11 +451,12 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def _write_report(directory: Path, told: SessionFile, published: PublishedFile) -> None:
-    from perfsuite import html_report, markdown_report  # not for every run of pytest: they import Jinja
+    from perfsuite.report import markdown  # not for every run of pytest: they import Jinja
+    from perfsuite.report.html import page
 
     tables = concerned(published, [told])
-    data.write_text(directory / "index.html", html_report.render([told], tables))
-    data.write_text(directory / "summary.md", markdown_report.render([told], tables))
+    documents.write_text(directory / "index.html", page.render([told], tables))
+    documents.write_text(directory / "summary.md", markdown.render([told], tables))
 
 
 def _nothing_measured(config: pytest.Config) -> bool:
@@ -465,7 +469,7 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
     """Hardware and framework versions for pytest-benchmark's JSON."""
     from importlib.metadata import PackageNotFoundError, version
 
-    machine_info["hardware"] = data.plain(config.stash[SESSION].machine)
+    machine_info["hardware"] = documents.plain(config.stash[SESSION].machine)
     versions = {}
     for package in ("torch", "transformers", "accelerate", "nanotron", *sorted(EXTRAS)):
         with contextlib.suppress(PackageNotFoundError):

@@ -10,23 +10,27 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
-from perfsuite import baseline, data, health
-from perfsuite.baseline import Baseline
-from perfsuite.case import Case
-from perfsuite.comparison import PublishedFile
+from perfsuite import documents
+from perfsuite.case.case import Case
+from perfsuite.case.hardware import Machine
 from perfsuite.errors import BusyError, CaseError, GitError, PerfsuiteError
 from perfsuite.git import git
-from perfsuite.hardware import Machine, detect, detect_cpu
-from perfsuite.health import is_shared
-from perfsuite.judge import UNMEASURED, Policy, Verdict, judge
-from perfsuite.lock import MachineLock
-from perfsuite.noise import ClassNoise, class_noise
-from perfsuite.progress import Progress
-from perfsuite.quiet import WAIT_S, Neighbours
-from perfsuite.result import Run
-from perfsuite.results import Result, SessionFile, Skipped
-from perfsuite.run import measure, unsupported, wrong_torch
-from perfsuite.summary import plural
+from perfsuite.launch.lock import MachineLock
+from perfsuite.launch.machine import detect, detect_cpu
+from perfsuite.launch.quiet import WAIT_S, Neighbours
+from perfsuite.launch.requirements import unsupported, wrong_torch
+from perfsuite.measure import measure
+from perfsuite.report.progress import Progress
+from perfsuite.report.published import PublishedFile
+from perfsuite.report.text import plural
+from perfsuite.results import baseline, health
+from perfsuite.results.baseline import Baseline
+from perfsuite.results.health import is_shared
+from perfsuite.results.outcome import UNMEASURED, Verdict
+from perfsuite.results.run import Run
+from perfsuite.results.session_file import Result, SessionFile, Skipped
+from perfsuite.verdict.judge import Policy, judge
+from perfsuite.verdict.noise import ClassNoise, class_noise
 
 MIN_RECORDED = 3
 """Launches of a local baseline: with fewer, as `--perf-record-launches=1` leaves it, it is recorded anew."""
@@ -228,7 +232,7 @@ class Session:
         self.results.append(result)
         if recorded and file is not None:
             healthy = result.healthy_runs
-            data.write(file, baseline.from_runs(healthy, sessions=[self.files.name] * len(healthy)))
+            documents.write(file, baseline.from_runs(healthy, sessions=[self.files.name] * len(healthy)))
         return result
 
     def _begin(self, case: Case, machine: Machine, launch: int) -> None:
@@ -257,7 +261,7 @@ class Session:
     def _say_who(self, run: Run, launch: int) -> str:
         """Tell that others used the machine; returns who they are, as a note of that launch."""
         seen = self.neighbours.during_launch(run.machine, run.case.topology.processes_per_node)
-        why = "; ".join(health.unhealthy(run.health, run.machine))
+        why = "; ".join(health.machine_problems(run.health, run.machine))
         self.progress.say(f"launch {launch} of {run.case.id} is no evidence: {why}; seen: {seen}")
         return f"seen beside launch {launch}: {seen}"
 
@@ -280,7 +284,7 @@ class Session:
         reason = f"no baseline on {hardware_class} in {directories}, and {why}"
         if too_little is not None:
             option = "--perf-no-baseline=fail" if self.options.inject is None else "--perf-inject"
-            launches = plural(len(data.read(too_little, Baseline).launches), "launch")
+            launches = plural(len(documents.read(too_little, Baseline).launches), "launch")
             reason = (
                 f"the baseline in {too_little} is of {launches}, and {option} asks for "
                 f"{MIN_RECORDED} or more: run once without it, which records it anew, or add "

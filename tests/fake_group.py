@@ -13,9 +13,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from perfsuite.case import Case
-from perfsuite.framework import Ranks
-from perfsuite.torch_model import blocks, model_without_weights
+from perfsuite.case.case import Case
+from perfsuite.frameworks.base import Ranks
+from perfsuite.frameworks.common.model import blocks, model_without_weights
 
 CPU = torch.device("cpu")
 

@@ -7,20 +7,23 @@ from typing import Any
 
 from hypothesis import settings
 
-from perfsuite import data
-from perfsuite.baseline import from_runs
-from perfsuite.case import Case, CaseFile, Topology
+from perfsuite import documents
+from perfsuite.case.case import Case, CaseFile, Topology
+from perfsuite.case.hardware import Machine
+from perfsuite.case.model import MODELS, Model
 from perfsuite.frameworks.fake import Fake
 from perfsuite.frameworks.script import Script
-from perfsuite.hardware import Machine, gpu_machine
-from perfsuite.judge import Policy, Verdict, judge
-from perfsuite.metric import GATED
-from perfsuite.models import MODELS, Model
-from perfsuite.noise import ClassNoise
-from perfsuite.result import Failure, Figures, Health, LaunchFile, Memory, RankReport, Run
-from perfsuite.results import Result, SessionFile
-from perfsuite.rundir import RunDir
-from perfsuite.sequential import Noise
+from perfsuite.launch.machine import gpu_machine
+from perfsuite.results.baseline import from_runs
+from perfsuite.results.metric import GATED
+from perfsuite.results.outcome import Verdict
+from perfsuite.results.rank_report import Failure, Memory, RankReport
+from perfsuite.results.run import Figures, Health, LaunchFile, Run
+from perfsuite.results.run_dir import RunDir
+from perfsuite.results.session_file import Result, SessionFile
+from perfsuite.verdict.judge import Policy, judge
+from perfsuite.verdict.noise import ClassNoise
+from perfsuite.verdict.sequential import Noise
 
 deterministic = settings(deadline=None, derandomize=True, database=None, max_examples=60)
 """For hypothesis: the same examples in every run, however slow the machine."""
@@ -125,10 +128,10 @@ def write_launch(
     """The files that driver, launcher and workers leave behind."""
     run_dir = RunDir(directory)
     asked = CaseFile(case=case or make_case(), device="cpu", peak_flops=peak_flops)
-    data.write(run_dir.case, asked)
-    data.write(run_dir.launch, LaunchFile(failures=ended))
+    documents.write(run_dir.case, asked)
+    documents.write(run_dir.launch, LaunchFile(failures=ended))
     for report in reports:
-        data.write(run_dir.rank(report.rank), report)
+        documents.write(run_dir.rank(report.rank), report)
     return run_dir
 
 
@@ -218,5 +221,5 @@ def write_session(directory: Path, *results: Result, **changes: Any) -> Path:
         "skipped": (),
     }
     file = directory / "results.json"
-    data.write(file, SessionFile(**{**values, **changes}))
+    documents.write(file, SessionFile(**{**values, **changes}))
     return file

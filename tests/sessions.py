@@ -6,14 +6,15 @@ from collections.abc import Callable
 from random import Random
 from statistics import fmean, median, quantiles
 
-from perfsuite.baseline import from_runs
-from perfsuite.case import Case, Topology
+from perfsuite.case.case import Case, Topology
+from perfsuite.case.model import MODELS
 from perfsuite.frameworks.fake import Fake
-from perfsuite.judge import Policy, judge
-from perfsuite.models import MODELS
-from perfsuite.noise import class_noise
-from perfsuite.result import DeviceHealth, Failure, Figures, Health, Memory, Observed, Run
-from perfsuite.results import Result, SessionFile, Skipped
+from perfsuite.results.baseline import from_runs
+from perfsuite.results.rank_report import Failure, Memory, Observed
+from perfsuite.results.run import DeviceHealth, Figures, Health, Run
+from perfsuite.results.session_file import Result, SessionFile, Skipped
+from perfsuite.verdict.judge import Policy, judge
+from perfsuite.verdict.noise import class_noise
 from tests.samples import make_gpu_machine
 
 GIB = 2**30

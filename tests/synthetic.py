@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from perfsuite import history
-from perfsuite.case import Case
-from perfsuite.history import StoredResult, StoredSession
+from perfsuite.case.case import Case
+from perfsuite.history import store
+from perfsuite.history.store import StoredResult, StoredSession
 from tests.samples import make_gpu_machine
 
 BEGIN = datetime(2024, 1, 1, tzinfo=UTC)
@@ -63,7 +63,7 @@ def write_history(
     environment: Callable[[int], dict[str, str]] = lambda night: {"torch": "2.13.0"},
 ) -> None:
     """A night for each commit on each kind of GPU. `noise` is that of a launch, relative."""
-    stored = [history.stored_case(case) for case in cases]
+    stored = [store.stored_case(case) for case in cases]
     names = [name for name, _ in stored]
     for gpu in gpus:
         machine = make_gpu_machine(gpu)
@@ -99,4 +99,4 @@ def write_history(
                 environments=(environment(night),),
                 results=tuple(results),
             )
-            history.keep(directory, session, dict(stored), f"{night:012x}")
+            store.keep(directory, session, dict(stored), f"{night:012x}")

@@ -8,8 +8,8 @@ from itertools import chain
 import pytest
 
 from perfsuite import Case, Model
-from perfsuite.flops import count
-from perfsuite.hardware import PRODUCTS
+from perfsuite.case.hardware import PRODUCTS
+from perfsuite.worker.flops import count
 from tests.test_published import BENCH_CASES, cases_of
 
 CASES = {k: v for file in sorted(BENCH_CASES.glob("test_*.py")) for k, v in cases_of(file).items()}

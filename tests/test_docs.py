@@ -21,7 +21,7 @@ from typer.main import get_command
 
 import perfsuite
 from perfsuite import Case, KnownIssue, LoRA, Script, Topology
-from perfsuite.framework import framework_class, framework_names
+from perfsuite.frameworks.base import framework_class, framework_names
 from tests.doc_pages import MARKS, NEEDS, ROOT, Block, Page, pages
 from tests.test_workflows import CASES, commit, git, use_this_interpreter
 

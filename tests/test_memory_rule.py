@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite.memory_rule import ModelMemory, ZeroStage, model_memory
+from tests.memory_rule import ModelMemory, ZeroStage, model_memory
 
 
 def test_the_published_examples() -> None:

@@ -14,13 +14,17 @@ from typing import Any
 import psutil
 import pytest
 
-from perfsuite import collect, data, lock, run, session, torch_build
+from perfsuite import documents, measure, session
+from perfsuite.case import torch_build
+from perfsuite.case.hardware import Machine
 from perfsuite.errors import MachineError
-from perfsuite.hardware import Machine, gpu_machine
-from perfsuite.lock import MachineLock
-from perfsuite.quiet import Neighbours
-from perfsuite.result import Run
-from perfsuite.results import SessionFile
+from perfsuite.launch import lock
+from perfsuite.launch.lock import MachineLock
+from perfsuite.launch.machine import gpu_machine
+from perfsuite.launch.quiet import Neighbours
+from perfsuite.results import collect
+from perfsuite.results.run import Run
+from perfsuite.results.session_file import SessionFile
 from tests.samples import DISTURBED
 
 CASES = """
@@ -91,7 +95,7 @@ def test_the_first_run_records_and_the_second_compares(suite: pytest.Pytester) -
     assert [len(run["step_s"]) for run in result["runs"]] == [70]
     assert len(json.loads(local_baseline(suite).read_text())["launches"]) == 3
     kept = sorted((suite.path / ".perfsuite" / "runs").glob("*/results.json"))
-    assert [data.read(file, SessionFile).results[0].outcome for file in kept] == ["recorded", "passed"]
+    assert [documents.read(file, SessionFile).results[0].outcome for file in kept] == ["recorded", "passed"]
     assert kept[1].read_text() == (suite.path / "out.json").read_text()
 
 
@@ -522,7 +526,7 @@ def busy(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pyte
     def beside_others(*args: Any, **options: Any) -> Run:
         return collect.collect(*args, **{**options, "health": DISTURBED})
 
-    monkeypatch.setattr(run, "collect", beside_others)
+    monkeypatch.setattr(measure, "collect", beside_others)
     monkeypatch.setattr(Neighbours, "wait", lambda *args: False)
     return suite
 

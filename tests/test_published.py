@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite import Case, data
-from perfsuite.comparison import Comparison, PublishedFile, compare
-from perfsuite.memory_rule import model_memory
+from perfsuite import Case, documents
+from perfsuite.report.published import Comparison, PublishedFile, compare
+from tests.memory_rule import model_memory
 
 BENCH_CASES = Path(__file__).parent.parent / "bench_cases"
-PUBLISHED = data.read(BENCH_CASES / "published.json", PublishedFile).comparisons
+PUBLISHED = documents.read(BENCH_CASES / "published.json", PublishedFile).comparisons
 
 
 def cases_of(file: Path) -> dict[str, Case]:

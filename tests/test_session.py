@@ -7,19 +7,22 @@ from typing import Any
 
 import pytest
 
-from perfsuite import baseline, data, session
-from perfsuite import run as running
-from perfsuite.baseline import Baseline
-from perfsuite.case import KnownIssue
+from perfsuite import documents, session
+from perfsuite import measure as running
+from perfsuite.case.case import KnownIssue
 from perfsuite.errors import BusyError, PerfsuiteError
-from perfsuite.hardware import gpu_machine
-from perfsuite.judge import Policy, Verdict
-from perfsuite.lock import MachineLock
-from perfsuite.progress import Progress
-from perfsuite.result import Failure, Run
-from perfsuite.results import Result, SessionFile
+from perfsuite.launch.lock import MachineLock
+from perfsuite.launch.machine import gpu_machine
+from perfsuite.report.progress import Progress
+from perfsuite.report.summary import interruption
+from perfsuite.results import baseline
+from perfsuite.results.baseline import Baseline
+from perfsuite.results.outcome import Verdict
+from perfsuite.results.rank_report import Failure
+from perfsuite.results.run import Run
+from perfsuite.results.session_file import Result, SessionFile
 from perfsuite.session import Options, Session
-from perfsuite.summary import interruption
+from perfsuite.verdict.judge import Policy
 from tests.samples import DISTURBED, make_case, make_figures, make_run, make_shared, never_run
 
 
@@ -59,7 +62,7 @@ def test_an_unhealthy_launch_is_no_part_of_what_is_recorded(
     assert result.figures.tokens_per_s == 1001
     directory = tmp_path / "store" / "baselines"
     file = baseline.path(directory, ours.machine.hardware_class, make_case())
-    assert data.read(file, Baseline).values("tokens_per_s") == [1000, 1002]
+    assert documents.read(file, Baseline).values("tokens_per_s") == [1000, 1002]
 
 
 def test_the_result_is_kept_if_the_baseline_cannot_be_written(
@@ -105,13 +108,13 @@ def test_the_launches_before_an_error_or_an_interrupt_are_kept(
             raise end
         return left.pop(0)
 
-    monkeypatch.setattr(running, "run", launch)
+    monkeypatch.setattr(running, "launch_once", launch)
     ours = make_session(tmp_path)
     with pytest.raises(type(end)):
         ours.measure(make_case(), "test")
     file = tmp_path / "results.json"
-    data.write(file, ours.to_file("interrupted"))
-    told = data.read(file, SessionFile)
+    documents.write(file, ours.to_file("interrupted"))
+    told = documents.read(file, SessionFile)
     if isinstance(end, KeyboardInterrupt):
         assert (told.interrupted_case, told.interrupted_launches) == (make_case().id, tuple(runs))
         assert "was not judged (2 launches of it in results.json);" in str(interruption(told))
@@ -191,7 +194,7 @@ def test_which_failures_are_no_surprise(
         directory, hardware_class = ours.baseline_directories[0], ours.machine.hardware_class
         acceptance = baseline.Acceptance(by="somebody", date="2026-01-01", commit=None)
         before = baseline.from_runs([make_run(case=asked, machine=ours.machine)] * 5, accepted=acceptance)
-        data.write(baseline.path(directory, hardware_class, asked), before)
+        documents.write(baseline.path(directory, hardware_class, asked), before)
     result = ours.measure(asked, "test")
     assert result.excused == excused
     assert ours.is_failing(result) is (excused is None)
@@ -203,7 +206,7 @@ def test_what_is_recorded_says_its_session(tmp_path: Path, monkeypatch: pytest.M
     ours = make_session(tmp_path)
     file = ours.measure(make_case(), "test").baseline_file
     assert file is not None
-    assert {launch.session for launch in data.read(Path(file), Baseline).launches} == {ours.files.name}
+    assert {launch.session for launch in documents.read(Path(file), Baseline).launches} == {ours.files.name}
 
 
 @pytest.mark.parametrize(
@@ -241,7 +244,7 @@ def test_an_injected_fault_finds_a_baseline_of_too_few_launches_too_little(
     ours = make_session(tmp_path)
     file = baseline.path(ours.baseline_directories[1], ours.machine.hardware_class, make_case())
     one = baseline.from_runs([make_run(machine=ours.machine)])
-    data.write(file, one)
+    documents.write(file, one)
     for changes, option in (({"inject": "nan"}, "--perf-inject"), ({"fail_without_baseline": True}, "fail")):
         ours.options = replace(make_session(tmp_path).options, **changes)
         (reason,) = ours.measure(make_case(), "test").verdict.reasons
@@ -282,7 +285,7 @@ class Busy:
             self.launched += 1
             return left.pop(0)
 
-        monkeypatch.setattr(running, "run", launch)
+        monkeypatch.setattr(running, "launch_once", launch)
 
     def measure(self) -> Result:
         return self.session.measure(make_case(), "test")

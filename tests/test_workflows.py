@@ -94,7 +94,7 @@ def use_this_interpreter(where: Path) -> None:
         "python": f'[ "$2" = pip ] || exec {sys.executable} "$@"',
         "pytest": f'exec {sys.executable} -m pytest "$@"',
         "sphinx-build": f'exec {sys.executable} -m sphinx "$@"',
-        "perfsuite": f"exec {sys.executable} -c 'from perfsuite.cli import app; app()' \"$@\"",
+        "perfsuite": f"exec {sys.executable} -c 'from perfsuite.cli.app import app; app()' \"$@\"",
     }
     directory = where / ".venv" / "bin"
     directory.mkdir(parents=True)

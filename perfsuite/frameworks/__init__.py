@@ -1,1 +1,1 @@
-"""One file per framework; see `perfsuite.framework` for what each must hold."""
+"""One file per framework; see `perfsuite.frameworks.base` for what each must hold."""

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from perfsuite.framework import Framework, Ranks, Workload
+from perfsuite.frameworks.base import Framework, Ranks, Workload
 
 if TYPE_CHECKING:
-    from perfsuite.case import Case
-    from perfsuite.hardware import Machine
-    from perfsuite.measure import Recorder
+    from perfsuite.case.case import Case
+    from perfsuite.case.hardware import Machine
+    from perfsuite.worker.recorder import Recorder
 
 
 class DDP(Framework):
@@ -39,7 +39,7 @@ class DDP(Framework):
         """The model under DDP; ranks skip the all-reduce on all but the last micro-batch."""
         from torch.nn.parallel import DistributedDataParallel
 
-        from perfsuite.torch_model import build_model, data_parallel_workload
+        from perfsuite.frameworks.common.model import build_model, data_parallel_workload
 
         model = DistributedDataParallel(
             build_model(case, ranks.device),

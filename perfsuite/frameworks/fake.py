@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from perfsuite.framework import Framework, Ranks, Workload
-from perfsuite.result import Memory
+from perfsuite.frameworks.base import Framework, Ranks, Workload
+from perfsuite.results.rank_report import Memory
 
 if TYPE_CHECKING:
-    from perfsuite.case import Case
-    from perfsuite.measure import Recorder
+    from perfsuite.case.case import Case
+    from perfsuite.worker.recorder import Recorder
 
 
 class Fake(Framework):

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from perfsuite.framework import Framework, Ranks, Workload
+from perfsuite.frameworks.base import Framework, Ranks, Workload
 
 if TYPE_CHECKING:
-    from perfsuite.case import Case
-    from perfsuite.hardware import Machine
-    from perfsuite.measure import Recorder
+    from perfsuite.case.case import Case
+    from perfsuite.case.hardware import Machine
+    from perfsuite.worker.recorder import Recorder
 
 
 class FSDP(Framework):
@@ -60,7 +60,7 @@ class FSDP(Framework):
         )
         from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-        from perfsuite.torch_model import blocks, build_model, data_parallel_workload
+        from perfsuite.frameworks.common.model import blocks, build_model, data_parallel_workload
 
         mesh = None
         if self.sharding_strategy == "HYBRID_SHARD":
@@ -116,7 +116,7 @@ def _mixed_precision(case: Case) -> Any:
     import torch
     from torch.distributed.fsdp import MixedPrecision
 
-    from perfsuite.torch_model import COMPUTE_DTYPES
+    from perfsuite.frameworks.common.model import COMPUTE_DTYPES
 
     if "mixed" not in case.precision:
         return None

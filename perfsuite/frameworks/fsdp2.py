@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from perfsuite.framework import Framework, Ranks, Workload
+from perfsuite.frameworks.base import Framework, Ranks, Workload
+from perfsuite.frameworks.common.tensor_parallel import split_llama, tensor_parallel_unsupported
 from perfsuite.frameworks.fsdp import hybrid_unsupported, sharded_quantization_unsupported
-from perfsuite.tensor_parallel import split_llama, tensor_parallel_unsupported
 
 if TYPE_CHECKING:
-    from perfsuite.case import Case
-    from perfsuite.hardware import Machine
-    from perfsuite.measure import Recorder
+    from perfsuite.case.case import Case
+    from perfsuite.case.hardware import Machine
+    from perfsuite.worker.recorder import Recorder
 
 
 class FSDP2(Framework):
@@ -59,8 +59,8 @@ class FSDP2(Framework):
         """The model under FSDP2, one unit per block, and the root."""
         from torch.distributed.fsdp import fully_shard
 
-        from perfsuite.torch_model import blocks, data_parallel_workload, model_without_weights
-        from perfsuite.weights import initialise
+        from perfsuite.frameworks.common.model import blocks, data_parallel_workload, model_without_weights
+        from perfsuite.frameworks.common.weights import initialise
 
         mesh = self._mesh(ranks)
         options: dict[str, Any] = {
@@ -106,7 +106,7 @@ def _mixed_precision(case: Case) -> Any:
     import torch
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    from perfsuite.torch_model import COMPUTE_DTYPES
+    from perfsuite.frameworks.common.model import COMPUTE_DTYPES
 
     if "mixed" not in case.precision:
         return MixedPrecisionPolicy()

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from perfsuite.framework import Framework, Ranks, Workload, changed_fields
+from perfsuite.case.framework import changed_fields
+from perfsuite.frameworks.base import Framework, Ranks, Workload
 from perfsuite.frameworks.fsdp import FSDP, prefetch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from perfsuite.case import Case
-    from perfsuite.hardware import Machine
-    from perfsuite.measure import Recorder
+    from perfsuite.case.case import Case
+    from perfsuite.case.hardware import Machine
+    from perfsuite.worker.recorder import Recorder
 
 FABRIC_PRECISION = {
     "fp32": "32-true",
@@ -75,7 +76,7 @@ class Lightning(Framework):
 
     def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
         """Model and optimizer as Fabric sets them up; gradients are reduced on the last micro-batch only."""
-        from perfsuite.torch_model import blocks, build_model, build_optimizer
+        from perfsuite.frameworks.common.model import blocks, build_model, build_optimizer
 
         checkpointed_here = case.replace(activation_checkpointing="none") if self.strategy == "fsdp" else case
         model: Any = build_model(checkpointed_here, ranks.device)
@@ -102,7 +103,7 @@ class Lightning(Framework):
 
     def _fsdp_options(self, case: Case, blocks: Sequence[Any]) -> dict[str, Any]:
         """Arguments of `FSDPStrategy`: one unit per block, and the root."""
-        from perfsuite.torch_model import is_checkpointed
+        from perfsuite.frameworks.common.model import is_checkpointed
 
         mode, topology = case.activation_checkpointing, case.topology
         recomputed = {id(block) for index, block in enumerate(blocks) if is_checkpointed(mode, index)}
@@ -135,7 +136,7 @@ def _fabric(case: Case, ranks: Ranks, strategy: Any) -> Any:
         plugins=[TorchElasticEnvironment()],
     )
     fabric.launch()
-    from perfsuite.torch_model import fixed_scaler
+    from perfsuite.frameworks.common.model import fixed_scaler
 
     if (scaler := getattr(strategy.precision, "scaler", None)) is not None:
         strategy.precision.scaler = fixed_scaler(type(scaler), ranks.device.type)
@@ -157,7 +158,7 @@ def _fully_shard(model: Any, mesh: Any) -> Any:
     """FSDP2 over all ranks, one unit per block, and the root, which Fabric leaves to its user."""
     from torch.distributed.fsdp import fully_shard
 
-    from perfsuite.torch_model import blocks
+    from perfsuite.frameworks.common.model import blocks
 
     for block in blocks(model):
         fully_shard(block, mesh=mesh["data_parallel"])
@@ -169,7 +170,7 @@ def _training_loop(case: Case, ranks: Ranks, fabric: Any, model: Any, optimizer:
 
     import torch
 
-    from perfsuite.torch_model import check_scale, synthetic_batches
+    from perfsuite.frameworks.common.model import check_scale, synthetic_batches
 
     data = itertools.cycle(synthetic_batches(case, ranks.rank, ranks.device))
     share = 1 / case.gradient_accumulation

@@ -1,4 +1,4 @@
-"""Any training script, unmodified: the clock attaches to it from outside (`perfsuite.attach`)."""
+"""Any training script, unmodified: the clock attaches to it from outside (`perfsuite.worker.attach`)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
+from perfsuite.case.framework import LossRule, changed_fields
 from perfsuite.errors import CaseError
-from perfsuite.framework import Command, Framework, LossRule, Ranks, Workload, changed_fields
+from perfsuite.frameworks.base import Command, Framework, Ranks, Workload
 
 if TYPE_CHECKING:
-    from perfsuite.case import Case
-    from perfsuite.hardware import Machine
-    from perfsuite.measure import Recorder
+    from perfsuite.case.case import Case
+    from perfsuite.case.hardware import Machine
+    from perfsuite.worker.recorder import Recorder
 
 Variables = Annotated[
     Mapping[str, str],
@@ -195,7 +196,7 @@ class Script(Framework):
         return expected
 
     def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
-        """Of what `perfsuite.attach` finds in a process that trains: nothing is left to run."""
+        """Of what `perfsuite.worker.attach` finds in a process that trains: nothing is left to run."""
         return Workload(run=lambda steps: [], data_parallel=self.data_parallel or case.topology.world_size)
 
 

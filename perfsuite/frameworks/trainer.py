@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
-from perfsuite.framework import Framework, Ranks, Workload
-from perfsuite.frameworks.accelerate import clear_environment, force_fsdp
+from perfsuite.frameworks.accelerate.adapter import clear_environment, force_fsdp
+from perfsuite.frameworks.base import Framework, Ranks, Workload
 from perfsuite.frameworks.fsdp import hybrid_unsupported
 
 if TYPE_CHECKING:
-    from perfsuite.case import Case
-    from perfsuite.hardware import Machine
-    from perfsuite.measure import Recorder
+    from perfsuite.case.case import Case
+    from perfsuite.case.hardware import Machine
+    from perfsuite.worker.recorder import Recorder
 
 SHARDINGS = {
     "full_shard": "FULL_SHARD",
@@ -105,7 +105,7 @@ class Trainer(Framework):
         import transformers
         from accelerate import FullyShardedDataParallelPlugin
 
-        from perfsuite.torch_model import build_model, build_optimizer, synthetic_batches
+        from perfsuite.frameworks.common.model import build_model, build_optimizer, synthetic_batches
 
         on_cpu = ranks.device.type == "cpu"
         clear_environment()

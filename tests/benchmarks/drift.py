@@ -20,7 +20,7 @@ from statistics import median, quantiles
 
 from asv.step_detect import detect_regressions, detect_steps
 
-from perfsuite import changepoint
+from perfsuite.history import changepoint
 
 MIN_CHANGE = 0.005
 BEFORE, AFTER, YEAR = 60, 120, 365

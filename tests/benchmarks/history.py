@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from perfsuite.asv_export import Exported, export
-from perfsuite.asv_pages import publish
-from perfsuite.case import Case, Topology
+from perfsuite.case.case import Case, Topology
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.fsdp2 import FSDP2
-from perfsuite.trend import Trend, trend
+from perfsuite.history.asv.export import Exported, export
+from perfsuite.history.asv.pages import publish
+from perfsuite.history.trend import Trend, trend
 from tests.samples import make_case
 from tests.synthetic import Level, make_repository, write_history
 

@@ -20,9 +20,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import urlencode
 
-from perfsuite import data
-from perfsuite.results import SessionFile
-from perfsuite.trend import Trend, trend
+from perfsuite import documents
+from perfsuite.history.trend import Trend, trend
+from perfsuite.results.session_file import SessionFile
 from tests.browser import chromium, served
 
 COMMITS, SLOWER = 16, 9
@@ -116,7 +116,7 @@ def measure(root: Path, number: int) -> None:
         results, store = root / "results" / f"{name}.json", root / "stores" / name
         options = ("--quiet", "--benchmark-quiet", f"--perf-json={results}", f"--perf-store={store}")
         run(sys.executable, "-m", "pytest", *options, cwd=root / "trainer", statuses=(0, 1))
-        if {result.outcome for result in data.read(results, SessionFile).results} == {"recorded"}:
+        if {result.outcome for result in documents.read(results, SessionFile).results} == {"recorded"}:
             return run(PERFSUITE, "history", "add", str(results), "--history", "history", cwd=root)
     raise SystemExit(f"commit {number} was not measured in {ATTEMPTS} attempts")
 

@@ -11,7 +11,7 @@ from statistics import quantiles
 
 import torch
 
-from perfsuite.doctor_probe import STEPS, clock_facts
+from perfsuite.worker.doctor_probe import STEPS, clock_facts
 
 PAIRS = 40
 

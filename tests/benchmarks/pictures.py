@@ -16,12 +16,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from perfsuite import data
-from perfsuite.html_report import render
-from perfsuite.report import explanation, table
-from perfsuite.report_cli import newest
-from perfsuite.results import Result, SessionFile
-from perfsuite.summary import needs_words, verdict
+from perfsuite import documents
+from perfsuite.cli.report import newest
+from perfsuite.report.html.page import render
+from perfsuite.report.summary import needs_words, verdict
+from perfsuite.report.terminal import explanation, table
+from perfsuite.results.session_file import Result, SessionFile
 from tests.browser import chromium
 
 WIDTH, HEIGHT = 1200, 1630
@@ -33,7 +33,7 @@ def main() -> None:
     images = Path(__file__).parents[2] / "docs" / "images"
     images.mkdir(exist_ok=True)
     files = [Path(name) for name in sys.argv[1:]] or [newest(Path(".perfsuite"))]
-    sessions = [data.read(file, SessionFile) for file in files]
+    sessions = [documents.read(file, SessionFile) for file in files]
     report(sessions, images / "report.png")
     terminal([result for session in sessions for result in session.results], images / "terminal.svg")
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from perfsuite.html_report import render
+from perfsuite.report.html.page import render
 from tests.browser import Browser, chromium
 from tests.sessions import make_session
 

@@ -5,7 +5,7 @@ set -u
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-.venv/bin/python} out=${2:-out}
 measure=("$python" -m pytest -q -W default -p no:cacheprovider --perf-baselines=none --perf-wait-quiet=0)
-perfsuite=("$python" -c 'from perfsuite.cli import app; app()')
+perfsuite=("$python" -c 'from perfsuite.cli.app import app; app()')
 day=tests/gpu/test_day.py
 
 say() { printf '\n=== %s\n' "$*"; }

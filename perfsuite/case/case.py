@@ -1,0 +1,243 @@
+"""A case: what to run, as frozen plain data with a readable id. Imports neither torch nor pytest."""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
+
+from perfsuite.case.framework import changed_fields
+from perfsuite.case.hardware import ACCELERATORS, hardware_error
+from perfsuite.case.model import Model, find
+from perfsuite.documents import Data, Document
+from perfsuite.frameworks.base import Framework, parse_framework
+
+Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
+Attention = Literal["sdpa", "eager", "flash_attention_2"]
+Quantization = Literal["none", "8bit", "4bit"]
+Unit = Literal["tokens", "samples"]
+"""What a case counts (`Case.unit`). Fields of figures are named after tokens, whatever is counted."""
+
+
+class Topology(Data):
+    """How many machines, and how many processes (one per device) on each."""
+
+    nodes: int = Field(default=1, ge=1, strict=True)
+    processes_per_node: int = Field(ge=1, strict=True)
+
+    @property
+    def world_size(self) -> int:
+        """Processes in all."""
+        return self.nodes * self.processes_per_node
+
+
+class LoRA(Data):
+    """Low-rank adapters (Hu et al. 2021): all that is trained; the model itself is frozen."""
+
+    rank: int = Field(ge=1, strict=True)
+    alpha: int = Field(ge=1, strict=True)
+    """What an adapter adds is scaled by alpha / rank."""
+    targets: tuple[str, ...] = ()
+    """Names of the linear layers that get one, as `"q_proj"`; none given: all those of the blocks."""
+
+
+class KnownIssue(Data):
+    """A failure of somebody else's that is waited for: any other is a failure like every other."""
+
+    url: str = Field(pattern=r"^https?://\S+$")
+    failure: Literal["crash", "timeout", "loss"]
+    """How it shows: `timeout` for a hang."""
+
+
+class Case(Data):
+    """One benchmark case. `case.replace(micro_batch=8)` gives a variant.
+
+    Lengths are in tokens, batches in sequences: a step trains on `micro_batch * gradient_accumulation`
+    sequences of `sequence_length` tokens per data-parallel rank. Where training knows no tokens
+    (images, tables), `sequence_length` is None, and batches are in samples.
+    """
+
+    model: Annotated[Model, BeforeValidator(lambda value: find(value) if isinstance(value, str) else value)]
+    framework: Annotated[
+        Framework,
+        BeforeValidator(parse_framework),
+        PlainSerializer(lambda framework: {"name": framework.name, **framework.model_dump()}),
+    ]
+    sequence_length: Annotated[int, Field(ge=2, strict=True)] | None
+    """Tokens. None: a sample is what is counted, and every speed is in samples/s; for a `Script` only."""
+    micro_batch: int = Field(ge=1, strict=True)
+    gradient_accumulation: int = Field(default=1, ge=1, strict=True)
+    precision: Precision = "fp32"
+    activation_checkpointing: str = Field(
+        default="none", pattern=r"^(none|full|selective-op|every-[1-9]\d*)$"
+    )
+    """`none`, `full` (every block), `every-N` (every N-th block) or `selective-op` (by operator)."""
+    attention: Attention = "sdpa"
+    compile: bool = Field(default=False, strict=True)
+    lora: LoRA | None = None
+    quantization: Quantization = "none"
+    """Of the frozen weights in the blocks: `4bit` (NF4, as QLoRA) or `8bit` (LLM.int8). Needs `lora`."""
+    topology: Topology
+    hardware: tuple[str, ...]
+    """What it is meant for: `"cpu"`, `"h100"`, `"a100-80gb"`, or several. Each gives a pytest marker."""
+    learning_rate: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
+    seed: int = Field(default=0, strict=True)
+    max_warmup_steps: int = Field(default=20, ge=2, strict=True)
+    """Steps before the window at the most; where it really begins is found in the series. The first two are
+    never measured."""
+    steps: int = Field(default=50, ge=10, strict=True)
+    """Steps measured at the least."""
+    timeout_s: float = Field(default=900, gt=0, allow_inf_nan=False)
+    """Seconds after which a launch is killed."""
+    known_issue: KnownIssue | None = None
+    """Why this case fails where it does; the report says whether it still does."""
+    may_run_out_of_memory: bool = Field(default=False, strict=True)
+    """Whether out of memory is an answer, as in a batch sweep, where no baseline says that it fits."""
+
+    @field_validator("sequence_length", mode="wrap")
+    @classmethod
+    def _tokens_or_none(cls, value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return check(value)
+        except ValidationError as error:
+            said = error.errors(include_url=False)[0]["msg"]
+            raise ValueError(f"{said}; None where a Script counts samples and no tokens") from None
+
+    @field_validator("hardware", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("hardware")
+    @classmethod
+    def _known_hardware(cls, hardware: tuple[str, ...]) -> tuple[str, ...]:
+        for name in hardware:
+            if (error := hardware_error(name)) is not None:
+                raise ValueError(
+                    f"unknown hardware {name!r}: {error}, with memory and form factor or without: "
+                    "'h100', 'a100-80gb', 'h100-80gb-sxm'; 'gpu' is any"
+                )
+        if not hardware:
+            raise ValueError("name at least one hardware, for example 'cpu'")
+        return hardware
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Case:
+        if self.quantization != "none" and self.lora is None:
+            raise ValueError(
+                f"quantization {self.quantization!r} needs lora: quantised weights cannot be trained; "
+                "give lora=LoRA(rank=16, alpha=32)"
+            )
+        if self.sequence_length is None:
+            if self.framework.builds_model:
+                raise ValueError(
+                    f"sequence_length None counts samples in place of tokens, which only a Script may: "
+                    f"{self.framework.name} trains a language model, give its tokens"
+                )
+            return self
+        longest = self.model.max_sequence_length
+        if longest is not None and self.sequence_length > longest:
+            raise ValueError(
+                f"sequence_length {self.sequence_length} is longer than the {longest} positions "
+                f"of {self.model.name}"
+            )
+        return self
+
+    @cached_property
+    def id(self) -> str:
+        """Stable, unique, fit for a file name: the framework, the model, and what differs from defaults."""
+        parts = self.parameters
+        accumulation = parts["gradient_accumulation"]
+        batch = f"b{parts['micro_batch']}" + (f"x{accumulation}" if accumulation != "1" else "")
+        return "-".join(
+            part
+            for part in (
+                parts["framework"],
+                parts["model"],
+                "" if self.sequence_length is None else f"s{parts['sequence_length']}",
+                batch,
+                parts["precision"],
+                parts["options"],
+                parts["topology"],
+            )
+            if part
+        )
+
+    @cached_property
+    def parameters(self) -> dict[str, str]:
+        """What tells this case from others, as text fit for a file name: the parts of its id."""
+        ac = self.activation_checkpointing
+        options = [f"ac_{ac}"] if ac != "none" else []
+        options += changed_fields(self, skip=_IN_ID_ALREADY | NOT_IN_ID)
+        parts = {
+            "framework": self.framework.slug(),
+            "model": self.model.name,
+            "sequence_length": NO_TOKENS if self.sequence_length is None else str(self.sequence_length),
+            "micro_batch": str(self.micro_batch),
+            "gradient_accumulation": str(self.gradient_accumulation),
+            "precision": self.precision,
+            "options": "-".join(options),
+            "topology": f"{self.topology.nodes}x{self.topology.processes_per_node}",
+        }
+        return {name: re.sub(r"[^A-Za-z0-9._+-]", "_", part) for name, part in parts.items()}
+
+    @property
+    def unit(self) -> Unit:
+        """What is counted: each speed is so many of them per second."""
+        return "samples" if self.sequence_length is None else "tokens"
+
+    @property
+    def sample_length(self) -> int:
+        """Units in a sample: the tokens of a sequence, or the sample itself."""
+        return 1 if self.sequence_length is None else self.sequence_length
+
+    @property
+    def markers(self) -> list[str]:
+        """The pytest markers that select this case; one for any GPU is meant for each of them."""
+        names = {name.split("-")[0] for name in self.hardware}
+        return sorted(names | (set(ACCELERATORS) - {"cpu"} if "gpu" in names else set()))
+
+    @property
+    def total_steps(self) -> int:
+        """Steps that a launch makes."""
+        return self.max_warmup_steps + self.steps
+
+
+NO_TOKENS = "none"
+"""In `Case.parameters`, the sequence length of a case that counts samples."""
+_IN_ID_ALREADY = frozenset(
+    {
+        "model",
+        "framework",
+        "sequence_length",
+        "micro_batch",
+        "gradient_accumulation",
+        "precision",
+        "activation_checkpointing",
+        "topology",
+    }
+)
+NOT_IN_ID = frozenset({"hardware", "timeout_s", "known_issue", "may_run_out_of_memory"})
+"""They choose where a case runs, how long it may take and how it may fail, not what is measured."""
+
+
+class CaseFile(Document):
+    """`case.json`: what a launch is asked to run, read by the launcher and by every worker."""
+
+    schema_version: Literal[1] = 1
+    case: Case
+    device: Literal["cpu", "cuda"]
+    peak_flops: float | None = None
+    """Of one device at the case's precision, FLOP/s; None where unknown."""
+    inject: str | None = None
+    """A fault to inject, to test the gate: see `perfsuite.worker.faults`."""

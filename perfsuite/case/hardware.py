@@ -1,0 +1,149 @@
+"""What machine this is, its hardware class, and what its accelerator can do.
+
+Imports neither torch nor pytest.
+
+A baseline belongs to a hardware class: accelerator, memory, form factor (`h100-80gb-sxm`). Driver, NCCL,
+torch and clocks are recorded with a run but are not part of the class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Literal, NamedTuple
+
+from perfsuite.documents import Data
+
+
+class Accelerator(NamedTuple):
+    """One product as NVML names it. Peaks are dense (no sparsity), in TFLOP/s, per device; None where no
+    datasheet tells them."""
+
+    family: str
+    memory_gb: int
+    form_factor: str
+    peak_16bit: float | None
+    """bf16 with fp32 accumulation; fp16 on Volta and Turing, which have no bf16."""
+    peak_fp32: float | None
+    """Of the ordinary cores: torch leaves TF32 off by default."""
+    source: str
+
+    @property
+    def hardware_class(self) -> str:
+        """`family-memory-form factor`."""
+        return f"{self.family}-{self.memory_gb}gb-{self.form_factor}"
+
+
+_V100 = "NVIDIA V100 datasheet, Jan 2020"
+_A100 = "NVIDIA A100 datasheet, Jun 2021"
+_H100 = "NVIDIA H100 datasheet, 2023 (figures with sparsity halved)"
+_H200 = "NVIDIA H200 datasheet, 2024 (figures with sparsity halved)"
+_L40S = "NVIDIA L40S datasheet, 2023 (dense figures)"
+_A800 = "NVIDIA A800 datasheet, 2022 (computes as the A100)"
+_H20 = "NVIDIA H20's specification as server makers publish it, 2024 (dense figures)"
+_GB200 = "NVIDIA GB200 NVL72 datasheet, 2024 (a 72nd; figures with sparsity halved)"
+_B300 = "NVIDIA HGX B300 datasheet, 2025 (an eighth; figures with sparsity halved)"
+_GA102 = "NVIDIA Ampere GA102 whitepaper, 2020 (tensor cores with fp32 accumulation, dense)"
+_AD102 = "NVIDIA Ada whitepaper, 2022 (tensor cores with fp32 accumulation, dense)"
+_GB202 = "NVIDIA RTX Blackwell whitepaper, 2025 (tensor cores with fp32 accumulation, dense)"
+_LEONARDO = "a chip of its own, with more cores than the A100's datasheet tells of"
+
+PRODUCTS: Mapping[str, Accelerator] = {
+    "Tesla V100-SXM2-16GB": Accelerator("v100", 16, "sxm", 125, 15.7, _V100),
+    "Tesla V100-SXM2-32GB": Accelerator("v100", 32, "sxm", 125, 15.7, _V100),
+    "Tesla V100-PCIE-16GB": Accelerator("v100", 16, "pcie", 112, 14, _V100),
+    "Tesla V100-PCIE-32GB": Accelerator("v100", 32, "pcie", 112, 14, _V100),
+    "Tesla T4": Accelerator("t4", 16, "pcie", 65, 8.1, "NVIDIA T4 datasheet, 2019"),
+    "NVIDIA A10G": Accelerator("a10g", 24, "pcie", 70, 35, "AWS G5 instance page; NVIDIA A10G datasheet"),
+    "NVIDIA A100-SXM4-40GB": Accelerator("a100", 40, "sxm", 312, 19.5, _A100),
+    "NVIDIA A100-SXM4-80GB": Accelerator("a100", 80, "sxm", 312, 19.5, _A100),
+    "NVIDIA A100-SXM-64GB": Accelerator("a100", 64, "sxm", None, None, _LEONARDO),
+    "NVIDIA A100-PCIE-40GB": Accelerator("a100", 40, "pcie", 312, 19.5, _A100),
+    "NVIDIA A100 80GB PCIe": Accelerator("a100", 80, "pcie", 312, 19.5, _A100),
+    "NVIDIA A800-SXM4-80GB": Accelerator("a800", 80, "sxm", 312, 19.5, _A800),
+    "NVIDIA A800 80GB PCIe": Accelerator("a800", 80, "pcie", 312, 19.5, _A800),
+    "NVIDIA A10": Accelerator("a10", 24, "pcie", 125, 31.2, "NVIDIA A10 datasheet, 2021"),
+    "NVIDIA A30": Accelerator("a30", 24, "pcie", 165, 10.3, "NVIDIA A30 datasheet, 2021"),
+    "NVIDIA A40": Accelerator("a40", 48, "pcie", 149.7, 37.4, "NVIDIA A40 datasheet, 2021"),
+    "NVIDIA RTX A6000": Accelerator("rtxa6000", 48, "pcie", 154.8, 38.7, _GA102),
+    "NVIDIA GeForce RTX 3090": Accelerator("rtx3090", 24, "pcie", 71, 35.6, _GA102),
+    "NVIDIA GeForce RTX 4090": Accelerator("rtx4090", 24, "pcie", 165.2, 82.6, _AD102),
+    "NVIDIA GeForce RTX 5090": Accelerator("rtx5090", 32, "pcie", 209.5, 104.8, _GB202),
+    "NVIDIA RTX 6000 Ada Generation": Accelerator("rtx6000ada", 48, "pcie", 364.2, 91.1, _AD102),
+    "NVIDIA L40": Accelerator("l40", 48, "pcie", 181.05, 90.5, "NVIDIA L40 datasheet, 2022"),
+    "NVIDIA L4": Accelerator("l4", 24, "pcie", 121, 30.3, "NVIDIA L4 datasheet, 2023 (sparsity halved)"),
+    "NVIDIA L40S": Accelerator("l40s", 48, "pcie", 362, 91.6, _L40S),
+    "NVIDIA H100 80GB HBM3": Accelerator("h100", 80, "sxm", 989.5, 67, _H100),
+    "NVIDIA H100 PCIe": Accelerator("h100", 80, "pcie", 756, 51, _H100),
+    "NVIDIA H100 NVL": Accelerator("h100", 94, "nvl", 835.5, 60, _H100),
+    "NVIDIA H200": Accelerator("h200", 141, "sxm", 989.5, 67, _H200),
+    "NVIDIA H200 NVL": Accelerator("h200", 141, "nvl", 835.5, 60, _H200),
+    "NVIDIA H800": Accelerator("h800", 80, "sxm", 989.5, 67, "NVIDIA H800 datasheet, 2023 (sparsity halved)"),
+    "NVIDIA H20": Accelerator("h20", 96, "sxm", 148, 44, _H20),
+    "NVIDIA GH200 480GB": Accelerator(
+        "gh200", 96, "superchip", 989.5, 67, "NVIDIA GH200 datasheet, 2023 (sparsity halved)"
+    ),
+    "NVIDIA B200": Accelerator("b200", 180, "sxm", 2250, 75, "NVIDIA HGX B200 datasheet, 2024 (per GPU)"),
+    "NVIDIA B300 SXM6 AC": Accelerator("b300", 288, "sxm", 2250, 75, _B300),
+    "NVIDIA GB200": Accelerator("gb200", 186, "superchip", 2500, 80, _GB200),
+}
+
+ACCELERATORS: tuple[str, ...] = ("cpu", "gpu", *sorted({product.family for product in PRODUCTS.values()}))
+"""Every name that a case's `hardware` may begin with, and so every hardware marker. `gpu` is any of them, and
+those that the table does not have."""
+
+
+def hardware_error(name: str) -> str | None:
+    """Why no machine ever matches a case's `hardware` entry, or None."""
+    family = name.split("-")[0]
+    classes = [product.hardware_class for product in PRODUCTS.values() if product.family == family]
+    near = get_close_matches(family.lower(), ACCELERATORS, n=1)
+    if name != name.lower() and hardware_error(name.lower()) is None:
+        near = [name.lower()]
+    hint = f"did you mean {near[0]!r}? " if near and near[0] != family else ""
+    if family not in ACCELERATORS:
+        return f"{hint}begin with one of {', '.join(ACCELERATORS)}"
+    if family == "cpu" or any(
+        known.split("-")[: name.count("-") + 1] == name.split("-") for known in classes
+    ):
+        return None
+    if name == "gpu":
+        return None
+    return f"{hint}{family} is known as {', '.join(sorted(set(classes))) or 'just gpu'}"
+
+
+class Machine(Data):
+    """This machine, as the driver sees it."""
+
+    device: Literal["cpu", "cuda"]
+    device_name: str
+    hardware_class: str
+    """Accelerator, memory and form factor; on a machine without one the processor and its cores."""
+    devices: int
+    """GPUs, or cores that this process may use."""
+    memory_bytes: int
+    """Of one GPU, or of the machine."""
+    driver: str | None = None
+    note: str | None = None
+    """What could not be found out, and why."""
+
+    @property
+    def product(self) -> Accelerator | None:
+        """The accelerator's entry in `PRODUCTS`, None where it has none."""
+        return PRODUCTS.get(self.device_name) if self.device == "cuda" else None
+
+    def peak_flops(self, precision: str) -> float | None:
+        """Dense peak of one device at a case's precision in FLOP/s; None where unknown: never guessed."""
+        if self.product is None:
+            return None
+        peak = self.product.peak_fp32 if precision == "fp32" else self.product.peak_16bit
+        return None if peak is None else 1e12 * peak
+
+    def why_not(self, hardware: str) -> str | None:
+        """Why a case meant for `hardware` does not belong here, or None. `a100` matches `a100-80gb-sxm`."""
+        if hardware == "gpu" and self.device == "cuda":
+            return None
+        parts = hardware.split("-")
+        if self.hardware_class.split("-")[: len(parts)] == parts:
+            return None
+        return f"it is meant for {hardware}, this machine is {self.hardware_class}"

@@ -1,0 +1,62 @@
+"""What the installed torch was built for, as its `version.py` says: read, not imported.
+
+Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from pathlib import Path
+
+from perfsuite.case.hardware import Machine
+
+
+def installed() -> dict[str, object]:
+    """What `torch/version.py` assigns: `__version__`, and `cuda`, which is None for a build without CUDA.
+
+    Empty without torch.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return {}
+    assigned: dict[str, object] = {}
+    for node in ast.parse(Path(spec.origin).with_name("version.py").read_text()).body:
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=value))
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=value))
+            ):
+                assigned[name] = value
+    return assigned
+
+
+def release() -> tuple[int, int]:
+    """The first two numbers of the installed version; (0, 0) without torch."""
+    major, minor = str(installed().get("__version__", "0.0")).split(".")[:2]
+    return int(major), int(minor)
+
+
+def summary() -> str:
+    """In one line, as `perfsuite hardware` shows it."""
+    build = installed()
+    if not build:
+        return "not installed"
+    cuda = build.get("cuda")
+    return f"{build['__version__']}, built {'without CUDA' if cuda is None else f'for CUDA {cuda}'}"
+
+
+def wrong_build(machine: Machine) -> str | None:
+    """Why the installed torch cannot use the GPUs of `machine` and what to do, or None."""
+    if machine.device == "cpu":
+        return None
+    build = installed()
+    if "cuda" not in build or build["cuda"] is not None:
+        return None
+    version = str(build["__version__"])
+    return (
+        f"torch {version} is built without CUDA and cannot use the GPUs of this machine "
+        f"({machine.devices} x {machine.device_name}). Install the public index's build: "
+        f"pip uninstall --yes torch && PIP_EXTRA_INDEX_URL= pip install torch=={version.partition('+')[0]}; "
+        "or run only the cases meant for cpu: -m cpu"
+    )

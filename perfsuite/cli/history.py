@@ -1,0 +1,255 @@
+"""`perfsuite history add | list | export-asv | publish | trend`: keep what sessions measured, for years.
+
+Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from perfsuite import documents
+from perfsuite.errors import FileError
+from perfsuite.history import store as history
+from perfsuite.history import trend as trends
+from perfsuite.history.asv import export as asv_export
+from perfsuite.history.asv import pages as asv_pages
+from perfsuite.history.asv.export import Exported
+from perfsuite.history.store import StoredResult
+from perfsuite.history.trend import Finding, Trend
+from perfsuite.report.terminal import console
+from perfsuite.report.text import amount
+from perfsuite.results.session_file import local_sessions
+
+app = typer.Typer(help="Keep results for years, look at them, find what drifts.")
+
+HISTORY = Path(".perfsuite/history")
+STDOUT = Path("-")
+History = Annotated[
+    Path, typer.Option("--history", help="Directory of the history: in a git branch, an artifact, a share.")
+]
+HardwareClass = Annotated[str, typer.Option("--hardware-class", help="Only these classes; * and ? match.")]
+CaseGlob = Annotated[str, typer.Option("--case", help="Only cases with such an id; * and ? match.")]
+Commit = Annotated[str, typer.Option("--commit", help="Only the commit whose hash begins so.")]
+Since = Annotated[
+    datetime | None, typer.Option("--since", formats=["%Y-%m-%d"], help="Only sessions from this day on.")
+]
+
+
+Repo = Annotated[Path, typer.Option("--repo", help="Full clone of the repository that holds the cases.")]
+Branch = Annotated[
+    str, typer.Option("--branch", help="The branch whose commits are shown; that which is checked out.")
+]
+CommitUrl = Annotated[
+    str, typer.Option("--commit-url", help="What a commit's hash is appended to, for links to it.")
+]
+Out = Annotated[Path, typer.Argument(help="A directory of its own; what is there is brought up to date.")]
+
+
+@app.command()
+def add(
+    results: Annotated[list[Path] | None, typer.Argument(help="results.json of sessions.")] = None,
+    history_dir: History = HISTORY,
+    store: Annotated[Path, typer.Option("--store", help="Local store, where sessions are.")] = Path(
+        ".perfsuite"
+    ),
+) -> None:
+    """Add sessions to a history; without arguments all of the local store. Adding one again changes nothing.
+
+    Injected, failed and unhealthy results are left out and named; so are sessions that name no commit or ran
+    with uncommitted changes. Exit status 1 if nothing can be kept of all that was asked for by name.
+    """
+    files = results or local_sessions(store)
+    if not files:
+        raise FileError(
+            f"no session in {store}/runs. Measure first (pytest bench_cases), or name results.json files"
+        )
+    out = console()
+    kept = 0
+    for file in files:
+        added = history.add(history_dir, file)
+        for reason in added.left_out:
+            out.print(f"left out of {file}: {reason}", style="yellow")
+        for written in added.written:
+            out.print(f"added: {written}")
+        if added.known:
+            out.print(f"there already: {file}")
+        kept += added.kept
+    if results and not kept:
+        console(stderr=True).print("nothing to keep in " + ", ".join(map(str, results)), style="red")
+        raise typer.Exit(1)
+
+
+@dataclass
+class _Row:
+    sessions: int = 0
+    first: str = ""
+    last: str = ""
+    result: StoredResult | None = None
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+
+@app.command("list")
+def list_history(
+    history_dir: History = HISTORY,
+    hardware_class: HardwareClass = "*",
+    case: CaseGlob = "*",
+    commit: Commit = "",
+    since: Since = None,
+) -> None:
+    """What a history holds: for each hardware class and case its sessions and the newest figures."""
+    rows: dict[tuple[str, str], _Row] = {}
+    cases = history.read_cases(history_dir)
+    wanted = history.matching(cases, case)
+    for place in history.places(history_dir, hardware_class=hardware_class, commit=commit, since=since):
+        session = place.read()
+        history.check_cases(cases, session, place)
+        for result in session.results:
+            if result.case not in wanted:
+                continue
+            row = rows.setdefault((place.hardware_class, cases[result.case].id), _Row())
+            row.sessions += 1
+            row.last = f"{session.started_at:%Y-%m-%d} {place.commit[:8]}"
+            row.first = row.first or row.last
+            row.result = result
+            row.outcomes[result.outcome] += 1
+    grid = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("hardware class", "case", "sessions", "first", "last", "ms/step", "memory", "verdicts"):
+        grid.add_column(heading, overflow="fold")
+    for (of_class, case_id), row in sorted(rows.items()):
+        grid.add_row(of_class, case_id, str(row.sessions), row.first, row.last, *_newest(row), _verdicts(row))
+    console().print(grid if grid.row_count else f"nothing in {history_dir} matches")
+
+
+@app.command("export-asv")
+def export_asv(
+    out: Out,
+    history_dir: History = HISTORY,
+    repo: Repo = Path(),
+    branch: Branch = "",
+    commit_url: CommitUrl = "#",
+) -> None:
+    """Write a history as asv's files (asv.conf.json, results/): one machine per hardware class."""
+    _export(out, history_dir, repo, branch, commit_url)
+
+
+@app.command()
+def publish(
+    out: Out,
+    history_dir: History = HISTORY,
+    repo: Repo = Path(),
+    branch: Branch = "",
+    commit_url: CommitUrl = "#",
+) -> None:
+    """Make asv's pages of a history in OUT/html. They load nothing from the internet."""
+    exported = _export(out, history_dir, repo, branch, commit_url)
+    pages = asv_pages.publish(out, commits=exported.commits)
+    console().print(f"pages: {pages} (to look at them: python -m http.server --directory {pages})")
+
+
+def _export(out: Path, history_dir: Path, repo: Path, branch: str, commit_url: str) -> Exported:
+    exported = asv_export.export(history_dir, out, repo=repo, branch=branch, commit_url=commit_url)
+    _left_out(exported.unplaced)
+    if exported.unplaced:
+        console().print(
+            f"commits left out: {len(exported.unplaced)}, exported: {len(exported.commits)}", style="yellow"
+        )
+    console().print(
+        f"results in {out}: {exported.written} written, {exported.unchanged} unchanged, "
+        f"{exported.removed} removed"
+    )
+    return exported
+
+
+@app.command()
+def trend(
+    history_dir: History = HISTORY,
+    hardware_class: HardwareClass = "*",
+    case: CaseGlob = "*",
+    since: Annotated[
+        datetime | None,
+        typer.Option(
+            formats=["%Y-%m-%d"],
+            help="Report changes from this day on alone. Without it: those of the 90 days before the newest "
+            "session, and what is still worse since before.",
+        ),
+    ] = None,
+    repo: Annotated[
+        Path | None,
+        typer.Option(help="Clone of the repository that holds the cases: go by its commits, not by time."),
+    ] = None,
+    branch: Branch = "",
+    baselines: Annotated[
+        Path, typer.Option(help="Reviewed baselines: one that was measured after a worsening accepts it.")
+    ] = Path("baselines"),
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write JSON for machines, too; - prints it alone.")
+    ] = None,
+) -> None:
+    """Find when a case got slower or larger, slowly or at once, and what else changed then.
+
+    Exit status 1 if a worsening is still there and not accepted, 2 on an error.
+    """
+    found = trends.trend(
+        history_dir,
+        hardware_class=hardware_class,
+        case=case,
+        since=since.date() if since else None,
+        repo=repo,
+        branch=branch,
+        baselines=baselines,
+    )
+    if json_file is not None and json_file != STDOUT:
+        documents.write(json_file, found)
+    if json_file == STDOUT:
+        print(json.dumps(documents.plain(found), indent=1))
+    else:
+        _print_trend(found)
+    if found.failing:
+        raise typer.Exit(1)
+
+
+def _print_trend(found: Trend) -> None:
+    _left_out(found.unplaced)
+    for finding in found.findings:
+        console().print(_told(finding))
+    console().print(
+        f"{found.series} series in {found.sessions} sessions, changes since {found.since}: "
+        f"{len(found.failing)} worse and still so, {len(found.findings) - len(found.failing)} others"
+    )
+
+
+def _left_out(unplaced: Mapping[str, str]) -> None:
+    for commit, reason in unplaced.items():
+        console().print(f"left out: commit {commit[:12]}: {reason}", style="yellow")
+
+
+def _told(finding: Finding) -> Text:
+    change, *rest = finding.sentences()
+    return Text.assemble(
+        (finding.case, "bold"),
+        f" on {finding.hardware_class}\n  {change}: ",
+        (finding.state, "red" if finding.open else ""),
+        *(f"\n  {sentence}" for sentence in rest),
+    )
+
+
+def _newest(row: _Row) -> tuple[str, str]:
+    assert row.result is not None
+    step_s = [value for value in row.result.step_s_p50 if value is not None]
+    memory = [value for value in row.result.peak_memory_bytes if value is not None]
+    return f"{1000 * median(step_s):.1f}", amount(median(memory) if memory else None, "bytes")
+
+
+def _verdicts(row: _Row) -> str:
+    return ", ".join(f"{count} {outcome}" for outcome, count in row.outcomes.most_common())

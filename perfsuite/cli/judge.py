@@ -1,0 +1,221 @@
+"""`perfsuite judge`: traces of step times in, one judgement a line out.
+
+The same engine as the plugin's, for times that somebody else measured. A trace is one JSON object a line:
+
+    {"tolerance": 0.03, "baseline": [[step seconds ...], ...], "launches": [[step seconds ...], ...]}
+
+with the launches in the order in which they would be made; as many are used as the engine asks for.
+Optional: `"noise": {"sigma": 0.01, "degrees_of_freedom": 30}` where it is known from elsewhere, else the
+baseline's own launches tell it; `"max_launches": n`. Imports neither torch, pytest nor numpy.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any, BinaryIO
+
+import typer
+from pydantic import ConfigDict, FailFast, Field, ValidationError
+
+from perfsuite.documents import Data, explain
+from perfsuite.errors import CaseError, FileError
+from perfsuite.results.window import find_window
+from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Decision, Noise, decide, pooled_noise
+
+LONGEST_LINE = 64 * 2**20
+"""Bytes. A real trace has some 50,000."""
+SHORT_SERIES = 15
+MAX_WARMUP = 20
+"""Of the 70 steps of a real run; of fewer steps the same share."""
+
+# The upper bound keeps sums finite; no step takes 30 million years.
+Seconds = Annotated[float, Field(gt=0, lt=1e15)]
+Series = Annotated[list[Seconds], Field(min_length=1), FailFast()]
+Launches = Annotated[list[Series], Field(min_length=1), FailFast()]
+
+
+class Strict(Data):
+    """No text or truth value passes for a number, no NaN or infinity for seconds."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class KnownNoise(Strict):
+    """A noise between launches that is known from elsewhere; see `perfsuite.verdict.sequential.Noise`."""
+
+    sigma: float = Field(gt=0, lt=1)
+    degrees_of_freedom: float = Field(gt=0, le=1e9)
+    session_sigma: float = Field(default=0.0, ge=0, lt=1)
+
+
+class Trace(Strict):
+    """One line: a baseline, and the launches to judge, each a series of seconds per step."""
+
+    tolerance: float = Field(gt=0, lt=1)
+    baseline: Launches
+    launches: Launches
+    noise: KnownNoise | None = None
+    max_launches: int | None = Field(default=None, ge=FEWEST_LAUNCHES, le=1000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadLine:
+    """Why a line is not judged."""
+
+    error: str
+    line: int
+    field: str
+
+
+def seconds_per_step(series: Sequence[float]) -> float:
+    """The median of a launch's steady steps, in seconds.
+
+    Warm-up ends as in a real run (`perfsuite.results.window`): after at most 20 of 70 steps, of fewer steps
+    at most two sevenths. Under 15 steps that is not worth telling: the plain median.
+    """
+    if len(series) < SHORT_SERIES:
+        return median(series)
+    window = find_window(series, min(MAX_WARMUP, 2 * len(series) // 7))
+    return median(series[window.start : window.stop])
+
+
+def judge_trace(trace: Trace) -> Decision:
+    """Launch by launch, as a real session does it. Raises `CaseError` where no noise is known.
+
+    Where the launches end in doubt the outcome is "inconclusive"; but "passed" where the only doubt left is
+    whether they are faster. One or two launches can pass; they are never a regression.
+    """
+    baseline = [seconds_per_step(series) for series in trace.baseline]
+    noise = _noise(trace, baseline)
+    most = trace.max_launches or max(FEWEST_LAUNCHES, min(MAX_LAUNCHES, len(trace.launches)))
+    launches: list[float] = []
+    for series in trace.launches[:most]:
+        launches.append(seconds_per_step(series))
+        decision = decide(baseline, launches, tolerance=trace.tolerance, noise=noise, max_launches=most)
+        if decision.outcome != "undecided":
+            return decision
+    faster = decision.estimate < 0 and decision.interval[1] < trace.tolerance
+    return replace(decision, outcome="passed" if faster else "inconclusive")
+
+
+def _noise(trace: Trace, baseline: list[float]) -> Noise:
+    if trace.noise is not None:
+        return Noise(
+            sigma=trace.noise.sigma,
+            degrees_of_freedom=trace.noise.degrees_of_freedom,
+            session_sigma=trace.noise.session_sigma,
+        )
+    if len(baseline) < 3:
+        raise CaseError(
+            f"missing, and a baseline of {len(baseline)} does not tell how launches scatter: give 3 or more "
+            'launches in "baseline", or "noise": {"sigma": 0.01, "degrees_of_freedom": 30}'
+        )
+    return pooled_noise([baseline])
+
+
+def answer(number: int, line: bytes | None) -> Decision | BadLine:
+    """Judge one line; None is one that was too long to be read."""
+    if line is None:
+        return BadLine(error=f"longer than {LONGEST_LINE} bytes", line=number, field="(whole)")
+    text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+    if not text.strip():
+        return BadLine(error="blank, expected a trace as a JSON object", line=number, field="(whole)")
+    try:
+        return judge_trace(Trace.model_validate_json(text))
+    except ValidationError as error:
+        return _bad(number, error)
+    except CaseError as error:
+        return BadLine(error=f"noise: {error}", line=number, field="noise")
+
+
+def _bad(number: int, error: ValidationError) -> BadLine:
+    first = error.errors(include_url=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        reason = str(first["ctx"]["error"]).replace(" at line 1 column ", " at column ")
+        return BadLine(error=f"not JSON: {reason}", line=number, field="(whole)")
+    field = ".".join(str(part) for part in first["loc"]) or "(whole)"
+    return BadLine(error=_cut(explain(error), 500), line=number, field=_cut(field, 100))
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def judge(
+    file: Annotated[str, typer.Argument(help="traces, one JSON object a line; - reads standard input")],
+    json_output: Annotated[bool, typer.Option("--json", help="answer each line by one of JSON")] = False,
+) -> None:
+    """Judge step times that somebody else measured. Exit status 1 if a line could not be judged."""
+    counts: Counter[str] = Counter()
+    with contextlib.ExitStack() as stack:
+        try:
+            stream = sys.stdin.buffer if file == "-" else stack.enter_context(Path(file).open("rb"))
+        except (OSError, ValueError) as error:  # the latter: a NUL in the name
+            reason = getattr(error, "strerror", None) or error
+            raise FileError(f"cannot read {file!r}: {reason}") from None
+        if not json_output:
+            typer.echo(
+                f"{'line':>6}  {'outcome':<12}  {'change':>8}  {'99 % interval':^20}  launches  detects"
+            )
+        for number, line in enumerate(_lines(stream), start=1):
+            answered = answer(number, line)
+            counts["bad" if isinstance(answered, BadLine) else answered.outcome] += 1
+            typer.echo(as_json(answered) if json_output else _as_row(number, answered))
+    if not counts:
+        typer.echo(f"perfsuite judge: {file!r} has no lines, nothing was judged", err=True)
+    elif not json_output:
+        typer.echo(", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())))
+    if counts["bad"]:
+        raise typer.Exit(1)
+
+
+def _lines(stream: BinaryIO) -> Iterator[bytes | None]:
+    """One line at a time, None in the place of one longer than `LONGEST_LINE`."""
+    while line := stream.readline(LONGEST_LINE + 1):
+        if len(line) <= LONGEST_LINE:
+            yield line
+            continue
+        while line and not line.endswith(b"\n"):
+            line = stream.readline(LONGEST_LINE)
+        yield None
+
+
+def as_json(answered: Decision | BadLine) -> str:
+    """One line of strict JSON; null where a number is unbounded."""
+    if isinstance(answered, BadLine):
+        return json.dumps({"error": answered.error, "line": answered.line, "field": answered.field})
+    content: dict[str, Any] = {
+        "outcome": answered.outcome,
+        "estimate": _finite(answered.estimate),
+        "interval": [_finite(end) for end in answered.interval],
+        "launches_used": answered.launches_used,
+        "minimum_detectable_drop": _finite(answered.minimum_detectable_drop),
+        "blind": answered.blind,
+    }
+    return json.dumps(content, allow_nan=False)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _as_row(number: int, answered: Decision | BadLine) -> str:
+    if isinstance(answered, BadLine):
+        error = "".join(char if char.isprintable() else "?" for char in answered.error)
+        return f"{number:>6}  {'bad line':<12}  {error}"
+    low, high = answered.interval
+    blind = "  blind" if answered.blind else ""
+    interval = f"{low:+.2%} to {high:+.2%}"
+    return (
+        f"{number:>6}  {answered.outcome:<12}  {answered.estimate:>+8.2%}  {interval:^20}  "
+        f"{answered.launches_used:>8}  {answered.minimum_detectable_drop:>7.2%}{blind}"
+    )

@@ -1,0 +1,123 @@
+"""`perfsuite report`: what sessions found out, in the terminal, as one HTML page, or as Markdown.
+
+Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from perfsuite import documents
+from perfsuite.errors import FileError
+from perfsuite.report import markdown as markdown_report
+from perfsuite.report import summary
+from perfsuite.report.html import page
+from perfsuite.report.published import PUBLISHED, ComparisonTable, PublishedFile, compare, concerned, latest
+from perfsuite.report.terminal import console, explanation, table
+from perfsuite.report.text import relative
+from perfsuite.results.session_file import SessionFile, local_sessions
+
+
+def report(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[RESULTS.json]...", help="Of one or more sessions. Default: the newest here."
+        ),
+    ] = None,
+    comparison: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A published comparison beside the newest result of each of its cases; or all. "
+            "Without it, HTML and Markdown show those in which the sessions measured a case."
+        ),
+    ] = None,
+    published: Annotated[Path, typer.Option(help="Where the published figures stand.")] = PUBLISHED,
+    html: Annotated[Path | None, typer.Option(help="Write one self-contained page.")] = None,
+    markdown: Annotated[str | None, typer.Option(help="Write a short summary; - is standard output.")] = None,
+    store: Annotated[Path, typer.Option(help="Local store, where sessions are.")] = Path(".perfsuite"),
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="In the terminal, explain the cases that passed, too.")
+    ] = False,
+) -> None:
+    """Show what sessions found out: in the terminal, as HTML, as Markdown; the exit status is no verdict."""
+    tables = _comparisons(comparison, published, files, store) if comparison else []
+    to_terminal = html is None and markdown is None
+    if tables and to_terminal:
+        _show_comparisons(tables)
+        return
+    sessions = [documents.read(file, SessionFile) for file in files or [newest(store)]]
+    if not comparison and not to_terminal and (published != PUBLISHED or published.exists()):
+        tables = concerned(documents.read(published, PublishedFile), sessions)
+    if html is not None:
+        documents.write_text(html, page.render(sessions, tables))
+    if markdown is not None and markdown != "-":
+        documents.write_text(Path(markdown), markdown_report.render(sessions, tables))
+    if markdown == "-":
+        typer.echo(markdown_report.render(sessions, tables))
+    elif to_terminal:
+        _show(sessions, verbose=verbose)
+
+
+def _comparisons(
+    names: list[str], published: Path, files: list[Path] | None, store: Path
+) -> list[ComparisonTable]:
+    """With what was measured in `files`; by default in any session of the store, which may have none yet."""
+    known = documents.read(published, PublishedFile)
+    wanted = known.comparisons if "all" in names else [known.find(name) for name in names]
+    sessions = files or local_sessions(store)
+    results = latest([documents.read(file, SessionFile) for file in sessions])
+    return [compare(each, results) for each in wanted]
+
+
+def _show_comparisons(tables: list[ComparisonTable]) -> None:
+    out = console()
+    for each in tables:
+        out.print(each.title, style="bold")
+        out.print(f"{each.source}. {each.conditions}.")
+        grid = Table(box=None, header_style="bold", pad_edge=False)
+        for header in each.headers:
+            grid.add_column(header)
+        for cells in each.rows:
+            grid.add_row(*cells)
+        out.print(grid)
+        for note in each.notes:
+            out.print(f"- {note}")
+        out.print()
+
+
+def newest(store: Path) -> Path:
+    """The results of the newest session in a store. Raises `FileError` if there is none."""
+    found = local_sessions(store)
+    if not found:
+        raise FileError(f"no session in {store / 'runs'}: measure first, or name a results.json")
+    return found[-1]
+
+
+def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
+    out = console()
+    for session in sessions:
+        for name, value in summary.provenance(session).items():
+            out.print(f"{name:<12}{value}")
+        if (interruption := summary.interruption(session)) is not None:
+            out.print(interruption)
+        out.print()
+        for note in summary.machine_notes(session.results):
+            out.print(f"note: {note}")
+        if session.results:
+            width = max(out.width, 80) if out.is_terminal else None
+            typer.echo(table(session.results, color=out.is_terminal, width=width))
+            out.print()
+        for result in session.results:
+            if verbose or summary.needs_words(result):
+                out.print(relative(explanation(result), Path.cwd()))
+                out.print()
+        if not verbose and (short := summary.in_short(session.results)):
+            out.print("\n".join([*short, ""]))
+        for skip in session.skipped:
+            out.print(f"skipped {skip.case_id}: {skip.reason}")
+    out.print(summary.headline(sessions))

@@ -1,0 +1,229 @@
+"""A user's own `accelerate config` YAML: what is in it, and what in it contradicts a case.
+
+Read on the driver's side, so that a bad file is known before anything is launched. Imports neither torch nor
+pytest, nor accelerate, which imports torch.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+
+from perfsuite.documents import Data, digest, explain
+from perfsuite.errors import FileError
+
+if TYPE_CHECKING:
+    from perfsuite.case.case import Case
+
+Sharding = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"]
+"""FSDP1's strategies; older files number them from 1 in this order."""
+Prefetch = Literal["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"]
+
+MIXED_PRECISION = {"fp32": "no", "bf16-mixed": "bf16", "bf16": "no"}
+"""accelerate's `mixed_precision` by a case's precision."""
+
+_FSDP1_ONLY = (
+    "fsdp_sharding_strategy",
+    "fsdp_backward_prefetch",
+    "fsdp_forward_prefetch",
+    "fsdp_use_orig_params",
+    "fsdp_sync_module_states",
+)
+
+
+def _upper(value: Any) -> Any:
+    return value.upper() if isinstance(value, str) else value
+
+
+def _named(value: Any) -> Any:
+    names = get_args(Sharding)
+    is_number = type(value) is int and 1 <= value <= len(names)
+    return names[value - 1] if is_number else _upper(value)
+
+
+def _unused(value: Any) -> Any:
+    if value:
+        raise ValueError("perfsuite drives accelerate's DDP and FSDP alone; remove it")
+    return value
+
+
+_Unused = Annotated[Any, AfterValidator(_unused)]
+
+
+class FsdpFields(Data):
+    """`fsdp_config`, with the defaults of `accelerate launch`."""
+
+    fsdp_version: Literal[1, 2] = 1
+    fsdp_sharding_strategy: Annotated[Sharding | None, BeforeValidator(_named)] = None
+    fsdp_reshard_after_forward: Annotated[bool | Sharding | None, BeforeValidator(_upper)] = None
+    fsdp_backward_prefetch: Annotated[Prefetch | None, BeforeValidator(_upper)] = None
+    fsdp_forward_prefetch: bool = False
+    fsdp_auto_wrap_policy: Annotated[
+        Literal["TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"] | None, BeforeValidator(_upper)
+    ] = None
+    fsdp_transformer_layer_cls_to_wrap: str | None = None
+    fsdp_min_num_params: int | None = None
+    fsdp_offload_params: bool = False
+    fsdp_use_orig_params: bool = True
+    fsdp_sync_module_states: bool = True
+    fsdp_cpu_ram_efficient_loading: bool = True
+    fsdp_activation_checkpointing: bool = False
+    fsdp_activation_checkpointing_offload: bool = False
+    fsdp_state_dict_type: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prefixed(cls, fields: Any) -> Any:
+        """accelerate takes the names without their prefix, too."""
+        if not isinstance(fields, dict):
+            return fields
+        return {key if str(key).startswith("fsdp") else f"fsdp_{key}": fields[key] for key in fields}
+
+    @model_validator(mode="after")
+    def _agree(self) -> FsdpFields:
+        reshard = self.fsdp_reshard_after_forward
+        if self.fsdp_version == 2:
+            for name in _FSDP1_ONLY:
+                if name in self.model_fields_set:
+                    raise ValueError(
+                        f"{name} is of FSDP1, but fsdp_version is 2 and would ignore it; "
+                        "remove it, or convert the file with `accelerate to-fsdp2`"
+                    )
+            if isinstance(reshard, str):
+                raise ValueError(
+                    f"fsdp_reshard_after_forward is true or false in FSDP2 (fsdp_version: 2), not {reshard}"
+                )
+            return self
+        if isinstance(reshard, bool):
+            raise ValueError(
+                f"fsdp_reshard_after_forward is one of {', '.join(get_args(Sharding))} in FSDP1 "
+                f"(fsdp_version: 1), not {str(reshard).lower()}"
+            )
+        if None not in (reshard, self.fsdp_sharding_strategy) and reshard != self.fsdp_sharding_strategy:
+            raise ValueError(
+                f"fsdp_sharding_strategy is {self.fsdp_sharding_strategy}, but fsdp_reshard_after_forward, "
+                f"its newer name, is {reshard}; keep one"
+            )
+        return self
+
+    @property
+    def sharding(self) -> str:
+        """What FSDP1 is asked to shard.
+
+        accelerate 1.15 turns the newer name alone into FULL_SHARD; a worker then refuses the run.
+        """
+        return str(self.fsdp_sharding_strategy or self.fsdp_reshard_after_forward or "FULL_SHARD")
+
+
+class LaunchFields(Data):
+    """The fields that `accelerate config` writes."""
+
+    distributed_type: Literal["MULTI_GPU", "MULTI_CPU", "FSDP"]
+    num_processes: int = Field(ge=1)
+    num_machines: int = Field(default=1, ge=1)
+    mixed_precision: Literal["no", "bf16"] | None = None
+    fsdp_config: FsdpFields | None = None
+    use_cpu: bool = False
+    debug: bool = False
+    enable_cpu_affinity: bool = False
+    compute_environment: Literal["LOCAL_MACHINE"] = "LOCAL_MACHINE"
+    gpu_ids: Literal["all"] | None = None
+
+    # How `accelerate launch` starts and connects processes, which perfsuite does itself.
+    machine_rank: int = 0
+    main_process_ip: str | None = None
+    main_process_port: int | None = None
+    main_training_function: str = "main"
+    rdzv_backend: str = "static"
+    same_network: bool = False
+
+    # For other machines and libraries.
+    deepspeed_config: _Unused = None
+    dynamo_config: _Unused = None
+    fp8_config: _Unused = None
+    megatron_lm_config: _Unused = None
+    mpirun_config: _Unused = None
+    parallelism_config: _Unused = None
+    downcast_bf16: Literal["no", False] = False
+    tpu_env: _Unused = None
+    tpu_use_cluster: _Unused = False
+    tpu_use_sudo: _Unused = False
+
+    @model_validator(mode="after")
+    def _agree(self) -> LaunchFields:
+        if (self.fsdp_config is not None) != (self.distributed_type == "FSDP"):
+            raise ValueError(
+                f"distributed_type is {self.distributed_type}, fsdp_config is "
+                f"{'given' if self.fsdp_config else 'missing'}: the one needs the other"
+            )
+        if self.use_cpu and self.distributed_type == "MULTI_GPU":
+            raise ValueError("use_cpu is true, but distributed_type is MULTI_GPU; correct one of them")
+        return self
+
+
+class LaunchConfig(Data):
+    """Such a file as it is, read once: the case carries its text."""
+
+    file: str
+    """Its name, without directory."""
+    text: str = Field(repr=False)
+
+    @classmethod
+    def read(cls, path: Path) -> LaunchConfig:
+        """Raises `FileError` naming the file, the field, its value, and what is allowed."""
+        try:
+            config = cls(file=path.name, text=path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise FileError(
+                f"cannot read {path}: {getattr(error, 'strerror', error)}. "
+                "Give a YAML file that `accelerate config` wrote."
+            ) from error
+        try:
+            _ = config.fields
+        except yaml.YAMLError as error:
+            raise FileError(f"{path}: not YAML ({' '.join(str(error).split())})") from error
+        except ValidationError as error:
+            known = ", ".join((*LaunchFields.model_fields, *FsdpFields.model_fields))
+            raise FileError(f"{path}: {explain(error)}. Known fields: {known}.") from None
+        return config
+
+    @cached_property
+    def fields(self) -> LaunchFields:
+        """Its content, checked."""
+        return LaunchFields.model_validate(yaml.safe_load(self.text))
+
+    @property
+    def digest(self) -> str:
+        """Of its content: the same whatever its comments and order."""
+        return digest(yaml.safe_load(self.text))
+
+    def conflict(self, case: Case) -> str | None:
+        """Which field contradicts `case`, or None."""
+        fields = self.fields
+        asked = {
+            "num_processes": (fields.num_processes, case.topology.world_size, "the topology"),
+            "num_machines": (fields.num_machines, case.topology.nodes, "the topology"),
+            "mixed_precision": (
+                fields.mixed_precision or "no",
+                MIXED_PRECISION.get(case.precision),
+                f"precision {case.precision!r}",
+            ),
+        }
+        for field, (got, wanted, by) in asked.items():
+            if got != wanted:
+                return f"{self.file}: {field} is {got!r}, but {by} of the case asks for {wanted!r}"
+        fsdp = fields.fsdp_config
+        if (
+            fsdp is not None
+            and fsdp.fsdp_activation_checkpointing
+            and case.activation_checkpointing != "full"
+        ):
+            return (
+                f"{self.file}: fsdp_activation_checkpointing is true, but activation_checkpointing of the "
+                f"case is {case.activation_checkpointing!r}; only 'full' agrees"
+            )
+        return None

@@ -1,0 +1,1 @@
+"""What several frameworks share: models, weights, fine-tuning, tensor parallelism."""

@@ -1,0 +1,259 @@
+"""Low-rank adapters (peft) on a frozen, perhaps quantised (bitsandbytes) model. Worker side; imports torch.
+
+LoRA: Hu et al. 2021. `4bit` is QLoRA's (Dettmers et al. 2023): NF4, with quantised constants. `8bit` is
+LLM.int8() (Dettmers et al. 2022), outliers above 6 in 16 bits. Embeddings, norms and the head stay whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from perfsuite.errors import MismatchError
+
+if TYPE_CHECKING:
+    from perfsuite.case.case import Case, LoRA, Quantization
+
+
+NOT_PEFTS = "not peft's"
+"""Begins what is observed of adapters that another library has made."""
+
+
+def linear_layers(blocks: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
+    """The linear layers of these modules with the names that they have there; adapters are none of them."""
+    return [
+        (name.removesuffix(".base_layer"), module)
+        for block in blocks
+        for name, module in block.named_modules()
+        if is_linear(module) and ".lora_" not in name
+    ]
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether it is a matrix product with a weight; transformers' GPT-2 has a class of its own for it."""
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+
+
+def quantise_layers(
+    kind: Quantization, blocks: Sequence[nn.Module], dtype: torch.dtype, compute: torch.dtype
+) -> None:
+    """Put quantised layers in place of the linear ones. They have no values yet: see `quantised`.
+
+    `dtype` is that of the other parameters: wrappers that shard want 4-bit weights packed in the same.
+    """
+    from bitsandbytes.nn import Linear4bit, Linear8bitLt
+
+    for block in blocks:
+        for name, layer in linear_layers([block]):
+            if not isinstance(layer, nn.Linear):
+                raise MismatchError(f"quantization: {name} is a {type(layer).__name__}, not a torch Linear")
+            shape: Any = (layer.in_features, layer.out_features, layer.bias is not None)
+            if kind == "4bit":
+                new: nn.Module = Linear4bit(
+                    *shape, compute_dtype=compute, quant_type="nf4", quant_storage=dtype
+                )
+            else:
+                new = Linear8bitLt(*shape, has_fp16_weights=False, threshold=6.0)
+            block.set_submodule(name, new.requires_grad_(False))
+
+
+def quantised(empty: Any, full: nn.Parameter) -> Any:
+    """A parameter of `quantise_layers`, `empty`, with these values, on their device."""
+    from bitsandbytes.nn import Int8Params, Params4bit
+
+    if isinstance(empty, Params4bit):
+        parameter = Params4bit(
+            full.data, quant_type=empty.quant_type, quant_storage=empty.quant_storage, module=empty.module
+        )
+        return parameter.to(full.device)
+    values = Int8Params(full.data.cpu(), requires_grad=False, has_fp16_weights=False)
+    return values.to(full.device)  # it quantises on the way from host memory only
+
+
+def add_adapters(
+    lora: LoRA,
+    model: Any,
+    blocks: Sequence[nn.Module],
+    dtype: torch.dtype,
+    quantization: Quantization = "none",
+) -> None:
+    """Freeze `model` and give adapters to the linear layers of its blocks. They have no values yet."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    layers = linear_layers(blocks)
+    known = {_last(name) for name, _ in layers}
+    if unknown := sorted(set(lora.targets) - known):
+        raise MismatchError(
+            f"lora: no linear layer is called {', '.join(unknown)}; there are {', '.join(sorted(known))}"
+        )
+    chosen = {layer for name, layer in layers if _is_target(lora, name)}
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=[name for name, module in model.named_modules() if module in chosen],
+        fan_in_fan_out=not all(isinstance(layer, nn.Linear) for layer in chosen),
+    )
+    flag = f"is_loaded_in_{quantization}"  # peft asks the model for it to choose the adapters' class
+    setattr(model, flag, True)
+    inject_adapter_in_model(config, model)
+    delattr(model, flag)
+    for name, module in model.named_modules():
+        if ".lora_" in name and is_linear(module):
+            module.to(dtype)
+
+
+def observed(model: nn.Module) -> dict[str, str]:
+    """What is trained; where not simply all of it is, also the adapters and the quantised layers."""
+    trains = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    if all(trains.values()):
+        return {"trained": "all"}
+    adapters_only = all(_is_adapter(name) for name, trained in trains.items() if trained)
+    kinds = [kind for module in model.modules() if (kind := quantization_of(module)) is not None]
+    adapted, others = _adapted(model), _not_pefts(model)
+    lora = {}
+    if adapted:
+        lora = {"lora": _told(*_ranks_and_alphas(adapted), (_last(name) for name in adapted))}
+    elif others or adapters_only:
+        ranks = " and ".join(map(str, _ranks(others))) or "not seen"
+        lora = {"lora": " ".join([f"{NOT_PEFTS}, rank {ranks}, on", *sorted({*map(_last, others)})])}
+    return {
+        "trained": "adapters only" if adapters_only else "others",
+        "adapters": str(len(adapted) or len(others)),
+        **lora,
+        "quantised_layers": " ".join([str(len(kinds)), *sorted(set(kinds))]),
+    }
+
+
+def expected(
+    case: Case, blocks: Sequence[nn.Module], lora_observed: str | None = None
+) -> dict[str, str | None]:
+    """What `observed` must say of a model with these blocks; None: anything.
+
+    `lora_observed` is what it says of `lora`: where that is not peft's, `check_asked` looks at the rank.
+    """
+    if case.lora is None:
+        return {}
+    names = [name for name, _ in linear_layers(blocks)]
+    chosen = [name for name in names if _is_target(case.lora, name)]
+    quantised = case.quantization != "none"
+    is_pefts = not (lora_observed or "").startswith(NOT_PEFTS)
+    return {
+        "trained": "adapters only",
+        "lora": _told([case.lora.rank], [case.lora.alpha], map(_last, chosen)) if is_pefts else None,
+        "adapters": str(len(chosen)) if is_pefts else None,
+        "quantised_layers": f"{len(names)} {case.quantization}" if quantised else "0",
+    }
+
+
+def check_asked(case: Case, model: nn.Module, observed: Mapping[str, str]) -> None:
+    """Raises `MismatchError` if only adapters are trained and the case does not say so, or another rank."""
+    if observed["trained"] != "adapters only":
+        return
+    if adapted := _adapted(model):
+        if case.lora is None:
+            ranks, alphas = _ranks_and_alphas(adapted)
+            targets = tuple(sorted({_last(name) for name in adapted}))
+            raise MismatchError(
+                f"lora: the case says none, but only adapters are trained, of {observed['lora']}. "
+                f"Say lora=LoRA(rank={ranks[0]}, alpha={alphas[0]}, targets={targets!r}) in the case: "
+                "FLOPs go by it"
+            )
+        return
+    others = _not_pefts(model)
+    ranks = _ranks(others)
+    if case.lora is None and others:
+        raise MismatchError(
+            f"lora: the case says none, but only adapters are trained, {observed['lora']}. "
+            f"Say lora=LoRA(rank={ranks[0] if ranks else '...'}, alpha=...) in the case, with targets=(...) "
+            "if not every linear layer of the blocks has one: FLOPs go by it"
+        )
+    if case.lora is not None and ranks not in ([], [case.lora.rank]):
+        raise MismatchError(
+            f"lora: the case says rank {case.lora.rank}, but the adapters that are trained are "
+            f"{observed['lora']}. Correct the case or the script"
+        )
+
+
+def frozen_share(model: nn.Module) -> float:
+    """Share, 0 to 1, of the weights in linear layers that are not trained. Adapters are not counted."""
+    sizes = [
+        (_size(layer), getattr(layer.weight, "requires_grad", True)) for _, layer in linear_layers([model])
+    ]
+    total = sum(size for size, _ in sizes)
+    return sum(size for size, trained in sizes if not trained) / total if total else 0.0
+
+
+def _size(layer: Any) -> int:
+    """Of the weight as it is multiplied with, however it is packed or sharded."""
+    if isinstance(layer, nn.Linear):
+        return layer.in_features * layer.out_features
+    return int(layer.nx * layer.nf)
+
+
+def _is_adapter(name: str) -> bool:
+    """Whether it is named as a LoRA's, or is peft's copy of a layer that is trained beside adapters."""
+    return ".lora_" in f".{name}" or ".modules_to_save." in name
+
+
+def _adapted(model: nn.Module) -> dict[str, Any]:
+    """The layers that peft has given a low-rank adapter, by name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(getattr(module, "r", None), Mapping) and len(getattr(module, "lora_A", ()))
+    }
+
+
+def _not_pefts(model: nn.Module) -> dict[str, int | None]:
+    """The layers with low-rank adapters of others (loralib, litgpt, torchtune), by name, with their ranks.
+
+    None where the rank cannot be seen, as of a shard.
+    """
+    found = {}
+    for name, module in model.named_modules():
+        parts = {**dict(module.named_parameters(recurse=False)), **dict(module.named_children())}
+        for part in (parts[own] for own in ("lora_A", "lora_a", "lora_down") if own in parts):
+            weight = getattr(part, "weight", part)
+            if isinstance(weight, torch.Tensor):
+                found[name] = _rank(module, weight)
+    return found
+
+
+def _rank(module: nn.Module, a: torch.Tensor) -> int | None:
+    """As the layer says (loralib's `a` may hold the adapters of q, k and v), else by the shape of `a`."""
+    said = next((r for key in ("r", "rank") if isinstance(r := getattr(module, key, None), int)), 0)
+    if said > 0:
+        return said
+    return min(a.shape) if a.dim() == 2 and a.numel() else None
+
+
+def _ranks(others: Mapping[str, int | None]) -> list[int]:
+    return sorted({rank for rank in others.values() if rank is not None})
+
+
+def _ranks_and_alphas(adapted: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    ranks = {rank for layer in adapted.values() for rank in layer.r.values()}
+    alphas = {alpha for layer in adapted.values() for alpha in layer.lora_alpha.values()}
+    return sorted(ranks), sorted(alphas)
+
+
+def _told(ranks: Sequence[int], alphas: Sequence[int], targets: Iterable[str]) -> str:
+    told = " and ".join(map(str, ranks)), " and ".join(map(str, alphas)), " ".join(sorted(set(targets)))
+    return "rank {}, alpha {}, on {}".format(*told)
+
+
+def quantization_of(module: nn.Module) -> str | None:
+    """`4bit` or `8bit` where it is a linear layer of bitsandbytes (peft names adapters around it alike)."""
+    kinds = {"Linear4bit": "4bit", "Linear8bitLt": "8bit"}
+    return kinds.get(type(module).__name__) if isinstance(module, nn.Linear) else None
+
+
+def _is_target(lora: LoRA, name: str) -> bool:
+    return not lora.targets or _last(name) in lora.targets
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]

@@ -1,0 +1,127 @@
+"""Weights that are the same in every framework, made shard by shard. Worker side; imports torch.
+
+A model is first built with its parameters on the meta device, where they take no memory; a framework that
+shards may shard them there. `initialise` then makes the values, one block at a time: the whole block, by
+transformers' own rules, each module from a seed of its own; of it only this rank's shard is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from perfsuite.errors import MismatchError
+from perfsuite.frameworks.common.finetuning import quantised
+
+
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Parameters of modules made inside take no memory. Buffers are there in full, with their values."""
+
+    def to_meta(module: nn.Module, name: str, parameter: Any) -> Any:
+        if parameter is None or parameter.is_meta:
+            return None  # as it is, so that tied parameters stay tied
+        return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+
+    handle = register_module_parameter_registration_hook(to_meta)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@torch.no_grad()
+def initialise(model: Any, units: Sequence[nn.Module], *, seed: int, device: torch.device) -> None:
+    """Make the values of all parameters of `model`, which are on the meta device, on `device`.
+
+    `units` are parts of the model, such as its blocks: no two of them are held in full at once.
+    Raises `MismatchError` for a parameter that no rule initialises.
+    """
+    names = {module: _name(name, module) for name, module in model.named_modules()}
+    done: set[nn.Module] = set()
+    for unit in (*units, model):
+        modules = {module: names[module] for module in unit.modules() if module not in done}
+        _initialise_modules(model, modules, seed, device)
+        done.update(modules)
+    torch.manual_seed(seed)
+
+
+def _initialise_modules(model: Any, names: dict[nn.Module, str], seed: int, device: torch.device) -> None:
+    on_meta = {parameter for module in names for parameter in module.parameters(recurse=False)}
+    whole: dict[Tensor, nn.Parameter] = {parameter: _whole(parameter, device) for parameter in on_meta}
+    _replace(names, whole)
+    for module, name in reversed(names.items()):  # children first: a parent may have rules for their weights
+        _seed_device(device, f"{seed} {name}")
+        _by_own_rules(model, module)
+    _replace(names, {whole[parameter]: _kept(parameter, whole[parameter]) for parameter in on_meta})
+
+
+def _name(name: str, module: nn.Module) -> str:
+    """That by which it is seeded: a layer keeps its own where an adapter was put around it."""
+    return f"{name} (adapter)" if _is_adapter(module) else name.removesuffix(".base_layer")
+
+
+def _is_adapter(module: nn.Module) -> bool:
+    return hasattr(module, "reset_lora_parameters")
+
+
+def _seed_device(device: torch.device, text: str) -> None:
+    """As `torch.manual_seed`, which costs 100 times as much where there is no GPU."""
+    seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
+def _replace(modules: Iterable[nn.Module], by: Mapping[Any, nn.Parameter]) -> None:
+    for module in modules:
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = by[parameter]
+
+
+def _whole(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
+    """All of it, whatever of it this rank keeps; not a number until it is initialised."""
+    full = torch.full(parameter.shape, torch.nan, dtype=parameter.dtype, device=device)
+    return nn.Parameter(full, requires_grad=parameter.requires_grad)
+
+
+def _by_own_rules(model: Any, module: Any) -> None:
+    if _is_adapter(module):
+        for adapter in module.active_adapters:
+            module.reset_lora_parameters(adapter, init_lora_weights=True)
+    else:
+        model._init_weights(module)
+
+
+def _kept(on_meta: Any, full: nn.Parameter) -> nn.Parameter:
+    """What this rank keeps of a parameter: all, its shard, or all of it quantised."""
+    from torch.distributed.tensor import DTensor
+
+    if bool(full.isnan().any()):
+        raise MismatchError(f"a parameter of shape {tuple(full.shape)} has no rule that initialises it")
+    if not isinstance(on_meta, DTensor):
+        return full if type(on_meta) is nn.Parameter else quantised(on_meta, full)
+    shard: Any = torch.empty_like(on_meta, device=full.device)
+    shard.to_local().copy_(_local(full, on_meta))
+    return nn.Parameter(shard, requires_grad=full.requires_grad)
+
+
+def _local(full: Tensor, like: Any) -> Tensor:
+    """This rank's part. The mesh's last dimension cuts first: FSDP2 shards what was split already."""
+    mesh = like.device_mesh
+    for placement, size, rank in reversed(
+        list(zip(like.placements, mesh.shape, mesh.get_coordinate(), strict=True))
+    ):
+        dim = getattr(placement, "dim", None)  # none where it is replicated
+        if dim is not None:
+            parts = full.chunk(size, dim)
+            full = parts[rank] if rank < len(parts) else full.narrow(dim, 0, 0)
+    return full

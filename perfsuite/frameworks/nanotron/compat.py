@@ -1,0 +1,208 @@
+"""What nanotron 0.4 needs to run, in one place. Worker side; imports torch. Importing this changes nothing.
+
+`load` imports nanotron through a finder of its own, which changes nanotron's source text in memory: no
+installed file is touched, no `.pyc` of it is read or written, nothing outside nanotron is replaced.
+
+| where | what | why |
+| --- | --- | --- |
+| everywhere | `nanotron.logging` does not import `LoggingArgs` | the release cannot be imported: circular |
+| everywhere | no wandb | it would log each step wherever wandb is installed |
+| sdpa | flash_attn's attention, RMSNorm and rotary embedding by torch | flash_attn needs a GPU and a build |
+| CPU | the literal "cuda" is "cpu"; what torch.cuda has on GPUs only goes | they are written into it |
+| CPU | initial weights are averaged through `.data` | gloo divides in place, which autograd refuses |
+| CPU | pipeline sends do not wait | 1f1b sends from both ends at once and counts on NCCL's buffers |
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import re
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from perfsuite.errors import MismatchError
+from perfsuite.frameworks.nanotron.adapter import VERSION
+
+
+class _Change(NamedTuple):
+    """A change of nanotron's source text: in one module, or in every one where it is None."""
+
+    module: str | None
+    old: bytes
+    new: bytes
+
+
+_ALWAYS = (
+    _Change(
+        "nanotron.logging", rb"from nanotron\.config\.config import LoggingArgs", b"LoggingArgs = object"
+    ),
+)
+_STAND_INS = tuple(
+    _Change(module, rb"from flash_attn[.\w]* import", b"from perfsuite.frameworks.nanotron.compat import")
+    for module in ("nanotron.models.llama", "nanotron.models.starcoder2", "nanotron.nn.layer_norm")
+)
+_CPU = (
+    _Change(None, rb'"cuda"', b'"cpu"'),
+    _Change("nanotron.parallel.context", rb"torch\.cuda\.set_device\(.*\)", b"pass"),
+    _Change("nanotron.trainer", rb"torch\.cuda\.synchronize\(\)", b"pass"),
+    _Change("nanotron.trainer", rb"dist\.all_reduce\(param,", b"dist.all_reduce(param.data,"),
+    _Change("nanotron.logging", rb"torch\.cuda\.reset_peak_memory_stats\(\)", b"pass"),
+)
+
+
+@functools.cache
+def load(*, cpu: bool, flash_attn: bool) -> str:
+    """Import nanotron, changed for this device and attention, once; say in a few words what was changed.
+
+    Raises `MismatchError` for another nanotron than 0.4: what is changed here is that release.
+    """
+    if (version := importlib.metadata.version("nanotron")) != VERSION:
+        raise MismatchError(
+            f"nanotron {version} is installed, this works with {VERSION}: pip install nanotron=={VERSION}"
+        )
+    told = {"circular import": _ALWAYS, "torch for flash_attn": () if flash_attn else _STAND_INS}
+    told["cpu and gloo for cuda and nccl"] = _CPU if cpu else ()
+    sys.meta_path.insert(0, _Finder([change for changes in told.values() for change in changes]))
+    trainer: Any = importlib.import_module("nanotron.trainer")
+    trainer.wandb = None
+    if cpu:
+        _send_without_waiting()
+    return ", ".join(what for what, changes in told.items() if changes)
+
+
+class _Finder(MetaPathFinder):
+    """Finds nanotron's modules where they are, and gives them a loader that changes their text."""
+
+    def __init__(self, changes: Sequence[_Change]) -> None:
+        self.changes = changes
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
+        """None for whatever is not nanotron's."""
+        if name.partition(".")[0] != "nanotron":
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            changes = [change for change in self.changes if change.module in (None, name)]
+            spec.loader = _Loader(name, spec.loader.path, changes)
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    def __init__(self, name: str, path: str, changes: Sequence[_Change]) -> None:
+        super().__init__(name, path)
+        self.changes = changes
+
+    def get_code(self, fullname: str) -> Any:
+        """Compiled from the changed text, past every cache."""
+        path = self.get_filename(fullname)
+        text = self.get_data(path)
+        for change in self.changes:
+            text, found = re.subn(change.old, change.new, text)
+            if change.module is not None and not found:
+                raise MismatchError(f"{path} is not as released: it has no {change.old.decode()}")
+        return self.source_to_code(text, path)
+
+
+def _send_without_waiting() -> None:
+    """As NCCL: a send returns at once. What is being sent is kept until it has arrived."""
+    distributed: Any = importlib.import_module("nanotron.distributed")
+    p2p: Any = importlib.import_module("nanotron.parallel.pipeline_parallel.p2p")
+    isend_tensors = p2p.P2P.isend_tensors
+    on_their_way: collections.deque[tuple[Any, Tensor]] = collections.deque()
+
+    def keep(work: Any, tensor: Tensor) -> None:
+        while on_their_way and on_their_way[0][0].is_completed():
+            on_their_way.popleft()
+        on_their_way.append((work, tensor))
+
+    def send(tensor: Tensor, dst: int, group: Any = None, tag: int = 0) -> None:
+        copy = tensor.clone()  # a buffer of shapes and strides that is used again
+        keep(distributed.isend(copy, dst, group=group, tag=tag), copy)
+
+    def send_tensors(self: Any, tensors: list[Tensor], to_rank: int, tag: int = 0) -> None:
+        for tensor in tensors:
+            (work,) = isend_tensors(self, [tensor], to_rank, tag)
+            keep(work, tensor)
+
+    distributed.send = send
+    p2p.P2P.send_tensors = send_tensors
+
+
+# Stand-ins for flash_attn, by the names and signatures that nanotron's training uses.
+
+bert_padding = flash_attn_with_kvcache = None  # for generating text only
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    cu_seqlens_q: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    **_: Any,
+) -> Tensor:
+    """Attention over sequences of equal length: [sequences * length, heads, size] in and out."""
+    sequences = cu_seqlens_q.numel() - 1
+    assert q.shape[0] == sequences * max_seqlen_q, "only sequences without padding"
+    assert k.shape[0] == sequences * max_seqlen_k, "only sequences without padding"
+    query, key, value = (t.view(sequences, -1, *t.shape[1:]).transpose(1, 2) for t in (q, k, v))
+    out = functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        dropout_p=dropout_p,
+        is_causal=causal,
+        scale=softmax_scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return out.transpose(1, 2).reshape(q.shape)
+
+
+def layer_norm_fn(
+    x: Tensor, weight: Tensor, bias: None, *, eps: float, is_rms_norm: bool, residual: None, **_: Any
+) -> Tensor:
+    """RMSNorm over the last dimension."""
+    assert is_rms_norm, "Llama has no other norm"
+    assert bias is None, "RMSNorm has no bias"
+    assert residual is None, "nanotron's Llama adds the residual itself"
+    return functional.rms_norm(x, x.shape[-1:], weight, eps)
+
+
+class RotaryEmbedding(torch.nn.Module):
+    """Rotary positions (Su 2021) with theta 10000, of queries and keys; pairs lie side by side."""
+
+    def __init__(self, dim: int, *, interleaved: bool, base: float = 10000.0) -> None:
+        super().__init__()
+        assert interleaved, "nanotron's Llama interleaves"
+        self.inverse = base ** -(torch.arange(0, dim, 2, device="cpu", dtype=torch.float32) / dim)
+        self.rotation: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, q: Tensor, *, kv: Tensor) -> tuple[Tensor, Tensor]:
+        """`q` as [batch, length, heads, size], `kv` as [batch, length, 2, heads, size]."""
+        if self.rotation is None or self.rotation[0].shape[0] != q.shape[1]:
+            positions = torch.arange(q.shape[1], device=q.device, dtype=torch.float32)
+            angle = torch.outer(positions, self.inverse.to(q.device))[:, None]
+            self.rotation = angle.cos().to(q.dtype), angle.sin().to(q.dtype)
+        return self._rotate(q), torch.stack((self._rotate(kv[:, :, 0]), kv[:, :, 1]), 2)
+
+    def _rotate(self, x: Tensor) -> Tensor:
+        assert self.rotation is not None
+        cos, sin = self.rotation
+        a, b = x[..., ::2], x[..., 1::2]
+        return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)

@@ -1,0 +1,323 @@
+"""nanotron's configuration file: made from a case, or a user's own, checked against nanotron and the case.
+
+Imports neither torch nor nanotron: which fields there are is read from the text of nanotron's own classes.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import Field
+
+from perfsuite.documents import Data, digest
+from perfsuite.errors import CaseError
+
+if TYPE_CHECKING:
+    from perfsuite.case.case import Case
+    from perfsuite.case.model import Model
+    from perfsuite.frameworks.nanotron.adapter import Nanotron
+
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+"""nanotron's dtype of parameters and of computing, by a case's precision."""
+
+SHAPE = (
+    "hidden_act",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "tie_word_embeddings",
+    "vocab_size",
+)
+"""What nanotron's `LlamaConfig` takes from a transformers configuration: same names, same defaults."""
+WITHOUT_COST = frozenset(
+    "_name_or_path architectures auto_map bos_token_id dtype eos_token_id initializer_range "  # noqa: SIM905
+    "max_position_embeddings model_type pad_token_id pretraining_tp rope_parameters rope_scaling rope_theta "
+    "torch_dtype transformers_version use_cache".split()
+)
+"""What may stand there as it likes: it changes neither the work nor the memory of a step. nanotron rotates
+by theta 10000, unscaled, whatever is said."""
+
+DECIDED_BY_THE_CASE = {
+    "general.seed": "seed",
+    "model.dtype": "precision",
+    "optimizer.learning_rate_scheduler.learning_rate": "learning_rate",
+    "tokens.batch_accumulation_per_replica": "gradient_accumulation",
+    "tokens.micro_batch_size": "micro_batch",
+    "tokens.sequence_length": "sequence_length",
+    **{f"model.model_config.{name}": "model" for name in SHAPE},
+}
+"""Fields of the file that say what a field of the case says."""
+NOT_IN_A_MEASUREMENT = (
+    "checkpoints.resume_checkpoint_path",
+    "checkpoints.save_initial_state",
+    "general.benchmark_csv_path",
+    "profiler",
+)
+SECTIONS = ("checkpoints", "general", "logging", "model", "optimizer", "parallelism", "tokens")
+"""That training needs, though the classes call most of them optional."""
+
+NEVER = 10**9
+"""An interval in steps that no training reaches. nanotron logs its first step all the same."""
+
+Config = dict[str, Any]
+
+
+def from_case(case: Case, options: Nanotron, *, files: Path, fused_adam: bool) -> Config:
+    """The configuration of a case: AdamW as everywhere, at a constant rate, unclipped; nothing is saved."""
+    return {
+        "general": {"project": "perfsuite", "run": case.id, "seed": case.seed, "ignore_sanity_checks": True},
+        "parallelism": {
+            "dp": options.dp,
+            "tp": options.tp,
+            "pp": options.pp,
+            "tp_mode": options.tp_mode,
+            "tp_linear_async_communication": options.tp_linear_async_communication,
+            "pp_engine": options.pp_engine,
+        },
+        "model": {
+            "dtype": DTYPES[case.precision],
+            "init_method": {"std": 0.02},
+            "model_config": {
+                "is_llama_config": True,
+                "max_position_embeddings": case.sample_length,
+                **{name: case.model.config[name] for name in SHAPE if name in case.model.config},
+            },
+        },
+        "tokenizer": {"tokenizer_name_or_path": None},
+        "checkpoints": {
+            "checkpoints_path": str(files / "checkpoints"),
+            "checkpoint_interval": NEVER,
+        },
+        "logging": {
+            "log_level": "warning",
+            "log_level_replica": "warning",
+            "iteration_step_info_interval": options.log_interval or NEVER,
+        },
+        "tokens": {
+            "sequence_length": case.sequence_length,
+            "train_steps": case.total_steps,
+            "micro_batch_size": case.micro_batch,
+            "batch_accumulation_per_replica": case.gradient_accumulation,
+        },
+        "optimizer": {
+            "zero_stage": options.zero_stage,
+            "accumulate_grad_in_fp32": options.accumulate_grad_in_fp32,
+            "weight_decay": 0.1,
+            "clip_grad": None,
+            "adam_beta1": 0.9,
+            "adam_beta2": 0.95,
+            "adam_eps": 1e-8,
+            "torch_adam_is_fused": fused_adam,
+            "learning_rate_scheduler": {
+                "learning_rate": case.learning_rate,
+                "min_decay_lr": case.learning_rate,
+                "lr_warmup_style": "constant",
+            },
+        },
+        "data": {"dataset": None, "seed": case.seed},
+    }
+
+
+class ConfigFile(Data):
+    """A user's own file, kept with the case."""
+
+    name: str
+    text: str = Field(repr=False)
+
+    @classmethod
+    def read(cls, path: Path) -> ConfigFile:
+        """Raises `CaseError` where it cannot be read, or has other fields than nanotron."""
+        try:
+            file = cls(name=path.stem, text=path.read_text(encoding="utf-8"))
+            fields = yaml.safe_load(file.text)
+        except OSError as error:
+            raise CaseError(f"{path} cannot be read: {error.strerror}") from None
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise CaseError(f"{path} is not YAML: {error}") from None
+        if not isinstance(fields, dict):
+            raise CaseError(f"{path} is {type(fields).__name__}, not sections with fields")
+        problems = [f"{name}: missing, training needs it" for name in SECTIONS if not fields.get(name)]
+        if problems := problems + _unknown(fields, "Config", ""):
+            raise CaseError(f"{path}: {'; '.join(problems)}")
+        return file
+
+    @cached_property
+    def fields(self) -> Config:
+        """What stands in it."""
+        fields: Config = yaml.safe_load(self.text)
+        return fields
+
+    @property
+    def digest(self) -> str:
+        """Of its content: the same whatever its comments and order."""
+        return digest(self.fields)
+
+
+def conflicts(config: Config, case: Case, options: Nanotron) -> list[str]:
+    """Where a user's file and the case disagree, or the file asks for what a measurement cannot have."""
+    problems = []
+    expected = from_case(case, options, files=Path(), fused_adam=False)
+    for path, field in DECIDED_BY_THE_CASE.items():
+        has, needs = get(config, path), get(expected, path)
+        if has != needs:
+            problems.append(f"{path}: {has!r}, but the case's {field} says {needs!r}")
+    problems += [
+        f"{path}: {get(config, path)!r} has no place in a measurement: leave it out"
+        for path in NOT_IN_A_MEASUREMENT
+        if get(config, path)
+    ]
+    steps, trained = case.total_steps, get(config, "tokens.train_steps")
+    if trained < steps:
+        problems.append(
+            f"tokens.train_steps: {trained}, but the case's max_warmup_steps + steps says {steps}"
+        )
+    if (interval := get(config, "checkpoints.checkpoint_interval")) <= steps:
+        problems.append(
+            f"checkpoints.checkpoint_interval: {interval} would save within the {steps} steps of the "
+            "measurement: choose more"
+        )
+    return problems
+
+
+def layout(config: Config, case: Case) -> list[str]:
+    """What cannot be in a configuration, made or given: sizes that do not fit the topology or the model."""
+    parallelism = {name: get(config, f"parallelism.{name}") for name in _schema()["ParallelismArgs"]}
+    shape = {name: get(config, f"model.model_config.{name}") for name in SHAPE}
+    dp, tp, pp = (parallelism[name] for name in ("dp", "tp", "pp"))
+    world = case.topology.world_size
+    if dp * tp * pp != world or min(dp, tp, pp) < 1:
+        return [
+            f"dp {dp} x tp {tp} x pp {pp} is {dp * tp * pp}, but the case's topology has {world} processes"
+        ]
+    problems = []
+    if (experts := parallelism["expert_parallel_size"]) != 1:
+        problems.append(f"expert_parallel_size {experts}: Llama has no experts, only 1 is possible")
+    split = {
+        name: shape[name]
+        for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+        if shape[name] is not None
+    }
+    is_sequence_parallel = str(parallelism["tp_mode"]).upper() == "REDUCE_SCATTER"
+    if is_sequence_parallel:
+        split["sequence_length"] = case.sequence_length
+    problems += [f"tp {tp} does not divide {name} {size}" for name, size in split.items() if size % tp]
+    unit = tp * get(config, "model.make_vocab_size_divisible_by")
+    if shape["vocab_size"] % unit:
+        problems.append(
+            f"vocab_size {shape['vocab_size']} is no multiple of {unit} (tp x make_vocab_size_divisible_by): "
+            "nanotron would enlarge it"
+        )
+    if parallelism["tp_linear_async_communication"] and not is_sequence_parallel:
+        problems.append(
+            f"tp_linear_async_communication needs tp_mode REDUCE_SCATTER, it is {parallelism['tp_mode']}"
+        )
+    if pp > shape["num_hidden_layers"]:
+        problems.append(f"pp {pp} is more than num_hidden_layers {shape['num_hidden_layers']}")
+    if parallelism["pp_engine"] == "1f1b" and case.gradient_accumulation < pp - 1:
+        problems.append(
+            f"pp_engine 1f1b with pp {pp} needs a gradient_accumulation of {pp - 1} or more, "
+            f"it is {case.gradient_accumulation}"
+        )
+    if get(config, "optimizer.accumulate_grad_in_fp32") and case.precision == "fp32":
+        problems.append("accumulate_grad_in_fp32 is for precision 'bf16': of 'fp32' nanotron makes no copy")
+    return problems
+
+
+def cannot_build(model: Model) -> str | None:
+    """Why nanotron's Llama is not this model, or None."""
+    config = model.config
+    if config.get("model_type") != "llama":
+        return f"of the models here nanotron has Llama alone, {model.name} is {config.get('model_type')}"
+    head_dim = config.get("hidden_size", 4096) / config.get("num_attention_heads", 32)  # type: ignore[operator]
+    usual: dict[str, tuple[object, ...]] = {
+        "attention_bias": (False,),
+        "attention_dropout": (0,),
+        "head_dim": (None, head_dim),
+        "mlp_bias": (False,),
+    }
+    for name in sorted(set(config) - set(SHAPE) - WITHOUT_COST):
+        if config[name] not in usual.get(name, ()):
+            return f"nanotron's Llama has no {name} {config[name]!r}, as {model.name} has"
+    return None
+
+
+def get(config: Mapping[str, Any], path: str) -> Any:
+    """The value at a path such as `tokens.train_steps`, or nanotron's default for it."""
+    kind, found = "Config", config
+    *sections, name = path.split(".")
+    for section in sections:
+        kind = _kind_of(_schema()[kind][section][0])
+        found = found.get(section) or {}
+    return found[name] if name in found else _schema()[kind][name][1]
+
+
+def _unknown(section: Config, kind: str, path: str) -> list[str]:
+    fields, problems = _schema()[kind], []
+    for name, value in section.items():
+        if name not in fields:
+            known = ", ".join(fields)
+            problems.append(f"{path}{name}: nanotron has no such field here; it knows {known}")
+        elif (inner := _kind_of(fields[name][0])) and isinstance(value, dict):
+            problems += _unknown(value, inner, f"{path}{name}.")
+        elif (inner and value is not None) or not _fits(value, fields[name][0]):
+            problems.append(f"{path}{name}: {fields[name][0]} is needed, got {value!r}")
+    missing = [name for name, (_, default) in fields.items() if default is REQUIRED and name not in section]
+    return problems + [f"{path}{name}: missing, nanotron has no default for it" for name in missing]
+
+
+REQUIRED = object()
+"""In place of a default."""
+
+
+@functools.cache
+def _schema() -> Mapping[str, Mapping[str, tuple[str, Any]]]:
+    """Class -> field -> (annotation, default), of the dataclasses in nanotron's `config` directory."""
+    spec = importlib.util.find_spec("nanotron")
+    assert spec is not None
+    assert spec.origin is not None
+    classes: dict[str, dict[str, tuple[str, Any]]] = {}
+    for file in ("config", "models_config", "parallelism_config"):
+        text = (Path(spec.origin).parent / "config" / f"{file}.py").read_text(encoding="utf-8")
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ClassDef):
+                classes[node.name] = {
+                    ast.unparse(item.target): (ast.unparse(item.annotation), _default(item.value))
+                    for item in node.body
+                    if isinstance(item, ast.AnnAssign)
+                }
+    return classes
+
+
+def _default(value: ast.expr | None) -> Any:
+    if value is None:
+        return REQUIRED
+    return value.value if isinstance(value, ast.Constant) else ast.unparse(value)
+
+
+def _fits(value: object, annotation: str) -> bool:
+    """Whether a plain value is of its type; others are left to nanotron."""
+    kinds: dict[str, Any] = {"bool": bool, "float": (int, float), "int": int, "str": str}
+    name = annotation.removeprefix("Optional[").removesuffix("]")
+    if name not in kinds:
+        return True
+    if value is None:
+        return name != annotation
+    return isinstance(value, kinds[name]) and (name == "bool" or not isinstance(value, bool))
+
+
+def _kind_of(annotation: str) -> str:
+    """The dataclass that an annotation names, or "". Of several models it is Llama's."""
+    if annotation == "NanotronConfigs":
+        return "LlamaConfig"
+    name = annotation.removeprefix("Optional[").removesuffix("]")
+    return name if name in _schema() else ""

@@ -1,0 +1,5 @@
+"""torchtitan, by its own trainer."""
+
+from perfsuite.frameworks.torchtitan.adapter import TorchTitan
+
+__all__ = ["TorchTitan"]

@@ -1,0 +1,292 @@
+"""torchtitan's own Trainer for a case: configuration, model, data. Worker side; imports torchtitan.
+
+`perfsuite.frameworks.torchtitan.compat.before_import` comes first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils.data import IterableDataset
+from torchtitan.components.checkpointer import CheckpointManager
+from torchtitan.components.dataloader import ParallelAwareDataloader
+from torchtitan.components.loss import IGNORE_INDEX, ChunkedLossWrapper, CrossEntropyLoss
+from torchtitan.components.metrics import BaseLogger, MetricsProcessor
+from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
+from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.config import CommConfig, CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.models import llama3
+from torchtitan.models.common.attention import ScaledDotProductAttention
+from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.trainer import Trainer
+
+from perfsuite.frameworks.base import NCCL_AFTER_S
+from perfsuite.frameworks.common.model import synthetic_batches, transformers_config
+from perfsuite.frameworks.torchtitan import compat
+from perfsuite.frameworks.torchtitan.adapter import LOSS_CHUNKS, PRECISIONS
+
+if TYPE_CHECKING:
+    from perfsuite.case.case import Case
+    from perfsuite.case.model import Model
+    from perfsuite.frameworks.torchtitan.adapter import TorchTitan
+    from perfsuite.worker.recorder import Recorder
+
+
+class CaseTrainer(Trainer):  # type: ignore[misc]
+    """The Trainer, unchanged in what it does; it keeps the losses, and tells the clock when it is done."""
+
+    def __init__(self, config: Any, recorder: Recorder) -> None:
+        super().__init__(config)
+        self._recorder = recorder
+        self._micro_losses: list[Tensor] = []
+        self.metrics_processor.logger = self.own_log = LastMetrics()
+        compat.after_build(self)
+
+    @property
+    def model(self) -> Any:
+        """The model as parallelised."""
+        return self.model_parts[0]
+
+    @property
+    def data_parallel(self) -> int:
+        """Ranks that see different data."""
+        return int(self.parallel_dims.dp_replicate * self.parallel_dims.dp_shard)
+
+    def forward_backward_step(self, **batch: Any) -> Tensor:
+        """One micro-batch. Its loss is this rank's sum over the tokens of all ranks."""
+        loss: Tensor = super().forward_backward_step(**batch)
+        kept = loss.detach()
+        self._micro_losses.append(kept.to_local() if isinstance(kept, DTensor) else kept)
+        return loss
+
+    def should_continue_training(self) -> bool:
+        """Whether to make another step. After the last one `train` waits for two seconds."""
+        if more := bool(super().should_continue_training()):
+            return more
+        self._recorder.finish()
+        return False
+
+    def settings(self) -> dict[str, str]:
+        """What runs, as found in the model and the optimizer."""
+        modules = self.model.named_modules()
+        attention = {type(module) for name, module in modules if name.endswith("inner_attention")}
+        mesh = next(parameter.device_mesh for parameter in self.model.parameters())
+        (optimizer,) = self.optimizers
+        fused = " fused" if optimizer.param_groups[0]["fused"] else ""
+        return {
+            "attention": "sdpa" if attention == {ScaledDotProductAttention} else str(attention),
+            "mesh": " x ".join(f"{name} {mesh.size(i)}" for i, name in enumerate(mesh.mesh_dim_names)),
+            "optimizer": f"{type(optimizer).__name__}{fused}",
+            "spmd_backend": self.config.parallelism.spmd_backend,
+            "cuda_graphs": "no" if self.config.training.disable_cuda_graphs else "yes",
+            "loss_chunks": str(self.loss_fn.num_chunks),
+            "gradient_clipping": f"max_norm={self.config.training.max_norm}: the norm is computed only",
+            "patched": compat.patches(self.device.type),
+        }
+
+    def losses(self) -> list[Tensor]:
+        """Of each step, the mean over this rank's tokens."""
+        micro = torch.stack(self._micro_losses).view(-1, self.gradient_accumulation_steps)
+        return list(micro.sum(dim=1) * self.data_parallel)
+
+
+class LastMetrics(BaseLogger):  # type: ignore[misc]
+    """Keeps the figures that torchtitan logged last."""
+
+    metrics: dict[str, float]
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """Called at the first and at the last step, after the optimizer's."""
+        self.metrics = metrics
+
+
+def trainer_config(case: Case, options: TorchTitan) -> Trainer.Config:
+    """Everything that torchtitan is told. What is not named here is its default."""
+    dtype, compute_dtype = PRECISIONS[case.precision]
+    spec = model_spec(case.model)
+    watchdog_s = math.ceil(case.timeout_s) + NCCL_AFTER_S
+    ranks_with_data = case.topology.world_size // options.tensor_parallel
+    optimizer = default_adamw(lr=case.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer.implementation = "fused" if torch.cuda.is_available() else "for-loop"
+    return Trainer.Config(
+        model_spec=spec,
+        loss=ChunkedLossWrapper.Config(
+            num_chunks=LOSS_CHUNKS,
+            loss_fn=CrossEntropyLoss.Config(global_vocab_size=spec.model.vocab_size),
+        ),
+        tokenizer=NoTokenizer.Config(),
+        dataloader=SyntheticData.Config(
+            batches=lambda dp_rank: synthetic_batches(case, dp_rank, torch.device("cpu"))
+        ),
+        optimizer=optimizer,
+        lr_scheduler=LRSchedulersContainer.Config(warmup_steps=0, decay_ratio=0.0),
+        training=TrainingConfig(
+            local_batch_size=case.micro_batch,
+            global_batch_size=case.micro_batch * case.gradient_accumulation * ranks_with_data,
+            seq_len=case.sample_length,
+            steps=case.total_steps,
+            max_norm=float("inf"),
+            dtype=dtype,
+            mixed_precision_param=compute_dtype,
+            disable_cuda_graphs=True,
+            gc_freq=case.total_steps + 1,  # the clock collects garbage, between steps
+        ),
+        parallelism=ParallelismConfig(
+            tensor_parallel_degree=options.tensor_parallel,
+            data_parallel_replicate_degree=options.data_parallel_replicate,
+            spmd_backend="partial_dtensor",  # its default wants a `fully_shard` that torch 2.13 does not have
+        ),
+        activation_checkpoint=activation_checkpoint(case.activation_checkpointing),
+        compile=CompileConfig(enable=case.compile, components=["model"]),
+        checkpoint=CheckpointManager.Config(enable=False, initial_load_model_only=False),
+        metrics=MetricsProcessor.Config(log_freq=case.total_steps),
+        comm=CommConfig(
+            init_timeout_seconds=watchdog_s,
+            train_timeout_seconds=watchdog_s,
+            trace_buf_size=0,  # or it makes a folder
+        ),
+        debug=DebugConfig(seed=case.seed, enable_structured_logging=False),
+    )
+
+
+def model_spec(model: Model) -> ModelSpec:
+    """torchtitan's Llama 3 in the sizes of a transformers Llama configuration."""
+    shape = transformers_config(model)
+    rope = shape.rope_parameters
+    scaling: dict[str, Any] = {}
+    if rope["rope_type"] == "llama3":
+        scaling = {
+            "scaling": "llama",
+            "scaling_factor": rope["factor"],
+            "low_freq_factor": rope["low_freq_factor"],
+            "high_freq_factor": rope["high_freq_factor"],
+            "original_max_position_embeddings": rope["original_max_position_embeddings"],
+        }
+    layers = llama3._build_llama3_layers(
+        n_layers=shape.num_hidden_layers,
+        dim=shape.hidden_size,
+        n_heads=shape.num_attention_heads,
+        n_kv_heads=shape.num_key_value_heads,
+        hidden_dim=shape.intermediate_size,
+        rope=llama3.ComplexRoPE.Config(
+            dim=shape.hidden_size // shape.num_attention_heads,
+            max_seq_len=shape.max_position_embeddings,
+            theta=rope["rope_theta"],
+            **scaling,
+        ),
+        attn_backend="flex",  # the builder takes no other that needs no packed documents
+    )
+    for layer in layers:
+        layer.attention.inner_attention = ScaledDotProductAttention.Config()
+        layer.attention_norm.eps = layer.ffn_norm.eps = shape.rms_norm_eps
+    tied = shape.tie_word_embeddings
+    return ModelSpec(
+        name="llama3",
+        flavor=model.name,
+        model=llama3.Llama3Model.Config(
+            dim=shape.hidden_size,
+            vocab_size=shape.vocab_size,
+            enable_weight_tying=tied,
+            tok_embeddings=llama3.Embedding.Config(
+                num_embeddings=shape.vocab_size,
+                embedding_dim=shape.hidden_size,
+                param_init=llama3._EMBEDDING_SKIP_INIT if tied else llama3._EMBEDDING_INIT,
+            ),
+            norm=llama3.RMSNorm.Config(
+                normalized_shape=shape.hidden_size, eps=shape.rms_norm_eps, param_init=llama3._NORM_INIT
+            ),
+            lm_head=llama3.Linear.Config(
+                in_features=shape.hidden_size,
+                out_features=shape.vocab_size,
+                param_init=llama3._output_linear_init(shape.hidden_size),
+            ),
+            layers=layers,
+        ),
+        parallelize_fn=llama3.parallelize_llama,
+        pipelining_fn=None,
+        post_optimizer_build_fn=None,
+        state_dict_adapter=None,
+    )
+
+
+class EveryNthAC(FullAC):  # type: ignore[misc]
+    """Recompute every N-th block: what torchtitan called selective layer checkpointing before 0.3."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(FullAC.Config):  # type: ignore[misc]
+        """N."""
+
+        every: int
+
+    def _wrap_block(self, module: Any, *, base_fqn: str) -> Any:
+        index = int(base_fqn.removeprefix("layers."))
+        return super()._wrap_block(module, base_fqn=base_fqn) if index % self.config.every == 0 else module
+
+
+def activation_checkpoint(mode: str) -> Any:
+    """torchtitan's policy for a case's `activation_checkpointing`."""
+    if mode.startswith("every-"):
+        return EveryNthAC.Config(every=int(mode.removeprefix("every-")))
+    return {"none": None, "full": FullAC.Config(), "selective-op": SelectiveAC.Config()}[mode]
+
+
+class SyntheticData(ParallelAwareDataloader):  # type: ignore[misc]
+    """The tokens that every framework is given, by data-parallel rank."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(ParallelAwareDataloader.Config):  # type: ignore[misc]
+        """The tokens of a data-parallel rank: see `perfsuite.frameworks.common.model.synthetic_batches`."""
+
+        batches: Callable[[int], list[Tensor]]
+
+    def __init__(self, config: Config, *, dp_rank: int, dp_world_size: int, **_: Any) -> None:
+        super().__init__(Pairs(config.batches(dp_rank)), dp_rank, dp_world_size, batch_size=None)
+
+
+class Pairs(IterableDataset[Any]):
+    """Input and labels, without end."""
+
+    def __init__(self, batches: list[Tensor]) -> None:
+        self._pairs = [({"input": tokens}, next_tokens(tokens)) for tokens in batches]
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+        for inputs, labels in itertools.cycle(self._pairs):
+            yield dict(inputs), labels  # a new dictionary: the Trainer moves its tensors in place
+
+
+def next_tokens(tokens: Tensor) -> Tensor:
+    """What follows each token; nothing is known to follow the last, as in transformers' own loss."""
+    labels = tokens.roll(-1, dims=1)
+    labels[:, -1] = IGNORE_INDEX
+    return labels
+
+
+class NoTokenizer(BaseTokenizer):  # type: ignore[misc]
+    """There is no text."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseTokenizer.Config):  # type: ignore[misc]
+        """No options."""
+
+    def __init__(self, config: Config, **_: Any) -> None:
+        super().__init__()
+
+    def encode(self, *_: Any, **__: Any) -> list[int]:
+        """Never asked."""
+        raise NotImplementedError
+
+    def decode(self, *_: Any, **__: Any) -> str:
+        """Never asked."""
+        raise NotImplementedError
+
+    def get_vocab_size(self) -> int:
+        """Never asked."""
+        raise NotImplementedError

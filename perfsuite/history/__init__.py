@@ -1,0 +1,1 @@
+"""Results of many nights: kept, shown as asv pages, searched for trends."""

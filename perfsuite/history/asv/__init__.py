@@ -1,0 +1,1 @@
+"""The history as asv's result files and pages."""

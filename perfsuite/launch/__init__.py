@@ -1,0 +1,1 @@
+"""Start, watch and end one launch of a case on this machine."""

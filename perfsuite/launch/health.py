@@ -1,0 +1,359 @@
+"""Was the machine itself well while it trained? Sampled by the driver beside the run, a few times a second.
+
+Driver side; imports neither torch nor pytest, and pynvml only inside functions.
+
+GPUs are read through NVML, processors through /proc. A reading that a device does not give is None, never 0.
+Samples count while steps are being made: from the first finished step that the driver sees to the last one,
+warm-up included. `unhealthy` judges them: it is pure.
+
+A call of NVML may wait for a driver that no longer answers. On a machine with GPUs a thread samples, so that
+whoever enforces the deadlines of the job never waits with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby, takewhile
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import psutil
+
+from perfsuite.case.hardware import Machine
+from perfsuite.launch.nvml import Gpu, Gpus
+from perfsuite.results.health import FREE_S, HELD_BYTES
+from perfsuite.results.run import DeviceHealth, Health
+
+EVERY_S = 0.25
+"""Between samples. One is also taken when the step moves, so that first and last are at the end of a step:
+rank 0 tells its steps at most twice a second."""
+RESCAN_S = 2.0
+"""Between looks for new processes of the job: that reads every process of the machine."""
+
+
+FREE_POLL_S = 0.5
+SILENT_S = 5.0
+"""In which NVML should have answered: it does in milliseconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cpu:
+    """The cores that the job may use; seconds since boot, of all these cores together."""
+
+    processes_s: float
+    """In processes, whosever; without interrupts, which nobody can be charged with."""
+    steal_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sample:
+    at: float
+    step: int
+    gpus: tuple[Gpu, ...]
+    cpu: Cpu | None
+    job_s: float
+    """CPU seconds of the job since its start."""
+    load: float | None
+    pressure: float | None
+
+
+class Sampler:
+    """Watches the machine beside one launch. `devices` GPUs, the first visible ones, are the job's.
+
+    `nvml` is the module `pynvml`, or None on a machine without GPU.
+    """
+
+    def __init__(
+        self,
+        *,
+        devices: int = 0,
+        nvml: Any | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+        proc: Path = Path("/proc"),
+    ) -> None:
+        self._clock, self._sleep, self._proc = clock, sleep, proc
+        self._cores = allowed_cores()
+        self._job = _Job()
+        self._gpus = Gpus(nvml, devices, self._job) if nvml is not None else None
+        self._cards: tuple[DeviceHealth, ...] = ()
+        self._slowest_s = 0.0
+        self._counted: list[_Sample] = []
+        self._pending: list[_Sample] = []
+        self._step, self._sampled_at = 0, -EVERY_S
+
+    def prepare(self) -> None:
+        """Before the launch: wait until the GPUs are free of what ran before, `FREE_S` at the most."""
+        if self._gpus is None:
+            return
+        until = self._clock() + FREE_S
+        held = self._gpus.used_bytes()
+        while any((size or 0) > HELD_BYTES for size in held) and self._clock() < until:
+            self._sleep(FREE_POLL_S)
+            held = self._gpus.used_bytes()
+        self._cards = self._gpus.cards(held)
+
+    def begin(self, launcher_pid: int) -> None:
+        """The job is this process and its descendants."""
+        self._job.begin(launcher_pid)
+
+    def sample(self, step: int) -> None:
+        """Called often, with the steps finished so far; most calls do nothing.
+
+        What was seen while nothing shows that a step was being made does not count: neither before the first
+        step nor, as `step` then moves no more, after the last one and in a hang.
+        """
+        now = self._clock()
+        wait = EVERY_S if step == self._step else EVERY_S / 4
+        if step <= 0 or now - self._sampled_at < wait:
+            return
+        self._sampled_at = now
+        if now - self._job.scanned_at >= RESCAN_S:
+            self._job.scan(now)
+        self._pending.append(self._read(now, step))
+        if step > self._step:
+            self._step = step
+            self._counted += self._pending
+            self._pending.clear()
+
+    def finish(self) -> Health | None:
+        """What was seen, None if nothing was; then NVML is let go."""
+        if self._gpus is None:
+            return self._found(())
+        notes = self._gpus.notes()
+        self._gpus.finish()
+        return self._found(notes)
+
+    def _found(self, notes: tuple[str, ...]) -> Health | None:
+        if self._slowest_s > SILENT_S:
+            notes = (*notes, f"NVML took {self._slowest_s:.0f} s to answer: look at dmesg")
+        if len(self._counted) > 1:
+            return _health(self._counted, self._cards, notes)
+        if self._cards or notes:
+            return Health(samples=0, seconds=0, steps=0, devices=self._cards, notes=notes)
+        return None
+
+    def _read_gpus(self) -> tuple[Gpu, ...]:
+        if self._gpus is None:
+            return ()
+        began = self._clock()
+        gpus = self._gpus.read()
+        self._slowest_s = max(self._slowest_s, self._clock() - began)
+        return gpus
+
+    def _read(self, now: float, step: int) -> _Sample:
+        return _Sample(
+            at=now,
+            step=step,
+            gpus=self._read_gpus(),
+            cpu=read_cpu(self._proc / "stat", self._cores),
+            job_s=self._job.cpu_s(),
+            load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+            pressure=_read_pressure(self._proc / "pressure" / "cpu"),
+        )
+
+
+class BackgroundSampler(Sampler):
+    """A sampler that does its work in a thread: nobody waits longer than `SILENT_S` for a silent NVML."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._newest_step = 0
+        self._is_over = False
+        self._error: str | None = None
+        self._is_prepared, self._wake = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._work, name="perfsuite-health", daemon=True)
+
+    def prepare(self) -> None:
+        """As `Sampler.prepare`. A job is launched even if NVML does not answer."""
+        self._thread.start()
+        self._is_prepared.wait(FREE_S + SILENT_S)
+
+    def sample(self, step: int) -> None:
+        """As `Sampler.sample`, at once: the thread does it."""
+        self._newest_step = step
+        self._wake.set()
+
+    def finish(self) -> Health | None:
+        """As `Sampler.finish`. If NVML does not answer even now, it is left alone."""
+        if not self._thread.is_alive():
+            return super().finish() if self._error is None else self._found((self._error,))
+        self._is_over = True
+        self._wake.set()
+        self._thread.join(SILENT_S)
+        if self._thread.is_alive():
+            silent = "NVML does not answer (a GPU that is lost?): look at `nvidia-smi` and dmesg"
+            return self._found((silent,))
+        return self.finish()
+
+    def _work(self) -> None:
+        try:
+            super().prepare()
+            self._is_prepared.set()
+            while not self._is_over:
+                self._wake.wait()
+                self._wake.clear()
+                super().sample(self._newest_step)
+        except Exception as error:  # the launch is worth more than what is said of the machine
+            self._error = f"the machine's health is unknown: {type(error).__name__}: {error}"
+            self._is_prepared.set()
+
+
+def sampler(machine: Machine, devices: int) -> Sampler:
+    """A sampler for a job that uses the first `devices` devices of `machine`."""
+    if machine.device == "cpu":
+        return Sampler()
+    import pynvml
+
+    return BackgroundSampler(devices=devices, nvml=pynvml)
+
+
+class _Job:
+    """The launcher and its descendants. Elsewhere (Slurm's steps, say) it finds nobody but the launcher."""
+
+    def __init__(self) -> None:
+        self.pids: set[int] = set()
+        """Everyone there ever was: the dead stay in NVML's list for a while."""
+        self.scanned_at = -RESCAN_S
+        self._launcher: psutil.Process | None = None
+        self._processes: list[psutil.Process] = []
+
+    def begin(self, pid: int) -> None:
+        with contextlib.suppress(psutil.Error):
+            self._launcher = psutil.Process(pid)
+            self._processes = [self._launcher]
+        self.pids.add(pid)
+
+    def scan(self, now: float | None = None) -> None:
+        """Look for processes that were born meanwhile."""
+        if now is not None:
+            self.scanned_at = now
+        if self._launcher is None:
+            return
+        with contextlib.suppress(psutil.Error):
+            self._processes = [self._launcher, *self._launcher.children(recursive=True)]
+            self.pids |= {process.pid for process in self._processes}
+
+    def cpu_s(self) -> float:
+        """Of the living, and of the dead, whose time the kernel adds to the parent's that waited for them."""
+        seconds = 0.0
+        for process in self._processes:
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                seconds += times.user + times.system + times.children_user + times.children_system
+        return seconds
+
+
+def allowed_cores() -> set[int]:
+    """Those that this process, and so the job, may use."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def read_cpu(stat: Path, cores: set[int]) -> Cpu | None:
+    """From /proc/stat (proc_stat(5)), None where there is none."""
+    processes = steal = total = 0
+    try:
+        with stat.open() as file:
+            for line in takewhile(lambda line: line.startswith("cpu"), file):
+                name, *ticks = line.split()
+                if name == "cpu" or int(name[3:]) not in cores:
+                    continue
+                user, nice, system, idle, iowait, irq, softirq, stolen = map(int, ticks[:8])
+                processes += user + nice + system
+                steal += stolen
+                total += user + nice + system + idle + iowait + irq + softirq + stolen
+    except (OSError, ValueError):
+        return None
+    per_s = os.sysconf("SC_CLK_TCK")
+    return Cpu(processes_s=processes / per_s, steal_s=steal / per_s, total_s=total / per_s)
+
+
+def _read_pressure(file: Path) -> float | None:
+    """`some avg10` in percent, None where the kernel does not tell."""
+    try:
+        some = file.read_text().split("avg10=", 1)[1]
+        return float(some.split(maxsplit=1)[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _health(samples: Sequence[_Sample], cards: Sequence[DeviceHealth], notes: tuple[str, ...]) -> Health:
+    first, last = samples[0], samples[-1]
+    seconds = last.at - first.at
+    gpus = list(zip(*(sample.gpus for sample in samples), strict=True))
+    cards = cards or [DeviceHealth(index=index) for index in range(len(gpus))]
+    return Health(
+        samples=len(samples),
+        seconds=round(seconds, 3),
+        steps=last.step - first.step,
+        devices=tuple(_device(card, readings, seconds) for card, readings in zip(cards, gpus, strict=True)),
+        sm_clocks_mhz=tuple(
+            (step, median(clocks))
+            for step, group in groupby(samples, key=lambda sample: sample.step)
+            if (clocks := [clock for sample in group if (clock := _slowest_clock(sample)) is not None])
+        ),
+        load_average=_mean(sample.load for sample in samples),
+        cpu_pressure=_mean(sample.pressure for sample in samples),
+        notes=notes,
+        **_cpu_shares(first, last),
+    )
+
+
+def _cpu_shares(first: _Sample, last: _Sample) -> dict[str, float | None]:
+    """Over the whole time, not sample by sample: the kernel counts in ticks of 10 ms."""
+    if first.cpu is None or last.cpu is None or last.cpu.total_s <= first.cpu.total_s:
+        return {}
+    total = last.cpu.total_s - first.cpu.total_s
+    job = max(0.0, last.job_s - first.job_s)
+    busy = last.cpu.processes_s - first.cpu.processes_s
+    steal = last.cpu.steal_s - first.cpu.steal_s
+    shares = {"job_cpu": job / total, "foreign_cpu": (busy - job) / total, "steal": steal / total}
+    return {name: round(min(max(share, 0.0), 1.0), 4) for name, share in shares.items()}
+
+
+def _slowest_clock(sample: _Sample) -> float | None:
+    return min((gpu.sm_clock_mhz for gpu in sample.gpus if gpu.sm_clock_mhz is not None), default=None)
+
+
+def _device(card: DeviceHealth, readings: Sequence[Gpu], seconds: float) -> DeviceHealth:
+    clocks = [reading.sm_clock_mhz for reading in readings if reading.sm_clock_mhz is not None]
+    reasons = [reading.reasons for reading in readings if reading.reasons is not None]
+    names = sorted({name for active in reasons for name in active})
+    power_w = _mean(reading.power_w for reading in readings)
+    used = max((r.used_bytes for r in readings if r.used_bytes is not None), default=None)
+    held = card.held_before_bytes
+    return card.replace(
+        sm_clock_mhz=median(clocks) if clocks else None,
+        sm_clock_mhz_min=min(clocks, default=None),
+        utilisation=_mean(reading.utilisation for reading in readings),
+        power_w=power_w,
+        energy_j=_energy_j(readings, power_w, seconds),
+        temperature_c=max((r.temperature_c for r in readings if r.temperature_c is not None), default=None),
+        throttled={name: round(fmean(name in active for active in reasons), 4) for name in names}
+        if reasons
+        else None,
+        foreign_memory_bytes=max(
+            (r.foreign_bytes for r in readings if r.foreign_bytes is not None), default=None
+        ),
+        job_memory_bytes=None if used is None or held is None else max(0, used - held),
+    )
+
+
+def _energy_j(readings: Sequence[Gpu], power_w: float | None, seconds: float) -> float | None:
+    """By the device's own counter; where it has none (before Volta), mean power times seconds."""
+    before, after = readings[0].energy_j, readings[-1].energy_j
+    if before is not None and after is not None and after > before:
+        return round(after - before, 3)
+    return None if power_w is None else round(power_w * seconds, 3)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(fmean(known), 3) if known else None

@@ -1,0 +1,150 @@
+"""One session measures at a time on a machine; the next one queues. Imports neither torch nor pytest.
+
+The lock is flock(2) on a file, which the kernel lets go when its holder ends, however that ends. Who holds
+it stands in the file. Sessions on other GPUs of the machine queue, too: they would share its cores, its
+memory bandwidth, its PCIe links and its power.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+from pydantic import ValidationError
+
+from perfsuite.documents import Data, plain
+from perfsuite.errors import BusyError, FileError
+
+LOCK_FILE = "PERFSUITE_LOCK"
+"""Environment variable: another file, for sessions that may run beside those that use the usual one."""
+USUAL = Path("/tmp/perfsuite.launch.lock")
+"""The same for every user: `tempfile.gettempdir()` may be one's own."""
+POLL_S = 1.0
+LONGEST = 4096
+"""Bytes read of what another user may have written."""
+
+
+class Holder(Data):
+    """Who measures now."""
+
+    pid: int
+    user: str
+    command: str
+    directory: str
+    since: str
+
+    def __str__(self) -> str:
+        told = f"pid {self.pid} of {self.user}, since {self.since}: {self.command} in {self.directory}"
+        return "".join(letter if letter.isprintable() else "?" for letter in told)
+
+
+class MachineLock:
+    """Taken before the first launch of a session, let go at its end."""
+
+    def __init__(self, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._sleep = sleep
+        self._descriptor: int | None = None
+
+    def take(self, say: Callable[[str], None], *, wait: bool = True) -> None:
+        """Hold the lock; while another session does, wait for it, however long, and say for whom.
+
+        Raises `BusyError` instead of waiting unless `wait`, and `FileError` if the lock cannot be opened.
+        """
+        if self._descriptor is not None:
+            return
+        file = Path(os.environ.get(LOCK_FILE) or USUAL)
+        descriptor = _open(file)
+        try:
+            self._queue(descriptor, file, say, wait)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(plain(_ourselves())).encode(), 0)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Let the next session measure."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _queue(self, descriptor: int, file: Path, say: Callable[[str], None], wait: bool) -> None:
+        told = ""
+        while not _locked(descriptor):
+            holder = _holder(descriptor)
+            if not wait:
+                raise BusyError(
+                    f"another session measures on this machine ({holder}; {file} is locked): "
+                    "run again when it has ended, or without --perf-no-wait to queue"
+                )
+            if holder != told:
+                told = holder
+                say(f"waiting for another session on this machine: {holder} (--perf-no-wait fails instead)")
+            self._sleep(POLL_S)
+
+
+@contextlib.contextmanager
+def machine_lock(say: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock inside of a `with`; `say` is told for whom it waits. Raises `FileError`."""
+    lock = MachineLock()
+    lock.take(say)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _open(file: Path) -> int:
+    """Open to every user. Where /tmp is protected, O_CREAT may not meet a file of another user."""
+    try:
+        try:
+            return os.open(file, os.O_RDWR | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            before = os.umask(0)
+            try:
+                return os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT, 0o666)
+            finally:
+                os.umask(before)
+    except OSError as error:
+        raise FileError(
+            f"cannot open {file}, by which sessions on this machine queue: {error.strerror}. "
+            f"Make it writable, or name another file in {LOCK_FILE}"
+        ) from None
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holder(descriptor: int) -> str:
+    try:
+        return str(Holder.model_validate_json(os.pread(descriptor, LONGEST, 0)))
+    except (ValidationError, ValueError):
+        return "it has not said who it is"
+
+
+def _ourselves() -> Holder:
+    program, *arguments = sys.argv
+    path = Path(program)
+    name = path.parent.name if path.name == "__main__.py" else path.name
+    return Holder(
+        pid=os.getpid(),
+        user=psutil.Process().username(),
+        command=shlex.join([name, *arguments])[:500],
+        directory=os.getcwd()[:500],
+        since=datetime.now().isoformat(sep=" ", timespec="seconds"),
+    )

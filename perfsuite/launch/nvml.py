@@ -1,0 +1,240 @@
+"""Reads the job's GPUs through NVML, one moment at a time. Driver side; imports neither torch nor pytest.
+
+A reading that a device does not give is None, never 0. The NVML module itself is handed in: `pynvml`, or in
+tests a stand-in with its function names and recorded readings. Any call may wait for a driver that no longer
+answers: `perfsuite.launch.health` makes them in a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+from perfsuite.launch.machine import pci_bus_id, visible_handles
+from perfsuite.results.run import DeviceHealth
+
+REASONS: dict[int, str] = {
+    0x001: "GpuIdle",
+    0x002: "ApplicationsClocksSetting",
+    0x004: "SwPowerCap",
+    0x008: "HwSlowdown",
+    0x010: "SyncBoost",
+    0x020: "SwThermalSlowdown",
+    0x040: "HwThermalSlowdown",
+    0x080: "HwPowerBrakeSlowdown",
+    0x100: "DisplayClockSetting",
+    0x200: "BoardLimit",
+    0x400: "Reliability",
+}
+"""Bits of nvmlClocksEventReasons (nvml.h), older name nvmlClocksThrottleReasons. The last two have a name
+under the older prefix only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU at one moment."""
+
+    sm_clock_mhz: float | None
+    utilisation: float | None
+    power_w: float | None
+    energy_j: float | None
+    """Since the driver was loaded."""
+    temperature_c: float | None
+    reasons: frozenset[str] | None
+    foreign_bytes: int | None
+    used_bytes: int | None
+    """Of its memory, by whomever; without what the driver reserves."""
+
+
+class Job(Protocol):
+    """Whose processes are not foreign."""
+
+    pids: set[int]
+
+    def scan(self) -> None:
+        """Look for processes that were born meanwhile."""
+
+
+class Gpus:
+    """Reads the job's GPUs through NVML. What NVML cannot tell is None and, unless that is normal, noted.
+
+    NVML is asked for the first time when something is read.
+    """
+
+    def __init__(self, nvml: Any, count: int, job: Job) -> None:
+        self._nvml, self._count, self._job = nvml, count, job
+        self._notes: dict[str, None] = {}
+        self._unsupported: set[tuple[str, int]] = set()
+        self._strangers: set[int] = set()
+        self._own_seen: set[int] = set()
+        self._listed: set[int] = set()
+        self._link_seen: set[int] = set()
+
+    @cached_property
+    def _handles(self) -> list[Any]:
+        try:
+            self._nvml.nvmlInit()
+            return visible_handles(self._nvml)[: self._count]
+        except Exception as error:  # also hardware's own, if CUDA_VISIBLE_DEVICES names no GPU
+            self._notes[f"the GPUs' health is unknown: {error}"] = None
+            return []
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return [
+            DeviceHealth(index=index, pci_bus_id=pci_bus_id(self._nvml, handle)).name
+            for index, handle in enumerate(self._handles)
+        ]
+
+    def finish(self) -> None:
+        """Let NVML go."""
+        with contextlib.suppress(Exception):
+            self._nvml.nvmlShutdown()
+
+    def notes(self) -> tuple[str, ...]:
+        """What could not be found out so far, and why; and what is wrong with a card."""
+        hidden = sorted(self._listed - self._own_seen)
+        if not hidden:
+            return tuple(self._notes)
+        which = ", ".join(map(str, hidden))
+        unseen = (
+            f"GPU {which}: NVML does not list this job's own processes (a container with process ids of "
+            "its own?), so whether others use it is unknown"
+        )
+        return (*self._notes, unseen)
+
+    def used_bytes(self) -> list[int | None]:
+        """Of the memory of each GPU, now, without what the driver reserves; None where it does not tell."""
+        return [self._used_bytes(index, handle) for index, handle in enumerate(self._handles)]
+
+    def cards(self, held: Sequence[int | None]) -> tuple[DeviceHealth, ...]:
+        """Which cards these are, how they are set up, and who holds what of their memory before the job."""
+        return tuple(
+            self._card(index, handle, size)
+            for index, (handle, size) in enumerate(zip(self._handles, held, strict=True))
+        )
+
+    def read(self) -> tuple[Gpu, ...]:
+        """All GPUs of the job, now."""
+        return tuple(self._read(index, handle) for index, handle in enumerate(self._handles))
+
+    def _card(self, index: int, handle: Any, held: int | None) -> DeviceHealth:
+        nvml = self._nvml
+
+        def watts(function: str) -> float | None:
+            milliwatts = self._ask(index, function, handle)
+            return None if milliwatts is None else milliwatts / 1e3
+
+        def is_on(mode: Any) -> bool | None:
+            return None if mode is None else bool(mode)
+
+        limits = self._ask(index, "nvmlDeviceGetPowerManagementLimitConstraints", handle)
+        ecc = self._ask(index, "nvmlDeviceGetEccMode", handle)
+        self._note_memory_faults(index, handle)
+        processes = self._ask(index, "nvmlDeviceGetComputeRunningProcesses", handle) if held else None
+        return DeviceHealth(
+            index=index,
+            pci_bus_id=pci_bus_id(nvml, handle),
+            uuid=_text(self._ask(index, "nvmlDeviceGetUUID", handle)),
+            serial=_text(self._ask(index, "nvmlDeviceGetSerial", handle)),
+            power_limit_w=watts("nvmlDeviceGetEnforcedPowerLimit"),
+            power_limit_default_w=watts("nvmlDeviceGetPowerManagementDefaultLimit"),
+            power_limit_max_w=None if limits is None else limits[1] / 1e3,
+            sm_clock_limit_mhz=self._ask(index, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM),
+            sm_clock_set_mhz=self._ask(index, "nvmlDeviceGetApplicationsClock", handle, nvml.NVML_CLOCK_SM),
+            ecc=None if ecc is None else is_on(ecc[0]),
+            persistence=is_on(self._ask(index, "nvmlDeviceGetPersistenceMode", handle)),
+            held_before_bytes=held,
+            held_before_by=tuple(sorted(process.pid for process in processes or ())),
+        )
+
+    def _note_memory_faults(self, index: int, handle: Any) -> None:
+        name = self._names[index]
+        _, _, is_pending, has_failed = self._ask(index, "nvmlDeviceGetRemappedRows", handle) or (0, 0, 0, 0)
+        if has_failed:
+            self._notes[f"{name}: a row of its memory could not be remapped: have the card replaced"] = None
+        if is_pending:
+            self._notes[f"{name}: rows of its memory wait to be remapped: reset the GPU"] = None
+        if self._ask(index, "nvmlDeviceGetRetiredPagesPendingStatus", handle):
+            self._notes[f"{name}: pages of its memory wait to be retired: reset the GPU"] = None
+
+    def _note_link(self, index: int, handle: Any) -> None:
+        """Once, under load: an idle card lowers the generation of its link."""
+        if index in self._link_seen:
+            return
+        self._link_seen.add(index)
+        for what, known in (("width", "x{}".format), ("generation", "{}".format)):
+            now = self._ask(index, f"nvmlDeviceGetCurrPcieLink{what.title()}", handle)
+            most = self._ask(index, f"nvmlDeviceGetMaxPcieLink{what.title()}", handle)
+            if now is not None and most is not None and now < most:
+                self._notes[
+                    f"{self._names[index]}: PCIe {what} {known(now)}, it can have {known(most)}: copies "
+                    "from and to the host are slower"
+                ] = None
+
+    def _read(self, index: int, handle: Any) -> Gpu:
+        nvml = self._nvml
+        self._note_link(index, handle)
+        rates = self._ask(index, "nvmlDeviceGetUtilizationRates", handle)
+        milliwatts = self._ask(index, "nvmlDeviceGetPowerUsage", handle)
+        millijoules = self._ask(index, "nvmlDeviceGetTotalEnergyConsumption", handle)
+        reasons = self._ask(index, "nvmlDeviceGetCurrentClocksEventReasons", handle)
+        if reasons is None:  # a driver from before 2023
+            reasons = self._ask(index, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+        return Gpu(
+            sm_clock_mhz=self._ask(index, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
+            utilisation=None if rates is None else rates.gpu,
+            power_w=None if milliwatts is None else milliwatts / 1e3,
+            energy_j=None if millijoules is None else millijoules / 1e3,
+            temperature_c=self._ask(index, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
+            reasons=None if reasons is None else frozenset(_reasons(reasons)),
+            foreign_bytes=self._foreign_bytes(index, handle),
+            used_bytes=self._used_bytes(index, handle),
+        )
+
+    def _used_bytes(self, index: int, handle: Any) -> int | None:
+        """By the second version of the call: the first one counts what the driver reserves as used."""
+        memory = self._ask(index, "nvmlDeviceGetMemoryInfo", handle, self._nvml.nvmlMemory_v2)
+        return None if memory is None else int(memory.used)
+
+    def _foreign_bytes(self, index: int, handle: Any) -> int | None:
+        """None where not even the job's own processes are seen: then nobody can be called foreign."""
+        processes = self._ask(index, "nvmlDeviceGetComputeRunningProcesses", handle)
+        if processes is None:
+            return None
+        self._listed.add(index)
+        pids = {process.pid for process in processes}
+        if pids - self._job.pids - self._strangers:  # born since the last look?
+            self._job.scan()
+            self._strangers |= pids - self._job.pids
+        if not pids & self._job.pids:
+            return None
+        self._own_seen.add(index)
+        # The memory of a process is None on MIG and the like: then only its presence is known.
+        return sum(process.usedGpuMemory or 0 for process in processes if process.pid not in self._job.pids)
+
+    def _ask(self, index: int, function: str, *arguments: Any) -> Any | None:
+        if (function, index) in self._unsupported:
+            return None
+        nvml = self._nvml
+        try:
+            return getattr(nvml, function)(*arguments)
+        except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, AttributeError):
+            self._unsupported.add((function, index))
+        except Exception as error:  # pynvml's own are not all NVMLErrors
+            self._notes[f"{self._names[index]}: {function}: {error}"] = None
+        return None
+
+
+def _text(value: str | bytes | None) -> str | None:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _reasons(bits: int) -> Iterable[str]:
+    """Of each bit that is set; a bit that this file does not know stands for itself."""
+    for bit in (1 << position for position in range(bits.bit_length())):
+        if bits & bit:
+            yield REASONS.get(bit, hex(bit))

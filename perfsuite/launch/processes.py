@@ -1,0 +1,42 @@
+"""The processes of a job: how they are marked, found and killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+import psutil
+
+from perfsuite.errors import LaunchError
+
+KILL_S = 60
+JOB_MARK = "PERFSUITE_JOB"
+"""Environment variable that every process of a job inherits."""
+
+
+def sweep(mark: str) -> None:
+    """Kill every process of a job but this one. Raises `LaunchError` if one cannot be killed."""
+    deadline = time.monotonic() + KILL_S
+    while left := _marked(mark):  # a process may fork while it is being killed
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(left, timeout=5)
+        if time.monotonic() > deadline:
+            pids = ", ".join(str(process.pid) for process in left)
+            raise LaunchError(
+                f"processes {pids} of this job cannot be killed (waiting for a driver?): "
+                "whatever is measured next would share the machine with them; look at dmesg"
+            )
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    """Living processes of the job but this one, in whatever session they put themselves."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            is_marked = process.environ().get(JOB_MARK) == mark and process.pid != os.getpid()
+            if is_marked and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found

@@ -1,0 +1,227 @@
+"""Who else uses the machine between two launches, and waiting until nobody does. Driver side.
+
+Imports neither torch nor pytest, and pynvml only inside functions. Quiet is what `perfsuite.launch.health`
+calls healthy: on a CPU the share of the cores' time that others use, on GPUs the memory that they hold.
+Nothing of a job runs meanwhile, so whoever is seen, but for this process, is another.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from perfsuite.case.hardware import Machine
+from perfsuite.launch.health import Cpu, allowed_cores, read_cpu
+from perfsuite.launch.machine import visible_handles
+from perfsuite.results.health import FOREIGN_CPU_SHARE, FOREIGN_MEMORY_BYTES, STEAL_SHARE
+
+QUIET_S = 5.0
+"""So long nobody may use the machine before it counts as quiet."""
+LOOK_EVERY_S = 1.0
+WAIT_S = 120.0
+"""Waited for quiet at the most, by default: a compiler or a run of tests often ends by then, a neighbour's
+training takes hours. The two launches that would else be made in vain take about as long."""
+NAMED = 3
+"""Processes that a line names at the most,"""
+WORTH_NAMING = 0.02
+"""if they use this share of the cores' time or more."""
+LONGEST_NAME = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cores(Cpu):
+    """The cores that a job may use, at one moment, and who has used them."""
+
+    allowed: frozenset[int]
+    by_process: Mapping[tuple[int, float], float]
+    """CPU seconds of each process, by its id and when it began: ids are used again."""
+
+
+def cores() -> Cores:
+    """As they are now."""
+    allowed = allowed_cores()
+    cpu = read_cpu(Path("/proc/stat"), allowed) or Cpu(processes_s=0, steal_s=0, total_s=0)
+    by_process = {}
+    for process in psutil.process_iter(["create_time", "cpu_times"]):
+        if process.info["cpu_times"] is not None:
+            spent = process.info["cpu_times"]
+            by_process[process.pid, process.info["create_time"]] = spent.user + spent.system
+    return Cores(
+        processes_s=cpu.processes_s,
+        steal_s=cpu.steal_s,
+        total_s=cpu.total_s,
+        allowed=frozenset(allowed),
+        by_process=by_process,
+    )
+
+
+def others(before: Cores, after: Cores, own_pid: int) -> list[str]:
+    """Why the time between two moments was not quiet; empty if it was."""
+    total = after.total_s - before.total_s
+    if total <= 0:
+        return []
+    own = sum(spent for (pid, _), spent in _spent(before, after).items() if pid == own_pid)
+    share = (after.processes_s - before.processes_s - own) / total
+    steal = (after.steal_s - before.steal_s) / total
+    found = []
+    if share > FOREIGN_CPU_SHARE:
+        found.append(f"{share:.0%} of the cores' time used by {who(before, after, own_pid)}")
+    if steal > STEAL_SHARE:
+        found.append(f"{steal:.0%} of the cores' time taken by the hypervisor")
+    return found
+
+
+def who(before: Cores, after: Cores, own_pid: int) -> str:
+    """The processes that used most of the cores' time between two moments, as far as they still live."""
+    total = after.total_s - before.total_s
+    spent = {pid: seconds / total for (pid, _), seconds in _spent(before, after).items() if total > 0}
+    most = sorted(
+        (pid for pid in spent if spent[pid] >= WORTH_NAMING and pid != own_pid), key=spent.__getitem__
+    )
+    there = [pid for pid in reversed(most) if _may_use(after.allowed, pid)]
+    named = [f"{name_of(pid)} {spent[pid]:.0%}" for pid in there[:NAMED]]
+    return ", ".join(named) or "processes that have ended or cannot be seen from here"
+
+
+def _may_use(cores: frozenset[int], pid: int) -> bool:
+    try:
+        return not cores.isdisjoint(psutil.Process(pid).cpu_affinity())
+    except psutil.Error:
+        return True
+
+
+def _spent(before: Cores, after: Cores) -> dict[tuple[int, float], float]:
+    return {key: seconds - before.by_process.get(key, 0.0) for key, seconds in after.by_process.items()}
+
+
+def name_of(pid: int) -> str:
+    """`python train.py (pid 4711)`: the program and the first word after it that is no option."""
+    try:
+        process = psutil.Process(pid)
+        program, *words = process.cmdline() or [process.name()]
+    except psutil.Error:
+        program, words = "a process", []
+    options = list(takewhile(lambda word: word.startswith("-"), words))
+    is_code = any(re.fullmatch("-[A-Za-z]*c", option) for option in options)
+    first = [] if is_code else words[len(options) : len(options) + 1]
+    told = " ".join(word.rstrip("/").rsplit("/", 1)[-1] for word in [program, *first])
+    name = "".join(letter if letter.isprintable() else "?" for letter in told)
+    return f"{name[:LONGEST_NAME]} (pid {pid})"
+
+
+def gpu_users(nvml: Any, devices: int) -> list[str]:
+    """Who holds memory of the first `devices` visible GPUs, beyond what is healthy."""
+    found = []
+    nvml.nvmlInit()
+    try:
+        for index, handle in enumerate(visible_handles(nvml)[:devices]):
+            processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            held = sum(process.usedGpuMemory or 0 for process in processes)
+            if held > FOREIGN_MEMORY_BYTES:
+                names = ", ".join(name_of(process.pid) for process in processes[:NAMED])
+                found.append(f"{held / 2**20:,.0f} MiB of GPU {index} held by {names}")
+    finally:
+        nvml.nvmlShutdown()
+    return found
+
+
+def see_gpus(devices: int) -> list[str]:
+    """`gpu_users` of this machine; empty if NVML fails, as a launch then says in its notes."""
+    import pynvml
+
+    try:
+        return gpu_users(pynvml, devices)
+    except Exception:  # also hardware's own, and NVML's of several kinds
+        return []
+
+
+@dataclass
+class Neighbours:
+    """What a session does about others on its machine: it says who they are, and waits until they are quiet.
+
+    `say` keeps a line, `show` is a live one.
+    """
+
+    say: Callable[[str], None]
+    show: Callable[[str], None]
+    most_s: float = WAIT_S
+    """Waited at the most."""
+    see_cores: Callable[[], Cores] = cores
+    see_gpus: Callable[[int], list[str]] = see_gpus
+    """Who holds memory of the first so many GPUs."""
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    _before: Cores | None = None
+    _in_vain: bool = False
+    """After a wait in vain there is a single look, until one finds quiet: a machine that is busy for hours
+    costs one wait, not one for each launch."""
+
+    def launch_begins(self, machine: Machine) -> None:
+        """From now on, see who uses `machine`."""
+        self._before = self.see_cores() if machine.device == "cpu" else None
+
+    def during_launch(self, machine: Machine, devices: int) -> str:
+        """Who has used it since, in words. Call it when nothing of the launch lives any more."""
+        if machine.device == "cuda":
+            return "; ".join(self.see_gpus(devices)) or "nobody is seen now"
+        assert self._before is not None
+        return who(self._before, self.see_cores(), os.getpid())
+
+    def wait(self, machine: Machine, devices: int) -> bool:
+        """Wait until `machine` is quiet. Whether it is; False after `most_s` seconds without quiet."""
+        most_s = QUIET_S if self._in_vain else max(self.most_s, QUIET_S)
+        if not self._in_vain:
+            self.say(
+                f"waiting until {_until(machine)} for {QUIET_S:.0f} s, {most_s:.0f} s at the most "
+                "(--perf-wait-quiet)"
+            )
+        began = quiet_since = self.clock()
+        look = self._look(machine, devices)
+        while quiet_since + QUIET_S <= began + most_s:
+            self.sleep(LOOK_EVERY_S)
+            now, found = self.clock(), look()
+            if found:
+                quiet_since = now
+            elif now - quiet_since >= QUIET_S:
+                self.say(f"quiet after {now - began:.0f} s")
+                self._in_vain = False
+                return True
+            why = f": {'; '.join(found)}" if found else ""
+            self.show(f"waiting for quiet, {now - began:.0f} of {most_s:.0f} s{why}")
+        gone = "still not quiet" if self._in_vain else f"not quiet within {most_s:.0f} s"
+        self.say(f"{gone}: {'; '.join(found)}")
+        self._in_vain = True
+        return False
+
+    def look(self, machine: Machine, devices: int) -> list[str]:
+        """What others do within `LOOK_EVERY_S` seconds, in words; nothing if it is quiet."""
+        seen = self._look(machine, devices)
+        self.sleep(LOOK_EVERY_S)
+        return seen()
+
+    def _look(self, machine: Machine, devices: int) -> Callable[[], list[str]]:
+        """What others do from one call to the next, in words; nothing if it is quiet."""
+        if machine.device == "cuda":
+            return lambda: self.see_gpus(devices)
+        last = self.see_cores()
+
+        def look() -> list[str]:
+            nonlocal last
+            before, last = last, self.see_cores()
+            return others(before, last, os.getpid())
+
+        return look
+
+
+def _until(machine: Machine) -> str:
+    if machine.device == "cuda":
+        return "no other process holds memory of the job's GPUs"
+    return f"others use less than {FOREIGN_CPU_SHARE:.0%} of the cores' time"

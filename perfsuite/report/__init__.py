@@ -1,0 +1,1 @@
+"""What people read: in the terminal, as HTML and as Markdown."""

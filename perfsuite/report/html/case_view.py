@@ -1,0 +1,197 @@
+"""One case of the HTML report: its figures as tables of text, its series as charts. Pure.
+
+Imports neither torch nor pytest. Text is escaped where it becomes HTML: in the template and in the charts.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from perfsuite.case.case import Unit
+from perfsuite.report import summary
+from perfsuite.report.html import charts, tables
+from perfsuite.report.html.charts import Band, duration
+from perfsuite.report.html.tables import NONE, Table, known
+from perfsuite.report.text import amount, percent
+from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S
+from perfsuite.results.run import Run
+from perfsuite.results.session_file import Result, SessionFile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A chart and what is written under it."""
+
+    chart: Markup
+    caption: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A figure of the overview, with the number that it is sorted by."""
+
+    text: str
+    number: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseView:
+    """What the template shows of a result."""
+
+    anchor: str
+    result: Result
+    summary: dict[str, Cell]
+    hardware: str
+    reason: str
+    checks: Table | None
+    launches: Table
+    steps: list[Figure]
+    band: Band | None
+    compared: bool
+    """Whether there was a baseline to compare with, and all else was well enough to do so."""
+    corrected: bool
+    """Whether the verdict corrects for the machine's own speed, which the charts do not."""
+    loss: Figure | None
+    health: list[Table]
+    health_summary: str
+    settings: Table
+    notes: list[str]
+    tracebacks: list[tuple[str, str]]
+    command: str
+    commit: str | None
+
+    @property
+    def verdict(self) -> str:
+        """In a word, or what excuses a failure."""
+        return summary.verdict(self.result)
+
+    @property
+    def marks(self) -> list[str]:
+        """What stands beside the verdict."""
+        return summary.marks(self.result)
+
+
+def case_view(result: Result, session: SessionFile, *, anchor: str, unit: Unit = "tokens") -> CaseView:
+    """Everything about one result; `anchor` is unique in the page, whose overview tells speeds in `unit`."""
+    runs = result.runs
+    band = _band(result)
+    loss = charts.losses(runs, key=f"{anchor}:loss", title="Loss of each launch by step")
+    return CaseView(
+        anchor=anchor,
+        result=result,
+        summary=_summary(result, unit),
+        hardware=result.hardware_class or NONE,
+        reason=summary.reason(result),
+        checks=tables.checks(result, anchor),
+        launches=tables.launches(result),
+        steps=_steps(result, band, anchor),
+        band=band,
+        compared=any(check.baseline is not None for check in result.verdict.checks),
+        corrected=any(check.probe_exponent is not None for check in result.verdict.checks),
+        loss=None if loss is None else Figure(chart=loss, caption=_loss_caption(runs)),
+        health=tables.health(runs),
+        health_summary=tables.health_summary(runs),
+        settings=tables.settings(runs),
+        notes=summary.notes(result),
+        tracebacks=_tracebacks(runs),
+        command=_command(result),
+        commit=session.commit,
+    )
+
+
+def _summary(result: Result, unit: Unit) -> dict[str, Cell]:
+    """By column of the overview."""
+    figures, checks = result.figures, {check.metric: check for check in result.verdict.checks}
+    memory = checks.get(PEAK_MEMORY.name)
+    return {
+        f"{unit}/s": _cell(figures.tokens_per_s, lambda value: summary.speed(value, result.unit, unit)),
+        "vs\N{NO-BREAK SPACE}baseline": _cell(summary.speed_change(result), percent),
+        "p50": _cell(figures.step_s_p50, duration),
+        "memory": _cell(figures.peak_memory_bytes, lambda value: amount(value, "bytes")),
+        "memory vs\N{NO-BREAK SPACE}baseline": _cell(memory.worsening if memory else None, percent),
+        "MFU": _cell(figures.mfu, "{:.1%}".format),
+        "launches": _cell(len(result.runs), str),
+    }
+
+
+def _cell(value: float | None, tell: Callable[[float], str]) -> Cell:
+    return Cell(text=known(value, tell), number=value if value is not None and math.isfinite(value) else None)
+
+
+def _band(result: Result) -> Band | None:
+    """The baseline's median step time, from its tokens/s; up to the tolerance a step is not slower."""
+    check = next((check for check in result.verdict.checks if check.metric == TOKENS_PER_S.name), None)
+    told = [(run.figures.tokens_per_s, run.figures.step_s_p50) for run in result.runs]
+    tokens_per_step = next((speed * step_s for speed, step_s in told if speed and step_s), None)
+    if check is None or not check.baseline or tokens_per_step is None:
+        return None
+    baseline_s = tokens_per_step / check.baseline
+    band = Band(baseline_s=baseline_s, allowed_s=baseline_s * (1 + check.tolerance))
+    return band if math.isfinite(band.allowed_s) else None
+
+
+def _steps(result: Result, band: Band | None, anchor: str) -> list[Figure]:
+    range_s = charts.step_range(result.runs, band)
+    found = []
+    for number, run in enumerate(result.runs, 1):
+        if not run.step_s:
+            continue
+        title = f"Launch {number}: time of each step"
+        key = f"{anchor}:steps-{number}"
+        chart = charts.steps(run, key=key, title=title, range_s=range_s, band=band)
+        found.append(Figure(chart=chart, caption=_steps_caption(result, number, run, range_s[1])))
+    return found
+
+
+def _steps_caption(result: Result, number: int, run: Run, highest_s: float) -> str:
+    told = [f"Launch {number}"]
+    if run.figures.step_s_p50 is not None:
+        told[0] += f": median {duration(run.figures.step_s_p50)}"
+    if run.slowest_rank is not None:
+        told.append(f"rank {run.slowest_rank} was slowest most often")
+    if number in result.verdict.unhealthy_launches:
+        told.append("set aside, the machine was not well")
+    if beyond := charts.beyond(run, highest_s):
+        step = max(beyond, key=lambda step: run.step_s[step])
+        longest = f"{duration(run.step_s[step])} at step {step}"
+        measured = " measured" if run.measured_steps else ""
+        told.append(
+            f"1{measured} step is off the scale (▲): {longest}"
+            if len(beyond) == 1
+            else f"{len(beyond)}{measured} steps are off the scale (▲), the longest {longest}"
+        )
+    if lost := sum(not math.isfinite(step_s) for step_s in run.step_s):
+        told.append(f"{lost} without a finite time: a gap in the line")
+    if len(run.step_s) > 2 * charts.BUCKETS:
+        per = len(run.step_s) / charts.BUCKETS
+        told.append(f"of every {per:.0f} steps the shortest and the longest are drawn")
+    return "; ".join(told) + "."
+
+
+def _loss_caption(runs: Sequence[Run]) -> str:
+    curves = [run.loss for run in runs if run.loss]
+    told = "Loss, mean over ranks" + (f": {len(curves)} launches over each other" if len(curves) > 1 else "")
+    told += f"; at the end {curves[-1][-1]:.4f}"
+    longest = max(map(len, curves))
+    if longest > 2 * charts.BUCKETS:
+        told += f"; of every {longest / charts.BUCKETS:.0f} steps the lowest and the highest are drawn"
+    return told + "."
+
+
+def _tracebacks(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    found = []
+    for number, run in enumerate(runs, 1):
+        if run.failure is not None and run.failure.traceback:
+            where = "" if run.failure.rank is None else f" of rank {run.failure.rank}"
+            found.append((f"Launch {number}, traceback{where}", run.failure.traceback.rstrip()))
+    return found
+
+
+def _command(result: Result) -> str:
+    inject = next((run.inject for run in result.runs if run.inject is not None), None)
+    return shlex.join(["pytest", result.nodeid, *([f"--perf-inject={inject}"] if inject else [])])

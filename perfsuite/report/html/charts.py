@@ -1,0 +1,267 @@
+"""Charts as inline SVG: numbers in, markup out. Imports neither torch nor pytest.
+
+Each chart is an image with a title and a description that holds its key figures, for those who do not see it.
+Colours are left to the style sheet; nothing is told by colour alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import quantiles
+
+from markupsafe import Markup
+
+from perfsuite.report.published import Pair
+from perfsuite.results.outcome import Check
+from perfsuite.results.run import Run
+
+WIDTH, HEIGHT = 360, 160
+LEFT, RIGHT, TOP, BOTTOM = 46, 8, 14, 30
+"""Margins, for the axes' figures."""
+BUCKETS = 150
+"""A series of more than twice as many points is drawn as the lowest and the highest of each bucket."""
+ROOM = 0.35
+"""Of the range of ordinary steps, left free above them. Longer steps are marked at the upper edge, lest they
+flatten all others."""
+
+Point = tuple[int, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """The baseline's step time in seconds, and how long a step may take before it counts as slower."""
+
+    baseline_s: float
+    allowed_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """From values to pixels."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        """Values off the scale are drawn at its edge."""
+        share = (value - self.low) / (self.high - self.low)
+        return self.start + min(max(share, 0), 1) * (self.end - self.start)
+
+    def ticks(self, most: int = 4) -> list[float]:
+        """Round values on the scale, at most `most` + 1."""
+        rough = (self.high - self.low) / most
+        magnitude = 10 ** math.floor(math.log10(rough))
+        step = next(factor * magnitude for factor in (1, 2, 5, 10) if factor * magnitude >= 0.999 * rough)
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [round(tick * step, 12) for tick in range(first, last + 1)]
+
+
+def thin(values: Sequence[float], buckets: int = BUCKETS) -> list[Point]:
+    """The series as (index, value); of a long one each bucket's lowest and highest: no stall is lost."""
+    points = list(enumerate(values))
+    if len(points) <= 2 * buckets:
+        return points
+    kept: list[Point] = []
+    for number in range(buckets):
+        bucket = points[number * len(points) // buckets : (number + 1) * len(points) // buckets]
+        finite = [point for point in bucket if math.isfinite(point[1])]
+        lowest, highest = (
+            min(finite, key=_value, default=bucket[0]),
+            max(finite, key=_value, default=bucket[0]),
+        )
+        kept += sorted({lowest, highest})
+    return kept
+
+
+def _value(point: Point) -> float:
+    return point[1]
+
+
+def step_range(runs: Sequence[Run], band: Band | None) -> tuple[float, float]:
+    """Between which step times in seconds are drawn to scale, for all launches of a case alike."""
+    measured = [step for run in runs for step in run.measured_steps if math.isfinite(step)]
+    every = measured or [step for run in runs for step in run.step_s if math.isfinite(step)]
+    ordinary = quantiles(every, n=20, method="inclusive") if len(every) > 1 else every or [1.0]
+    marks = [band.baseline_s, band.allowed_s] if band is not None else []
+    low, high = min([*every, *marks], default=0), max([ordinary[-1], *marks, 1e-6])
+    room = max(high - low, 0.05 * high)
+    return max(0.0, low - room * ROOM), high + room * ROOM
+
+
+def steps(run: Run, *, key: str, title: str, range_s: tuple[float, float], band: Band | None) -> Markup:
+    """Every step of a launch; the measured window; the baseline and what is allowed."""
+    unit, factor = ("s", 1.0) if range_s[1] >= 10 else ("ms", 1e3)
+    x = Scale(low=0, high=max(len(run.step_s) - 1, 1), start=LEFT, end=WIDTH - RIGHT)
+    y = Scale(low=range_s[0] * factor, high=range_s[1] * factor, start=HEIGHT - BOTTOM, end=TOP)
+    series = [step * factor for step in run.step_s]
+    start, stop = run.window
+    body = [Markup()]
+    if start < stop:
+        left, right = x(start), x(stop - 1)
+        body.append(_rect("window", left, TOP, right - left, HEIGHT - BOTTOM - TOP))
+        body.append(_text("note", left + 3, TOP - 4, "measured"))
+        if left - LEFT > 50:
+            body.append(_text("note", LEFT + 3, TOP - 4, "warm-up"))
+    if band is not None:
+        upper, lower = y(band.allowed_s * factor), y(band.baseline_s * factor)
+        body.append(_rect("band", LEFT, upper, WIDTH - RIGHT - LEFT, lower - upper))
+        body.append(_line("baseline", LEFT, lower, WIDTH - RIGHT, lower))
+    body.append(_axes(x, y, unit, "step"))
+    body += _curve("line", thin(series), x, y)
+    body += [_off_scale(x(step), y.end) for step in beyond(run, range_s[1])]
+    return _image(key, title, _told_steps(run, band), body)
+
+
+def beyond(run: Run, highest_s: float) -> list[int]:
+    """The measured steps that are off the scale; all such steps of a launch that has no measured window."""
+    start, stop = run.window if run.measured_steps else (0, len(run.step_s))
+    return [step for step in range(start, stop) if highest_s < run.step_s[step] < math.inf]
+
+
+def _told_steps(run: Run, band: Band | None) -> str:
+    figures, (start, stop) = run.figures, run.window
+    told = f"{len(run.step_s)} steps"
+    if start < stop:
+        told += f", measured from step {start} to {stop - 1}"
+    if figures.step_s_p50 is not None:
+        told += f": median {duration(figures.step_s_p50)}"
+    if figures.step_s_p95 is not None:
+        told += f", 95th percentile {duration(figures.step_s_p95)}"
+    if finite := [(value, step) for step, value in enumerate(run.step_s) if math.isfinite(value)]:
+        value, step = max(finite)
+        told += f"; longest {duration(value)} at step {step}"
+    if band is not None:
+        told += f". Baseline {duration(band.baseline_s)}, allowed up to {duration(band.allowed_s)}"
+    return told + "."
+
+
+def losses(runs: Sequence[Run], *, key: str, title: str) -> Markup | None:
+    """The loss curves of all launches, over each other; None where there is no loss."""
+    curves = [run.loss for run in runs if run.loss]
+    finite = [loss for curve in curves for loss in curve if math.isfinite(loss)]
+    if not finite:
+        return None
+    low, high = min(finite), max(finite)
+    room = 0.05 * (high - low) or 0.05 * abs(high) or 0.5
+    x = Scale(low=0, high=max(max(map(len, curves)) - 1, 1), start=LEFT, end=WIDTH - RIGHT)
+    y = Scale(low=low - room, high=high + room, start=HEIGHT - BOTTOM, end=TOP)
+    body = [_axes(x, y, "", "step")]
+    for curve in curves:
+        body += _curve("line", thin(curve), x, y)
+    told = "; ".join(
+        f"launch {number}: from {run.loss[0]:.4f} to {run.loss[-1]:.4f}"
+        for number, run in enumerate(runs, 1)
+        if run.loss
+    )
+    return _image(key, title, f"{told}.", body)
+
+
+def interval(check: Check, *, key: str) -> Markup | None:
+    """A metric's change with its 99 % interval, against no change and what is allowed."""
+    if check.worsening is None or not math.isfinite(check.worsening):
+        return None
+    low, high = check.interval or (check.worsening, check.worsening)
+    reach = 1.25 * max(check.tolerance, abs(check.worsening))
+    reach = max(reach, min(1.1 * max(-low, high), 3 * reach))
+    width, height = 180, 24
+    x = Scale(low=-reach, high=reach, start=6, end=width - 6)
+    middle = height / 2
+    body = [
+        _line("axis", x(0), 2, x(0), height - 2),
+        _line("allowed", x(check.tolerance), 2, x(check.tolerance), height - 2),
+        _line("interval", x(low), middle, x(high), middle),
+        Markup('<circle class="estimate" cx="{:.1f}" cy="{:.1f}" r="4"/>').format(x(check.worsening), middle),
+    ]
+    told = f"{check.worsening:+.1%}, 99 % interval {low:+.1%} to {high:+.1%}, {check.tolerance:.1%} allowed."
+    return _image(key, f"Change of {check.label}", told, body, width=width, height=height)
+
+
+def bars(pairs: Sequence[Pair], *, key: str, title: str, unit: str) -> Markup:
+    """Two bars a pair: published hollow, measured solid, each with its figure."""
+    top = max((value for pair in pairs for value in (pair.published, pair.measured or 0)), default=0)
+    row, bar, width, room = 58, 14, 480, 130
+    x = Scale(low=0, high=top or 1, start=0, end=width - room)
+    body = []
+    for number, pair in enumerate(pairs):
+        y = number * row
+        body.append(_text("label", 0, y + 14, pair.label))
+        each = [("published", pair.published)]
+        each += [("measured", pair.measured)] if pair.measured is not None else []
+        for place, (kind, value) in enumerate(each):
+            at = y + 20 + place * (bar + 3)
+            body.append(_rect(kind, 0.5, at, max(x(value), 1), bar))
+            body.append(_text("value", x(value) + 6, at + 11, f"{_figure(value)} {kind}"))
+    told = "; ".join(
+        f"{pair.label}: published {_figure(pair.published)}"
+        + (f", measured {_figure(pair.measured)}" if pair.measured is not None else "")
+        for pair in pairs
+    )
+    return _image(
+        key, title, f"In {unit}. {told}." if unit else f"{told}.", body, width=width, height=row * len(pairs)
+    )
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """For people, in ms up to 10 s."""
+    return f"{seconds:,.2f} s" if seconds >= 10 else f"{1e3 * seconds:,.1f} ms"
+
+
+def _image(
+    key: str, title: str, told: str, body: Sequence[Markup], *, width: int = WIDTH, height: int = HEIGHT
+) -> Markup:
+    return Markup(
+        '<svg class="chart" role="img" viewBox="0 0 {width} {height}" aria-labelledby="{key}-t {key}-d">'
+        '<title id="{key}-t">{title}</title><desc id="{key}-d">{told}</desc>{body}</svg>'
+    ).format(key=key, title=title, told=told, width=width, height=height, body=Markup("").join(body))
+
+
+def _axes(x: Scale, y: Scale, unit: str, below: str) -> Markup:
+    parts = [Markup()]
+    for tick in y.ticks():
+        parts.append(_line("grid", x.start, y(tick), x.end, y(tick)))
+        parts.append(_text("tick end", x.start - 5, y(tick) + 3.5, f"{tick:,g}"))
+    for tick in x.ticks(5):
+        parts.append(_text("tick middle", x(tick), y.start + 14, f"{tick:,g}"))
+    parts.append(_line("axis", x.start, y.start, x.end, y.start))
+    parts.append(_text("note", 2, TOP - 4, unit))
+    parts.append(_text("note end", x.end, y.start + 27, below))
+    return Markup("").join(parts)
+
+
+def _curve(kind: str, points: Sequence[Point], x: Scale, y: Scale) -> Iterator[Markup]:
+    """A line through the finite points, broken at the others; a lone one is a dot."""
+    for is_finite, group in groupby(points, key=lambda point: math.isfinite(point[1])):
+        if is_finite:
+            path = [f"{x(at):.1f},{y(value):.1f}" for at, value in group]
+            path = path if len(path) > 1 else path * 2
+            yield Markup('<polyline class="{}" points="{}"/>').format(kind, " ".join(path))
+
+
+def _off_scale(x: float, y: float) -> Markup:
+    points = f"{x - 4:.1f},{y + 7:.1f} {x + 4:.1f},{y + 7:.1f} {x:.1f},{y:.1f}"
+    return Markup('<polygon class="off" points="{}"/>').format(points)
+
+
+def _rect(kind: str, x: float, y: float, width: float, height: float) -> Markup:
+    return Markup('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(
+        kind, x, y, max(width, 0), max(height, 0)
+    )
+
+
+def _line(kind: str, x1: float, y1: float, x2: float, y2: float) -> Markup:
+    return Markup('<line class="{}" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>').format(
+        kind, x1, y1, x2, y2
+    )
+
+
+def _text(kind: str, x: float, y: float, text: str) -> Markup:
+    return Markup('<text class="{}" x="{:.1f}" y="{:.1f}">{}</text>').format(kind, x, y, text)

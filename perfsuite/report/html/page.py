@@ -1,0 +1,119 @@
+"""Sessions as one self-contained HTML page, that works offline. Imports neither torch nor pytest.
+
+Everything from data is escaped. Beyond that, the page's own policy (CSP) forbids every script and style but
+its own, and every request.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Sequence
+from importlib import resources
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from perfsuite.case.case import Unit
+from perfsuite.report import summary
+from perfsuite.report.html import charts
+from perfsuite.report.html.case_view import CaseView, Figure, case_view
+from perfsuite.report.html.tables import Table
+from perfsuite.report.published import ComparisonTable
+from perfsuite.report.text import sentence
+from perfsuite.results.session_file import SessionFile
+
+SIGNS = {
+    "failed": "✕",
+    "regressed": "▼",
+    "unhealthy": "!",
+    "inconclusive": "?",
+    "undecided": "?",
+    "improved": "▲",
+    "known issue": "○",
+    "out of memory": "○",
+    "recorded": "●",
+    "passed": "✓",
+}
+"""Beside each verdict's word."""
+
+
+def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTable] = ()) -> str:
+    """The page of one or more sessions."""
+    unit = summary.speed_unit(result for session in sessions for result in session.results)
+    views = _views(sessions, unit)
+    counts = Counter(view.verdict for view in views)
+    style, script = _own("report.css"), _own("report.js")
+    environment = Environment(
+        loader=PackageLoader("perfsuite.report.html"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html").render(
+        headline=summary.headline(sessions),
+        sessions=[(summary.provenance(session), summary.interruption(session)) for session in sessions],
+        views=views,
+        columns=_columns(views),
+        unit=unit,
+        verdicts=[(verdict, counts[verdict]) for verdict in summary.WORST_FIRST if counts[verdict]],
+        several_classes=len({view.hardware for view in views}) > 1,
+        skipped=_skipped(sessions),
+        comparisons=[_comparison(number, each) for number, each in enumerate(comparisons, 1)],
+        signs=SIGNS,
+        quiet=summary.QUIET,
+        sentence=sentence,
+        style=Markup(style),
+        script=Markup(script),
+        policy=f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'",
+    )
+
+
+def _views(sessions: Sequence[SessionFile], unit: Unit) -> list[CaseView]:
+    """All cases, the worst first, else as they were measured; speeds are in `unit`."""
+    taken: Counter[str] = Counter()
+    views = []
+    for session in sessions:
+        for result in session.results:
+            anchor = "case-" + re.sub(r"[^A-Za-z0-9._+-]", "_", result.case_id)
+            taken[anchor] += 1
+            if taken[anchor] > 1:
+                anchor += f":{taken[anchor]}"
+            views.append(case_view(result, session, anchor=anchor, unit=unit))
+    return sorted(views, key=lambda view: summary.WORST_FIRST.index(view.verdict))
+
+
+def _columns(views: Sequence[CaseView]) -> list[str]:
+    """Of the overview: those that any case has a figure for."""
+    known = [{name for name, cell in view.summary.items() if cell.number is not None} for view in views]
+    return [name for name in (views[0].summary if views else ()) if name in set().union(*known)]
+
+
+def _skipped(sessions: Sequence[SessionFile]) -> Table | None:
+    rows = [(skip.case_id, skip.reason) for session in sessions for skip in session.skipped]
+    caption = "Cases that this hardware cannot run, and why."
+    return Table(caption=caption, headers=("case", "reason"), rows=rows) if rows else None
+
+
+def _comparison(number: int, comparison: ComparisonTable) -> tuple[ComparisonTable, Table, Figure | None]:
+    figures = len(comparison.headers) - 1
+    caption = "What was published, and what was measured here beside it."
+    table = Table(caption=caption, headers=comparison.headers, rows=list(comparison.rows), figures=figures)
+    if not comparison.pairs:
+        return comparison, table, None
+    title = f"{comparison.title}: published and measured"
+    key = f"comparison:{number}"
+    chart = charts.bars(comparison.pairs, key=key, title=title, unit=comparison.unit)
+    unit = f" in {comparison.unit}" if comparison.unit else ""
+    return comparison, table, Figure(chart=chart, caption=f"Published (hollow) and measured (solid){unit}.")
+
+
+def _own(name: str) -> str:
+    return resources.files("perfsuite.report.html").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

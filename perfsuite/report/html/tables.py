@@ -1,0 +1,217 @@
+"""The tables of one case in the HTML report: figures as text, for people. Pure.
+
+Imports neither torch nor pytest. Nothing is escaped here: that is the template's part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from perfsuite.report.html import charts
+from perfsuite.report.html.charts import duration
+from perfsuite.report.text import amount, percent, rate
+from perfsuite.results.health import BAD_REASONS
+from perfsuite.results.metric import in_unit
+from perfsuite.results.rank_report import Memory
+from perfsuite.results.run import DeviceHealth, Health, Run
+from perfsuite.results.session_file import Result
+
+T = TypeVar("T")
+
+NONE = "\N{EN DASH}"
+"""In the place of a figure that is not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Cells as text or charts; the first of a row names it."""
+
+    caption: str
+    headers: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    text: int = 1
+    """So many columns hold text; of those after them"""
+    figures: int = 0
+    """so many hold figures, which are aligned to the right."""
+
+    def is_figure(self, column: int) -> bool:
+        """Whether a column, counted from 0, holds figures."""
+        return self.text <= column < self.text + self.figures
+
+
+def known(value: T | None, tell: Callable[[T], str]) -> str:
+    """A figure as `tell` says it, or `NONE`."""
+    return NONE if value is None else tell(value)
+
+
+def checks(result: Result, anchor: str) -> Table | None:
+    """Each metric against its baseline; None if none was judged. `anchor` begins the ids of the charts."""
+    rows = []
+    for check in result.verdict.checks:
+        low, high = check.interval or (None, None)
+        between = NONE if low is None or high is None else f"{percent(low)} to {percent(high)}"
+        rows.append(
+            (
+                check.label,
+                check.outcome,
+                amount(check.measured, check.unit),
+                NONE if check.baseline is None else amount(check.baseline, check.unit),
+                known(check.worsening, percent),
+                between,
+                f"{check.tolerance:.1%}",
+                known(check.minimum_detectable, "{:.1%}".format) + (" (blind)" if check.blind else ""),
+                charts.interval(check, key=f"{anchor}:{check.metric}") or NONE,
+            )
+        )
+    caption = (
+        f"The change is that of the cost ({in_unit('time per token', result.unit)}, bytes): plus is worse. "
+        "In the chart the dot is the estimate, the bar its 99 % interval, the solid line no change, the "
+        "dashed line what is allowed."
+    )
+    headers = (
+        *("metric", "verdict", "measured", "baseline", "change", "99 % interval"),
+        *("allowed", "can find", "chart"),
+    )
+    return Table(caption=caption, headers=headers, rows=rows, text=2, figures=6) if rows else None
+
+
+def launches(result: Result) -> Table:
+    """Speed and memory of each launch, and whether it counts."""
+    rows = [
+        (
+            str(number),
+            known(run.figures.tokens_per_s, rate),
+            known(run.figures.step_s_p50, duration),
+            known(run.figures.step_s_p95, duration),
+            known(run.figures.step_jitter, "{:.2f}".format),
+            known(max(run.measured_steps, default=None), duration),
+            f"{run.window[0]} to {run.window[1] - 1}" if run.window[1] else NONE,
+            known(run.slowest_rank, str),
+            *_memory(run.memory),
+            f"{run.duration_s:,.0f} s",
+            _launch_state(result, number, run),
+        )
+        for number, run in enumerate(result.runs, 1)
+    ]
+    headers = (
+        *("launch", f"{result.unit}/s", "p50", "p95", "p95/p50", "longest", "window", "slowest rank"),
+        *("peak memory", "least peak", "reserved", "retries", "took", "counts"),
+    )
+    caption = (
+        "Step times are those of the slowest rank at each step, in the measured window. Peak memory is that "
+        "of the rank that used most, beside the one that used least; retries are summed over ranks."
+    )
+    return Table(caption=caption, headers=headers, rows=rows, figures=12)
+
+
+def _launch_state(result: Result, number: int, run: Run) -> str:
+    if run.failure is not None:
+        return f"no: {run.failure.kind}"
+    return "no: set aside" if number in result.verdict.unhealthy_launches else "yes"
+
+
+def _memory(ranks: Sequence[Memory]) -> tuple[str, str, str, str]:
+    if not ranks:
+        return NONE, NONE, NONE, NONE
+    most = max(range(len(ranks)), key=lambda rank: ranks[rank].peak)
+    reserved = [rank.reserved for rank in ranks if rank.reserved is not None]
+    retries = [rank.alloc_retries for rank in ranks if rank.alloc_retries is not None]
+    return (
+        f"{amount(ranks[most].peak, 'bytes')} (rank {most})",
+        amount(min(rank.peak for rank in ranks), "bytes"),
+        known(max(reserved, default=None), lambda value: amount(value, "bytes")),
+        str(sum(retries)) if retries else NONE,
+    )
+
+
+def health(runs: Sequence[Run]) -> list[Table]:
+    """GPUs and cores while steps were made, launch by launch; empty where nothing was sampled."""
+    seen = [(str(number), run.health) for number, run in enumerate(runs, 1) if run.health is not None]
+    devices = [(number, device) for number, health in seen for device in health.devices]
+    tables = []
+    if devices:
+        tables.append(
+            Table(
+                caption="Each GPU while steps were made: clocks are medians, power is the mean, temperature "
+                "the highest.",
+                headers=(
+                    *("launch", "GPU", "SM clock", "lowest", "power", "energy", "temperature"),
+                    *("utilisation", "other processes", "throttled"),
+                ),
+                rows=[(number, *_device(device)) for number, device in devices],
+                figures=8,
+            )
+        )
+    if seen:
+        tables.append(
+            Table(
+                caption="The cores while steps were made; shares are of all cores that the job may use.",
+                headers=("launch", "job", "others", "steal", "load average", "pressure", "samples", "over"),
+                rows=[(number, *_cores(health)) for number, health in seen],
+                figures=7,
+            )
+        )
+    return tables
+
+
+def health_summary(runs: Sequence[Run]) -> str:
+    """The worst of each figure in a line."""
+    seen = [run.health for run in runs if run.health is not None]
+    devices = [device for health in seen for device in health.devices]
+    told = []
+    if clocks := [device.sm_clock_mhz_min for device in devices if device.sm_clock_mhz_min is not None]:
+        told.append(f"SM clock at least {min(clocks):,.0f} MHz")
+    if temperatures := [device.temperature_c for device in devices if device.temperature_c is not None]:
+        told.append(f"up to {max(temperatures):.0f} °C")
+    if shares := [device.throttled for device in devices if device.throttled is not None]:
+        worst = {name: max(share.get(name, 0) for share in shares) for share in shares for name in share}
+        told.append(f"throttled: {_throttled(worst)}")
+    if foreign := [health.foreign_cpu for health in seen if health.foreign_cpu is not None]:
+        told.append(f"other processes used up to {max(foreign):.0%} of the cores' time")
+    return "; ".join(told) or "what was sampled"
+
+
+def _device(device: DeviceHealth) -> tuple[str, ...]:
+    return (
+        str(device.index),
+        known(device.sm_clock_mhz, "{:,.0f} MHz".format),
+        known(device.sm_clock_mhz_min, "{:,.0f} MHz".format),
+        known(device.power_w, "{:,.0f} W".format),
+        known(device.energy_j, "{:,.0f} J".format),
+        known(device.temperature_c, "{:.0f} °C".format),
+        known(device.utilisation, "{:.0f} %".format),
+        known(device.foreign_memory_bytes, lambda value: amount(value, "bytes")),
+        known(device.throttled, _throttled),
+    )
+
+
+def _throttled(shares: dict[str, float]) -> str:
+    reasons = [(name, share) for name, share in shares.items() if share and name != "GpuIdle"]
+    told = [f"{name} {share:.0%}" + (" (bad)" if name in BAD_REASONS else "") for name, share in reasons]
+    return ", ".join(told) or "no"
+
+
+def _cores(health: Health) -> tuple[str, ...]:
+    return (
+        *(known(share, "{:.0%}".format) for share in (health.job_cpu, health.foreign_cpu, health.steal)),
+        known(health.load_average, "{:.2f}".format),
+        known(health.cpu_pressure, "{:.0f} %".format),
+        str(health.samples),
+        f"{health.seconds:.1f} s",
+    )
+
+
+def settings(runs: Sequence[Run]) -> Table:
+    """What ran, and in what environment, in the last launch that told."""
+    observed = next((run.observed for run in reversed(runs) if run.observed is not None), None)
+    kinds: dict[str, dict[str, str]] = {}
+    if observed is not None:
+        kinds |= {"setting": observed.settings, "environment": observed.environment}
+    kinds["before the workload"] = {
+        name: f"{rate:,.4g}" for run in runs[-1:] for name, rate in run.device_probe.items()
+    }
+    rows = [(name, value, kind) for kind, told in kinds.items() for name, value in told.items()]
+    caption = "From the last launch. Settings must equal the baseline's, the environment need not."
+    return Table(caption=caption, headers=("name", "value", "kind"), rows=rows)

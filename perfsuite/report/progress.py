@@ -1,0 +1,92 @@
+"""The live line on a terminal, plain lines in a log. Driver side; imports neither torch nor pytest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from perfsuite.case.case import Unit
+from perfsuite.report.text import rate
+
+ID_WIDTH = 30
+
+
+@dataclass
+class Progress:
+    """Follows a session of `cases` cases. `live` is shown over and over on one line, `line` is kept.
+
+    `live(None)` wipes the live line. Where that cannot be shown (`is_live` is False) each launch is
+    announced by a line instead.
+    """
+
+    line: Callable[[str], None]
+    live: Callable[[str | None], None]
+    cases: int = 0
+    is_live: bool = False
+    clock: Callable[[], float] = time.monotonic
+    _number: int = 0
+    _finished_s: list[float] = field(default_factory=list)
+    _case_began: float = 0
+    _began: float = 0
+    _first: tuple[float, int] | None = None
+
+    def begin(self, case_id: str, total_steps: int, launch: int, unit: Unit = "tokens") -> None:
+        """Launch number `launch` of a case begins, which counts `unit`."""
+        self._began, self._first = self.clock(), None
+        if launch == 1:
+            self._number += 1
+            self._case_began = self._began
+        self._case_id, self._total, self._launch, self._unit = case_id, total_steps, launch, unit
+        if not self.is_live:
+            self.say(f"{self._where()} launched")
+
+    def step(self, step: int, tokens_per_step: int) -> None:
+        """Rank 0 has finished `step` steps (0: still starting)."""
+        if not self.is_live:
+            return
+        now = self.clock()
+        if step == 0:
+            self.live(f"{self._where()} starting {now - self._began:.0f} s{self._time_left()}")
+            return
+        if self._first is None:
+            self._first = (now, step)
+        since, done = now - self._first[0], step - self._first[1]
+        if not done or since <= 0:
+            self.live(f"{self._where()} step {step}/{self._total}")
+            return
+        shown = f"{rate(done * tokens_per_step / since)} {self._unit}/s"
+        rest = (self._total - step) * since / done
+        self.live(f"{self._where()} step {step}/{self._total} {shown} {rest:.0f} s{self._time_left()}")
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self.waiting(None)
+        self.line(f"perfsuite: {text}")
+
+    def waiting(self, text: str | None) -> None:
+        """What is waited for now; None: nothing any more."""
+        if self.is_live:
+            self.live(text)
+
+    def end(self, outcome: str) -> None:
+        """The case is decided."""
+        spent = self.clock() - self._case_began
+        self._finished_s.append(spent)
+        launches = f"{self._launch} launch{'es' if self._launch > 1 else ''}"
+        which = f"[{self._number}/{self.cases}] {self._case_id}"
+        self.say(f"{which} {outcome}: {launches} in {spent:.1f} s{self._time_left()}")
+
+    def _where(self) -> str:
+        """Short enough to leave room for the figures: of a long id, the end is cut."""
+        launch = f" launch {self._launch}" if self._launch > 1 else ""
+        name = self._case_id if len(self._case_id) <= ID_WIDTH else self._case_id[: ID_WIDTH - 1] + "…"
+        return f"[{self._number}/{self.cases}] {name if self.is_live else self._case_id}{launch}"
+
+    def _time_left(self) -> str:
+        left = self.cases - self._number
+        if not self._finished_s or left <= 0:
+            return ""
+        seconds = left * sum(self._finished_s) / len(self._finished_s)
+        shown = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+        return f", then {shown} for {left} more"

@@ -1,0 +1,285 @@
+"""Published comparisons beside what was measured here. Imports neither torch nor pytest.
+
+A published figure is a reference with its source. It never gates, and a figure measured on other hardware, or
+by a tiny twin of the case, never stands in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pydantic import Field
+
+from perfsuite.documents import Data, Document
+from perfsuite.errors import CaseError
+from perfsuite.report.batch_sweep import best_batch
+from perfsuite.report.text import amount
+from perfsuite.results.run import Figures
+from perfsuite.results.session_file import Result, SessionFile
+
+PUBLISHED = Path("bench_cases/published.json")
+"""Where a repository keeps its `PublishedFile`."""
+
+QuantityName = Literal[
+    "tokens_per_s",
+    "tokens_per_s_per_device",
+    "mfu",
+    "tflops_per_device",
+    "step_s",
+    "peak_memory_bytes",
+    "reserved_memory_bytes",
+    "gpu_utilisation",
+    "relative_time",
+    "unstated",
+]
+
+
+class Quantity(NamedTuple):
+    """What a published figure is: how its column is called, the same figure here, and how to write it."""
+
+    label: str
+    of: Callable[[Figures], float | None]
+    text: Callable[[float], str]
+
+
+QUANTITIES: Mapping[QuantityName, Quantity] = {
+    "tokens_per_s": Quantity("tokens/s", lambda f: f.tokens_per_s, "{:,.0f}".format),
+    "tokens_per_s_per_device": Quantity(
+        "tokens/s/GPU", lambda f: f.tokens_per_s_per_device, "{:,.0f}".format
+    ),
+    "mfu": Quantity("MFU", lambda f: f.mfu, "{:.1%}".format),
+    "tflops_per_device": Quantity("TFLOP/s/GPU", lambda f: f.tflops_per_device, "{:.2f}".format),
+    "step_s": Quantity("iteration time", lambda f: f.step_s_p50, lambda s: f"{1e3 * s:,.0f} ms"),
+    "peak_memory_bytes": Quantity(
+        "peak memory", lambda f: f.peak_memory_bytes, lambda size: amount(size, "bytes")
+    ),
+    "reserved_memory_bytes": Quantity(
+        "memory", lambda f: f.reserved_memory_bytes, lambda size: amount(size, "bytes")
+    ),
+    "gpu_utilisation": Quantity("GPU usage", lambda f: f.gpu_utilisation, "{:.1f} %".format),
+    # Time per token over that of the row it is relative to; 1.2 is 20 % slower.
+    "relative_time": Quantity(
+        "relative time", lambda f: 1 / f.tokens_per_s if f.tokens_per_s else None, "{:.2f}".format
+    ),
+    # The source does not say what the figure is: shown beside tokens/s, without a ratio.
+    "unstated": Quantity("throughput", lambda f: f.tokens_per_s, "{:,.0f} tokens/s".format),
+}
+
+
+class PublishedFigure(Data):
+    """One figure of a published table. `value` is in this project's unit, `reported` the text as it stood."""
+
+    quantity: QuantityName
+    value: float | None = None
+    """None where the row reports no number (out of memory), or one of an unstated unit."""
+    reported: str
+
+
+class Row(Data):
+    """One row of a published table, and the cases that measure it."""
+
+    settings: tuple[str, ...]
+    """The cells of the published table that say what was run."""
+    devices: int = Field(ge=1)
+    figures: tuple[PublishedFigure, ...] = Field(min_length=1)
+    case: str
+    """Id of the case that is this row."""
+    twin: str | None = None
+    """Id of the case that takes the same code path with a tiny model on a CPU."""
+    relative_to: str | None = None
+    """For `relative_time`: id of the case that it is relative to."""
+    sweep: str | None = None
+    """Rows of the same sweep differ in the micro-batch alone."""
+    note: str | None = None
+
+
+class Comparison(Data):
+    """A published table: what was measured on what, by whom."""
+
+    name: str = Field(pattern=r"^[a-z0-9-]+$")
+    title: str
+    source: str
+    accelerator: str
+    """As published, for example `H100 80GB`."""
+    conditions: str
+    """What all rows share."""
+    headings: tuple[str, ...]
+    """Of `Row.settings`."""
+    rows: tuple[Row, ...] = Field(min_length=1)
+    notes: tuple[str, ...] = ()
+    """What a reader must know to compare fairly."""
+
+    @property
+    def quantities(self) -> list[QuantityName]:
+        """Every quantity of the table, the compared one first."""
+        return list(dict.fromkeys(figure.quantity for row in self.rows for figure in row.figures))
+
+
+class PublishedFile(Document):
+    """`published.json`: the published comparisons of a repository."""
+
+    schema_version: Literal[1] = 1
+    comparisons: tuple[Comparison, ...]
+
+    def find(self, name: str) -> Comparison:
+        """The comparison of that name. Raises `CaseError` naming the known ones."""
+        for comparison in self.comparisons:
+            if comparison.name == name:
+                return comparison
+        names = [comparison.name for comparison in self.comparisons]
+        near = get_close_matches(name, names, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise CaseError(f"unknown comparison {name!r}.{hint} Known: {', '.join(names)}.")
+
+
+class Pair(Data):
+    """One bar of what was published, beside one of what was measured here."""
+
+    label: str
+    published: float
+    measured: float | None = None
+    """None where nothing was measured: only the published bar is drawn."""
+
+
+class ComparisonTable(Data):
+    """A published table with what was measured beside it, ready to be shown anywhere."""
+
+    title: str
+    source: str
+    """Where it was published; an https address becomes a link."""
+    conditions: str = ""
+    """What all rows share."""
+    headers: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    """Cells as text; the first of a row names it."""
+    unit: str = ""
+    """Of the pairs."""
+    pairs: tuple[Pair, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What a reader must know to compare fairly."""
+
+
+def latest(sessions: Sequence[SessionFile]) -> dict[str, Result]:
+    """Of each case its newest result without an injected fault."""
+    found: dict[str, Result] = {}
+    for session in sorted(sessions, key=lambda session: session.started_at):
+        for result in session.results:
+            if not any(run.inject for run in result.runs):
+                found[result.case_id] = result
+    return found
+
+
+def concerned(published: PublishedFile, sessions: Sequence[SessionFile]) -> list[ComparisonTable]:
+    """The tables in which any result of these sessions stands, be it as a row's case or as its twin."""
+    results = latest(sessions)
+    return [
+        compare(comparison, results)
+        for comparison in published.comparisons
+        if any(row.case in results or row.twin in results for row in comparison.rows)
+    ]
+
+
+def compare(comparison: Comparison, results: Mapping[str, Result]) -> ComparisonTable:
+    """The published table with what was measured here beside each figure. `results` are by case id."""
+    first, *others = comparison.quantities
+    has_twins = any(row.twin in results for row in comparison.rows)
+    label = QUANTITIES[first].label
+    best = _best(comparison, results)
+    rows, pairs = [], []
+    for row in comparison.rows:
+        result = results.get(row.case)
+        published = _published(row, first)
+        value = None if published is None else published.value
+        measured = _measured(row, first, results)
+        star = " ★" if row.case in best else ""
+        cells = [
+            *row.settings,
+            published.reported if published else "-",
+            _here(row, first, measured, result, comparison.accelerator) + star,
+            f"{measured / value:.2f}" if first != "unstated" and measured and value else "-",
+            *(_both(row, quantity, results) for quantity in others),
+            _verdict(result),
+        ]
+        if has_twins:
+            cells.append(_twin(results.get(row.twin or "")))
+        rows.append(tuple(cells))
+        if value is not None:
+            pairs.append(Pair(label=", ".join(row.settings), published=value, measured=measured))
+    return ComparisonTable(
+        title=comparison.title,
+        source=comparison.source,
+        conditions=comparison.conditions,
+        headers=(
+            *comparison.headings,
+            f"{label}, published",
+            f"{label}, here",
+            "ratio",
+            *(f"{QUANTITIES[quantity].label}, published / here" for quantity in others),
+            "verdict",
+            *(["CPU twin"] if has_twins else []),
+        ),
+        rows=tuple(rows),
+        notes=(*comparison.notes, *dict.fromkeys(row.note for row in comparison.rows if row.note)),
+        unit=label,
+        pairs=tuple(pairs),
+    )
+
+
+def _published(row: Row, quantity: QuantityName) -> PublishedFigure | None:
+    return next((figure for figure in row.figures if figure.quantity == quantity), None)
+
+
+def _measured(row: Row, quantity: QuantityName, results: Mapping[str, Result]) -> float | None:
+    result = results.get(row.case)
+    if result is None:
+        return None
+    value = QUANTITIES[quantity].of(result.figures)
+    if quantity != "relative_time":
+        return value
+    base = results.get(row.relative_to or row.case)
+    if base is None or base.hardware_class != result.hardware_class:
+        return None  # a figure of other hardware never stands in its place
+    base_value = QUANTITIES[quantity].of(base.figures)
+    return value / base_value if value and base_value else None
+
+
+def _here(
+    row: Row, quantity: QuantityName, measured: float | None, result: Result | None, accelerator: str
+) -> str:
+    if result is None:
+        return f"not run: needs {row.devices} x {accelerator}"
+    if measured is None:
+        return result.verdict.failure or "not measured"
+    return QUANTITIES[quantity].text(measured)
+
+
+def _both(row: Row, quantity: QuantityName, results: Mapping[str, Result]) -> str:
+    published, measured = _published(row, quantity), _measured(row, quantity, results)
+    here = QUANTITIES[quantity].text(measured) if measured is not None else "-"
+    return f"{published.reported if published else '-'} / {here}"
+
+
+def _verdict(result: Result | None) -> str:
+    if result is None:
+        return "-"
+    return result.excused or result.verdict.outcome
+
+
+def _twin(result: Result | None) -> str:
+    if result is None:
+        return "-"
+    speed = result.figures.tokens_per_s
+    return f"{speed:,.0f} tokens/s, {_verdict(result)}" if speed else _verdict(result)
+
+
+def _best(comparison: Comparison, results: Mapping[str, Result]) -> set[str]:
+    """The fastest batch before allocator retries, of each sweep that was run."""
+    sweeps: dict[str, list[Result]] = {}
+    for row in comparison.rows:
+        if row.sweep is not None and (result := results.get(row.case)) is not None:
+            sweeps.setdefault(row.sweep, []).append(result)
+    best = [best_batch(sweep) for sweep in sweeps.values()]
+    return {result.case_id for result in best if result is not None}

@@ -1,0 +1,1 @@
+"""What was measured, as files, and how the files of one launch become one document."""

@@ -1,0 +1,165 @@
+"""Baselines: accepted measurements, one file per hardware class and case.
+
+Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Literal
+
+from pydantic import Field
+
+from perfsuite import documents
+from perfsuite.case.case import Case
+from perfsuite.documents import Data, Document
+from perfsuite.errors import FileError
+from perfsuite.results.rank_report import Flops, Observed
+from perfsuite.results.run import Figures, Run
+
+
+class BaselineLaunch(Data):
+    """One launch of a baseline."""
+
+    figures: Figures
+    """Rounded to what is significant."""
+    loss: tuple[float, ...] = ()
+    """The loss curve, see `loss_curve`."""
+    device_probe: dict[str, float] = Field(default_factory=dict)
+    """What the device could do before the workload was built."""
+    session: str | None = None
+    """In which it was measured. Launches of a baseline that do not say count as those of one session."""
+
+
+class Acceptance(Data):
+    """Who accepted a baseline, when and why. A baseline that was merely recorded has none."""
+
+    by: str
+    date: str
+    commit: str | None
+    """Of the repository that holds the baseline, at the time."""
+    reason: str | None = None
+
+
+class Baseline(Document):
+    """`<hardware class>/<case id>.json`: what a case reached when it was accepted."""
+
+    schema_version: Literal[1] = 1
+    hardware_class: str
+    case: Case
+    launches: tuple[BaselineLaunch, ...] = Field(min_length=1)
+    flops: Flops | None = None
+    observed: Observed | None = None
+    recorded_at: str
+    accepted: Acceptance | None = None
+
+    def values(self, figure: str) -> list[float]:
+        """A figure of each launch that has it, in the order of the launches."""
+        found = [getattr(launch.figures, figure) for launch in self.launches]
+        return [value for value in found if value is not None]
+
+    def session_sizes(self, figure: str) -> list[int]:
+        """How many launches of each session have a figure."""
+        told = [launch for launch in self.launches if getattr(launch.figures, figure) is not None]
+        return list(Counter(launch.session for launch in told).values())
+
+    def median(self, figure: str) -> float | None:
+        """The median of a figure over the launches; None if no launch has it."""
+        values = self.values(figure)
+        return median(values) if values else None
+
+    def device_probe(self) -> dict[str, float]:
+        """The median of each figure of the device probe, over the launches that have it."""
+        names = {name for launch in self.launches for name in launch.device_probe}
+        return {
+            name: median(one.device_probe[name] for one in self.launches if name in one.device_probe)
+            for name in sorted(names)
+        }
+
+
+def from_runs(
+    runs: Sequence[Run], *, sessions: Sequence[str] | None = None, accepted: Acceptance | None = None
+) -> Baseline:
+    """A baseline out of runs of one case on one hardware class, oldest first: as the newest one ran.
+
+    `sessions` names the session of each run; without it, all are of one that has no name.
+    """
+    named: Sequence[str | None] = sessions or [None] * len(runs)
+    first, newest = runs[0], runs[-1]
+    return Baseline(
+        hardware_class=newest.machine.hardware_class,
+        case=newest.case,
+        launches=tuple(
+            BaselineLaunch(
+                figures=_rounded(run.figures),
+                loss=tuple(_cut(loss) for loss in loss_curve(run.loss)),
+                device_probe={name: _cut(rate) for name, rate in run.device_probe.items()},
+                session=session,
+            )
+            for run, session in zip(runs, named, strict=True)
+        ),
+        flops=newest.flops,
+        observed=newest.observed,
+        recorded_at=first.started_at,
+        accepted=accepted,
+    )
+
+
+def loss_curve(loss: Sequence[float]) -> tuple[float, ...]:
+    """A loss series as ten means, each over a tenth of the steps; shorter series as they are."""
+    tenth = len(loss) / 10
+    if tenth < 1:
+        return tuple(loss)
+    return tuple(fmean(loss[round(part * tenth) : round((part + 1) * tenth)]) for part in range(10))
+
+
+def path(directory: Path, hardware_class: str, case: Case) -> Path:
+    """Where a baseline stands in a directory of baselines."""
+    return directory / hardware_class / f"{case.id}.json"
+
+
+def find(directories: Sequence[Path], hardware_class: str, case: Case) -> tuple[Baseline, Path] | None:
+    """The first directory's baseline of `case`, and its file. Raises `FileError` if that file is bad."""
+    for directory in directories:
+        file = path(directory, hardware_class, case)
+        if file.exists():
+            baseline = documents.read(file, Baseline)
+            if baseline.case.id != case.id or baseline.hardware_class != hardware_class:
+                raise FileError(
+                    f"{file}: it holds the baseline of {baseline.case.id} on {baseline.hardware_class}. "
+                    "A file must stand where its content says; move it or delete it."
+                )
+            return baseline, file
+    return None
+
+
+def of_class(directories: Sequence[Path], hardware_class: str) -> list[Baseline]:
+    """Every readable baseline of a hardware class, each case from the first directory that has it.
+
+    A file that cannot be read is left out here; it is an error where its own case is judged.
+    """
+    files: dict[str, Path] = {}
+    for directory in directories:
+        for file in sorted((directory / hardware_class).glob("*.json")):
+            files.setdefault(file.name, file)
+    found = []
+    for file in files.values():
+        with contextlib.suppress(FileError):
+            found.append(documents.read(file, Baseline))
+    return found
+
+
+def _rounded(figures: Figures) -> Figures:
+    return Figures(**{name: None if value is None else _cut(value) for name, value in figures})
+
+
+def _cut(value: float, digits: int = 6) -> float:
+    """As far as a number means something, so that a diff shows changes and not noise."""
+    if not value or not math.isfinite(value):
+        return value
+    return round(value, digits - 1 - math.floor(math.log10(abs(value))))

@@ -1,0 +1,131 @@
+"""The figures of one launch: out of the reports of its ranks. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, median, quantiles
+
+from perfsuite.results.rank_report import RankReport
+from perfsuite.results.run import Figures, Health, Run
+
+SETTLED_WARMUP_S, SETTLED_WINDOW_S = 10, 20
+"""Fewest seconds of warm-up and of window on a GPU, for launches of other machines or days to compare."""
+
+
+def job_steps(step_s: Sequence[Sequence[float]]) -> list[float]:
+    """Seconds of each step of the job, from the seconds of each step of each rank.
+
+    The job has finished a step when the last rank has: C(i) is the largest over ranks of the sum of their
+    first i steps, and step i took C(i) - C(i-1). What stalls one rank after its last collective of a step,
+    and is waiting in the next step of the others, counts once; the largest step over ranks would count it
+    twice.
+    """
+    behind = [0.0] * len(step_s)
+    """Of each rank: C(i-1) less its own sum."""
+    series = []
+    for steps in zip(*step_s, strict=True):
+        took = max(step - lag for step, lag in zip(steps, behind, strict=True))
+        behind = [lag - step + took for step, lag in zip(steps, behind, strict=True)]
+        series.append(took)
+    return series
+
+
+def _slowest_probe(reports: list[RankReport]) -> dict[str, float]:
+    """Of each figure the lowest: they are rates, all of them."""
+    names = sorted({name for report in reports for name in report.device_probe})
+    return {name: min(r.device_probe[name] for r in reports if name in r.device_probe) for name in names}
+
+
+def _in_tf32(run: Run) -> bool:
+    """Whether matrix products that the case calls fp32 were less."""
+    settings = run.observed.settings if run.observed is not None else {}
+    is_less = settings.get("fp32_matmul", "ieee") != "ieee"
+    return run.case.precision == "fp32" and run.machine.device == "cuda" and is_less
+
+
+def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) -> Figures:
+    """The figures of a run whose steps are known. `peak_flops` is of one device, FLOP/s, or None."""
+    steps = run.measured_steps
+    tokens_per_step = reports[0].tokens_per_step
+    own = [report.own_tokens_per_s for report in reports if report.own_tokens_per_s is not None]
+    ranks = run.case.topology.world_size
+    p50, mean = median(steps), fmean(steps)
+    p95 = quantiles(steps, n=20, method="inclusive")[-1]
+    tokens_per_s = tokens_per_step / p50
+    achieved = run.flops.per_token * tokens_per_s / ranks if run.flops is not None else None
+    tail = max(1, len(run.loss) // 10)
+    reserved = [memory.reserved for memory in run.memory if memory.reserved is not None]
+    retries = [memory.alloc_retries for memory in run.memory if memory.alloc_retries is not None]
+    probes = run.probe_s[run.window[0] : run.window[1]]
+    return Figures(
+        tokens_per_s=tokens_per_s,
+        tokens_per_s_per_device=tokens_per_s / ranks,
+        tokens_per_s_mean=tokens_per_step / mean,
+        own_tokens_per_s=median(own) if own else None,
+        step_s_p50=p50,
+        step_s_p95=p95,
+        step_s_mean=mean,
+        step_jitter=p95 / p50,
+        probe_s_p50=median(probes) if probes else None,
+        peak_memory_bytes=max(memory.peak for memory in run.memory) if len(run.memory) == ranks else None,
+        reserved_memory_bytes=max(reserved, default=None),
+        alloc_retries=max(retries, default=None),
+        tflops_per_device=achieved / 1e12 if achieved is not None else None,
+        mfu=achieved / peak_flops if achieved is not None and peak_flops is not None else None,
+        gpu_utilisation=_gpu_utilisation(run.health),
+        sm_clock_mhz=_sm_clock_mhz(run),
+        device_memory_bytes=_device_memory_bytes(run.health),
+        energy_per_token_j=_energy_per_token_j(run.health, tokens_per_step),
+        loss_first=run.loss[0] if run.loss else None,
+        loss_last=fmean(run.loss[-tail:]) if run.loss else None,
+    )
+
+
+def _unsettled(run: Run) -> list[str]:
+    """What to set where a GPU is measured before its clocks and temperature settle: they do so in seconds,
+    while a case counts in steps."""
+    if run.machine.device == "cpu":
+        return []
+    measured_s, step_s = sum(run.measured_steps), median(run.measured_steps)
+    warmup_s = run.case.max_warmup_steps * step_s
+    wanted = []
+    if measured_s < SETTLED_WINDOW_S:
+        wanted.append(f"steps={_tens(SETTLED_WINDOW_S / step_s)}")
+    if warmup_s < SETTLED_WARMUP_S:
+        wanted.append(f"max_warmup_steps={_tens(SETTLED_WARMUP_S / step_s)}")
+    if not wanted:
+        return []
+    return [
+        f"the measured window is {measured_s:.0f} s, after {warmup_s:.0f} s of warm-up at the most: a GPU's "
+        f"clocks and temperature settle in 30 to 60 s; set {' and '.join(wanted)}, or more"
+    ]
+
+
+def _tens(steps: float) -> int:
+    return 10 * math.ceil(steps / 10)
+
+
+def _sm_clock_mhz(run: Run) -> float | None:
+    told = run.health.sm_clocks_mhz if run.health is not None else ()
+    clocks = [clock for step, clock in told if run.window[0] < step <= run.window[1]]
+    return median(clocks) if clocks else None
+
+
+def _device_memory_bytes(health: Health | None) -> float | None:
+    devices = health.devices if health is not None else ()
+    return max((d.job_memory_bytes for d in devices if d.job_memory_bytes is not None), default=None)
+
+
+def _gpu_utilisation(health: Health | None) -> float | None:
+    devices = health.devices if health is not None else ()
+    told = [device.utilisation for device in devices if device.utilisation is not None]
+    return fmean(told) if told else None
+
+
+def _energy_per_token_j(health: Health | None, tokens_per_step: int) -> float | None:
+    """Joules of all GPUs, over the steps made meanwhile. One GPU that does not tell, and it is unknown."""
+    if health is None or not health.devices or not health.steps or not tokens_per_step:
+        return None
+    told = [device.energy_j for device in health.devices if device.energy_j is not None]
+    return sum(told) / (health.steps * tokens_per_step) if len(told) == len(health.devices) else None

@@ -1,0 +1,65 @@
+"""What a verdict says: the outcome of a case, and the check of each metric. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from perfsuite.documents import Data
+from perfsuite.results.rank_report import FailureKind
+from perfsuite.results.run import Run
+
+Outcome = Literal[
+    "passed", "improved", "regressed", "inconclusive", "recorded", "unhealthy", "failed", "undecided"
+]
+
+
+UNMEASURED: frozenset[Outcome] = frozenset({"failed", "unhealthy"})
+"""Outcomes that say nothing about the speed of the code."""
+
+
+class Check(Data):
+    """One metric of today's launches beside its baseline."""
+
+    metric: str
+    label: str
+    unit: str
+    outcome: Outcome
+    measured: float | None
+    """Median of the launches."""
+    baseline: float | None
+    """Median of the baseline's launches."""
+    tolerance: float
+    worsening: float | None = None
+    """Estimated relative change of the cost (seconds per token, bytes): +0.05 is 5 % slower, or larger."""
+    interval: tuple[float, float] | None = None
+    """99 % interval of `worsening`, the baseline's own uncertainty included."""
+    minimum_detectable: float | None = None
+    """The smallest worsening that this gate finds 95 times in 100."""
+    probe_exponent: float | None = None
+    """How far the machine's own speed, by the probe, was taken out; None: as measured."""
+    note: str | None = None
+
+    @property
+    def blind(self) -> bool:
+        """Whether this gate would often miss a change as large as its tolerance."""
+        return self.minimum_detectable is not None and self.minimum_detectable > self.tolerance
+
+
+class Verdict(Data):
+    """What the launches mean."""
+
+    outcome: Outcome
+    launches: int
+    checks: tuple[Check, ...] = ()
+    failure: FailureKind | None = None
+    reasons: tuple[str, ...] = ()
+    """Why it failed, where no metric says it; and why launches were set aside."""
+    unhealthy_launches: tuple[int, ...] = ()
+    """Numbers, from 1, of the launches that are no evidence and can be no baseline."""
+    changed: tuple[str, ...] = ()
+    """What differs in the environment since the baseline: it may explain, it does not forbid to compare."""
+
+    def healthy(self, runs: Sequence[Run]) -> list[Run]:
+        """Those of the judged launches that are evidence, and may be a baseline."""
+        return [run for number, run in enumerate(runs, 1) if number not in self.unhealthy_launches]

@@ -1,0 +1,121 @@
+"""What is measured, as versioned files: the reports of ranks, and runs.
+
+Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from perfsuite.documents import Data, Document
+
+FailureKind = Literal[
+    "out_of_memory",
+    "crash",
+    "timeout",
+    "loss",
+    "mismatch",
+    "missing_report",
+    "ranks_disagree",
+    "missing_metric",
+    "unlike",
+    "no_baseline",
+    "error",
+]
+
+
+class Failure(Data):
+    """Why a launch gave no measurement."""
+
+    kind: FailureKind
+    message: str
+    """One line: what happened."""
+    rank: int | None = None
+    traceback: str | None = None
+    """Of the first failing rank, or what it last wrote."""
+    at: float = 0
+    """Seconds since the epoch."""
+
+
+class Memory(Data):
+    """Of one rank, in bytes. On a GPU the caching allocator's counters; on CPU only `peak`."""
+
+    peak: int
+    """Peak allocated. On CPU: peak resident set above its level before the model was built."""
+    reserved: int | None = None
+    alloc_retries: int | None = None
+    """Times that the allocator had to free its cache to serve a request: each one stalls a step."""
+    method: str
+    """How it was read."""
+
+
+class Flops(Data):
+    """Model FLOPs of one token, by a versioned formula (see `perfsuite.worker.flops`)."""
+
+    formula: str
+    per_token: float
+    parameters: int
+    matmul_parameters: int
+    trained_parameters: int | None = None
+    """None: all of them."""
+
+
+class Observed(Data):
+    """What a worker found to be running, as opposed to what was asked for."""
+
+    settings: dict[str, str]
+    """World size, wrapper, sharding, dtypes, attention ...: runs that differ here cannot be compared."""
+    environment: dict[str, str]
+    """Versions and the like: differences are listed beside a verdict."""
+
+
+class Evidence(Data):
+    """What one rank tells that only all ranks together can answer: see `perfsuite.results.agreement`."""
+
+    data_parallel: int = Field(ge=1)
+    """Ranks that see different data."""
+    tokens: int | None = None
+    """Elements of the model's first integer input in the second step; None where it is given no integers."""
+    padding: int = 0
+    """Of these, those that the attention mask takes out."""
+    forwards: int = 0
+    """Calls of the model that these tokens came with."""
+    collectives: int | None = None
+    """From the first optimizer step to the last, in groups of several ranks; None where nobody counts."""
+    replicated: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    """Of each trained parameter that data-parallel ranks hold whole: its L1 norm before the first optimizer
+    step and after the last."""
+
+
+class RankReport(Document):
+    """`rank-N.json`: everything that one process measured."""
+
+    schema_version: Literal[1] = 1
+    rank: int = Field(ge=0)
+    world_size: int = Field(ge=1)
+    host: str
+    clock: str
+    """Which clock stamped the steps: `cuda events`, `perf_counter`, `simulated`."""
+    tokens_per_step: int = 0
+    """Of all ranks together."""
+    step_s: tuple[float, ...] = ()
+    """Every optimizer step from the first, warm-up included."""
+    probe_s: tuple[float, ...] = ()
+    """On CPU: the fixed piece of work done after each step, timed apart from it."""
+    wall_s: float = 0
+    """Host clock over all steps, less what was done between them; agrees with the sum of `step_s`."""
+    loss: tuple[float, ...] = ()
+    own_tokens_per_s: float | None = None
+    """Of all ranks together, by the framework's own log; None where it keeps none."""
+    memory: Memory | None = None
+    flops: Flops | None = None
+    observed: Observed | None = None
+    evidence: Evidence | None = None
+    device_probe: dict[str, float] = Field(default_factory=dict)
+    """What the device could do before the workload was built, or after a script was measured
+    (`perfsuite.worker.preflight`)."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the figures should know."""
+    failure: Failure | None = None

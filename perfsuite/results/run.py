@@ -1,0 +1,168 @@
+"""One launch as one document: what all its ranks, and the machine, have to tell."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from perfsuite.case.case import Case
+from perfsuite.case.hardware import Machine
+from perfsuite.documents import Data, Document
+from perfsuite.results.rank_report import Failure, Flops, Memory, Observed
+
+
+class DeviceHealth(Data):
+    """One GPU while steps were being made. None where NVML does not tell."""
+
+    index: int = Field(ge=0)
+    """Among those that the job may see."""
+    pci_bus_id: str | None = None
+    """As `nvidia-smi` prints it: with it, `uuid` or `serial` a card is found again."""
+    uuid: str | None = None
+    serial: str | None = None
+    power_limit_w: float | None = None
+    """That the driver enforces; the next two are the card's default and the most that it allows."""
+    power_limit_default_w: float | None = None
+    power_limit_max_w: float | None = None
+    sm_clock_limit_mhz: float | None = None
+    """The highest; `sm_clock_set_mhz` is what `nvidia-smi -ac` has set (applications clock)."""
+    sm_clock_set_mhz: float | None = None
+    ecc: bool | None = None
+    persistence: bool | None = None
+    held_before_bytes: int | None = None
+    """Of its memory, just before the launch, by processes other than the job's."""
+    held_before_by: tuple[int, ...] = ()
+    """The processes that NVML listed then."""
+    sm_clock_mhz: float | None = None
+    """Median; `sm_clock_mhz_min` the lowest."""
+    sm_clock_mhz_min: float | None = None
+    utilisation: float | None = None
+    """Percent of the time in which a kernel ran, mean: NVML's figure, which does not say how full it was."""
+    power_w: float | None = None
+    """Mean."""
+    energy_j: float | None = None
+    """Over `Health.seconds`."""
+    temperature_c: float | None = None
+    """Highest."""
+    throttled: dict[str, float] | None = None
+    """Share of samples, 0 to 1, in which each reason for a lower clock was active, by NVML's names."""
+    foreign_memory_bytes: int | None = None
+    """Most that processes not of the job held. None also where they cannot be told from the job's."""
+    job_memory_bytes: int | None = None
+    """Most that was used beyond `held_before_bytes`: the allocator's, and what NCCL, the CUDA context and
+    libraries hold beside it."""
+
+    @property
+    def name(self) -> str:
+        """For messages: `GPU 3 (00000000:5B:00.0)`."""
+        return f"GPU {self.index}" + (f" ({self.pci_bus_id})" if self.pci_bus_id else "")
+
+
+class Health(Data):
+    """The machine while steps were being made, warm-up included: sampled by `perfsuite.launch.health`."""
+
+    samples: int = Field(ge=0)
+    """0 on a GPU where the run was too short: then only what was read before it is known."""
+    seconds: float
+    """From the first sample to the last."""
+    steps: int
+    """Finished in these seconds."""
+    devices: tuple[DeviceHealth, ...] = ()
+    """Of the job's GPUs; empty on a CPU."""
+    sm_clocks_mhz: tuple[tuple[int, float], ...] = ()
+    """Of the GPU with the slowest SM clock: steps finished by then, and the clock."""
+    job_cpu: float | None = None
+    """Share, 0 to 1, of the time of all cores that the job may use, as the next two."""
+    foreign_cpu: float | None = None
+    """Used by processes that are not the job's."""
+    steal: float | None = None
+    """Taken by the hypervisor."""
+    load_average: float | None = None
+    """Of one minute, mean."""
+    cpu_pressure: float | None = None
+    """Percent of the last 10 s in which some process (the job's included) waited for a core, mean."""
+    notes: tuple[str, ...] = ()
+    """What could not be found out, and why."""
+
+
+class Figures(Data):
+    """The figures of one run. None where this machine or framework does not give it.
+
+    Tokens are what the case counts: samples, where it has no tokens (`Case.unit`).
+    """
+
+    tokens_per_s: float | None = None
+    """Global tokens per step over the median step time."""
+    tokens_per_s_per_device: float | None = None
+    tokens_per_s_mean: float | None = None
+    """By the mean step time: stalls show here."""
+    own_tokens_per_s: float | None = None
+    """By the framework's own log, warm-up and all as it counts: never gated, shown beside the clock's."""
+    step_s_p50: float | None = None
+    step_s_p95: float | None = None
+    step_s_mean: float | None = None
+    step_jitter: float | None = None
+    """p95 over p50 of the step times: 1 is perfectly even. Shown, never judged."""
+    probe_s_p50: float | None = None
+    peak_memory_bytes: float | None = None
+    """Of the rank that used most, as all memory figures."""
+    reserved_memory_bytes: float | None = None
+    alloc_retries: float | None = None
+    tflops_per_device: float | None = None
+    mfu: float | None = None
+    gpu_utilisation: float | None = None
+    """Percent, mean over devices."""
+    sm_clock_mhz: float | None = None
+    """Median over the window, of the GPU with the slowest clock."""
+    device_memory_bytes: float | None = None
+    """Of the GPU where the job used most, by NVML: also what the allocator does not know. Never gated."""
+    energy_per_token_j: float | None = None
+    """Of all GPUs together; the tokens are those of the steps made while it was measured."""
+    loss_first: float | None = None
+    loss_last: float | None = None
+
+
+class Run(Document):
+    """`run.json`: one launch of one case, all its ranks in one."""
+
+    schema_version: Literal[1] = 1
+    case: Case
+    machine: Machine
+    started_at: str
+    duration_s: float
+    inject: str | None = None
+    """The fault that was injected; such a run can never become a baseline."""
+    figures: Figures = Figures()
+    step_s: tuple[float, ...] = ()
+    """From the moment when every rank had finished the step before until every rank had finished this one,
+    warm-up included."""
+    probe_s: tuple[float, ...] = ()
+    loss: tuple[float, ...] = ()
+    """Mean over ranks."""
+    window: tuple[int, int] = (0, 0)
+    """The measured steps are `step_s[window[0]:window[1]]`."""
+    slowest_rank: int | None = None
+    """The rank that was slowest most often in the window."""
+    memory: tuple[Memory, ...] = ()
+    flops: Flops | None = None
+    observed: Observed | None = None
+    health: Health | None = None
+    """None on a CPU where the run was too short to be sampled."""
+    device_probe: dict[str, float] = Field(default_factory=dict)
+    """Of the slowest rank, figure by figure."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the figures should know."""
+    failure: Failure | None = None
+
+    @property
+    def measured_steps(self) -> tuple[float, ...]:
+        """Step times in the window, in seconds."""
+        return self.step_s[self.window[0] : self.window[1]]
+
+
+class LaunchFile(Document):
+    """`launch.json`: how the processes ended, as the launcher saw it."""
+
+    schema_version: Literal[1] = 1
+    failures: tuple[Failure, ...] = ()

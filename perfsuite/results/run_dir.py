@@ -1,0 +1,83 @@
+"""The files of one launch: this class alone knows their names. Imports neither torch nor pytest."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+LAUNCH_DIR = "{launch_dir}"
+"""In the words and variables of a script: replaced by the path of `RunDir.files`."""
+FILES = "PERFSUITE_LAUNCH_DIR"
+"""Environment variable of every process of a job: the path of `RunDir.files`."""
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """A directory that driver, launcher and workers share; every file in it is written by one of them."""
+
+    path: Path
+
+    @property
+    def case(self) -> Path:
+        """`CaseFile`, by the driver."""
+        return self.path / "case.json"
+
+    @property
+    def run(self) -> Path:
+        """`Run`, by the driver."""
+        return self.path / "run.json"
+
+    @property
+    def launch(self) -> Path:
+        """`LaunchFile`, by the launcher."""
+        return self.path / "launch.json"
+
+    @property
+    def launcher_log(self) -> Path:
+        """What the launcher wrote to stdout and stderr."""
+        return self.path / "launcher.log"
+
+    @property
+    def files(self) -> Path:
+        """A directory for what a script writes, and would go on from if it found it. Made empty by the
+        launcher, kept with the launch's other files."""
+        return self.path / "files"
+
+    @property
+    def is_first(self) -> bool:
+        """Whether no launch of the same case came just before (`launch-1` of `perfsuite.measure.measure`)."""
+        number = re.fullmatch(r"launch-(\d+)", self.path.name)
+        return number is None or int(number[1]) == 1
+
+    @property
+    def progress(self) -> Path:
+        """`STEPS TOKENS_PER_STEP` of rank 0, as text, from before the first step on, about twice a second."""
+        return self.path / "progress"
+
+    @property
+    def flight_recorder(self) -> Path:
+        """What each rank, its number appended, last asked of NCCL: by torch, when its watchdog ends it."""
+        return self.path / "nccl-flight-recorder-rank-"
+
+    def rank(self, rank: int) -> Path:
+        """`RankReport`, by that rank."""
+        return self.path / f"rank-{rank}.json"
+
+    def rank_log(self, rank: int) -> Path:
+        """What that rank wrote to stdout and stderr."""
+        return self.path / f"rank-{rank}.log"
+
+    def stacks(self, rank: int | None, pid: int) -> Path:
+        """The file into which that process writes its stacks when asked (`perfsuite.worker.stacks`)."""
+        return self.path / f"stacks-{'unknown' if rank is None else rank}-{pid}.txt"
+
+    def all_stacks(self) -> list[tuple[int | None, int, Path]]:
+        """Every file of `stacks`, with its rank and process; ranks last, in order."""
+        parts = [(file.stem.split("-"), file) for file in self.path.glob("stacks-*-*.txt")]
+        found = [(None if rank == "unknown" else int(rank), int(pid), file) for (_, rank, pid), file in parts]
+        return sorted(found, key=lambda each: (-1 if each[0] is None else each[0], each[1]))
+
+
+FLIGHT_RECORDER_FILE = "TORCH_FR_DUMP_TEMP_FILE"
+"""torch's environment variable: where its flight recorder is written, the rank appended."""

@@ -1,0 +1,119 @@
+"""What a session found out, as one versioned file: `results.json`. Imports neither torch nor pytest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from pydantic import computed_field, model_validator
+
+from perfsuite.case.case import Unit
+from perfsuite.case.hardware import Machine
+from perfsuite.documents import Data, Document
+from perfsuite.results.health import is_shared
+from perfsuite.results.outcome import Outcome, Verdict
+from perfsuite.results.run import Figures, Run
+
+
+class Result(Data):
+    """One case of a session: what was measured and what it means."""
+
+    nodeid: str
+    case_id: str
+    framework: str
+    runs: tuple[Run, ...]
+    """Its launches, in the order they were made."""
+    verdict: Verdict
+    baseline_file: str | None
+    directory: str
+    """The files of the launches."""
+    excused: Literal["known issue", "out of memory"] | None = None
+    """Why a failure is no surprise (`Case.known_issue`, `Case.may_run_out_of_memory`)."""
+
+    @property
+    def hardware_class(self) -> str | None:
+        """Where it was measured; None if nothing was launched."""
+        return self.runs[0].machine.hardware_class if self.runs else None
+
+    @property
+    def healthy_runs(self) -> list[Run]:
+        """The launches that count; all of them if none does."""
+        return self.verdict.healthy(self.runs) or list(self.runs)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def shared(self) -> bool:
+        """Whether others used the machine in the launches that the figures are of: shown, and no evidence."""
+        none_is_healthy = not self.verdict.healthy(self.runs)
+        return none_is_healthy and any(is_shared(run.health, run.machine) for run in self.runs)
+
+    @property
+    def measured_steps(self) -> list[float]:
+        """Step times in the windows of all healthy launches, in seconds."""
+        return [step for run in self.healthy_runs for step in run.measured_steps]
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def unit(self) -> Unit:
+        """What its speeds count: `figures.tokens_per_s` of a case without tokens is in samples/s."""
+        return self.runs[0].case.unit if self.runs else "tokens"
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def outcome(self) -> Outcome:
+        """The verdict in a word."""
+        return self.verdict.outcome
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def figures(self) -> Figures:
+        """The median of each figure over the healthy launches that have it."""
+        names = Figures.model_fields
+        told = {name: [getattr(run.figures, name) for run in self.healthy_runs] for name in names}
+        known = {name: [v for v in values if v is not None] for name, values in told.items()}
+        return Figures(**{name: median(values) for name, values in known.items() if values})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _computed_again(cls, values: Any) -> Any:
+        """The computed fields stand in the file for its readers; they follow from the rest."""
+        if isinstance(values, dict):
+            return {key: value for key, value in values.items() if key not in cls.model_computed_fields}
+        return values
+
+
+class Skipped(Data):
+    """A case that this machine cannot run."""
+
+    nodeid: str
+    case_id: str
+    framework: str
+    reason: str
+
+
+class SessionFile(Document):
+    """`results.json` of a session, and what `--perf-json` writes: every verdict, figure and step."""
+
+    schema_version: Literal[1] = 1
+    perfsuite: str
+    """The version that measured."""
+    status: Literal["complete", "interrupted"]
+    started_at: str
+    """ISO 8601, with time zone."""
+    commit: str | None = None
+    """Of the repository that holds the cases; None outside of git."""
+    dirty: bool = False
+    """Whether that repository had uncommitted changes to tracked files."""
+    machine: Machine
+    results: tuple[Result, ...]
+    skipped: tuple[Skipped, ...]
+    interrupted_case: str | None = None
+    """The case that an interrupt cut short."""
+    interrupted_launches: tuple[Run, ...] = ()
+    """Those of that case that were over by then."""
+
+
+def local_sessions(store: Path) -> list[Path]:
+    """`results.json` of every session in a local store, oldest first."""
+    return sorted(store.glob("runs/*/results.json"))

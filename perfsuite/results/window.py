@@ -1,0 +1,55 @@
+"""Where warm-up ends: found in the finished series of steps. Pure; imports nothing outside the stdlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple
+
+ROLL = 5
+"""Steps in the rolling median: one slow step moves it little, five are soon past."""
+FLAT = 0.05
+"""How far a rolling median may lie from the level that the series ends on."""
+
+NEVER = 2
+"""Steps of a case that are never measured: in the second the worker looks at what runs
+(`perfsuite.worker.observe`)."""
+
+
+class Window(NamedTuple):
+    """The measured steps `series[start:stop]`. `steady` is False if the series never became flat."""
+
+    start: int
+    stop: int
+    steady: bool
+
+
+def find_window(step_s: Sequence[float], max_warmup: int) -> Window:
+    """The measured part of a launch's step times, in seconds.
+
+    The level is the median of the steps after `max_warmup`. Warm-up ends at the first step from which
+    `ROLL` steps have a median within `FLAT` of that level (or within the series' own noise, on a machine
+    noisier than that): after `NEVER` steps at the earliest, after `max_warmup` at the latest. The launch
+    is steady if the first and the second half of the window agree within the same bound.
+    """
+    count = len(step_s)
+    if not 0 <= max_warmup <= count - 2 * ROLL:
+        raise ValueError(
+            f"{count} steps are too few for a warm-up of up to {max_warmup}: {2 * ROLL} must remain"
+        )
+    tail = step_s[max_warmup:]
+    level = median(tail)
+    # From step to step, not from the level: a drift must not pass for noise.
+    deviation = median(abs(after - before) for before, after in pairwise(tail)) / 2**0.5
+    bound = max(FLAT * level, 2 * deviation)
+    start = next(
+        (i for i in range(NEVER, max_warmup) if abs(median(step_s[i : i + ROLL]) - level) <= bound),
+        max_warmup,
+    )
+    # A rolling median is flat while up to two of its first steps are not: leave those out as well.
+    while start < max_warmup and abs(step_s[start] - level) > bound:
+        start += 1
+    middle = (start + count) // 2
+    drift = abs(median(step_s[start:middle]) - median(step_s[middle:]))
+    return Window(start, count, drift <= bound)

@@ -1,0 +1,1 @@
+"""What a measurement means against its baseline. Pure: neither disk nor clock."""

@@ -1,0 +1,208 @@
+"""What can this gate detect? Simulates the very `decide` loop that judges real launches.
+
+Draws baselines and launches, runs them launch by launch until `decide` settles, and counts. Beside
+it stands what most suites do: one sample against one baseline sample and a fixed threshold. Must
+not import torch or pytest; imports numpy, for the draws, inside a function only.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Literal
+
+from perfsuite.errors import CaseError
+from perfsuite.verdict.robust import SCALE_EFFICIENCY
+from perfsuite.verdict.sequential import MAX_LAUNCHES, Decision, Noise, decide, pooled_noise
+
+NoiseModel = Literal["normal", "student-t3", "contaminated"]
+"""Log-seconds scatter as a normal of standard deviation sigma, as sigma times Student's t with 3
+degrees of freedom (its standard deviation is 1.73 sigma), or as the latter with one launch in 20,
+baselines included, slow by a further 10 %."""
+
+FIXED_THRESHOLD = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerRow:
+    """Shares of trials, 0 to 1, for one true drop: +0.03 is 3 % more seconds per step."""
+
+    drop: float
+    passed: float
+    improved: float
+    regressed: float
+    inconclusive: float
+    mean_launches: float
+    fixed_5_percent: float
+    """How often a fixed 5 % threshold on one sample against one baseline sample would fire."""
+    fixed_tolerance: float
+    """The same with the tolerance as its threshold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerTable:
+    """One simulated gate: its rows by drop, and what it says of itself."""
+
+    title: str
+    rows: tuple[PowerRow, ...]
+    minimum_detectable_drop: float
+    """Median over the trials of what the last decision states, at the drop nearest to 0."""
+    blind: float
+    """Share of trials whose last decision there calls the gate blind."""
+
+    def row(self, drop: float) -> PowerRow:
+        """The row of one simulated drop. Raises KeyError."""
+        for row in self.rows:
+            if row.drop == drop:
+                return row
+        raise KeyError(f"drop {drop} was not simulated, only {[row.drop for row in self.rows]}")
+
+    def __str__(self) -> str:
+        """A Markdown table, shares in percent."""
+        heads = ["true drop", "regressed", "inconclusive", "passed", "improved", "launches"]
+        heads += ["fixed 5 %", "fixed at tolerance"]
+        lines = [self.title, "", f"| {' | '.join(heads)} |", "| ---: " * len(heads) + "|"]
+        for row in self.rows:
+            shares = [row.regressed, row.inconclusive, row.passed, row.improved]
+            cells = [f"{100 * row.drop:g} %", *(f"{100 * share:.3f}" for share in shares)]
+            cells.append(f"{row.mean_launches:.2f}")
+            cells += [f"{100 * share:.2f}" for share in (row.fixed_5_percent, row.fixed_tolerance)]
+            lines.append(f"| {' | '.join(cells)} |")
+        drop, blind = 100 * self.minimum_detectable_drop, 100 * self.blind
+        lines += ["", f"minimum detectable drop {drop:.2f} % (median), blind in {blind:.1f} %"]
+        return "\n".join(lines)
+
+
+def simulate(
+    *,
+    sigma: float,
+    tolerance: float = 0.03,
+    baseline_launches: int = 10,
+    pooled_degrees: int | None = 30,
+    drops: Sequence[float] = (0.0, 0.01, 0.02, 0.03, 0.05),
+    max_launches: int = MAX_LAUNCHES,
+    model: NoiseModel = "normal",
+    case_noise: float = 1.0,
+    session_sigma: float = 0.0,
+    known_session_sigma: float = 0.0,
+    trials: int = 20_000,
+    seed: int = 0,
+) -> PowerTable:
+    """Simulate one gate. The same draws serve all drops; equal arguments give equal tables.
+
+    `pooled_degrees`: how well the class's noise is known, by as many further baselines as give
+    that many degrees of freedom; None is one baseline alone. `case_noise`: this case's noise as a
+    multiple of its class's. `session_sigma`: standard deviation of a shift common to today's
+    launches, of which the gate is told `known_session_sigma`. Raises ValueError.
+    """
+    if trials < 1 or not drops:
+        raise ValueError(f"nothing to simulate: {trials} trials, {len(drops)} drops")
+    groups = _groups(baseline_launches, pooled_degrees)
+    draws = _draws(
+        sigma, model, (groups, baseline_launches), max_launches, case_noise, session_sigma,
+        trials, seed,
+    )  # fmt: skip
+    outcomes = {drop: Counter[str]() for drop in drops}
+    nearest = min(drops, key=abs)
+    detectable, blind = [], 0
+    for baselines, unchanged in draws:
+        pooled = pooled_noise(baselines)
+        noise = Noise(
+            sigma=pooled.sigma,
+            degrees_of_freedom=pooled.degrees_of_freedom,
+            session_sigma=known_session_sigma,
+        )
+        for drop, count in outcomes.items():
+            launches = [seconds * (1 + drop) for seconds in unchanged]
+            decision = _judge(baselines[0], launches, tolerance=tolerance, noise=noise)
+            count[decision.outcome] += 1
+            count["launches"] += decision.launches_used
+            ratio = launches[0] / baselines[0][0] - 1
+            count["fixed_5_percent"] += ratio > FIXED_THRESHOLD
+            count["fixed_tolerance"] += ratio > tolerance
+            if drop == nearest:
+                detectable.append(decision.minimum_detectable_drop)
+                blind += decision.blind
+    return PowerTable(
+        title=f"sigma {100 * sigma:g} % ({model}), tolerance {100 * tolerance:g} %, "
+        f"{groups} baselines of {baseline_launches}, at most {max_launches} launches, "
+        f"{trials} trials",
+        rows=tuple(_row(drop, count, trials) for drop, count in outcomes.items()),
+        minimum_detectable_drop=median(detectable),
+        blind=blind / trials,
+    )
+
+
+def _judge(
+    baseline: Sequence[float], available: Sequence[float], *, tolerance: float, noise: Noise
+) -> Decision:
+    """Launch by launch, as a real session does it; the launches available are the most allowed."""
+    for used in range(1, len(available) + 1):
+        decision = decide(
+            baseline,
+            available[:used],
+            tolerance=tolerance,
+            noise=noise,
+            max_launches=len(available),
+        )
+        if decision.outcome != "undecided":
+            break
+    return decision
+
+
+def _groups(baseline_launches: int, pooled_degrees: int | None) -> int:
+    fewest = 3 if pooled_degrees is None else 2
+    if baseline_launches < fewest:
+        raise CaseError(
+            f"a baseline of {baseline_launches} shows no noise, expected {fewest} launches or more"
+        )
+    if pooled_degrees is None:
+        return 1
+    groups = round(pooled_degrees / (SCALE_EFFICIENCY * (baseline_launches - 1)))
+    return max(groups, 2 if baseline_launches == 2 else 1)
+
+
+def _draws(
+    sigma: float,
+    model: NoiseModel,
+    shape: tuple[int, int],
+    launches: int,
+    case_noise: float,
+    session_sigma: float,
+    trials: int,
+    seed: int,
+) -> Iterator[tuple[list[list[float]], list[float]]]:
+    """Per trial: the class's baselines, the case's own first, and today's launches, in seconds."""
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+
+    def scatter(*size: int) -> Any:
+        if model == "normal":
+            return rng.normal(0.0, sigma, size)
+        tails = sigma * rng.standard_t(3, size)
+        if model == "student-t3":
+            return tails
+        if model == "contaminated":
+            return tails + math.log(1.1) * (rng.random(size) < 1 / 20)
+        raise ValueError(f"noise model {model!r}, expected one of {NoiseModel.__args__}")
+
+    for _ in range(trials):
+        baselines = scatter(*shape)
+        baselines[0] *= case_noise
+        today = case_noise * scatter(launches) + session_sigma * rng.normal()
+        yield np.exp(baselines).tolist(), np.exp(today).tolist()
+
+
+def _row(drop: float, count: Counter[str], trials: int) -> PowerRow:
+    return PowerRow(
+        drop=drop,
+        passed=count["passed"] / trials,
+        improved=count["improved"] / trials,
+        regressed=count["regressed"] / trials,
+        inconclusive=count["inconclusive"] / trials,
+        mean_launches=count["launches"] / trials,
+        fixed_5_percent=count["fixed_5_percent"] / trials,
+        fixed_tolerance=count["fixed_tolerance"] / trials,
+    )

@@ -1,0 +1,1 @@
+"""Inside a rank: measure a training loop from within its process."""

@@ -1,0 +1,91 @@
+"""Faults on request, to test the gate: `--perf-inject`. Worker side; imports torch only when it must.
+
+| text              | what happens                                            |
+| ---               | ---                                                     |
+| slowdown=30%      | every step takes 30 % longer                            |
+| stall=10          | every 10th step takes three times as long               |
+| leak=20%          | peak memory is 20 % higher                              |
+| nan, loss         | the loss becomes NaN, or stops falling                  |
+| missing-metric    | the rank reports carry no peak memory                   |
+| missing-rank      | the last rank writes no report                          |
+| crash, exit, oom  | at step 5 the last rank raises, exits, runs out of memory |
+| hang              | at step 5 the last rank stops                           |
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perfsuite.results.rank_report import RankReport
+    from perfsuite.worker.recorder import Recorder
+
+from perfsuite.case.fault import AT_STEP, Fault
+
+
+class Injector:
+    """Carries out one fault in one rank."""
+
+    def __init__(self, fault: Fault, *, is_last_rank: bool) -> None:
+        self.fault = fault
+        self.is_last_rank = is_last_rank
+        self._held: Any = None
+
+    def before_end(self, step: int, recorder: Recorder) -> None:
+        """Called before the end of a step is stamped."""
+        kind, size = self.fault.kind, self.fault.size
+        if kind == "slowdown":
+            recorder.lengthen(size)
+        elif kind == "stall" and step % int(size) == int(size) - 1:
+            recorder.lengthen(2)
+        elif kind == "leak" and step == AT_STEP:
+            self._held = _hold(size, recorder)
+        elif self.is_last_rank and step == AT_STEP:
+            self._break_down(recorder)
+
+    def _break_down(self, recorder: Recorder) -> None:
+        if self.fault.kind == "crash":
+            raise RuntimeError("injected crash")
+        if self.fault.kind == "exit":
+            os._exit(13)
+        if self.fault.kind == "oom":
+            _run_out_of_memory(recorder)
+        while self.fault.kind == "hang":
+            time.sleep(1)
+
+    def report(self, report: RankReport) -> RankReport | None:
+        """The report that the rank shall write instead, None for no report."""
+        kind = self.fault.kind
+        memory = report.memory
+        if kind == "nan":
+            return report.replace(loss=(*report.loss[:-1], float("nan")))
+        if kind == "loss":
+            return report.replace(loss=report.loss[:1] * len(report.loss))
+        if kind == "missing-metric":
+            return report.replace(memory=None)
+        if kind == "leak" and memory is not None and memory.method == "simulated":
+            return report.replace(memory=memory.replace(peak=round(memory.peak * (1 + self.fault.size))))
+        return None if kind == "missing-rank" and self.is_last_rank else report
+
+
+def _run_out_of_memory(recorder: Recorder) -> None:
+    """On a GPU by asking its allocator for twice the memory that it has: the error is then a real one."""
+    device = getattr(recorder.memory, "device", None)
+    if device is None:
+        raise MemoryError("injected: out of memory")
+    import torch
+
+    _, size = torch.cuda.mem_get_info(device)
+    torch.empty(2 * size, dtype=torch.uint8, device=device)
+
+
+def _hold(share: float, recorder: Recorder) -> Any:
+    """Allocate, and touch, that share of the peak so far, as it is gated."""
+    if recorder.memory is None:
+        return None  # a simulated run: its report is changed instead
+    import torch
+
+    size = int(recorder.memory.read().peak * share)
+    return torch.ones(size, dtype=torch.uint8, device=getattr(recorder.memory, "device", "cpu"))

@@ -1,0 +1,93 @@
+"""FLOPs of a training step by one versioned formula. The formula is pure; counting a model imports torch.
+
+`palm-1`, after Chowdhery et al. 2022 (PaLM), appendix B: per token
+
+    6 N + 12 L H Q S
+
+N: parameters that take part in a matrix product: every linear layer and the language-model head, tied to the
+embedding or not. The embedding look-up, norms, biases and positions are not in N. L layers, H heads of size
+Q, S tokens in a sequence. A multiplication and its addition are two FLOPs; backward costs twice the forward;
+activation recomputation is not counted (model FLOPs, not hardware FLOPs); attention is counted in full, not
+halved for causality. Others count embeddings, or half the attention, and get another MFU for the same speed.
+
+A Mamba has no attention term. Its scan and its convolution over 4 tokens are not in N: their products would
+add 0.3 % to `mamba-1.6b`, 6 % to `mamba-tiny`.
+
+Frozen weights have no gradient of their own: 4 for each of their parameters instead of 6. Adapters are
+trained weights. What comes before the first adapter needs no gradient at all, and is counted as if it did:
+that is at most the first block's. Quantised weights count as what they stand for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from perfsuite.results.rank_report import Flops
+
+if TYPE_CHECKING:
+    from perfsuite.case.case import Case, LoRA
+    from perfsuite.case.model import Model
+
+FORMULA = "palm-1"
+
+
+def flops_per_token(
+    *,
+    matmul_parameters: int,
+    layers: int,
+    heads: int,
+    head_size: int,
+    sequence_length: int,
+    frozen: int = 0,
+) -> float:
+    """FLOPs of forward and backward for one token, by the formula above. `frozen`: of the parameters."""
+    products = 6.0 * matmul_parameters - 2.0 * frozen
+    return products + 12.0 * layers * heads * head_size * sequence_length
+
+
+def count_known(case: Case, *, frozen_share: float = 0.0) -> Flops | None:
+    """`count` of a case's model, or None where only its name is known, or no tokens are counted."""
+    if not case.model.config or case.sequence_length is None:
+        return None
+    return count(case.model, case.sequence_length, case.lora, frozen_share=frozen_share)
+
+
+def count(
+    model: Model, sequence_length: int, lora: LoRA | None = None, *, frozen_share: float = 0.0
+) -> Flops:
+    """Count a model built on the meta device: no memory, whatever the size. Imports torch.
+
+    `frozen_share`: of its matrix products' weights, 0 to 1, as observed where a script trains less than all;
+    with `lora` the adapters tell.
+    """
+    import torch
+
+    from perfsuite.frameworks.common.finetuning import add_adapters, is_linear
+    from perfsuite.frameworks.common.model import blocks, transformers_config, transformers_model
+
+    config = transformers_config(model)
+    with torch.device("meta"):
+        built = transformers_model(config, attention="eager")
+        if lora is not None:
+            add_adapters(lora, built, blocks(built), torch.float32)
+    weights = [module.weight for module in built.modules() if is_linear(module)]
+    matmul = sum(weight.numel() for weight in weights if isinstance(weight, torch.Tensor))
+    trained = sum(w.numel() for w in weights if isinstance(w, torch.Tensor) and w.requires_grad)
+    if lora is None:
+        trained = round(matmul * (1 - frozen_share))
+    heads = getattr(config, "num_attention_heads", 0)
+    head_size = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
+    return Flops(
+        formula=FORMULA,
+        per_token=flops_per_token(
+            matmul_parameters=matmul,
+            layers=config.num_hidden_layers,
+            heads=heads,
+            head_size=head_size,
+            sequence_length=sequence_length,
+            frozen=matmul - trained,
+        ),
+        parameters=sum(parameter.numel() for parameter in built.parameters()),
+        matmul_parameters=matmul,
+        trained_parameters=None if trained == matmul else trained,  # adapters are matrix products only
+    )

@@ -1,0 +1,247 @@
+"""What really runs: wrapper, sharding, dtypes, attention, versions. Worker side; imports torch.
+
+Asked-for and observed can differ without an error (a library that falls back from FSDP to DDP on a CPU, an
+optimizer that steps parameters nobody uses), so the worker looks, and refuses a run that is not the one asked
+for. What only all ranks together can tell is reported as `Evidence`.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import torch.distributed as dist
+from torch import nn
+
+from perfsuite.errors import MismatchError
+from perfsuite.frameworks.common import finetuning
+from perfsuite.frameworks.common.model import (
+    COMPUTE_DTYPES,
+    DTYPES,
+    expected_recomputing_blocks,
+    has_attention,
+)
+from perfsuite.results.rank_report import Evidence, Observed
+from perfsuite.worker import deepspeed, replicas, software
+from perfsuite.worker.second_step import NO_LINEAR, SecondStep, dtype_name, dtype_of, layers
+
+if TYPE_CHECKING:
+    from perfsuite.case.case import Case
+    from perfsuite.frameworks.base import Workload
+
+NO_ATTENTION = "none"
+"""Observed of a model that has none, such as Mamba: it runs what a case asks for by default, and no other."""
+FIELDS = {
+    "recomputing_blocks": "activation_checkpointing",
+    "compute_dtype": "precision",
+    "attention": "attention",
+    "trained": "lora",
+    "lora": "lora",
+    "adapters": "lora",
+    "quantised_layers": "quantization",
+}
+"""Where a case says of a script what is observed in it."""
+
+
+class Observer:
+    """Looks at what trains: before the first optimizer step, through the second step, after the last.
+
+    Its hooks on modules are there during the second step alone; the other steps run untouched.
+    """
+
+    def __init__(self, case: Case, workload: Workload) -> None:
+        self.case = case
+        self.workload = workload
+        self.model: Any = workload.model
+        self._optimizer: Any = None
+        self._before: dict[str, float] = {}
+        self._after: dict[str, float] = {}
+        self._collectives_before: int | None = None
+        self._second_step: SecondStep | None = None
+        self._settings: dict[str, str] = {}
+
+    def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """For `register_optimizer_step_pre_hook`. The first optimizer seen is the one that is looked at."""
+        if self._optimizer is None:
+            self._optimizer = optimizer
+            if self.model is None:
+                self.model = owner(optimizer)
+            self._before = replicas.fingerprint(self.model)
+            self._collectives_before = replicas.collectives()
+            self._second_step = SecondStep(self.model, inside=not self._is_compiled())
+        elif optimizer is self._optimizer and not self._settings:
+            self._settings = self._look()
+
+    def _is_compiled(self) -> bool:
+        return self.case.compile or software.compiled_graphs() > 0
+
+    def result(self) -> Observed:
+        """Everything observed, after the run."""
+        if not self._settings:
+            raise MismatchError("nothing trained: no optimizer made two steps")
+        self._after = replicas.fingerprint(self.model)
+        settings = {
+            **self._settings,
+            "parameters_changed": "yes" if self._after != self._before else "no",
+            "compiled": "yes" if software.compiled_graphs() else "no",
+        }
+        environment = software.environment(self.case.framework.packages)
+        if not self.case.framework.builds_model:  # a script's second batch may have padding, or not
+            environment["attention_kernel"] = settings.pop("attention_kernel")
+        return Observed(settings=settings, environment=environment)
+
+    def evidence(self) -> Evidence:
+        """What the driver has to compare between ranks, after `result`."""
+        assert self._second_step is not None
+        tokens = self._second_step.tokens
+        count = replicas.collectives()
+        before = self._collectives_before
+        whole: set[str] = set()
+        if dist.is_initialized() and self.workload.data_parallel == dist.get_world_size():
+            whole = replicas.replicated(self.model)
+        return Evidence(
+            data_parallel=self.workload.data_parallel,
+            tokens=tokens.tokens or None,
+            padding=tokens.padding(),
+            forwards=tokens.forwards,
+            collectives=None if count is None or before is None else count - before,
+            replicated={
+                name: (self._before[name], after)
+                for name, after in self._after.items()
+                if name in whole and name in self._before
+            },
+        )
+
+    def frozen_share(self) -> float:
+        """Of the weights in linear layers: see `finetuning.frozen_share`."""
+        return finetuning.frozen_share(self.model)
+
+    def check(self, observed: Observed) -> None:
+        """Raises `MismatchError` where what was observed is not what the case asks for."""
+        case, settings = self.case, observed.settings
+        finetuning.check_asked(case, self.model, settings)
+        for key, asked in {**self._expected(settings), **case.framework.expected(case)}.items():
+            if asked is not None and settings.get(key) != asked:
+                raise MismatchError(
+                    f"{key}: the case asks for {asked!r}, but {settings.get(key)!r} ran. "
+                    f"Nothing measured this way would be what its name says.{self._advice(key, settings)}"
+                )
+
+    def _expected(self, settings: Mapping[str, str]) -> dict[str, str | None]:
+        case = self.case
+        asks_for_attention = settings["attention"] != NO_ATTENTION or case.attention != "sdpa"
+        expected: dict[str, str | None] = {
+            "world_size": str(case.topology.world_size),
+            "parameter_dtype": dtype_name(DTYPES[case.precision])
+            + (", int8" * (case.quantization == "8bit")),
+            "optimizer_parameters": "the model's",
+            "parameters_changed": "yes",
+            "attention": case.attention if asks_for_attention else NO_ATTENTION,
+        }
+        if case.compile:
+            expected["compiled"] = "yes"
+        blocks = layers(self.model) or [self.model]
+        expected |= finetuning.expected(case, blocks, settings.get("lora"))
+        assert self._second_step is not None
+        if self._second_step.inside:
+            count = len(self._second_step.forwards)
+            recomputing = expected_recomputing_blocks(case.activation_checkpointing, count)
+            expected["recomputing_blocks"] = f"{recomputing} of {count}"
+            if case.framework.builds_model or self._second_step.compute_dtype != NO_LINEAR:
+                expected["compute_dtype"] = dtype_name(COMPUTE_DTYPES[case.precision])
+        return expected
+
+    def _advice(self, key: str, settings: Mapping[str, str]) -> str:
+        """How to correct a case that describes a script wrongly."""
+        if self.case.framework.builds_model or key not in FIELDS:
+            return ""
+        told = f"another {FIELDS[key]}"
+        if key == "recomputing_blocks":
+            some, _, of, *_ = settings[key].split()
+            told = (
+                f"activation_checkpointing={'full' if some == of else 'none' if some == '0' else 'every-N'!r}"
+            )
+        return f" If the script is as it should be, say {told} in the case."
+
+    def _look(self) -> dict[str, str]:
+        parameters = list(self.model.parameters())
+        trained = {id(p) for p in parameters if p.requires_grad}
+        owned = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
+        fused = " fused" if self._optimizer.defaults.get("fused") else ""
+        assert self._second_step is not None
+        self._second_step.finish()
+        device = parameters[0].device.type
+        return {
+            **wrapping(self.model),
+            "world_size": str(dist.get_world_size()) if dist.is_initialized() else "1, no process group",
+            "backend": dist.get_backend() if dist.is_initialized() else "none",
+            "device": device,
+            "parameter_dtype": ", ".join(sorted({dtype_of(p) for p in parameters})),
+            "compute_dtype": self._second_step.compute_dtype,
+            **software.arithmetic(device),
+            **_attention(self.model),
+            "attention_kernel": self._second_step.attention_kernel,
+            "recomputing_blocks": self._second_step.recomputing(),
+            "optimizer": type(self._optimizer).__name__ + fused,
+            "optimizer_parameters": "the model's" if owned == trained else "others",
+            **finetuning.observed(self.model),
+            **self.workload.settings,
+        }
+
+
+def owner(optimizer: Any) -> nn.Module:
+    """The outermost living module that has all parameters of `optimizer`: what it trains, as wrapped."""
+    if (engine := deepspeed.engine_of(optimizer)) is not None:
+        return cast(nn.Module, engine)
+    wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    living: Any = (thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module))
+    owners: list[nn.Module] = [module for module in living if wanted <= {id(p) for p in module.parameters()}]
+    if not owners:
+        raise MismatchError(f"no module owns the parameters that {type(optimizer).__name__} steps")
+    return max(owners, key=lambda module: sum(1 for _ in module.modules()))
+
+
+def wrapping(model: nn.Module) -> dict[str, str]:
+    """Which wrapper really is around the model (or inside it), and how it shards."""
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+    from torch.distributed.tensor import DTensor
+    from torch.nn.parallel import DistributedDataParallel
+
+    modules = list(model.modules())
+    found: dict[str, list[Any]] = {
+        kind.__name__: [module for module in modules if isinstance(module, kind)]
+        for kind in (DistributedDataParallel, FullyShardedDataParallel, FSDPModule)
+    }
+    engines = found[deepspeed.NAME] = [module for module in modules if hasattr(module, deepspeed.STEP)]
+    wrapper = " + ".join(name for name, instances in found.items() if instances) or "none"
+    shardings = {module.sharding_strategy.name for module in found["FullyShardedDataParallel"]}
+    shardings |= {
+        ", ".join(map(_placement, p.placements)) for p in model.parameters() if isinstance(p, DTensor)
+    }
+    shardings |= {stage for engine in engines if (stage := deepspeed.sharding(engine))}
+    wrapped = str(sum(len(instances) for instances in found.values()))
+    return {
+        "wrapper": wrapper,
+        "sharding": " and ".join(sorted(shardings)) or "none",
+        "wrapped_modules": wrapped,
+    }
+
+
+def _attention(model: nn.Module) -> dict[str, str]:
+    """Which attention runs; in a Mamba, whether the scan runs by mamba_ssm or by transformers' own loop."""
+    configs: Any = (getattr(module, "config", None) for module in model.modules())
+    config: Any = next((config for config in configs if hasattr(config, "_attn_implementation")), None)
+    if config is None:
+        return {"attention": "?"}
+    if has_attention(config):
+        return {"attention": config._attn_implementation}
+    # transformers takes the package if it can be imported, and says nothing if it cannot.
+    return {"attention": NO_ATTENTION, "mamba_ssm": "loaded" if "mamba_ssm" in sys.modules else "none"}
+
+
+def _placement(placement: Any) -> str:
+    # By its dimension: where FSDP shards what tensor parallelism has sharded, torch has another class for it.
+    name, dim = type(placement).__name__.removeprefix("_"), getattr(placement, "dim", None)
+    return name if dim is None else f"{name}({dim})"

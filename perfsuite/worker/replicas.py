@@ -1,0 +1,65 @@
+"""Whether data-parallel ranks train one model: what each rank tells of it. Worker side; imports torch.
+
+`perfsuite.results.agreement` compares it, in the driver.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+def fingerprint(model: nn.Module) -> dict[str, float]:
+    """A number per trained parameter, over this rank's shard, that a step changes: its L1 norm."""
+    with torch.no_grad():
+        return {
+            name: float(torch.linalg.vector_norm(local, ord=1, dtype=torch.float32))
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad and (local := _local(parameter)).numel()
+        }
+
+
+def _local(parameter: Any) -> torch.Tensor:
+    """What this rank holds: a DTensor's shard, ZeRO 3's partition, or all of it."""
+    local: torch.Tensor = getattr(parameter, "ds_tensor", getattr(parameter, "_local_tensor", parameter))
+    return local
+
+
+def replicated(model: nn.Module) -> set[str]:
+    """Names of the parameters that every data-parallel rank holds whole."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+    sharded = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, FullyShardedDataParallel)
+        and module.sharding_strategy is not ShardingStrategy.NO_SHARD
+        for parameter in module.parameters()
+    }
+    return {
+        name
+        for name, parameter in model.named_parameters()
+        if id(parameter) not in sharded and _is_whole(parameter)
+    }
+
+
+def _is_whole(parameter: Any) -> bool:
+    if hasattr(parameter, "ds_id"):  # DeepSpeed's ZeRO 3
+        return False
+    if not getattr(parameter, "allreduce", True):  # Megatron's and DeepSpeed's mark of an expert
+        return False
+    return all(placement.is_replicate() for placement in getattr(parameter, "placements", ()))
+
+
+def collectives() -> int | None:
+    """Collectives that this process has begun in groups of more than one rank; None where nobody counts."""
+    if not dist.is_initialized():
+        return None
+    groups: Any = dist.distributed_c10d._world.pg_map
+    try:
+        return sum(int(group._get_sequence_number_for_group()) for group in groups if group.size() > 1)
+    except RuntimeError:  # a backend that does not
+        return None

@@ -1,0 +1,226 @@
+"""What hooks see of one step: blocks, dtypes, the kernel of attention, tokens. Worker side; imports torch.
+
+The second step is never measured, so its hooks may cost time, and one of them may read a value on the host.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from perfsuite.frameworks.common import finetuning
+
+NOT_OBSERVED = "not observed (compiled)"
+NO_LINEAR = "not observed (no linear layer)"
+NO_KERNEL = "none seen"
+"""Of attention: no autograd node of the blocks looks like it."""
+UNFUSED = "math"
+"""The kernel of attention by matrix products and a softmax, as torch calls it."""
+NODES_NEAR = 300
+"""Nodes of the autograd graph that are looked through: attention is some nodes before a linear layer."""
+
+
+class SecondStep:
+    """Hooks for the length of one step. `inside`: not on the outermost module alone, but on all in it.
+
+    A hook inside of what is compiled would not run, or change what is compiled.
+    """
+
+    def __init__(self, model: nn.Module, *, inside: bool) -> None:
+        self.compute_dtype = NO_LINEAR if inside else NOT_OBSERVED
+        self.attention_kernel = NO_KERNEL if inside else NOT_OBSERVED
+        self.tokens = TokenCount(model, inside=inside)
+        blocks = layers(model) if inside else []
+        firsts = [linear for block in blocks if (linear := first_linear(block)) is not None]
+        self.forwards = [0] * len(firsts)
+        """Of the first linear layer of each block, but for those in backward."""
+        self.recomputed = [0] * len(firsts)
+        """The same in backward: those of recomputed activations."""
+        self.inside = inside
+        self._errors = self.tokens.errors
+        self._handles = [
+            linear.register_forward_pre_hook(self._counter(index)) for index, linear in enumerate(firsts)
+        ]
+        if inside:
+            self._look_inside(model, blocks)
+
+    def _look_inside(self, model: nn.Module, blocks: list[nn.Module]) -> None:
+        linears = filter(finetuning.is_linear, model.modules())
+        plain = next((m for m in linears if finetuning.quantization_of(m) is None), None)
+        if plain is not None:  # a quantised layer gives back the dtype that it was given
+            self._handles.append(plain.register_forward_hook(_guarded(self._see_dtype, self._errors)))
+        last = next((block for block in reversed(blocks) if first_linear(block) is not None), None)
+        for module in () if last is None else filter(finetuning.is_linear, last.modules()):
+            self._handles.append(
+                module.register_forward_pre_hook(_guarded(self._see_attention, self._errors))
+            )
+
+    def _counter(self, index: int) -> Any:
+        def count(module: nn.Module, args: Any) -> None:
+            (self.recomputed if in_backward() else self.forwards)[index] += 1
+
+        return count
+
+    def _see_dtype(self, module: nn.Module, args: Any, output: Any) -> None:
+        first = output[0] if isinstance(output, list | tuple) and output else output
+        if isinstance(first, Tensor):
+            self.compute_dtype = dtype_of(first)
+
+    def _see_attention(self, module: nn.Module, args: Any) -> None:
+        if self.attention_kernel in (NO_KERNEL, UNFUSED) and args and isinstance(args[0], Tensor):
+            self.attention_kernel = attention_kernel(args[0]) or self.attention_kernel
+
+    def finish(self) -> None:
+        """Take the hooks away. Raises what one of them has kept from the model."""
+        for handle in self._handles:
+            handle.remove()
+        self.tokens.finish()
+        if self._errors:
+            raise self._errors[0]
+
+    def recomputing(self) -> str:
+        """How many blocks ran their forward in backward, too."""
+        if not self.inside:
+            return NOT_OBSERVED
+        return f"{sum(count > 0 for count in self.recomputed)} of {len(self.recomputed)}"
+
+
+class TokenCount:
+    """Tokens that a model is given in training: elements of its first tensor, where that holds integers.
+
+    Calls count of the outermost module of `model` that is called: a script may call what it has wrapped.
+    """
+
+    def __init__(self, model: nn.Module, *, inside: bool) -> None:
+        self.tokens = self.forwards = 0
+        self._padding: list[Tensor] = []
+        self._depth = 0
+        self.errors: list[Exception] = []
+        """Of hooks: a model must not fail by them."""
+        self._look = _guarded(self._see, self.errors) if inside else self._see  # plain for the compiler
+        modules = [m for m in model.modules() if next(m.children(), None) is not None] if inside else []
+        self._handles = [
+            handle
+            for module in dict.fromkeys([model, *modules])
+            if not isinstance(module, torch.jit.ScriptModule)  # it takes no hooks
+            for handle in (
+                module.register_forward_pre_hook(self._enter, with_kwargs=True),
+                module.register_forward_hook(self._leave, always_call=True),
+            )
+        ]
+
+    def _enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if self._depth == 0 and torch.is_grad_enabled() and not in_backward():
+            self._look(args, kwargs)
+        self._depth += 1
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._depth -= 1
+
+    def _see(self, args: Any, kwargs: dict[str, Any]) -> None:
+        given = dict(_tensors(args, kwargs))
+        tokens = given.get("input_ids", next(iter(given.values()), None))
+        if tokens is None or tokens.dtype not in (torch.int32, torch.int64):
+            return
+        self.tokens += tokens.numel()
+        self.forwards += 1
+        mask = given.get("attention_mask")
+        if mask is not None and mask.shape == tokens.shape:
+            self._padding.append((mask == 0).sum())
+
+    def finish(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+    def padding(self) -> int:
+        """Tokens that the attention mask takes out. Waits for the device."""
+        return sum(int(count) for count in self._padding)
+
+
+def _guarded(hook: Callable[..., None], errors: list[Exception]) -> Callable[..., None]:
+    """A hook that keeps its error for later."""
+
+    def run(*args: Any) -> None:
+        try:
+            hook(*args)
+        except Exception as error:
+            errors.append(error)
+
+    return run
+
+
+def _tensors(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a call with their names, in a batch as well: `labels` are nothing that a model reads."""
+    for name, value in [*((str(index), each) for index, each in enumerate(args)), *kwargs.items()]:
+        if str(name).startswith(("label", "target")):
+            continue
+        if isinstance(value, Tensor):
+            yield str(name), value
+        elif isinstance(value, Mapping):
+            yield from _tensors((), value)
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value, {})
+
+
+def attention_kernel(value: Tensor) -> str | None:
+    """The attention that made `value`, by the nodes of its autograd graph nearby; None where there is none.
+
+    Torch names a node after its kernel: `ScaledDotProductFlashAttentionBackward0` is `FlashAttention`.
+    """
+    found = None
+    ahead, seen = deque([value.grad_fn]), set[Any]()
+    while ahead and len(seen) < NODES_NEAR:
+        node = ahead.popleft()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        name = re.sub(r"(Backward)?\d*$", "", node.name())
+        if re.search("attention|attn|mha", name, re.IGNORECASE):
+            return name.removeprefix("ScaledDotProduct")
+        if "softmax" in name.lower():
+            found = UNFUSED  # or a router's: go on
+        ahead.extend(following for following, _ in node.next_functions)
+    return found
+
+
+def in_backward() -> bool:
+    """Whether this runs within a backward pass: a forward there recomputes activations."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def layers(model: nn.Module) -> list[nn.Module]:
+    """The transformer blocks, in a model of any library: the longest list of modules with linear layers."""
+    return max(_containers(model), key=len, default=[])
+
+
+def _containers(module: nn.Module) -> Iterator[list[nn.Module]]:
+    for child in module.children():
+        members = list(child.children())
+        linear = [first_linear(member) is not None for member in members]
+        # A pipeline stage keeps places for the blocks of others; a dictionary may also hold what is no block.
+        is_blocks = any(linear) if isinstance(child, nn.ModuleList) else all(linear)
+        if is_blocks and isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield members
+        else:
+            yield from _containers(child)
+
+
+def first_linear(module: nn.Module) -> nn.Module | None:
+    """The first linear layer in `module`, None where there is none."""
+    return next((m for m in module.modules() if finetuning.is_linear(m)), None)
+
+
+def dtype_of(tensor: Tensor) -> str:
+    """Without `torch.`."""
+    return dtype_name(tensor.dtype)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Without `torch.`."""
+    return str(dtype).removeprefix("torch.")

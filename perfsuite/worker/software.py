@@ -1,0 +1,117 @@
+"""Versions, variables and switches that a run depends on. Worker side; imports torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from perfsuite.results.run_dir import FILES, LAUNCH_DIR
+
+PACKAGES = ("triton", "peft", "bitsandbytes", "flash_attn", "mamba_ssm", "deepspeed")
+"""Recorded wherever they are installed: kernels come from them without being asked for."""
+VARIABLES = (
+    "NCCL_",
+    "CUDA_",
+    "CUBLAS_",
+    "CUDNN_",
+    "NVIDIA_",
+    "TORCH_",
+    "TORCHDYNAMO_",
+    "TORCHINDUCTOR_",
+    "TRITON_",
+    "TRANSFORMERS_",
+    "PYTORCH_",
+    "OMP_",
+    "GLOO_",
+)
+"""What a recorded environment variable may begin with."""
+SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
+"""Never recorded: `NVIDIA_API_KEY` begins as the others do."""
+
+
+def environment(packages: tuple[str, ...] = ()) -> dict[str, str]:
+    """Versions and variables that may explain a change but do not make runs incomparable."""
+    seen = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **{package: importlib.metadata.version(package) for package in ("transformers", *packages)},
+        **_installed(),
+        "kernel": platform.release(),
+        "threads": str(torch.get_num_threads()),
+    }
+    if torch.cuda.is_available():
+        seen["cuda"] = str(torch.version.cuda)
+        seen["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        seen["cudnn"] = str(torch.backends.cudnn.version())
+    return {**seen, **variables(os.environ)}
+
+
+def _installed() -> dict[str, str]:
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Those of `VARIABLES` that hold no secret; the launch's own directory is `LAUNCH_DIR` in them."""
+    new = environ.get(FILES) or LAUNCH_DIR
+    return {
+        key: value.replace(new, LAUNCH_DIR)
+        for key, value in environ.items()
+        if key.startswith(VARIABLES) and "TORCHELASTIC" not in key and not SECRET.search(key)
+    }
+
+
+def arithmetic(device: str) -> dict[str, str]:
+    """How fp32 is computed on this kind of device, `ieee` or what is faster; whether only deterministic
+    kernels are allowed."""
+    backends: Any = torch.backends
+    on_gpu = device == "cuda"
+    matmul = (backends.cuda if on_gpu else backends.mkldnn).matmul.fp32_precision
+    convolution = (backends.cudnn if on_gpu else backends.mkldnn).conv.fp32_precision
+    override = os.environ.get("NVIDIA_TF32_OVERRIDE")  # NVIDIA's libraries obey it whatever torch asks for
+    if on_gpu and override is not None:
+        matmul = convolution = "ieee" if override == "0" else "tf32"
+    return {
+        "fp32_matmul": matmul.replace("none", "ieee"),
+        "fp32_convolution": convolution.replace("none", "ieee"),
+        "deterministic": "yes" if torch.are_deterministic_algorithms_enabled() else "no",
+    }
+
+
+def _dynamo() -> Mapping[str, Mapping[str, int]]:
+    """The counters of torch.compile: empty as long as nobody has loaded it."""
+    module: Any = sys.modules.get("torch._dynamo.utils")
+    return {} if module is None else module.counters
+
+
+def compiled_graphs() -> int:
+    """Graphs that torch.compile has made in this process."""
+    return _dynamo().get("stats", Counter[str]()).get("unique_graphs", 0)
+
+
+def compile_notes() -> tuple[str, ...]:
+    """Why parts of what was compiled may run as Python all the same."""
+    counters = _dynamo()
+    notes = []
+    if breaks := sum(counters.get("graph_break", {}).values()):
+        reasons = sorted({reason.splitlines()[0] for reason in counters["graph_break"]})
+        notes.append(f"torch.compile: {breaks} graph breaks ({'; '.join(reasons)})")
+    if any("recompile limit" in what.lower() for counts in counters.values() for what in counts):
+        notes.append(
+            f"torch.compile: recompile_limit ({torch._dynamo.config.recompile_limit}) was hit, and what was "
+            "compiled too often runs as Python: mark what varies as dynamic, or keep shapes fixed"
+        )
+    return tuple(notes)

@@ -1,0 +1,76 @@
+"""Run by every Python process of a measured script, because its directory leads PYTHONPATH there.
+
+A `.pth` file would have to be written into site-packages; this touches nothing, and reaches every process
+that inherits the environment. It shadows a `sitecustomize` of the environment's own, and therefore runs that,
+too. Processes that never import torch pay for this file alone: nothing but the standard library is imported
+here. When torch has been imported, `perfsuite.worker.attach` follows.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import module_from_spec
+from types import ModuleType
+from typing import Any
+
+
+class AfterTorch:
+    """Finds torch as the other finders do, and attaches the measurement when it has been executed.
+
+    Until then it stays: many only ask whether there is a torch (`importlib.util.find_spec`), and import it
+    later, or never.
+    """
+
+    _asking = threading.local()
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """None, but for torch."""
+        if name != "torch" or getattr(cls._asking, "now", False):  # another finder may ask all of them again
+            return None
+        cls._asking.now = True
+        try:
+            others = (each for each in tuple(sys.meta_path) if each is not cls and hasattr(each, "find_spec"))
+            found = (finder.find_spec(name, path, target) for finder in others)
+            spec = next((spec for spec in found if spec is not None), None)
+        finally:
+            cls._asking.now = False
+        if spec is not None and spec.loader is not None:
+            _then_attach(spec.loader)
+        return spec
+
+
+def _then_attach(loader: Any) -> None:
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        if AfterTorch not in sys.meta_path:
+            return  # of a loader that was asked for twice
+        sys.meta_path.remove(AfterTorch)
+        try:
+            from perfsuite.worker.attach import attach
+        except ImportError as error:
+            raise ImportError(
+                f"perfsuite measures this command and cannot be imported by {sys.executable} ({error}): "
+                "install it where the command runs"
+            ) from error
+        attach()
+
+    loader.exec_module = exec_module
+
+
+def _run_the_shadowed() -> None:
+    here = os.path.dirname(os.path.realpath(__file__))
+    elsewhere = [entry for entry in sys.path if os.path.realpath(entry) != here]
+    spec = PathFinder.find_spec("sitecustomize", elsewhere)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(module_from_spec(spec))
+
+
+if "PERFSUITE_RUN_DIR" in os.environ:
+    sys.meta_path.insert(0, AfterTorch)
+_run_the_shadowed()

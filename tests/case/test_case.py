@@ -1,0 +1,335 @@
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import re
+from typing import Any, ClassVar
+
+import pytest
+
+from perfsuite.case.case import Case, CaseFile, LoRA, Topology
+from perfsuite.case.hardware import ACCELERATORS
+from perfsuite.case.model import MODELS, Model, llama
+from perfsuite.errors import CaseError
+from perfsuite.frameworks.base import Framework
+from perfsuite.frameworks.ddp import DDP
+from perfsuite.frameworks.fake import Fake
+from perfsuite.frameworks.fsdp import FSDP
+from perfsuite.frameworks.fsdp2 import FSDP2
+from perfsuite.frameworks.script import Script
+from tests.samples import make_case
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": "gpt2-tyni"}, ["model:", "'gpt2-tyni'", "Did you mean 'gpt2-tiny'?", "llama-3.1-8b"]),
+        ({"model": "xyzzy"}, ["unknown model 'xyzzy'", "Known: gpt2-tiny", "Model.from_config"]),
+        ({"model": 3}, ["model:", "Model", "got 3"]),
+        (
+            {"framework": "dpp"},
+            [
+                "framework:",
+                "unknown framework 'dpp'. Did you mean 'ddp'? Known: accelerate, ddp, fsdp, fsdp2",
+            ],
+        ),
+        (
+            {"framework": {"name": "dpp"}},
+            ["Did you mean 'ddp'?", "torchtitan, trainer, got {'name': 'dpp'}"],
+        ),
+        ({"framework": "xyzzy"}, ["unknown framework 'xyzzy'. Known: accelerate, ddp"]),
+        ({"framework": 3}, ["framework: a framework is given as an object or by name, got 3"]),
+        (
+            {"framework": {"name": "fake", "step": 3}},
+            ["framework:", "step: unknown field", "got 3", "Options of fake: step_ms, noise, memory_mb"],
+        ),
+        ({"framework": {"name": "fake", "step_ms": -3}}, ["step_ms:", "greater than 0", "got -3"]),
+        ({"framework": {"name": "ddp", "bucket_cap_mb": "big"}}, ["bucket_cap_mb:", "number", "'big'"]),
+        ({"framework": "fsdp"}, ["sharding_strategy: Field required", "Options of fsdp:"]),
+        (
+            {"framework": {"name": "fsdp", "sharding_strategy": "FULL"}},
+            ["sharding_strategy:", "'FULL_SHARD'", "'HYBRID_SHARD'", "got 'FULL'"],
+        ),
+        ({"micro_batch": 0}, ["micro_batch:", "greater than or equal to 1", "got 0"]),
+        ({"gradient_accumulation": 0}, ["gradient_accumulation:", "greater than or equal to 1", "got 0"]),
+        (
+            {"sequence_length": 1},
+            ["sequence_length:", "greater than or equal to 2; None where a Script counts samples", "got 1"],
+        ),
+        ({"sequence_length": "64"}, ["sequence_length:", "valid integer", "got '64'"]),
+        (
+            {"sequence_length": None},
+            [
+                "sequence_length None counts samples in place of tokens, which only a Script may",
+                "fake trains",
+            ],
+        ),
+        ({"sequence_length": 129}, ["sequence_length 129", "128 positions of gpt2-tiny"]),
+        ({"precision": "fp16"}, ["precision:", "'bf16-mixed', 'fp16-mixed' or 'bf16'", "got 'fp16'"]),
+        ({"lora": {"rank": 0, "alpha": 1}}, ["lora.rank:", "greater than or equal to 1", "got 0"]),
+        ({"lora": {"rank": 1}}, ["lora.alpha: Field required"]),
+        ({"lora": 16}, ["lora:", "LoRA", "got 16"]),
+        (
+            {"quantization": "4bit"},
+            [
+                "quantization '4bit' needs lora: quantised weights cannot be trained",
+                "LoRA(rank=16, alpha=32)",
+            ],
+        ),
+        ({"quantization": "nf4"}, ["quantization:", "'none', '8bit' or '4bit'", "got 'nf4'"]),
+        ({"attention": "flash"}, ["attention:", "'sdpa', 'eager' or 'flash_attention_2'", "got 'flash'"]),
+        *(
+            (
+                {"activation_checkpointing": mode},
+                ["activation_checkpointing:", "none", "full", "selective-op", "every-", f"got {mode!r}"],
+            )
+            for mode in ("every-0", "every-", "every-2.5", "every-2\n", "All", "")
+        ),
+        (
+            {"topology": {"processes_per_node": 0}},
+            ["topology.processes_per_node:", "greater than or equal to 1", "got 0"],
+        ),
+        ({"topology": {"nodes": 1}}, ["topology.processes_per_node: Field required"]),
+        (
+            {"hardware": "h1000"},
+            ["unknown hardware 'h1000'", "cpu, gpu, a10, a100", "h200", "'h100-80gb-sxm'"],
+        ),
+        (
+            {"hardware": ("cpu", "H100")},
+            ["unknown hardware 'H100': did you mean 'h100'? begin with one of cpu, gpu, a10, a100"],
+        ),
+        ({"hardware": "A100-80GB"}, ["'A100-80GB': did you mean 'a100-80gb'?"]),
+        ({"hardware": "h10"}, ["'h10': did you mean 'h100'?"]),
+        ({"hardware": "h100-80GBB"}, ["unknown hardware 'h100-80GBB': h100 is known as h100-80gb-pcie"]),
+        ({"hardware": "h100-80gbb"}, ["unknown hardware 'h100-80gbb'", "h100 is known as h100-80gb-pcie"]),
+        ({"hardware": "gpu-80gb"}, ["unknown hardware 'gpu-80gb'", "'gpu' is any"]),
+        ({"micro_batch": True}, ["micro_batch:", "valid integer", "True"]),
+        ({"micro_batch": "4"}, ["micro_batch:", "valid integer", "'4'"]),
+        ({"learning_rate": math.inf}, ["learning_rate:", "finite"]),
+        ({"hardware": ()}, ["hardware:", "name at least one hardware", "'cpu'"]),
+        ({"learning_rate": 0}, ["learning_rate:", "greater than 0", "got 0"]),
+        ({"steps": 9}, ["steps:", "greater than or equal to 10", "got 9"]),
+        ({"max_warmup_steps": 1}, ["max_warmup_steps:", "greater than or equal to 2", "got 1"]),
+        ({"timeout_s": 0}, ["timeout_s:", "greater than 0", "got 0"]),
+        ({"batch": 3}, ["batch: unknown field; remove it or correct its name", "got 3"]),
+    ],
+)
+def test_bad_input_is_named_with_what_is_allowed(changes: dict[str, Any], said: list[str]) -> None:
+    with pytest.raises(CaseError) as caught:
+        make_case(**changes)
+    message = str(caught.value)
+    assert message.startswith("Case: ")
+    assert [part for part in said if part not in message] == []
+    assert [part for part in ("(whole)", "fake,", ". ,", "., got") if part in message] == []
+    with pytest.raises(CaseError):
+        make_case().replace(**changes)
+
+
+def test_a_bad_topology_is_named_where_it_is_made() -> None:
+    with pytest.raises(CaseError, match=r"^Topology: processes_per_node: .*got 0$"):
+        Topology(processes_per_node=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "fake-gpt2-tiny-s64-b2-fp32-1x2"),
+        ({"framework": Fake(step_ms=2.5)}, "fake-step_ms2.5-gpt2-tiny-s64-b2-fp32-1x2"),
+        ({"framework": DDP(static_graph=True)}, "ddp-static_graph-gpt2-tiny-s64-b2-fp32-1x2"),
+        (
+            {"framework": FSDP2(reshard_after_forward=False)},
+            "fsdp2-no_reshard_after_forward-gpt2-tiny-s64-b2-fp32-1x2",
+        ),
+        (
+            {
+                "model": MODELS["llama-3.1-8b"],
+                "framework": FSDP(sharding_strategy="HYBRID_SHARD", shard_group=4, backward_prefetch="none"),
+                "sequence_length": 8192,
+                "micro_batch": 1,
+                "gradient_accumulation": 3,
+                "precision": "bf16-mixed",
+                "activation_checkpointing": "every-2",
+                "attention": "flash_attention_2",
+                "compile": True,
+                "topology": Topology(nodes=2, processes_per_node=8),
+                "hardware": ("h100-80gb-sxm", "h200"),
+            },
+            "fsdp-hybrid_shard-shard_group4-none-llama-3.1-8b-s8192-b1x3-bf16-mixed-ac_every-2-"
+            "flash_attention_2-compile-2x8",
+        ),
+        (
+            {"lora": LoRA(rank=16, alpha=32), "quantization": "4bit"},
+            "fake-gpt2-tiny-s64-b2-fp32-lora-rank16-alpha32-4bit-1x2",
+        ),
+        (
+            {"lora": LoRA(rank=8, alpha=8, targets=("q_proj", "v_proj"))},
+            "fake-gpt2-tiny-s64-b2-fp32-lora-rank8-alpha8-targetsq_projxv_proj-1x2",
+        ),
+        (
+            {"learning_rate": 1e-5, "seed": 4, "max_warmup_steps": 10, "steps": 70},
+            "fake-gpt2-tiny-s64-b2-fp32-learning_rate1e-05-seed4-max_warmup_steps10-steps70-1x2",
+        ),
+    ],
+)
+def test_ids_stay_as_they_are(changes: dict[str, Any], expected: str) -> None:
+    """They name the files of accepted baselines: a change here loses every user's history."""
+    assert make_case(**{"max_warmup_steps": 20, "steps": 50, **changes}).id == expected
+
+
+FRAMEWORKS: list[Framework] = [
+    Fake(),
+    Fake(noise=0.02),
+    DDP(),
+    DDP(bucket_cap_mb=50),
+    DDP(gradient_as_bucket_view=True, static_graph=True),
+    FSDP(sharding_strategy="FULL_SHARD"),
+    FSDP(sharding_strategy="FULL_SHARD", cpu_offload=True),
+    FSDP(sharding_strategy="SHARD_GRAD_OP", sync_each_micro_batch=False),
+    FSDP2(),
+    FSDP2(shard_group=2),
+]
+VARIANTS: dict[str, list[Any]] = {
+    "framework": FRAMEWORKS,
+    "model": [MODELS["gpt2-tiny"], MODELS["llama-tiny"]],
+    "sequence_length": [16, 64],
+    "micro_batch": [1, 11],
+    "gradient_accumulation": [1, 2],
+    "precision": ["fp32", "bf16"],
+    "activation_checkpointing": ["none", "full", "every-11"],
+    "attention": ["sdpa", "eager"],
+    "compile": [False, True],
+    "topology": [Topology(processes_per_node=2), Topology(nodes=2, processes_per_node=1)],
+}
+
+
+def variants() -> list[Case]:
+    return [
+        make_case(**dict(zip(VARIANTS, values, strict=True)))
+        for values in itertools.product(*VARIANTS.values())
+    ]
+
+
+def test_ids_are_unique_and_fit_for_a_file_name() -> None:
+    cases = variants()
+    ids = {case.id for case in cases}
+    assert len(ids) == len(cases) == 7680
+    assert [name for name in ids if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}", name)] == []
+
+
+@pytest.mark.parametrize(
+    ("field", "one", "other"),
+    [
+        ("seed", 1, -1),
+        ("steps", 11, 110),
+        ("max_warmup_steps", 2, 12),
+        ("learning_rate", 1e-4, 1e-5),
+        ("learning_rate", 0.0012345678, 0.0012345679),
+        ("lora", None, LoRA(rank=1, alpha=1)),
+        ("lora", LoRA(rank=1, alpha=11), LoRA(rank=11, alpha=1)),
+        ("lora", LoRA(rank=1, alpha=1), LoRA(rank=1, alpha=1, targets=("q_proj",))),
+        ("framework", Fake(step_ms=12345.678), Fake(step_ms=12345.679)),
+    ],
+)
+def test_ids_differ_where_one_field_differs(field: str, one: object, other: object) -> None:
+    assert make_case(**{field: one}).id != make_case(**{field: other}).id
+
+
+@pytest.mark.parametrize("changes", [{"hardware": ("h100", "cpu")}, {"timeout_s": 5}])
+def test_ids_do_not_know_where_and_how_long_a_case_may_run(changes: dict[str, Any]) -> None:
+    assert make_case(**changes).id == make_case().id
+
+
+def test_a_copy_has_an_id_of_its_own() -> None:
+    case = make_case()
+    assert case.id == case.id
+    assert case.replace(micro_batch=8).id == case.id.replace("-b2-", "-b8-")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        *({"framework": framework} for framework in FRAMEWORKS),
+        {"lora": LoRA(rank=8, alpha=16, targets=("q_proj",)), "quantization": "8bit"},
+        {"model": MODELS["llama-3.1-8b"], "hardware": ("h100-80gb-sxm", "cpu"), "compile": True},
+        {
+            "model": llama(
+                "mine", layers=1, heads=1, kv_heads=1, hidden=8, mlp=8, vocab=8, dropout=[0.1, None]
+            )
+        },
+    ],
+)
+def test_json_round_trip(changes: dict[str, Any]) -> None:
+    case = make_case(**changes)
+    back = Case.model_validate_json(case.model_dump_json())
+    assert back == case
+    assert type(back.framework) is type(case.framework)
+    assert back.id == case.id
+    asked = CaseFile(case=case, device="cpu")
+    assert CaseFile.model_validate_json(asked.model_dump_json()) == asked
+
+
+def test_model_framework_and_hardware_may_be_given_by_name() -> None:
+    case = make_case(model="llama-tiny", framework="ddp", hardware="cpu")
+    assert case.model == MODELS["llama-tiny"]
+    assert case.framework == DDP()
+    assert case.hardware == ("cpu",)
+    assert make_case(framework={"name": "fake", "noise": 0.2}).framework == Fake(noise=0.2)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "markers"),
+    [
+        ("cpu", ["cpu"]),
+        (("h100-80gb-sxm", "h100-94gb-nvl"), ["h100"]),
+        (("v100", "cpu", "a100-80gb"), ["a100", "cpu", "v100"]),
+        ("gpu", sorted(set(ACCELERATORS) - {"cpu"})),
+    ],
+)
+def test_markers(hardware: Any, markers: list[str]) -> None:
+    assert make_case(hardware=hardware).markers == markers
+
+
+def test_steps_and_world_size_add_up() -> None:
+    case = make_case(max_warmup_steps=7, steps=30, topology=Topology(nodes=3, processes_per_node=4))
+    assert case.total_steps == 37
+    assert case.topology.world_size == 12
+
+
+def test_a_script_may_count_samples() -> None:
+    images = make_case(framework=Script(path="a.py"), model=Model.named("resnet"), sequence_length=None)
+    assert images.id == f"{images.framework.slug()}-resnet-b2-fp32-max_warmup_steps5-steps20-1x2"
+    assert (images.unit, images.sample_length) == ("samples", 1)
+    assert images.parameters["sequence_length"] == "none"
+    assert Case.model_validate_json(images.model_dump_json()) == images
+    text = images.replace(sequence_length=128)
+    assert (text.unit, text.sample_length) == ("tokens", 128)
+    assert "-s128-b2-" in text.id
+
+
+def test_a_case_says_its_length() -> None:
+    values = dict(make_case())
+    del values["sequence_length"]
+    with pytest.raises(CaseError, match="sequence_length: Field required"):
+        Case(**values)
+
+
+def test_a_model_without_positions_has_no_longest_sequence() -> None:
+    model = Model(name="endless", config={"model_type": "mamba"})
+    assert make_case(model=model, sequence_length=10**6).sequence_length == 10**6
+
+
+def test_a_case_can_be_copied_and_put_in_a_set() -> None:
+    case = make_case()
+    assert {case, copy.deepcopy(case), case.replace(micro_batch=99)} == {case, case.replace(micro_batch=99)}
+
+
+def test_a_framework_that_no_worker_would_find_is_refused() -> None:
+    class Mine(DDP):
+        name: ClassVar[str] = "mine"
+
+    with pytest.raises(
+        CaseError, match=r"Mine stands in tests\.case\.test_case: a framework is a file in perf"
+    ):
+        make_case(framework=Mine())

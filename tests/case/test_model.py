@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen2Config
+
+from perfsuite.case.model import MODELS, Model, find, gpt2, llama, mamba
+from perfsuite.errors import CaseError, FileError, MismatchError
+from perfsuite.frameworks.common.model import blocks, transformers_config, transformers_model
+from perfsuite.worker.flops import count
+
+PUBLISHED = {
+    "gpt2": 124_439_808,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "llama-2-13b": 13_015_864_320,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3-70b": 70_553_706_496,
+    "llama-3-8b": 8_030_261_248,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.2-1b": 1_235_814_400,
+}
+QWEN: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 99,
+    "max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize(("name", "parameters"), PUBLISHED.items(), ids=list(PUBLISHED))
+def test_parameters_are_as_published(name: str, parameters: int) -> None:
+    assert count(MODELS[name], 128).parameters == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden", "millions"),
+    [("gpt2-xxl", 1600, 2951), ("gpt2-xxxl", 1920, 4426), ("gpt2-4xl", 1920, 8409)],
+)
+def test_large_gpt2_have_the_blocks_that_mingpt_counts(name: str, hidden: int, millions: int) -> None:
+    """minGPT counts the blocks and the final norm, without embeddings."""
+    embeddings = (50257 + 1024) * hidden
+    assert count(MODELS[name], 128).parameters - embeddings == pytest.approx(millions * 1e6, rel=2e-4)
+
+
+def test_mamba_is_of_the_size_that_lighton_gives() -> None:
+    assert count(MODELS["mamba-1.6b"], 128).parameters == pytest.approx(1.6e9, rel=0.01)
+
+
+def test_a_mamba_of_a_published_shape_has_the_published_parameters() -> None:
+    """Mamba-1.4B: 1,372,178,432 parameters with its vocabulary of 50,280."""
+    published = mamba("mamba-1.4b", layers=48, hidden=2048, vocab=50280)
+    assert count(published, 128).parameters == 1_372_178_432
+
+
+def test_every_model_is_checked_against_something_published() -> None:
+    tiny = {"gpt2-tiny", "llama-tiny", "mamba-tiny"}
+    assert set(MODELS) - set(PUBLISHED) - tiny == {"gpt2-xxl", "gpt2-xxxl", "gpt2-4xl", "mamba-1.6b"}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_names_its_positions_and_blocks(name: str) -> None:
+    model = MODELS[name]
+    assert model.name == name
+    with torch.device("meta"):
+        built: Any = transformers_model(transformers_config(model), attention="sdpa")
+    assert len(blocks(built)) == model.config.get("n_layer", model.config.get("num_hidden_layers"))
+    assert model.max_sequence_length == getattr(built.config, "max_position_embeddings", None)
+
+
+def test_building_leaves_the_configuration_as_it_was() -> None:
+    """transformers fills in what a nested rope_parameters leaves out."""
+    shape: Any = {"layers": 1, "heads": 2, "kv_heads": 2, "hidden": 16, "mlp": 16, "vocab": 32}
+    model = llama("rope", **shape, rope_parameters={"rope_theta": 500000.0})
+    before = copy.deepcopy(dict(model.config))
+    transformers_config(model)
+    assert dict(model.config) == before
+
+
+def test_the_configuration_is_frozen() -> None:
+    model = gpt2("mine", layers=1, heads=1, hidden=8)
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        model.config["n_layer"] = 2  # type: ignore[index]
+
+
+def test_the_configuration_is_a_copy() -> None:
+    given: dict[str, Any] = {"model_type": "gpt2", "n_layer": 1}
+    model = Model(name="mine", config=given)
+    given["n_layer"] = 2
+    assert model.config["n_layer"] == 1
+
+
+def build(model: Model) -> torch.nn.Module:
+    built = transformers_model(transformers_config(model), attention="eager")
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    assert torch.isfinite(built(input_ids=tokens, labels=tokens).loss)
+    return built
+
+
+def test_from_a_dictionary_that_then_builds() -> None:
+    model = Model.from_config({"model_type": "qwen2", **QWEN}, name="qwen-small")
+    assert (model.name, model.max_sequence_length) == ("qwen-small", 64)
+    assert type(build(model)).__name__ == "Qwen2ForCausalLM"
+
+
+def test_from_a_configuration_object_that_then_builds() -> None:
+    model = Model.from_config(Qwen2Config(**QWEN), name="qwen-small")
+    assert model.max_sequence_length == 64
+    built = build(model)
+    assert type(built).__name__ == "Qwen2ForCausalLM"
+    assert count(model, 8).parameters == sum(parameter.numel() for parameter in built.parameters())
+    assert Model.model_validate_json(model.model_dump_json()) == model
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+def test_from_a_config_json_that_then_builds(tmp_path: Path, as_text: bool) -> None:
+    Qwen2Config(**QWEN).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    model = Model.from_config(str(path) if as_text else path, name="qwen-small")
+    assert model.config["model_type"] == "qwen2"
+    assert type(build(model)).__name__ == "Qwen2ForCausalLM"
+
+
+def test_from_a_missing_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    with pytest.raises(FileError, match=r"No such file .* Give a transformers config\.json") as caught:
+        Model.from_config(path, name="x")
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b'{"model_type": ', b"\xff\xfe\x00"])
+def test_from_a_file_that_is_not_json(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(FileError, match=r"not JSON .*Give a transformers config\.json") as caught:
+        Model.from_config(path, name="x")
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({}, r"config: a transformers configuration needs model_type, got \{\}"),
+        ({"model_type": 3}, "config: a transformers configuration needs model_type"),
+        ({"model_type": "gpt2", "callback": print}, "config.*callback"),
+    ],
+)
+def test_a_configuration_that_cannot_be(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(CaseError, match=f"^Model: {said}"):
+        Model.from_config(config, name="x")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "../x", "-x", "x" * 61])
+def test_a_name_that_no_file_could_have(name: str) -> None:
+    with pytest.raises(CaseError, match=r"^Model: name: "):
+        Model(name=name, config={"model_type": "gpt2"})
+
+
+def test_a_model_of_which_only_the_name_is_known() -> None:
+    assert Model.named("mine").config == {}
+    assert Model.named("mine").max_sequence_length is None
+    assert Model.model_validate_json(Model.named("mine").model_dump_json()) == Model.named("mine")
+
+
+def test_a_file_that_holds_no_object(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps([1]))
+    with pytest.raises(CaseError, match=r"^Model: config: .*got \[1\]"):
+        Model.from_config(tmp_path / "config.json", name="x")
+
+
+def test_find() -> None:
+    assert find("llama-3.1-8b") is MODELS["llama-3.1-8b"]
+    with pytest.raises(CaseError, match=r"unknown model 'llama-3.1-8B'\. Did you mean 'llama-3.1-8b'\?"):
+        find("llama-3.1-8B")
+    with pytest.raises(CaseError, match=r"unknown model 'xyzzy'\. Known: gpt2-tiny, .*Model\.from_config"):
+        find("xyzzy")
+
+
+def test_positions_are_those_of_the_configuration() -> None:
+    assert gpt2("x", layers=1, heads=1, hidden=8, n_positions=77).max_sequence_length == 77
+    assert Model(name="x", config={"model_type": "mamba"}).max_sequence_length is None
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "llama", "hidden_sise": 5}, "LlamaConfig has no hidden_sise"),
+        ({"model_type": "lama"}, "transformers has no model_type 'lama'"),
+    ],
+)
+def test_a_configuration_that_transformers_would_take_for_another_is_refused(
+    config: dict[str, object], said: str
+) -> None:
+    with pytest.raises(MismatchError, match=said):
+        transformers_config(Model.from_config(config, name="mine"))
+
+
+@pytest.mark.parametrize(
+    ("config", "example"), [("small/config.json", "'small/config.json'"), ({"model_type": "llama"}, "...")]
+)
+def test_a_model_without_a_name_is_told_where_it_goes(config: Any, example: str) -> None:
+    said = f"Model.from_config needs a name, .*: Model.from_config({example}, name='my-model')"
+    with pytest.raises(CaseError, match=said.replace("(", r"\(").replace(")", r"\)")):
+        Model.from_config(config)

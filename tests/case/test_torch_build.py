@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import importlib.util
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import pytest
+
+from perfsuite.case import torch_build
+from tests.samples import make_gpu_machine, make_machine
+
+FILE = """from typing import Optional
+
+__all__ = ['__version__', 'debug', 'cuda']
+__version__ = '{version}'
+debug = False
+cuda: Optional[str] = {cuda!r}
+hip: Optional[str] = None
+"""
+
+
+def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, version: str, cuda: str | None) -> None:
+    """A torch of which only `version.py` can be read."""
+    (tmp_path / "version.py").write_text(FILE.format(version=version, cuda=cuda))
+    spec = ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+
+
+def test_the_installed_torch_is_read() -> None:
+    import torch
+
+    found = torch_build.installed()
+    assert (found["__version__"], found["cuda"]) == (str(torch.__version__), torch.version.cuda)
+
+
+def test_a_build_with_cuda_is_right_everywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(monkeypatch, tmp_path, version="2.13.0+cu130", cuda="13.0")
+    assert torch_build.summary() == "2.13.0+cu130, built for CUDA 13.0"
+    assert torch_build.release() == (2, 13)
+    assert torch_build.wrong_build(make_gpu_machine()) is None
+    assert torch_build.wrong_build(make_machine()) is None
+
+
+def test_a_build_without_cuda_is_wrong_where_there_are_gpus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install(monkeypatch, tmp_path, version="2.13.0+cpu", cuda=None)
+    assert torch_build.summary() == "2.13.0+cpu, built without CUDA"
+    assert torch_build.wrong_build(make_machine()) is None
+    assert torch_build.wrong_build(make_gpu_machine()) == (
+        "torch 2.13.0+cpu is built without CUDA and cannot use the GPUs of this machine "
+        "(8 x NVIDIA H100 80GB HBM3). Install the public index's build: "
+        "pip uninstall --yes torch && PIP_EXTRA_INDEX_URL= pip install torch==2.13.0; "
+        "or run only the cases meant for cpu: -m cpu"
+    )
+
+
+@pytest.mark.parametrize("spec", [None, ModuleSpec("torch", None)])
+def test_nothing_is_said_of_a_torch_that_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch, spec: ModuleSpec | None
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    assert torch_build.summary() == "not installed"
+    assert torch_build.release() == (0, 0)
+    assert torch_build.wrong_build(make_gpu_machine()) is None

@@ -1,0 +1,304 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from perfsuite import documents
+from perfsuite.cli import app as cli
+from perfsuite.launch.machine import detect
+from perfsuite.results import baseline
+from perfsuite.results.baseline import Baseline
+from perfsuite.results.rank_report import Observed
+from perfsuite.results.run import Health, Run
+from tests.samples import IMAGES, make_case, make_figures, make_machine, make_run
+
+CASE = make_case()
+MACHINE = detect()
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for command in (
+        ["init", "-q", "-b", "main"],
+        ["config", "user.name", "Ada"],
+        ["config", "user.email", "ada@example.org"],
+        ["commit", "-q", "--allow-empty", "-m", "start"],
+    ):
+        subprocess.run(["git", *command], check=True)
+    return tmp_path
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, ["baseline", *arguments], env={"COLUMNS": "200"})
+
+
+def measured(session: str, count: int, *, tokens_per_s: float = 50_000, **changes: Any) -> list[Run]:
+    """`count` launches in the store, as a pytest session leaves them."""
+    runs = []
+    for number in range(1, count + 1):
+        figures = make_figures(tokens_per_s=tokens_per_s * (1 + number / 1000))
+        run = make_run(case=CASE, machine=MACHINE, figures=figures).replace(**changes)
+        documents.write(Path(".perfsuite/runs", session, CASE.id, f"launch-{number}", "run.json"), run)
+        runs.append(run)
+    return runs
+
+
+def accepted() -> Baseline:
+    return documents.read(baseline.path(Path("baselines"), MACHINE.hardware_class, CASE), Baseline)
+
+
+def test_accept_writes_the_reviewed_file_and_says_what_to_commit(repository: Path) -> None:
+    measured("1", 5)
+    result = invoke("accept")
+    assert result.exit_code == 0, result.output
+    assert f"git add baselines/{MACHINE.hardware_class}/{CASE.id}.json" in result.output
+    assert "tokens/s: new -> 50,150" in result.output
+    assert "launches: new -> 5 of 1 session" in result.output
+    held = accepted()
+    assert len(held.launches) == 5
+    assert held.accepted is not None
+    assert held.accepted.by == "Ada"
+    assert held.accepted.commit == subprocess.getoutput("git rev-parse HEAD")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"inject": "slowdown=30%"}, "5 injected"),
+        ({"failure": {"kind": "crash", "message": "x"}}, "5 failed"),
+    ],
+)
+def test_injected_and_failed_runs_are_never_accepted(
+    repository: Path, changes: dict[str, Any], why: str
+) -> None:
+    measured("1", 5, **changes)
+    measured("2", 4)
+    result = invoke("accept", "--sessions", "2")
+    assert result.exit_code == 1
+    assert "4 healthy launches, a baseline needs 5" in result.output
+    assert why in result.output
+    assert "--perf-min-launches=5" in result.output
+    assert not Path("baselines").exists()
+
+
+def test_runs_on_an_unhealthy_machine_are_never_accepted(repository: Path) -> None:
+    measured("1", 5, figures=make_figures(probe_s_p50=0.002))
+    assert invoke("accept").exit_code == 0
+    measured("2", 5, figures=make_figures(probe_s_p50=0.02))
+    result = invoke("accept")
+    assert result.exit_code == 1
+    assert "0 healthy launches, a baseline needs 5 (left out: 5 unhealthy)" in result.output
+    assert accepted().median("probe_s_p50") == 0.002
+    given = invoke("accept", "--reason", "new machines")
+    assert given.exit_code == 0, given.output
+    assert accepted().median("probe_s_p50") == 0.02
+
+
+def test_a_disturbed_machine_is_no_baseline_whatever_the_reason(repository: Path) -> None:
+    measured("1", 5, health=Health(samples=40, seconds=10, steps=25, foreign_cpu=0.6))
+    result = invoke("accept", "--reason", "I insist")
+    assert result.exit_code == 1
+    assert "(left out: 5 unhealthy)" in result.output
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"figures": make_figures(tokens_per_s_mean=40_000)}, "tokens/s with stalls gets worse"),
+        (
+            {"loss": tuple(5.0 - step / 100 for step in range(25))},
+            "the loss over 0 to 10 % of the steps is 4.9",
+        ),
+    ],
+)
+def test_stalls_and_another_loss_need_a_reason(repository: Path, changes: dict[str, Any], said: str) -> None:
+    figures = make_figures(tokens_per_s_mean=49_000)
+    measured("1", 5, figures=figures)
+    assert invoke("accept").exit_code == 0
+    measured("2", 5, **{"figures": figures, **changes})
+    refused = invoke("accept")
+    assert refused.exit_code == 1
+    assert said in refused.output
+    assert "say why with --reason" in refused.output
+    assert invoke("accept", "--reason", "a smaller batch").exit_code == 0
+
+
+def test_several_sessions_are_pooled_on_request(repository: Path) -> None:
+    measured("1", 5)
+    measured("2", 4)
+    assert invoke("accept").exit_code == 1
+    assert invoke("accept", "--sessions", "2").exit_code == 0
+    assert [launch.session for launch in accepted().launches] == ["1"] * 5 + ["2"] * 4
+
+
+def test_one_session_is_named_too(repository: Path) -> None:
+    measured("1", 5)
+    measured("2", 5)
+    assert invoke("accept").exit_code == 0
+    assert {launch.session for launch in accepted().launches} == {"2"}
+
+
+def test_a_launch_that_is_left_out_moves_no_other_to_its_session(repository: Path) -> None:
+    measured("1", 3)
+    measured("2", 2, inject="leak=20%")
+    measured("3", 3)
+    assert invoke("accept", "--sessions", "3").exit_code == 0
+    assert [launch.session for launch in accepted().launches] == ["1"] * 3 + ["3"] * 3
+
+
+def test_slower_needs_a_reason(repository: Path) -> None:
+    measured("1", 5)
+    assert invoke("accept").exit_code == 0
+    measured("2", 5, tokens_per_s=40_000)
+    refused = invoke("accept")
+    assert refused.exit_code == 1
+    assert "tokens/s gets worse (50,150 -> 40,120): say why with --reason" in refused.output
+    assert "cost)" in refused.output
+    assert accepted().median("tokens_per_s") == pytest.approx(50_150)
+    given = invoke("accept", "--reason", "torch 2.13 fixed a race")
+    assert given.exit_code == 0, given.output
+    held = accepted()
+    assert held.median("tokens_per_s") == pytest.approx(40_120)
+    assert held.accepted is not None
+    assert held.accepted.reason == "torch 2.13 fixed a race"
+
+
+def test_faster_needs_none(repository: Path) -> None:
+    measured("1", 5)
+    assert invoke("accept").exit_code == 0
+    measured("2", 5, tokens_per_s=60_000)
+    assert invoke("accept").exit_code == 0
+    assert accepted().median("tokens_per_s") == pytest.approx(60_180)
+
+
+def test_launches_that_ran_otherwise_are_left_out_and_what_differs_is_named(repository: Path) -> None:
+    measured("1", 5, observed=Observed(settings={"attention": "eager"}, environment={}))
+    measured("2", 4, observed=Observed(settings={"attention": "sdpa"}, environment={}))
+    result = invoke("accept", "--sessions", "2")
+    assert result.exit_code == 1
+    assert "5 unlike the newest (observed attention is 'eager', the newest's 'sdpa')" in result.output
+
+
+def test_sessions_across_an_update_are_one_baseline_that_says_so(repository: Path) -> None:
+    measured("1", 3, observed=Observed(settings={}, environment={"torch": "2.12.0", "nccl": "2.28"}))
+    measured("2", 3, observed=Observed(settings={}, environment={"torch": "2.13.0", "nccl": "2.28"}))
+    result = invoke("accept", "--sessions", "2")
+    assert result.exit_code == 0, result.output
+    changed = "  changed from the older of these launches to the newest: torch: 2.12.0 -> 2.13.0\n"
+    assert result.output.count(changed) == 1
+    observed = accepted().observed
+    assert observed is not None
+    assert observed.environment["torch"] == "2.13.0"
+
+
+def test_a_reviewed_file_that_cannot_be_read_refuses_its_own_case_alone(repository: Path) -> None:
+    measured("1", 5)
+    other = CASE.replace(micro_batch=3)
+    for number, run in enumerate(measured("1", 5), 1):
+        file = Path(".perfsuite/runs/1", other.id, f"launch-{number}", "run.json")
+        documents.write(file, run.replace(case=other))
+    broken = baseline.path(Path("baselines"), MACHINE.hardware_class, CASE)
+    broken.parent.mkdir(parents=True)
+    broken.write_text("{")
+    result = invoke("accept")
+    assert result.exit_code == 1
+    assert f"not accepted: {CASE.id}: {broken}: not JSON" in result.stderr
+    written = broken.with_name(f"{other.id}.json")
+    assert f"written: {written}\nReview and commit: git add {written}\n" in result.stdout
+    assert broken.read_text() == "{"
+
+
+def test_what_cannot_be_written_is_not_accepted(repository: Path) -> None:
+    measured("1", 5)
+    Path("file").write_text("")
+    result = invoke("accept", "--baselines", "file")
+    assert result.exit_code == 1
+    assert f"not accepted: {CASE.id}: cannot write file/" in result.stderr
+
+
+def test_what_looks_like_markup_is_shown_as_it_is(repository: Path) -> None:
+    reason = "[torch 2.14] bump by github-actions[bot] [/x] :bug:"
+    measured("1", 5, observed=Observed(settings={"a": "[/red]"}, environment={}))
+    assert invoke("accept", "--reason", reason).exit_code == 0
+    shown = invoke("show", CASE.id)
+    assert shown.exit_code == 0
+    assert f"  reason: {reason}\n" in shown.output
+    assert "  settings: a=[/red]\n" in shown.output
+    held = accepted()
+    assert held.accepted is not None
+    named = held.replace(accepted=held.accepted.replace(by="a[bot]"))
+    documents.write(baseline.path(Path("baselines"), MACHINE.hardware_class, CASE), named)
+    assert "a[bot]" in " ".join(invoke("list").output.split())
+
+
+def test_accept_without_runs_says_how_to_measure(repository: Path) -> None:
+    result = invoke("accept", "fsdp-*")
+    assert result.exit_code == 2
+    assert "no measured run of a case matching 'fsdp-*'" in result.output
+    assert "pytest bench_cases --perf-min-launches=5" in result.output
+
+
+def test_a_corrupt_run_is_said_and_left_out(repository: Path) -> None:
+    measured("1", 6)
+    next(Path(".perfsuite").glob("runs/1/*/launch-1/run.json")).write_text("{")
+    result = invoke("accept")
+    assert result.exit_code == 0
+    assert "left out:" in result.output
+    assert "launch-1/run.json: not JSON" in result.output
+    assert len(accepted().launches) == 5
+
+
+def test_list_and_show(repository: Path) -> None:
+    assert "no baselines in baselines" in invoke("list").output
+    measured("1", 5)
+    invoke("accept", "--reason", "first")
+    documents.write(
+        baseline.path(Path(".perfsuite/baselines"), "cpu-other-4c", CASE),
+        baseline.from_runs([make_run(machine=make_machine(hardware_class="cpu-other-4c"))]),
+    )
+    listed = " ".join(invoke("list").output.split())
+    assert "by Ada" in listed
+    assert "local" in listed
+    shown = invoke("show", CASE.id)
+    assert shown.exit_code == 0
+    assert "accepted by Ada" in shown.output
+    assert "reason: first" in shown.output
+    assert "tokens/s: 50,050, 50,100, 50,150, 50,200, 50,250 +- 0.2%" in shown.output
+    missing = invoke("show", "nothing")
+    assert missing.exit_code == 2
+    assert "no baseline matches 'nothing'" in missing.output
+
+
+def test_baselines_of_a_case_that_counts_samples(repository: Path) -> None:
+    held = baseline.from_runs([make_run(case=IMAGES, machine=MACHINE)])
+    documents.write(baseline.path(Path(".perfsuite/baselines"), MACHINE.hardware_class, IMAGES), held)
+    assert "1,000 samples/s" in " ".join(invoke("list").output.split())
+    shown = invoke("show", IMAGES.id).output
+    assert "samples/s: 1,000" in shown
+    assert "samples/s with stalls: 990" in shown
+    measured("1", 5, case=IMAGES)
+    assert "samples/s: new -> 50,150" in invoke("accept").output
+
+
+def test_diff_against_a_git_ref(repository: Path) -> None:
+    measured("1", 5)
+    invoke("accept")
+    subprocess.run(["git", "add", "baselines"], check=True)
+    subprocess.run(["git", "commit", "-qm", "baseline"], check=True)
+    assert "no baseline changed since HEAD" in invoke("diff").output
+    assert "tokens/s: new" in invoke("diff", "HEAD~1").output
+    measured("2", 5, tokens_per_s=60_000)
+    invoke("accept")
+    changed = invoke("diff")
+    assert "tokens/s: 50,150 +- 0.2% -> 60,180" in changed.output
+    assert "(-16.7% cost)" in changed.output
+    next(Path("baselines").glob("*/*.json")).unlink()
+    assert "-> removed" in invoke("diff").output
+    bad = invoke("diff", "no-such-ref")
+    assert bad.exit_code == 2
+    assert "no-such-ref" in bad.output

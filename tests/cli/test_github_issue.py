@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from perfsuite import documents
+from perfsuite.cli.app import app
+from perfsuite.cli.github_issue import LABEL, Issue, Step, steps
+from perfsuite.history.changepoint import Change
+from perfsuite.history.trend import Finding, Trend
+from perfsuite.results.rank_report import Failure
+from perfsuite.results.session_file import Result, SessionFile
+from tests.samples import BEFORE, make_case, make_machine, make_result, make_run, now
+
+URL = "https://example.org/runs/1"
+CLASS = "cpu-test-2c"
+GH = """#!/bin/sh
+echo "$@" >> "$CALLS"
+case "$1 $2" in
+  "issue list") cat "$OPEN" ;;
+  "issue create" | "issue edit") cat >> "$CALLS" ;;
+esac
+"""
+
+GOOD = make_result(BEFORE)
+SLOW = make_result(*[now(tokens_per_s=50000)] * 3)
+NOISY = make_result(BEFORE, verdict=GOOD.verdict.replace(outcome="inconclusive"))
+CASE = BEFORE.case.id
+
+
+def crashed(message: str, **changes: Any) -> Result:
+    return make_result(make_run(failure=Failure(kind="crash", message=message)), **changes)
+
+
+def told(*results: Result, issue: Issue | None = None, drifts: list[Finding] | None = None) -> list[Step]:
+    return steps(CLASS, results, issue, URL, drifts)
+
+
+def drift(case: str = CASE) -> Finding:
+    place = {"index": 9, "earliest": 8, "latest": 10}
+    change = Change(**place, before=1.0, after=1.02, relative=0.02, interval=(0.01, 0.03))
+    return Finding(
+        hardware_class=CLASS,
+        case=case,
+        metric="peak memory",
+        change=change,
+        first_day=date(2026, 1, 1),
+        last_day=date(2026, 1, 3),
+        first_commit="a" * 40,
+        last_commit="b" * 40,
+        commits_between=2,
+        environment=("torch: 2.13.0 -> 2.14.0",),
+        worse=True,
+        accepted=False,
+        open=True,
+    )
+
+
+def issue_of(*cases: str) -> Issue:
+    return Issue(7, f"text\n<!-- perfsuite: {json.dumps(list(cases))} -->")
+
+
+def test_a_good_night_says_nothing() -> None:
+    assert told(GOOD) == []
+
+
+def test_a_regression_opens_an_issue_with_the_figures() -> None:
+    label, create = told(GOOD, SLOW)
+    assert label.arguments[:3] == ("label", "create", LABEL)
+    assert create.arguments[:4] == ("issue", "create", "--title", "Performance regressions on cpu-test-2c")
+    assert f"- `{CASE}`: **regressed** after 3 launches" in create.text
+    assert "tokens/s: 50,000, baseline 98,765" in create.text
+    assert "p95/p50" not in create.text
+    assert Issue(1, create.text).subjects == [CASE]
+
+
+def test_an_open_issue_is_brought_up_to_date() -> None:
+    (edit,) = told(SLOW, issue=issue_of(CASE))
+    assert edit.arguments == ("issue", "edit", "7", "--body-file", "-")
+
+
+def test_an_issue_closes_when_its_cases_are_good() -> None:
+    (close,) = told(GOOD, issue=issue_of(CASE))
+    assert close.arguments[:3] == ("issue", "close", "7")
+    assert URL in close.arguments[-1]
+
+
+@pytest.mark.parametrize("night", [(), (NOISY,)], ids=["not measured", "inconclusive"])
+def test_an_issue_stays_open_while_a_case_of_it_is_not_known_to_be_good(night: tuple[Result, ...]) -> None:
+    (edit,) = told(*night, issue=issue_of(CASE))
+    assert f"- `{CASE}`: not measured again, or not known" in edit.text
+    assert Issue(7, edit.text).subjects == [CASE]
+
+
+def test_a_drift_opens_an_issue_and_keeps_it_open_until_it_is_gone() -> None:
+    _, create = told(GOOD, drifts=[drift()])
+    assert f"- `{CASE}`: **worse** over many nights" in create.text
+    assert "  - peak memory: +2.0% (99 % interval +1.0% to +3.0%)" in create.text
+    assert "  - changed there: torch: 2.13.0 -" in create.text
+    issue = Issue(7, create.text)
+    assert issue.subjects == [f"drift of {CASE}, peak memory"]
+    for drifts in ([drift()], None):  # None: nobody looked
+        (edit,) = told(GOOD, issue=issue, drifts=drifts)
+        assert Issue(7, edit.text).subjects == issue.subjects
+    (close,) = told(GOOD, issue=issue, drifts=[])
+    assert close.arguments[:3] == ("issue", "close", "7")
+
+
+def test_a_drift_that_is_gone_leaves_the_regression() -> None:
+    (edit,) = told(SLOW, issue=issue_of(CASE, f"drift of {CASE}, peak memory"), drifts=[])
+    assert Issue(7, edit.text).subjects == [CASE]
+
+
+def test_a_long_text_is_cut_and_every_case_is_still_known() -> None:
+    drifts = [drift(f"case-{number}") for number in range(500)]
+    _, create = told(drifts=drifts)
+    assert len(create.text) < 65_536
+    assert re.search(r"^- and \d+ more$", create.text, re.MULTILINE)
+    assert len(Issue(1, create.text).subjects) == 500
+
+
+def test_a_known_issue_is_no_regression() -> None:
+    assert told(crashed("x", excused="known issue")) == []
+
+
+def test_text_of_a_failed_process_is_neither_mention_nor_markup() -> None:
+    _, create = told(crashed("@everyone <!-- perfsuite: [] --> `x`\nb" + "y" * 9999))
+    assert "@everyone" not in create.text
+    assert Issue(1, create.text).subjects == [make_case().id]
+    assert len(create.text) < 2000
+
+
+@pytest.fixture
+def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for gh that keeps what it is told, no open issue, and a night with a regression."""
+    (tmp_path / "gh").write_text(GH)
+    (tmp_path / "gh").chmod(0o755)
+    (tmp_path / "open.json").write_text("[]")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    monkeypatch.setenv("OPEN", str(tmp_path / "open.json"))
+    session = SessionFile(
+        perfsuite="0.1",
+        status="complete",
+        started_at="2026-01-01T00:00:00+00:00",
+        machine=make_machine(),
+        results=(SLOW,),
+        skipped=(),
+    )
+    documents.write(tmp_path / "results.json", session)
+    return tmp_path
+
+
+@pytest.mark.launch
+def test_the_command_tells_gh(night: Path) -> None:
+    arguments = ["github-issue", str(night / "results.json"), "--run-url", URL]
+    done = CliRunner().invoke(app, arguments)
+    assert done.output == "cpu-test-2c: label create, issue create\n"
+    calls = (night / "calls").read_text()
+    assert (
+        "issue create --title Performance regressions on cpu-test-2c --label perfsuite --body-file -" in calls
+    )
+    assert "**regressed**" in calls
+    listed = [{"number": 7, "title": "Performance regressions on cpu-test-2c", "body": calls}]
+    (night / "open.json").write_text(json.dumps(listed))
+    assert CliRunner().invoke(app, arguments).output == "cpu-test-2c: issue edit\n"
+
+
+@pytest.mark.launch
+def test_drifts_of_a_history_count(night: Path) -> None:
+    good = documents.read(night / "results.json", SessionFile).replace(results=(GOOD,))
+    documents.write(night / "results.json", good)
+    trend = Trend(since=date(2026, 1, 1), sessions=9, series=2, findings=(drift(),), unplaced={})
+    documents.write(night / "trend.json", trend)
+    arguments = ["github-issue", str(night / "results.json"), "--run-url", URL]
+    assert CliRunner().invoke(app, arguments).output == "cpu-test-2c: nothing to do\n"
+    arguments += ["--trend", str(night / "trend.json")]
+    assert CliRunner().invoke(app, arguments).output == "cpu-test-2c: label create, issue create\n"
+
+
+@pytest.mark.launch
+def test_what_gh_says_is_shown(night: Path) -> None:
+    (night / "gh").write_text("#!/bin/sh\necho 'no token' >&2; exit 4\n")
+    arguments = ["github-issue", str(night / "results.json"), "--run-url", URL]
+    done = CliRunner().invoke(app, arguments)
+    assert (done.exit_code, done.stderr) == (2, "perfsuite github-issue: gh issue list: no token\n")
+
+
+def test_without_gh(night: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(night / "nowhere"))
+    done = CliRunner().invoke(app, ["github-issue", str(night / "results.json"), "--run-url", URL])
+    assert done.exit_code == 2
+    assert "gh, GitHub's command line, cannot be started: No such file" in done.stderr

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from perfsuite.cli import app as cli
+from tests.samples import COMMIT, make_case, make_figures, make_result, make_run, write_session
+
+RUN = make_run(figures=make_figures(step_s_p50=0.25))
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "240")
+    return tmp_path
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, ["history", *arguments])
+
+
+def in_store(session: str, *, commit: str | None = COMMIT, inject: str | None = None) -> Path:
+    """A session as pytest leaves it."""
+    directory = Path(".perfsuite/runs", session)
+    directory.mkdir(parents=True)
+    started_at = f"2026-01-{session}T00:00:00+00:00"
+    result = make_result(RUN.replace(inject=inject), before=None)
+    return write_session(directory, result, commit=commit, started_at=started_at)
+
+
+def test_add_takes_what_the_local_store_has_and_is_not_there_yet() -> None:
+    in_store("01")
+    assert "added: .perfsuite/history/cpu-test-2c/" in invoke("add").output
+    in_store("02")
+    result = invoke("add")
+    assert result.exit_code == 0
+    assert "there already: .perfsuite/runs/01/results.json" in result.output
+    assert result.output.count("added: ") == 1
+    assert "20260102T000000Z" in result.output
+
+
+def test_add_names_what_is_left_out_and_goes_on() -> None:
+    in_store("01", commit=None)
+    in_store("02", inject="slowdown=10%")
+    in_store("03")
+    result = invoke("add", "--history", "kept")
+    assert result.exit_code == 0
+    assert "left out of .perfsuite/runs/01/results.json: the session names no commit" in result.output
+    assert f"left out of .perfsuite/runs/02/results.json: {make_case().id}: a fault" in result.output
+    assert result.output.count("added: kept/") == 1
+
+
+def test_what_looks_like_markup_is_shown_as_it_is(tmp_path: Path) -> None:
+    in_store("01").rename("[bold]x.json")
+    added = invoke("add", "[bold]x.json", "--history", "[h]")
+    assert added.exit_code == 0
+    assert "added: [h]/cpu-test-2c/" in added.output
+    assert "there already: [bold]x.json" in invoke("add", "[bold]x.json", "--history", "[h]").output
+
+
+def test_add_fails_if_nothing_of_what_was_named_can_be_kept() -> None:
+    bad, good = str(in_store("01", commit=None)), str(in_store("02"))
+    result = invoke("add", bad)
+    assert result.exit_code == 1
+    assert "nothing to keep in .perfsuite/runs/01/results.json" in result.output
+    assert invoke("add", bad, good).exit_code == 0
+
+
+def test_add_without_sessions_says_how_to_get_one() -> None:
+    result = invoke("add")
+    assert result.exit_code == 2
+    assert "no session in .perfsuite/runs. Measure first (pytest bench_cases)" in result.output
+
+
+def test_add_of_a_broken_file_names_it() -> None:
+    Path("broken.json").write_text("{")
+    result = invoke("add", "broken.json")
+    assert result.exit_code == 2
+    assert "broken.json: not JSON" in result.output
+
+
+def test_list_shows_each_case_with_its_newest_figures() -> None:
+    for day in ("01", "02"):
+        in_store(day)
+    invoke("add")
+    result = invoke("list", "--commit", "0123ABCD")
+    assert result.exit_code == 0, result.output
+    [line] = [line for line in result.output.splitlines() if line.startswith("cpu-test-2c")]
+    for part in (
+        make_case().id,
+        "2026-01-01 0123abcd",
+        "2026-01-02 0123abcd",
+        "250.0",
+        "64.0 MiB",
+        "2 recorded",
+    ):
+        assert part in line
+
+
+@pytest.mark.parametrize(
+    "option",
+    [("--since", "2026-02-01"), ("--case", "nope*"), ("--hardware-class", "h100*"), ("--commit", "0124")],
+)
+def test_list_says_so_where_nothing_matches(option: tuple[str, str]) -> None:
+    in_store("01")
+    invoke("add")
+    assert "nothing in .perfsuite/history matches" in invoke("list", *option).output
+
+
+def test_list_without_a_history_says_how_to_begin_one() -> None:
+    result = invoke("list")
+    assert result.exit_code == 2
+    assert "no history in .perfsuite/history" in result.output
+
+
+SUITE = """
+import pytest
+from perfsuite import Case, Topology
+from perfsuite.frameworks.fake import Fake
+
+CASE = Case(model="gpt2-tiny", framework=Fake(), sequence_length=64, micro_batch=2, hardware="cpu",
+            topology=Topology(processes_per_node=2), max_warmup_steps=5, steps=20)
+
+@pytest.mark.parametrize("case", [CASE])
+def test_it(bench, case):
+    bench(case)
+"""
+
+
+@pytest.mark.launch
+def test_what_a_pytest_session_leaves_goes_all_the_way(here: Path) -> None:
+    (here / "test_it.py").write_text(SUITE)
+    (here / ".gitignore").write_text("*\n!*.py\n")
+    for command in ("init -q -b main", "add .", "-c user.name=Ada -c user.email=a@b.org commit -q -m suite"):
+        subprocess.run(["git", *command.split()], check=True)
+    subprocess.run([sys.executable, "-m", "pytest", "-q"], check=True)
+    assert "added: .perfsuite/history/cpu-" in invoke("add").output
+    assert "1 recorded" in invoke("list").output
+    assert "2 series in 1 sessions" in invoke("trend", "--repo=.").output
+    assert "results in pages: 1 written" in invoke("export-asv", "pages").output

@@ -1,0 +1,354 @@
+"""`perfsuite judge`: one answer for each line, whatever the line."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+from perfsuite.cli import judge as traces
+from perfsuite.cli.app import app
+from perfsuite.cli.judge import Trace, judge_trace, seconds_per_step
+from perfsuite.verdict.sequential import Noise, decide
+from tests.samples import deterministic
+
+KEYS = ["outcome", "estimate", "interval", "launches_used", "minimum_detectable_drop", "blind"]
+BASELINE = [[s] for s in (0.991, 1.012, 0.997, 1.004, 0.985, 1.008, 1.001, 0.994, 1.003, 1.006)]
+UNCHANGED = [[s] for s in (1.004, 0.993, 1.009, 0.998, 1.001, 1.012, 0.99, 1.003, 0.996, 1.0)]
+QUIET = {"sigma": 0.003, "degrees_of_freedom": 30}
+
+
+def trace(**changes: Any) -> dict[str, Any]:
+    return {"tolerance": 0.03, "baseline": BASELINE, "launches": UNCHANGED, **changes}
+
+
+def slower(launches: Sequence[Sequence[float]], drop: float) -> list[list[float]]:
+    return [[s * (1 + drop) for s in series] for series in launches]
+
+
+def command(text: str | bytes, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["judge", "-", *arguments], input=text)
+
+
+def judged(*lines: Any, status: int = 0) -> list[dict[str, Any]]:
+    """The answers to lines, each bytes or text as it is, or a value to write as JSON."""
+    raw = [
+        line if isinstance(line, bytes) else (line if isinstance(line, str) else json.dumps(line)).encode()
+        for line in lines
+    ]
+    result = command(b"\n".join(raw) + b"\n", "--json")
+    assert result.exit_code == status, result.output
+    answers = [json.loads(line, parse_constant=pytest.fail) for line in result.stdout.splitlines()]
+    assert len(answers) == len(lines)
+    return answers
+
+
+def bad(line: Any) -> tuple[str, str]:
+    """Field and message of a line that cannot be judged; the lines around it are."""
+    before, answer, after = judged(trace(), line, trace(), status=1)
+    assert before == after
+    assert list(before) == KEYS
+    assert set(answer) == {"error", "line", "field"}
+    assert answer["line"] == 2
+    return answer["field"], answer["error"]
+
+
+def test_no_change_passes_and_a_slowdown_regresses_and_a_speedup_improves() -> None:
+    same, worse, better = judged(
+        trace(), trace(launches=slower(UNCHANGED, 0.05)), trace(launches=slower(UNCHANGED, -0.05))
+    )
+    assert same["outcome"] == "passed"
+    assert same["interval"][0] < same["estimate"] < same["interval"][1] < 0.03
+    assert same["blind"] is False
+    assert worse["outcome"] == "regressed"
+    assert worse["estimate"] == pytest.approx(0.05, abs=0.01)
+    assert worse["launches_used"] == 3
+    assert better["outcome"] == "improved"
+    assert better["estimate"] == pytest.approx(-0.05, abs=0.01)
+
+
+def test_it_answers_as_the_engine_does_at_the_same_launch() -> None:
+    answer = judged(trace(launches=slower(UNCHANGED, 0.025), noise=QUIET))[0]
+    used = answer["launches_used"]
+    decision = decide(
+        [series[0] for series in BASELINE],
+        [1.025 * series[0] for series in UNCHANGED[:used]],
+        tolerance=0.03,
+        noise=Noise(sigma=0.003, degrees_of_freedom=30),
+        max_launches=10,
+    )
+    assert answer["outcome"] == decision.outcome
+    assert answer["estimate"] == pytest.approx(decision.estimate)
+    assert answer["interval"] == pytest.approx(list(decision.interval))
+    assert answer["minimum_detectable_drop"] == decision.minimum_detectable_drop
+
+
+@pytest.mark.parametrize("launches", [1, 2])
+@pytest.mark.parametrize("drop", [0.05, 0.5, 10])
+def test_one_or_two_launches_are_never_a_regression(launches: int, drop: float) -> None:
+    answer = judged(trace(launches=slower(UNCHANGED[:launches], drop), noise=QUIET))[0]
+    assert answer["outcome"] == "inconclusive"
+    assert answer["launches_used"] == launches
+    assert answer["estimate"] == pytest.approx(drop, rel=0.2, abs=0.01)
+
+
+def test_one_launch_passes_where_that_is_clear() -> None:
+    assert judged(trace(launches=UNCHANGED[:1], noise=QUIET))[0]["outcome"] == "passed"
+    noisy = {"sigma": 0.05, "degrees_of_freedom": 30}
+    assert judged(trace(launches=UNCHANGED[:1], noise=noisy))[0]["outcome"] == "inconclusive"
+
+
+def test_launches_that_end_where_only_faster_is_in_doubt_pass() -> None:
+    """The engine would launch again to call it improved; that it is not slower is sure."""
+    answers = judged(
+        trace(launches=slower(UNCHANGED[:2], -0.2), noise=QUIET),
+        trace(launches=slower(UNCHANGED[:2], -0.2), noise=QUIET, max_launches=10),
+    )
+    assert [answer["outcome"] for answer in answers] == ["passed", "passed"]
+
+
+def test_at_most_fifteen_launches_are_used_and_fewer_if_asked() -> None:
+    noisy = {"sigma": 0.03, "degrees_of_freedom": 30}
+    doubtful = [[1.02 + 0.001 * (number % 3)] for number in range(40)]
+    plenty, fewer = judged(
+        trace(launches=doubtful, noise=noisy), trace(launches=doubtful, noise=noisy, max_launches=4)
+    )
+    assert plenty["launches_used"] <= 15
+    assert fewer["launches_used"] <= 4
+    assert fewer["minimum_detectable_drop"] > plenty["minimum_detectable_drop"]
+    assert fewer["outcome"] == "inconclusive"
+
+
+def test_a_gate_that_is_blind_says_so() -> None:
+    answer = judged(trace(noise={"sigma": 0.05, "degrees_of_freedom": 30}))[0]
+    assert answer["blind"] is True
+    assert answer["minimum_detectable_drop"] > 0.03
+
+
+def test_a_noise_known_from_elsewhere_serves_a_baseline_of_one() -> None:
+    assert judged(trace(baseline=BASELINE[:1], noise=QUIET))[0]["outcome"] == "passed"
+    drift = {**QUIET, "session_sigma": 0.05}
+    assert judged(trace(launches=slower(UNCHANGED, 0.05), noise=drift))[0]["outcome"] == "inconclusive"
+
+
+@pytest.mark.parametrize("launches", [1, 2])
+def test_a_baseline_that_tells_no_noise_says_what_to_give(launches: int) -> None:
+    field, message = bad(trace(baseline=BASELINE[:launches]))
+    assert field == "noise"
+    assert f"a baseline of {launches} does not tell how launches scatter: give 3 or more" in message
+    assert '"noise": {"sigma": 0.01, "degrees_of_freedom": 30}' in message
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "message"),
+    [
+        ("", "(whole)", "blank"),
+        ("  \t", "(whole)", "blank"),
+        ("{", "(whole)", "not JSON: EOF"),
+        ("{} {}", "(whole)", "not JSON: trailing"),
+        (b"\xff\xfe\x00", "(whole)", "not JSON"),
+        ("[" * 100_000, "(whole)", "not JSON: recursion limit"),
+        ("9" * 10_000, "(whole)", ""),
+        ("null", "(whole)", "object"),
+        ([], "(whole)", "object"),
+        ({}, "tolerance", "tolerance: Field required; baseline: Field required; launches: Field"),
+        ({"tolerance": 0.03, "baseline": BASELINE}, "launches", "Field required"),
+        (trace(tolerence=0.03), "tolerence", "unknown field; remove it or correct its name"),
+        (trace(ключ=1), "ключ", "unknown field"),
+        (trace(**{"k" * 10_000: 1}), "k" * 97 + "...", "kkk..."),
+        (trace(tolerance=0), "tolerance", "greater than 0, got 0"),
+        (trace(tolerance=1), "tolerance", "less than 1, got 1"),
+        (trace(tolerance=-0.03), "tolerance", "got -0.03"),
+        (trace(tolerance=math.nan), "tolerance", "finite number"),
+        (trace(tolerance="3%"), "tolerance", "valid number, got '3%'"),
+        (trace(tolerance=True), "tolerance", "valid number, got True"),
+        (trace(launches=[]), "launches", "at least 1 item"),
+        (trace(launches=None), "launches", "got None"),
+        (trace(launches=[0.1, 0.2]), "launches.0", "got 0.1"),
+        (trace(launches=[[0.1], []]), "launches.1", "at least 1 item"),
+        (trace(baseline=[]), "baseline", "at least 1 item"),
+        (trace(launches=[[0.1], [0.1, -0.1]]), "launches.1.1", "greater than 0, got -0.1"),
+        (trace(launches=[[0]]), "launches.0.0", "greater than 0, got 0"),
+        (trace(launches=[["0.1"]]), "launches.0.0", "valid number, got '0.1'"),
+        (trace(launches=[[True]]), "launches.0.0", "valid number, got True"),
+        (trace(launches=[[None]]), "launches.0.0", "got None"),
+        (trace(baseline=[[0.1], [math.nan]]), "baseline.1.0", "finite number"),
+        (trace(baseline=[[0.1], [math.inf]]), "baseline.1.0", "finite number"),
+        ('{"tolerance": 0.03, "baseline": [[1e999]], "launches": [[1]]}', "baseline.0.0", "finite number"),
+        (trace(baseline=[[1e305]]), "baseline.0.0", "less than 1000000000000000, got 1e+305"),
+        (trace(baseline=[[10**400]]), "baseline.0.0", ""),
+        (trace(max_launches=2), "max_launches", "greater than or equal to 3, got 2"),
+        (trace(max_launches=10**30), "max_launches", "less than or equal to 1000"),
+        (trace(max_launches=5.0), "max_launches", "valid integer"),
+        (trace(max_launches=True), "max_launches", "valid integer"),
+        (trace(noise={"sigma": 0.01}), "noise.degrees_of_freedom", "Field required"),
+        (trace(noise={**QUIET, "sigma": 0}), "noise.sigma", "greater than 0"),
+        (trace(noise={**QUIET, "sigma": 1}), "noise.sigma", "less than 1"),
+        (trace(noise={**QUIET, "degrees_of_freedom": 0}), "noise.degrees_of_freedom", "greater than 0"),
+        (trace(noise={**QUIET, "degrees_of_freedom": 1e308}), "noise.degrees_of_freedom", "less than"),
+        (trace(noise={**QUIET, "degrees": 3}), "noise.degrees", "unknown field"),
+        (trace(noise=0.01), "noise", "got 0.01"),
+    ],
+    ids=itertools.count(),
+)
+def test_a_bad_line_names_its_field_and_the_rest_is_judged(line: Any, field: str, message: str) -> None:
+    named, error = bad(line)
+    assert named == field
+    assert message in error
+    assert len(error) <= 600
+
+
+def test_the_whole_file_is_answered_line_by_line() -> None:
+    text = json.dumps(trace())
+    answers = judged(b"\xef\xbb\xbf" + text.encode() + b"\r", "", text, "{", text, status=1)
+    assert ["error" in answer for answer in answers] == [False, True, False, True, False]
+    assert [answer["line"] for answer in answers if "error" in answer] == [2, 4]
+
+
+def test_each_line_is_answered_before_the_next_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(typer, "echo", said.append)
+    line = json.dumps(trace()).encode() + b"\n"
+
+    class Stream(io.RawIOBase):
+        read_so_far = 0
+
+        def readline(self, size: int | None = -1, /) -> bytes:
+            assert len(said) == self.read_so_far
+            self.read_so_far += 1
+            return line if self.read_so_far <= 3 else b""
+
+    stream = Stream()
+    monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": stream}))
+    traces.judge("-", json_output=True)
+    assert len(said) == 3
+
+
+def test_a_line_too_long_is_an_error_and_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = json.dumps(trace(launches=UNCHANGED[:3]))
+    monkeypatch.setattr(traces, "LONGEST_LINE", len(short) + 1)
+    answers = judged(short, json.dumps(trace(launches=UNCHANGED * 9)), short, status=1)
+    assert answers[0] == answers[2]
+    assert answers[1]["error"] == f"longer than {len(short) + 1} bytes"
+    unended = command(short + " " * 10_000, "--json")
+    assert len(unended.stdout.splitlines()) == 1
+
+
+def test_a_last_line_without_its_end_is_judged() -> None:
+    result = command(json.dumps(trace()), "--json")
+    assert result.exit_code == 0
+    assert len(result.stdout.splitlines()) == 1
+
+
+def test_the_table_for_people(tmp_path: Path) -> None:
+    file = tmp_path / "traces.jsonl"
+    noisy = trace(noise={"sigma": 0.05, "degrees_of_freedom": 30})
+    lines = [trace(), trace(launches=slower(UNCHANGED, 0.05)), noisy, trace(**{"\x1b[31m": 1})]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    result = CliRunner().invoke(app, ["judge", str(file)])
+    assert result.exit_code == 1
+    rows = result.output.splitlines()
+    assert rows[1].split()[:2] == ["1", "passed"]
+    assert rows[2].split()[:2] == ["2", "regressed"]
+    assert rows[3].endswith("blind")
+    assert "bad line" in rows[4]
+    assert "\x1b" not in result.output
+    assert rows[5] == "1 bad, 1 inconclusive, 1 passed, 1 regressed"
+
+
+def test_what_cannot_be_read_and_an_empty_file(tmp_path: Path) -> None:
+    for file in (tmp_path / "missing", tmp_path):
+        result = CliRunner().invoke(app, ["judge", str(file), "--json"])
+        assert result.exit_code == 2
+        assert f"cannot read '{file}'" in result.stderr
+    nothing = command("", "--json")
+    assert nothing.exit_code == 0
+    assert nothing.stdout == ""
+    assert "has no lines, nothing was judged" in nothing.stderr
+
+
+def real_steps(seed: int, *, level: float = 0.2, count: int = 70, warmup: int = 8) -> list[float]:
+    """As real launches look: slow first steps, noise correlated in time, some steps twice as slow."""
+    random = Random(seed)
+    steps, drift = [], 0.0
+    for step in range(count):
+        drift = 0.8 * drift + random.gauss(0, 0.01)
+        slow = 1.5 if step < warmup else 2.0 if random.random() < 0.06 else 1.0
+        steps.append(level * math.exp(drift) * slow)
+    return steps
+
+
+@pytest.mark.parametrize(("count", "warmup"), [(5, 1), (14, 4), (15, 4), (30, 8), (70, 20), (300, 20)])
+def test_slow_first_steps_and_stalls_do_not_move_a_launch(count: int, warmup: int) -> None:
+    for seed in range(20):
+        steps = real_steps(seed, count=count, warmup=warmup)
+        assert seconds_per_step(steps) == pytest.approx(0.2, rel=0.08)
+
+
+def test_a_short_series_is_its_plain_median() -> None:
+    assert seconds_per_step([9.0, 1.0, 2.0]) == 2.0
+    assert seconds_per_step([1.0, 2.0]) == 1.5
+
+
+def test_the_window_is_that_of_a_real_run() -> None:
+    series = [2.0] * 20 + [1.0] * 24 + [1.01] * 26
+    assert seconds_per_step(series) == 1.01
+    assert seconds_per_step([2.0] * 4 + [1.0] * 11) == 1.0
+
+
+def test_real_steps_find_a_drop_and_raise_no_alarm() -> None:
+    known = {"sigma": 0.01, "degrees_of_freedom": 30}
+    baseline = [real_steps(seed) for seed in range(10)]
+    for drop, outcome in ((0.0, "passed"), (0.08, "regressed")):
+        launches = [real_steps(seed, level=0.2 * (1 + drop)) for seed in range(100, 115)]
+        assert judged(trace(baseline=baseline, launches=launches, noise=known))[0]["outcome"] == outcome
+
+
+seconds = st.floats(min_value=0, max_value=1e15, exclude_min=True, exclude_max=True)
+runs = st.lists(st.lists(seconds, min_size=1, max_size=40), min_size=1, max_size=20)
+noises = st.none() | st.fixed_dictionaries(
+    {
+        "sigma": st.floats(0, 1, exclude_min=True, exclude_max=True),
+        "degrees_of_freedom": st.floats(0, 1e9, exclude_min=True),
+    }
+)
+
+
+@deterministic
+@given(runs, runs, noises, st.floats(0, 1, exclude_min=True, exclude_max=True))
+def test_whatever_the_seconds_the_answer_is_strict_json(
+    baseline: list[list[float]], launches: list[list[float]], noise: Any, tolerance: float
+) -> None:
+    line = {"tolerance": tolerance, "baseline": baseline, "launches": launches, "noise": noise}
+    answer = json.loads(
+        traces.as_json(traces.answer(1, json.dumps(line).encode())), parse_constant=pytest.fail
+    )
+    if noise is None and len(baseline) < 3:
+        assert answer["field"] == "noise"
+    else:
+        assert answer["outcome"] in ("passed", "improved", "regressed", "inconclusive")
+        assert 1 <= answer["launches_used"] <= min(15, len(launches))
+
+
+@deterministic
+@given(st.binary(max_size=200))
+def test_whatever_the_bytes_there_is_an_answer(line: bytes) -> None:
+    assert json.loads(traces.as_json(traces.answer(2, line)))["line"] == 2
+
+
+def test_a_trace_is_python_data_too() -> None:
+    noise = traces.KnownNoise(sigma=0.003, degrees_of_freedom=30)
+    made = Trace(tolerance=0.03, baseline=BASELINE, launches=UNCHANGED, noise=noise)
+    assert judge_trace(made).outcome == "passed"

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from perfsuite import documents
+from perfsuite.cli.app import app
+from perfsuite.cli.report import newest
+from perfsuite.errors import FileError
+from perfsuite.report.published import Comparison, PublishedFigure, PublishedFile, Row
+from perfsuite.results.session_file import SessionFile
+from tests.sessions import make_blind, make_session
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["report", *map(str, arguments)], env={"COLUMNS": "140"})
+
+
+def write(file: Path, session: SessionFile | None = None) -> Path:
+    documents.write(file, session or make_session(3, lambda number: ("passed", "regressed", "crash")[number]))
+    return file
+
+
+def test_the_terminal_shows_table_explanations_and_counts(tmp_path: Path) -> None:
+    shown = run(write(tmp_path / "results.json"))
+    assert shown.exit_code == 0
+    lines = shown.stdout.splitlines()
+    assert lines[:3] == [
+        "hardware    h100-80gb-sxm (NVIDIA H100 80GB HBM3)",
+        "torch       2.13.0",
+        "commit      0123456789ab",
+    ]
+    assert sum(line.startswith("fake-") and line.endswith("  regressed") for line in lines) == 1
+    assert any(line.startswith("  tokens/s: ") and "3.0% allowed: regressed" in line for line in lines)
+    assert any("RuntimeError: NCCL error" in line for line in lines)
+    assert not any(": passed after" in line for line in lines)
+    assert "it needs 2 nodes of 8" in lines[-2]
+    assert lines[-1] == "1 failed, 1 regressed, 1 passed, 3 skipped"
+
+
+def test_what_passed_is_explained_on_request(tmp_path: Path) -> None:
+    passed = make_session(1, lambda number: "passed")
+    (blind,) = map(make_blind, passed.results)
+    file = write(tmp_path / "results.json", passed.replace(results=(blind,)))
+    short = run(file).stdout
+    assert ": passed after" not in short
+    assert "\nblind: in 1 of 1 case noise hides" in short
+    for flag in ("-v", "--verbose"):
+        long = run(file, flag).stdout
+        assert ": passed after" in long
+        assert "blind: this gate finds only 32.4% or more" in long
+        assert "noise hides" not in long
+
+
+def test_markup_of_the_terminal_in_data_stays_text(tmp_path: Path) -> None:
+    session = make_session(0).replace(status="interrupted", interrupted_case="[red]x[/red]")
+    assert "interrupted: [red]x[/red] was not judged" in run(write(tmp_path / "r.json", session)).stdout
+
+
+def test_files_are_written_and_the_terminal_is_quiet(tmp_path: Path) -> None:
+    results, html, markdown = write(tmp_path / "r.json"), tmp_path / "sub" / "r.html", tmp_path / "r.md"
+    shown = run(results, "--html", html, "--markdown", markdown)
+    assert (shown.exit_code, shown.output) == (0, "")
+    assert html.read_text().startswith("<!DOCTYPE html>")
+    assert markdown.read_text().startswith("## perfsuite: 1 failed, 1 regressed, 1 passed, 3 skipped")
+
+
+def test_markdown_goes_to_standard_output(tmp_path: Path) -> None:
+    shown = run(write(tmp_path / "r.json"), "--markdown", "-", "--html", tmp_path / "r.html")
+    assert shown.stdout.startswith("## perfsuite: ")
+    assert (tmp_path / "r.html").exists()
+    assert not Path("-").exists()
+
+
+def test_several_sessions_become_one_report(tmp_path: Path) -> None:
+    shown = run(write(tmp_path / "a.json"), write(tmp_path / "b.json"), "--markdown", "-")
+    assert shown.stdout.startswith("## perfsuite: 2 failed, 2 regressed, 2 passed, 6 skipped")
+
+
+def test_the_newest_session_of_the_store_is_the_default(tmp_path: Path) -> None:
+    write(tmp_path / "runs" / "20260101-000000-000000" / "results.json", make_session(0))
+    write(tmp_path / "runs" / "20260102-000000-000000" / "results.json")
+    (tmp_path / "runs" / "20260103-000000-000000").mkdir()  # nothing was measured
+    assert "20260102" in str(newest(tmp_path))
+    assert run("--store", tmp_path).stdout.endswith("1 failed, 1 regressed, 1 passed, 3 skipped\n")
+
+
+def test_an_empty_store_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="measure first, or name a"):
+        newest(tmp_path)
+    shown = run("--store", tmp_path)
+    assert shown.exit_code == 2
+    assert f"no session in {tmp_path / 'runs'}" in shown.stderr
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"schema_version": 99}')
+    shown = run(bad)
+    assert shown.exit_code == 2
+    assert shown.stderr.startswith(
+        f"perfsuite report: {bad}: field schema_version: this perfsuite reads 1, got 99."
+    )
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    session = make_session(1)
+    case = session.results[0].case_id
+    figure = PublishedFigure(quantity="tokens_per_s", value=93600, reported="93.6K")
+    rows = [
+        Row(settings=(name,), devices=16, figures=(figure,), case=case_id)
+        for name, case_id in (("FSDP", case), ("3D", "fake-other"))
+    ]
+    comparison = Comparison(
+        name="fsdp-vs-3d",
+        title="FSDP or 3D",
+        source="a blog",
+        accelerator="H100 80GB",
+        conditions="Llama",
+        headings=("framework",),
+        rows=tuple(rows),
+        notes=("Read this.",),
+    )
+    documents.write(tmp_path / "published.json", PublishedFile(comparisons=(comparison,)))
+    write(tmp_path / "store" / "runs" / "20260101" / "results.json", session)
+    return tmp_path
+
+
+def test_a_comparison_shows_published_figures_beside_those_of_the_store(published: Path) -> None:
+    options = ("--published", published / "published.json", "--store", published / "store")
+    for name in ("fsdp-vs-3d", "all"):
+        shown = run("--comparison", name, *options)
+        assert shown.exit_code == 0
+        assert "FSDP or 3D\na blog. Llama.\n" in shown.stdout
+        fsdp, other = (line for line in shown.stdout.splitlines() if "93.6K" in line)
+        assert fsdp.split()[-1] == "passed"
+        assert "not run: needs 16 x H100 80GB" in other
+        assert "- Read this." in shown.stdout
+    page = published / "page.html"
+    assert run("--comparison", "all", "--html", page, *options).exit_code == 0
+    assert "FSDP or 3D" in page.read_text()
+    assert "Read this." in page.read_text()
+    markdown = run("--comparison", "all", "--markdown", "-", *options).stdout
+    assert markdown.startswith("## perfsuite: 1 passed")
+    assert "<details><summary>FSDP or 3D</summary>" in markdown
+
+
+def test_pages_show_the_comparisons_of_what_was_measured(
+    published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(published)
+    assert "FSDP or 3D" not in run("--store", "store", "--markdown", "-").stdout
+    options = ("--store", "store", "--markdown", "-")
+    assert "FSDP or 3D" in run("--published", "published.json", *options).stdout
+    (published / "bench_cases").mkdir()
+    (published / "published.json").rename(published / "bench_cases" / "published.json")
+    assert "FSDP or 3D" in run(*options, "--html", "page.html").stdout
+    assert "FSDP or 3D" in (published / "page.html").read_text()
+    assert "FSDP or 3D" not in run("--store", "store").stdout
+    other = write(published / "other.json", make_session(0))
+    assert "FSDP or 3D" not in run(other, "--markdown", "-").stdout
+    missing = run("--published", "none.json", "--markdown", "-", "--store", "store")
+    assert missing.exit_code == 2
+    assert "none.json" in missing.stderr
+
+
+def test_an_unknown_comparison_names_the_known_ones(published: Path) -> None:
+    shown = run("--comparison", "x", "--published", published / "published.json")
+    assert shown.exit_code == 2
+    assert "unknown comparison 'x'. Known: fsdp-vs-3d." in shown.stderr

@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite.case.case import Topology
+from perfsuite.errors import FileError
+from perfsuite.frameworks.accelerate.config import LaunchConfig
+from tests.samples import make_case
+
+FSDP1 = """\
+compute_environment: LOCAL_MACHINE
+debug: false
+distributed_type: FSDP
+downcast_bf16: 'no'
+enable_cpu_affinity: false
+fsdp_config:
+  fsdp_activation_checkpointing: true
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_backward_prefetch: BACKWARD_PRE
+  fsdp_cpu_ram_efficient_loading: true
+  fsdp_forward_prefetch: false
+  fsdp_offload_params: false
+  fsdp_sharding_strategy: SHARD_GRAD_OP
+  fsdp_state_dict_type: SHARDED_STATE_DICT
+  fsdp_sync_module_states: true
+  fsdp_use_orig_params: false
+machine_rank: 0
+main_training_function: main
+mixed_precision: bf16
+num_machines: 1
+num_processes: 2
+rdzv_backend: static
+same_network: true
+tpu_env: []
+tpu_use_cluster: false
+tpu_use_sudo: false
+use_cpu: false
+"""
+"""As `accelerate config` wrote it before FSDP2."""
+
+FSDP2 = """\
+distributed_type: FSDP
+fsdp_config:
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_reshard_after_forward: true
+  fsdp_version: 2
+num_processes: 2
+"""
+AGREES = make_case(precision="bf16-mixed", activation_checkpointing="full")
+
+
+def read(directory: Path, text: str) -> LaunchConfig:
+    file = directory / "mine.yaml"
+    file.write_text(text)
+    return LaunchConfig.read(file)
+
+
+def test_a_file_is_read_as_it_is(tmp_path: Path) -> None:
+    config = read(tmp_path, FSDP1)
+    assert (config.file, config.text) == ("mine.yaml", FSDP1)
+    fsdp = config.fields.fsdp_config
+    assert fsdp is not None
+    assert (fsdp.fsdp_version, fsdp.sharding, fsdp.fsdp_activation_checkpointing) == (
+        1,
+        "SHARD_GRAD_OP",
+        True,
+    )
+    assert config.conflict(AGREES) is None
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sharding"),
+    [
+        ("fsdp_sharding_strategy: 3", "NO_SHARD"),
+        ("fsdp_sharding_strategy: hybrid_shard", "HYBRID_SHARD"),
+        ("sharding_strategy: SHARD_GRAD_OP", "SHARD_GRAD_OP"),
+        ("fsdp_reshard_after_forward: SHARD_GRAD_OP", "SHARD_GRAD_OP"),
+        ("fsdp_offload_params: false", "FULL_SHARD"),
+    ],
+)
+def test_every_spelling_of_a_strategy(tmp_path: Path, strategy: str, sharding: str) -> None:
+    text = FSDP1.replace("fsdp_sharding_strategy: SHARD_GRAD_OP", strategy)
+    fsdp = read(tmp_path, text).fields.fsdp_config
+    assert fsdp is not None
+    assert fsdp.sharding == sharding
+
+
+def test_the_digest_is_of_the_content(tmp_path: Path) -> None:
+    digest = read(tmp_path, FSDP1).digest
+    assert (
+        read(tmp_path, "# mine\n" + "debug: false\n" + FSDP1.replace("debug: false\n", "")).digest == digest
+    )
+    assert read(tmp_path, FSDP1.replace("SHARD_GRAD_OP", "FULL_SHARD")).digest != digest
+
+
+@pytest.mark.parametrize(
+    ("change", "to", "said"),
+    [
+        (
+            "debug:",
+            "debugg:",
+            ["debugg: unknown field", "got False", "Known fields: distributed_type, num_proc"],
+        ),
+        (
+            "fsdp_use_orig",
+            "fsdp_orig",
+            ["fsdp_config.fsdp_orig_params: unknown field", "fsdp_use_orig_params"],
+        ),
+        ("SHARD_GRAD_OP", "SHARD", ["fsdp_config.fsdp_sharding_strategy:", "'HYBRID_SHARD'", "got 'SHARD'"]),
+        ("SHARD_GRAD_OP", "6", ["fsdp_config.fsdp_sharding_strategy:", "'HYBRID_SHARD'", "got 6"]),
+        ("SHARD_GRAD_OP", "true", ["fsdp_config.fsdp_sharding_strategy:", "'HYBRID_SHARD'", "got True"]),
+        ("type: FSDP", "type: DEEPSPEED", ["distributed_type:", "'MULTI_GPU'", "'FSDP'", "got 'DEEPSPEED'"]),
+        ("type: FSDP", "type: MULTI_GPU", ["distributed_type is MULTI_GPU, fsdp_config is given"]),
+        ("num_processes: 2", "num_processes: two", ["num_processes:", "valid integer", "got 'two'"]),
+        ("num_processes: 2\n", "", ["num_processes: Field required"]),
+        ("mixed_precision: bf16", "mixed_precision: no", ["mixed_precision:", "'no' or 'bf16'", "got False"]),
+        (
+            "mixed_precision: bf16",
+            "mixed_precision: fp8",
+            ["mixed_precision:", "'no' or 'bf16'", "got 'fp8'"],
+        ),
+        (
+            "tpu_env: []",
+            "tpu_env: [a]",
+            ["tpu_env: perfsuite drives accelerate's DDP and FSDP alone; remove it"],
+        ),
+        ("tpu_env: []", "gpu_ids: 0,1", ["gpu_ids:", "'all'", "got '0,1'"]),
+        ("tpu_env: []", "gradient_accumulation_steps: 2", ["gradient_accumulation_steps: unknown field"]),
+        (
+            "fsdp_forward_prefetch: false",
+            "fsdp_version: 2",
+            [
+                "fsdp_sharding_strategy is of FSDP1, but fsdp_version is 2",
+                "remove it",
+                "`accelerate to-fsdp2`",
+            ],
+        ),
+        (
+            "fsdp_forward_prefetch: false",
+            "fsdp_version: 3",
+            ["fsdp_config.fsdp_version: Input should be 1 or 2, got 3"],
+        ),
+        (
+            "fsdp_forward_prefetch: false",
+            "fsdp_reshard_after_forward: FULL_SHARD",
+            [
+                "fsdp_sharding_strategy is SHARD_GRAD_OP, but fsdp_reshard_after_forward",
+                "FULL_SHARD; keep one",
+            ],
+        ),
+        (
+            "fsdp_forward_prefetch: false",
+            "fsdp_reshard_after_forward: false",
+            ["fsdp_reshard_after_forward is one of FULL_SHARD,", "FSDP1 (fsdp_version: 1), not false"],
+        ),
+        (FSDP1, "[1, 2]", ["(whole):", "valid dictionary", "got [1, 2]"]),
+        (FSDP1, "", ["(whole):", "valid dictionary", "got None"]),
+        (FSDP1, "a: [1", ["not YAML (while parsing a flow sequence", "line 1"]),
+        (
+            FSDP1,
+            "distributed_type: FSDP\nnum_processes: 2",
+            ["distributed_type is FSDP, fsdp_config is missing"],
+        ),
+        (
+            FSDP1,
+            "distributed_type: MULTI_GPU\nnum_processes: 2\nuse_cpu: true",
+            ["use_cpu is true, but distributed_type is MULTI_GPU"],
+        ),
+        (
+            FSDP1,
+            FSDP2.replace("forward: true", "forward: FULL_SHARD"),
+            ["fsdp_reshard_after_forward is true or false in FSDP2", "not FULL_SHARD"],
+        ),
+    ],
+)
+def test_bad_files_are_named_with_field_value_and_what_is_allowed(
+    tmp_path: Path, change: str, to: str, said: list[str]
+) -> None:
+    assert change in FSDP1
+    with pytest.raises(FileError) as caught:
+        read(tmp_path, FSDP1.replace(change, to, 1))
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path / 'mine.yaml'}: ")
+    assert [part for part in said if part not in message] == []
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(
+        FileError, match=r"cannot read .*none\.yaml: No such file .* `accelerate config` wrote"
+    ):
+        LaunchConfig.read(tmp_path / "none.yaml")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(FileError, match=r"cannot read .*binary\.yaml: 'utf-8' codec"):
+        LaunchConfig.read(tmp_path / "binary.yaml")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"topology": Topology(processes_per_node=4)},
+            "mine.yaml: num_processes is 2, but the topology of the case asks for 4",
+        ),
+        (
+            {"topology": Topology(nodes=2, processes_per_node=1)},
+            "mine.yaml: num_machines is 1, but the topology of the case asks for 2",
+        ),
+        (
+            {"precision": "fp32"},
+            "mine.yaml: mixed_precision is 'bf16', but precision 'fp32' of the case asks for 'no'",
+        ),
+        (
+            {"activation_checkpointing": "none"},
+            "mine.yaml: fsdp_activation_checkpointing is true, but activation_checkpointing of the case is "
+            "'none'; only 'full' agrees",
+        ),
+    ],
+)
+def test_what_contradicts_the_case_is_named(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    assert read(tmp_path, FSDP1).conflict(AGREES.replace(**changes)) == said

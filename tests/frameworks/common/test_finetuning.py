@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from perfsuite.case.case import Case, LoRA
+from perfsuite.errors import MismatchError
+from perfsuite.frameworks.common import finetuning
+from perfsuite.frameworks.common.model import build_model, build_optimizer
+from perfsuite.worker.second_step import layers
+from tests.frameworks.common.test_model import CPU, TINY, losses, workload
+
+ADAPTED = TINY.replace(lora=LoRA(rank=4, alpha=8), learning_rate=1e-2)
+"""Quantised, too, it can be built on a CPU; only the driver wants a GPU for it."""
+
+
+def test_adapters_begin_as_nothing_on_the_same_model() -> None:
+    assert losses(ADAPTED, 1) == losses(TINY, 1)
+
+
+def test_adapters_learn() -> None:
+    many = losses(ADAPTED.replace(micro_batch=4), 30)
+    assert sum(many[-5:]) < sum(many[:5]) - 1
+
+
+@pytest.mark.parametrize(
+    ("model", "targets", "adapters"),
+    [
+        ("llama-tiny", (), 4 * 7),
+        ("llama-tiny", ("q_proj", "v_proj"), 4 * 2),
+        ("gpt2-tiny", (), 2 * 4),
+        ("gpt2-tiny", ("c_attn",), 2),
+    ],
+)
+def test_only_the_adapters_are_trained(model: str, targets: tuple[str, ...], adapters: int) -> None:
+    case = ADAPTED.replace(model=model, lora=LoRA(rank=4, alpha=8, targets=targets))
+    built = build_model(case, CPU)
+    trained = build_optimizer(case, built).param_groups[0]["params"]
+    assert len(trained) == 2 * adapters
+    names = (
+        "down_proj gate_proj k_proj o_proj q_proj up_proj v_proj"
+        if "llama" in model
+        else "c_attn c_fc c_proj"
+    )
+    assert finetuning.observed(built) == {
+        "trained": "adapters only",
+        "adapters": str(adapters),
+        "lora": f"rank 4, alpha 8, on {' '.join(targets) or names}",
+        "quantised_layers": "0",
+    }
+    assert finetuning.observed(built) == finetuning.expected(case, layers(built))
+
+
+def test_of_a_model_trained_in_full_it_is_said() -> None:
+    built = build_model(TINY, CPU)
+    assert finetuning.observed(built) == {"trained": "all"}
+    assert finetuning.expected(TINY, layers(built)) == {}
+    finetuning.check_asked(TINY, built, finetuning.observed(built))
+
+
+def test_adapters_that_nobody_asked_for_are_refused_with_what_to_say() -> None:
+    built = build_model(ADAPTED.replace(lora=LoRA(rank=4, alpha=8, targets=("q_proj", "v_proj"))), CPU)
+    said = (
+        "lora: the case says none, but only adapters are trained, of rank 4, alpha 8, on q_proj v_proj. "
+        "Say lora=LoRA(rank=4, alpha=8, targets=('q_proj', 'v_proj')) in the case: FLOPs go by it"
+    )
+    with pytest.raises(MismatchError, match=f"^{re.escape(said)}$"):
+        finetuning.check_asked(TINY, built, finetuning.observed(built))
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
+def test_a_layer_that_is_trained_beside_adapters_belongs_to_them() -> None:
+    """As peft's `modules_to_save`: it is stored with the adapter."""
+    from peft import LoraConfig, get_peft_model
+
+    built: Any = build_model(TINY, CPU)
+    peft: Any = get_peft_model(built, LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"]))
+    assert finetuning.observed(peft)["trained"] == "adapters only"
+
+
+def test_the_share_of_frozen_weights_is_by_what_is_multiplied() -> None:
+    """Not by how it is packed: two 4-bit weights are one byte."""
+    built: Any = build_model(TINY, CPU)
+    assert finetuning.frozen_share(built) == 0
+    for layer in built.model.layers:
+        layer.requires_grad_(False)
+    head = built.lm_head.weight.numel()
+    whole = sum(m.weight.numel() for m in built.modules() if isinstance(m, torch.nn.Linear))
+    assert finetuning.frozen_share(built) == pytest.approx(1 - head / whole)
+    packed: Any = build_model(ADAPTED.replace(quantization="4bit"), CPU)
+    packed.lm_head.weight.requires_grad_(True)
+    assert finetuning.frozen_share(packed) == pytest.approx(1 - head / whole)
+
+
+def test_weights_that_thaw_are_seen() -> None:
+    built: Any = build_model(ADAPTED, CPU)
+    built.lm_head.weight.requires_grad_(True)
+    assert finetuning.observed(built)["trained"] == "others"
+
+
+@pytest.mark.parametrize(("quantization", "bits"), [("4bit", 4), ("8bit", 8)])
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "bf16"])
+def test_the_layers_of_the_blocks_are_quantised(quantization: Any, bits: int, precision: Any) -> None:
+    case = ADAPTED.replace(quantization=quantization, precision=precision)
+    built = workload(case)
+    layer = built.model.model.layers[1].mlp.up_proj.base_layer
+    stored = layer.weight.numel() * layer.weight.element_size()
+    assert stored == layer.in_features * layer.out_features * bits // 8
+    assert finetuning.observed(built.model)["quantised_layers"] == f"28 {quantization}"
+    assert finetuning.observed(built.model) == finetuning.expected(case, layers(built.model))
+    near = losses(ADAPTED.replace(precision=precision))
+    assert [float(loss) for loss in built.run(4)] == pytest.approx(near, abs=0.15)
+
+
+def test_a_quantised_model_is_the_same_whenever_it_is_built() -> None:
+    case = ADAPTED.replace(quantization="4bit")
+    assert losses(case) == losses(case)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"lora": LoRA(rank=1, alpha=1, targets=("q_proj", "c_attn", "lm_head"))},
+            r"^lora: no linear layer is called c_attn, lm_head; there are down_proj, gate_proj, k_proj, ",
+        ),
+        (
+            {"model": "gpt2-tiny", "quantization": "8bit"},
+            r"^quantization: attn\.c_attn is a Conv1D, not a torch Linear$",
+        ),
+    ],
+)
+def test_layers_that_there_are_not_are_named(changes: dict[str, Any], said: str) -> None:
+    case: Case = ADAPTED.replace(**changes)
+    with pytest.raises(MismatchError, match=said):
+        build_model(case, torch.device("cpu"))
+
+
+# --- adapters that are not peft's -------------------------------------------------------------------------
+
+
+class Loralib(torch.nn.Linear):
+    """As loralib's and litgpt's: parameters of the layer, here those of q, k and v in one."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(8, 24)
+        self.r = rank
+        self.lora_alpha = 2 * rank
+        self.lora_A = torch.nn.Parameter(torch.zeros(3 * rank, 8))
+        self.lora_B = torch.nn.Parameter(torch.zeros(24, rank))
+
+
+class Torchtune(torch.nn.Module):
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(8, 8))
+        self.lora_a = torch.nn.Linear(8, rank, bias=False)
+        self.lora_b = torch.nn.Linear(rank, 8, bias=False)
+
+
+class Sharded(Torchtune):
+    """As ZeRO 3 leaves it between steps."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self.lora_a.weight = torch.nn.Parameter(torch.zeros(0))
+
+
+class DoRAOnly(torch.nn.Module):
+    """Named like a LoRA, and none that anybody knows."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(8, 8))
+        self.lora_magnitude = torch.nn.Parameter(torch.zeros(8))
+
+
+def not_pefts(kind: Any) -> torch.nn.Module:
+    model = torch.nn.Module()
+    model.blocks = torch.nn.ModuleList(torch.nn.ModuleDict({"qkv": kind(4)}) for _ in range(2))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".lora_" in name)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "rank", "on"),
+    [
+        (Loralib, "2", "4", " qkv"),
+        (Torchtune, "2", "4", " qkv"),
+        (Sharded, "2", "not seen", " qkv"),
+        (DoRAOnly, "0", "not seen", ""),
+    ],
+)
+def test_adapters_of_other_libraries_are_accepted_where_the_case_says_them(
+    kind: Any, count: str, rank: str, on: str
+) -> None:
+    model = not_pefts(kind)
+    told = finetuning.observed(model)
+    assert told == {
+        "trained": "adapters only",
+        "adapters": count,
+        "lora": f"not peft's, rank {rank}, on{on}",
+        "quantised_layers": "0",
+    }
+    asked = finetuning.expected(ADAPTED, layers(model) or [model], told["lora"])
+    assert {key: told[key] for key, value in asked.items() if value is not None} == {
+        key: value for key, value in asked.items() if value is not None
+    }
+    finetuning.check_asked(ADAPTED, model, told)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "say"), [(Loralib, "4", "4"), (Torchtune, "4", "4"), (Sharded, "not seen", "...")]
+)
+def test_adapters_of_other_libraries_have_to_be_asked_for(kind: Any, rank: str, say: str) -> None:
+    model = not_pefts(kind)
+    said = (
+        f"lora: the case says none, but only adapters are trained, not peft's, rank {rank}, on qkv. Say "
+        f"lora=LoRA(rank={say}, alpha=...) in the case, with targets=(...) if not every linear layer of the "
+        "blocks has one: FLOPs go by it"
+    )
+    with pytest.raises(MismatchError, match=f"^{re.escape(said)}$"):
+        finetuning.check_asked(TINY, model, finetuning.observed(model))
+
+
+def test_what_is_only_named_like_a_lora_need_not_be_asked_for() -> None:
+    model = not_pefts(DoRAOnly)
+    finetuning.check_asked(TINY, model, finetuning.observed(model))
+
+
+@pytest.mark.parametrize("kind", [Loralib, Torchtune])
+def test_adapters_of_other_libraries_have_the_rank_that_is_asked_for(kind: Any) -> None:
+    model = not_pefts(kind)
+    case = TINY.replace(lora=LoRA(rank=8, alpha=8))
+    said = (
+        "lora: the case says rank 8, but the adapters that are trained are not peft's, rank 4, on qkv. "
+        "Correct the case or the script"
+    )
+    with pytest.raises(MismatchError, match=f"^{re.escape(said)}$"):
+        finetuning.check_asked(case, model, finetuning.observed(model))

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from perfsuite.case.model import MODELS, llama
+from perfsuite.errors import MismatchError
+from perfsuite.frameworks.common.model import (
+    blocks,
+    build_model,
+    model_without_weights,
+    transformers_config,
+    transformers_model,
+)
+from perfsuite.frameworks.common.weights import initialise, parameters_on_meta
+from tests.fake_group import CPU, fake_group, sharded_without_weights
+from tests.frameworks.common.test_model import TINY
+
+SHAPE: dict[str, Any] = {"layers": 8, "heads": 2, "kv_heads": 2, "hidden": 128, "mlp": 256, "vocab": 64}
+TIED = TINY.replace(model=llama("tied", **SHAPE, tie_word_embeddings=True))
+
+
+def values(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("name", ["gpt2-tiny", "llama-tiny"])
+def test_weights_follow_transformers_own_rules(name: str) -> None:
+    """The same spread, weight by weight, and the very same constants and buffers."""
+    ours = build_model(TINY.replace(model=name), CPU)
+    theirs = transformers_model(transformers_config(MODELS[name]), attention="sdpa")
+    usual = values(theirs)
+    assert values(ours).keys() == usual.keys()
+    for key, value in values(ours).items():
+        assert float(value.std()) == pytest.approx(float(usual[key].std()), rel=0.1), key
+        assert float(value.mean()) == pytest.approx(float(usual[key].mean()), abs=1e-3), key
+    buffers = dict(theirs.named_buffers())
+    assert dict(ours.named_buffers()).keys() == buffers.keys()
+    assert all(torch.equal(value, buffers[key]) for key, value in ours.named_buffers())
+
+
+def test_weights_depend_on_the_seed_and_on_the_layer() -> None:
+    one, same, other = (values(build_model(TINY.replace(seed=seed), CPU)) for seed in (1, 1, 2))
+    key = "model.layers.{}.self_attn.q_proj.weight"
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not torch.equal(one[key.format(0)], other[key.format(0)])
+    assert not torch.equal(one[key.format(0)], one[key.format(1)])
+
+
+def test_building_leaves_the_random_state_that_the_seed_gives() -> None:
+    build_model(TINY.replace(seed=5), CPU)
+    drawn = torch.rand(3)
+    torch.manual_seed(5)
+    assert torch.equal(drawn, torch.rand(3))
+
+
+@pytest.mark.parametrize("case", [TINY, TINY.replace(model="gpt2-tiny"), TIED], ids=lambda case: case.id)
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_the_shards_of_all_ranks_make_up_the_whole(case: Any, world_size: int) -> None:
+    shards = [shards_of(case, rank, world_size) for rank in range(world_size)]
+    whole = values(build_model(case, CPU))
+    assert shards[0].keys() == whole.keys()
+    for name, full in whole.items():
+        assert torch.equal(torch.cat([shard[name] for shard in shards]), full), name
+
+
+def shards_of(case: Any, rank: int, world_size: int) -> Mapping[str, torch.Tensor]:
+    with fake_group(rank, world_size):
+        model, units = sharded_without_weights(case)
+        initialise(model, units, seed=case.seed, device=CPU)
+        return {name: value.to_local() for name, value in values(model).items()}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_tied_weights_stay_tied(sharded: bool) -> None:
+    with fake_group(0, 2):
+        model: Any = model_without_weights(TIED, CPU)
+        units = blocks(model)
+        if sharded:
+            model, units = sharded_without_weights(TIED)
+        initialise(model, units, seed=0, device=CPU)
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_a_sharded_model_is_never_there_in_full() -> None:
+    """Of 8 blocks on 8 ranks: an eighth, and one block whole at a time."""
+    with fake_group(0, 8):
+        model, units = sharded_without_weights(TIED)
+        with PeakBytes() as memory:
+            initialise(model, units, seed=0, device=CPU)
+        block = sum(4 * p.numel() for p in units[0].parameters())
+        full = sum(4 * p.numel() for p in model.parameters())
+    assert full / 8 + block < memory.peak < full / 8 + 1.5 * block < full / 3
+
+
+class PeakBytes(TorchDispatchMode):
+    """Bytes of the tensors made inside and still alive, at their most."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.peak = 0
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if type(tensor) is torch.Tensor and tensor.device == CPU:
+                self._hold(tensor.untyped_storage())
+        return result
+
+    def _hold(self, storage: Any) -> None:
+        if storage not in self._seen:
+            self._seen.add(storage)
+            self.now += storage.nbytes()
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._free, storage.nbytes())
+
+    def _free(self, size: int) -> None:
+        self.now -= size
+
+
+def test_a_parameter_that_no_rule_knows_is_refused() -> None:
+    model: Any = model_without_weights(TINY, CPU)
+    with parameters_on_meta():
+        model.model.layers[2].scale = nn.Parameter(torch.ones(7))
+    with pytest.raises(MismatchError, match=r"^a parameter of shape \(7,\) has no rule that initialises it$"):
+        initialise(model, blocks(model), seed=0, device=CPU)

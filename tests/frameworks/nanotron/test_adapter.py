@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from perfsuite import Case, Nanotron, Topology
+from perfsuite.errors import CaseError
+from perfsuite.frameworks.nanotron.config import ConfigFile, from_case
+from perfsuite.launch.machine import detect_cpu
+from perfsuite.launch.requirements import unsupported
+from perfsuite.measure import launch_once
+from perfsuite.results.run import Run
+
+SMALL = Case(
+    model="llama-tiny",
+    framework=Nanotron(dp=2),
+    sequence_length=32,
+    micro_batch=4,
+    topology=Topology(processes_per_node=2),
+    hardware="cpu",
+    max_warmup_steps=2,
+    steps=10,
+    timeout_s=240,
+)
+MACHINE = detect_cpu("a test")
+
+
+def measured(case: Case, directory: Path) -> Run:
+    result = launch_once(case, MACHINE, directory)
+    assert result.failure is None, f"{result.failure.message}\n{result.failure.traceback}"
+    return result
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return measured(SMALL.replace(framework=Nanotron(pp=2)), tmp_path_factory.mktemp("pipeline"))
+
+
+@pytest.mark.launch
+def test_data_parallel_by_the_options_and_by_a_users_own_file(tmp_path: Path) -> None:
+    """The file shards the optimizer and logs each step: the same training, and nanotron's own tokens/s."""
+    by_options = measured(SMALL, tmp_path / "options")
+    assert by_options.observed is not None
+    assert (
+        by_options.observed.settings.items()
+        >= {
+            "parallelism": "dp 2 x tp 1 x pp 1",
+            "wrapper": "DistributedDataParallel",
+            "optimizer_parameters": "the model's",
+            "recomputing_blocks": "0 of 4",
+            "attention": "sdpa",
+            "patched": "circular import, torch for flash_attn, cpu and gloo for cuda and nccl",
+        }.items()
+    )
+    assert by_options.observed.environment["nanotron"] == "0.4"
+    assert by_options.figures.own_tokens_per_s is None
+    assert float(by_options.figures.loss_last or 9) < float(by_options.figures.loss_first or 0) - 1
+
+    config = yaml.safe_load((tmp_path / "options" / "nanotron.yaml").read_text())
+    config["optimizer"]["zero_stage"] = 1
+    config["logging"]["iteration_step_info_interval"] = 1
+    config["tokens"]["train_steps"] = 100
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(config))
+    by_file = measured(SMALL.replace(framework=Nanotron(config=file)), tmp_path / "file")
+    assert by_file.observed is not None
+    assert by_file.observed.settings["sharding"] == "optimizer (ZeRO 1)"
+    assert len(by_file.observed.settings["config_sha256"]) == 16
+    assert by_file.figures.own_tokens_per_s is not None
+    assert by_file.loss == pytest.approx(by_options.loss, rel=1e-4)
+
+
+@pytest.mark.launch
+def test_tensor_parallel(tmp_path: Path) -> None:
+    options = Nanotron(tp=2, tp_mode="REDUCE_SCATTER", tp_linear_async_communication=True)
+    result = measured(SMALL.replace(framework=options), tmp_path)
+    assert result.observed is not None
+    assert (
+        result.observed.settings.items()
+        >= {
+            "parallelism": "dp 1 x tp 2 x pp 1",
+            "tp_mode": "REDUCE_SCATTER",
+            "tp_linear_async_communication": "True",
+        }.items()
+    )
+    assert result.observed.environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    assert result.figures.tokens_per_s is not None
+    assert result.figures.step_s_p50 == pytest.approx(4 * 32 / result.figures.tokens_per_s)
+
+
+@pytest.mark.launch
+def test_a_pipeline_of_split_batches_trains_the_same(pipeline: Run, tmp_path: Path) -> None:
+    """While no sequence has come twice: four steps of four."""
+    case = SMALL.replace(framework=Nanotron(pp=2), micro_batch=1, gradient_accumulation=4)
+    split = measured(case, tmp_path)
+    assert split.loss[:4] == pytest.approx(pipeline.loss[:4], rel=1e-4)
+    assert split.observed is not None
+    assert split.observed.settings["parallelism"] == "dp 1 x tp 1 x pp 2"
+    assert split.observed.settings["pp_engine"] == "1f1b"
+
+
+@pytest.mark.launch
+def test_a_pipeline_resumed_from_a_checkpoint_goes_on_as_if_it_had_not_stopped(
+    pipeline: Run, tmp_path: Path
+) -> None:
+    resumed = measured(SMALL.replace(framework=Nanotron(pp=2, resume=True)), tmp_path)
+    assert resumed.loss[:10] == pytest.approx(pipeline.loss[2:], rel=1e-4)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"precision": "bf16-mixed"}, "nanotron has no precision bf16-mixed: choose fp32 or bf16 (with"),
+        (
+            {"activation_checkpointing": "full"},
+            "nanotron 0.4 recomputes nothing: no activation_checkpointing",
+        ),
+        ({"attention": "eager"}, "no attention 'eager'"),
+        ({"attention": "flash_attention_2"}, "flash_attention_2 runs on GPUs only"),
+        ({"compile": True}, "nanotron is not compiled here"),
+        ({"model": "gpt2-tiny"}, "nanotron has Llama alone, gpt2-tiny is gpt2"),
+    ],
+)
+def test_what_it_does_not_have_is_said_beforehand(changes: dict[str, Any], reason: str) -> None:
+    assert reason in str(unsupported(SMALL.replace(**changes), MACHINE))
+
+
+def test_another_release_is_refused_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert unsupported(SMALL, MACHINE) is None
+    monkeypatch.setattr(importlib.metadata, "version", lambda package: "0.5")
+    reason = "it needs nanotron 0.4, 0.5 is installed: pip install nanotron==0.4"
+    assert unsupported(SMALL, MACHINE) == reason
+
+
+def test_a_contradiction_is_an_error_before_anything_is_launched(tmp_path: Path) -> None:
+    with pytest.raises(
+        CaseError, match="nanotron-dp2-tp2: dp 2 x tp 2 x pp 1 is 4, but the case's topology has 2"
+    ):
+        launch_once(SMALL.replace(framework=Nanotron(dp=2, tp=2)), MACHINE, tmp_path / "launch")
+    config = from_case(SMALL, Nanotron(dp=1), files=tmp_path, fused_adam=False)
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(config))
+    case = SMALL.replace(framework=Nanotron(config=file), micro_batch=2)
+    with pytest.raises(CaseError, match=r"nanotron-mine: dp 1 x tp 1 x pp 1 is 1, .* but the case's micro_b"):
+        launch_once(case, MACHINE, tmp_path / "launch")
+    assert not (tmp_path / "launch").exists()
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(from_case(SMALL, Nanotron(dp=2), files=tmp_path, fused_adam=False)))
+    return file
+
+
+def test_a_file_decides_everything(mine: Path) -> None:
+    with pytest.raises(CaseError, match=r"config mine decides everything: leave out dp2, resume"):
+        Nanotron(config=mine, dp=2, resume=True)
+
+
+def test_a_file_that_is_wrong_is_an_error_when_the_case_is_made(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    with pytest.raises(CaseError, match=r"config: \S*mine.yaml cannot be read: No such file"):
+        Nanotron(config=file)
+    file.write_text("parallelism: {dp: 2}")
+    with pytest.raises(CaseError, match=r"config: \S*mine.yaml: checkpoints: missing, training needs it"):
+        Nanotron(config=str(file))
+
+
+def test_a_file_is_kept_with_the_case(mine: Path) -> None:
+    case = SMALL.replace(framework=Nanotron(config=mine))
+    mine.unlink()
+    assert Case.model_validate_json(case.model_dump_json()) == case
+
+
+def test_a_comment_in_the_file_changes_no_case(mine: Path, tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    commented = tmp_path / "b" / "mine.yaml"
+    commented.write_text("# mine\n" + mine.read_text())
+    one, other = (Nanotron(config=file) for file in (mine, commented))
+    assert one.config is not None
+    assert other.config is not None
+    assert one.config.digest == other.config.digest
+    assert str(one) == str(other), "what judge compares"
+    changed = tmp_path / "mine.yaml"
+    changed.write_text(mine.read_text().replace("seed: 0", "seed: 1"))
+    assert ConfigFile.read(changed).digest != one.config.digest
+
+
+def test_ids(mine: Path) -> None:
+    assert Nanotron(config=mine).slug() == "nanotron-mine"
+    assert Nanotron(dp=4, tp=4, tp_mode="REDUCE_SCATTER").slug() == "nanotron-dp4-tp4-reduce_scatter"
+    assert Nanotron(pp=2, pp_engine="afab", resume=True).slug() == "nanotron-pp2-afab-resume"
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_overlapped_tensor_parallelism_sets_its_environment(mine: Path, asked: bool) -> None:
+    environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if asked else {}
+    assert Nanotron(tp=2, tp_linear_async_communication=asked).environment() == environment
+    config = yaml.safe_load(mine.read_text())
+    config["parallelism"]["tp_linear_async_communication"] = asked
+    mine.write_text(yaml.safe_dump(config))
+    assert Nanotron(config=mine).environment() == environment
+
+
+def test_what_must_be_observed() -> None:
+    sharded = Nanotron(dp=2, tp=2, zero_stage=1, accumulate_grad_in_fp32=True)
+    expected = sharded.expected(SMALL.replace(precision="bf16"))
+    assert expected == {
+        "parallelism": "dp 2 x tp 2 x pp 1",
+        "wrapper": "none",
+        "sharding": "optimizer (ZeRO 1)",
+        "gradient_dtype": "float32",
+        "tp_mode": "ALL_REDUCE",
+        "pp_engine": "1f1b",
+        "optimizer_parameters": None,
+    }
+    plain = Nanotron(dp=2).expected(SMALL)
+    assert (plain["wrapper"], plain["sharding"]) == ("DistributedDataParallel", "none")
+    assert "optimizer_parameters" not in plain

@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from perfsuite import MODELS, Case, Model, Nanotron, Topology
+from perfsuite.errors import CaseError
+from perfsuite.frameworks.nanotron.config import ConfigFile, cannot_build, conflicts, from_case, get, layout
+from tests.samples import make_case
+
+TINY = MODELS["llama-tiny"]
+
+
+def nanotron_case(framework: Nanotron, processes: int = 2, **changes: Any) -> Case:
+    topology = Topology(processes_per_node=processes)
+    return make_case(**{"model": TINY, "framework": framework, "topology": topology, **changes})
+
+
+def made(framework: Nanotron, processes: int = 2, **changes: Any) -> dict[str, Any]:
+    case = nanotron_case(framework, processes, **changes)
+    return from_case(case, framework, files=Path("/launch"), fused_adam=False)
+
+
+def test_the_configuration_of_a_case() -> None:
+    options = Nanotron(
+        dp=2,
+        tp=2,
+        pp=2,
+        tp_mode="REDUCE_SCATTER",
+        tp_linear_async_communication=True,
+        pp_engine="afab",
+        zero_stage=1,
+        accumulate_grad_in_fp32=True,
+        log_interval=5,
+    )
+    config = made(options, 8, precision="bf16", gradient_accumulation=4, learning_rate=3e-4, seed=7)
+    assert config["parallelism"] == {
+        "dp": 2,
+        "tp": 2,
+        "pp": 2,
+        "tp_mode": "REDUCE_SCATTER",
+        "tp_linear_async_communication": True,
+        "pp_engine": "afab",
+    }
+    assert config["tokens"] == {
+        "sequence_length": 64,
+        "train_steps": 25,
+        "micro_batch_size": 2,
+        "batch_accumulation_per_replica": 4,
+    }
+    assert config["model"]["dtype"] == "bfloat16"
+    assert config["model"]["model_config"] == {
+        "is_llama_config": True,
+        "max_position_embeddings": 64,
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "vocab_size": 512,
+    }
+    assert config["optimizer"] == {
+        "zero_stage": 1,
+        "accumulate_grad_in_fp32": True,
+        "weight_decay": 0.1,
+        "clip_grad": None,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.95,
+        "adam_eps": 1e-8,
+        "torch_adam_is_fused": False,
+        "learning_rate_scheduler": {
+            "learning_rate": 3e-4,
+            "min_decay_lr": 3e-4,
+            "lr_warmup_style": "constant",
+        },
+    }
+    assert config["general"]["seed"] == 7
+    assert config["logging"]["iteration_step_info_interval"] == 5
+    assert config["checkpoints"]["checkpoints_path"] == "/launch/checkpoints"
+
+
+def test_nothing_is_logged_or_saved_in_the_measured_steps_unless_asked_for() -> None:
+    config = made(Nanotron(dp=2))
+    assert config["logging"]["iteration_step_info_interval"] > 25
+    assert config["checkpoints"]["checkpoint_interval"] > 25
+
+
+def test_what_a_case_makes_is_a_valid_file(tmp_path: Path) -> None:
+    """It reads back, and stands the check that a user's file must stand."""
+    options = Nanotron(dp=2, zero_stage=1)
+    file = tmp_path / "nanotron.yaml"
+    file.write_text(yaml.safe_dump(made(options)))
+    given = Nanotron(config=file)
+    assert given.config is not None
+    assert given.config.fields == made(options)
+    given.check(nanotron_case(given))
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    config = copy.deepcopy(made(Nanotron(dp=2)))
+    *sections, name = path.split(".")
+    place = config
+    for section in sections:
+        place = place[section]
+    if value is KeyError:
+        del place[name]
+    else:
+        place[name] = value
+    return config
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "problem"),
+    [
+        ("parallelism.ddp", 2, "parallelism.ddp: nanotron has no such field here; it knows dp, pp, tp,"),
+        ("data_stages", [], "data_stages: nanotron has no such field here; it knows general, parallelism,"),
+        (
+            "model.model_config.hiden_size",
+            64,
+            "model.model_config.hiden_size: nanotron has no such field here",
+        ),
+        ("parallelism.tp", KeyError, "parallelism.tp: missing, nanotron has no default for it"),
+        ("optimizer", KeyError, "optimizer: missing, training needs it"),
+        ("tokens.train_steps", "100", "tokens.train_steps: int is needed, got '100'"),
+        ("tokens.train_steps", True, "tokens.train_steps: int is needed, got True"),
+        ("parallelism.dp", None, "parallelism.dp: int is needed, got None"),
+        (
+            "optimizer.learning_rate_scheduler.learning_rate",
+            "1e-3",
+            "optimizer.learning_rate_scheduler.learning_rate: float is needed, got '1e-3'",
+        ),
+        ("tokens", 5, "tokens: Optional[TokensArgs] is needed, got 5"),
+    ],
+)
+def test_a_users_file_that_nanotron_would_refuse(tmp_path: Path, path: str, value: Any, problem: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(changed(path, value)))
+    with pytest.raises(CaseError) as raised:
+        ConfigFile.read(file)
+    assert str(raised.value).startswith(f"{file}: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "problem"),
+    [
+        (
+            "tokens.sequence_length",
+            128,
+            "tokens.sequence_length: 128, but the case's sequence_length says 64",
+        ),
+        ("tokens.micro_batch_size", 1, "tokens.micro_batch_size: 1, but the case's micro_batch says 2"),
+        (
+            "tokens.batch_accumulation_per_replica",
+            4,
+            "tokens.batch_accumulation_per_replica: 4, but the case's gradient_accumulation says 1",
+        ),
+        ("tokens.train_steps", 24, "tokens.train_steps: 24, but the case's max_warmup_steps + steps says 25"),
+        ("model.dtype", "bfloat16", "model.dtype: 'bfloat16', but the case's precision says 'float32'"),
+        (
+            "model.model_config.num_hidden_layers",
+            KeyError,
+            "model.model_config.num_hidden_layers: 32, but the case's model says 4",
+        ),
+        ("general.seed", 42, "general.seed: 42, but the case's seed says 0"),
+        (
+            "checkpoints.checkpoint_interval",
+            25,
+            "checkpoints.checkpoint_interval: 25 would save within the 25",
+        ),
+        ("checkpoints.save_initial_state", True, "checkpoints.save_initial_state: True has no place in a"),
+        ("profiler", {"profiler_export_path": "x"}, "profiler: {'profiler_export_path': 'x'} has no place"),
+    ],
+)
+def test_a_users_file_that_contradicts_the_case(path: str, value: Any, problem: str) -> None:
+    (said,) = conflicts(changed(path, value), nanotron_case(Nanotron(dp=2)), Nanotron())
+    assert said.startswith(problem)
+
+
+def test_a_users_file_may_train_longer_and_read_data_that_are_not_read_here() -> None:
+    config = changed("tokens.train_steps", 100_000)
+    config["data"] = {"dataset": {"hf_dataset_or_datasets": "wikitext"}, "seed": 1}
+    config["checkpoints"]["checkpoint_interval"] = 1000
+    assert conflicts(config, nanotron_case(Nanotron(dp=2)), Nanotron()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        ("a: [", "is not YAML"),
+        ("- 1", "is list, not sections with fields"),
+        ("", "is NoneType, not sections with fields"),
+        (b"\xff\xfe\xfd", "is not YAML"),
+    ],
+)
+def test_a_file_that_is_no_configuration(tmp_path: Path, content: Any, problem: str) -> None:
+    file = tmp_path / "mine.yaml"
+    if content is not None:
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(CaseError, match=rf"mine.yaml {problem}"):
+        ConfigFile.read(file)
+
+
+@pytest.mark.parametrize(
+    ("options", "processes", "changes", "problem"),
+    [
+        (Nanotron(dp=2, tp=2), 2, {}, "dp 2 x tp 2 x pp 1 is 4, but the case's topology has 2 processes"),
+        (Nanotron(tp=4), 4, {}, "tp 4 does not divide num_key_value_heads 2"),
+        (Nanotron(tp=3), 3, {}, "tp 3 does not divide num_attention_heads 4"),
+        (Nanotron(tp=3), 3, {}, "vocab_size 512 is no multiple of 3 (tp x make_vocab_size_divisible_by)"),
+        (
+            Nanotron(tp=2, tp_mode="REDUCE_SCATTER"),
+            2,
+            {"sequence_length": 63},
+            "tp 2 does not divide sequence_length 63",
+        ),
+        (
+            Nanotron(tp=2, tp_linear_async_communication=True),
+            2,
+            {},
+            "tp_linear_async_communication needs tp_mode REDUCE_SCATTER, it is ALL_REDUCE",
+        ),
+        (Nanotron(pp=5, pp_engine="afab"), 5, {}, "pp 5 is more than num_hidden_layers 4"),
+        (
+            Nanotron(pp=4),
+            4,
+            {"gradient_accumulation": 2},
+            "needs a gradient_accumulation of 3 or more, it is 2",
+        ),
+        (
+            Nanotron(dp=2, accumulate_grad_in_fp32=True),
+            2,
+            {},
+            "accumulate_grad_in_fp32 is for precision 'bf16'",
+        ),
+    ],
+)
+def test_sizes_that_do_not_fit(
+    options: Nanotron, processes: int, changes: dict[str, Any], problem: str
+) -> None:
+    case = nanotron_case(options, processes, **changes)
+    config = from_case(case, options, files=Path(), fused_adam=False)
+    assert problem in "; ".join(layout(config, case))
+
+
+@pytest.mark.parametrize(
+    "options", [Nanotron(dp=2, tp=2), Nanotron(tp=2, pp=2, tp_mode="REDUCE_SCATTER"), Nanotron(pp=4, dp=1)]
+)
+def test_sizes_that_fit(options: Nanotron) -> None:
+    case = nanotron_case(options, 4, gradient_accumulation=4)
+    assert layout(from_case(case, options, files=Path(), fused_adam=False), case) == []
+
+
+def test_experts_and_a_larger_vocabulary_in_a_users_file() -> None:
+    config = changed("parallelism.expert_parallel_size", 2)
+    config["model"]["make_vocab_size_divisible_by"] = 100
+    problems = "; ".join(layout(config, nanotron_case(Nanotron(dp=2))))
+    assert "expert_parallel_size 2: Llama has no experts" in problems
+    assert "vocab_size 512 is no multiple of 100" in problems
+
+
+def test_a_default_is_nanotrons_own() -> None:
+    assert get({}, "logging.iteration_step_info_interval") == 1
+    assert get({}, "model.model_config.rms_norm_eps") == 1e-6
+    assert get({"tokens": {"train_steps": 3}}, "tokens.train_steps") == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({}, None),
+        ({"head_dim": 32, "attention_bias": False, "rope_theta": 5e5}, None),
+        ({"head_dim": 64}, "nanotron's Llama has no head_dim 64"),
+        ({"mlp_bias": True}, "nanotron's Llama has no mlp_bias True"),
+        ({"attention_dropout": 0.1}, "nanotron's Llama has no attention_dropout 0.1"),
+        ({"sliding_window": 64}, "nanotron's Llama has no sliding_window 64"),
+        ({"model_type": "gpt2"}, "of the models here nanotron has Llama alone, odd is gpt2"),
+    ],
+)
+def test_models_that_nanotron_does_not_have(changes: dict[str, Any], problem: str | None) -> None:
+    reason = cannot_build(Model(name="odd", config={**TINY.config, **changes}))
+    assert reason is None if problem is None else str(reason).startswith(problem)

@@ -1,0 +1,297 @@
+"""Every torch framework and option that a CPU allows, really launched over gloo."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite import DDP, FSDP, FSDP2, Accelerate, Case, Fake, Framework, Lightning, LoRA, Topology, Trainer
+from perfsuite.launch.machine import detect
+from perfsuite.launch.requirements import unsupported
+from perfsuite.measure import launch_once
+from perfsuite.results.run import Run
+from tests.samples import make_gpu_machine
+
+SMALL = Case(
+    model="llama-tiny",
+    framework=DDP(),
+    sequence_length=32,
+    micro_batch=2,
+    topology=Topology(processes_per_node=2),
+    hardware="cpu",
+    max_warmup_steps=2,
+    steps=10,
+    timeout_s=240,
+)
+FULL = FSDP(sharding_strategy="FULL_SHARD")
+
+
+def measured(case: Case, directory: Path, inject: str | None = None) -> Run:
+    result = launch_once(case, detect(), directory, inject=inject)
+    if inject is None:
+        assert result.failure is None, f"{result.failure.message}\n{result.failure.traceback}"
+    return result
+
+
+@pytest.fixture(scope="module")
+def ddp(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return measured(SMALL, tmp_path_factory.mktemp("ddp"))
+
+
+@pytest.mark.launch
+def test_a_run_is_complete(ddp: Run) -> None:
+    f = ddp.figures
+    assert len(ddp.step_s) == len(ddp.probe_s) == len(ddp.loss) == 12
+    assert f.tokens_per_s == pytest.approx(2 * 2 * 32 / float(f.step_s_p50 or 0))
+    assert f.tokens_per_s_per_device == pytest.approx(float(f.tokens_per_s or 0) / 2)
+    assert f.peak_memory_bytes
+    assert f.peak_memory_bytes > 4 * 918_656 * 4, "parameters, gradients and two moments in fp32"
+    assert f.mfu is None
+    assert float(f.loss_last or 0) < float(f.loss_first or 0)
+    assert ddp.observed is not None
+    assert ddp.observed.settings["wrapper"] == "DistributedDataParallel"
+    assert ddp.observed.environment["torch"].startswith("2.")
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    "framework",
+    [
+        FULL,
+        FSDP(sharding_strategy="SHARD_GRAD_OP"),
+        FSDP2(),
+        Accelerate(strategy="ddp"),
+        Accelerate(strategy="fsdp1", sharding_strategy="SHARD_GRAD_OP", backward_prefetch="BACKWARD_PRE"),
+        Accelerate(strategy="fsdp2"),
+        Trainer(),
+        Trainer(fsdp="full_shard auto_wrap"),
+        Lightning(strategy="fsdp2"),
+    ],
+    ids=Framework.slug,
+)
+@pytest.mark.launch
+def test_strategies_train_the_same(ddp: Run, tmp_path: Path, framework: Framework) -> None:
+    """Same weights, data and seed: sharding must not change what is learnt."""
+    sharded = measured(SMALL.replace(framework=framework), tmp_path)
+    assert sharded.loss == pytest.approx(ddp.loss, rel=1e-4)
+
+
+@pytest.mark.launch
+def test_tensor_parallel_ranks_train_as_one(ddp: Run, tmp_path: Path) -> None:
+    """Four ranks, of which two and two split each layer: the same global batch as two of DDP."""
+    topology = Topology(processes_per_node=4)
+    split = measured(SMALL.replace(framework=FSDP2(tensor_parallel=2), topology=topology), tmp_path)
+    assert split.loss == pytest.approx(ddp.loss, rel=1e-4)
+    assert split.figures.tokens_per_s == pytest.approx(2 * 2 * 32 / float(split.figures.step_s_p50 or 0))
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    "case",
+    [
+        SMALL.replace(
+            framework=DDP(static_graph=True, gradient_as_bucket_view=True, bucket_cap_mb=1),
+            activation_checkpointing="every-2",
+        ),
+        SMALL.replace(
+            framework=FSDP(sharding_strategy="NO_SHARD", backward_prefetch="none"), attention="eager"
+        ),
+        SMALL.replace(
+            framework=FSDP(sharding_strategy="FULL_SHARD", sync_each_micro_batch=False),
+            gradient_accumulation=2,
+        ),
+        SMALL.replace(framework=FULL, activation_checkpointing="full", precision="bf16-mixed"),
+        SMALL.replace(
+            framework=FSDP2(reshard_after_forward=False, sync_each_micro_batch=False),
+            gradient_accumulation=2,
+            activation_checkpointing="selective-op",
+            precision="bf16-mixed",
+        ),
+        SMALL.replace(framework=DDP(), precision="bf16-mixed"),
+        SMALL.replace(framework=FULL, precision="fp16-mixed"),
+        SMALL.replace(framework=FSDP2(), precision="bf16", model="gpt2-tiny"),
+        SMALL.replace(
+            framework=FSDP(sharding_strategy="HYBRID_SHARD", shard_group=2),
+            topology=Topology(processes_per_node=4),
+        ),
+        SMALL.replace(framework=FSDP2(shard_group=2), topology=Topology(processes_per_node=4)),
+    ],
+    ids=lambda case: case.id,
+)
+@pytest.mark.launch
+def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
+    """The worker itself refuses what is not as asked for; this checks that it looked."""
+    result = measured(case, tmp_path)
+    assert result.observed is not None
+    settings = result.observed.settings
+    blocks = {"llama-tiny": 4, "gpt2-tiny": 2}[case.model.name]
+    recomputing = {"none": 0, "every-2": 2, "full": 4, "selective-op": 4}[case.activation_checkpointing]
+    assert settings["recomputing_blocks"] == f"{recomputing} of {blocks}"
+    compute = {"fp32": "float32", "fp16-mixed": "float16"}.get(case.precision, "bfloat16")
+    assert settings["compute_dtype"] == compute
+    assert settings["parameter_dtype"] == ("bfloat16" if case.precision == "bf16" else "float32")
+
+
+@pytest.mark.launch
+def test_compiled_blocks_train_the_same_and_what_cannot_be_seen_in_them_is_said(
+    ddp: Run, tmp_path: Path
+) -> None:
+    compiled = measured(SMALL.replace(framework=FSDP2(), compile=True), tmp_path)
+    assert compiled.loss == pytest.approx(ddp.loss, rel=1e-3)
+    assert compiled.observed is not None
+    assert compiled.observed.settings["recomputing_blocks"] == "not observed (compiled)"
+    assert compiled.observed.settings["attention_kernel"] == "not observed (compiled)"
+    assert compiled.observed.settings["compiled"] == "yes"
+
+
+@pytest.mark.launch
+def test_a_model_without_attention_trains_the_same_sharded_and_recomputed(tmp_path: Path) -> None:
+    mamba = SMALL.replace(model="mamba-tiny")
+    plain = measured(mamba, tmp_path / "ddp")
+    sharded = mamba.replace(framework=FSDP2(), activation_checkpointing="full")
+    assert measured(sharded, tmp_path / "fsdp2").loss == pytest.approx(plain.loss, rel=1e-4)
+
+
+@pytest.mark.launch
+def test_accumulation_is_the_same_training_as_a_larger_batch(ddp: Run, tmp_path: Path) -> None:
+    split = measured(SMALL.replace(micro_batch=1, gradient_accumulation=2), tmp_path)
+    assert split.figures.tokens_per_s is not None
+    assert split.loss[0] == pytest.approx(ddp.loss[0], rel=1e-3)
+
+
+@pytest.mark.launch
+def test_a_crash_shows_the_first_failing_ranks_own_traceback(tmp_path: Path) -> None:
+    failure = measured(SMALL, tmp_path, inject="crash").failure
+    assert failure is not None
+    assert (failure.kind, failure.rank) == ("crash", 1)
+    assert "injected crash" in failure.message
+    assert "_break_down" in str(failure.traceback)
+
+
+@pytest.mark.launch
+def test_a_rank_that_just_exits_is_the_one_named(tmp_path: Path) -> None:
+    failure = measured(SMALL, tmp_path, inject="exit").failure
+    assert failure is not None
+    assert (failure.kind, failure.rank) == ("crash", 1)
+    assert "exit code 13" in failure.message or "rank 1 of 2 died without a report" in failure.message
+
+
+@pytest.mark.launch
+def test_one_rank_of_its_own(tmp_path: Path) -> None:
+    alone = measured(SMALL.replace(framework=FSDP2(), topology=Topology(processes_per_node=1)), tmp_path)
+    assert alone.slowest_rank == 0
+
+
+@pytest.mark.parametrize(
+    ("framework", "processes", "reason"),
+    [
+        (FULL, 1, "FULL_SHARD needs at least 2 processes"),
+        (FSDP(sharding_strategy="SHARD_GRAD_OP"), 1, "SHARD_GRAD_OP needs at least 2 processes"),
+        (FSDP(sharding_strategy="HYBRID_SHARD", shard_group=2), 2, "groups of 2 needs at least 2 groups"),
+        (FSDP(sharding_strategy="FULL_SHARD", shard_group=2), 2, "shard_group=2 is for HYBRID_SHARD"),
+        (FSDP2(shard_group=2), 2, "2 processes cannot be split so"),
+        (FSDP(sharding_strategy="FULL_SHARD", cpu_offload=True), 2, "this machine has none"),
+        (FSDP2(tensor_parallel=2), 1, "tensor_parallel=2 must divide the 1 processes"),
+        (DDP(), 10_000, "it needs 10000 cores (one per process), this machine has"),
+    ],
+)
+def test_what_cannot_run_is_known_beforehand(framework: Framework, processes: int, reason: str) -> None:
+    case = SMALL.replace(framework=framework, topology=Topology(processes_per_node=processes))
+    assert reason in str(unsupported(case, detect()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"topology": Topology(nodes=2, processes_per_node=1)}, "it needs 2 nodes of 1, this is one machine"),
+        ({"framework": DDP(static_graph=True), "gradient_accumulation": 2}, "no gradient_accumulation"),
+        ({"attention": "flash_attention_2"}, "flash_attention_2 runs on GPUs only"),
+        ({"lora": LoRA(rank=4, alpha=8), "framework": Fake()}, "fake knows no lora, and the case asks for"),
+        ({"lora": LoRA(rank=4, alpha=8), "quantization": "8bit"}, "quantization '8bit' runs on GPUs only"),
+        ({"hardware": ("h100", "a100")}, "it is meant for h100, this machine is cpu-"),
+    ],
+)
+def test_what_cannot_be_combined_is_known_beforehand(changes: dict[str, Any], reason: str) -> None:
+    assert reason in str(unsupported(SMALL.replace(**changes), detect()))
+
+
+@pytest.mark.parametrize("framework", [FULL, FSDP2()], ids=Framework.slug)
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"quantization": "8bit"}, "8bit weights cannot be sharded (their scales are not in the parameter)"),
+        (
+            {"quantization": "4bit", "precision": "bf16-mixed"},
+            "packed 4bit weights cannot be cast, as bf16-mixed",
+        ),
+        ({"quantization": "4bit", "precision": "bf16"}, None),
+    ],
+)
+def test_quantised_weights_that_cannot_be_sharded(
+    framework: Framework, changes: dict[str, Any], reason: str | None
+) -> None:
+    case = SMALL.replace(framework=framework, hardware="gpu", lora=LoRA(rank=4, alpha=8), **changes)
+    assert str(reason) in str(unsupported(case, make_gpu_machine()))
+
+
+@pytest.mark.parametrize(
+    ("package", "field"), [("peft", "lora"), ("bitsandbytes", "quantization")], ids=lambda value: value
+)
+def test_an_extra_that_is_not_installed_is_named(
+    monkeypatch: pytest.MonkeyPatch, package: str, field: str
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
+    case = SMALL.replace(hardware="gpu", lora=LoRA(rank=4, alpha=8), quantization="4bit")
+    reason = unsupported(case, make_gpu_machine())
+    assert reason == (
+        f"for {field} it needs the package {package}, which is not installed: "
+        f"pip install 'perfsuite[{package}]'"
+    )
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_mamba_on_a_gpu_needs_its_kernels(monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
+    find = importlib.util.find_spec
+    found = find("torch") if installed else None
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: found if name == "mamba_ssm" else find(name)
+    )
+    mamba = SMALL.replace(model="mamba-tiny", hardware="gpu")
+    reason = (
+        "for a Mamba on a GPU it needs the package mamba_ssm, which is not installed: pip install mamba_ssm; "
+        "transformers' own scan goes position by position"
+    )
+    assert unsupported(mamba, make_gpu_machine()) == (None if installed else reason)
+    assert unsupported(mamba.replace(hardware="cpu"), detect()) is None
+    assert unsupported(mamba.replace(framework=Fake()), make_gpu_machine()) is None
+
+
+@pytest.mark.launch
+def test_adapters_train_the_same_by_every_library(tmp_path: Path) -> None:
+    case = SMALL.replace(lora=LoRA(rank=4, alpha=8), learning_rate=1e-2)
+    plain, *others = (
+        measured(case.replace(framework=framework), tmp_path / framework.slug())
+        for framework in (DDP(), Accelerate(strategy="fsdp2"), Trainer(), Lightning(strategy="fsdp2"))
+    )
+    for launch in others:
+        assert unsupported(launch.case, launch.machine) is None
+        assert launch.loss == pytest.approx(plain.loss, rel=1e-4)
+
+
+@pytest.mark.launch
+def test_adapters_train_the_same_sharded_or_not(tmp_path: Path) -> None:
+    """On four bits, which training on a CPU can do, though `unsupported` wants a GPU: it is slow."""
+    case = SMALL.replace(lora=LoRA(rank=4, alpha=8), quantization="4bit", learning_rate=1e-2)
+    whole, *sharded = (
+        measured(case.replace(framework=framework), tmp_path / framework.name)
+        for framework in (DDP(), FULL, FSDP2())
+    )
+    assert [launch.loss for launch in sharded] == [pytest.approx(whole.loss, rel=1e-4)] * 2
+    for launch in (whole, *sharded):
+        assert launch.observed is not None
+        assert launch.observed.settings["adapters"] == "28"
+        assert launch.observed.settings["quantised_layers"] == "28 4bit"

@@ -1,0 +1,201 @@
+"""Lightning Fabric: what it refuses, what its strategies are given, that it trains as plain torch does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, ShardingStrategy
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from perfsuite import DDP, Case, Lightning, Topology
+from perfsuite.case.case import Precision
+from perfsuite.case.hardware import Machine
+from perfsuite.errors import CaseError
+from perfsuite.frameworks.common.model import blocks, build_model
+from perfsuite.frameworks.lightning import FABRIC_PRECISION
+from tests.frameworks.test_base import SMALL, measured
+from tests.samples import make_gpu_machine, make_machine
+
+CPU, GPUS = make_machine(), make_gpu_machine("Tesla V100-SXM2-16GB", count=4)
+FSDP_CASE = SMALL.replace(framework=Lightning(strategy="fsdp"), hardware="v100")
+
+
+@pytest.mark.parametrize(
+    ("options", "machine", "changes", "reason"),
+    [
+        ({"strategy": "fsdp"}, CPU, {}, "Fabric's FSDPStrategy runs on GPUs only"),
+        (
+            {"strategy": "fsdp"},
+            GPUS,
+            {"activation_checkpointing": "selective-op"},
+            "recomputes whole blocks: no activation_checkpointing selective-op",
+        ),
+        (
+            {"strategy": "fsdp"},
+            GPUS,
+            {"topology": Topology(processes_per_node=1)},
+            "FULL_SHARD needs at least 2 processes",
+        ),
+        (
+            {"strategy": "fsdp", "sharding_strategy": "HYBRID_SHARD"},
+            GPUS,
+            {},
+            "needs at least 2 groups of at least 2 processes",
+        ),
+        (
+            {"strategy": "ddp", "sharding_strategy": "SHARD_GRAD_OP"},
+            GPUS,
+            {},
+            "shard_grad_op: for strategy 'fsdp' only, not for 'ddp'",
+        ),
+        (
+            {"strategy": "fsdp2", "cpu_offload": True, "backward_prefetch": "BACKWARD_POST"},
+            GPUS,
+            {},
+            "backward_post, cpu_offload: for strategy 'fsdp' only, not for 'fsdp2'",
+        ),
+        ({"strategy": "fsdp2"}, GPUS, {"precision": "fp16-mixed"}, "ModelParallelStrategy has no fp16-mixed"),
+        ({"strategy": "ddp"}, CPU, {"precision": "fp16-mixed"}, "turns fp16-mixed into bf16-mixed on a CPU"),
+    ],
+)
+def test_what_fabric_refuses_or_would_change(
+    options: dict[str, Any], machine: Machine, changes: dict[str, Any], reason: str
+) -> None:
+    framework = Lightning(**options)
+    case = SMALL.model_copy(update={"framework": framework, **changes})
+    assert reason in str(framework.unsupported(case, machine))
+
+
+@pytest.mark.parametrize(
+    ("options", "machine", "changes"),
+    [
+        ({"strategy": "ddp"}, CPU, {}),
+        ({"strategy": "ddp"}, GPUS, {"precision": "fp16-mixed"}),
+        ({"strategy": "fsdp2"}, CPU, {"precision": "bf16-mixed", "activation_checkpointing": "selective-op"}),
+        ({"strategy": "fsdp", "cpu_offload": True, "backward_prefetch": "none"}, GPUS, {}),
+        ({"strategy": "fsdp"}, GPUS, {"precision": "fp16-mixed", "activation_checkpointing": "every-2"}),
+        (
+            {"strategy": "fsdp", "sharding_strategy": "HYBRID_SHARD"},
+            GPUS,
+            {"topology": Topology(nodes=2, processes_per_node=4)},
+        ),
+    ],
+)
+def test_what_runs(options: dict[str, Any], machine: Machine, changes: dict[str, Any]) -> None:
+    framework = Lightning(**options)
+    case = SMALL.model_copy(update={"framework": framework, **changes})
+    assert framework.unsupported(case, machine) is None
+
+
+def test_every_precision_has_its_name_in_fabric() -> None:
+    assert set(get_args(Precision)) <= set(FABRIC_PRECISION)
+
+
+@pytest.mark.parametrize("options", [{}, {"strategy": "deepspeed"}, {"strategy": "ddp", "precision": 16}])
+def test_options_that_cannot_be(options: dict[str, Any]) -> None:
+    with pytest.raises(CaseError, match=r"Options of lightning: strategy, sharding_strategy"):
+        SMALL.replace(framework={"name": "lightning", **options})
+
+
+@pytest.mark.parametrize(
+    ("framework", "settings"),
+    [
+        (Lightning(strategy="ddp"), {"wrapper": "DistributedDataParallel"}),
+        (
+            Lightning(strategy="fsdp", sharding_strategy="SHARD_GRAD_OP"),
+            {"wrapper": "FullyShardedDataParallel", "sharding": "SHARD_GRAD_OP"},
+        ),
+        (Lightning(strategy="fsdp2"), {"wrapper": "FSDPModule", "sharding": "Shard(0)"}),
+    ],
+)
+def test_what_must_be_observed(framework: Lightning, settings: dict[str, str]) -> None:
+    assert framework.expected(SMALL) == settings
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[None]:
+    """A process group that pretends to have two ranks."""
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+def wrapped(case: Case) -> Any:
+    """The model as `FSDPStrategy` wraps it with the arguments of `case`."""
+    from lightning.fabric.plugins.environments import LightningEnvironment
+
+    framework = case.framework
+    assert isinstance(framework, Lightning)
+    model = build_model(case.replace(activation_checkpointing="none"), torch.device("cpu"))
+    strategy = framework.strategy_object(case, blocks(model))
+    # It hands the index of its GPU to torch, which takes a device as well.
+    strategy.parallel_devices = [SimpleNamespace(index=torch.device("cpu"))]
+    strategy.cluster_environment = LightningEnvironment()
+    return strategy.setup_module(model)
+
+
+@pytest.mark.usefixtures("two_ranks")
+@pytest.mark.parametrize(
+    ("mode", "blocks_recomputed"),
+    [("none", ()), ("every-2", (0, 2)), ("full", (0, 1, 2, 3))],
+)
+def test_fsdp_shards_each_block_and_recomputes_those_asked_for(
+    mode: str, blocks_recomputed: tuple[int, ...]
+) -> None:
+    model = wrapped(FSDP_CASE.replace(activation_checkpointing=mode))
+    units = [module for module in model.modules() if isinstance(module, FullyShardedDataParallel)]
+    recomputed = [isinstance(next(unit.children()), CheckpointWrapper) for unit in units[1:]]
+    assert recomputed == [index in blocks_recomputed for index in range(4)]
+
+
+@pytest.mark.usefixtures("two_ranks")
+@pytest.mark.parametrize(
+    ("options", "prefetch", "sharding", "offload"),
+    [
+        ({}, BackwardPrefetch.BACKWARD_PRE, ShardingStrategy.FULL_SHARD, False),
+        ({"backward_prefetch": "none"}, None, ShardingStrategy.FULL_SHARD, False),
+        (
+            {"sharding_strategy": "SHARD_GRAD_OP", "cpu_offload": True},
+            BackwardPrefetch.BACKWARD_PRE,
+            ShardingStrategy.SHARD_GRAD_OP,
+            True,
+        ),
+    ],
+)
+def test_fsdp_options_reach_every_unit(
+    options: dict[str, Any], prefetch: BackwardPrefetch | None, sharding: ShardingStrategy, offload: bool
+) -> None:
+    model = wrapped(FSDP_CASE.replace(framework=Lightning(strategy="fsdp", **options)))
+    units = [module for module in model.modules() if isinstance(module, FullyShardedDataParallel)]
+    assert len(units) == 5
+    for unit in units:
+        assert unit.backward_prefetch == prefetch
+        assert unit.sharding_strategy == sharding
+        assert unit.cpu_offload.offload_params == offload
+
+
+ACCUMULATED = SMALL.replace(precision="bf16-mixed", gradient_accumulation=2)
+
+
+@pytest.mark.launch
+def test_it_trains_the_same_as_plain_ddp(tmp_path: Path) -> None:
+    """Same weights, data and seed. Plain DDP casts by autocast, too; FSDP2 sums in another order."""
+    plain = measured(ACCUMULATED.replace(framework=DDP()), tmp_path / "plain")
+    ddp = measured(ACCUMULATED.replace(framework=Lightning(strategy="ddp")), tmp_path / "ddp")
+    fsdp2 = ACCUMULATED.replace(framework=Lightning(strategy="fsdp2"), activation_checkpointing="every-2")
+    sharded = measured(fsdp2, tmp_path / "fsdp2")
+    assert ddp.loss == pytest.approx(plain.loss, rel=1e-4)
+    assert sharded.loss == pytest.approx(plain.loss, rel=1e-3)
+    assert ddp.observed is not None
+    assert ddp.observed.settings["fabric_precision"] == "MixedPrecision bf16-mixed"
+    assert "lightning" in ddp.observed.environment
+    assert float(ddp.figures.peak_memory_bytes or 0) < 1.4 * float(plain.figures.peak_memory_bytes or 0)
+    assert sharded.observed is not None
+    assert sharded.observed.settings["fabric_strategy"] == "ModelParallelStrategy"

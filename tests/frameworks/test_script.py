@@ -1,0 +1,639 @@
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import perfsuite
+from perfsuite import DDP, Case, LoRA, Model, Script, Topology, documents
+from perfsuite.errors import CaseError
+from perfsuite.launch.local import _environment
+from perfsuite.launch.machine import detect
+from perfsuite.launch.requirements import unsupported
+from perfsuite.measure import launch_once
+from perfsuite.results.run import Run
+from perfsuite.results.run_dir import RunDir
+from tests.launch.test_local import driver, processes_of, wait_until
+from tests.samples import make_case, make_machine
+
+STARTUP = Path(perfsuite.__file__).parent / "worker" / "startup"
+TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node=2")
+
+TRAIN = """
+import argparse, os, sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.layer(x)
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--die-at", type=int, default=-1)
+    parser.add_argument("--save", default="model.pt")
+    args = parser.parse_args()
+    assert __name__ == "__main__" and sys.modules["__main__"].Net is Net
+    assert sys.path[0] == os.path.dirname(os.path.abspath(__file__)), sys.path
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    data = torch.utils.data.TensorDataset(torch.randn(64, 16))
+    sampler = torch.utils.data.DistributedSampler(data)
+    step = 0
+    try:
+        for epoch in range(args.epochs):
+            for (x,) in torch.utils.data.DataLoader(data, batch_size=4, sampler=sampler):
+                if step == args.die_at:
+                    raise ValueError("bad batch")
+                loss = (model(x) - x).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                step += 1
+            print("epoch", epoch, "loss", loss.item())
+        torch.save(model.state_dict(), args.save)
+    finally:
+        print("cleaned up")
+        dist.destroy_process_group()
+
+if __name__ == "__main__":
+    main()
+"""
+ALONE = """
+import torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(1000):
+    optimizer.zero_grad()
+    (model(torch.ones(4, 8)) - 1).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def case_of(framework: Script, **changes: Any) -> Case:
+    values: dict[str, Any] = {
+        "model": Model.named("net"),
+        "framework": framework,
+        "sequence_length": 16,
+        "micro_batch": 4,
+        "topology": Topology(processes_per_node=2),
+        "hardware": "cpu",
+        "max_warmup_steps": 2,
+        "steps": 10,
+        "timeout_s": 240,
+    }
+    return Case(**{**values, **changes})
+
+
+def script(directory: Path, text: str, name: str = "train.py") -> str:
+    path = directory / name
+    path.write_text(text)
+    return str(path)
+
+
+def measured(case: Case, directory: Path, inject: str | None = None) -> Run:
+    result = launch_once(case, detect(), directory / "run", inject=inject)
+    if inject is None:
+        assert result.failure is None, f"{result.failure.message}\n{result.failure.traceback}"
+    return result
+
+
+def failure_of(case: Case, directory: Path) -> tuple[str, str]:
+    failure = launch_once(case, detect(), directory / "run").failure
+    assert failure is not None
+    return failure.kind, f"{failure.message}\n{failure.traceback}"
+
+
+# --- as data --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "^Script: give one of path, module and command, not none$"),
+        (
+            {"command": "torchrun a.py"},
+            r"^Script: command: give it word by word, as \(.*shlex.split.*got 'torchr",
+        ),
+        ({"path": "a.py", "arguments": "--x 1"}, "arguments: give it word by word"),
+        ({"path": "a.py", "label": "two words"}, "label: String should match pattern"),
+        ({"path": "a.py", "module": "a"}, "not path and module"),
+        ({"command": ()}, "at least 1 item"),
+        ({"command": ("torchrun", "a.py"), "arguments": ("--x",)}, "a command holds its own"),
+        ({"path": "a.py", "data_parallel": 0}, "data_parallel"),
+        ({"path": "a.py", "clock": "AdamW:0"}, "clock: String should match pattern"),
+        ({"path": "a.py", "clock": ""}, "clock: String should match pattern"),
+        ({"path": "a.py", "loss": True}, 'say loss="finite", or "falls" where it has to fall'),
+        ({"path": "a.py", "loss": False}, "say loss=None, which does not observe it, got False"),
+        ({"path": "a.py", "loss": "fall"}, "loss: Input should be 'falls' or 'finite', got 'fall'"),
+    ],
+)
+def test_there_is_one_thing_to_run(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(CaseError, match=said):
+        Script(**options)
+
+
+def test_a_script_in_here_has_the_same_id_however_its_path_is_written() -> None:
+    here = Path.cwd()
+    assert Script(path=str(here / "examples/train.py")).slug() == Script(path="examples/train.py").slug()
+    assert Script(path="train.py", cwd=str(here)).slug() == Script(path="train.py").slug()
+    assert Script(path="/elsewhere/train.py").slug() != Script(path="train.py").slug()
+
+
+def test_files_of_an_earlier_perfsuite_read_and_keep_their_ids() -> None:
+    """There `loss` was a flag."""
+    for flag, loss in ((True, "finite"), (False, None)):
+        case = case_of(Script(path="a.py", loss=loss))
+        stored = documents.plain(case)
+        assert Case.model_validate({**stored, "framework": {**stored["framework"], "loss": flag}}) == case
+    assert "-no_loss-" in case.id
+
+
+def test_the_id_names_what_runs_and_tells_arguments_apart() -> None:
+    ids = {
+        framework.slug()
+        for framework in (
+            Script(path="examples/train.py"),
+            Script(path="other/train.py"),
+            Script(path="examples/train.py", arguments=("--lr", "1")),
+            Script(path="examples/train.py", cwd="examples"),
+            Script(path="examples/train.py", env={"A": "1"}),
+            Script(path="examples/train.py", loss=None),
+            Script(path="examples/train.py", clock="AdamW"),
+            Script(module="pkg.train"),
+            Script(command=("torchrun", "train.py")),
+        )
+    }
+    assert len(ids) == 9
+    assert sum(slug.startswith("script-train-") for slug in ids) == 8
+    assert any("no_loss" in slug for slug in ids)
+    assert Script(path="a.py").slug() == Script(path="a.py").slug()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"command": ("torchrun", "--nproc-per-node=2", "train.py")}, "train"),
+        ({"command": ("python", "tools/fit.py", "config/small.py")}, "fit"),
+        ({"command": ("./fit.py",)}, "fit"),
+        ({"command": ("python", "-m", "torch.distributed.run", "--nproc-per-node", "2", "fit.py")}, "fit"),
+        ({"command": ("python", "-m", "torch.distributed.run", "-m", "pkg.fit")}, "pkg.fit"),
+        ({"command": ("/opt/bin/llamafactory-cli", "train", "small.yaml")}, "llamafactory-cli-train"),
+        ({"command": ("trl", "--verbose", "sft", "--config", "x.yaml")}, "trl-sft"),
+        ({"command": ("python", "-c", "import this; this()")}, "python"),
+        ({"command": ("fit",)}, "fit"),
+        ({"path": "examples/fit.py", "label": "vision-ddp"}, "vision-ddp"),
+        ({"command": ("torchrun", "main.py"), "label": "nano"}, "nano"),
+    ],
+)
+def test_a_slug_says_what_is_run(options: dict[str, Any], named: str) -> None:
+    assert re.fullmatch(rf"script-{named}-[0-9a-f]{{6}}", Script(**options).slug())
+
+
+def test_a_label_takes_the_place_of_the_name_alone() -> None:
+    plain, labelled = Script(path="a/main.py"), Script(path="a/main.py", label="a")
+    assert plain.slug().replace("-main-", "-a-") == labelled.slug()
+    assert Script(path="b/main.py", label="a").slug() != labelled.slug()
+
+
+def test_paths_may_be_given_as_such() -> None:
+    as_path = Script(path=Path("a.py"), arguments=("--data", Path("d")), cwd=Path("work"))
+    assert as_path == Script(path="a.py", arguments=("--data", "d"), cwd="work")
+    assert Script(command=(Path("./run"), "x")) == Script(command=("run", "x"))
+
+
+def test_a_case_with_variables_reads_back() -> None:
+    case = case_of(Script(path="a.py", env={"NCCL_DEBUG": "WARN"}))
+    assert Case.model_validate_json(case.model_dump_json()) == case
+    assert _environment(case, "cpu")["NCCL_DEBUG"] == "WARN"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"path": "gone.py"}, "path='gone.py': No such file or directory in /.*relative to the directory"),
+        ({"path": "folder"}, "path='folder': Is a directory"),
+        ({"path": "train.sh"}, r"path='train.sh' is not Python \(.*Give other programs as command"),
+        ({"path": "data.bin"}, "path='data.bin' is not Python"),
+        ({"path": "good.py", "cwd": "nowhere"}, "cwd='nowhere': no such directory"),
+        ({"module": "no_such.train"}, "module='no_such.train': no module no_such in"),
+        ({"command": ("no-such-cli", "train")}, "'no-such-cli' is not on PATH, nor beside .*python"),
+        ({"command": ("./good.py",)}, "'./good.py' is not on PATH"),
+    ],
+)
+def test_what_is_not_there_is_known_before_a_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script(tmp_path, "x = 1\n", "good.py")
+    script(tmp_path, "#!/bin/sh\nif true; then echo; fi\n", "train.sh")
+    (tmp_path / "data.bin").write_bytes(b"\x00\xff")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(CaseError, match=said):
+        launch_once(case_of(Script(**options)), make_machine(), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_there_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    good = Path(script(tmp_path, "x = 1\n", "good.py"))
+    good.chmod(0o755)
+    for options in (
+        {"path": "good.py"},
+        {"path": str(good)},
+        {"module": "good"},
+        {"module": "torch.distributed.run"},
+        {"command": ("./good.py",)},
+        {"command": ("torchrun", "good.py")},
+    ):
+        Script(**options).check(make_case())
+    beside = Script(command=("torchrun", "good.py"), cwd="/tmp").launched_by()
+    assert beside.words == (str(Path(sys.executable).parent / "torchrun"), "good.py")
+    assert (beside.directory, beside.starts_ranks) == ("/tmp", True)
+    by_path = Script(path="good.py", arguments=("--lr", "1"), cwd="/tmp").launched_by()
+    assert by_path.words == (sys.executable, "-u", str(tmp_path / "good.py"), "--lr", "1")
+    assert (by_path.directory, by_path.starts_ranks) == ("/tmp", False)
+    assert Script(module="good").launched_by().words == (sys.executable, "-u", "-m", "good")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"learning_rate": 0.1}, "a script sets its own learning_rate"),
+        ({"seed": 1}, "a script sets its own seed"),
+        ({"attention": "eager"}, "attention cannot be observed in net, of which only the name is known"),
+        ({"activation_checkpointing": "full"}, "activation_checkpointing cannot be observed in net"),
+        ({"framework": Script(path="a.py", data_parallel=3)}, "data_parallel=3 does not divide 2 processes"),
+        ({"framework": DDP()}, "ddp cannot build net"),
+    ],
+)
+def test_what_a_script_cannot_be_asked_for_is_refused(changes: dict[str, Any], reason: str) -> None:
+    case = case_of(Script(path="a.py")).replace(**changes)
+    assert reason in str(unsupported(case, make_machine()))
+
+
+def test_a_configuration_is_a_promise_that_is_checked() -> None:
+    known = case_of(Script(path="a.py"), model="llama-tiny", attention="eager")
+    assert unsupported(known, make_machine()) is None
+    assert "attention" not in known.framework.expected(known)
+    unknown = case_of(Script(path="a.py"))
+    assert unknown.framework.expected(unknown)["attention"] is None
+    alone = case_of(Script(path="a.py"), topology=Topology(processes_per_node=1))
+    assert alone.framework.expected(alone)["world_size"] is None
+
+
+# --- the start of a process under a command ---------------------------------------------------------------
+
+
+def started(directory: Path, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join([str(STARTUP), str(directory), str(STARTUP.parent.parent)])
+    environment = {**os.environ, "PYTHONPATH": paths, **variables}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.launch
+def test_a_process_without_torch_pays_nothing_and_a_shadowed_sitecustomize_runs(tmp_path: Path) -> None:
+    script(tmp_path, "print('the shadowed one')\n", "sitecustomize.py")
+    done = started(
+        tmp_path,
+        "import sys; print([name for name in sys.modules if name.startswith('perfsuite')])",
+        PERFSUITE_RUN_DIR=str(tmp_path),
+    )
+    assert done.stdout.splitlines() == ["the shadowed one", "[]"]
+    assert done.stderr == ""
+
+
+@pytest.mark.launch
+def test_where_perfsuite_is_not_installed_the_import_of_torch_says_so(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    script(tmp_path / "torch", "", "__init__.py")
+    code = "import sys; sys.modules['perfsuite'] = None; import torch"
+    done = started(tmp_path, code, PERFSUITE_RUN_DIR=str(tmp_path))
+    assert "perfsuite measures this command and cannot be imported by" in done.stderr
+    assert started(tmp_path, code).returncode == 0, "outside a launch nothing is hooked"
+
+
+ASKS = {
+    "find_spec": "importlib.util.find_spec('torch'); import torch",
+    "twice": "importlib.util.find_spec('torch'); importlib.util.find_spec('torch'); import torch",
+    "metadata": "importlib.metadata.packages_distributions(); import torch",
+    "lazily": (
+        "spec = importlib.util.find_spec('torch'); loader = importlib.util.LazyLoader(spec.loader); "
+        "spec.loader = loader; module = importlib.util.module_from_spec(spec); "
+        "sys.modules['torch'] = module; loader.exec_module(module); module.attribute"
+    ),
+    "thread": (
+        "importlib.util.find_spec('torch'); "
+        "t = threading.Thread(target=importlib.import_module, args=('torch',)); t.start(); t.join()"
+    ),
+    "through a finder that asks all": (
+        "sys.meta_path.insert(0, type('Asks', (), {'find_spec': asks})()); import torch"
+    ),
+    "through a finder of long ago": "sys.meta_path.insert(1, object()); import torch",
+    "after a failure": (
+        "sys.modules['fails'] = None\ntry: import torch\nexcept ImportError: pass\n"
+        "del sys.modules['fails']; sys.modules['fails'] = sys; import torch"
+    ),
+}
+ASKER = """
+import importlib.metadata, importlib.util, sys, threading, types
+asking = []
+def asks(self, name, path=None, target=None):
+    if name == "torch" and not asking:
+        asking.append(name)
+        return importlib.util.find_spec(name)
+attached = types.ModuleType("perfsuite.worker.attach")
+attached.attach = lambda: print("attached", sys.modules["torch"].attribute)
+sys.modules["perfsuite.worker.attach"] = attached
+"""
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("how", ASKS)
+def test_whoever_asks_for_torch_first_it_is_attached_to_once(tmp_path: Path, how: str) -> None:
+    """A torch of one line, and a measurement of another."""
+    (tmp_path / "torch").mkdir()
+    needs = "import fails\n" if how == "after a failure" else ""
+    script(tmp_path / "torch", f"{needs}attribute = 1\n", "__init__.py")
+    done = started(tmp_path, ASKER + ASKS[how], PERFSUITE_RUN_DIR=str(tmp_path))
+    assert (done.stdout, done.stderr) == ("attached 1\n", "")
+
+
+# --- launched ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def by_path(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    directory = tmp_path_factory.mktemp("path")
+    train = script(directory, TRAIN)
+    (directory / "work").mkdir()
+    result = measured(case_of(Script(path=train, cwd=str(directory / "work"))), directory)
+    log = RunDir(directory / "run").rank_log(0).read_text()
+    assert log.count("cleaned up") == 1, "ended by way of its finally"
+    assert not list((directory / "work").iterdir()), "ended before it saved its model"
+    return result
+
+
+@pytest.mark.launch
+def test_a_script_runs_unchanged_and_gives_figures(by_path: Run) -> None:
+    figures = by_path.figures
+    assert len(by_path.step_s) == len(by_path.loss) == len(by_path.probe_s) == 12
+    assert figures.tokens_per_s == pytest.approx(2 * 4 * 16 / float(figures.step_s_p50 or 0))
+    assert figures.peak_memory_bytes is not None
+    assert by_path.flops is None
+    assert by_path.observed is not None
+    settings = by_path.observed.settings
+    assert (settings["wrapper"], settings["world_size"]) == ("DistributedDataParallel", "2")
+    assert settings["compute_dtype"] == "float32"
+    assert by_path.observed.environment["script"].startswith("train.py ")
+    assert by_path.device_probe
+
+
+@pytest.mark.launch
+def test_a_case_without_tokens_counts_samples(tmp_path: Path) -> None:
+    case = case_of(Script(path=script(tmp_path, TRAIN), cwd=str(tmp_path)), sequence_length=None)
+    assert "-b4-" in case.id
+    assert "-s" not in case.id.replace("-steps", "")
+    run = measured(case, tmp_path)
+    assert run.figures.tokens_per_s == pytest.approx(2 * 4 / float(run.figures.step_s_p50 or 0))
+    assert run.flops is None
+
+
+@pytest.mark.launch
+def test_under_its_own_launcher_it_is_the_same_training(by_path: Run, tmp_path: Path) -> None:
+    asks_first = "import importlib.util; assert importlib.util.find_spec('torch')"  # as many libraries do
+    train = script(tmp_path, asks_first + TRAIN)
+    result = measured(case_of(Script(command=(*TORCHRUN, train))), tmp_path)
+    assert result.loss == pytest.approx(by_path.loss)
+    assert len(result.step_s) == 12
+    assert (tmp_path / "run" / "launcher.log").read_text().count("cleaned up") == 2
+
+
+OWN_PROCESS = """
+import os, sys
+first = set(sys.modules)
+assert not first & {"torch", "numpy", "perfsuite.worker.attach"}, first
+os.environ["OMP_NUM_THREADS"] = "1"
+where = os.environ["PERFSUITE_LAUNCH_DIR"]
+assert sys.argv[1:] == ["--out", where + "/out"] and os.environ["OUT"] == where, (sys.argv, os.environ["OUT"])
+assert os.listdir(where) == []
+with open(os.environ["OUT"] + "/checkpoint", "w") as file:
+    print(*(os.environ.get(name) for name in ("RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")), file=file)
+"""
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("how", ["path", "module", "command"])
+def test_a_scripts_process_is_its_own_as_is_the_launchs_directory(tmp_path: Path, how: str) -> None:
+    """Nothing of ours has imported torch when its first line runs: what it sets in its environment holds."""
+    train = script(tmp_path, OWN_PROCESS + ALONE)
+    arguments = ("--out", "{launch_dir}/out")
+    ways: dict[str, dict[str, Any]] = {
+        "path": {"path": train, "arguments": arguments},
+        "module": {"module": "train", "arguments": arguments, "cwd": str(tmp_path)},
+        "command": {"command": ("python", train, *arguments)},
+    }
+    framework = Script(**ways[how], env={"OUT": "{launch_dir}", "OMP_NUM_THREADS": "2"})
+    result = measured(case_of(framework, topology=Topology(processes_per_node=1)), tmp_path)
+    assert result.observed is not None
+    assert result.observed.environment["threads"] == "1"
+    told = (tmp_path / "run" / "files" / "checkpoint").read_text().split()
+    assert told == (["None"] * 3 if how == "command" else ["0", "1", "perfsuite"])
+
+
+@pytest.mark.launch
+def test_a_script_that_ends_early_has_its_steps_counted(tmp_path: Path) -> None:
+    case = case_of(Script(path=script(tmp_path, TRAIN), arguments=("--epochs", "1"), cwd=str(tmp_path)))
+    kind, said = failure_of(case, tmp_path)
+    assert kind == "crash"
+    assert "ended after 8 of 12 optimizer steps: lower max_warmup_steps or steps, or give it more" in said
+    assert "cleaned up" in said, "what it wrote last"
+
+
+@pytest.mark.launch
+def test_under_its_own_launcher_an_early_end_is_told_the_same(tmp_path: Path) -> None:
+    train = script(tmp_path, TRAIN)
+    command = (*TORCHRUN, train, "--epochs", "1")
+    kind, said = failure_of(case_of(Script(command=command, cwd=str(tmp_path))), tmp_path)
+    assert kind == "crash"
+    assert "the script ended after 8 of 12 optimizer steps" in said
+
+
+@pytest.mark.launch
+def test_a_script_that_never_trains_is_told_with_what_it_said(tmp_path: Path) -> None:
+    text = "import sys; print('no data here'); sys.exit(3)"
+    alone = Topology(processes_per_node=1)
+    kind, told = failure_of(case_of(Script(path=script(tmp_path, text)), topology=alone), tmp_path)
+    assert kind == "crash"
+    assert told.startswith("the script ended after 0 of 12 optimizer steps, with exit code 3")
+    assert "last lines of rank-0.log:\nno data here" in told
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("", "exit code 0, and no process that it started made an optimizer step"),
+        ("import sys; sys.exit('no config')", "the command ended with exit code 1"),
+        ("import sys; sys.exit('no config')", "last lines of launcher.log:\nno config"),
+    ],
+)
+def test_a_command_that_never_trains(tmp_path: Path, code: str, said: str) -> None:
+    kind, told = failure_of(case_of(Script(command=("python", "-c", code))), tmp_path)
+    assert kind == "crash"
+    assert said in told
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("how", ["path", "command"])
+def test_a_crash_shows_the_scripts_traceback(tmp_path: Path, how: str) -> None:
+    train = script(tmp_path, TRAIN)
+    by_path = Script(path=train, arguments=("--die-at", "0"))
+    framework = by_path if how == "path" else Script(command=(*TORCHRUN, train, "--die-at", "0"))
+    kind, said = failure_of(case_of(framework), tmp_path)
+    assert kind == "crash"
+    assert "elastic" not in said
+    assert said.startswith("ValueError: bad batch\nTraceback")
+    assert 'train.py", line' in said
+
+
+@pytest.mark.launch
+def test_two_copies_that_never_meet_are_not_a_job_of_two(tmp_path: Path) -> None:
+    kind, said = failure_of(case_of(Script(path=script(tmp_path, ALONE))), tmp_path)
+    assert kind == "mismatch"
+    assert "world_size: the case asks for '2', but '1, no process group' ran" in said
+
+
+@pytest.mark.launch
+def test_one_process_without_a_group_whose_loss_is_not_observed(tmp_path: Path) -> None:
+    """It catches whatever is raised in its loop, too, goes on, and fails: its first steps are measured."""
+    text = ALONE.replace("mean().backward()", "backward(torch.ones(4, 8))")
+    text = (
+        text.replace("    optimizer.step()", "    try: optimizer.step()\n    except BaseException: pass")
+        + "raise OSError"
+    )
+    alone = Topology(processes_per_node=1)
+    result = measured(case_of(Script(path=script(tmp_path, text), loss=None), topology=alone), tmp_path)
+    assert (len(result.step_s), result.loss) == (12, ())
+    assert any(note.startswith("loss not observed") for note in result.notes)
+    assert "died after its report was written: rank 0: exit code 1" in result.notes
+
+
+WRAPPED = "model = DistributedDataParallel(Net())"
+SCALED = TRAIN.replace("return self.layer(x)", "return self.layer(x) * self.scale").replace(
+    "self.layer = torch.nn.Linear(16, 16)",
+    "self.layer = torch.nn.Linear(16, 16); self.scale = torch.nn.Parameter(torch.ones(16))",
+)
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (TRAIN.replace(WRAPPED, "model = Net()"), "no collective ran after the first step"),
+        (
+            TRAIN.replace(WRAPPED, f"{WRAPPED}; model.require_backward_grad_sync = False"),
+            "no collective ran after the first step",
+        ),
+        (
+            SCALED.replace(WRAPPED, "model = Net(); model.layer = DistributedDataParallel(model.layer)"),
+            "1 of 3 parameters are not the same on all of them after the last step, as scale. ",
+        ),
+    ],
+    ids=["not wrapped", "never synchronised", "wrapped in part"],
+)
+def test_ranks_that_exchange_no_gradients_are_not_a_job_of_two(tmp_path: Path, text: str, said: str) -> None:
+    kind, told = failure_of(case_of(Script(path=script(tmp_path, text))), tmp_path)
+    assert kind == "mismatch"
+    assert told.startswith(f"the 2 ranks trained apart: {said}")
+
+
+@pytest.mark.launch
+def test_gradients_may_be_exchanged_by_hand(tmp_path: Path) -> None:
+    by_hand = "for p in model.parameters(): dist.all_reduce(p.grad, op=dist.ReduceOp.SUM); p.grad /= 2"
+    text = TRAIN.replace(WRAPPED, "model = Net()").replace(
+        "optimizer.step()", f"{by_hand}\n                optimizer.step()"
+    )
+    result = measured(case_of(Script(path=script(tmp_path, text))), tmp_path)
+    assert result.observed is not None
+    assert result.observed.settings["wrapper"] == "none"
+
+
+@pytest.mark.launch
+def test_micro_batches_that_the_case_does_not_know_are_named_as_such(tmp_path: Path) -> None:
+    text = TRAIN.replace("optimizer.step()", "if step % 2: optimizer.step()").replace(
+        "optimizer.zero_grad()", "if step % 2: optimizer.zero_grad()"
+    )
+    kind, told = failure_of(case_of(Script(path=script(tmp_path, text))), tmp_path)
+    assert kind == "mismatch"
+    assert "gradient_accumulation: the case says 1, but backward was called on 2 losses a step" in told
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("lora", [None, LoRA(rank=4, alpha=8, targets=("q_proj", "v_proj"))], ids=str)
+def test_a_script_and_a_framework_that_train_the_same_agree(tmp_path: Path, lora: LoRA | None) -> None:
+    """The loop of the framework ddp, as a script of its own."""
+    ddp = case_of(Script(path="x.py"), model="llama-tiny").replace(
+        framework=DDP(), micro_batch=2, lora=lora, learning_rate=1e-2
+    )
+    text = f"""
+import torch, torch.distributed as dist
+from perfsuite.case import Case
+from perfsuite.torch_model import build_model, build_optimizer, synthetic_batches
+dist.init_process_group("gloo")
+case = Case.model_validate_json({ddp.model_dump_json()!r})
+model = torch.nn.parallel.DistributedDataParallel(build_model(case, torch.device("cpu")))
+optimizer = build_optimizer(case, model)
+while True:
+    for tokens in synthetic_batches(case, dist.get_rank(), torch.device("cpu")):
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+    told = ddp.replace(framework=Script(path=script(tmp_path, text)), learning_rate=1e-3)
+    assert unsupported(told, detect()) is None
+    as_script = measured(told, tmp_path / "script")
+    as_framework = measured(ddp, tmp_path / "ddp")
+    assert as_script.loss == pytest.approx(as_framework.loss, rel=1e-6)
+    assert as_script.flops == as_framework.flops
+    assert as_script.observed is not None
+    assert as_framework.observed is not None
+    settings = dict(as_framework.observed.settings)
+    assert as_script.observed.environment["attention_kernel"] == settings.pop("attention_kernel")
+    assert as_script.observed.settings == settings
+
+
+@pytest.mark.launch
+def test_faults_are_injected_under_any_launcher(tmp_path: Path) -> None:
+    failure = measured(
+        case_of(Script(command=(*TORCHRUN, script(tmp_path, TRAIN)))), tmp_path, inject="crash"
+    ).failure
+    assert failure is not None
+    assert (failure.kind, failure.rank) == ("crash", 1)
+    assert "injected crash" in failure.message
+
+
+@pytest.mark.launch
+def test_sigkill_of_the_driver_leaves_nothing_of_a_command(tmp_path: Path) -> None:
+    """torchrun's ranks are sessions of their own, and not the launcher's children."""
+    case = case_of(Script(command=(*TORCHRUN, script(tmp_path, TRAIN))))
+    killed = driver(tmp_path, case, "hang")
+    assert wait_until(lambda: len([p for p in processes_of(tmp_path) if "train.py" in str(p.cmdline())]) >= 3)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert wait_until(lambda: processes_of(tmp_path) == [], seconds=20)

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite import Topology, Trainer
+from perfsuite.errors import CaseError
+from tests.frameworks.test_base import SMALL, measured
+from tests.samples import make_case, make_gpu_machine, make_machine
+
+
+@pytest.mark.parametrize(
+    ("trainer", "slug"),
+    [
+        (Trainer(), "trainer"),
+        (Trainer(fsdp=" full_shard  auto_wrap"), "trainer-full_shard auto_wrap"),
+        (Trainer(fsdp="no_shard", fsdp_version=1), "trainer-no_shard-fsdp_version1"),
+    ],
+)
+def test_the_id_tells_the_options(trainer: Trainer, slug: str) -> None:
+    assert trainer.slug() == slug
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"fsdp": "full"}, "fsdp: unknown 'full'; words are full_shard, shard_grad_op, no_shard,"),
+        ({"fsdp": "auto_wrap"}, "fsdp: name one sharding of full_shard, shard_grad_op, no_shard,"),
+        ({"fsdp": "full_shard no_shard"}, "leave it empty for DDP, got 'full_shard no_shard'"),
+        (
+            {"fsdp": "no_shard"},
+            "no_shard is of FSDP1: fsdp_version=1; FSDP2 has full_shard and shard_grad_op",
+        ),
+        ({"fsdp_version": 1}, "fsdp_version=1 without fsdp; name what to shard"),
+        ({"fsdp_version": 3}, "fsdp_version: Input should be 1 or 2, got 3"),
+    ],
+)
+def test_bad_options_are_named_with_what_is_allowed(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(CaseError) as caught:
+        Trainer(**options)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "changes", "said"),
+    [
+        (Trainer(), {}, None),
+        (Trainer(), {"activation_checkpointing": "every-2"}, None),
+        (Trainer(), {"activation_checkpointing": "selective-op"}, "of whole blocks: none, full"),
+        (Trainer(), {"topology": Topology(processes_per_node=1)}, "wraps nothing on 1 process"),
+        (Trainer(fsdp="full_shard offload"), {}, "to a GPU, this machine has none"),
+        (Trainer(fsdp="hybrid_shard", fsdp_version=1), {}, "hybrid_shard shards among the GPUs of a node"),
+    ],
+)
+def test_what_a_cpu_cannot_run(trainer: Trainer, changes: dict[str, Any], said: str | None) -> None:
+    reason = trainer.unsupported(make_case(**changes), make_machine())
+    assert reason is None if said is None else said in str(reason)
+
+
+def test_what_gpus_cannot_run() -> None:
+    case, gpus = make_case(topology=Topology(processes_per_node=8)), make_gpu_machine()
+    assert "take fsdp_version=1" in str(Trainer(fsdp="full_shard offload").unsupported(case, gpus))
+    assert Trainer(fsdp="full_shard offload", fsdp_version=1).unsupported(case, gpus) is None
+    hybrid = Trainer(fsdp="hybrid_shard", fsdp_version=1)
+    assert "8 processes cannot be split so" in str(hybrid.unsupported(case, gpus))
+    unknown = case.replace(precision="fp16-mixed")
+    assert "'fp16-mixed' is not one of fp32, bf16-mixed, bf16" in str(Trainer().unsupported(unknown, gpus))
+
+
+@pytest.mark.parametrize(
+    ("trainer", "expected"),
+    [
+        (Trainer(), {"wrapper": "DistributedDataParallel"}),
+        (Trainer(fsdp="shard_grad_op"), {"wrapper": "FSDPModule", "sharding": "Shard(0)"}),
+        (
+            Trainer(fsdp="hybrid_shard_zero2", fsdp_version=1),
+            {"wrapper": "FullyShardedDataParallel", "sharding": "_HYBRID_SHARD_ZERO2"},
+        ),
+    ],
+)
+def test_what_must_be_observed(trainer: Trainer, expected: dict[str, str]) -> None:
+    assert trainer.expected(make_case()) == expected
+
+
+@pytest.mark.launch
+def test_its_own_checkpointing_accumulation_and_log(tmp_path: Path) -> None:
+    case = SMALL.replace(
+        framework=Trainer(fsdp="full_shard auto_wrap", fsdp_version=1),
+        precision="bf16-mixed",
+        activation_checkpointing="every-2",
+        gradient_accumulation=2,
+    )
+    run = measured(case, tmp_path)
+    assert run.observed is not None
+    assert run.observed.settings["recomputing_blocks"] == "2 of 4"
+    assert run.observed.settings["compute_dtype"] == "bfloat16"
+    assert run.observed.settings["forced"].endswith("without sync_module_states, which broadcasts from a GPU")
+    assert len(run.loss) == len(run.step_s) == 12
+    assert run.figures.own_tokens_per_s is not None
+    assert 0 < run.figures.own_tokens_per_s < 12 * 2 * 2 * 2 * 32 / min(run.step_s), (
+        "it counts all of `train`"
+    )

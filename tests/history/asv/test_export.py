@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from asv.benchmarks import Benchmarks
+from asv.config import Config
+from asv.results import Results, iter_results
+
+from perfsuite.case.model import Model
+from perfsuite.errors import FileError, GitError
+from perfsuite.frameworks.fsdp import FSDP
+from perfsuite.history import store
+from perfsuite.history.asv import export as asv_export
+from perfsuite.history.asv.export import Exported, export
+from perfsuite.history.asv.results import METRICS
+from tests.samples import IMAGES, make_case
+from tests.synthetic import TOKENS_PER_STEP, Level, make_repository, write_history
+
+H100 = "h100-80gb-sxm"
+CASES = [
+    make_case(hardware="h100"),
+    make_case(hardware="h100", micro_batch=4),
+    make_case(hardware="h100", micro_batch=16, framework=FSDP(sharding_strategy="FULL_SHARD")),
+    make_case(hardware="h100", model="llama-tiny", activation_checkpointing="full"),
+]
+GPT2 = "gpt2-tiny.1x2.fp32"
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    return tmp_path / "repo"
+
+
+@pytest.fixture
+def commits(repo: Path) -> list[str]:
+    return make_repository(repo, 4)
+
+
+@pytest.fixture
+def kept(tmp_path: Path, commits: list[str]) -> Path:
+    directory = tmp_path / "history"
+    write_history(directory, commits, CASES, gpus=("NVIDIA H100 80GB HBM3", "NVIDIA H200"))
+    return directory
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def configuration(out: Path) -> Config:
+    conf = Config.load(str(out / "asv.conf.json"))
+    conf.results_dir = str(out / "results")
+    conf.html_dir = str(out / "html")
+    return conf
+
+
+def load(out: Path, commit: str, machine: str = H100) -> Results:
+    [found] = [r for r in iter_results(str(out / "results" / machine)) if r.commit_hash == commit]
+    assert isinstance(found, Results)
+    return found
+
+
+def files(out: Path) -> dict[Path, int]:
+    return {file: file.stat().st_mtime_ns for file in out.glob("results/*/*.json")}
+
+
+# asv reads it
+
+
+def test_asv_reads_every_commit_of_every_hardware_class(
+    kept: Path, out: Path, repo: Path, commits: list[str]
+) -> None:
+    exported = export(kept, out, repo=repo)
+    assert exported == Exported(written=8, unchanged=0, removed=0, commits=frozenset(commits), unplaced={})
+    results = list(iter_results(str(out / "results")))
+    assert {(r.params["machine"], r.commit_hash) for r in results} == {
+        (machine, commit) for machine in (H100, "h200-141gb-sxm") for commit in commits
+    }
+    assert all(r.params.keys() == {"machine"} for r in results)
+    assert load(out, commits[1]).date - load(out, commits[0]).date == 86_400_000
+
+
+def test_asv_reads_benchmarks_with_parameters(kept: Path, out: Path, repo: Path) -> None:
+    export(kept, out, repo=repo)
+    benchmarks = Benchmarks.load(configuration(out))
+    units = {metric: unit for metric, unit in METRICS.items() if metric != "seconds_per_sample"}
+    assert set(benchmarks) == {
+        f"{group}.{metric}" for group in (GPT2, "llama-tiny.1x2.fp32") for metric in units
+    }
+    gpt2 = benchmarks[f"{GPT2}.seconds_per_step"]
+    assert dict(zip(gpt2["param_names"], gpt2["params"], strict=True)) == {
+        "framework": ["fake", "fsdp-full_shard"],
+        "sequence_length": ["64"],
+        "micro_batch": ["2", "4", "16"],
+        "gradient_accumulation": ["1"],
+        "options": ["max_warmup_steps5-steps20"],
+    }
+    assert {metric: benchmarks[f"{GPT2}.{metric}"]["unit"] for metric in units} == units
+
+
+def test_a_case_that_counts_samples_has_seconds_per_sample(
+    out: Path, repo: Path, commits: list[str], tmp_path: Path
+) -> None:
+    write_history(tmp_path / "images", commits, [IMAGES, CASES[0]])
+    export(tmp_path / "images", out, repo=repo)
+    benchmarks = set(Benchmarks.load(configuration(out)))
+    assert {name.rpartition(".")[2] for name in benchmarks if name.startswith("resnet.")} == {
+        "seconds_per_sample",
+        "seconds_per_step",
+        "peak_memory",
+    }
+    assert f"{GPT2}.seconds_per_token" in benchmarks
+
+
+def test_values_are_medians_of_launches_and_combinations_that_nobody_ran_are_missing(
+    kept: Path, out: Path, repo: Path, commits: list[str]
+) -> None:
+    export(kept, out, repo=repo)
+    benchmarks = Benchmarks.load(configuration(out))
+    result = load(out, commits[0])
+    night = store.places(kept, hardware_class=H100)[0].read()
+    launches = [each.step_s_p50 for each in night.results]
+    for metric, scale in (("seconds_per_step", 1), ("seconds_per_token", TOKENS_PER_STEP)):
+        name = f"{GPT2}.{metric}"
+        values = result.get_result_value(name, benchmarks[name]["params"])
+        expected = [median(filter(None, launches[number])) / scale for number in (0, 1, 2)]
+        assert values == [expected[0], expected[1], None, None, None, pytest.approx(expected[2])]
+    memory = f"{GPT2}.peak_memory"
+    assert result.get_result_value(memory, benchmarks[memory]["params"])[:2] == [2e10, 2e10 + 2**20]
+
+
+def statistics(out: Path, commit: str, metric: str) -> dict[str, Any]:
+    result = load(out, commit)
+    stats = result.get_result_stats(f"{GPT2}.{metric}", result.get_result_params(f"{GPT2}.{metric}"))[0]
+    assert isinstance(stats, dict)
+    return stats
+
+
+def test_error_bars_are_the_noise_between_launches_of_the_whole_night(
+    tmp_path: Path, out: Path, repo: Path, commits: list[str]
+) -> None:
+    many = [make_case(hardware="h100", micro_batch=n) for n in range(1, 101)]
+    write_history(tmp_path / "history", commits, many, noise=0.01, launches=3)
+    export(tmp_path / "history", out, repo=repo)
+    stats = statistics(out, commits[0], "seconds_per_step")
+    half = math.log(stats["ci_99_b"] / stats["ci_99_a"]) / 2
+    assert half == pytest.approx(2.576 * 0.01 / math.sqrt(3), rel=0.15)
+    assert stats["ci_99_a"] < stats["q_25"] < stats["q_75"] < stats["ci_99_b"]
+    assert (stats["number"], stats["repeat"]) == (1, 3)
+    memory = statistics(out, commits[0], "peak_memory")
+    assert memory["ci_99_a"] == memory["ci_99_b"] == 2e10
+
+
+def test_one_launch_of_one_case_knows_no_noise(
+    tmp_path: Path, out: Path, repo: Path, commits: list[str]
+) -> None:
+    write_history(tmp_path / "history", commits[:1], CASES[:1], launches=1)
+    export(tmp_path / "history", out, repo=repo)
+    stats = statistics(out, commits[0], "seconds_per_step")
+    assert (stats["ci_99_a"], stats["ci_99_b"]) == (-math.inf, math.inf)
+    assert stats["q_25"] == stats["q_75"]
+
+
+def test_sessions_of_one_commit_are_pooled(kept: Path, out: Path, repo: Path, commits: list[str]) -> None:
+    write_history(kept, commits[:1], CASES[:1], lambda case, night: Level(step_s=3), first=100, launches=4)
+    export(kept, out, repo=repo)
+    result = load(out, commits[0])
+    params = result.get_result_params(f"{GPT2}.seconds_per_step")
+    [first, second, *_] = result.get_result_samples(f"{GPT2}.seconds_per_step", params)
+    assert (len(first), len(second)) == (7, 3)
+    assert result.get_result_value(f"{GPT2}.seconds_per_step", params)[0] == median(first)
+    assert statistics(out, commits[0], "seconds_per_step")["repeat"] == 7
+
+
+def test_what_counts_as_a_regression_is_the_gates_tolerance(kept: Path, out: Path, repo: Path) -> None:
+    export(kept, out, repo=repo, commit_url="https://example.org/commit/")
+    conf = configuration(out)
+    assert sorted(conf.regressions_thresholds.values()) == [0.01, 0.03]
+    assert list(conf.regressions_first_commits.values()) == [None]
+    assert (conf.branches, conf.show_commit_url) == (["main"], "https://example.org/commit/")
+
+
+# Again
+
+
+def test_another_night_writes_only_its_own_files(
+    kept: Path, out: Path, repo: Path, commits: list[str]
+) -> None:
+    night = make_case(hardware="h100", micro_batch=32)
+    export(kept, out, repo=repo)
+    before = files(out)
+    write_history(kept, commits[3:], [night], first=50)
+    exported = export(kept, out, repo=repo)
+    assert (exported.written, exported.unchanged, exported.removed) == (1, 7, 1)
+    after = files(out)
+    assert len(after.items() & before.items()) == 7 + 2  # machine.json, too
+    benchmarks = Benchmarks.load(configuration(out))
+    assert benchmarks[f"{GPT2}.peak_memory"]["params"][2] == ["2", "4", "16", "32"]
+    assert "llama-tiny.1x2.fp32.peak_memory" in benchmarks
+
+
+def killed(benchmarks: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_export_that_was_cut_short_is_done_anew(
+    kept: Path, out: Path, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(asv_export, "_listed", killed)
+        with pytest.raises(KeyboardInterrupt):
+            export(kept, out, repo=repo)
+    assert export(kept, out, repo=repo).unchanged == 0
+    assert len(Benchmarks.load(configuration(out))) == 6
+
+
+# What cannot be shown
+
+
+def test_commits_off_the_branch_or_unknown_are_named(
+    kept: Path, out: Path, repo: Path, commits: list[str]
+) -> None:
+    git = ["git", "-C", str(repo), "-c", "user.name=Ada", "-c", "user.email=a@example.org"]
+    subprocess.run([*git, "checkout", "-q", "-b", "side"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "aside"], check=True)
+    done = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    aside, unknown = done.stdout.strip(), "f" * 40
+    write_history(kept, [aside, unknown], CASES[:1], first=20)
+    exported = export(kept, out, repo=repo, branch="main")
+    assert exported.unplaced == {
+        aside: "not on main itself (git log --first-parent)",
+        unknown: f"not in {repo}",
+    }
+    assert exported.commits == set(commits)
+    assert {r.commit_hash for r in iter_results(str(out / "results"))} == set(commits)
+
+
+def test_a_shallow_clone_is_refused(kept: Path, out: Path, repo: Path, tmp_path: Path) -> None:
+    shallow = tmp_path / "shallow"
+    subprocess.run(["git", "clone", "-q", "--depth", "1", repo.as_uri(), str(shallow)], check=True)
+    with pytest.raises(
+        GitError, match=r"shallow clone, which lacks commits .*\(3\)\. .* git fetch --unshallow"
+    ):
+        export(kept, out, repo=shallow)
+
+
+def test_a_history_without_any_commit_of_the_branch_is_an_error(
+    tmp_path: Path, out: Path, repo: Path, commits: list[str]
+) -> None:
+    write_history(tmp_path / "other", ["f" * 40], CASES)
+    with pytest.raises(FileError, match=r"holds no session of a commit on main of .*: nothing to export"):
+        export(tmp_path / "other", out, repo=repo)
+
+
+def test_a_directory_with_other_things_in_it_is_not_touched(kept: Path, out: Path, repo: Path) -> None:
+    out.mkdir()
+    (out / "thesis.tex").touch()
+    with pytest.raises(
+        FileError, match=r"out is not empty and holds no export\. Give a directory of its own"
+    ):
+        export(kept, out, repo=repo)
+
+
+def test_models_that_are_one_name_to_asv_are_an_error(
+    tmp_path: Path, out: Path, repo: Path, commits: list[str]
+) -> None:
+    tiny = make_case().model
+    assert isinstance(tiny, Model)
+    both = [make_case(hardware="h100", model=tiny.replace(name=name)) for name in ("tiny.1", "tiny_1")]
+    write_history(tmp_path / "history", commits, both)
+    with pytest.raises(
+        FileError, match=r"models 'tiny.1' and 'tiny_1' are one name to asv: 'tiny_1'\. Rename"
+    ):
+        export(tmp_path / "history", out, repo=repo)
+
+
+def test_a_repository_that_is_none_is_an_error(kept: Path, out: Path, tmp_path: Path) -> None:
+    with pytest.raises(GitError, match="rev-parse"):
+        export(kept, out, repo=tmp_path)
+
+
+def test_results_are_json(kept: Path, out: Path, repo: Path) -> None:
+    export(kept, out, repo=repo)
+    assert all(json.loads(file.read_text()) for file in out.rglob("*.json"))

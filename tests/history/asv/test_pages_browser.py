@@ -1,0 +1,110 @@
+"""asv's pages in a real browser, from a local server: what is drawn, and that nothing else is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import tests.browser
+from perfsuite.history.asv.export import export
+from perfsuite.history.asv.pages import publish
+from tests.browser import Browser, served
+from tests.samples import make_case
+from tests.synthetic import Level, make_repository, write_history
+
+browser = tests.browser.browser  # pytest finds a fixture by its name in the module
+pytestmark = pytest.mark.browser
+
+GPT2 = "gpt2-tiny.1x2.fp32"
+CASES = [make_case(hardware="h100", micro_batch=n) for n in (1, 2, 4)]
+INK = """(() => {
+    const canvas = document.querySelector(arguments[0]);
+    const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+    return new Set(new Uint32Array(pixels.buffer)).size;
+})()"""
+"""How many colours are on a canvas: 1 if nothing is drawn."""
+WRITES_DOWN_WHAT_IS_WRITTEN = """
+window.written = [];
+const fillText = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+    window.written.push(text);
+    return fillText.call(this, text, ...rest);
+};
+"""
+"""Text on a canvas cannot be read back; asv puts the labels of axes there."""
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of the pages of 30 nights, in the 15th of which the first case gets 10 % slower."""
+    root = tmp_path_factory.mktemp("pages")
+    commits = make_repository(root / "repo", 30)
+    write_history(
+        root / "history",
+        commits,
+        CASES,
+        lambda case, night: Level(step_s=1.1 if case == 0 and night >= 15 else 1),
+    )
+    exported = export(root / "history", root / "out", repo=root / "repo")
+    with served(publish(root / "out", commits=exported.commits)) as url:
+        yield url
+
+
+@pytest.fixture
+def page(browser: Browser, address: str) -> Iterator[Browser]:
+    """A browser that is asked afterwards what it complained about and asked for."""
+    browser.open("about:blank")  # else only what follows the # changes, and nothing is loaded
+    browser.screen(1280)
+    yield browser
+    assert browser.console() == []
+    asked = browser.requests()
+    assert asked
+    assert [url for url in asked if not url.startswith(f"{address}/")] == []
+
+
+def test_the_grid_draws_every_benchmark(page: Browser, address: str) -> None:
+    page.open(f"{address}/index.html")
+    page.wait("document.querySelectorAll('.benchmark-plot canvas.flot-base').length === 3")
+    names = page.evaluate("[...document.querySelectorAll('.benchmark-text')].map(each => each.textContent)")
+    assert names == [
+        f"1x2.fp32.{metric}" for metric in ("peak_memory", "seconds_per_step", "seconds_per_token")
+    ]
+    assert page.evaluate("document.querySelector('.benchmark-group h1').textContent") == "gpt2-tiny"
+    assert page.evaluate(INK, ".benchmark-plot canvas.flot-base") > 1
+
+
+def test_a_graph_has_a_line_axes_and_parameters(page: Browser, address: str) -> None:
+    page.driver.execute_cdp_cmd(
+        "Page.addScriptToEvaluateOnNewDocument", {"source": WRITES_DOWN_WHAT_IS_WRITTEN}
+    )
+    page.open(f"{address}/index.html#{GPT2}.seconds_per_step")
+    page.wait("document.querySelectorAll('#main-graph canvas.flot-base').length === 1")
+    page.wait("document.querySelectorAll('#main-graph .flot-y-axis .flot-tick-label').length > 1")
+    assert page.evaluate(INK, "#main-graph canvas.flot-base") > 2
+    assert {"milliseconds", "commits"} <= set(page.evaluate("window.written"))
+    ticks = "[...document.querySelectorAll('#main-graph .flot-y-axis .flot-tick-label')]"
+    assert "100" in page.evaluate(f"{ticks}.map(each => each.textContent)")
+    shown = page.evaluate("document.querySelector('#graphdisplay-navigation').textContent")
+    for parameter in ("micro_batch", "framework", "options", "h100-80gb-sxm"):
+        assert parameter in shown
+
+
+def test_the_regressions_page_lists_the_slower_case_only(page: Browser, address: str) -> None:
+    page.open(f"{address}/index.html#regressions")
+    page.wait("document.querySelectorAll('#regressions-body tbody tr').length > 0")
+    rows = page.evaluate(
+        "[...document.querySelectorAll('#regressions-body tbody tr')].map(r => r.textContent)"
+    )
+    [row] = rows
+    assert f"{GPT2}.seconds_per_token(fake, 64, 1, 1, max_warmup_steps5-steps20)" in row
+    assert "1.1" in row
+
+
+def test_the_list_has_every_case(page: Browser, address: str) -> None:
+    page.open(f"{address}/index.html#summarylist")
+    page.wait("document.querySelectorAll('#summarylist-body tbody tr').length > 0")
+    rows = page.evaluate(
+        "[...document.querySelectorAll('#summarylist-body tbody tr')].map(r => r.textContent)"
+    )
+    assert len(rows) == 3 * len(CASES)

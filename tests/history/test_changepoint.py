@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from statistics import median
+
+import pytest
+
+from perfsuite.history.changepoint import Change, changes, correlation
+
+
+def series(*levels: tuple[int, float], noise: float = 0.01, seed: int = 0) -> list[float]:
+    """So many nights at each level."""
+    luck = random.Random(seed)
+    return [level * math.exp(noise * luck.gauss(0, 1)) for nights, level in levels for _ in range(nights)]
+
+
+def found(values: Sequence[float], min_change: float = 0.005) -> list[Change]:
+    return changes(values, min_change=min_change)
+
+
+def test_a_step_is_found_with_its_place_size_and_levels() -> None:
+    [change] = found(series((60, 2.0), (60, 2.06)))
+    assert change.earliest <= 60 <= change.latest
+    assert abs(change.index - 60) <= 2
+    assert change.latest - change.earliest <= 6
+    assert change.interval[0] < 0.03 < change.interval[1]
+    assert change.interval[1] - change.interval[0] < 0.015
+    assert change.before == pytest.approx(2.0, rel=0.005)
+    assert change.after == pytest.approx(2.06, rel=0.005)
+    assert change.relative == pytest.approx(change.after / change.before - 1)
+
+
+def test_an_improvement_is_a_change_too() -> None:
+    [change] = found(series((40, 1.0), (40, 0.95)))
+    assert change.relative == pytest.approx(-0.05, abs=0.01)
+
+
+def test_a_regression_that_was_mended_is_two_changes() -> None:
+    first, second = found(series((50, 1.0), (12, 1.05), (50, 1.0)))
+    assert [first.index, second.index] == pytest.approx([50, 62], abs=1)
+    assert first.relative == pytest.approx(0.05, abs=0.01)
+    assert second.after == pytest.approx(first.before, rel=0.005)
+
+
+def test_nothing_changed_nothing_found() -> None:
+    assert found(series((200, 1.0))) == []
+
+
+@pytest.mark.parametrize("nights", [1, 2])
+def test_a_bad_night_or_two_are_no_change(nights: int) -> None:
+    values = series((60, 1.0))
+    values[30 : 30 + nights] = [1.5] * nights
+    assert found(values) == []
+
+
+def test_three_nights_are_enough_for_a_large_change() -> None:
+    assert found(series((60, 1.0), (2, 1.2))) == []
+    [change] = found(series((60, 1.0), (3, 1.2)))
+    assert change.index == 60
+
+
+def test_changes_that_are_too_small_to_matter_are_not_reported() -> None:
+    values = series((100, 1.0), (100, 1.004), noise=0.001)
+    assert found(values) == []
+    assert len(found(values, min_change=0.002)) == 1
+
+
+def test_what_repeats_to_the_digit_needs_no_statistics() -> None:
+    [change] = found([1000.0] * 20 + [1010.0] * 3)
+    assert (change.index, change.earliest, change.latest) == (20, 20, 20)
+    assert change.relative == pytest.approx(0.01)
+    assert found([1000.0] * 20) == []
+
+
+def test_a_drift_of_three_per_mille_a_week_is_found_and_measured() -> None:
+    """As a stair: each step within noise of the truth, all together the whole way."""
+    luck = random.Random(3)
+    values = [1.003 ** (night / 7) * math.exp(0.01 * luck.gauss(0, 1)) for night in range(140)]
+    stairs = found(values)
+    assert len(stairs) >= 2
+    assert all(step.relative > 0 for step in stairs)
+    assert stairs[-1].after / stairs[0].before == pytest.approx(1.003 ** (100 / 7), rel=0.015)
+
+
+@pytest.mark.parametrize("nights", range(6))
+def test_a_history_that_is_too_short_has_no_changes(nights: int) -> None:
+    assert found(series((nights, 1.0))) == []
+
+
+def good_and_bad_weeks(share: float, nights: int, seed: int) -> list[float]:
+    """Each night keeps a share of the luck of the one before; 1 % noise, no change."""
+    luck = random.Random(seed)
+    now, found = luck.gauss(0, 0.01), []
+    for _ in range(nights):
+        found.append(math.exp(now))
+        now = share * now + luck.gauss(0, 0.01 * math.sqrt(1 - share**2))
+    return found
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6])
+def test_how_alike_neighbours_are(share: float) -> None:
+    estimates = [correlation(good_and_bad_weeks(share, 365, seed)) for seed in range(25)]
+    assert median(estimates) == pytest.approx(share, abs=0.15)
+
+
+def test_steps_do_not_make_neighbours_alike() -> None:
+    assert correlation(series((40, 1.0), (40, 1.1), (40, 1.2), seed=1)) < 0.3
+    assert correlation([5.0] * 20) == 0
+
+
+def test_a_change_among_alike_neighbours_must_be_clearer() -> None:
+    values = series((60, 1.0), (14, 1.025))
+    assert len(found(values)) == 1
+    assert changes(values, min_change=0.005, correlation=0.6) == []
+
+
+@pytest.mark.simulation
+def test_good_and_bad_weeks_are_no_changes() -> None:
+    for share in (0.3, 0.6):
+        histories = [good_and_bad_weeks(share, 365, seed) for seed in range(100)]
+        alike = median(correlation(values) for values in histories)
+        alarms = [changes(values, min_change=0.005, correlation=alike) for values in histories]
+        assert sum(map(bool, alarms)) <= 3
+    assert sum(bool(found(values)) for values in histories) > 50  # what the correction is for
+
+
+@pytest.mark.simulation
+def test_rates_of_finding_and_of_false_alarms() -> None:
+    """As tests/benchmarks/drift.py prints them, with bounds far enough for chance."""
+    quiet = [series((120, 1.0), seed=seed) for seed in range(300)]
+    assert sum(bool(found(values)) for values in quiet) <= 3
+    for nights, step, least in ((12, 1.02, 260), (8, 1.03, 285), (5, 1.05, 297)):
+        seen = [found(series((60, 1.0), (nights, step), seed=seed)) for seed in range(300)]
+        hits = sum(any(abs(change.index - 60) <= 7 for change in changes_) for changes_ in seen)
+        assert hits >= least, (nights, step, hits)

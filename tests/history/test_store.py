@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import json
+import math
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite import documents
+from perfsuite.errors import FileError
+from perfsuite.history import store
+from perfsuite.history.store import StoredResult, StoredSession
+from perfsuite.results.rank_report import Failure, Observed
+from perfsuite.results.run import Run
+from perfsuite.results.session_file import Result, SessionFile, local_sessions
+from tests.samples import (
+    COMMIT,
+    make_case,
+    make_figures,
+    make_gpu_machine,
+    make_machine,
+    make_result,
+    make_run,
+    never_run,
+    write_session,
+)
+
+VERSIONS = Path(__file__).parent / "data"
+"""A history of each schema version there ever was, in a directory named after it."""
+
+SEEN = Observed(settings={"wrapper": "DDP"}, environment={"torch": "2.13.0"})
+FIGURES = make_figures(step_s_p50=0.2560001, step_s_mean=0.26, probe_s_p50=0.001)
+RUN = make_run(figures=FIGURES, observed=SEEN, device_probe={"matmul_tflops": 1.23456789})
+
+
+def kept(*runs: Run) -> Result:
+    """Whatever was measured, it was a good measurement."""
+    return make_result(RUN, before=None).replace(runs=runs, case_id=runs[0].case.id)
+
+
+def only_session(directory: Path) -> StoredSession:
+    [place] = store.places(directory)
+    return place.read()
+
+
+def add_one(tmp_path: Path, *results: Result, **changes: Any) -> store.Added:
+    return store.add(tmp_path / "history", write_session(tmp_path, *results, **changes))
+
+
+# What is kept
+
+
+def test_a_session_is_found_by_hardware_class_commit_and_case(tmp_path: Path) -> None:
+    added = add_one(tmp_path, kept(RUN, RUN))
+    [written] = added.written
+    assert (added.kept, added.known, added.left_out) == (1, False, [])
+    assert written.parent == tmp_path / "history" / "cpu-test-2c" / COMMIT
+    assert written.name.startswith("20260102T030405Z-")
+    session = only_session(tmp_path / "history")
+    assert (session.hardware_class, session.commit, session.perfsuite) == ("cpu-test-2c", COMMIT, "0.1")
+    [(name, case)] = store.read_cases(tmp_path / "history").items()
+    assert session.results[0].case == name
+    assert (case.id, case.parameters) == (make_case().id, make_case().parameters)
+    assert case.case == documents.plain(make_case())
+
+
+def test_medians_of_each_launch_are_kept_as_far_as_they_mean_something_and_no_step_series(
+    tmp_path: Path,
+) -> None:
+    gap = RUN.replace(figures=FIGURES.replace(peak_memory_bytes=None, step_s_mean=math.nan))
+    [written] = add_one(tmp_path, kept(RUN, gap)).written
+    [result] = only_session(tmp_path / "history").results
+    assert result.step_s_p50 == (0.256, 0.256)
+    assert result.step_s_mean == (0.26, None)
+    assert result.probe_s_p50 == (0.001, 0.001)
+    assert result.peak_memory_bytes == (64.0 * 2**20, None)
+    assert result.tokens_per_step == 256
+    assert result.device_probe == {"matmul_tflops": 1.23457}
+    assert 'step_s"' not in written.read_text()
+
+
+def test_settings_and_environments_are_kept_once(tmp_path: Path) -> None:
+    other = RUN.replace(case=make_case(micro_batch=4))
+    bumped = RUN.replace(
+        case=make_case(micro_batch=8),
+        observed=Observed(settings={"wrapper": "DDP"}, environment={"torch": "2.14.0"}),
+    )
+    add_one(tmp_path, *(kept(run) for run in (RUN, other, bumped)))
+    session = only_session(tmp_path / "history")
+    assert session.settings == ({"wrapper": "DDP"},)
+    assert session.environments == ({"torch": "2.13.0"}, {"torch": "2.14.0"})
+    assert [(each.settings, each.environment) for each in session.results] == [(0, 0), (0, 0), (0, 1)]
+
+
+def test_a_machine_with_gpus_that_also_ran_cpu_cases_is_kept_as_two_classes(tmp_path: Path) -> None:
+    gpu = kept(RUN.replace(machine=make_gpu_machine()))
+    added = add_one(tmp_path, kept(RUN), gpu)
+    found = store.places(tmp_path / "history")
+    assert {place.hardware_class for place in found} == {"cpu-test-2c", "h100-80gb-sxm"}
+    assert (added.kept, len(added.written)) == (2, 2)
+    assert [p.read().machine for p in store.places(tmp_path / "history", hardware_class="h100*")] == [
+        make_gpu_machine()
+    ]
+
+
+def test_a_case_that_changed_under_its_name_is_kept_beside_the_old_one(tmp_path: Path) -> None:
+    add_one(tmp_path, kept(RUN))
+    add_one(tmp_path, kept(RUN.replace(case=make_case(timeout_s=5))), started_at="2026-01-03T00:00:00Z")
+    cases = store.read_cases(tmp_path / "history")
+    assert len(cases) == 2
+    assert {case.id for case in cases.values()} == {make_case().id}
+
+
+# Adding again, and side by side
+
+
+def test_adding_a_session_again_changes_nothing_whatever_its_file_is_called(tmp_path: Path) -> None:
+    add_one(tmp_path, kept(RUN))
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "history").rglob("*.json")}
+    copy = tmp_path / "elsewhere.json"
+    copy.write_text(json.dumps(json.loads((tmp_path / "results.json").read_text())))
+    added = store.add(tmp_path / "history", copy)
+    assert (added.written, added.known, added.kept) == ([], True, 1)
+    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "history").rglob("*.json")} == before
+
+
+def test_two_sessions_of_one_commit_stand_side_by_side(tmp_path: Path) -> None:
+    add_one(tmp_path, kept(RUN))
+    add_one(tmp_path, kept(RUN, RUN))
+    assert len({place.file for place in store.places(tmp_path / "history")}) == 2
+    assert len(store.read_cases(tmp_path / "history")) == 1
+
+
+def test_histories_that_grew_apart_merge_by_copying_files(tmp_path: Path) -> None:
+    """What git does: no file of one side has other content on the other side."""
+    sides = []
+    for number, side in enumerate(("a", "b")):
+        file = write_session(tmp_path, kept(RUN), started_at=f"2026-01-0{number + 1}T00:00:00Z")
+        store.add(tmp_path / side, file)
+        sides.append(
+            {f.relative_to(tmp_path / side): f.read_text() for f in (tmp_path / side).rglob("*.json")}
+        )
+    both = sides[0].keys() & sides[1].keys()
+    assert len(both) == 1
+    assert all(sides[0][name] == sides[1][name] for name in both)
+
+
+# What is not kept
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"commit": None}, "names no commit: run it in a git repository"),
+        ({"dirty": True}, "uncommitted changes on 0123abcd: no commit says what was measured"),
+    ],
+)
+def test_a_session_without_a_clean_commit_is_left_out(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    added = add_one(tmp_path, kept(RUN), **changes)
+    assert reason in added.left_out[0]
+    assert (added.written, added.kept) == ([], 0)
+    assert not (tmp_path / "history").exists()
+
+
+def test_injected_failed_and_empty_results_are_left_out_and_named(tmp_path: Path) -> None:
+    failure = Failure(kind="crash", message="boom")
+    injected = make_result(RUN.replace(inject="slowdown=30%"))
+    failed = make_result(RUN.replace(failure=failure))
+    timeless = kept(RUN.replace(figures=FIGURES.replace(step_s_p50=None)))
+    added = add_one(tmp_path, injected, failed, never_run(), timeless, kept(RUN))
+    assert added.left_out == [
+        f"{make_case().id}: a fault was injected",
+        f"{make_case().id}: failed, which measures nothing",
+        f"{make_case().id}: failed, which measures nothing",
+        f"{make_case().id}: no launch has a step time",
+    ]
+    assert added.kept == len(only_session(tmp_path / "history").results) == 1
+
+
+def test_launches_on_a_sick_machine_are_left_out_of_a_result(tmp_path: Path) -> None:
+    result = kept(RUN, RUN.replace(figures=FIGURES.replace(step_s_p50=9)))
+    result = result.replace(verdict=result.verdict.replace(unhealthy_launches=(2,)))
+    add_one(tmp_path, result)
+    assert only_session(tmp_path / "history").results[0].step_s_p50 == (0.256,)
+
+
+def test_a_result_without_a_healthy_launch_is_left_out_whatever_its_verdict(tmp_path: Path) -> None:
+    """More memory is told of a throttled GPU, too; its speed is none."""
+    result = kept(RUN, RUN)
+    verdict = result.verdict.replace(outcome="regressed", unhealthy_launches=(1, 2))
+    added = add_one(tmp_path, result.replace(verdict=verdict))
+    assert added.left_out == [f"{make_case().id}: no launch on a healthy machine"]
+    assert added.kept == 0
+
+
+def test_a_commit_that_is_none_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"results\.json: .*commit: String should match.*'\.\./\.\./etc'"):
+        add_one(tmp_path, kept(RUN), commit="../../etc")
+
+
+def test_a_hardware_class_that_is_no_name_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="hardware_class: String should match"):
+        add_one(tmp_path, kept(RUN.replace(machine=make_machine(hardware_class="../x"))))
+
+
+# Reading
+
+
+def test_no_history_says_how_to_begin_one(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"no history in .*nowhere\. Add sessions to one: perfsuite history"):
+        store.places(tmp_path / "nowhere")
+
+
+def test_other_files_beside_a_history_are_left_alone(tmp_path: Path) -> None:
+    add_one(tmp_path, kept(RUN))
+    (tmp_path / "history/.github/workflows").mkdir(parents=True)
+    (tmp_path / "history/.github/workflows/settings.json").write_text("{}")
+    assert len(store.places(tmp_path / "history")) == 1
+
+
+def test_a_file_must_stand_where_its_content_says(tmp_path: Path) -> None:
+    [written] = add_one(tmp_path, kept(RUN)).written
+    moved = written.parents[1] / ("f" * 40) / written.name
+    moved.parent.mkdir()
+    written.rename(moved)
+    with pytest.raises(FileError, match="it holds a session on cpu-test-2c at 0123abcd"):
+        store.places(tmp_path / "history")[0].read()
+
+
+def test_a_lost_case_is_an_error_that_names_it(tmp_path: Path) -> None:
+    add_one(tmp_path, kept(RUN))
+    [place] = store.places(tmp_path / "history")
+    session = place.read()
+    name = session.results[0].case
+    with pytest.raises(FileError, match=rf"its case is missing, restore .*/cases/{name}\.json"):
+        store.check_cases({}, session, place)
+
+
+def test_cases_and_sessions_can_be_chosen(tmp_path: Path) -> None:
+    add_one(tmp_path, kept(RUN), kept(RUN.replace(case=make_case(micro_batch=4))))
+    add_one(tmp_path, kept(RUN), started_at="2026-02-01T01:00:00+02:00")
+    directory = tmp_path / "history"
+    cases = store.read_cases(directory)
+    assert {cases[name].id for name in store.matching(cases, "*-b4-*")} == {make_case(micro_batch=4).id}
+    assert store.matching(cases, "*") == set(cases)
+    days = [place.day for place in store.places(directory)]
+    assert days == ["20260102", "20260131"]
+    assert [p.day for p in store.places(directory, since=datetime(2026, 1, 3))] == ["20260131"]
+
+
+@pytest.mark.parametrize("version", sorted(path.name for path in VERSIONS.iterdir()))
+def test_histories_of_every_schema_version_can_be_read(version: str) -> None:
+    [place] = store.places(VERSIONS / version)
+    session = place.read()
+    [result] = session.results
+    assert session.commit == COMMIT
+    assert session.environments[result.environment] == {"torch": "2.13.0"}
+    assert result.step_s_p50 == (0.256, 0.257)
+    assert store.read_cases(VERSIONS / version)[result.case].id == make_case().id
+
+
+def test_there_is_a_history_of_the_version_that_is_written() -> None:
+    written = {str(kind.model_fields["schema_version"].default) for kind in (StoredSession, store.StoredCase)}
+    assert written <= {path.name for path in VERSIONS.iterdir()}
+    assert "step_s_p50" in StoredResult.model_fields
+
+
+def test_sessions_of_a_local_store_are_found_oldest_first(tmp_path: Path) -> None:
+    for name in ("20260102", "20260101"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        documents.write(
+            tmp_path / "runs" / name / "results.json", documents.read(write_session(tmp_path), SessionFile)
+        )
+    assert [file.parent.name for file in local_sessions(tmp_path)] == ["20260101", "20260102"]

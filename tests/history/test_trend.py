@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import json
+import subprocess
+from datetime import date, timedelta
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from perfsuite import documents
+from perfsuite.cli import app as cli
+from perfsuite.errors import FileError
+from perfsuite.history.trend import Trend, trend
+from perfsuite.results import baseline
+from tests.samples import IMAGES, make_case, make_figures, make_run
+from tests.synthetic import TOKENS_PER_STEP, Level, make_repository, write_history
+
+H100 = "h100-80gb-sxm"
+CASES = [make_case(hardware="h100", micro_batch=n) for n in (1, 2, 4)]
+NIGHTS = 60
+SLOWER, LARGER, SAME = (case.id for case in CASES)
+
+
+def levels(case: int, night: int) -> Level:
+    """The first case gets 3 % slower on night 40, the second takes 2 % more memory on night 50."""
+    return Level(
+        step_s=1.03 if case == 0 and night >= 40 else 1, memory=1.02 if case == 1 and night >= 50 else 1
+    )
+
+
+def environment(night: int) -> dict[str, str]:
+    """torch changes with the slowdown, the image long before."""
+    return {"torch": "2.14.0" if night >= 40 else "2.13.0", "image": "b" if night >= 10 else "a"}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("trend")
+    commits = make_repository(root / "repo", NIGHTS)
+    write_history(root / "history", commits, CASES, levels, environment=environment)
+    return root
+
+
+@pytest.fixture(scope="module")
+def commits(root: Path) -> list[str]:
+    listed = subprocess.run(
+        ["git", "-C", str(root / "repo"), "rev-list", "--reverse", "main"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return listed.stdout.split()
+
+
+@pytest.fixture(scope="module")
+def found(root: Path) -> Trend:
+    return trend(root / "history", repo=root / "repo")
+
+
+def test_each_change_is_found_once_the_largest_first(found: Trend) -> None:
+    assert [(f.case, f.metric, f.hardware_class) for f in found.findings] == [
+        (SLOWER, "seconds per token", H100),
+        (LARGER, "peak memory", H100),
+    ]
+    assert [f.change.relative for f in found.findings] == [
+        pytest.approx(0.03, abs=0.003),
+        pytest.approx(0.02, abs=0.0001),
+    ]
+    assert (found.sessions, found.series, found.unplaced) == (NIGHTS, 6, {})
+
+
+def test_a_case_that_counts_samples_is_told_in_seconds_per_sample(tmp_path: Path) -> None:
+    commits = make_repository(tmp_path / "repo", NIGHTS)
+    write_history(tmp_path / "history", commits, [IMAGES], levels)
+    [found] = trend(tmp_path / "history", repo=tmp_path / "repo").findings
+    assert (found.case, found.metric) == (IMAGES.id, "seconds per sample")
+
+
+def test_it_says_when_and_between_which_commits(found: Trend, commits: list[str]) -> None:
+    _, memory = found.findings
+    assert (memory.first_commit, memory.last_commit) == (commits[49], commits[50])
+    assert (memory.first_day, memory.last_day) == (date(2024, 2, 19), date(2024, 2, 20))
+    assert memory.commits_between == 1
+    slower = found.findings[0]
+    assert commits.index(slower.first_commit) < 40 <= commits.index(slower.last_commit)
+
+
+def test_it_says_what_changed_in_the_environment_there_and_not_elsewhere(found: Trend) -> None:
+    slower, memory = found.findings
+    assert slower.environment == ("torch: 2.13.0 -> 2.14.0",)
+    assert memory.environment == ()
+
+
+def test_without_a_repository_sessions_go_by_time(root: Path) -> None:
+    found = trend(root / "history")
+    assert [f.case for f in found.findings] == [SLOWER, LARGER]
+    assert {f.commits_between for f in found.findings} == {None}
+
+
+def test_changes_before_the_period_are_not_told_but_are_evidence(root: Path) -> None:
+    found = trend(root / "history", since=date(2024, 2, 20))
+    assert [f.case for f in found.findings] == [LARGER]
+    assert trend(root / "history", since=date(2024, 2, 21)).findings == ()
+
+
+def test_the_period_is_90_days_unless_said_otherwise(found: Trend) -> None:
+    assert found.since == date(2024, 2, 29).replace(year=2023, month=12, day=1)
+
+
+def test_what_is_still_worse_is_told_however_long_ago_it_began(
+    root: Path, tmp_path: Path, commits: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perfsuite.history.trend.PERIOD", timedelta(days=3))
+    assert [f.case for f in trend(root / "history").findings] == [SLOWER, LARGER]
+    write_history(
+        tmp_path / "history",
+        commits,
+        CASES[:1],
+        lambda case, night: Level(step_s=1.03 if 20 <= night < 40 else 1, memory=1),
+    )
+    assert trend(tmp_path / "history").findings == (), "mended long ago"
+
+
+def test_until_it_has_seen_a_month_it_believes_in_bad_weeks_but_not_for_memory(
+    tmp_path: Path, commits: list[str]
+) -> None:
+    def nine_nights(case: int, night: int) -> Level:
+        return Level(step_s=1.03, memory=1.03) if night >= 8 else Level(step_s=1, memory=1)
+
+    write_history(tmp_path / "history", commits[:17], CASES[:1], nine_nights, noise=0.008)
+    assert [f.metric for f in trend(tmp_path / "history").findings] == ["peak memory"]
+
+
+def test_cases_and_hardware_classes_can_be_chosen(root: Path) -> None:
+    assert [f.case for f in trend(root / "history", case=LARGER).findings] == [LARGER]
+    with pytest.raises(FileError, match=r"history holds no session on a100\*: nothing to look at"):
+        trend(root / "history", hardware_class="a100*")
+
+
+def test_nothing_to_look_at_is_an_error(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        FileError, match=r"history holds no case that matches 'nope\*'; see: perfsuite history"
+    ):
+        trend(root / "history", case="nope*")
+    write_history(tmp_path / "history", ["f" * 40], CASES[:1])
+    with pytest.raises(FileError, match=r"holds no session of a commit on main of .*repo"):
+        trend(tmp_path / "history", repo=root / "repo")
+
+
+def test_a_case_that_was_lost_is_an_error_and_no_gap(tmp_path: Path, commits: list[str]) -> None:
+    write_history(tmp_path / "history", commits[:8], CASES)
+    next((tmp_path / "history/cases").glob(f"{SAME}.*")).unlink()
+    with pytest.raises(FileError, match=rf"its case is missing, restore .*{SAME}"):
+        trend(tmp_path / "history", case=SLOWER)
+
+
+def test_sessions_are_ordered_by_their_commits(root: Path, tmp_path: Path, commits: list[str]) -> None:
+    """Measured from the newest to the oldest, as when looking back: by time it would be an improvement."""
+    write_history(tmp_path / "history", commits[::-1], CASES[:1], lambda c, n: levels(c, NIGHTS - 1 - n))
+    assert [f.worse for f in trend(tmp_path / "history").findings] == [False]
+    [finding] = trend(tmp_path / "history", repo=root / "repo").findings
+    assert finding.worse
+    assert commits.index(finding.first_commit) < 40 <= commits.index(finding.last_commit)
+
+
+def test_what_was_mended_is_told_and_does_not_fail(tmp_path: Path, commits: list[str]) -> None:
+    write_history(
+        tmp_path / "history",
+        commits,
+        CASES[:1],
+        lambda case, night: Level(step_s=1.05 if 20 <= night < 40 else 1),
+    )
+    found = trend(tmp_path / "history")
+    assert [(f.worse, f.open) for f in found.findings] == [(True, False), (False, False)]
+    assert found.failing == []
+
+
+@pytest.mark.parametrize(
+    ("day", "step_s", "is_open"),
+    [("2024-02-09", 0.103, True), ("2024-02-10", 0.103, False), ("2024-02-20", 0.1, True)],
+)
+def test_a_baseline_that_was_measured_since_at_the_new_level_accepts_a_worsening(
+    root: Path, tmp_path: Path, day: str, step_s: float, is_open: bool
+) -> None:
+    run = make_run(case=CASES[0], figures=make_figures(tokens_per_s=TOKENS_PER_STEP / step_s))
+    before = baseline.from_runs([run]).replace(recorded_at=f"{day}T12:00:00+00:00")
+    documents.write(tmp_path / H100 / f"{SLOWER}.json", before)
+    found = trend(root / "history", repo=root / "repo", baselines=tmp_path)
+    slower, larger = found.findings
+    assert (slower.case, slower.last_day.isoformat()) == (SLOWER, "2024-02-10")
+    assert (slower.open, slower.accepted) == (is_open, not is_open)
+    assert slower.state == ("worse" if is_open else "worse, accepted")
+    assert larger.open, "another case"
+    assert (slower in found.failing) == is_open
+
+
+def test_a_baseline_of_a_partial_recovery_accepts_what_is_left(tmp_path: Path, commits: list[str]) -> None:
+    def recovering(case: int, night: int) -> Level:
+        return Level(step_s=1.0 if night < 20 else 1.1 if night < 40 else 1.02)
+
+    write_history(tmp_path / "history", commits, CASES[:1], recovering, noise=0.001)
+    assert any(f.open for f in trend(tmp_path / "history").findings)
+    run = make_run(case=CASES[0], figures=make_figures(tokens_per_s=TOKENS_PER_STEP / 0.102))
+    before = baseline.from_runs([run]).replace(recorded_at="2024-02-28T12:00:00+00:00")
+    documents.write(tmp_path / "baselines" / H100 / f"{SLOWER}.json", before)
+    assert not trend(tmp_path / "history", baselines=tmp_path / "baselines").failing
+
+
+def test_a_case_that_is_no_longer_measured_fails_nothing(
+    tmp_path: Path, commits: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perfsuite.history.trend.PERIOD", timedelta(days=5))
+    write_history(
+        tmp_path / "history",
+        commits[:30],
+        CASES[:1],
+        lambda case, night: Level(step_s=1.05 if night > 15 else 1),
+    )
+    assert trend(tmp_path / "history").failing
+    write_history(tmp_path / "history", commits[30:], CASES[1:2], first=30)
+    assert not trend(tmp_path / "history").failing
+
+
+def test_a_baseline_that_cannot_be_read_accepts_nothing(root: Path, tmp_path: Path) -> None:
+    file = tmp_path / H100 / f"{SLOWER}.json"
+    file.parent.mkdir()
+    file.write_text("{")
+    assert [f.case for f in trend(root / "history", baselines=tmp_path).failing] == [SLOWER, LARGER]
+
+
+def test_a_new_driver_or_another_definition_of_the_case_is_told(tmp_path: Path, commits: list[str]) -> None:
+    changed = CASES[0].replace(timeout_s=5)
+    write_history(tmp_path / "history", commits[:20], CASES[:1])
+    write_history(tmp_path / "history", commits[20:], [changed], lambda c, n: Level(step_s=1.2), first=20)
+    [finding] = trend(tmp_path / "history").findings
+    [told] = finding.environment
+    assert told.startswith("case definition: ")
+    assert finding.case == CASES[0].id == changed.id
+
+
+# On the command line
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, ["history", "trend", *arguments])
+
+
+def test_a_worsening_that_is_still_there_is_told_and_fails(root: Path) -> None:
+    result = invoke(f"--history={root / 'history'}", f"--repo={root / 'repo'}")
+    assert result.exit_code == 1
+    assert f"{SLOWER} on {H100}" in result.output
+    assert "seconds per token: +3." in result.output
+    assert "): worse\n" in result.output
+    assert "changed there: torch: 2.13.0 -> 2.14.0" in result.output
+    assert "between 2024-02-19 and 2024-02-20, " in result.output
+    assert ", commits: 1" in result.output
+    assert (
+        "6 series in 60 sessions, changes since 2023-12-01: 2 worse and still so, 0 others" in result.output
+    )
+
+
+def test_a_period_without_worsening_succeeds(root: Path) -> None:
+    result = invoke(f"--history={root / 'history'}", "--since=2024-02-21")
+    assert result.exit_code == 0
+    assert "0 worse and still so, 0 others" in result.output
+
+
+def test_json_reads_back(root: Path, found: Trend) -> None:
+    result = invoke(f"--history={root / 'history'}", f"--repo={root / 'repo'}", "--json=-")
+    assert result.exit_code == 1
+    assert Trend.model_validate(json.loads(result.output)) == found
+
+
+def test_json_goes_to_a_file_beside_the_words(root: Path, tmp_path: Path, found: Trend) -> None:
+    file = tmp_path / "trend.json"
+    result = invoke(f"--history={root / 'history'}", f"--repo={root / 'repo'}", f"--json={file}")
+    assert result.exit_code == 1
+    assert "): worse\n" in result.output
+    assert documents.read(file, Trend) == found
+
+
+def test_commits_that_are_not_in_the_repository_are_named(
+    root: Path, tmp_path: Path, commits: list[str]
+) -> None:
+    write_history(tmp_path / "history", [*commits[:8], "f" * 40], CASES[:1])
+    result = invoke(f"--history={tmp_path / 'history'}", f"--repo={root / 'repo'}")
+    assert result.exit_code == 0
+    assert f"left out: commit ffffffffffff: not in {root / 'repo'}" in result.output
+    assert "2 series in 8 sessions" in result.output
+
+
+def test_no_history_is_an_error(tmp_path: Path) -> None:
+    result = invoke(f"--history={tmp_path / 'nothing'}")
+    assert result.exit_code == 2
+    assert "no history in" in result.output

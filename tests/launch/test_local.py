@@ -1,0 +1,453 @@
+"""Real processes: what is left of a job after its end, and after a SIGKILL of anybody."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import fields, make_dataclass
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from perfsuite import DDP, Case, Fake, Script, Topology, documents
+from perfsuite.case.case import CaseFile
+from perfsuite.errors import FileError
+from perfsuite.launch import agent, hang
+from perfsuite.launch import local as launching
+from perfsuite.launch.hang import STALL_EARLY, STALL_S, STALL_STEPS, Stall
+from perfsuite.launch.local import launch
+from perfsuite.launch.machine import detect
+from perfsuite.launch.processes import JOB_MARK
+from perfsuite.measure import launch_once
+from perfsuite.results.run import LaunchFile, Run
+from perfsuite.results.run_dir import RunDir
+
+FAKE = Case(
+    model="llama-tiny",
+    framework=Fake(),
+    sequence_length=64,
+    micro_batch=4,
+    topology=Topology(processes_per_node=2),
+    hardware="cpu",
+    timeout_s=60,
+)
+DDP_TINY = FAKE.replace(framework=DDP(), timeout_s=120)
+
+pytestmark = pytest.mark.launch
+
+
+def processes_of(directory: Path) -> list[psutil.Process]:
+    """Living processes whose launcher, or themselves, were started for a job under `directory`."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            marked = JOB_MARK in process.environ() and process.status() != psutil.STATUS_ZOMBIE
+            if marked and process.environ().get("PERFSUITE_TEST") == str(directory):
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def driver(tmp_path: Path, case: Case, inject: str | None) -> subprocess.Popen[bytes]:
+    """Another process that runs a case, so that it can be killed."""
+    code = (
+        "import sys, pathlib; from perfsuite import documents, Case\n"
+        "from perfsuite.measure import launch_once\n"
+        "from perfsuite.case.hardware import detect\n"
+        f"case = documents.read(pathlib.Path({str(tmp_path / 'the-case.json')!r}), Case)\n"
+        f"launch_once(case, detect(), pathlib.Path({str(tmp_path / 'run')!r}), inject={inject!r})\n"
+    )
+    (tmp_path / "the-case.json").write_text(case.model_dump_json())
+    return subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PERFSUITE_TEST": str(tmp_path)})
+
+
+def test_a_launch_runs_every_rank_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
+    measured = launch_once(FAKE, detect(), tmp_path)
+    assert measured.failure is None
+    assert len(measured.step_s) == FAKE.total_steps
+    assert documents.read(RunDir(tmp_path).launch, LaunchFile).failures == ()
+    assert processes_of(tmp_path) == []
+
+
+def test_torch_2_11_is_given_no_shutdown_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.launcher import api
+
+    given: list[Any] = []
+
+    def elastic_launch(config: object, entry: object) -> Callable[[str], None]:
+        given.append(config)
+        return given.append
+
+    names = [field.name for field in fields(api.LaunchConfig) if field.name != "shutdown_timeout"]
+    old = make_dataclass("LaunchConfig", [(name, object, None) for name in names])
+    monkeypatch.setattr(api, "LaunchConfig", old)
+    monkeypatch.setattr(api, "elastic_launch", elastic_launch)
+    monkeypatch.setattr(forkserver, "ensure_running", lambda: None)
+    asked = CaseFile(case=DDP_TINY, device="cpu", peak_flops=None)
+    assert agent._elastic(RunDir(tmp_path), asked) == []
+    config, directory = given
+    assert (config.nproc_per_node, directory) == (2, str(tmp_path))
+
+
+def test_the_deadline_kills_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
+    measured = launch_once(FAKE.replace(timeout_s=2), detect(), tmp_path, inject="hang")
+    assert measured.failure is not None
+    assert measured.failure.kind == "timeout"
+    assert "2 s" in measured.failure.message
+    assert "of 70 steps" in measured.failure.message
+    assert processes_of(tmp_path) == []
+
+
+def stacks_of(measured: Run) -> str:
+    assert measured.failure is not None
+    return str(measured.failure.traceback)
+
+
+@pytest.mark.parametrize("case", [FAKE.replace(framework=Fake(step_ms=600)), DDP_TINY], ids=["fake", "ddp"])
+def test_a_hang_is_seen_by_the_absence_of_steps_and_every_rank_says_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case
+) -> None:
+    monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
+    monkeypatch.setattr(hang, "STALL_S", 2)
+    measured = launch_once(case, detect(), tmp_path, inject="hang")
+    assert measured.failure is not None
+    assert measured.failure.kind == "timeout"
+    assert re.match(
+        r"killed after \d+ s without a step \(\d+ s are let pass here\), when",
+        measured.failure.message,
+    )
+    told = stacks_of(measured)
+    assert told.startswith("rank 1 stood here:\nCurrent thread (most recent call first):\n")
+    assert "in _break_down" in told.split("stood here")[1]
+    assert processes_of(tmp_path) == []
+    if case is DDP_TINY:  # simulated ranks do not wait for each other
+        assert "rank 0 stood here:" in told
+
+
+HANGS = """
+import time, torch
+
+def waits_for_nothing():
+    time.sleep(1000)
+
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+waits_for_nothing()
+"""
+
+
+@pytest.mark.parametrize("how", ["path", "command"])
+def test_a_script_that_hangs_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(HANGS)
+    framework = Script(path=str(script)) if how == "path" else Script(command=("python", str(script)))
+    monkeypatch.setattr(hang, "STALL_S", 2)
+    measured = launch_once(
+        FAKE.replace(framework=framework, topology=Topology(processes_per_node=1)),
+        detect(),
+        tmp_path / "run",
+    )
+    assert stacks_of(measured).startswith("rank 0 stood here:")
+    assert "in waits_for_nothing" in stacks_of(measured)
+
+
+def test_a_hang_is_longer_than_any_step_before() -> None:
+    stall = Stall()
+
+    def after(now: float, steps: int, reports: int = 0, *, is_training: bool = True) -> float | None:
+        return stall.after(now, is_training=is_training, steps=steps, reports=reports)
+
+    assert after(0, 0, is_training=False) is None
+    assert after(10_000, 0, is_training=False) is None, "loading a model is no step"
+    assert after(10_001, 0) is None
+    assert after(20_000, 0) is None, "nor is the first step, in which a model is compiled, a hang"
+    assert after(30_000, 1) is None
+    assert after(40_000, 1) is None, "nor the second, in which it may be compiled again"
+    stall = Stall()
+    assert after(0, 0) is None
+    assert after(90, 1) is None, "compiled"
+    assert after(180, 2) is None, "again, for what changed its shape"
+    assert after(180 + STALL_EARLY * 90, 2) is None
+    assert after(181 + STALL_EARLY * 90, 2) == STALL_EARLY * 90 + 1
+    assert after(460, 3) is None
+    assert after(460 + STALL_STEPS * 280, 3) is None, "what it waited there is a step like others"
+    stall = Stall()
+    assert after(0, 0) is None
+    for step in range(6):
+        assert after(125 * step + 124, step) is None, "each step takes longer than what any job is allowed"
+        assert after(125 * step + 125, step + 1) is None
+    stall = Stall()
+    assert after(0, 0) is None
+    assert after(90, 1) is None
+    assert after(91, 2) is None
+    assert after(91 + STALL_EARLY * 90, 2) is None
+    assert after(92 + STALL_EARLY * 90, 2) == STALL_EARLY * 90 + 1
+    stall = Stall()
+    assert after(0, 0) is None
+    assert after(5, 1) is None
+    assert after(5 + STALL_S, 1) is None
+    assert after(6 + STALL_S, 1) == STALL_S + 1, "progress is told twice a second: later steps may be unseen"
+    stall = Stall()
+    assert after(0, 0) is None
+    assert after(1, 2) is None
+    assert after(31, 3) is None
+    assert after(31 + STALL_STEPS * 30, 3) is None, "an evaluation"
+    assert after(32 + STALL_STEPS * 30, 3) == STALL_STEPS * 30 + 1
+    assert after(33 + STALL_STEPS * 30, 3, 1) is None, "a report is a sign of life"
+    stall = Stall()
+    assert after(0, 1) is None
+    assert after(1, 1, reports=1) is None
+    assert after(2 + STALL_S, 1, reports=1) == STALL_S + 1, "who reported waits for nobody to compile"
+
+
+def test_a_job_on_gpus_numbers_them_as_nvml_does_and_nccl_ends_it_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours = {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // 2)),
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "960",
+    }
+    for name in ours:
+        monkeypatch.delenv(name, raising=False)
+    case = FAKE.replace(timeout_s=900)
+
+    def environment(device: str) -> dict[str, str]:
+        told = launching._environment(case, device)
+        return {name: told[name] for name in ours if name in told}
+
+    assert environment("cuda") == ours
+    assert environment("cpu") == {"OMP_NUM_THREADS": ours["OMP_NUM_THREADS"]}
+    for name in ours:
+        monkeypatch.setenv(name, "7")
+    assert environment("cuda") == dict.fromkeys(ours, "7"), "what the user has set stays"
+    assert environment("cpu")["OMP_NUM_THREADS"] == ours["OMP_NUM_THREADS"], "but the threads of a CPU"
+
+
+@pytest.mark.parametrize(
+    ("device", "set_by_user", "expected"),
+    [
+        ("cpu", {}, None),
+        ("cuda", {}, "nccl-flight-recorder-rank-"),
+        ("cuda", {"TORCH_FR_DUMP_TEMP_FILE": "/mine"}, "/mine"),
+        ("cuda", {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine"}, None),
+    ],
+)
+def test_nccls_flight_recorder_is_written_into_the_launchs_directory(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    set_by_user: dict[str, str],
+    expected: str | None,
+) -> None:
+    """A stand-in launcher tells its environment."""
+    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in set_by_user.items():
+        monkeypatch.setenv(name, value)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nenv\n")
+    python.chmod(0o755)
+    run_dir = RunDir(tmp_path)
+    assert launch(run_dir, FAKE, device=device, python=str(python)) is None
+    told = dict(line.split("=", 1) for line in run_dir.launcher_log.read_text().splitlines() if "=" in line)
+    file = told.get("TORCH_FR_DUMP_TEMP_FILE")
+    assert file == (str(run_dir.path / expected) if expected else None)  # an absolute path stays as it is
+
+
+def test_a_grandchild_in_a_session_of_its_own_is_swept_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in launcher leaves an orphan that `killpg` does not reach."""
+    monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
+    orphan = tmp_path / "python"
+    orphan.write_text("#!/bin/sh\nsetsid sleep 1000 > /dev/null 2>&1 &\nsleep 0.2\n")
+    orphan.chmod(0o755)
+    assert launch(RunDir(tmp_path), FAKE, device="cpu", python=str(orphan)) is None
+    assert processes_of(tmp_path) == []
+
+
+def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
+
+    def interrupt(step: int, tokens: int) -> None:
+        if processes_of(tmp_path):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        launch_once(FAKE, detect(), tmp_path, inject="hang", on_progress=interrupt)
+    assert processes_of(tmp_path) == []
+
+
+@pytest.mark.parametrize("case", [FAKE, DDP_TINY], ids=["fake", "ddp"])
+def test_sigkill_of_the_driver_leaves_nothing(tmp_path: Path, case: Case) -> None:
+    killed = driver(tmp_path, case, "hang")
+    ranks = RunDir(tmp_path / "run")
+    assert wait_until(lambda: ranks.rank_log(0).exists() and ranks.rank_log(1).exists())
+    assert processes_of(tmp_path) != []
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert wait_until(lambda: processes_of(tmp_path) == [], seconds=10)
+
+
+@pytest.mark.parametrize("case", [FAKE, DDP_TINY], ids=["fake", "ddp"])
+def test_sigkill_of_the_launcher_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case
+) -> None:
+    monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
+    ranks = RunDir(tmp_path)
+    killed: list[psutil.Process] = []
+
+    def kill_launcher(step: int, tokens: int) -> None:
+        if not killed and ranks.rank_log(0).exists() and ranks.rank_log(1).exists():
+            launcher = next(p for p in psutil.Process().children() if "perfsuite.launch.agent" in p.cmdline())
+            launcher.send_signal(signal.SIGKILL)
+            killed.append(launcher)
+
+    measured = launch_once(case, detect(), tmp_path, inject="hang", on_progress=kill_launcher)
+    assert killed
+    assert measured.failure is not None
+    assert measured.failure.kind == "missing_report"
+    assert processes_of(tmp_path) == []
+
+
+@pytest.mark.parametrize("delay_s", [0, 0.05, 0.1, 0.2, 0.4])
+def test_sigkill_of_the_driver_just_after_the_launch_leaves_nothing(tmp_path: Path, delay_s: float) -> None:
+    killed = driver(tmp_path, FAKE, "hang")
+    assert wait_until(lambda: RunDir(tmp_path / "run").launcher_log.exists())
+    time.sleep(delay_s)
+    killed.kill()
+    killed.wait()
+    assert wait_until(lambda: processes_of(tmp_path) == [], seconds=10)
+
+
+def test_ranks_die_with_a_killed_launcher_even_if_nobody_sweeps(tmp_path: Path) -> None:
+    """The kernel's parent-death signal alone: no driver watches this launcher."""
+    run_dir = RunDir(tmp_path)
+    documents.write(run_dir.case, CaseFile(case=FAKE, device="cpu", inject="hang"))
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "perfsuite.launch.agent", str(tmp_path)],
+        env={**os.environ, "PERFSUITE_TEST": str(tmp_path), JOB_MARK: "x"},
+        start_new_session=True,
+    )
+    assert wait_until(lambda: run_dir.rank_log(0).exists() and run_dir.rank_log(1).exists())
+    launcher.kill()
+    launcher.wait()
+    assert wait_until(lambda: processes_of(tmp_path) == [], seconds=10)
+
+
+SPAWNS = """
+import multiprocessing, os, pathlib, signal, subprocess, sys, time
+
+def stay(name):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    pathlib.Path(os.environ["PERFSUITE_TEST"], name).touch()
+    time.sleep(1000)
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        stay("session")
+    multiprocessing.get_context("spawn").Process(target=stay, args=("spawned",)).start()
+    subprocess.Popen([sys.executable, __file__, "x"], start_new_session=True)
+    stay("rank")
+"""
+
+
+@pytest.mark.parametrize("how", ["path", "module", "command"])
+@pytest.mark.parametrize("end", ["SIGTERM", "SIGKILL", "SIGINT", "timeout"])
+def test_no_process_of_a_script_survives_whoever_started_it(tmp_path: Path, how: str, end: str) -> None:
+    """Not those that it spawned, in sessions of their own, and that ignore every signal that can be."""
+    script = tmp_path / "spawns.py"
+    script.write_text(SPAWNS)
+    framework = {
+        "path": Script(path=str(script)),
+        "module": Script(module="spawns", cwd=str(tmp_path)),
+        "command": Script(command=("python", str(script))),
+    }[how]
+    alone = FAKE.replace(
+        framework=framework,
+        topology=Topology(processes_per_node=1),
+        timeout_s=20 if end == "timeout" else 600,
+    )
+    running = driver(tmp_path, alone, None)
+    try:
+        assert wait_until(lambda: all((tmp_path / name).exists() for name in ("spawned", "session", "rank")))
+        assert len(processes_of(tmp_path)) >= 4, "launcher, rank, and its two"
+        if end != "timeout":
+            running.send_signal(signal.Signals[end])
+        running.wait(60)
+        assert wait_until(lambda: processes_of(tmp_path) == [], seconds=20)
+    finally:
+        for left in processes_of(tmp_path):
+            left.kill()
+
+
+def test_where_a_rank_of_a_script_fails_the_others_do_not_go_on(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import os, time\nif os.environ['RANK'] == '1': os._exit(7)\ntime.sleep(1000)")
+    failure = launch_once(
+        FAKE.replace(framework=Script(path=str(script))), detect(), tmp_path / "run"
+    ).failure
+    assert failure is not None
+    assert (failure.kind, failure.rank) == ("crash", 1)
+    assert failure.message == "the script ended after 0 of 70 optimizer steps, with exit code 7"
+
+
+@pytest.mark.parametrize(
+    ("inject", "kind", "words"),
+    [
+        ("crash", "crash", "RuntimeError: injected crash"),
+        ("oom", "out_of_memory", "MemoryError"),
+        ("exit", "crash", "exit code 13"),
+        ("missing-rank", "missing_report", "no report from rank 1 of 2"),
+        ("missing-metric", None, ""),
+        ("nan", "loss", "the loss is nan at step 69"),
+        ("loss", "loss", "does not fall"),
+    ],
+)
+def test_each_fault_is_told_apart(tmp_path: Path, inject: str, kind: str | None, words: str) -> None:
+    measured = launch_once(FAKE, detect(), tmp_path, inject=inject)
+    if kind is None:
+        assert measured.failure is None
+        assert measured.figures.peak_memory_bytes is None
+        return
+    assert measured.failure is not None
+    assert measured.failure.kind == kind
+    assert words in measured.failure.message
+
+
+def test_the_failing_ranks_own_traceback_is_kept(tmp_path: Path) -> None:
+    measured = launch_once(FAKE, detect(), tmp_path, inject="crash")
+    assert measured.failure is not None
+    assert measured.failure.rank == 1
+    assert "_break_down" in str(measured.failure.traceback)
+
+
+def test_a_directory_that_holds_another_launch_is_refused(tmp_path: Path) -> None:
+    launch_once(FAKE, detect(), tmp_path)
+    with pytest.raises(FileError, match="holds another launch"):
+        launch_once(FAKE, detect(), tmp_path)

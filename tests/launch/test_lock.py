@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from perfsuite.errors import BusyError, FileError
+from perfsuite.launch import lock
+from perfsuite.launch.lock import LOCK_FILE, MachineLock
+
+HOLDS = """
+import sys
+from perfsuite.lock import MachineLock
+MachineLock().take(print)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(LOCK_FILE, str(tmp_path / "perfsuite.launch.lock"))
+    return tmp_path / "perfsuite.launch.lock"
+
+
+@contextmanager
+def another_session() -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the lock until its end."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS, "bench_cases"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.usefixtures("file")
+@pytest.mark.launch
+def test_a_session_waits_for_another_until_that_dies_and_says_for_whom() -> None:
+    said: list[str] = []
+    with another_session() as other:
+
+        def sleep(seconds: float) -> None:
+            if len(naps) == 2:
+                other.kill()
+                other.wait()
+            naps.append(seconds)
+
+        naps: list[float] = []
+        ours = MachineLock(sleep=sleep)
+        ours.take(said.append)
+    (line,) = said
+    assert line.startswith(f"waiting for another session on this machine: pid {other.pid} of ")
+    assert f": -c bench_cases in {os.getcwd()} (--perf-no-wait fails instead)" in line
+    assert len(naps) == 3
+    ours.release()
+
+
+@pytest.mark.launch
+def test_who_does_not_want_to_wait_is_told_who_measures(file: Path) -> None:
+    with another_session() as other, pytest.raises(BusyError) as caught:
+        MachineLock().take(print, wait=False)
+    assert f"another session measures on this machine (pid {other.pid} of " in str(caught.value)
+    assert f"{file} is locked" in str(caught.value)
+    assert "run again when it has ended, or without --perf-no-wait to queue" in str(caught.value)
+
+
+@pytest.mark.usefixtures("file")
+def test_the_lock_is_held_until_it_is_released_and_taken_once() -> None:
+    first, second = MachineLock(), MachineLock()
+    first.take(print)
+    first.take(print, wait=False)
+    with pytest.raises(BusyError, match=f"pid {os.getpid()} of"):
+        second.take(print, wait=False)
+    first.release()
+    second.take(print, wait=False)
+    second.release()
+    second.release()
+
+
+def test_any_user_may_open_the_file(file: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        held = MachineLock()
+        held.take(print)
+        held.release()
+        assert os.umask(0o077) == 0o077
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o666
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"pid": 1}', "\x00\xff" * 5000])
+def test_what_another_wrote_is_not_trusted(file: Path, content: str) -> None:
+    held = MachineLock()
+    held.take(print)
+    file.write_text(content)
+    with pytest.raises(BusyError, match="it has not said who it is"):
+        MachineLock().take(print, wait=False)
+    held.release()
+    holder = lock.Holder(pid=7, user="a", command="x\x1b[2J\n", directory="/", since="now")
+    assert str(holder) == "pid 7 of a, since now: x?[2J? in /"
+
+
+def test_a_lock_that_cannot_be_opened_is_said(file: Path) -> None:
+    file.symlink_to("elsewhere")
+    with pytest.raises(FileError, match=rf"cannot open {file}, by which sessions .* queue: .*{LOCK_FILE}"):
+        MachineLock().take(print)
+
+
+def test_an_interrupt_while_waiting_leaves_nothing_open(file: Path) -> None:
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    held = MachineLock()
+    held.take(print)
+    opened = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(KeyboardInterrupt):
+        MachineLock(sleep=interrupt).take(lambda line: None)
+    assert len(os.listdir("/proc/self/fd")) == opened
+    held.release()

@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from perfsuite.case.hardware import Machine
+from perfsuite.launch import quiet
+from perfsuite.launch.quiet import QUIET_S, Cores, Neighbours, cores, gpu_users, name_of, others, who
+from tests.samples import make_gpu_machine, make_machine
+
+OURS = os.getpid()
+BUSY, OTHER = 4711, 4712
+
+
+@pytest.fixture(autouse=True)
+def _named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quiet, "name_of", lambda pid: f"train (pid {pid})")
+    monkeypatch.setattr(quiet, "_may_use", lambda cores, pid: True)
+
+
+def at(seconds: float, steal_s: float = 0.0, **spent: float) -> Cores:
+    """Two cores after so many seconds; `pN` is what process N has spent."""
+    by_process = {(int(name[1:]), 1.0): each for name, each in spent.items()}
+    return Cores(
+        allowed=frozenset({0, 1}),
+        processes_s=sum(spent.values()),
+        steal_s=steal_s,
+        total_s=2 * seconds,
+        by_process=by_process,
+    )
+
+
+# What others do
+
+
+def test_what_others_use_of_the_cores_is_said_with_who_they_are() -> None:
+    before, after = at(0, p4711=5, p4712=1), at(10, p4711=14, p4712=2)
+    assert others(before, after, OURS) == [
+        "50% of the cores' time used by train (pid 4711) 45%, train (pid 4712) 5%"
+    ]
+
+
+def test_what_this_process_uses_is_no_others() -> None:
+    before, after = at(0, **{f"p{OURS}": 1, "p4711": 1}), at(10, **{f"p{OURS}": 11, "p4711": 4})
+    assert others(before, after, OURS) == []
+    assert who(before, after, OURS) == "train (pid 4711) 15%"
+
+
+@pytest.mark.parametrize(("used_s", "is_quiet"), [(3.9, True), (4.1, False)])
+def test_quiet_is_what_is_healthy(used_s: float, is_quiet: bool) -> None:
+    assert (others(at(0, p4711=0), at(10, p4711=used_s), OURS) == []) is is_quiet
+
+
+def test_what_the_hypervisor_takes_is_not_quiet() -> None:
+    assert others(at(0), at(10, steal_s=3), OURS) == ["15% of the cores' time taken by the hypervisor"]
+
+
+def test_no_time_has_no_shares() -> None:
+    assert others(at(1), at(1), OURS) == []
+    assert who(at(1), at(1), OURS) == "processes that have ended or cannot be seen from here"
+
+
+def test_at_most_three_processes_are_named_and_none_that_does_next_to_nothing() -> None:
+    after = at(10, p1=0.1, p2=1, p3=4, p5=3, p6=2)
+    assert who(at(0), after, OURS) == "train (pid 3) 20%, train (pid 5) 15%, train (pid 6) 10%"
+    assert who(at(0), at(10, p1=0.1), OURS) == "processes that have ended or cannot be seen from here"
+
+
+def test_a_process_with_the_id_of_an_older_one_is_another() -> None:
+    before, after = at(0, p4711=100), at(10)
+    born = Cores(allowed=after.allowed, processes_s=102, steal_s=0, total_s=20, by_process={(BUSY, 5.0): 2.0})
+    assert who(before, born, OURS) == "train (pid 4711) 10%"
+
+
+def test_who_may_not_use_our_cores_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quiet, "_may_use", lambda cores, pid: pid != BUSY)
+    assert who(at(0), at(10, p4711=9, p4712=5), OURS) == "train (pid 4712) 25%"
+
+
+def test_this_machines_cores_can_be_read() -> None:
+    seen = cores()
+    assert seen.allowed == frozenset(os.sched_getaffinity(0))
+    assert seen.total_s > seen.processes_s > 0
+    assert any(pid == OURS for pid, _ in seen.by_process)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["/usr/bin/python3", "-u", "/home/a/train.py", "--lr=1"], "python3 train.py"),
+        (["python", "-m", "perfsuite.launch.agent", "/runs"], "python perfsuite.launch.agent"),
+        (["bash", "-c", "secret words"], "bash"),
+        (["python", "-X", "-uc", "import secret", "words"], "python"),
+        (["x\x1b[2J" + "y" * 60], "x?[2J" + "y" * 35),
+        ([], "kworker"),
+    ],
+)
+def test_a_process_is_called_by_its_program_and_what_that_runs(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], name: str
+) -> None:
+    process = SimpleNamespace(cmdline=lambda: words, name=lambda: "kworker")
+    monkeypatch.setattr(psutil, "Process", lambda pid: process)
+    assert name_of(BUSY) == f"{name} (pid 4711)"
+
+
+def test_a_process_that_has_ended_is_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(pid: int) -> None:
+        raise psutil.NoSuchProcess(pid)
+
+    monkeypatch.setattr(psutil, "Process", gone)
+    assert name_of(BUSY) == "a process (pid 4711)"
+
+
+class Nvml:
+    """Two GPUs; `held` is what processes hold of each, in MiB by process id."""
+
+    def __init__(self, *held: dict[int, int | None]) -> None:
+        self.held, self.opened = held, 0
+
+    def nvmlInit(self) -> None:
+        self.opened += 1
+
+    def nvmlShutdown(self) -> None:
+        self.opened -= 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.held)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:
+        return [
+            SimpleNamespace(pid=pid, usedGpuMemory=None if mib is None else mib * 2**20)
+            for pid, mib in self.held[handle].items()
+        ]
+
+
+@pytest.mark.parametrize(
+    ("devices", "held", "found"),
+    [
+        (2, ({}, {BUSY: 3000, OTHER: 10}), ["3,010 MiB of GPU 1 held by train (pid 4711), train (pid 4712)"]),
+        (1, ({}, {BUSY: 3000}), []),
+        (2, ({BUSY: 256}, {BUSY: None}), []),
+    ],
+)
+def test_who_holds_memory_of_the_jobs_gpus_is_said(
+    monkeypatch: pytest.MonkeyPatch, devices: int, held: tuple[dict[int, int | None], ...], found: list[str]
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    nvml = Nvml(*held)
+    assert gpu_users(nvml, devices) == found
+    assert nvml.opened == 0
+
+
+# Waiting
+
+
+class World:
+    """Others that are busy until `until` seconds have passed, and nobody really sleeps."""
+
+    def __init__(self, until: float, *, most_s: float = 60.0) -> None:
+        self.now, self.until = 0.0, until
+        self.said: list[str] = []
+        self.shown: list[str] = []
+        self.neighbours = Neighbours(
+            say=self.said.append,
+            show=self.shown.append,
+            most_s=most_s,
+            see_cores=lambda: at(self.now, p4711=min(self.now, self.until)),
+            see_gpus=lambda devices: ["3,000 MiB held by x"] if self.now <= self.until else [],
+            clock=lambda: self.now,
+            sleep=self.sleep,
+        )
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+CPU, GPU = make_machine(), make_gpu_machine()
+
+
+@pytest.mark.parametrize(
+    ("machine", "what"),
+    [
+        (CPU, "others use less than 20% of the cores' time"),
+        (GPU, "no other process holds memory of the job's GPUs"),
+    ],
+)
+def test_a_session_waits_until_it_was_quiet_for_some_seconds(machine: Machine, what: str) -> None:
+    world = World(20)
+    assert world.neighbours.wait(machine, 2)
+    assert world.now == 20 + QUIET_S
+    assert world.said == [
+        f"waiting until {what} for 5 s, 60 s at the most (--perf-wait-quiet)",
+        "quiet after 25 s",
+    ]
+
+
+def test_what_is_waited_for_is_shown_meanwhile() -> None:
+    world = World(20)
+    world.neighbours.wait(CPU, 2)
+    busy = "waiting for quiet, 1 of 60 s: 50% of the cores' time used by train (pid 4711) 50%"
+    assert world.shown[0] == busy
+    assert world.shown[-1] == "waiting for quiet, 24 of 60 s"
+
+
+def test_a_machine_that_stays_busy_is_waited_for_no_longer_than_allowed_and_then_only_looked_at() -> None:
+    world = World(1000)
+    assert not world.neighbours.wait(CPU, 2)
+    assert 50 <= world.now <= 60
+    busy = "50% of the cores' time used by train (pid 4711) 50%"
+    assert world.said[1:] == [f"not quiet within 60 s: {busy}"]
+    before = world.now
+    assert not world.neighbours.wait(CPU, 2)
+    assert world.now - before <= 1
+    assert world.said[2:] == [f"still not quiet: {busy}"]
+    world.until = world.now
+    assert world.neighbours.wait(CPU, 2)
+    world.until = world.now + 30
+    assert world.neighbours.wait(CPU, 2), "quiet was found, so that it is waited for again"
+
+
+def test_a_short_bound_is_long_enough_to_see_quiet() -> None:
+    assert World(0, most_s=1).neighbours.wait(CPU, 2)
+
+
+def test_who_was_there_during_a_launch_is_seen_after_it() -> None:
+    world = World(1000)
+    world.now = 10
+    world.neighbours.launch_begins(CPU)
+    world.now = 20
+    assert world.neighbours.during_launch(CPU, 2) == "train (pid 4711) 50%"
+    world.neighbours.launch_begins(GPU)
+    assert world.neighbours.during_launch(GPU, 2) == "3,000 MiB held by x"
+    world.until = 0
+    assert world.neighbours.during_launch(GPU, 2) == "nobody is seen now"
+
+
+def test_gpus_that_cannot_be_asked_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(nvml: Any, devices: int) -> Callable[[], None]:
+        raise RuntimeError("NVML: GPU is lost")
+
+    monkeypatch.setattr(quiet, "gpu_users", fail)
+    assert quiet.see_gpus(2) == []

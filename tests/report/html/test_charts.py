@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import math
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfsuite.report.html import charts
+from perfsuite.report.html.charts import BUCKETS, Band, Scale, thin
+from perfsuite.report.published import Pair
+from perfsuite.results.outcome import Check
+from tests.samples import deterministic, make_run
+
+BAND = Band(baseline_s=0.1, allowed_s=0.103)
+
+
+def parts(svg: str, kind: str) -> list[dict[str, str]]:
+    """The attributes of the elements of a class, in order; fails if the chart is not well-formed."""
+    return [
+        dict(element.attrib) for element in ElementTree.fromstring(svg).iter() if element.get("class") == kind
+    ]
+
+
+def told(svg: str) -> tuple[str, str]:
+    """Title and description, found as a screen reader finds them."""
+    chart = ElementTree.fromstring(svg)
+    assert chart.get("role") == "img"
+    by_id = {element.get("id"): element.text for element in chart.iter()}
+    title, description = (by_id[key] for key in chart.attrib["aria-labelledby"].split())
+    assert title is not None
+    assert description is not None
+    return title, description
+
+
+def step_chart(step_s: tuple[float, ...], window: tuple[int, int], band: Band | None = BAND) -> str:
+    run = make_run(step_s=step_s, window=window)
+    range_s = charts.step_range([run], band)
+    return charts.steps(run, key="k", title="Launch <1>", range_s=range_s, band=band)
+
+
+# Thinning
+
+
+def test_a_short_series_is_drawn_whole() -> None:
+    values = [float(value) for value in range(2 * BUCKETS)]
+    assert thin(values) == list(enumerate(values))
+
+
+@deterministic
+@given(
+    st.integers(2 * BUCKETS + 1, 5000),
+    st.lists(st.tuples(st.integers(0, 4999), st.floats(2, 100)), min_size=1, max_size=5),
+)
+def test_thinning_keeps_every_lone_stall_and_the_order(count: int, stalls: list[tuple[int, float]]) -> None:
+    values = [1.0] * count
+    for step, length in stalls:
+        values[step % count] = length
+    kept = thin(values)
+    assert len(kept) <= 2 * BUCKETS
+    assert kept == sorted(kept)
+    assert all(values[step] == value for step, value in kept)
+    assert max(values) in [value for _, value in kept]
+    assert min(values) in [value for _, value in kept]
+
+
+def test_thinning_is_not_led_astray_by_nan() -> None:
+    values = [math.nan if step % 2 else 1.0 + step for step in range(1000)]
+    assert max(value for _, value in thin(values)) == 999.0
+    assert all(math.isnan(value) for _, value in thin([math.nan] * 1000))
+
+
+# Scales
+
+
+@deterministic
+@given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
+def test_ticks_are_few_and_on_the_scale(low: float, span: float) -> None:
+    scale = Scale(low=low, high=low + span, start=0, end=100)
+    if scale.high - scale.low < 1e-9 * abs(low):
+        return  # not apart as floats
+    ticks = scale.ticks()
+    assert 1 <= len(ticks) <= 6
+    slack = 1e-6 * span + 1e-9
+    assert low - slack <= ticks[0] <= ticks[-1] <= low + span + slack
+
+
+def test_a_value_off_the_scale_is_at_its_edge() -> None:
+    scale = Scale(low=0, high=10, start=100, end=0)
+    assert [scale(value) for value in (-5, 0, 5, 10, 50)] == [100, 100, 50, 0, 0]
+
+
+# Steps
+
+
+def test_a_step_chart_tells_its_key_figures() -> None:
+    run = make_run(step_s=(0.5, *[0.1] * 30, 0.25), window=(1, 32))
+    figures = run.figures.replace(step_s_p50=0.1, step_s_p95=0.2)
+    svg = charts.steps(run.replace(figures=figures), key="k", title="T", range_s=(0, 1), band=BAND)
+    assert told(svg)[1] == (
+        "32 steps, measured from step 1 to 31: median 100.0 ms, 95th percentile 200.0 ms; "
+        "longest 500.0 ms at step 0. Baseline 100.0 ms, allowed up to 103.0 ms."
+    )
+
+
+def test_a_stall_off_the_scale_is_marked_and_does_not_flatten_the_rest() -> None:
+    svg = step_chart((0.1,) * 40 + (9.0,) + (0.101,) * 20, (5, 61))
+    [mark] = parts(svg, "off")
+    [line] = parts(svg, "line")
+    heights = [float(point.split(",")[1]) for point in line["points"].split()]
+    assert min(heights) == charts.TOP
+    assert max(heights) - sorted(heights)[1] > 3  # 1 % is seen
+    peak = line["points"].split()[40].split(",")[0]
+    assert mark["points"].endswith(f" {peak},{charts.TOP:.1f}")
+
+
+def test_warm_up_runs_off_the_scale_without_marks() -> None:
+    assert parts(step_chart((9.0, 3.0, *[0.1] * 40), (2, 42)), "off") == []
+
+
+def test_a_launch_without_a_window_shows_what_there_is() -> None:
+    svg = step_chart((0.1,) * 30 + (5.0,), (0, 0), band=None)
+    assert parts(svg, "window") == parts(svg, "band") == []
+    assert len(parts(svg, "off")) == 1
+
+
+def test_window_and_band_stand_where_they_are() -> None:
+    svg = step_chart((0.1,) * 101, (50, 101))
+    [window], [band], [baseline] = (parts(svg, kind) for kind in ("window", "band", "baseline"))
+    middle = charts.LEFT + (charts.WIDTH - charts.LEFT - charts.RIGHT) / 2
+    assert float(window["x"]) == pytest.approx(middle)
+    assert float(band["y"]) + float(band["height"]) == pytest.approx(float(baseline["y1"]), abs=0.2)
+    assert float(band["height"]) > 0
+
+
+@pytest.mark.parametrize("step_s", [(math.nan,) * 5, (0.0,) * 5, (math.inf, 0.1, 0.1, math.nan, 0.1), (0.1,)])
+def test_steps_that_are_no_numbers_leave_a_gap(step_s: tuple[float, ...]) -> None:
+    svg = step_chart(step_s, (0, len(step_s)), band=None)
+    assert not re.search(r'="[^"]*(nan|inf)', svg)
+    finite = sum(map(math.isfinite, step_s))
+    drawn = sum(len(set(line["points"].split())) for line in parts(svg, "line"))
+    assert drawn == finite
+
+
+def test_text_is_escaped() -> None:
+    svg = step_chart((0.1,) * 30, (0, 30))
+    assert "Launch &lt;1&gt;" in svg
+    assert told(svg)[0] == "Launch <1>"
+
+
+# Loss
+
+
+def test_losses_are_told_launch_by_launch() -> None:
+    runs = [make_run(loss=(3.0, 2.5, 2.0)), make_run(loss=()), make_run(loss=(3.0, math.nan, 1.0, 0.5))]
+    svg = charts.losses(runs, key="k", title="Loss")
+    assert svg is not None
+    assert told(svg)[1] == "launch 1: from 3.0000 to 2.0000; launch 3: from 3.0000 to 0.5000."
+    assert len(parts(svg, "line")) == 3  # the second curve in two pieces
+
+
+@pytest.mark.parametrize("loss", [(), (math.nan, math.inf)])
+def test_no_loss_no_chart(loss: tuple[float, ...]) -> None:
+    assert charts.losses([make_run(loss=loss)], key="k", title="Loss") is None
+
+
+@pytest.mark.parametrize("loss", [(0.0, 0.0), (1e30, 1e30), (2.0,)])
+def test_a_flat_loss_is_drawn(loss: tuple[float, ...]) -> None:
+    assert charts.losses([make_run(loss=loss)], key="k", title="Loss") is not None
+
+
+# Intervals and bars
+
+
+def make_check(**changes: object) -> Check:
+    values: dict[str, object] = {
+        "metric": "tokens_per_s",
+        "label": "tokens/s",
+        "unit": "tokens/s",
+        "outcome": "regressed",
+        "measured": 90.0,
+        "baseline": 100.0,
+        "tolerance": 0.03,
+        "worsening": 0.1,
+        "interval": (0.08, 0.12),
+    }
+    return Check(**{**values, **changes})
+
+
+def test_an_interval_is_drawn_in_order_and_told() -> None:
+    svg = charts.interval(make_check(), key="k")
+    assert svg is not None
+    assert told(svg)[1] == "+10.0%, 99 % interval +8.0% to +12.0%, 3.0% allowed."
+    [zero], [allowed], [bar], [dot] = (
+        parts(svg, kind) for kind in ("axis", "allowed", "interval", "estimate")
+    )
+    places = [zero["x1"], allowed["x1"], bar["x1"], dot["cx"], bar["x2"]]
+    assert sorted(map(float, places)) == list(map(float, places))
+
+
+def test_an_interval_without_end_reaches_the_edges() -> None:
+    svg = charts.interval(make_check(interval=(-1.0, math.inf)), key="k")
+    assert svg is not None
+    [bar] = parts(svg, "interval")
+    assert (float(bar["x1"]), float(bar["x2"])) == (6, 174)
+
+
+@pytest.mark.parametrize("worsening", [None, math.nan])
+def test_what_was_not_compared_has_no_interval(worsening: float | None) -> None:
+    assert charts.interval(make_check(worsening=worsening, interval=None), key="k") is None
+
+
+def test_bars_are_as_long_as_their_figures() -> None:
+    pairs = [Pair(label="a <b>", published=1000, measured=500), Pair(label="c", published=250)]
+    svg = charts.bars(pairs, key="k", title="T", unit="tokens/s")
+    published, measured = parts(svg, "published"), parts(svg, "measured")
+    whole = float(published[0]["width"])
+    assert [float(bar["width"]) / whole for bar in (*measured, published[1])] == [0.5, 0.25]
+    assert told(svg)[1] == "In tokens/s. a <b>: published 1,000, measured 500; c: published 250."
+
+
+def test_durations_are_for_people() -> None:
+    assert [charts.duration(seconds) for seconds in (0.0123, 1.5, 12)] == ["12.3 ms", "1,500.0 ms", "12.00 s"]

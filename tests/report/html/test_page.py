@@ -1,0 +1,298 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import perfsuite
+from perfsuite.report import summary
+from perfsuite.report.html.page import SIGNS, render
+from perfsuite.report.published import ComparisonTable, Pair
+from perfsuite.results.metric import GATED
+from perfsuite.results.rank_report import Failure, Observed
+from perfsuite.results.session_file import Result, SessionFile, Skipped
+from tests.samples import make_image_result, make_result, make_shared, never_run, now
+from tests.sessions import make_blind, make_gpu_result, make_session
+
+EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>{{ 7*7 }}"
+VOID = {"meta", "link", "input", "br", "img"}
+
+
+class Page(HTMLParser):
+    """Elements, ids and texts; fails on tags that do not fit together."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self.ids += [value for name, value in attrs if name == "id" and value]
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.texts.append((self._open[-1] if self._open else "", data.strip()))
+
+    def said(self, tag: str) -> list[str]:
+        """Texts directly in elements of a kind."""
+        return [text for element, text in self.texts if element == tag]
+
+
+def make_evil() -> SessionFile:
+    """Markup wherever text comes from data."""
+    failure = Failure(kind="crash", message=EVIL, rank=0, traceback=EVIL)
+    observed = Observed(settings={EVIL: EVIL}, environment={"torch": EVIL})
+    run = now().replace(notes=(EVIL,), observed=observed, started_at=EVIL)
+    good = make_result(run, case_id=EVIL, nodeid=EVIL, directory=EVIL, baseline_file=EVIL)
+    verdict = good.verdict.replace(
+        changed=(EVIL,), checks=tuple(check.replace(label=EVIL, note=EVIL) for check in good.verdict.checks)
+    )
+    bad = make_result(run.replace(failure=failure), case_id=EVIL)
+    session = make_session(0)
+    return session.replace(
+        results=(good.replace(verdict=verdict), bad),
+        skipped=(Skipped(nodeid=EVIL, case_id=EVIL, framework=EVIL, reason=EVIL),),
+        commit=EVIL,
+        perfsuite=EVIL,
+        started_at=EVIL,
+        status="interrupted",
+        interrupted_case=EVIL,
+        machine=session.machine.replace(device_name=EVIL, hardware_class=EVIL),
+    )
+
+
+def section(page: str, case: str) -> str:
+    """Of the case whose id begins so."""
+    [part] = re.findall(f'<section class="case" id="case-{case}.*?</section>', page, re.DOTALL)
+    return str(part)
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return render([make_session()])
+
+
+def test_the_page_fits_together_and_ids_are_unique(page: str) -> None:
+    parsed = Page(page)
+    assert len(parsed.ids) == len(set(parsed.ids))
+    targets = {attrs["href"] for tag, attrs in parsed.elements if tag == "a"}
+    assert {target[1:] for target in targets if target} <= set(parsed.ids)
+    told = {key for _, attrs in parsed.elements for key in (attrs.get("aria-labelledby") or "").split()}
+    assert told <= set(parsed.ids)
+
+
+def test_verdicts_come_first_and_the_worst_before_all(page: str) -> None:
+    parsed = Page(page)
+    rows = [
+        attrs["data-verdict"] for tag, attrs in parsed.elements if tag == "tr" and "data-verdict" in attrs
+    ]
+    assert rows == ["failed", *["regressed"] * 2, "unhealthy", "improved", "recorded", *["passed"] * 8]
+    assert page.index('id="overview"') < page.index('class="case"')
+    assert parsed.said("h1") == [
+        "1 failed, 2 regressed, 1 unhealthy, 1 improved, 1 recorded, 8 passed, 3 skipped"
+    ]
+
+
+def test_what_the_gate_is_blind_to_is_marked_in_the_overview() -> None:
+    session = make_session(0).replace(results=(make_gpu_result(2), make_blind(make_gpu_result(2))))
+    page = render([session])
+    assert Page(page).said("h1") == ["2 passed (1 blind), 3 skipped"]
+    sharp, blind = re.findall(r'<tr data-case.*?data-verdict="passed">.*?</tr>', page, re.DOTALL)
+    assert "blind" not in sharp
+    assert '<span class="badge blind">blind</span>' in blind
+    assert '<td class="why">blind to changes of tokens/s below 32.4%</td>' in blind
+
+
+def test_the_page_of_a_case_that_counts_samples_speaks_of_no_tokens() -> None:
+    text = render([make_session(0).replace(results=(make_image_result(),))])
+    assert "samples/s" in Page(text).said("th")
+    assert [said for _, said in Page(text).texts if "token" in said] == []
+
+
+def test_a_page_of_both_says_which_counts_samples() -> None:
+    results = (make_image_result(), make_result(now()))
+    page = Page(render([make_session(0).replace(results=results)]))
+    assert "tokens/s" in page.said("th")
+    assert "1,234 samples/s" in page.said("td")
+
+
+def test_what_others_disturbed_is_marked_in_the_overview() -> None:
+    page = render([make_session(0).replace(results=(make_shared(),))])
+    assert Page(page).said("h1") == ["1 unhealthy (1 shared), 3 skipped"]
+    assert page.count('<span class="badge shared">shared</span>') == 1
+
+
+def test_what_needs_attention_is_unfolded(page: str) -> None:
+    opened = re.findall(
+        r'<section class="case".*?<details( open)?>\s*<summary>.*?"badge (\w+)"', page, re.DOTALL
+    )
+    assert {outcome: bool(is_open) for is_open, outcome in opened} == {
+        **dict.fromkeys(("failed", "regressed", "unhealthy", "improved"), True),
+        **dict.fromkeys(("recorded", "passed"), False),
+    }
+
+
+def test_it_asks_for_nothing_from_elsewhere(page: str) -> None:
+    for tag, attrs in Page(page).elements:
+        assert tag not in ("img", "iframe", "object", "embed")
+        for name in ("src", "srcset", "action", "style") + (("href",) if tag == "link" else ()):
+            assert (attrs.get(name) or "data:").startswith("data:")
+    assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest", page)
+
+
+def test_its_policy_allows_its_own_script_and_style_and_nothing_else(page: str) -> None:
+    [policy] = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
+    allowed = dict(part.split(" ", 1) for part in policy.replace("&#39;", "'").split("; "))
+    assert (allowed["default-src"], allowed["img-src"]) == ("'none'", "data:")
+    for kind in ("script", "style"):
+        [text] = re.findall(f"<{kind}>(.*?)</{kind}>", page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert allowed[f"{kind}-src"] == f"'sha256-{digest}'"
+
+
+def test_markup_in_data_stays_text() -> None:
+    comparison = ComparisonTable(
+        title=EVIL,
+        source=EVIL,
+        headers=(EVIL,),
+        rows=((EVIL,),),
+        unit=EVIL,
+        pairs=(Pair(label=EVIL, published=1),),
+    )
+    page = render([make_evil()], [comparison])
+    parsed = Page(page)
+    assert [tag for tag, _ in parsed.elements].count("script") == 1
+    assert not [tag for tag, attrs in parsed.elements if tag == "img" or "onerror" in attrs]
+    assert "49" not in " ".join(text for _, text in parsed.texts if "alert" in text)
+    assert EVIL in parsed.said("pre")[0]
+    assert len(parsed.ids) == len(set(parsed.ids))
+
+
+def test_a_source_is_a_link_only_if_it_is_an_https_address() -> None:
+    def links(source: str) -> list[str | None]:
+        table = ComparisonTable(title="t", source=source, headers=("a",), rows=())
+        page = Page(render([], [table]))
+        return [attrs["href"] for tag, attrs in page.elements if tag == "a" and attrs["href"] != "#verdicts"]
+
+    assert links("https://example.org/x") == ["https://example.org/x"]
+    assert links("javascript:alert(1)") == []
+
+
+def test_comparisons_are_tables_and_bars() -> None:
+    table = ComparisonTable(
+        title="GPT-2 XL",
+        source="a paper",
+        headers=("strategy", "published", "here"),
+        rows=(("ddp", "1,000", "990"),),
+        unit="tokens/s",
+        pairs=(Pair(label="ddp", published=1000, measured=990),),
+    )
+    page = Page(render([], [table]))
+    assert "GPT-2 XL" in page.said("h3")
+    assert page.said("td") == ["1,000", "990"]
+    assert "In tokens/s. ddp: published 1,000, measured 990." in page.said("desc")
+
+
+def test_every_chart_has_a_title_and_a_description(page: str) -> None:
+    parsed = Page(page)
+    charts = [attrs for tag, attrs in parsed.elements if tag == "svg"]
+    assert len(charts) > 50
+    assert all(attrs["role"] == "img" and attrs["aria-labelledby"] for attrs in charts)
+    assert len(parsed.said("desc")) == len(charts)
+
+
+def test_every_table_has_a_caption_and_headings(page: str) -> None:
+    for table in re.findall(r"<table.*?</table>", page, re.DOTALL):
+        assert re.search(r"<caption><span>\S", table)
+        assert '<th scope="col"' in table
+        assert '<th scope="row"' in table
+
+
+def test_a_case_tells_all_there_is() -> None:
+    [part] = re.findall(
+        r'<section class="case" id="case-fake-gpt2-xl-s256-b1-.*?</section>',
+        render([make_session()]),
+        re.DOTALL,
+    )
+    said = Page(part)
+    assert said.said("h4") == [
+        *("Metrics", "Changed since the baseline", "Steps and loss", "Launches and memory"),
+        *("Health of the machine", "Settings and environment", "Measure it again"),
+    ]
+    assert "torch: 2.12.1 -&gt; 2.13.0" in part
+    assert part.count('<svg class="chart"') == 3 + 1 + len(GATED)
+    assert said.said("pre")[0].startswith("pytest 'bench_cases/test_llama.py::test_llama[fake-gpt2-xl")
+
+
+def test_no_claim_about_changes_where_nothing_was_compared(page: str) -> None:
+    [part] = re.findall(
+        r'<section class="case" id="case-fake-llama-3.2-1b-s256-b1-.*?</section>', page, re.DOTALL
+    )
+    assert "crash: NCCL error" in part
+    assert "Changed since the baseline" not in part
+
+
+def test_several_sessions_on_one_page() -> None:
+    first = make_session(2, lambda number: "passed")
+    other = first.replace(machine=first.machine, status="interrupted", interrupted_case="lost-case")
+    page = render([first, other.replace(results=(make_result(now()), *other.results))])
+    parsed = Page(page)
+    assert len(parsed.ids) == len(set(parsed.ids))
+    assert page.count('class="facts"') == 2 + 5
+    assert "lost-case was not judged" in page
+    assert ">hardware</th>" in page
+    assert page.count(':2"') > 0
+
+
+def test_of_nothing_measured_it_says_so() -> None:
+    page = render([make_session(0)])
+    assert "Nothing was measured." in page
+    assert "3 skipped" in page
+    assert 'id="overview"' not in page
+
+
+def test_a_figure_that_no_case_has_is_no_column() -> None:
+    def headings(*results: Result) -> list[str]:
+        page = render([make_session(0).replace(results=results)])
+        return re.findall(r"<th[^>]*>([^<]+)</th>", page.partition("</thead>")[0])
+
+    assert "MFU" in headings(make_result(now()), make_result(now(mfu=None)))
+    assert "MFU" not in headings(make_result(now(mfu=None)))
+
+
+def test_a_case_that_was_never_launched() -> None:
+    page = render([make_session(0).replace(results=(never_run(),))])
+    assert "no baseline on cpu-test-2c" in page
+
+
+def test_every_verdict_has_a_sign_and_a_style() -> None:
+    assert set(SIGNS) == set(summary.WORST_FIRST)
+    style = (Path(perfsuite.__file__).parent / "report" / "html" / "templates" / "report.css").read_text()
+    for verdict in summary.WORST_FIRST:
+        assert re.search(rf"\.{verdict.replace(' ', '-')}\b[^{{]*{{ color", style)
+
+
+def test_an_excused_failure_is_no_red_one_and_folded() -> None:
+    excused = make_gpu_result(1, "crash").replace(excused="known issue")
+    page = render([make_session(0).replace(results=(excused,), skipped=())])
+    assert "<h1>1 known issue</h1>" in page
+    assert 'class="badge known-issue"' in page
+    assert "<details><summary><h3" in re.sub(r">\s+<", "><", page)

@@ -1,0 +1,250 @@
+"""The HTML report in a real browser, opened as a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium.webdriver import Keys
+
+import tests.browser
+from perfsuite.report.html.page import render
+from perfsuite.report.published import ComparisonTable, Pair
+from tests.browser import Browser
+from tests.report.html.test_page import make_evil
+from tests.sessions import make_session
+
+browser = tests.browser.browser  # pytest finds a fixture by its name in the module
+pytestmark = pytest.mark.browser
+
+COMPARISON = ComparisonTable(
+    title="GPT-2 XL on 8 x A100-80GB",
+    source="https://example.org/report",
+    headers=("strategy", "published tokens/s", "measured tokens/s", "measured / published"),
+    rows=(("ddp", "12,345", "12,400", "1.00"),),
+    unit="tokens/s",
+    pairs=(Pair(label="ddp", published=12345, measured=12400),),
+)
+
+CONTRAST = """(() => {
+  // WCAG 2.2, relative luminance; backgrounds laid over each other from the element up
+  const parse = (color) => color.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((value) => value / 255)
+    .map((value) => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, value, index) => sum + value * [0.2126, 0.7152, 0.0722][index], 0);
+  const behind = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const [r, g, b, alpha = 1] = parse(getComputedStyle(at).backgroundColor);
+      if (alpha === 1) return [r, g, b];
+      if (alpha !== 0) throw new Error(`half transparent background: ${at.className}`);
+    }
+    return [255, 255, 255];
+  };
+  const found = {};
+  for (const selector of arguments[0]) {
+    const element = document.querySelector(selector);
+    const style = getComputedStyle(element);
+    const color = parse(element.closest("svg") ? style.fill : style.color);
+    const [a, b] = [light(color), light(behind(element.closest("svg")?.parentElement ?? element))];
+    found[selector] = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  }
+  return found;
+})()"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "index.html"
+    path.write_text(render([make_session()], [COMPARISON]), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def page(browser: Browser, file: Path) -> Iterator[Browser]:
+    browser.screen(1280)
+    browser.open(file.as_uri())
+    yield browser
+    assert browser.console() == []
+    assert browser.requests() == [file.as_uri()]
+
+
+def shown(page: Browser, what: str = "dataset.verdict") -> list[Any]:
+    """Of the rows that are to be seen, from the top."""
+    found = page.evaluate(
+        f"[...document.querySelectorAll('#overview tbody tr')].filter((row) => row.checkVisibility())"
+        f".map((row) => row.{what})"
+    )
+    assert isinstance(found, list)
+    return found
+
+
+def click_heading(page: Browser, text: str) -> None:
+    page.driver.find_element("xpath", f"//thead//button[starts-with(., '{text}')]").click()
+
+
+def type_filter(page: Browser, text: str) -> None:
+    box = page.driver.find_element("id", "text")
+    box.send_keys(Keys.CONTROL, "a", Keys.NULL, Keys.BACKSPACE, text)
+
+
+def test_the_worst_is_first_and_all_is_there(page: Browser) -> None:
+    assert shown(page)[:3] == ["failed", "regressed", "regressed"]
+    assert len(shown(page)) == 14
+    assert page.evaluate("document.querySelectorAll('.case').length") == 14
+
+
+def test_sorting_by_a_figure_and_back(page: Browser) -> None:
+    speed = "cells[3].textContent"
+    for direction in ("ascending", "descending"):
+        click_heading(page, "tokens/s")
+        assert page.evaluate("document.querySelector('[aria-sort]').ariaSort") == direction
+        figures = [text.replace(",", "") for text in shown(page, speed)]
+        assert figures[-1] == "\N{EN DASH}"  # what is not known stays last
+        known = [int(figure) for figure in figures[:-1]]
+        assert known == sorted(known, reverse=direction == "descending")
+    click_heading(page, "verdict")
+    assert page.evaluate("document.querySelectorAll('[aria-sort]').length") == 1
+    assert shown(page)[:3] == ["failed", "regressed", "regressed"]
+
+
+def test_sorting_by_keyboard(page: Browser) -> None:
+    page.evaluate("document.querySelectorAll('thead button')[1].focus()")
+    page.driver.switch_to.active_element.send_keys(Keys.ENTER)
+    names = shown(page, "cells[1].textContent")
+    assert names == sorted(names)
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+
+def test_filtering_by_text_and_by_verdict(page: Browser) -> None:
+    type_filter(page, "GPT2 b1-")
+    assert shown(page) == ["regressed", "unhealthy"]
+    assert page.evaluate("document.getElementById('shown').textContent") == "2 of 14 cases"
+    assert (
+        page.evaluate("[...document.querySelectorAll('.case')].filter((c) => c.checkVisibility()).length")
+        == 2
+    )
+    page.driver.find_element("css selector", "input[value=regressed]").click()
+    assert shown(page) == ["unhealthy"]
+    type_filter(page, "no such case")
+    assert shown(page) == []
+    assert page.evaluate("document.getElementById('nothing').checkVisibility()")
+    type_filter(page, "")
+    assert len(shown(page)) == 12
+
+
+def test_a_link_unfolds_its_case(page: Browser) -> None:
+    page.evaluate("document.querySelector('#overview tr:last-child a').click()")
+    assert page.evaluate("document.querySelector('.case:last-child > details').open")
+    assert page.evaluate(
+        "document.querySelector('.case:last-child').getBoundingClientRect().top < innerHeight"
+    )
+
+
+def test_an_address_with_a_case_unfolds_it(browser: Browser, file: Path) -> None:
+    browser.open("about:blank")
+    anchor = "case-fake-llama-3.1-8b-s256-b1-bf16-mixed-ac_full-1x8"
+    browser.open(f"{file.as_uri()}#{anchor}")
+    assert browser.evaluate("document.getElementById(arguments[0]).firstElementChild.open", anchor)
+
+
+def test_all_cases_open_and_close_together(page: Browser) -> None:
+    opened = "document.querySelectorAll('.case > details[open]').length"
+    for name, count in (("Open all", 14), ("Close all", 0)):
+        page.driver.find_element("xpath", f"//button[.='{name}']").click()
+        assert page.evaluate(opened) == count
+
+
+def test_charts_are_drawn_within_their_frames(page: Browser) -> None:
+    page.driver.find_element("xpath", "//button[.='Open all']").click()
+    drawn = page.evaluate("""[...document.querySelectorAll('figure svg')].map((svg) => {
+      svg.scrollIntoView();
+      const frame = svg.getBoundingClientRect();
+      const line = svg.querySelector('.line, .measured').getBoundingClientRect();
+      return [frame.width, frame.height, line.width, frame.right - line.right, frame.bottom - line.bottom];
+    })""")
+    assert len(drawn) > 50
+    for width, height, line, right, bottom in drawn:
+        assert width > 250
+        assert height > 50
+        assert line > 0.5 * width
+        assert right >= 0
+        assert bottom >= 0
+
+
+@pytest.mark.parametrize("width", [360, 768, 1280])
+def test_nothing_is_wider_than_the_screen(page: Browser, width: int) -> None:
+    page.screen(width)
+    page.driver.find_element("xpath", "//button[.='Open all']").click()
+    page.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true })")
+    page.wait_for_frame()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    overview = "document.getElementById('overview')"
+    assert page.evaluate(f"{overview}.scrollWidth <= {overview}.parentElement.clientWidth")
+    cut = "[...document.querySelectorAll('h1, h2, h3, p, li, figcaption, caption span')]"
+    assert page.evaluate(f"{cut}.filter((one) => one.getBoundingClientRect().right > innerWidth).length") == 0
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_stands_out_from_its_ground(page: Browser, dark: bool) -> None:
+    page.screen(1280, dark=dark)
+    page.wait_for_frame()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == (
+        "rgb(17, 21, 26)" if dark else "rgb(255, 255, 255)"
+    )
+    outcomes = ["failed", "regressed", "unhealthy", "improved", "recorded", "passed"]
+    texts = [
+        "h1",
+        "dt",
+        "dd",
+        "caption span",
+        "thead button",
+        "td.num",
+        "a[href^='#case']",
+        "legend",
+        "#shown",
+    ]
+    texts += ["pre", "figcaption", ".reasons li", ".buttons button", ".chart .tick", ".chart .value"]
+    ratios = page.evaluate(CONTRAST, [*texts, *(f".badge.{outcome}" for outcome in outcomes)])
+    assert {what: ratio for what, ratio in ratios.items() if ratio < 4.5} == {}
+    assert len(ratios) == 21
+
+
+def test_print_hides_the_controls_and_is_light(page: Browser, tmp_path: Path) -> None:
+    page.screen(1280, dark=True)
+    page.pdf(tmp_path / "report.pdf")
+    assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
+    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert not page.evaluate("document.getElementById('filter').checkVisibility()")
+    assert page.evaluate("document.querySelector('td.extra').checkVisibility()")
+    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+def test_without_scripts_all_is_there(page: Browser, file: Path) -> None:
+    page.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    page.open(file.as_uri())
+    visible = [row.is_displayed() for row in page.driver.find_elements("css selector", "#overview tbody tr")]
+    assert visible == [True] * 14
+    assert not page.driver.find_element("id", "filter").is_displayed()
+    page.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
+def test_markup_in_data_does_nothing(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "evil.html"
+    file.write_text(render([make_evil()]), encoding="utf-8")
+    browser.open(file.as_uri())
+    assert browser.evaluate("document.scripts.length") == 1
+    assert browser.evaluate("document.images.length") == 0
+    assert browser.console() == []
+    assert browser.requests() == [file.as_uri()]
+
+
+def test_a_script_that_got_in_would_not_run(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "injected.html"
+    bad = "<script>document.title = 'owned'</script><img src='https://example.org/x.png'>"
+    file.write_text(render([make_session(1)]).replace("</main>", f"{bad}</main>"), encoding="utf-8")
+    browser.open(file.as_uri())
+    assert browser.evaluate("document.title") == "perfsuite: 1 passed, 3 skipped"
+    assert sum("Content Security Policy" in message for message in browser.console()) == 2

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import pytest
+from markdown_it import MarkdownIt
+
+from perfsuite.report.markdown import MAX_EXPLAINED, MAX_ROWS, render, text
+from perfsuite.report.published import ComparisonTable
+from perfsuite.results.run import Health
+from perfsuite.results.session_file import Result, SessionFile, Skipped
+from tests.report.html.test_page import EVIL, make_evil
+from tests.samples import make_image_result, make_result, make_shared, never_run, now
+from tests.sessions import make_blind, make_gpu_result, make_session
+
+MIB = 2**20
+
+
+@dataclass
+class Parsed:
+    """Markdown as GitHub's dialect has it: headings, table rows, items, and HTML that is let through."""
+
+    headings: list[str] = field(default_factory=list)
+    rows: list[list[str]] = field(default_factory=list)
+    items: list[str] = field(default_factory=list)
+    links: list[str] = field(default_factory=list)
+    html: list[str] = field(default_factory=list)
+
+
+def parse(markdown: str) -> Parsed:
+    parsed, kinds = Parsed(), [""]
+    for token in MarkdownIt("commonmark", {"html": True}).enable("table").parse(markdown):
+        if token.type == "tr_open":
+            parsed.rows.append([])
+        if token.nesting == 1:
+            kinds.append(token.type)
+        elif token.nesting == -1:
+            kinds.pop()
+        if token.type == "html_block":
+            parsed.html.append(token.content.strip())
+        for part in token.children or []:
+            if part.type == "html_inline":
+                parsed.html.append(part.content)
+            if part.type == "link_open":
+                parsed.links.append(str(part.attrs["href"]))
+        if token.type == "inline":
+            said = "".join(part.content for part in token.children or [])
+            if kinds[-1] in ("td_open", "th_open"):
+                parsed.rows[-1].append(said)
+            elif kinds[-1] == "heading_open":
+                parsed.headings.append(said)
+            elif "list_item_open" in kinds:
+                parsed.items.append(said)
+    return parsed
+
+
+def test_counts_then_what_needs_attention_then_the_rest_folded() -> None:
+    parsed = parse(render([make_session()]))
+    assert parsed.headings[0].startswith("perfsuite: 1 failed, 2 regressed, ")
+    verdicts = [row[0] for row in parsed.rows if len(row) == 6]
+    assert verdicts == [
+        *("verdict", "failed", "regressed", "regressed", "unhealthy", "improved"),
+        *("verdict", "recorded", *["passed"] * 8),
+    ]
+    assert parsed.html == [
+        "<details><summary>1 recorded, 8 passed</summary>",
+        "</details>",
+        "<details><summary>3 skipped</summary>",
+        "</details>",
+    ]
+
+
+def test_a_row_tells_the_figures() -> None:
+    rows = parse(render([make_session(1, lambda number: "regressed")])).rows
+    assert dict(zip(*rows[:2], strict=True)) == {
+        "verdict": "regressed",
+        "case": "fake-llama-3.1-8b-s256-b1-bf16-mixed-ac_full-1x8",
+        "why": "tokens/s -7.3%, tokens/s with stalls -7.2%",
+        "tokens/s": "4,339",
+        "vs baseline": "-7.3%",
+        "memory": "31.00 GiB",
+    }
+
+
+def test_a_row_tells_samples_where_they_are_counted() -> None:
+    def rows(*results: Result) -> list[list[str]]:
+        return parse(render([make_session(0).replace(results=results)])).rows
+
+    images, text_ = make_image_result(), make_result(now(tokens_per_s=60_000))
+    heading, row = rows(images)[:2]
+    assert (heading[3], row[3], row[4]) == ("samples/s", "1,234", "-50.0%")
+    heading, *mixed = rows(images, text_)[:3]
+    assert (heading[3], {row[3] for row in mixed}) == ("tokens/s", {"1,234 samples/s", "60,000"})
+
+
+def test_a_row_tells_that_others_used_the_machine() -> None:
+    parsed = parse(render([make_session(0).replace(results=(make_shared(),))]))
+    assert parsed.headings[0] == "perfsuite: 1 unhealthy (1 shared), 3 skipped"
+    assert parsed.rows[1][0] == "unhealthy (shared)"
+
+
+def test_a_row_tells_what_the_gate_is_blind_to() -> None:
+    session = make_session(0).replace(results=(make_gpu_result(2), make_blind(make_gpu_result(2))))
+    parsed = parse(render([session]))
+    assert parsed.headings == ["perfsuite: 2 passed (1 blind), 3 skipped"]
+    assert "<details><summary>2 passed (1 blind)</summary>" in parsed.html
+    assert [(row[0], row[2]) for row in parsed.rows[1:3]] == [
+        ("passed", ""),
+        ("passed (blind)", "blind to changes of tokens/s below 32.4%"),
+    ]
+
+
+def test_notes_are_told_with_the_explanations_and_of_the_rest_folded() -> None:
+    health = Health(samples=2, seconds=1, steps=2, notes=("GPU health | unknown",))
+    bad, good = make_gpu_result(1, "regressed"), make_gpu_result(2)
+    results = [
+        each.replace(runs=tuple(run.replace(health=health) for run in each.runs)) for each in (bad, good)
+    ]
+    parsed = parse(render([make_session(0).replace(results=tuple(results))]))
+    assert "note: GPU health | unknown (3 launches)" in parsed.items
+    assert "<details><summary>Notes: 1</summary>" in parsed.html
+    assert [good.case_id, "GPU health | unknown (3 launches)"] in parsed.rows
+
+
+def test_each_regression_is_explained_where_its_link_leads() -> None:
+    parsed = parse(render([make_session(2, lambda number: "regressed")]))
+    assert parsed.links == [
+        "#fake-llama-31-8b-s256-b1-bf16-mixed-ac_full-1x8",
+        "#fake-llama-32-1b-s256-b1-bf16-mixed-ac_full-1x8",
+    ]
+    assert parsed.headings[1] == "fake-llama-3.1-8b-s256-b1-bf16-mixed-ac_full-1x8"
+    assert "more time per token (99 % interval +" in parsed.items[0]
+    assert "changed since the baseline: torch: 2.12.1 -> 2.13.0" in parsed.items
+
+
+def test_two_results_of_one_case_have_links_of_their_own() -> None:
+    session = make_session(0).replace(results=(make_gpu_result(1, "regressed"),) * 2)
+    first, second = parse(render([session])).links
+    assert second == f"{first}-1"
+
+
+def test_an_interrupted_session_says_so() -> None:
+    session = make_session(0).replace(status="interrupted", interrupted_case="lost-case")
+    assert "**The session was interrupted: lost-case was not judged;" in render([session])
+
+
+def test_what_did_not_run_is_told_with_its_reason() -> None:
+    parsed = parse(render([make_session(0).replace(results=(never_run(),))]))
+    assert parsed.items == ["no baseline on cpu-test-2c in baselines, and --perf-no-baseline=fail"]
+    assert parsed.rows[-1][1] == "it needs 2 nodes of 8, this is one machine"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        EVIL,
+        "a|b",
+        "`x`",
+        "**a** _b_ __c__ ~~d~~",
+        "[a](http://x)",
+        "<b>",
+        "&lt;",
+        "\\|",
+        "@all #12",
+        "ac_full-1x8",
+        "![a](b)",
+    ],
+)
+def test_text_is_read_back_as_it_was(value: str) -> None:
+    table = parse(f"| a |\n| --- |\n| {text(value)} |\n")
+    assert table.rows == [["a"], [value]]
+    assert parse(f"### {text(value)}").headings == [value]
+    assert table.html == table.links == []
+
+
+def test_comparisons_are_folded_tables_with_source_and_notes() -> None:
+    table = ComparisonTable(
+        title="FSDP | 3D",
+        source="https://example.org",
+        conditions="Llama",
+        headers=("framework", "tokens/s, published"),
+        rows=(("FSDP", "93.6K"), ("a|b", "-")),
+        notes=("Read *this*.",),
+    )
+    markdown = render([make_session(0)], [table])
+    parsed = parse(markdown)
+    assert [row for row in parsed.rows if len(row) == 2][-3:] == [
+        ["framework", "tokens/s, published"],
+        ["FSDP", "93.6K"],
+        ["a|b", "-"],
+    ]
+    assert "<details><summary>FSDP &#124; 3D</summary>" in parsed.html
+    assert "Read *this*." in parsed.items
+    assert "https://example.org. Llama." in markdown
+
+
+def test_text_stands_on_one_line_and_mentions_nobody() -> None:
+    assert text("a\n\n# b\r c") == "a &#35; b c"
+    assert "@" not in text("@torch")
+
+
+def test_markup_in_data_stays_text() -> None:
+    markdown = render([make_evil()])
+    parsed = parse(markdown)
+    assert {html for html in parsed.html if not html.startswith(("<details>", "</details>"))} == set()
+    assert EVIL in parsed.headings
+    assert all(len(row) in (2, 6) for row in parsed.rows)
+
+
+def test_it_stays_far_below_what_github_takes() -> None:
+    result = make_gpu_result(1, "throttled")
+    noisy = result.verdict.replace(reasons=("x" * 100_000,) * 3)
+    quiet = make_result(now().replace(notes=("y" * 100_000,)))
+    session: SessionFile = make_session(0).replace(
+        results=(*[result.replace(verdict=noisy)] * 3000, *[quiet] * 3000),
+        skipped=(Skipped(nodeid="n", case_id="c" * 80, framework="f", reason="r" * 80),) * 3000,
+    )
+    markdown = render([session])
+    assert len(markdown.encode()) < MIB / 2
+    assert f"{3000 - MAX_EXPLAINED} more are explained in the HTML report only." in markdown
+    cut = [row[0] for row in parse(markdown).rows if row[0].startswith("and ")]
+    assert cut == [f"and {3000 - MAX_ROWS} more"] * 4
+
+
+def test_no_trailing_anchors_for_what_is_not_explained() -> None:
+    results = tuple(make_gpu_result(number, "crash") for number in range(MAX_EXPLAINED + 2))
+    markdown = render([make_session(0).replace(results=results)])
+    parsed = parse(markdown)
+    assert len(parsed.links) == len(parsed.headings) - 1 == MAX_EXPLAINED
+    slugs = [re.sub(r"[^\w-]", "", heading) for heading in parsed.headings[1:]]
+    assert parsed.links == [f"#{slug}" for slug in slugs]

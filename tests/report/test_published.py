@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perfsuite.errors import CaseError
+from perfsuite.report.published import (
+    Comparison,
+    Pair,
+    PublishedFigure,
+    PublishedFile,
+    Row,
+    compare,
+    concerned,
+    latest,
+)
+from perfsuite.results.rank_report import Failure
+from perfsuite.results.session_file import Result, SessionFile
+from tests.samples import make_case, make_figures, make_machine, make_result, make_run
+
+
+def row(case: str = "a", value: float | None = 93600, reported: str = "93.6K", **changes: Any) -> Row:
+    values: dict[str, Any] = {
+        "settings": ("FSDP", "4"),
+        "devices": 16,
+        "figures": (PublishedFigure(quantity="tokens_per_s", value=value, reported=reported),),
+        "case": case,
+    }
+    return Row(**{**values, **changes})
+
+
+def comparison(*rows: Row, **changes: Any) -> Comparison:
+    values: dict[str, Any] = {
+        "name": "x",
+        "title": "FSDP or 3D",
+        "source": "a blog",
+        "accelerator": "H100 80GB",
+        "conditions": "Llama-3.1-8B",
+        "headings": ("Framework", "Nodes"),
+        "rows": rows,
+    }
+    return Comparison(**{**values, **changes})
+
+
+def measured(**figures: Any) -> Result:
+    return make_result(make_run(figures=make_figures(**figures)), before=None)
+
+
+def session(*results: Result, started_at: str = "2026-01-01T00:00:00+00:00") -> SessionFile:
+    return SessionFile(
+        perfsuite="0.1",
+        status="complete",
+        started_at=started_at,
+        machine=make_machine(),
+        results=results,
+        skipped=(),
+    )
+
+
+def test_what_was_not_run_says_what_it_needs_and_shows_no_other_figure() -> None:
+    table = compare(comparison(row(twin="twin")), {})
+    assert table.headers == (
+        "Framework",
+        "Nodes",
+        "tokens/s, published",
+        "tokens/s, here",
+        "ratio",
+        "verdict",
+    )
+    assert table.rows == (("FSDP", "4", "93.6K", "not run: needs 16 x H100 80GB", "-", "-"),)
+    assert table.pairs == (Pair(label="FSDP, 4", published=93600),)
+
+
+def test_a_measured_row_has_its_figure_its_ratio_and_its_verdict() -> None:
+    table = compare(comparison(row()), {"a": measured(tokens_per_s=102960)})
+    assert table.rows == (("FSDP", "4", "93.6K", "102,960", "1.10", "recorded"),)
+    assert table.pairs == (Pair(label="FSDP, 4", published=93600, measured=102960),)
+
+
+def test_a_twin_is_shown_apart_and_never_compared() -> None:
+    table = compare(comparison(row(twin="twin")), {"twin": measured(tokens_per_s=5000)})
+    assert table.headers[-1] == "CPU twin"
+    assert table.rows[0][3:] == ("not run: needs 16 x H100 80GB", "-", "-", "5,000 tokens/s, recorded")
+    assert table.pairs == (Pair(label="FSDP, 4", published=93600),)
+
+
+def test_a_failed_row_shows_how_it_failed() -> None:
+    failed = make_result(
+        make_run(failure=Failure(kind="crash", message="x"), figures=make_figures(tokens_per_s=None))
+    )
+    assert compare(comparison(row()), {"a": failed}).rows[0][3:] == ("crash", "-", "failed")
+
+
+def test_relative_time_is_relative_to_the_named_case() -> None:
+    def relative(case: str, value: float, reported: str) -> Row:
+        figure = PublishedFigure(quantity="relative_time", value=value, reported=reported)
+        return row(case, figures=(figure,), relative_to="ddp")
+
+    both = comparison(relative("ddp", 1, "5m57s"), relative("fsdp", 0.748, "4m27s"))
+    results = {"ddp": measured(tokens_per_s=1000), "fsdp": measured(tokens_per_s=1600)}
+    assert [cells[2:5] for cells in compare(both, results).rows] == [
+        ("5m57s", "1.00", "1.00"),
+        ("4m27s", "0.62", "0.84"),
+    ]
+    del results["ddp"]
+    assert compare(both, results).rows[1][2:5] == ("4m27s", "not measured", "-")
+
+
+def test_an_unstated_unit_is_shown_without_a_ratio() -> None:
+    figures = (PublishedFigure(quantity="unstated", value=11000, reported="11,000"),)
+    table = compare(comparison(row(figures=figures)), {"a": measured(tokens_per_s=40000)})
+    assert table.rows[0][2:5] == ("11,000", "40,000 tokens/s", "-")
+
+
+def test_further_figures_stand_beside_each_other() -> None:
+    figures = (
+        PublishedFigure(quantity="step_s", value=0.748, reported="748"),
+        PublishedFigure(quantity="reserved_memory_bytes", value=14736 * 2**20, reported="14736"),
+        PublishedFigure(quantity="gpu_utilisation", value=86.2, reported="86.2 +/- 9.7"),
+    )
+    result = measured(step_s_p50=0.7, reserved_memory_bytes=14.5 * 2**30)
+    table = compare(comparison(row(figures=figures)), {"a": result})
+    assert table.headers[-3:] == ("memory, published / here", "GPU usage, published / here", "verdict")
+    assert table.rows[0][2:] == ("748", "700 ms", "0.94", "14736 / 14.50 GiB", "86.2 +/- 9.7 / -", "recorded")
+
+
+def test_the_best_batch_before_allocator_retries_is_starred_in_each_sweep() -> None:
+    def swept(size: int, retries: int, speed: float) -> Result:
+        figures = make_figures(alloc_retries=retries, tokens_per_s=speed)
+        return make_result(make_run(case=make_case(micro_batch=size), figures=figures), before=None)
+
+    results = {r.case_id: r for r in (swept(4, 0, 1000), swept(7, 0, 2000), swept(8, 3, 3000))}
+    rows = [row(case_id, sweep="baseline") for case_id in results] + [row("other", sweep="other")]
+    shown = [cells[3] for cells in compare(comparison(*rows), results).rows]
+    assert shown == ["1,000", "2,000 ★", "3,000", "not run: needs 16 x H100 80GB"]
+
+
+def test_notes_are_those_of_the_table_and_of_its_rows_once() -> None:
+    table = compare(comparison(row(note="a"), row(note="a"), row(note="b"), notes=("first",)), {})
+    assert table.notes == ("first", "a", "b")
+
+
+def test_the_newest_result_of_a_case_counts_and_never_one_with_a_fault() -> None:
+    old, new = (session(measured(tokens_per_s=v), started_at=f"2026-01-0{v}T00:00:00+00:00") for v in (1, 2))
+    faulty = session(
+        make_result(make_run(inject="slowdown=30%"), before=None), started_at="2026-01-03T00:00:00+00:00"
+    )
+    found = latest([new, faulty, old])
+    assert [result.figures.tokens_per_s for result in found.values()] == [2]
+
+
+def test_a_session_concerns_the_tables_with_a_case_or_a_twin_of_it() -> None:
+    case = measured().case_id
+    tables = [
+        comparison(row(case="other"), row(case=case), title="case"),
+        comparison(row(case="other"), title="neither"),
+        comparison(row(case="other", twin=case), title="twin"),
+    ]
+    published = PublishedFile(comparisons=tuple(tables))
+    assert [table.title for table in concerned(published, [session(measured())])] == ["case", "twin"]
+    assert concerned(published, [session()]) == []
+
+
+def test_an_unknown_comparison() -> None:
+    file = PublishedFile(comparisons=(comparison(row()), comparison(row(), name="gpt-on-v100")))
+    assert file.find("x").name == "x"
+    with pytest.raises(
+        CaseError, match=r"unknown comparison 'gpt-v100'\. Did you mean 'gpt-on-v100'\? Known: x, gpt"
+    ):
+        file.find("gpt-v100")

@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from perfsuite.case.case import KnownIssue
+from perfsuite.report.summary import (
+    QUIET,
+    WORST_FIRST,
+    headline,
+    in_short,
+    interruption,
+    known_issue,
+    machine_notes,
+    needs_words,
+    notes,
+    properties,
+    provenance,
+    reason,
+    speed_change,
+    tally,
+    verdict,
+)
+from perfsuite.report.text import percent, relative
+from perfsuite.results.outcome import Outcome
+from perfsuite.results.rank_report import Failure
+from perfsuite.results.run import Health
+from perfsuite.results.session_file import Result
+from perfsuite.verdict.noise import ClassNoise
+from tests.samples import (
+    make_gpu_machine,
+    make_image_result,
+    make_machine,
+    make_result,
+    make_shared,
+    never_run,
+    now,
+)
+from tests.sessions import make_blind, make_gpu_result, make_session
+
+EXCUSES = {
+    excuse for option in get_args(Result.model_fields["excused"].annotation) for excuse in get_args(option)
+}
+
+UNKNOWN = Health(samples=2, seconds=1, steps=2, notes=("GPU health is unknown",))
+
+
+def test_the_headline_counts_the_worst_first_over_all_sessions() -> None:
+    session = make_session(3, lambda number: ("passed", "regressed", "crash")[number])
+    assert headline([session]) == "1 failed, 1 regressed, 1 passed, 3 skipped"
+    assert headline([session, session]) == "2 failed, 2 regressed, 2 passed, 6 skipped"
+    assert headline([make_session(0).replace(skipped=())]) == "nothing was measured"
+
+
+def test_every_verdict_has_its_place() -> None:
+    assert set(WORST_FIRST) == set(get_args(Outcome)) | EXCUSES
+
+
+def test_provenance_is_that_of_the_launches() -> None:
+    assert provenance(make_session(2, lambda number: "passed")) == {
+        "hardware": "h100-80gb-sxm (NVIDIA H100 80GB HBM3)",
+        "torch": "2.13.0",
+        "commit": "0123456789ab",
+        "started": "2026-01-02 03:00:00 UTC",
+        "perfsuite": "0.1.0",
+    }
+
+
+def test_provenance_where_little_is_known() -> None:
+    told = provenance(make_session(0).replace(commit=None, machine=make_machine()))
+    assert (told["hardware"], told["torch"]) == ("cpu-test-2c (Test CPU)", "not observed")
+    assert told["commit"] == "none: not in git"
+    assert (
+        provenance(make_session(0).replace(dirty=True))["commit"] == "0123456789ab with uncommitted changes"
+    )
+
+
+def test_an_interrupted_session_names_what_was_lost() -> None:
+    session = make_session(0)
+    assert interruption(session) is None
+    cut = session.replace(status="interrupted")
+    assert interruption(cut) == "The session was interrupted; what came after it was not measured."
+    assert "interrupted: c-1 was not judged;" in str(interruption(cut.replace(interrupted_case="c-1")))
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("passed", ""),
+        ("recorded", ""),
+        ("regressed", "tokens/s -7.4%, tokens/s with stalls -7.3%"),
+        ("larger", "peak memory +6.0%"),
+        ("improved", "tokens/s +11.2%, tokens/s with stalls +11.4%"),
+        ("throttled", "3 launches set aside"),
+        ("crash", "crash"),
+    ],
+)
+def test_a_verdicts_reason_in_a_few_words(kind: str, why: str) -> None:
+    assert reason(make_gpu_result({"larger": 4, "improved": 5}.get(kind, 2), kind)) == why
+
+
+def test_a_missing_metric_is_named_and_noise_that_is_not_known_is_said() -> None:
+    assert reason(make_result(now(peak_memory_bytes=None))) == "missing metric: peak memory"
+    assert reason(never_run()) == "no baseline"
+    unknown = make_result(now(), noise=ClassNoise(by_metric={}))
+    assert reason(unknown).startswith("tokens/s not known, ")
+
+
+def test_the_change_of_speed_is_that_of_tokens_not_of_time() -> None:
+    result = make_gpu_result(2, "regressed")
+    worsening = result.verdict.checks[0].worsening
+    assert worsening is not None
+    assert speed_change(result) == pytest.approx(1 / (1 + worsening) - 1)
+    assert speed_change(never_run()) is None
+
+
+def test_a_change_of_nothing_has_no_minus() -> None:
+    assert [percent(change) for change in (-0.0001, 0.0, 0.05, -0.05)] == ["+0.0%", "+0.0%", "+5.0%", "-5.0%"]
+
+
+def test_only_what_somebody_may_have_to_act_upon_needs_words() -> None:
+    assert needs_words(make_gpu_result(2, "regressed"))
+    for quiet in (
+        make_result(now()),
+        make_result(now().replace(notes=("n",))),
+        make_blind(make_result(now())),
+        make_result(now().replace(health=UNKNOWN)),
+        make_result(now().replace(inject="slowdown=1%")),
+    ):
+        assert not needs_words(quiet)
+
+
+def test_what_is_blind_is_one_line_for_all() -> None:
+    passed = make_result(now())
+    assert in_short([passed, make_blind(make_gpu_result(2, "regressed"))]) == []
+    (line,) = in_short([make_blind(passed), passed, make_blind(passed)])
+    assert line.startswith("blind: in 2 of 3 cases noise hides changes as large as the tolerance")
+    assert line.endswith("How large: -v or the HTML report tells")
+
+
+def test_a_note_of_several_cases_is_one_line() -> None:
+    noted = make_result(now().replace(notes=("n",), health=UNKNOWN))
+    other = make_result(now().replace(notes=("o",)), case_id="other")
+    assert in_short([noted, other, noted]) == [
+        "note on 2 cases: n",
+        "note on 2 cases: GPU health is unknown",
+        "note on other: o",
+    ]
+    many = make_result(now().replace(notes=tuple("abcdefg")))
+    told = in_short([many])
+    assert len(told) == 6
+    assert told[-1] == "2 notes more: -v or the HTML report tells"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("baseline: /repo/baselines/x.json", "baseline: baselines/x.json"),
+        ('File "/repo/a.py" or /repo/b', 'File "a.py" or b'),
+        ("/var/repo/x /repository/x /repo", "/var/repo/x /repository/x /repo"),
+    ],
+)
+def test_paths_are_told_from_the_root_directory(text: str, told: str) -> None:
+    assert relative(text, Path("/repo")) == told
+    assert relative(text, Path("/")) == text
+
+
+def test_what_is_not_known_of_the_machine_is_told_once_and_not_with_each_case() -> None:
+    machine = make_gpu_machine().replace(note="unknown peak")
+    results = [make_result(now().replace(machine=machine), before=None)] * 2
+    assert machine_notes(results) == ["unknown peak"]
+    assert not needs_words(results[0])
+
+
+def test_notes_are_those_of_launches_health_and_machine_each_once_and_how_often() -> None:
+    machine = make_gpu_machine().replace(note="unknown peak")
+    run = now().replace(notes=("a",), health=UNKNOWN, machine=machine)
+    result = make_result(run.replace(inject="nan"), run.replace(notes=()), before=None)
+    assert notes(result) == [
+        "a fault was injected: nan",
+        "a",
+        "GPU health is unknown (2 launches)",
+        "unknown peak",
+    ]
+    assert notes(make_result(now().replace(machine=make_machine(note="NVML found no GPU")))) == []
+
+
+def test_what_noise_hides_is_counted_and_named_with_the_smallest_change_that_is_found() -> None:
+    passed, regressed = make_gpu_result(2), make_gpu_result(2, "regressed")
+    assert tally([passed, make_blind(passed), make_blind(passed)]) == ["3 passed (2 blind)"]
+    session = make_session(0).replace(results=(passed, make_blind(regressed)))
+    assert headline([session]) == "1 regressed (1 blind), 1 passed, 3 skipped"
+    hidden = "blind to changes of tokens/s below 32.4%"
+    assert reason(make_blind(passed)) == hidden
+    assert reason(make_blind(regressed)) == f"tokens/s -7.4%, tokens/s with stalls -7.3%; {hidden}"
+    told = properties(make_blind(passed))
+    assert (told["blind"], told["tokens_per_s_minimum_detectable"]) == ("tokens_per_s", 0.324)
+    assert told["reason"] == hidden
+    sharp = properties(passed)
+    assert "blind" not in sharp
+    assert float(sharp["tokens_per_s_minimum_detectable"]) < 0.03
+
+
+def test_what_others_disturbed_is_counted_and_a_property() -> None:
+    shared = make_shared()
+    assert tally([shared, make_blind(make_gpu_result(2))]) == ["1 unhealthy (1 shared)", "1 passed (1 blind)"]
+    assert properties(shared)["shared"] == "others used the machine"
+    assert "shared" not in properties(make_gpu_result(2))
+
+
+def test_properties_hold_verdict_figures_and_changes() -> None:
+    told = properties(make_gpu_result(2, "regressed"))
+    assert (told["outcome"], told["launches"], told["hardware_class"]) == ("regressed", 3, "h100-80gb-sxm")
+    assert told["reason"] == "tokens/s -7.4%, tokens/s with stalls -7.3%"
+    assert (
+        float(told["tokens_per_s_low"])
+        < float(told["tokens_per_s_worsening"])
+        < float(told["tokens_per_s_high"])
+    )
+    assert "peak_memory_bytes_low" not in told  # exact on a GPU
+    assert set(properties(never_run())) == {"case_id", "framework", "outcome", "launches", "reason"}
+
+
+def test_what_counts_samples_says_so_for_machines_too() -> None:
+    images = make_image_result()
+    assert percent(speed_change(images) or 0) == "-50.0%"
+    assert reason(images) == "samples/s -50.0%, samples/s with stalls -50.0%"
+    told = properties(images)
+    assert (told["samples_per_s"], told["energy_per_sample_j"]) == (1234, 0.002)
+    assert float(told["samples_per_s_worsening"]) > 0.9
+    assert [name for name in told if "token" in name] == []
+
+
+def test_an_excused_failure_is_counted_as_what_excuses_it() -> None:
+    excused = make_gpu_result(1, "crash").replace(excused="known issue")
+    assert (verdict(excused), reason(excused)) == ("known issue", "crash")
+    assert tally([excused, make_gpu_result(2)]) == ["1 known issue", "1 passed"]
+    assert EXCUSES <= QUIET
+    assert not needs_words(excused)
+
+
+def test_a_known_issue_is_told_whether_it_is_still_there_or_gone() -> None:
+    run = now()
+    known = run.replace(
+        case=run.case.replace(known_issue=KnownIssue(url="https://example.org/1", failure="crash"))
+    )
+    assert known_issue(make_result(now())) is None
+    gone = "known issue gone: https://example.org/1: take known_issue from the case"
+    recorded = make_result(known, before=None)
+    assert known_issue(recorded) == gone
+    assert in_short([recorded]) == [f"{recorded.case_id}: {gone}"]
+    crash = known.replace(failure=Failure(kind="crash", message="x"))
+    assert known_issue(make_result(crash)) is None
+    excused = make_result(crash, excused="known issue")
+    assert in_short([excused]) == [f"{excused.case_id}: known issue still there: https://example.org/1"]

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite.case.case import Case, Topology
+from perfsuite.frameworks.script import Script
+from perfsuite.results import agreement
+from perfsuite.results.collect import NO_TF32_PEAK, collect
+from perfsuite.results.rank_report import Evidence, Flops, Observed, RankReport
+from perfsuite.results.run import Run
+from tests.samples import IMAGES, make_case, make_gpu_machine, make_machine, make_report, write_launch
+
+
+def reports(*evidence: Evidence | None, **changes: Any) -> list[RankReport]:
+    return [make_report(rank, evidence=each, **changes) for rank, each in enumerate(evidence)]
+
+
+def told(*norms: float, **changes: Any) -> Evidence:
+    """Of parameters a, b, ... that had the norm 10 before."""
+    replicated = {name: (10.0, norm) for name, norm in zip("abc", norms, strict=False)}
+    return Evidence(**{"data_parallel": 2, "collectives": 25, "replicated": replicated, **changes})
+
+
+def run_of(case: Case, directory: Path, ranks: list[RankReport]) -> Run:
+    return collect(
+        write_launch(directory, *ranks, case=case), make_machine(), started_at="", duration_s=1, failure=None
+    )
+
+
+# --- one model --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("replicas", ["agree", "differ"])
+def test_ranks_that_exchange_nothing_trained_apart(replicas: str) -> None:
+    said = agreement.trained_apart(
+        reports(told(11, collectives=0), told(11, collectives=0)), case_of(replicas=replicas)
+    )
+    assert said == (
+        "the 2 ranks trained apart: no collective ran after the first step. Their gradients are not "
+        "exchanged: wrap the whole model in DDP or FSDP, or all-reduce its gradients."
+    )
+
+
+def test_replicas_that_moved_apart_are_named() -> None:
+    said = agreement.trained_apart(reports(told(11, 11, 11), told(11, 11.02, 11.5)), case_of())
+    assert said is not None
+    assert said.startswith("the 2 ranks trained apart: 2 of 3 parameters are not the same on all of them")
+    assert "after the last step, as b. Their gradients are not exchanged" in said
+    assert said.endswith(
+        "If they are not to be the same: with tensor or pipeline parallelism, say data_parallel=, the number "
+        "of ranks that see different data; with experts or embeddings that each rank has its own of, or "
+        "replicas that are averaged now and then, say Script(replicas='differ'), and they are not compared"
+    )
+
+
+def test_replicas_that_differ_on_purpose_are_not_compared(tmp_path: Path) -> None:
+    apart = reports(told(11, 11), told(11, 13), tokens_per_step=CLAIMED)
+    assert agreement.trained_apart(apart, case_of()) is not None
+    assert run_of(case_of(replicas="differ"), tmp_path, apart).failure is None
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        [told(11, 12), told(11, 12)],
+        [told(11.0, 12), told(11.001, 12)],  # another order of sums
+        [told(1e6, 2e6), told(1e6 + 0.4, 2e6 + 0.9)],
+        [told(11), Evidence(data_parallel=2, collectives=9)],  # split by hand: not whole everywhere
+        [told(11, collectives=None), told(11, collectives=None)],  # a backend that does not count
+        [told(11, collectives=0), told(11)],
+        [told(11, collectives=0, data_parallel=1), told(13, collectives=0, data_parallel=1)],
+        [told(11, collectives=0)],
+        [None, None],
+        [told(11, collectives=0), None],
+    ],
+)
+def test_ranks_that_train_one_model_or_do_not_tell(ranks: list[Evidence | None]) -> None:
+    assert agreement.trained_apart(reports(*ranks), case_of()) is None
+
+
+def test_ranks_that_trained_apart_are_no_measurement(tmp_path: Path) -> None:
+    run = run_of(make_case(), tmp_path, reports(told(11), told(13)))
+    assert run.failure is not None
+    assert run.failure.kind == "mismatch"
+    assert "trained apart" in run.failure.message
+
+
+# --- tokens -----------------------------------------------------------------------------------------------
+
+CLAIMED = 256
+"""Tokens a step of `make_case` on two ranks: 64 x 2 each."""
+
+
+def saw(*tokens: int | None, **changes: Any) -> list[RankReport]:
+    values = {"data_parallel": 2, "forwards": 1, **changes}
+    return reports(*(Evidence(tokens=count, **values) for count in tokens))
+
+
+def case_of(**options: Any) -> Case:
+    return make_case(framework=Script(path="train.py", **options))
+
+
+def test_tokens_as_claimed_need_no_word(tmp_path: Path) -> None:
+    run = run_of(make_case(), tmp_path, saw(128, 128))
+    assert (run.failure, run.notes) == (None, ())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "changes"),
+    [
+        ((256, 256), {"forwards": 2}),  # accumulation of two
+        ((100, 120), {}),
+        ((100, 100), {"data_parallel": 1}),  # split layers: both see the same
+        ((512, 512), {"data_parallel": 1}),
+    ],
+)
+def test_tokens_that_the_model_was_not_given_are_a_mismatch(tokens: tuple[int, ...], changes: Any) -> None:
+    ranks = [report.replace(tokens_per_step=256) for report in saw(*tokens, **changes)]
+    said = agreement.tokens_differ(ranks, case_of())
+    assert said is not None
+    assert "Correct the case; or say Script(tokens='vary')" in said
+
+
+def test_the_message_names_claim_sight_and_remedy(tmp_path: Path) -> None:
+    run = run_of(case_of(), tmp_path, saw(90, 110, padding=20))
+    assert run.failure is not None
+    assert (run.failure.kind, run.failure.message) == (
+        "mismatch",
+        "tokens: the case claims 256 a step (sequence_length x micro_batch x gradient_accumulation = "
+        "64 x 2 x 1, on 2 data-parallel ranks), but the model was given 200, 20% of them padding in the "
+        "second step, by 1 calls a rank. Correct the case; or say Script(tokens='vary') if their number "
+        "varies from step to step: tokens/s then counts what the case claims",
+    )
+
+
+def test_sequences_may_be_split_among_ranks() -> None:
+    """Context parallelism: each of two ranks is given one half of the same sequences."""
+    ranks = [report.replace(tokens_per_step=256) for report in saw(128, 128, data_parallel=1)]
+    assert agreement.tokens_differ(ranks, case_of()) is None
+    assert agreement.token_notes(ranks, case_of()) == (
+        "tokens/s counts 256 tokens a step; the model was given that in the second step where each of the 2 "
+        "ranks has its own part of them, as with context or sequence parallelism",
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "padding", "note"),
+    [
+        (
+            (127, 127),
+            {},
+            0,
+            ("tokens/s counts 256 tokens a step; the model was given 254 in the second step",),
+        ),
+        (
+            (128, 128),
+            {},
+            64,
+            (
+                "tokens/s counts 256 tokens a step; the model was given 256, 50% of them padding in the "
+                "second step",
+            ),
+        ),
+        (
+            (50, 60),
+            {"tokens": "vary"},
+            0,
+            (
+                "tokens/s counts 256 tokens a step, which the case says vary; the model was given 110 in "
+                "the second step",
+            ),
+        ),
+        ((None, None), {}, 0, ()),  # images
+        ((128, None), {}, 0, ()),  # the second stage of a pipeline
+    ],
+)
+def test_other_tokens_are_a_note(
+    tmp_path: Path, tokens: tuple[int | None, ...], options: Any, padding: int, note: tuple[str, ...]
+) -> None:
+    run = run_of(case_of(**options), tmp_path, saw(*tokens, padding=padding))
+    assert (run.failure, run.notes) == (None, note)
+
+
+# --- MFU -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("precision", "matmul", "known"),
+    [("fp32", "tf32", False), ("fp32", "ieee", True), ("bf16", "tf32", True)],
+)
+def test_no_mfu_of_fp32_in_tf32(tmp_path: Path, precision: Any, matmul: str, known: bool) -> None:
+    seen = Observed(settings={"fp32_matmul": matmul}, environment={})
+    flops = Flops(formula="palm-1", per_token=2e9, parameters=3, matmul_parameters=2)
+    case = make_case(hardware="gpu", precision=precision, topology=Topology(processes_per_node=2))
+    ranks = [make_report(rank, observed=seen, flops=flops) for rank in (0, 1)]
+    run_dir = write_launch(tmp_path, *ranks, case=case, peak_flops=67e12)
+    run = collect(run_dir, make_gpu_machine(), started_at="", duration_s=1, failure=None)
+    assert (run.figures.mfu is not None) == known
+    assert run.figures.tflops_per_device
+    assert (NO_TF32_PEAK in run.notes) == (not known)
+
+
+def test_a_case_that_counts_samples_claims_no_tokens() -> None:
+    """What a model of tables is given in integers is not its samples."""
+    ranks = reports(*[told(11, tokens=9, padding=3, forwards=1)] * 2)
+    assert agreement.tokens_differ(ranks, make_case()) is not None
+    assert agreement.tokens_differ(ranks, IMAGES) is None
+    assert agreement.token_notes(ranks, IMAGES) == ()

@@ -1,0 +1,323 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfsuite import documents
+from perfsuite.errors import CaseError, FileError
+from perfsuite.results import baseline
+from perfsuite.results.baseline import Acceptance, Baseline, loss_curve
+from perfsuite.results.rank_report import Flops, Observed
+from tests.samples import deterministic, make_case, make_figures, make_launches, make_machine, make_run
+
+CLASS = "cpu-test-2c"
+CASE = make_case()
+
+
+ACCEPTED = Acceptance(by="Ada", date="2026-01-03", commit="4815f77", reason="NCCL 2.28 is slower")
+
+
+def recorded(speed: float = 1, **changes: Any) -> Baseline:
+    [run] = make_launches(speed)
+    return baseline.from_runs([run.replace(**changes)])
+
+
+def stored(directory: Path, speed: float = 1, **changes: Any) -> Path:
+    held = recorded(speed, **changes)
+    path = baseline.path(directory, held.hardware_class, held.case)
+    documents.write(path, held)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        (123456789.0, 123457000.0),
+        (0.000123456789, 0.000123457),
+        (1.0000004, 1.0),
+        (-7.6543219, -7.65432),
+        (999999.9, 1000000.0),
+        (0.0, 0.0),
+        (None, None),
+        (math.inf, math.inf),
+    ],
+)
+def test_figures_are_kept_to_six_digits(value: float | None, kept: float | None) -> None:
+    run = make_run(figures=make_figures(tokens_per_s=value))
+    assert baseline.from_runs([run]).launches[0].figures.tokens_per_s == kept
+
+
+def test_a_figure_that_is_no_number_is_kept() -> None:
+    run = make_run(figures=make_figures(tokens_per_s=math.nan))
+    kept = baseline.from_runs([run]).launches[0].figures.tokens_per_s
+    assert kept is not None
+    assert math.isnan(kept)
+
+
+def test_every_figure_is_rounded_alike() -> None:
+    run = make_run(figures=make_figures(mfu=0.123456789, step_jitter=1.23456789, alloc_retries=2))
+    kept = baseline.from_runs([run]).launches[0].figures
+    assert (kept.mfu, kept.step_jitter, kept.alloc_retries, kept.tflops_per_device) == (
+        0.123457,
+        1.23457,
+        2,
+        None,
+    )
+
+
+def test_from_runs_keeps_every_launch_and_what_the_first_one_was() -> None:
+    flops = Flops(formula="palm-1", per_token=1.5, parameters=2, matmul_parameters=3)
+    seen = Observed(settings={"a": "b"}, environment={"c": "d"})
+    runs = [run.replace(flops=flops, observed=seen) for run in make_launches(1, 2, 4)]
+    runs[1] = runs[1].replace(started_at="later", observed=None, loss=(3.0, 2.0))
+    made = baseline.from_runs(runs)
+    assert [launch.figures.tokens_per_s for launch in made.launches] == [1000, 2000, 4000]
+    assert [len(launch.loss) for launch in made.launches] == [10, 2, 10]
+    assert (made.case, made.hardware_class) == (CASE, CLASS)
+    assert (made.flops, made.observed, made.recorded_at) == (flops, seen, "2026-01-02T03:04:05+00:00")
+
+
+def test_each_launch_may_say_its_session(tmp_path: Path) -> None:
+    made = baseline.from_runs(make_launches(1, 1.01, 1.02), sessions=["a", "a", "b"])
+    path = baseline.path(tmp_path, CLASS, CASE)
+    documents.write(path, made)
+    held = documents.read(path, Baseline)
+    assert [launch.session for launch in held.launches] == ["a", "a", "b"]
+    assert held.session_sizes("tokens_per_s") == [2, 1]
+    assert held.session_sizes("mfu") == []
+
+
+def test_a_file_that_says_no_sessions_is_one(tmp_path: Path) -> None:
+    path = stored(tmp_path)
+    content = json.loads(path.read_text())
+    content["launches"] = [{k: v for k, v in content["launches"][0].items() if k != "session"}] * 3
+    path.write_text(json.dumps(content))
+    held = documents.read(path, Baseline)
+    assert [launch.session for launch in held.launches] == [None] * 3
+    assert held.session_sizes("tokens_per_s") == [3]
+
+
+def test_a_merely_recorded_baseline_was_accepted_by_nobody() -> None:
+    assert baseline.from_runs(make_launches(1)).accepted is None
+
+
+def test_who_accepted_it_and_why_stands_in_the_file(tmp_path: Path) -> None:
+    made = baseline.from_runs(make_launches(1, 1.01), accepted=ACCEPTED)
+    path = baseline.path(tmp_path, CLASS, CASE)
+    documents.write(path, made)
+    assert json.loads(path.read_text())["accepted"] == {
+        "by": "Ada",
+        "date": "2026-01-03",
+        "commit": "4815f77",
+        "reason": "NCCL 2.28 is slower",
+    }
+    assert baseline.find([tmp_path], CLASS, CASE) == (made, path)
+
+
+@pytest.mark.parametrize("missing", ["by", "date", "commit"])
+def test_an_acceptance_says_who_when_and_at_which_commit(missing: str) -> None:
+    values = ACCEPTED.model_dump()
+    del values[missing]
+    with pytest.raises(CaseError, match=f"Acceptance: {missing}: Field required"):
+        Acceptance(**values)
+
+
+def test_a_loss_curve_is_ten_means_each_over_a_tenth_of_the_steps() -> None:
+    assert loss_curve([float(step) for step in range(100)]) == tuple(10 * part + 4.5 for part in range(10))
+    assert loss_curve([1.0] * 9 + [0.0]) == (1.0,) * 9 + (0.0,)
+
+
+@pytest.mark.parametrize("loss", [(), (3.0,), (3.0, 2.5, 2.0), tuple(range(9))])
+def test_a_loss_series_of_fewer_than_ten_steps_is_kept_as_it_is(loss: tuple[float, ...]) -> None:
+    assert loss_curve(loss) == loss
+
+
+@deterministic
+@given(st.integers(10, 90))
+def test_every_step_counts_in_the_one_tenth_where_it_lies(steps: int) -> None:
+    """A step that stands out, wherever it is, raises one mean, and that of its place."""
+    for step in range(steps):
+        curve = loss_curve([float(index == step) for index in range(steps)])
+        [position] = [part for part, value in enumerate(curve) if value]
+        assert len(curve) == 10
+        assert abs(position - 10 * (step + 0.5) / steps + 0.5) <= 0.5 + 5 / steps
+
+
+def test_the_loss_of_a_baseline_is_rounded_and_of_each_launch() -> None:
+    falling = tuple(7 / (step + 3) for step in range(30))
+    runs = [make_run(loss=loss) for loss in (falling, (1.23456789,), ())]
+    first, second, third = (launch.loss for launch in baseline.from_runs(runs).launches)
+    assert first == pytest.approx([fmean(falling[3 * part : 3 * part + 3]) for part in range(10)], rel=5e-6)
+    assert all(len(f"{value:.10g}") <= 8 for value in first)
+    assert (second, third) == ((1.23457,), ())
+
+
+def test_the_device_probe_of_each_launch_is_kept_and_told_by_its_median() -> None:
+    probes: list[dict[str, float]] = [
+        {"matmul": 712.3456789, "copy": 3.0},
+        {},
+        {"matmul": 700.0},
+        {"matmul": 650.0},
+    ]
+    made = baseline.from_runs([make_run(device_probe=probe) for probe in probes])
+    assert [launch.device_probe for launch in made.launches] == [
+        {"matmul": 712.346, "copy": 3.0},
+        *probes[1:],
+    ]
+    assert made.device_probe() == {"copy": 3.0, "matmul": 700.0}
+    assert recorded().device_probe() == {}
+
+
+def test_values_are_those_of_the_launches_that_have_the_figure_in_their_order() -> None:
+    figures = [make_figures(mfu=mfu) for mfu in (0.5, None, 0.3, 0.4, None)]
+    made = baseline.from_runs([make_run(figures=each) for each in figures])
+    assert made.values("mfu") == [0.5, 0.3, 0.4]
+    assert made.values("alloc_retries") == []
+    assert made.values("tokens_per_s") == [1000] * 5
+
+
+def test_median_over_the_launches_that_have_the_figure() -> None:
+    figures = [make_figures(mfu=mfu) for mfu in (0.5, None, 0.3, 0.4, None)]
+    made = baseline.from_runs([make_run(figures=each) for each in figures])
+    assert made.median("mfu") == 0.4
+    assert made.median("alloc_retries") is None
+
+
+def test_a_baseline_without_launches_cannot_be() -> None:
+    with pytest.raises(CaseError, match=r"Baseline: launches: .*at least 1 item"):
+        recorded().replace(launches=())
+
+
+def test_path_is_class_and_id(tmp_path: Path) -> None:
+    machine = make_machine(hardware_class="h100-80gb-sxm")
+    assert (
+        baseline.path(tmp_path, machine.hardware_class, CASE)
+        == tmp_path / "h100-80gb-sxm" / f"{CASE.id}.json"
+    )
+
+
+def test_find_takes_the_first_directory_that_has_one(tmp_path: Path) -> None:
+    reviewed, local, nowhere = tmp_path / "reviewed", tmp_path / "local", tmp_path / "nowhere"
+    stored(local, 2)
+    assert baseline.find([nowhere, local], CLASS, CASE) == (recorded(2), baseline.path(local, CLASS, CASE))
+    stored(reviewed, 1)
+    assert baseline.find([reviewed, local], CLASS, CASE) == (
+        recorded(1),
+        baseline.path(reviewed, CLASS, CASE),
+    )
+    assert baseline.find([local, reviewed], CLASS, CASE) == (recorded(2), baseline.path(local, CLASS, CASE))
+
+
+def test_find_nothing(tmp_path: Path) -> None:
+    stored(tmp_path)
+    assert baseline.find([], CLASS, CASE) is None
+    assert baseline.find([tmp_path], "h100-80gb-sxm", CASE) is None
+    assert baseline.find([tmp_path], CLASS, make_case(micro_batch=3)) is None
+
+
+def test_a_file_in_the_wrong_place_is_an_error_that_says_what_it_holds(tmp_path: Path) -> None:
+    other = make_case(micro_batch=3)
+    wrong = baseline.path(tmp_path, CLASS, other)
+    stored(tmp_path).rename(wrong)
+    with pytest.raises(FileError) as caught:
+        baseline.find([tmp_path], CLASS, other)
+    message = str(caught.value)
+    assert message.startswith(f"{wrong}: it holds the baseline of {CASE.id} on {CLASS}.")
+    assert "move it or delete it" in message
+
+
+def test_a_file_of_another_class_is_an_error(tmp_path: Path) -> None:
+    wrong = baseline.path(tmp_path, "h100-80gb-sxm", CASE)
+    wrong.parent.mkdir()
+    stored(tmp_path).rename(wrong)
+    with pytest.raises(FileError, match=f"it holds the baseline of {CASE.id} on {CLASS}"):
+        baseline.find([tmp_path], "h100-80gb-sxm", CASE)
+
+
+def test_a_bad_first_file_is_an_error_though_another_directory_has_a_good_one(tmp_path: Path) -> None:
+    bad = stored(tmp_path / "reviewed")
+    stored(tmp_path / "local")
+    bad.write_text(bad.read_text()[:100])
+    with pytest.raises(FileError, match="not JSON") as caught:
+        baseline.find([tmp_path / "reviewed", tmp_path / "local"], CLASS, CASE)
+    assert str(bad) in str(caught.value)
+
+
+def test_a_bad_field_is_named(tmp_path: Path) -> None:
+    path = stored(tmp_path)
+    content = json.loads(path.read_text())
+    content["launches"][0]["figures"]["tokens_per_s"] = "fast"
+    path.write_text(json.dumps(content))
+    with pytest.raises(FileError, match=r"field launches\.0\.figures\.tokens_per_s: .*got 'fast'"):
+        baseline.find([tmp_path], CLASS, CASE)
+
+
+def test_a_directory_in_place_of_the_file_is_an_error(tmp_path: Path) -> None:
+    baseline.path(tmp_path, CLASS, CASE).mkdir(parents=True)
+    with pytest.raises(FileError, match=r"cannot read .*Is a directory"):
+        baseline.find([tmp_path], CLASS, CASE)
+
+
+def test_a_baseline_of_another_schema_is_an_error_that_names_both_versions(tmp_path: Path) -> None:
+    path = stored(tmp_path)
+    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 2'))
+    with pytest.raises(FileError, match="field schema_version: this perfsuite reads 1, got 2"):
+        baseline.find([tmp_path], CLASS, CASE)
+
+
+def speeds_of_class(*directories: Path) -> list[float | None]:
+    return [held.median("tokens_per_s") for held in baseline.of_class(directories, CLASS)]
+
+
+OTHERS = [make_case(micro_batch=size) for size in (3, 4)]
+
+
+def test_of_class_takes_every_case_of_that_class_and_no_other(tmp_path: Path) -> None:
+    stored(tmp_path, 1)
+    stored(tmp_path, 3, case=OTHERS[0])
+    stored(tmp_path, 5, machine=make_machine(hardware_class="h100-80gb-sxm"))
+    assert sorted(held.case.micro_batch for held in baseline.of_class([tmp_path], CLASS)) == [2, 3]
+    assert speeds_of_class(tmp_path) == [1000, 3000]
+
+
+def test_of_class_takes_each_case_from_the_first_directory_that_has_it(tmp_path: Path) -> None:
+    reviewed, local, nowhere = tmp_path / "reviewed", tmp_path / "local", tmp_path / "nowhere"
+    stored(reviewed, 1)
+    stored(reviewed, 2, case=OTHERS[0])
+    stored(local, 10)
+    stored(local, 30, case=OTHERS[1])
+    assert speeds_of_class(nowhere, reviewed, local) == [1000, 2000, 30000]
+    assert speeds_of_class(local, reviewed) == [10000, 30000, 2000]
+
+
+def test_of_class_leaves_out_what_cannot_be_read(tmp_path: Path) -> None:
+    """It is an error where its own case is judged, not in every other one."""
+    stored(tmp_path, 1)
+    stored(tmp_path, 2, case=OTHERS[0]).write_text("{")
+    stored(tmp_path, 3, case=OTHERS[1])
+    (tmp_path / CLASS / "notes.txt").write_text("not a baseline")
+    (tmp_path / CLASS / "directory.json").mkdir()
+    assert speeds_of_class(tmp_path) == [1000, 3000]
+
+
+def test_of_class_lets_an_unreadable_file_hide_none_but_its_own_case(tmp_path: Path) -> None:
+    reviewed, local = tmp_path / "reviewed", tmp_path / "local"
+    stored(reviewed, 1).write_text("{")
+    stored(local, 2)
+    stored(local, 3, case=OTHERS[0])
+    assert speeds_of_class(reviewed, local) == [3000]
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_of_class_of_no_baselines_is_empty(tmp_path: Path, made: bool) -> None:
+    if made:
+        (tmp_path / CLASS).mkdir()
+    assert baseline.of_class([tmp_path], CLASS) == []
+    assert baseline.of_class([], CLASS) == []

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from perfsuite import documents
+from perfsuite.documents import Data, Document, plain
+from perfsuite.errors import CaseError, FileError
+from tests.samples import deterministic
+
+
+class Part(Data):
+    size_bytes: int
+    label: str = "part"
+
+
+class Note(Document):
+    schema_version: Literal[1] = 1
+    text: str = ""
+    step_s: tuple[float, ...] = ()
+    part: Part = Part(size_bytes=1)
+
+
+def write_raw(path: Path, **changes: Any) -> Path:
+    path.write_text(json.dumps({"schema_version": 1, **changes}))
+    return path
+
+
+def test_reads_back_what_it_wrote(tmp_path: Path) -> None:
+    note = Note(text="Grüße ☃", step_s=(0.1, 1e-300, 123456789.125), part=Part(size_bytes=2**40))
+    documents.write(tmp_path / "note.json", note)
+    assert documents.read(tmp_path / "note.json", Note) == note
+
+
+def test_reads_back_nan_and_infinities(tmp_path: Path) -> None:
+    documents.write(tmp_path / "note.json", Note(step_s=(math.nan, math.inf, -math.inf, 1.0)))
+    read = documents.read(tmp_path / "note.json", Note).step_s
+    assert math.isnan(read[0])
+    assert read[1:] == (math.inf, -math.inf, 1.0)
+
+
+@deterministic
+@given(st.lists(st.floats()), st.text())
+def test_plain_is_strict_json_that_reads_back(values: list[float], text: str) -> None:
+    text = text.encode(errors="replace").decode()
+    note = Note(text=text, step_s=tuple(values))
+    back = Note.model_validate(json.loads(json.dumps(plain(note), allow_nan=False)))
+    assert back.text == text
+    assert [repr(value) for value in back.step_s] == [repr(value) for value in note.step_s]
+
+
+def test_text_is_sorted_indented_and_the_same_every_time(tmp_path: Path) -> None:
+    path = tmp_path / "note.json"
+    documents.write(path, Note())
+    first = path.read_text()
+    keys = list(json.loads(first))
+    assert keys == sorted(keys)
+    assert first.endswith("}\n")
+    assert len(first.splitlines()) > len(keys)
+    documents.write(path, Note())
+    assert path.read_text() == first
+
+
+def test_write_makes_directories_and_a_file_that_others_may_read(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "deep" / "note.json"
+    documents.write(path, Note())
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert [entry.name for entry in path.parent.iterdir()] == ["note.json"]
+
+
+def test_write_takes_the_longest_file_name(tmp_path: Path) -> None:
+    path = tmp_path / ("n" * 250 + ".json")
+    documents.write(path, Note(text="long"))
+    assert documents.read(path, Note).text == "long"
+
+
+def test_write_replaces_the_old_file_and_leaves_nothing_else(tmp_path: Path) -> None:
+    documents.write(tmp_path / "note.json", Note(text="old", step_s=(1.0,) * 1000))
+    documents.write(tmp_path / "note.json", Note(text="new"))
+    assert documents.read(tmp_path / "note.json", Note).text == "new"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["note.json"]
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Writes past `size` bytes fail, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "note.json"
+    documents.write(path, Note(text="old"))
+    with largest_file(1000), pytest.raises(FileError, match=r"cannot write .*note\.json: File too large"):
+        documents.write(path, Note(text="x" * 100_000))
+    assert documents.read(path, Note).text == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["note.json"]
+
+
+def test_an_interrupt_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "note.json"
+    documents.write(path, Note(text="old"))
+    monkeypatch.setattr(os, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        documents.write(path, Note(text="new"))
+    assert documents.read(path, Note).text == "old"
+
+
+def test_write_below_a_regular_file_names_the_path_and_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    path = tmp_path / "file" / "note.json"
+    with pytest.raises(FileError, match="Give a directory that you may write to") as caught:
+        documents.write(path, Note())
+    assert str(path) in str(caught.value)
+
+
+def test_write_onto_a_directory_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "note.json").mkdir()
+    with pytest.raises(FileError, match=r"cannot write .*note\.json: Is a directory"):
+        documents.write(tmp_path / "note.json", Note())
+    assert [entry.name for entry in tmp_path.iterdir()] == ["note.json"]
+
+
+def test_read_of_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"cannot read .*gone\.json: No such file"):
+        documents.read(tmp_path / "gone.json", Note)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b'{"schema_version": 1, "text": "ab', id="cut short"),
+        pytest.param(b"\xff\xfe\x00garbage", id="binary"),
+        pytest.param(b"9" * 10_000, id="a number without end"),
+        pytest.param(b"[" * 100_000, id="a nest without end"),
+    ],
+)
+def test_read_of_what_is_not_json_names_the_file_and_what_to_do(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "note.json").write_bytes(content)
+    with pytest.raises(FileError, match=r"note\.json: not JSON .*Delete it or restore it"):
+        documents.read(tmp_path / "note.json", Note)
+
+
+@pytest.mark.parametrize(("content", "kind"), [("[]", "list"), ('"text"', "str"), ("null", "NoneType")])
+def test_read_of_what_is_not_an_object(tmp_path: Path, content: str, kind: str) -> None:
+    (tmp_path / "note.json").write_text(content)
+    with pytest.raises(FileError, match=rf"note\.json: expected a JSON object, got {kind}"):
+        documents.read(tmp_path / "note.json", Note)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"schema_version": 2}, "field schema_version: this perfsuite reads 1, got 2"),
+        ({"schema_version": None}, "field schema_version: this perfsuite reads 1, got None"),
+        ({"extra": 3}, "field extra: unknown field; remove it or correct its name, got 3"),
+        ({"part": {"size_bytes": 1, "colour": "red"}}, "field part.colour: unknown field"),
+        ({"part": {"size_bytes": "big"}}, "field part.size_bytes: "),
+        ({"part": {}}, "field part.size_bytes: Field required"),
+        ({"step_s": [0.1, "slow"]}, "field step_s.1: "),
+        ({"step_s": [0.1, [0.2]]}, "field step_s.1: "),
+        ({"text": 5}, "field text: "),
+    ],
+)
+def test_read_names_the_file_and_the_field(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    path = write_raw(tmp_path / "note.json", **changes)
+    with pytest.raises(FileError) as caught:
+        documents.read(path, Note)
+    assert str(caught.value).startswith(f"{path}: {said}")
+
+
+def test_read_names_every_bad_field(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "note.json", text=5, part={"size_bytes": "big"})
+    with pytest.raises(FileError, match=r"text: .*got 5; part\.size_bytes: .*got 'big'"):
+        documents.read(path, Note)
+
+
+def test_a_missing_schema_version_is_not_taken_for_the_current_one(tmp_path: Path) -> None:
+    (tmp_path / "note.json").write_text("{}")
+    with pytest.raises(FileError, match=r"field schema_version: this perfsuite reads 1, got None"):
+        documents.read(tmp_path / "note.json", Note)
+
+
+def test_a_huge_bad_value_is_cut_in_the_message(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "note.json", step_s="x" * 100_000)
+    with pytest.raises(FileError) as caught:
+        documents.read(path, Note)
+    assert len(str(caught.value)) < 300 + len(str(path))
+
+
+def test_data_is_frozen() -> None:
+    part = Part(size_bytes=1)
+    with pytest.raises(ValidationError, match="frozen"):
+        part.size_bytes = 2  # type: ignore[misc]
+
+
+def test_replace_gives_a_changed_copy() -> None:
+    part = Part(size_bytes=1, label="old")
+    changed = part.replace(label="new")
+    assert (changed.size_bytes, changed.label, part.label) == (1, "new", "old")
+    with pytest.raises(ValidationError, match="frozen"):
+        changed.label = "newer"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"size_bytes": "big"}, r"Part: size_bytes: .*got 'big'"), ({"size": 1}, r"Part: size: unknown field")],
+)
+def test_replace_validates(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(CaseError, match=said):
+        Part(size_bytes=1).replace(**changes)
+
+
+def test_constructor_names_the_class_and_the_nested_field() -> None:
+    with pytest.raises(CaseError, match=r"^Note: part\.size_bytes: Field required$"):
+        Note(part={})
+
+
+def test_write_text_makes_the_directory_and_replaces(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "out.json"
+    documents.write_text(path, "a")
+    documents.write_text(path, "b")
+    assert path.read_text() == "b"
+    assert [entry.name for entry in path.parent.iterdir()] == ["out.json"]
+
+
+@pytest.mark.parametrize("below", ["file/out.json", "file/deep/out.json", "."])
+def test_write_text_names_the_file_and_what_to_do(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(FileError, match="Give a directory that you may write to") as caught:
+        documents.write_text(tmp_path / below, "")
+    assert str(tmp_path / below) in str(caught.value)

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from perfsuite.errors import GitError
+from perfsuite.git import current_branch, dates, unplaced
+from tests.synthetic import BEGIN, make_repository
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    make_repository(tmp_path / "repo", 3)
+    return tmp_path / "repo"
+
+
+def git(repo: Path, *arguments: str) -> str:
+    named = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
+    done = subprocess.run(
+        ["git", "-C", str(repo), *named, *arguments], check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+def test_commits_of_a_branch_oldest_first_with_their_dates(repo: Path) -> None:
+    found = dates(repo, "main")
+    assert list(found) == git(repo, "rev-list", "--reverse", "main").split()
+    assert [seconds - int(BEGIN.timestamp()) for seconds in found.values()] == [0, 86400, 2 * 86400]
+
+
+def test_what_was_merged_in_is_not_of_the_branch_itself(repo: Path) -> None:
+    git(repo, "checkout", "-q", "-b", "side")
+    git(repo, "commit", "-q", "--allow-empty", "-m", "aside")
+    aside = git(repo, "rev-parse", "HEAD")
+    git(repo, "checkout", "-q", "main")
+    git(repo, "merge", "-q", "--no-ff", "-m", "merge", "side")
+    assert len(dates(repo, "main")) == 4
+    assert aside not in dates(repo, "main")
+    assert unplaced({aside, "f" * 40}, repo, "main") == {
+        aside: "not on main itself (git log --first-parent)",
+        "f" * 40: f"not in {repo}",
+    }
+
+
+def test_nothing_missing_needs_no_reason(repo: Path) -> None:
+    assert unplaced(set(), repo, "main") == {}
+
+
+def test_a_shallow_clone_is_refused_if_it_lacks_commits(repo: Path, tmp_path: Path) -> None:
+    oldest = next(iter(dates(repo, "main")))
+    subprocess.run(["git", "clone", "-q", "--depth=1", repo.as_uri(), str(tmp_path / "shallow")], check=True)
+    with pytest.raises(
+        GitError, match=r"is a shallow clone, which lacks commits .*\(1\)\. .*git fetch --unshallow"
+    ):
+        unplaced({oldest}, tmp_path / "shallow", "main")
+
+
+def test_the_current_branch_is_what_is_checked_out(repo: Path) -> None:
+    assert current_branch(repo) == "main"
+    git(repo, "checkout", "-q", "--detach")
+    assert current_branch(repo) == "HEAD"
+
+
+def test_a_branch_that_is_none_is_an_error(repo: Path) -> None:
+    with pytest.raises(GitError, match="nowhere"):
+        dates(repo, "nowhere")

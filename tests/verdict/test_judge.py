@@ -1,0 +1,1373 @@
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean, median, quantiles
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfsuite.case.hardware import Machine
+from perfsuite.case.model import Model
+from perfsuite.documents import plain
+from perfsuite.results.baseline import Baseline, from_runs
+from perfsuite.results.metric import GATED
+from perfsuite.results.outcome import UNMEASURED, Check, Outcome, Verdict
+from perfsuite.results.rank_report import Failure, Flops, Observed
+from perfsuite.results.run import Run
+from perfsuite.verdict import judge as judge_module
+from perfsuite.verdict.judge import MAX_UNHEALTHY, TOO_FEW_LAUNCHES, Policy, judge
+from perfsuite.verdict.loss import loss_differs
+from perfsuite.verdict.noise import ClassNoise, class_noise
+from perfsuite.verdict.sequential import MAX_LAUNCHES, Noise
+from tests.samples import (
+    DISTURBED,
+    deterministic,
+    make_case,
+    make_figures,
+    make_gpu_machine,
+    make_launches,
+    make_machine,
+    make_run,
+)
+
+MIB = 2.0**20
+NAMES = [metric.name for metric in GATED]
+USUAL = (1.001, 0.997, 1.003, 1.0, 0.998, 1.004, 0.996, 1.002, 0.999, 1.001, 0.998, 1.0, 1.002, 0.997, 1.003)
+"""Speeds of launches of unchanged code, relative to the baseline."""
+H100 = make_gpu_machine()
+
+
+def noise_of(sigma: float, *, exponent: float = 0.0) -> ClassNoise:
+    known = Noise(sigma=sigma, degrees_of_freedom=30)
+    return ClassNoise(by_metric=dict.fromkeys(NAMES, known), probe_exponent=exponent)
+
+
+QUIET = noise_of(0.005)
+ORDINARY = noise_of(0.04)
+LOUD = noise_of(0.1)
+BASELINE = from_runs(make_launches(1.0, 1.003, 0.998, 1.001, 0.997))
+BASELINE_H100 = from_runs(make_launches(1.0, 1.003, 0.998, 1.001, 0.997, machine=H100))
+
+
+def judged(
+    runs: Sequence[Run],
+    baseline: Baseline | None = BASELINE,
+    noise: ClassNoise = QUIET,
+    **policy: int,
+) -> Verdict:
+    """The verdict, which survives its JSON file whatever it is."""
+    verdict = judge(runs, baseline, noise, Policy(**policy))
+    written = json.dumps(plain(verdict), allow_nan=False)
+    assert plain(Verdict.model_validate_json(written)) == json.loads(written)
+    return verdict
+
+
+def session(
+    runs: Sequence[Run],
+    baseline: Baseline | None = BASELINE,
+    noise: ClassNoise = QUIET,
+    **policy: int,
+) -> Verdict:
+    """Launch by launch until decided, as `run.measure` does."""
+    for used in range(1, len(runs) + 1):
+        verdict = judged(runs[:used], baseline, noise, **policy)
+        if verdict.outcome != "undecided":
+            break
+    return verdict
+
+
+def usual(factor: float = 1, **figures: Any) -> list[Run]:
+    return make_launches(*(factor * speed for speed in USUAL), **figures)
+
+
+def run_with(**figures: Any) -> Run:
+    return make_run(figures=make_figures(**figures))
+
+
+def check_of(verdict: Verdict, metric: str) -> Check:
+    return next(check for check in verdict.checks if check.metric == metric)
+
+
+def outcomes(verdict: Verdict) -> dict[str, Outcome]:
+    return {check.metric: check.outcome for check in verdict.checks}
+
+
+def of_sessions(*factors: float) -> Baseline:
+    """On a GPU, where 3 % are allowed: five launches of each session, each faster or slower as a whole."""
+    speeds = [factor * speed for factor in factors for speed in USUAL[:5]]
+    names = [str(number) for number in range(len(factors)) for _ in range(5)]
+    return from_runs(make_launches(*speeds, machine=H100), sessions=names)
+
+
+def test_a_session_as_slow_as_others_were_is_no_regression() -> None:
+    """Sessions of unchanged code differ by 2 %. Who knows one of them calls the next one regressed."""
+    today = usual(0.975, machine=H100)
+    one, three = of_sessions(1.0), of_sessions(1.0, 0.98, 1.01)
+    alone = check_of(session(today, one, class_noise([one])), "tokens_per_s")
+    assert (alone.outcome, alone.blind) == ("regressed", False)
+    among = check_of(session(today, three, class_noise([three])), "tokens_per_s")
+    assert (among.outcome, among.blind) == ("inconclusive", True)
+    assert check_of(
+        session(usual(0.8, machine=H100), three, class_noise([three])), "tokens_per_s"
+    ).outcome == ("regressed")
+
+
+def test_what_other_baselines_say_of_sessions_holds_for_one_of_a_single_session() -> None:
+    one, three = of_sessions(1.0), of_sessions(1.0, 0.98, 1.01)
+    noise = class_noise([one, three])
+    widths = []
+    for baseline in (one, three):
+        check = check_of(session(usual(machine=H100), baseline, noise), "tokens_per_s")
+        assert check.interval is not None
+        widths.append(math.log1p(check.interval[1]) - math.log1p(check.interval[0]))
+    assert widths[0] / widths[1] == pytest.approx(math.sqrt(2 / (4 / 3)), rel=0.03)
+
+
+# Launches until decided
+
+
+def test_unchanged_code_passes_after_one_launch_where_noise_is_low() -> None:
+    verdict = session(usual())
+    assert (verdict.outcome, verdict.launches) == ("passed", 1)
+    assert (verdict.failure, verdict.reasons, verdict.changed) == (None, (), ())
+    assert outcomes(verdict) == dict.fromkeys(NAMES, "passed")
+
+
+def test_every_check_says_how_much_how_sure_and_how_much_is_allowed() -> None:
+    verdict = session(usual())
+    for check, metric in zip(verdict.checks, GATED, strict=True):
+        assert (check.metric, check.label, check.unit) == (metric.name, metric.label, metric.unit)
+        assert check.tolerance == metric.tolerance_cpu
+        assert check.worsening is not None
+        assert check.interval is not None
+        low, high = check.interval
+        assert low < check.worsening < high < check.tolerance
+        assert check.minimum_detectable is not None
+        assert 0.01 < check.minimum_detectable < 0.02
+        assert not check.blind
+        assert check.note is None
+    speed = check_of(verdict, "tokens_per_s")
+    assert speed.measured == pytest.approx(1001)
+    assert speed.baseline == 1000
+
+
+def test_in_doubt_another_launch_is_asked_for_until_it_passes() -> None:
+    """7 % slower with a noise of 4 % may be the 15 % that must not pass, or nothing."""
+    runs = usual(0.93)
+    assert judged(runs[:1], noise=ORDINARY).outcome == "undecided"
+    verdict = session(runs, noise=ORDINARY)
+    assert verdict.outcome == "passed"
+    assert 3 < verdict.launches < MAX_LAUNCHES
+
+
+def test_measured_is_the_median_of_the_launches_and_baseline_that_of_its_own() -> None:
+    verdict = judged(make_launches(0.6, 0.72, 0.71), from_runs(make_launches(1.0, 1.2, 1.01)))
+    check = check_of(verdict, "tokens_per_s")
+    assert check.measured == pytest.approx(710)
+    assert check.baseline == 1010
+
+
+@pytest.mark.parametrize("slow", [0.8, 0.5, 0.1, 1e-3, 1e-9])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_one_slow_launch_of_any_size_is_never_a_regression_and_passes_with_normal_ones(
+    slow: float, place: int
+) -> None:
+    runs = usual()
+    runs[place : place + 1] = make_launches(slow, peak_memory_bytes=64 * MIB / slow)
+    for used in range(1, len(runs) + 1):
+        assert judged(runs[:used]).outcome in ("undecided", "passed")
+    assert judged(runs[:1], min_launches=3).outcome == "undecided"
+    verdict = session(runs, min_launches=3)
+    assert (verdict.outcome, outcomes(verdict)) == ("passed", dict.fromkeys(NAMES, "passed"))
+    assert verdict.launches <= 6
+
+
+@pytest.mark.parametrize("fast", [1.3, 10.0, 1e9])
+def test_one_fast_launch_is_never_an_improvement(fast: float) -> None:
+    runs = [*make_launches(fast), *usual()]
+    assert judged(runs[:1]).outcome == "undecided"
+    assert session(runs).outcome == "passed"
+
+
+def test_slower_launches_regress_and_faster_ones_improve() -> None:
+    slower = session(usual(0.8))
+    assert (slower.outcome, slower.launches, slower.failure) == ("regressed", 3, None)
+    check = check_of(slower, "tokens_per_s")
+    assert check.worsening == pytest.approx(0.25, abs=0.01)
+    assert check.interval is not None
+    assert check.interval[0] > 0.2
+    assert outcomes(slower) == {
+        "tokens_per_s": "regressed",
+        "tokens_per_s_mean": "regressed",
+        "peak_memory_bytes": "passed",
+    }
+    faster = session(usual(1.3))
+    assert (faster.outcome, faster.launches, faster.failure) == ("improved", 3, None)
+    assert check_of(faster, "tokens_per_s").worsening == pytest.approx(1 / 1.3 - 1, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("factor", "outcome"), [(1, "passed"), (0.96, "regressed"), (0.985, "passed"), (1.05, "improved")]
+)
+def test_an_accelerator_is_held_to_tighter_tolerances(factor: float, outcome: str) -> None:
+    verdict = session(usual(factor, machine=H100), BASELINE_H100)
+    assert verdict.outcome == outcome
+    assert [check.tolerance for check in verdict.checks] == [0.03, 0.05, 0.01]
+    assert session(usual(factor)).outcome == "passed"
+
+
+@pytest.mark.parametrize("max_launches", [3, 6, MAX_LAUNCHES])
+def test_launches_used_up_are_inconclusive(max_launches: int) -> None:
+    """9 % slower with a noise of 6 %: neither passes nor regresses."""
+    verdict = session(usual(0.92), noise=noise_of(0.06), max_launches=max_launches)
+    assert (verdict.outcome, verdict.launches) == ("inconclusive", max_launches)
+    assert verdict.failure is None
+
+
+@pytest.mark.parametrize("max_launches", [1, 2])
+def test_of_one_or_two_launches_a_verdict_is_passed_or_inconclusive(max_launches: int) -> None:
+    for factor in (0.5, 0.8, 1.3, 3.0):
+        doubtful = session(usual(factor), max_launches=max_launches)
+        assert (doubtful.outcome, doubtful.launches) == ("inconclusive", max_launches)
+        check = check_of(doubtful, "tokens_per_s")
+        assert check.worsening == pytest.approx(1 / factor - 1, abs=0.02)
+        assert (check.note, check.minimum_detectable) == (TOO_FEW_LAUNCHES, None)
+    good = session(usual(), max_launches=max_launches)
+    assert (good.outcome, good.launches) == ("passed", 1)
+    assert check_of(good, "tokens_per_s").minimum_detectable is None
+
+
+def test_what_further_launches_would_hardly_decide_is_inconclusive_early() -> None:
+    verdict = session(usual(machine=H100), BASELINE_H100, LOUD)
+    assert verdict.outcome == "inconclusive"
+    assert verdict.launches < 6
+
+
+def test_a_gate_that_would_miss_its_tolerance_says_that_it_is_blind() -> None:
+    verdict = session(usual(machine=H100), BASELINE_H100, LOUD)
+    blind = {check.metric: check.blind for check in verdict.checks}
+    assert blind == {
+        "tokens_per_s": True,
+        "tokens_per_s_mean": True,
+        "peak_memory_bytes": False,
+    }
+    assert check_of(verdict, "tokens_per_s").minimum_detectable == pytest.approx(0.33, abs=0.03)
+    assert not any(check.blind for check in session(usual(machine=H100), BASELINE_H100).checks)
+
+
+def test_a_blind_gate_still_finds_a_large_drop() -> None:
+    verdict = session(usual(0.5, machine=H100), BASELINE_H100, LOUD)
+    assert verdict.outcome == "regressed"
+    assert check_of(verdict, "tokens_per_s").blind
+
+
+@pytest.mark.parametrize(("factor", "outcome"), [(1, "passed"), (1.3, "improved")])
+def test_min_launches_are_made_though_fewer_would_do(factor: float, outcome: str) -> None:
+    runs = usual(factor)
+    early = judged(runs[:4], min_launches=5)
+    assert early.outcome == "undecided"
+    assert check_of(early, "tokens_per_s").outcome == outcome
+    verdict = session(runs, min_launches=5)
+    assert (verdict.outcome, verdict.launches) == (outcome, 5)
+
+
+def test_min_launches_are_made_of_what_is_worse_or_unlike_too() -> None:
+    """A slower baseline is accepted like any other: from enough launches."""
+    slower = session(usual(0.8), min_launches=9)
+    assert (slower.outcome, slower.launches) == ("regressed", 9)
+    loud = session(usual(machine=H100), BASELINE_H100, LOUD, min_launches=9)
+    assert (loud.outcome, loud.launches) == ("inconclusive", 9)
+    unlike = session([run.replace(case=make_case(micro_batch=4)) for run in usual()], min_launches=5)
+    assert (unlike.failure, unlike.launches) == ("unlike", 5)
+    other_loss = [with_loss(1.1, first=12)] * 6
+    differing = session(other_loss, from_runs([with_loss(1)] * 5), min_launches=5)
+    assert (differing.failure, differing.launches) == ("loss", 5)
+
+
+def test_min_launches_do_not_delay_a_failure() -> None:
+    broken = [make_run(failure=Failure(kind="crash", message="x"))] * 5
+    assert session(broken, min_launches=5).launches == 1
+    assert session([run_with(peak_memory_bytes=None)] * 5, min_launches=5).launches == 1
+
+
+def test_more_launches_may_be_asked_for_than_a_verdict_may_cost() -> None:
+    """`--perf-min-launches=20` to accept a baseline, `--perf-max-launches` as it was."""
+    verdict = session(usual() * 2, min_launches=20)
+    assert (verdict.outcome, verdict.launches) == ("passed", 20)
+    doubtful = session(usual(0.92) * 2, noise=noise_of(0.06), max_launches=3, min_launches=9)
+    assert (doubtful.outcome, doubtful.launches) == ("inconclusive", 9)
+    recorded = session(usual() * 2, None, max_launches=3, min_launches=9)
+    assert (recorded.outcome, recorded.launches) == ("recorded", 9)
+
+
+# Without a baseline
+
+
+def test_without_a_baseline_as_many_launches_are_recorded_as_tell_their_noise() -> None:
+    runs = usual()
+    assert [judged(runs[:used], None).outcome for used in (1, 2)] == ["undecided"] * 2
+    verdict = session(runs, None)
+    assert (verdict.outcome, verdict.launches, verdict.failure) == ("recorded", 3, None)
+    assert [(check.metric, check.outcome, check.baseline) for check in verdict.checks] == [
+        (name, "recorded", None) for name in NAMES
+    ]
+    assert [(check.measured, check.worsening, check.interval) for check in verdict.checks] == [
+        (pytest.approx(1001), None, None),
+        (pytest.approx(990.99), None, None),
+        (64 * MIB, None, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("policy", "launches"),
+    [
+        ({"record_launches": 1}, 1),
+        ({"record_launches": 5}, 5),
+        ({"min_launches": 6}, 6),
+        ({"record_launches": 5, "min_launches": 2}, 5),
+    ],
+)
+def test_policy_says_how_many_launches_are_recorded(policy: dict[str, int], launches: int) -> None:
+    verdict = session(usual(), None, QUIET, **policy)
+    assert (verdict.outcome, verdict.launches) == ("recorded", launches)
+
+
+def test_nothing_is_unhealthy_where_there_is_nothing_to_compare_the_machine_with() -> None:
+    runs = [run_with(probe_s_p50=probe) for probe in (0.01, 0.1, 1.0)]
+    assert session(runs, None).outcome == "recorded"
+
+
+# The worst metric, and each metric's own verdict
+
+
+@pytest.mark.parametrize(
+    ("figures", "outcome"),
+    [
+        ({"tokens_per_s": 2000, "peak_memory_bytes": 128 * MIB}, "regressed"),
+        ({"tokens_per_s": 500, "peak_memory_bytes": 32 * MIB}, "regressed"),
+        ({"tokens_per_s": 2000, "peak_memory_bytes": 32 * MIB}, "improved"),
+        ({"tokens_per_s": 2000}, "improved"),
+        ({"tokens_per_s": 500, "peak_memory_bytes": None}, "failed"),
+    ],
+)
+def test_the_worst_metric_is_the_verdict(figures: dict[str, float | None], outcome: str) -> None:
+    assert session([run_with(**figures)] * 5).outcome == outcome
+
+
+def test_one_metric_in_doubt_asks_for_another_launch_though_the_others_are_sure() -> None:
+    known = {**QUIET.by_metric, "peak_memory_bytes": Noise(sigma=0.3, degrees_of_freedom=30)}
+    verdict = judged(usual()[:1], noise=ClassNoise(by_metric=known))
+    assert verdict.outcome == "undecided"
+    assert outcomes(verdict) == {**dict.fromkeys(NAMES, "passed"), "peak_memory_bytes": "undecided"}
+
+
+def test_a_regression_is_told_though_another_metric_is_in_doubt() -> None:
+    known = {**QUIET.by_metric, "peak_memory_bytes": Noise(sigma=0.3, degrees_of_freedom=30)}
+    runs = usual(0.8, peak_memory_bytes=64 * MIB * 1.36)
+    verdict = session(runs, noise=ClassNoise(by_metric=known))
+    assert (verdict.outcome, verdict.launches) == ("regressed", 3)
+    assert outcomes(verdict)["peak_memory_bytes"] == "undecided"
+
+
+def test_one_metric_inconclusive_makes_the_verdict_so() -> None:
+    known = {**QUIET.by_metric, "peak_memory_bytes": Noise(sigma=2.0, degrees_of_freedom=30)}
+    verdict = session(usual(), noise=ClassNoise(by_metric=known))
+    assert verdict.outcome == "inconclusive"
+    assert outcomes(verdict) == {**dict.fromkeys(NAMES, "passed"), "peak_memory_bytes": "inconclusive"}
+    assert session(usual(0.8), noise=ClassNoise(by_metric=known)).outcome == "regressed"
+
+
+def test_the_order_of_the_checks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = [
+        [run_with(tokens_per_s=500, peak_memory_bytes=None)],
+        [run_with(tokens_per_s=500, peak_memory_bytes=32 * MIB)] * 5,
+        [run_with(tokens_per_s=2000, peak_memory_bytes=32 * MIB)] * 5,
+        usual(0.93),
+    ]
+    before = [session(runs, noise=ORDINARY) for runs in sessions]
+    monkeypatch.setattr(judge_module, "GATED", GATED[::-1])
+    after = [session(runs, noise=ORDINARY) for runs in sessions]
+    assert [verdict.checks[::-1] for verdict in after] == [verdict.checks for verdict in before]
+    assert [verdict.replace(checks=()) for verdict in after] == [v.replace(checks=()) for v in before]
+    assert [verdict.outcome for verdict in before] == ["failed", "regressed", "improved", "passed"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_order_of_the_launches_changes_nothing(seed: int) -> None:
+    runs = make_launches(*(0.8 + 0.04 * index for index in range(9)))
+    before = judged(runs, noise=ORDINARY, max_launches=9)
+    random.Random(seed).shuffle(runs)
+    assert judged(runs, noise=ORDINARY, max_launches=9) == before
+
+
+def test_stalls_show_in_the_mean_while_the_median_passes() -> None:
+    verdict = session(usual(tokens_per_s_mean=700))
+    assert (verdict.outcome, verdict.launches) == ("regressed", 3)
+    assert outcomes(verdict) == {**dict.fromkeys(NAMES, "passed"), "tokens_per_s_mean": "regressed"}
+    assert check_of(verdict, "tokens_per_s_mean").worsening == pytest.approx(990 / 700 - 1, abs=0.01)
+
+
+@pytest.mark.parametrize("jitter", [0.5, 2.2, 1e9, None])
+def test_p95_over_p50_decides_nothing(jitter: float | None) -> None:
+    """Where a few steps of each launch stall, it jumps from launch to launch."""
+    verdict = session(usual(step_jitter=jitter))
+    assert (verdict.outcome, verdict.launches) == ("passed", 1)
+    assert "step_jitter" not in outcomes(verdict)
+
+
+def stalling(rng: random.Random, share: float, machine: Machine) -> Run:
+    """50 steps with noise of 1 %, and of 0.5 % between launches; a share of them takes twice as long."""
+    speed = rng.lognormvariate(0, 0.005)
+    steps = [speed * rng.lognormvariate(0, 0.01) * (2 if rng.random() < share else 1) for _ in range(50)]
+    p50, p95 = median(steps), quantiles(steps, n=20, method="inclusive")[-1]
+    figures = make_figures(
+        tokens_per_s=1000 / p50, tokens_per_s_mean=1000 / fmean(steps), step_jitter=p95 / p50
+    )
+    return make_run(machine=machine, figures=figures)
+
+
+@pytest.mark.parametrize(("share", "now", "outcome"), [(0.04, 0.04, "passed"), (0.04, 0.15, "regressed")])
+def test_steps_that_stall_now_and_then_are_no_regression_and_more_of_them_are_found(
+    share: float, now: float, outcome: str
+) -> None:
+    rng = random.Random(1)
+    baselines = [from_runs([stalling(rng, share, H100) for _ in range(10)]) for _ in range(10)]
+    noise = class_noise(baselines)
+    verdicts = Counter[str](
+        session([stalling(rng, now, H100) for _ in range(MAX_LAUNCHES)], baseline, noise).outcome
+        for baseline in baselines * 10
+    )
+    assert verdicts[outcome] >= 95
+    assert outcome == "regressed" or not verdicts["regressed"]
+
+
+# Memory
+
+
+@pytest.mark.parametrize(
+    ("memory", "outcome"),
+    [
+        (64, "passed"),
+        (64.63, "passed"),
+        (64.65, "regressed"),
+        (128, "regressed"),
+        (63.37, "passed"),
+        (63.35, "improved"),
+    ],
+)
+def test_on_a_gpu_memory_is_exact_to_one_percent_and_one_launch_suffices(memory: float, outcome: str) -> None:
+    runs = usual(machine=H100, peak_memory_bytes=memory * MIB)
+    verdict = session(runs, BASELINE_H100)
+    assert (verdict.outcome, verdict.launches) == (outcome, 1)
+    check = check_of(verdict, "peak_memory_bytes")
+    assert (check.outcome, check.interval, check.blind) == (outcome, None, False)
+    assert check.worsening == pytest.approx(memory / 64 - 1, abs=3e-6)
+    assert check.minimum_detectable == check.tolerance == 0.01
+
+
+def test_on_a_gpu_memory_is_judged_though_no_noise_is_known() -> None:
+    verdict = judged(usual(machine=H100, peak_memory_bytes=70 * MIB)[:1], BASELINE_H100, ClassNoise())
+    assert verdict.outcome == "regressed"
+    assert outcomes(verdict) == {**dict.fromkeys(NAMES, "inconclusive"), "peak_memory_bytes": "regressed"}
+
+
+@pytest.mark.parametrize(("memory", "outcome"), [(70, "passed"), (90, "regressed"), (45, "improved")])
+def test_on_a_cpu_memory_is_statistical(memory: float, outcome: str) -> None:
+    runs = usual(peak_memory_bytes=memory * MIB)
+    verdict = session(runs)
+    assert verdict.outcome == outcome
+    assert verdict.launches == (1 if outcome == "passed" else 3)
+    check = check_of(verdict, "peak_memory_bytes")
+    assert check.interval is not None
+    assert check.interval[0] < memory / 64 - 1 < check.interval[1]
+    assert check.tolerance == 0.2
+
+
+# What was not measured, or is no number
+
+
+@pytest.mark.parametrize("metric", NAMES)
+def test_a_metric_that_only_the_baseline_has_fails(metric: str) -> None:
+    verdict = judged([run_with(**{metric: None})])
+    check = check_of(verdict, metric)
+    assert (verdict.outcome, verdict.failure, verdict.launches) == ("failed", "missing_metric", 1)
+    assert (check.outcome, check.measured, check.worsening) == ("failed", None, None)
+    assert check.note == "the baseline has it, this run does not"
+    assert [name for name, outcome in outcomes(verdict).items() if outcome == "failed"] == [metric]
+
+
+@pytest.mark.parametrize("metric", NAMES)
+def test_a_metric_that_one_of_several_launches_lacks_fails(metric: str) -> None:
+    runs = [*usual()[:2], run_with(**{metric: None})]
+    for baseline in (BASELINE, None):
+        verdict = judged(runs, baseline)
+        assert (verdict.outcome, verdict.failure) == ("failed", "missing_metric")
+        assert check_of(verdict, metric).measured is None
+
+
+@pytest.mark.parametrize("metric", NAMES)
+def test_a_metric_that_was_never_measured_fails_at_once_without_a_baseline_too(metric: str) -> None:
+    verdict = judged([run_with(**{metric: None})], None)
+    assert (verdict.outcome, verdict.failure, verdict.launches) == ("failed", "missing_metric", 1)
+    assert check_of(verdict, metric).note == "was not measured"
+
+
+def test_a_lesser_metric_that_the_baseline_lacks_is_not_known() -> None:
+    metric = "tokens_per_s_mean"
+    baseline = from_runs([run_with(**{metric: None})] * 3)
+    verdict = judged(usual()[:1], baseline)
+    assert verdict.outcome == "inconclusive"
+    assert check_of(verdict, metric).note == "not in the baseline: accept or record it anew"
+
+
+@pytest.mark.parametrize("metric", ["tokens_per_s", "peak_memory_bytes"])
+def test_a_baseline_without_speed_or_memory_never_passes(metric: str) -> None:
+    verdict = judged(usual()[:1], from_runs([run_with(**{metric: None})] * 3))
+    assert verdict.outcome == "failed"
+    assert check_of(verdict, metric).note == "the baseline lacks it: accept or record it anew"
+
+
+@pytest.mark.parametrize("metric", NAMES)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -1.0])
+def test_a_figure_that_is_no_size_never_passes(metric: str, value: float) -> None:
+    for baseline in (BASELINE, None):
+        verdict = judged([run_with(**{metric: value})], baseline)
+        assert (verdict.outcome, verdict.failure) == ("failed", "missing_metric")
+        assert check_of(verdict, metric).note == f"the measured value is {value}"
+
+
+@pytest.mark.parametrize("metric", NAMES)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -1.0])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_figure_that_is_no_size_never_passes_among_good_ones(metric: str, value: float, place: int) -> None:
+    """The median alone would not show it, and it has no logarithm."""
+    runs = usual()[:3]
+    runs[place] = run_with(**{metric: value})
+    for baseline in (BASELINE, None):
+        verdict = judged(runs, baseline, min_launches=3)
+        assert (verdict.outcome, verdict.failure) == ("failed", "missing_metric")
+        assert check_of(verdict, metric).note == f"the measured value is {value}"
+
+
+@pytest.mark.parametrize("metric", NAMES)
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, -1.0])
+def test_a_baseline_of_which_one_launch_is_no_size_never_passes(metric: str, value: float) -> None:
+    spoilt = from_runs([*usual()[:2], run_with(**{metric: value})])
+    verdict = judged(usual()[:1], spoilt)
+    assert (verdict.outcome, verdict.failure) == ("failed", "missing_metric")
+    assert check_of(verdict, metric).note == f"the baseline's value is {value}"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0])
+def test_on_a_gpu_memory_that_is_no_size_never_passes(value: float) -> None:
+    [run] = make_launches(1, machine=H100, peak_memory_bytes=value)
+    verdict = judged([run], BASELINE_H100)
+    assert (verdict.outcome, verdict.failure) == ("failed", "missing_metric")
+
+
+@pytest.mark.parametrize("metric", NAMES)
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, -1.0])
+def test_a_baseline_that_is_no_size_never_passes(metric: str, value: float) -> None:
+    verdict = judged([make_run()], from_runs([run_with(**{metric: value})] * 3))
+    assert (verdict.outcome, verdict.failure) == ("failed", "missing_metric")
+    assert check_of(verdict, metric).note == f"the baseline's value is {value}"
+
+
+@pytest.mark.parametrize("used", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["out_of_memory", "timeout", "crash", "loss"])
+def test_a_failed_launch_is_failed_with_its_kind_whatever_its_figures(used: int, kind: Any) -> None:
+    runs = usual()[:used]
+    runs[-1] = runs[-1].replace(failure=Failure(kind=kind, message="it went wrong", rank=1))
+    for baseline in (BASELINE, None):
+        verdict = judged(runs, baseline)
+        assert (verdict.outcome, verdict.failure, verdict.launches) == ("failed", kind, used)
+        assert verdict.reasons == (f"{kind}: it went wrong",)
+        assert verdict.checks == ()
+
+
+# Unlike things, and what changed
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "said"),
+    [
+        (
+            {"machine": make_machine(hardware_class="cpu-other-8c")},
+            {},
+            "hardware class was 'cpu-test-2c' in the baseline and is 'cpu-other-8c'",
+        ),
+        (
+            {"flops": Flops(formula="palm-2", per_token=1, parameters=1, matmul_parameters=1)},
+            {"flops": Flops(formula="palm-1", per_token=1, parameters=1, matmul_parameters=1)},
+            "FLOP formula was 'palm-1' in the baseline and is 'palm-2'",
+        ),
+        (
+            {"observed": Observed(settings={"wrapper": "DDP"}, environment={})},
+            {"observed": Observed(settings={"wrapper": "FSDPModule"}, environment={})},
+            "observed wrapper was 'FSDPModule' in the baseline and is 'DDP'",
+        ),
+        (
+            {"observed": Observed(settings={}, environment={})},
+            {"observed": Observed(settings={"attention": "eager"}, environment={})},
+            "observed attention was 'eager' in the baseline and is '?'",
+        ),
+        ({"case": make_case(micro_batch=4)}, {}, "micro_batch was '2' in the baseline and is '4'"),
+        (
+            {"case": make_case(learning_rate=0.5)},
+            {},
+            "learning_rate was '0.001' in the baseline and is '0.5'",
+        ),
+    ],
+)
+def test_unlike_things_are_not_compared_and_both_values_are_named(
+    now: dict[str, Any], before: dict[str, Any], said: str
+) -> None:
+    verdict = judged([make_run(**now)], from_runs([make_run(**before)] * 3))
+    assert (verdict.outcome, verdict.failure, verdict.checks) == ("failed", "unlike", ())
+    assert verdict.reasons == (f"cannot be compared: {said}",)
+
+
+def test_a_setting_that_was_not_looked_at_when_the_baseline_was_recorded_is_a_change() -> None:
+    """As after an update of perfsuite, which must not make every baseline useless."""
+    run = make_run(observed=Observed(settings={"wrapper": "x", "attention_kernel": "math"}, environment={}))
+    before = make_run(observed=Observed(settings={"wrapper": "x"}, environment={}))
+    verdict = judged([run], from_runs([before] * 3))
+    assert (verdict.outcome, verdict.changed) == ("passed", ("attention_kernel: not looked at -> math",))
+
+
+@pytest.mark.parametrize("before", [{}, {"trained": "all"}])
+def test_a_baseline_that_says_nothing_of_what_was_trained_trained_all(before: dict[str, str]) -> None:
+    """As those of an earlier perfsuite."""
+    then = from_runs([make_run(observed=Observed(settings=before, environment={}))] * 3)
+    verdict = judged([make_run(observed=Observed(settings={"trained": "all"}, environment={}))], then)
+    assert (verdict.outcome, verdict.changed) == ("passed", ())
+    adapters = {"trained": "adapters only", "adapters": "2", "lora": "rank 4", "quantised_layers": "0"}
+    verdict = judged([make_run(observed=Observed(settings=adapters, environment={}))], then)
+    assert (verdict.failure, verdict.changed) == ("unlike", ())
+    assert verdict.reasons == (
+        "cannot be compared: observed trained was 'all' in the baseline and is 'adapters only'",
+    )
+
+
+def test_every_unlike_thing_is_named() -> None:
+    run = make_run(case=make_case(micro_batch=4, seed=5))
+    verdict = judged([run])
+    assert [reason.split(" was ")[0] for reason in verdict.reasons] == [
+        "cannot be compared: micro_batch",
+        "cannot be compared: seed",
+    ]
+
+
+def test_unlike_in_a_later_launch_is_unlike() -> None:
+    assert judged([*usual()[:2], make_run(case=make_case(seed=5))]).failure == "unlike"
+
+
+def test_where_and_how_long_a_case_may_run_does_not_make_it_another() -> None:
+    run = make_run(case=make_case(timeout_s=7, hardware=("cpu", "h100")))
+    assert judged([run]).outcome == "passed"
+
+
+def in_environment(**environment: str) -> Run:
+    return make_run(observed=Observed(settings={}, environment=environment))
+
+
+def test_what_changed_around_it_is_listed_and_forbids_nothing() -> None:
+    before = in_environment(torch="2.11", OMP_NUM_THREADS="1", same="x")
+    now = in_environment(torch="2.12", NCCL_ALGO="Tree", same="x")
+    verdict = judged([now], from_runs([before] * 3))
+    assert (verdict.outcome, verdict.failure) == ("passed", None)
+    assert verdict.changed == (
+        "NCCL_ALGO: unset -> Tree",
+        "OMP_NUM_THREADS: 1 -> unset",
+        "torch: 2.11 -> 2.12",
+    )
+
+
+def test_what_changed_is_listed_with_a_regression() -> None:
+    slow = in_environment(torch="2.12").replace(figures=make_figures(tokens_per_s=500))
+    verdict = session([slow] * 5, from_runs([in_environment(torch="2.11")] * 3))
+    assert (verdict.outcome, verdict.changed) == ("regressed", ("torch: 2.11 -> 2.12",))
+
+
+@pytest.mark.parametrize(("now", "before"), [(True, False), (False, True)])
+def test_nothing_observed_on_one_side_is_no_difference(now: bool, before: bool) -> None:
+    seen = Observed(settings={"wrapper": "DDP"}, environment={"torch": "2.11"})
+    run, then = (make_run(observed=seen if told else None) for told in (now, before))
+    verdict = judged([run], from_runs([then] * 3))
+    assert (verdict.outcome, verdict.changed) == ("passed", ())
+
+
+# The loss
+
+
+def with_loss(factor: float, *, first: int = 0, last: int = 25, speed: float = 1) -> Run:
+    """A launch whose loss is `factor` times the usual one from step `first` to `last`."""
+    loss = [4.0 - 0.05 * step for step in range(25)]
+    changed = [value * factor if first <= step < last else value for step, value in enumerate(loss)]
+    return make_launches(speed)[0].replace(loss=tuple(changed))
+
+
+def test_what_changed_is_listed_with_a_loss_that_differs() -> None:
+    seen = Observed(settings={}, environment={"torch": "2.12"})
+    verdict = judged([with_loss(2).replace(observed=seen)], from_runs([in_environment(torch="2.11")] * 3))
+    assert (verdict.failure, verdict.changed) == ("loss", ("torch: 2.11 -> 2.12",))
+
+
+@pytest.mark.parametrize("speed", [0.5, 1, 2])
+@pytest.mark.parametrize("factor", [0.9, 0.97, 1.03, 1.1, math.nan, math.inf])
+def test_a_loss_that_leaves_the_baselines_fails_whatever_the_speed(speed: float, factor: float) -> None:
+    verdict = judged([with_loss(factor, speed=speed)], from_runs([with_loss(1)] * 5))
+    assert (verdict.outcome, verdict.failure, verdict.launches) == ("failed", "loss", 1)
+
+
+def test_the_loss_is_named_with_the_place_the_value_and_what_is_usual() -> None:
+    verdict = judged([with_loss(1.1, first=12)], from_runs([with_loss(1)] * 5))
+    assert verdict.reasons == (
+        "the loss over 50 to 60 % of the steps is 3.6850, the baseline's 3.3500 +- 0.0670",
+    )
+
+
+@pytest.mark.parametrize("factor", [0.985, 1, 1.015])
+def test_a_loss_that_differs_as_reductions_in_another_order_do_passes(factor: float) -> None:
+    assert judged([with_loss(factor)], from_runs([with_loss(1)] * 5)).outcome == "passed"
+
+
+SCATTERED = from_runs([with_loss(factor) for factor in (0.97, 0.98, 1.0, 1.02, 1.03)])
+
+
+@pytest.mark.parametrize(("factor", "failure"), [(1.1, None), (0.9, None), (1.2, "loss"), (0.8, "loss")])
+def test_a_loss_may_differ_as_much_as_the_baselines_own_launches_scatter(
+    factor: float, failure: str | None
+) -> None:
+    """A standard deviation of 2.5 %, known from five launches."""
+    assert judged([with_loss(factor)], SCATTERED).failure == failure
+
+
+def unseeded(rng: random.Random, sigma: float, factor: float = 1) -> Run:
+    """A launch of 70 steps whose loss, over each tenth of them, scatters by `sigma`, relative."""
+    loss = [(7 - 0.5 * tenth) * factor * rng.lognormvariate(0, sigma) for tenth in range(10)]
+    return make_run(loss=tuple(value for value in loss for _ in range(7)))
+
+
+@pytest.mark.parametrize("launches", [3, 5, 10])
+@pytest.mark.parametrize("sigma", [0.005, 0.01, 0.02])
+def test_a_loss_that_always_scatters_is_no_other_loss(sigma: float, launches: int) -> None:
+    """Not in 200 nights; with 6 standard deviations of each tenth alone it was one in 4 (2 %, 3 launches)."""
+    rng = random.Random(4)
+    for _ in range(200):
+        baseline = from_runs([unseeded(rng, sigma) for _ in range(launches)])
+        assert judge([unseeded(rng, sigma)], baseline, QUIET, Policy()).failure is None
+
+
+@pytest.mark.parametrize("steps", [12, 70])
+@pytest.mark.parametrize(
+    ("first", "last", "sigma"),
+    [
+        (2.3, 2.3, 0.3),  # random data, four samples a step
+        (0.5, -0.5, 0.1),  # a GAN's critic
+        (5.0, 0.05, 0.02),  # memorised
+    ],
+)
+def test_a_loss_of_unseeded_data_is_no_other_loss(
+    first: float, last: float, sigma: float, steps: int
+) -> None:
+    """Not in 300 nights (2,000 were simulated); by the spread of each tenth alone in up to 1.7 %."""
+    rng = random.Random(1)
+
+    def launch() -> Run:
+        curve = (first + (last - first) * step / steps for step in range(steps))
+        return make_run(loss=tuple(loss + rng.gauss(0, sigma) for loss in curve))
+
+    baselines = [from_runs([launch() for _ in range(3)]) for _ in range(300)]
+    assert [said for held in baselines if (said := loss_differs([launch()], held)) is not None] == []
+
+
+@pytest.mark.parametrize(
+    ("sigma", "launches", "factor"),
+    [(0.0, 3, 1.03), (0.001, 3, 1.04), (0.01, 3, 1.2), (0.01, 5, 1.1), (0.01, 10, 1.1), (0.02, 5, 1.25)],
+)
+@pytest.mark.parametrize("lower", [False, True])
+def test_another_loss_is_found_though_it_scatters(
+    sigma: float, launches: int, factor: float, lower: bool
+) -> None:
+    rng = random.Random(4)
+    found = 0
+    for _ in range(50):
+        baseline = from_runs([unseeded(rng, sigma) for _ in range(launches)])
+        now = unseeded(rng, sigma, 1 / factor if lower else factor)
+        found += judge([now], baseline, QUIET, Policy()).failure == "loss"
+    assert found >= 45
+
+
+def test_a_loss_that_scatters_late_is_compared_sharply_where_it_does_not() -> None:
+    runs = [with_loss(factor, first=20) for factor in (0.9, 0.95, 1.0, 1.05, 1.1)]
+    assert judged([with_loss(1.03, last=5)], from_runs(runs)).failure == "loss"
+    assert judged([with_loss(1.15, first=20)], from_runs(runs)).failure is None
+
+
+def test_a_loss_of_zero_is_compared() -> None:
+    flat = make_run(loss=(1.0,) * 5 + (0.0,) * 20)
+    assert judged([flat], from_runs([flat] * 5)).failure is None
+    assert judged([flat.replace(loss=(1.0,) * 5 + (0.1,) * 20)], from_runs([flat] * 5)).failure == "loss"
+
+
+def test_two_launches_tell_no_scatter_of_the_loss() -> None:
+    pair = from_runs([with_loss(0.9), with_loss(1.1)])
+    assert judged([with_loss(1.05)], pair).failure == "loss"
+    assert judged([with_loss(1.015)], pair).failure is None
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_one_launch_with_another_loss_fails_among_good_ones(place: int) -> None:
+    runs = [with_loss(1)] * 3
+    runs[place] = with_loss(1.1, first=20)
+    assert judged(runs, from_runs([with_loss(1)] * 5)).failure == "loss"
+
+
+def test_a_loss_is_not_compared_with_none() -> None:
+    bare = with_loss(1).replace(loss=())
+    assert judged([with_loss(9)], from_runs([bare] * 5)).outcome == "passed"
+    assert judged([with_loss(9)], from_runs([bare, bare, with_loss(1)])).failure == "loss"
+
+
+# The machine
+
+
+PROBED = from_runs(make_launches(1.0, 1.003, 0.998, 1.001, 0.997, probe_s_p50=0.010))
+
+
+def on_machine(speed: float, *, tokens: float = 1) -> Run:
+    """A launch on a machine that the probe finds at `speed`, relative to the baseline's."""
+    return make_launches(tokens, probe_s_p50=0.010 / speed)[0]
+
+
+@pytest.mark.parametrize("speed", [0.5, 0.79, 1.26, 2, math.nan, math.inf])
+@pytest.mark.parametrize("tokens", [0.3, 1, 3])
+def test_an_unhealthy_machine_is_the_verdict_after_three_launches_whatever_they_measured(
+    speed: float, tokens: float
+) -> None:
+    runs = [on_machine(speed, tokens=tokens)] * 9
+    early = judged(runs[: MAX_UNHEALTHY - 1], PROBED)
+    assert (early.outcome, early.checks) == ("undecided", ())
+    verdict = session(runs, PROBED)
+    assert (verdict.outcome, verdict.launches, verdict.failure) == ("unhealthy", MAX_UNHEALTHY, None)
+    assert verdict.reasons == tuple(
+        f"launch {number} set aside: by the probe, "
+        f"the machine ran at {speed:.0%} of its speed at the baseline"
+        for number in (1, 2, 3)
+    )
+
+
+@pytest.mark.parametrize("baseline", [None, BASELINE])
+def test_a_disturbed_machine_is_unhealthy_with_or_without_a_baseline(baseline: Baseline | None) -> None:
+    runs = [make_run(health=DISTURBED)] * 9
+    verdict = session(runs, baseline)
+    assert (verdict.outcome, verdict.launches) == ("unhealthy", MAX_UNHEALTHY)
+    assert verdict.reasons[0].startswith("launch 1 set aside: other processes used 60% of the cores' time")
+
+
+def test_fewer_unhealthy_launches_are_the_verdict_where_more_would_be_in_vain() -> None:
+    runs = [make_run(health=DISTURBED)] * 9
+    assert session(runs, max_unhealthy=1).launches == 1
+    assert session([make_run(), make_run(), *runs], None, max_unhealthy=1).unhealthy_launches == (3, 4)
+
+
+def test_a_disturbed_launch_is_none_of_those_that_are_recorded_from() -> None:
+    disturbed = make_run(health=DISTURBED, figures=make_figures(tokens_per_s=1))
+    verdict = session([disturbed, *usual()], None)
+    assert (verdict.outcome, verdict.launches) == ("recorded", 4)
+    assert check_of(verdict, "tokens_per_s").measured == pytest.approx(1001)
+
+
+def test_every_reason_of_a_launch_is_told() -> None:
+    verdict = session([on_machine(0.5).replace(health=DISTURBED)] * 3, PROBED)
+    assert re.fullmatch(
+        r"launch 3 set aside: other processes used 60% .*; by the probe, the machine ran at 50% .*",
+        verdict.reasons[2],
+    )
+
+
+def on_gpu(matmul: float | None, **probe: float) -> Run:
+    """A launch on a GPU whose own matrix product ran at `matmul` TFLOP/s before the workload."""
+    told = probe if matmul is None else {"matmul_tflops": matmul, **probe}
+    return make_launches(1, machine=H100)[0].replace(device_probe=told)
+
+
+@pytest.mark.parametrize(
+    ("matmul", "copy", "outcome"),
+    [
+        (700, 3000, "passed"),
+        (631, 2701, "passed"),
+        (629, 3000, "unhealthy"),
+        (700, 2699, "unhealthy"),
+        (900, 9000, "passed"),
+        (None, 3000, "passed"),
+    ],
+)
+def test_a_gpu_that_is_slower_than_at_the_baseline_before_the_workload_is_unhealthy(
+    matmul: float | None, copy: float, outcome: str
+) -> None:
+    baseline = from_runs([on_gpu(rate, copy=3000) for rate in (700, 1, 710, 690, 700)])
+    verdict = session([on_gpu(matmul, copy=copy, other=1)] * 3, baseline)
+    assert verdict.outcome == outcome
+    if outcome == "unhealthy":
+        what = "matmul_tflops was 629, at the baseline 700 (10% less is healthy)"
+        if matmul != 629:
+            what = "copy was 2699, at the baseline 3000 (10% less is healthy)"
+        assert verdict.reasons[0].startswith("launch 1 set aside: before the workload, ")
+        assert verdict.reasons[0].endswith(what)
+
+
+@pytest.mark.parametrize(
+    ("rates", "rate", "outcome"),
+    [
+        ((240, 239, 241, 240, 238), 217, "passed"),
+        ((240, 239, 241, 240, 238), 215, "unhealthy"),
+        ((240, 200, 275, 230, 255), 190, "passed"),  # links that scatter between launches of the baseline
+        ((240, 200, 275, 230, 255), 120, "unhealthy"),
+        ((240, 200), 190, "unhealthy"),  # two launches tell no scatter
+    ],
+)
+def test_a_probe_may_be_as_slow_as_the_baselines_own_launches_scatter(
+    rates: tuple[float, ...], rate: float, outcome: str
+) -> None:
+    before = [run.replace(device_probe={"all_reduce_gb_s": 240}) for run in usual(machine=H100)][: len(rates)]
+    before = [
+        run.replace(device_probe={"all_reduce_gb_s": rate}) for run, rate in zip(before, rates, strict=True)
+    ]
+    today = on_gpu(None, all_reduce_gb_s=rate)
+    assert session([today] * 3, from_runs(before)).outcome == outcome
+
+
+def with_limit(watts: str | None) -> Run:
+    environment = {} if watts is None else {"gpu_power_limit_w": watts}
+    return on_gpu(None).replace(observed=Observed(settings={}, environment=environment))
+
+
+@pytest.mark.parametrize(
+    ("now", "then", "outcome"),
+    [
+        ("700", "700", "passed"),
+        ("695", "700", "passed"),
+        ("500", "700", "unhealthy"),
+        ("500, 700", "700", "unhealthy"),  # one card of several
+        ("700", "500", "passed"),
+        ("500, 700", "500, 700", "passed"),
+        ("500", None, "passed"),  # a baseline of before this was read
+        (None, "700", "passed"),
+    ],
+)
+def test_gpus_that_may_draw_less_power_than_at_the_baseline_are_unhealthy(
+    now: str | None, then: str | None, outcome: str
+) -> None:
+    verdict = session([with_limit(now)] * 3, from_runs([with_limit(then)] * 5))
+    assert verdict.outcome == outcome
+    if outcome == "unhealthy":
+        assert verdict.reasons[0] == (
+            "launch 1 set aside: the GPUs' power limit is 500 W, at the baseline it was 700 W "
+            "(`nvidia-smi -pl`)"
+        )
+    if now != then:
+        assert verdict.changed == (f"gpu_power_limit_w: {then or 'unset'} -> {now or 'unset'}",)
+
+
+@pytest.mark.parametrize(("grown_mib", "is_told"), [(255, False), (257, True), (-5000, False)])
+def test_memory_outside_the_allocator_that_grew_is_told_and_not_judged(grown_mib: int, is_told: bool) -> None:
+    def holding(mib: int) -> Run:
+        (run,) = make_launches(1, machine=H100, device_memory_bytes=mib * 2.0**20)
+        return run
+
+    verdict = session([holding(20480 + grown_mib)] * 3, from_runs([holding(20480)] * 5))
+    assert verdict.outcome == "passed"
+    told = "GPU memory in use, by NVML, also outside torch's allocator: 20.00 GiB -> 20.25 GiB (+0.25 GiB)"
+    assert verdict.changed == ((told,) if is_told else ())
+
+
+def test_a_failure_that_speaks_of_broken_hardware_says_so() -> None:
+    said = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+    failure = Failure(kind="crash", message="exit code 1", traceback=f"Traceback\n{said}\n", rank=3)
+    verdict = session([on_gpu(None).replace(failure=failure)])
+    assert (verdict.outcome, verdict.failure) == ("failed", "crash")
+    assert verdict.reasons == (
+        "crash: exit code 1",
+        f"meanwhile hardware: {said}: look at `nvidia-smi -q` and dmesg (Xid)",
+    )
+
+
+def with_stack(run: Run, **versions: str) -> Run:
+    seen = run.observed or Observed(settings={}, environment={})
+    before = {"torch": "2.13.0", "nccl": "2.27.3", "cuda": "12.8", "cudnn": "9.1", "driver": "580"}
+    return run.replace(observed=seen.replace(environment={**before, **versions}))
+
+
+@pytest.mark.parametrize("changed", ["nccl", "torch", "driver", "cuda", "cudnn"])
+def test_a_probe_that_is_slower_with_other_software_blames_no_machine(changed: str) -> None:
+    """A new NCCL whose all-reduce is 15 % slower is what the gate is for."""
+    before = [with_stack(run.replace(device_probe={"all_reduce": 200})) for run in usual(machine=H100)]
+    slower = [
+        with_stack(run.replace(device_probe={"all_reduce": 170}), **{changed: "9.9"})
+        for run in usual(0.92, machine=H100)
+    ]
+    verdict = session(slower, from_runs(before))
+    assert (verdict.outcome, verdict.unhealthy_launches) == ("regressed", ())
+    assert any(line.startswith(f"{changed}: ") and line.endswith(" -> 9.9") for line in verdict.changed)
+    assert "all_reduce: 200 -> 170 (-15%)" in verdict.changed
+    same = [with_stack(run) for run in slower]
+    assert session(same, from_runs(before)).outcome == "unhealthy"
+
+
+def test_what_changed_is_told_of_an_unhealthy_machine_too() -> None:
+    before = [with_stack(run) for run in usual()]
+    runs = [with_stack(run, OMP_NUM_THREADS="2").replace(health=DISTURBED) for run in usual()]
+    verdict = session(runs, from_runs(before))
+    assert (verdict.outcome, verdict.changed) == ("unhealthy", ("OMP_NUM_THREADS: unset -> 2",))
+
+
+@pytest.mark.parametrize(
+    ("machine", "tokens", "outcome"),
+    [
+        (0.7, 0.7, "inconclusive"),  # a slower machine, or a slower matrix product
+        (1.2, 1, "inconclusive"),  # a faster matrix product, and nothing else
+        (1, 0.7, "regressed"),
+        (0.9, 0.6, "regressed"),
+        (1, 1, "passed"),
+        (0.97, 0.97, "passed"),
+    ],
+)
+def test_on_a_cpu_with_other_software_a_verdict_holds_with_and_without_the_probe(
+    machine: float, tokens: float, outcome: str
+) -> None:
+    before = from_runs([with_stack(on_machine(1)) for _ in range(5)])
+    after = [with_stack(on_machine(machine, tokens=tokens), torch="2.14.0") for _ in range(15)]
+    verdict = session(after, before, noise_of(0.005, exponent=1))
+    assert verdict.outcome == outcome
+    note = check_of(verdict, "tokens_per_s").note
+    assert (note is not None and "the software that the probe runs through changed" in note) == (
+        outcome == "inconclusive"
+    )
+    if machine in (0.7, 1.2):
+        assert any(line.startswith("probe beside the steps (s): ") for line in verdict.changed)
+
+
+@pytest.mark.parametrize(
+    ("machine", "tokens", "outcome"),
+    [(0.82, 0.82, "inconclusive"), (1, 0.8, "regressed"), (0.9, 0.6, "regressed"), (0.85, 0.95, "passed")],
+)
+def test_on_a_cpu_a_slower_machine_is_not_called_a_regression_while_its_effect_is_unknown(
+    machine: float, tokens: float, outcome: str
+) -> None:
+    verdict = session([on_machine(machine, tokens=tokens)] * 15, PROBED)
+    assert verdict.outcome == outcome
+    if outcome == "inconclusive":
+        said = check_of(verdict, "tokens_per_s").note
+        assert said == (
+            "as measured regressed, corrected for the machine's own speed passed; "
+            "how speed follows the probe is unknown: accept more launches"
+        )
+
+
+def test_where_speed_is_known_not_to_follow_the_probe_a_regression_is_one() -> None:
+    runs = [on_machine(0.85, tokens=0.8)] * 15
+    assert session(runs, PROBED).outcome == "inconclusive"
+    known = ClassNoise(by_metric=QUIET.by_metric, knows_exponent=True)
+    assert session(runs, PROBED, known).outcome == "regressed"
+
+
+def test_a_baseline_that_does_not_name_the_driver_still_knows_a_slow_gpu() -> None:
+    bare = Observed(settings={}, environment={"torch": "2.13.0"})
+    before = from_runs([on_gpu(700).replace(observed=bare) for _ in range(5)])
+    verdict = session([with_stack(on_gpu(600)) for _ in range(3)], before)
+    assert verdict.outcome == "unhealthy"
+
+
+SICK_GPU = on_gpu(600)
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome", "failure"),
+    [
+        ({}, "unhealthy", None),
+        ({"figures": make_figures(peak_memory_bytes=65 * MIB)}, "regressed", None),
+        ({"figures": make_figures(peak_memory_bytes=60 * MIB)}, "unhealthy", None),
+        ({"loss": tuple(9.0 for _ in SICK_GPU.loss)}, "failed", "loss"),
+        ({"case": make_case(micro_batch=4)}, "failed", "unlike"),
+    ],
+)
+def test_what_no_sick_machine_explains_is_told_of_one_too(
+    changes: dict[str, Any], outcome: str, failure: str | None
+) -> None:
+    baseline = from_runs([on_gpu(700)] * 5)
+    verdict = session([SICK_GPU.replace(**changes)] * 3, baseline)
+    assert (verdict.outcome, verdict.failure, verdict.launches) == (outcome, failure, 3)
+    assert verdict.unhealthy_launches == (1, 2, 3)
+
+
+def test_a_failure_on_a_disturbed_machine_says_so() -> None:
+    out_of_memory = Failure(kind="out_of_memory", message="x")
+    verdict = judged([make_run(failure=out_of_memory, health=DISTURBED)])
+    assert verdict.failure == "out_of_memory"
+    assert verdict.reasons[1].startswith("meanwhile other processes used 60% of the cores")
+
+
+def test_the_order_of_keys_in_a_model_is_no_difference() -> None:
+    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}
+    one, other = (
+        make_run(case=make_case(model=Model(name="mine", config=dict(items))))
+        for items in (config.items(), reversed(config.items()))
+    )
+    assert judged([one], from_runs([other] * 3)).failure is None
+
+
+def test_on_a_cpu_the_device_probe_says_nothing() -> None:
+    probed = [run.replace(device_probe={"copy": rate}) for rate, run in zip((9, 1), usual(), strict=False)]
+    assert judged(probed[1:], from_runs(probed[:1])).outcome == "passed"
+
+
+@pytest.mark.parametrize("speed", [0.81, 1, 1.24])
+def test_a_machine_about_as_fast_as_at_the_baseline_is_healthy(speed: float) -> None:
+    verdict = session([on_machine(speed)], PROBED)
+    assert (verdict.outcome, verdict.reasons) == ("passed", ())
+
+
+@pytest.mark.parametrize("sick", [1, 2])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(("tokens", "outcome"), [(1, "passed"), (0.8, "regressed")])
+def test_a_few_unhealthy_launches_among_healthy_ones_are_no_evidence(
+    sick: int, first: bool, tokens: float, outcome: str
+) -> None:
+    bad = [on_machine(0.5, tokens=0.4)] * sick
+    good = [on_machine(1, tokens=tokens)] * 3
+    verdict = judged([*bad, *good] if first else [*good, *bad], PROBED)
+    assert (verdict.outcome, verdict.launches) == (outcome, sick + 3)
+    assert verdict.checks == judged(good, PROBED).checks
+
+
+def test_unhealthy_launches_are_none_of_the_launches_that_are_asked_for() -> None:
+    runs = [on_machine(1), on_machine(0.5), on_machine(2), *[on_machine(1)] * 9]
+    verdict = session(runs, PROBED, min_launches=5)
+    assert (verdict.outcome, verdict.launches) == ("passed", 7)
+
+
+def test_which_launches_were_unhealthy_is_told() -> None:
+    runs = [on_machine(speed) for speed in (1, 0.5, 1, 2, 0.7)]
+    verdict = session(runs, PROBED, min_launches=9)
+    assert verdict.outcome == "unhealthy"
+    assert verdict.unhealthy_launches == (2, 4, 5)
+    assert [reason.split(":")[0] for reason in verdict.reasons] == [
+        "launch 2 set aside",
+        "launch 4 set aside",
+        "launch 5 set aside",
+    ]
+
+
+def test_unhealthy_launches_that_are_outnumbered_do_not_end_it() -> None:
+    verdict = session([on_machine(speed) for speed in (1, 0.5, 1, 0.5, 1, 1, 0.5, 1)], PROBED, min_launches=5)
+    assert verdict.outcome == "passed"
+    assert verdict.unhealthy_launches == (2, 4, 7)
+
+
+def test_an_unhealthy_machine_does_not_excuse_a_failure() -> None:
+    crash = on_machine(0.5).replace(failure=Failure(kind="crash", message="x"))
+    assert judged([on_machine(0.5), crash], PROBED).failure == "crash"
+
+
+@pytest.mark.parametrize(("now", "before"), [(None, 0.01), (0.01, None), (None, None)])
+def test_without_a_probe_on_both_sides_every_machine_is_healthy(
+    now: float | None, before: float | None
+) -> None:
+    baseline = from_runs([run_with(probe_s_p50=before)] * 3)
+    verdict = judged([run_with(probe_s_p50=now)], baseline, noise_of(0.005, exponent=1))
+    assert verdict.outcome == "passed"
+    assert check_of(verdict, "tokens_per_s").note is None
+
+
+@pytest.mark.parametrize(
+    ("machine", "tokens", "outcome", "worsening"),
+    [
+        (0.85, 0.85, "passed", 0),  # the machine, not the code
+        (1.2, 1.2, "passed", 0),
+        (1.0, 0.8, "regressed", 0.25),  # the code
+        (0.85, 0.68, "regressed", 0.25),  # both
+        (1.2, 0.96, "regressed", 0.25),  # the code, on a machine that hides it
+        (0.85, 1.0, "improved", -0.15),
+    ],
+)
+def test_both_speeds_are_corrected_by_what_the_probe_says_of_the_machine(
+    machine: float, tokens: float, outcome: str, worsening: float
+) -> None:
+    runs = [on_machine(machine, tokens=tokens)] * 9
+    verdict = session(runs, PROBED, noise_of(0.005, exponent=1), min_launches=3)
+    assert verdict.outcome == outcome
+    for metric in ("tokens_per_s", "tokens_per_s_mean"):
+        check = check_of(verdict, metric)
+        assert check.worsening == pytest.approx(worsening, abs=0.005)
+        assert check.measured == pytest.approx(tokens * (1000 if metric == "tokens_per_s" else 990))
+        assert (check.probe_exponent, check.note) == (1, None)
+    memory = check_of(verdict, "peak_memory_bytes")
+    assert (memory.probe_exponent, memory.note, memory.outcome) == (None, None, "passed")
+
+
+def test_the_probe_corrects_as_far_as_speed_follows_it() -> None:
+    run = on_machine(0.9, tokens=0.9)
+    worsening = [
+        check_of(judged([run], PROBED, noise_of(0.005, exponent=exponent)), "tokens_per_s").worsening
+        for exponent in (0, 0.5, 1)
+    ]
+    assert worsening == pytest.approx([1 / 0.9 - 1, 0.9**-0.5 - 1, 0], abs=0.002)
+
+
+def test_where_speed_does_not_follow_the_probe_nothing_is_corrected() -> None:
+    verdict = judged([on_machine(0.85)], PROBED)
+    check = check_of(verdict, "tokens_per_s")
+    assert check.worsening == pytest.approx(0, abs=0.005)
+    assert check.probe_exponent is None
+
+
+def test_launches_without_a_probe_among_others_leave_all_as_measured() -> None:
+    corrected = noise_of(0.005, exponent=1)
+    probed, bare = on_machine(0.85, tokens=0.85), make_launches(0.85)[0]
+    for runs in ([probed, bare], [bare, probed]):
+        check = check_of(judged(runs, PROBED, corrected), "tokens_per_s")
+        assert check.worsening == pytest.approx(1 / 0.85 - 1, abs=0.005)
+        assert check.probe_exponent is None
+
+
+@pytest.mark.parametrize("probe", [None, 0.0, math.nan])
+def test_a_baseline_with_a_launch_without_a_sound_probe_leaves_all_as_measured(probe: float | None) -> None:
+    probed = make_launches(1.0, 1.003, 0.998, 1.001, probe_s_p50=0.01)
+    spoilt = from_runs([*probed, run_with(probe_s_p50=probe)])
+    verdict = judged([on_machine(0.85, tokens=0.85)], spoilt, noise_of(0.005, exponent=1))
+    check = check_of(verdict, "tokens_per_s")
+    assert check.worsening == pytest.approx(1 / 0.85 - 1, abs=0.005)
+    assert check.probe_exponent is None
+
+
+def test_a_probe_is_never_paired_with_another_launchs_figure() -> None:
+    """Where one launch lacks the speed and another the probe, the lists are equally long."""
+    mixed = [run_with(tokens_per_s=None, probe_s_p50=0.012), run_with(), *[on_machine(1)] * 3]
+    verdict = judged([on_machine(1)], from_runs(mixed), noise_of(0.005, exponent=1))
+    assert check_of(verdict, "tokens_per_s").probe_exponent is None
+
+
+def test_a_baseline_launch_without_the_figure_is_left_out_of_the_correction() -> None:
+    lacking = run_with(tokens_per_s=None, probe_s_p50=0.012)
+    corrected = noise_of(0.005, exponent=1)
+    verdict = judged([on_machine(0.85, tokens=0.85)], from_runs([lacking, *[on_machine(1)] * 3]), corrected)
+    check = check_of(verdict, "tokens_per_s")
+    assert check.worsening == pytest.approx(0, abs=0.005)
+    assert check.probe_exponent == 1
+
+
+def test_what_is_not_corrected_is_judged_by_the_noise_of_what_is_not() -> None:
+    """The noise of corrected launches would be too small for it: false alarms, and drops let pass."""
+    corrected, raw = (Noise(sigma=sigma, degrees_of_freedom=30) for sigma in (0.005, 0.06))
+    noise = ClassNoise(
+        by_metric=dict.fromkeys(NAMES, corrected),
+        probe_exponent=1,
+        uncorrected=dict.fromkeys(("tokens_per_s", "tokens_per_s_mean"), raw),
+    )
+    probed = judged([on_machine(1)], PROBED, noise)
+    bare = judged(usual()[:1], PROBED, noise)
+    for metric in ("tokens_per_s", "tokens_per_s_mean"):
+        assert not check_of(probed, metric).blind
+        assert check_of(bare, metric).minimum_detectable == pytest.approx(0.19, abs=0.02)
+    assert check_of(bare, "peak_memory_bytes") == check_of(probed, "peak_memory_bytes")
+
+
+# Noise
+
+
+@pytest.mark.parametrize("factor", [0.1, 1, 10])
+def test_where_noise_is_unknown_it_is_inconclusive_and_says_why(factor: float) -> None:
+    verdict = judged(usual(factor)[:1], noise=ClassNoise())
+    assert (verdict.outcome, verdict.launches, verdict.failure) == ("inconclusive", 1, None)
+    for check in verdict.checks:
+        assert check.note == (
+            "the noise between launches is unknown: too few launches in the baselines of this hardware"
+        )
+        assert (check.worsening, check.interval, check.blind) == (None, None, False)
+        assert check.measured is not None
+        assert check.baseline is not None
+
+
+def test_the_noise_of_one_metric_unknown_makes_that_one_inconclusive() -> None:
+    known = {name: noise for name, noise in QUIET.by_metric.items() if name != "peak_memory_bytes"}
+    verdict = judged(usual()[:1], noise=ClassNoise(by_metric=known))
+    assert outcomes(verdict) == {**dict.fromkeys(NAMES, "passed"), "peak_memory_bytes": "inconclusive"}
+    assert verdict.outcome == "inconclusive"
+
+
+# What holds for all launches
+
+
+speeds = st.lists(st.floats(0.3, 3), min_size=1, max_size=MAX_LAUNCHES)
+baseline_speeds = st.lists(st.floats(0.9, 1.1), min_size=1, max_size=10)
+noises = st.sampled_from([QUIET, ORDINARY, LOUD])
+
+
+def unrounded(launches: Sequence[Run]) -> Baseline:
+    """`from_runs` keeps six digits, of which a change of unit may change the last."""
+    baseline = from_runs(launches)
+    exact = [kept.replace(figures=run.figures) for kept, run in zip(baseline.launches, launches, strict=True)]
+    return baseline.replace(launches=tuple(exact))
+
+
+@deterministic
+@given(baseline_speeds, speeds, noises, st.floats(1e-6, 1e6))
+def test_the_unit_of_speed_changes_no_outcome(
+    before: list[float], now: list[float], noise: ClassNoise, unit: float
+) -> None:
+    here = judged(make_launches(*now), unrounded(make_launches(*before)), noise)
+    scaled = unrounded(make_launches(*(unit * speed for speed in before)))
+    there = judged(make_launches(*(unit * speed for speed in now)), scaled, noise)
+    assert (there.outcome, outcomes(there)) == (here.outcome, outcomes(here))
+
+
+SEVERITY: tuple[Outcome, ...] = ("improved", "passed", "undecided", "inconclusive", "regressed")
+
+
+@deterministic
+@given(
+    st.lists(st.floats(0.95, 1.05), min_size=3, max_size=15), noises, st.floats(0.3, 0.9), st.floats(0, 0.5)
+)
+def test_a_larger_drop_never_turns_a_regression_into_a_pass(
+    around: list[float], noise: ClassNoise, drop: float, further: float
+) -> None:
+    small = judged(make_launches(*(drop * speed for speed in around)), noise=noise)
+    large = judged(make_launches(*(drop * (1 - further) * speed for speed in around)), noise=noise)
+    if small.outcome == "regressed":
+        assert large.outcome == "regressed"
+    if large.outcome in ("passed", "improved"):
+        assert small.outcome in ("passed", "improved")
+
+
+@deterministic
+@given(
+    st.lists(st.tuples(st.floats(0.3, 3), st.floats(0.5, 1.6)), min_size=18, max_size=18),
+    noises,
+    st.sampled_from([1, 2, 3, 5, MAX_LAUNCHES]),
+    st.integers(1, 3),
+)
+def test_every_session_ends(
+    launches: list[tuple[float, float]], noise: ClassNoise, max_launches: int, min_launches: int
+) -> None:
+    runs = [on_machine(machine, tokens=tokens) for tokens, machine in launches]
+    verdict = session(runs, PROBED, noise, max_launches=max_launches, min_launches=min_launches)
+    assert verdict.outcome != "undecided"
+    assert verdict.launches <= max(max_launches, min_launches) + MAX_UNHEALTHY - 1
+
+
+def test_what_measured_nothing_are_outcomes() -> None:
+    assert {"failed", "unhealthy"} == UNMEASURED
+    assert set(get_args(Outcome)) >= UNMEASURED
+
+
+def test_a_policy_has_defaults() -> None:
+    assert Policy() == Policy(max_launches=MAX_LAUNCHES, min_launches=1, record_launches=3)

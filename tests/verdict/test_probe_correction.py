@@ -1,0 +1,95 @@
+import random
+
+import pytest
+
+from perfsuite.verdict.probe_correction import Pair, corrected_noise, probe_corrected, probe_exponent
+
+
+def launches(
+    count: int, seed: int, *, machine: float, probe: float = 0.003, case: float = 0.003
+) -> list[Pair]:
+    """Launches whose steps and probe share the machine's scatter and have some of their own."""
+    rng = random.Random(seed)
+    pairs = []
+    for _ in range(count):
+        shared = rng.lognormvariate(0, machine)
+        own, probed = rng.lognormvariate(0, case), rng.lognormvariate(0, probe)
+        pairs.append((0.3 * shared * own, 0.02 * shared * probed))
+    return pairs
+
+
+def test_a_probe_that_shares_the_machines_drift_takes_it_out() -> None:
+    groups = [launches(5, seed, machine=0.05) for seed in range(6)]
+    exponent = probe_exponent(groups)
+    assert exponent > 0.95
+    raw, corrected = corrected_noise(groups, 0.0), corrected_noise(groups, exponent)
+    assert corrected.sigma < raw.sigma / 5
+    assert corrected.degrees_of_freedom < raw.degrees_of_freedom
+
+
+def test_an_unrelated_probe_is_left_alone() -> None:
+    used = [probe_exponent([launches(5, s, machine=0.0)]) for s in range(500)]
+    assert sum(exponent > 0 for exponent in used) < 100
+    assert sum(used) / len(used) < 0.05
+
+
+def test_pooling_shrinks_what_an_unrelated_probe_can_do() -> None:
+    used = [probe_exponent([launches(10, 10 * s + g, machine=0.0) for g in range(6)]) for s in range(100)]
+    assert max(used) < 0.5
+
+
+def test_the_exponent_is_never_above_one() -> None:
+    steep = [((0.02 * p) ** 3, p) for p in (1.0, 1.1, 1.2, 1.05, 1.3, 1.15)]
+    assert probe_exponent([steep]) == 1
+
+
+def test_a_probe_that_runs_against_the_steps_is_not_used() -> None:
+    assert probe_exponent([[(1 / p, p) for p in (1.0, 1.1, 1.2, 1.05, 1.3)]]) == 0
+
+
+def test_a_probe_that_never_varies_is_not_used() -> None:
+    assert probe_exponent([[(s, 0.02) for s in (1.0, 1.1, 1.2, 1.05, 1.3)]]) == 0
+
+
+def test_too_few_launches_never_correct() -> None:
+    assert probe_exponent([launches(4, 1, machine=0.05)]) == 0
+
+
+def test_without_correction_nothing_changes() -> None:
+    baseline = launches(4, 1, machine=0.05)
+    corrected = probe_corrected(baseline, baseline[:2])
+    assert corrected.exponent == 0
+    assert corrected.baseline == tuple(seconds for seconds, _ in baseline)
+
+
+def test_corrected_seconds_are_those_at_the_baselines_probe_speed() -> None:
+    baseline = [(1.0, 0.02), (1.1, 0.022), (1.2, 0.024)]
+    corrected = probe_corrected(baseline, [(2.4, 0.024)], exponent=1.0)
+    assert corrected.baseline == pytest.approx((1.1, 1.1, 1.1))
+    assert corrected.launches == pytest.approx((2.2,))
+
+
+def test_units_of_seconds_and_probe_cancel() -> None:
+    pairs = launches(8, 3, machine=0.02)
+    rescaled = [(1000 * seconds, 60 * probe) for seconds, probe in pairs]
+    assert probe_exponent([rescaled]) == pytest.approx(probe_exponent([pairs]))
+
+
+def test_a_regression_is_not_corrected_away() -> None:
+    baseline = launches(10, 1, machine=0.05)
+    slower = [(1.1 * seconds, probe) for seconds, probe in baseline]
+    corrected = probe_corrected(baseline, slower)
+    assert corrected.exponent > 0.9
+    ratios = [b / a for a, b in zip(corrected.baseline, corrected.launches, strict=True)]
+    assert ratios == pytest.approx([1.1] * 10)
+
+
+def test_bad_input_is_named() -> None:
+    with pytest.raises(ValueError, match=r"probe: launch 1 is 0\.0, expected seconds above 0"):
+        probe_exponent([[(1.0, 0.02), (1.0, 0.0)]])
+    with pytest.raises(ValueError, match=r"launches probe: launch 0 is -1\.0"):
+        probe_corrected([(1.0, 0.02)], [(1.0, -1.0)])
+    with pytest.raises(ValueError, match=r"exponent is 1\.5, expected 0 to 1"):
+        probe_corrected([(1.0, 0.02)], [(1.0, 0.02)], exponent=1.5)
+    with pytest.raises(ValueError, match="baseline seconds: no launches"):
+        probe_corrected([], [(1.0, 0.02)])

@@ -1,0 +1,296 @@
+import math
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfsuite.verdict.sequential import (
+    MAX_LAUNCHES,
+    SIGMA_FLOOR,
+    Decision,
+    Noise,
+    decide,
+    minimum_detectable_drop,
+    pooled_noise,
+)
+
+NOISE = Noise(sigma=0.01, degrees_of_freedom=30)
+BASELINE = [0.991, 1.012, 0.997, 1.004, 0.985, 1.008, 1.001, 0.994, 1.003, 1.006]
+UNCHANGED = [1.004, 0.993, 1.009, 0.998, 1.001, 1.012, 0.99, 1.003, 0.996, 1.0, 1.007, 0.995]
+
+log_seconds = st.floats(-0.04, 0.04)
+baselines = st.lists(log_seconds, min_size=3, max_size=20).map(lambda x: [math.exp(v) for v in x])
+some_launches = st.lists(log_seconds, min_size=1, max_size=MAX_LAUNCHES).map(
+    lambda x: [math.exp(v) for v in x]
+)
+
+
+def judge(
+    launches: Sequence[float],
+    baseline: Sequence[float] = BASELINE,
+    tolerance: float = 0.03,
+    noise: Noise = NOISE,
+    max_launches: int = MAX_LAUNCHES,
+) -> Decision:
+    return decide(baseline, launches, tolerance=tolerance, noise=noise, max_launches=max_launches)
+
+
+def session(available: Sequence[float], baseline: Sequence[float] = BASELINE) -> Decision:
+    """Launch by launch until decided."""
+    for used in range(1, len(available) + 1):
+        decision = judge(available[:used], baseline)
+        if decision.outcome != "undecided":
+            return decision
+    return decision
+
+
+def log_width(decision: Decision) -> float:
+    lower, upper = decision.interval
+    return math.log1p(upper) - math.log1p(lower)
+
+
+def test_more_seconds_are_a_regression_and_fewer_an_improvement() -> None:
+    slower = session([1.05 * s for s in UNCHANGED])
+    assert slower.outcome == "regressed"
+    assert slower.estimate == pytest.approx(0.05, abs=0.01)
+    assert slower.launches_used == 3
+    faster = session([s / 1.05 for s in UNCHANGED])
+    assert faster.outcome == "improved"
+    assert faster.estimate == pytest.approx(-0.05, abs=0.01)
+
+
+def test_no_change_passes() -> None:
+    decision = session(UNCHANGED)
+    assert decision.outcome == "passed"
+    assert decision.interval[0] < 0 < decision.interval[1] < 0.03
+
+
+def test_regressed_and_passed_agree_with_the_printed_interval() -> None:
+    lower, upper = session([1.05 * s for s in UNCHANGED]).interval
+    assert lower > 0
+    assert upper >= 0.03
+
+
+def test_a_change_well_inside_the_tolerance_passes_where_noise_is_low() -> None:
+    quiet = Noise(sigma=0.002, degrees_of_freedom=30)
+    tight = [1 + (s - 1) / 10 for s in BASELINE]
+    assert judge([1.02], tight, noise=quiet).outcome == "passed"
+
+
+@given(baselines, some_launches, st.floats(1e-6, 1e6))
+def test_units_cancel(baseline: list[float], launches: list[float], unit: float) -> None:
+    here = judge(launches, baseline)
+    there = judge([unit * s for s in launches], [unit * s for s in baseline])
+    assert there.outcome == here.outcome
+    assert there.estimate == pytest.approx(here.estimate, abs=1e-9)
+    assert there.interval == pytest.approx(here.interval, abs=1e-9)
+
+
+@given(baselines, some_launches, st.randoms())
+def test_the_order_of_launches_changes_nothing(
+    baseline: list[float], launches: list[float], random: Random
+) -> None:
+    before = judge(launches, baseline)
+    random.shuffle(baseline)
+    random.shuffle(launches)
+    assert judge(launches, baseline) == before
+
+
+@given(baselines, some_launches, st.floats(0, 0.2), st.floats(0.001, 0.2))
+def test_a_larger_drop_is_never_judged_milder(
+    baseline: list[float], launches: list[float], drop: float, further: float
+) -> None:
+    small = judge([s * (1 + drop) for s in launches], baseline)
+    large = judge([s * (1 + drop) * (1 + further) for s in launches], baseline)
+    assert large.estimate > small.estimate
+    if small.outcome == "regressed":
+        assert large.outcome == "regressed"
+    if large.outcome in ("passed", "improved"):
+        assert small.outcome != "regressed"
+
+
+@given(baselines, some_launches)
+def test_more_baseline_launches_of_the_same_spread_never_widen_the_interval(
+    baseline: list[float], launches: list[float]
+) -> None:
+    """Within the class's noise. Beyond it, a repeated "outlier" can prove to be a second mode."""
+    wide = Noise(sigma=0.04, degrees_of_freedom=30)
+    before = judge(launches, baseline, noise=wide)
+    assert log_width(judge(launches, baseline * 2, noise=wide)) < log_width(before)
+
+
+@given(baselines, some_launches)
+def test_the_interval_holds_the_estimate(baseline: list[float], launches: list[float]) -> None:
+    decision = judge(launches, baseline)
+    assert decision.interval[0] < decision.estimate < decision.interval[1]
+
+
+@given(st.floats(1.0, 1e9), st.integers(0, MAX_LAUNCHES - 1), st.integers(1, MAX_LAUNCHES))
+def test_one_slow_launch_of_any_size_is_never_a_regression(slow: float, place: int, launches: int) -> None:
+    today = [*UNCHANGED, *UNCHANGED][:launches]
+    today[place % launches] *= slow
+    assert judge(today).outcome != "regressed"
+    today[place % launches] /= slow**2
+    assert judge(today).outcome != "improved"
+
+
+@pytest.mark.parametrize("factor", [1e-6, 0.5, 2, 1e6])
+@pytest.mark.parametrize("launches", [1, 2])
+def test_fewer_than_three_launches_change_nothing(factor: float, launches: int) -> None:
+    assert judge([factor] * launches).outcome == "undecided"
+
+
+@pytest.mark.parametrize("slow", [1.05, 1.1, 2.0, 100.0])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_unchanged_code_passes_in_spite_of_one_bad_launch(slow: float, place: int) -> None:
+    today = list(UNCHANGED)
+    today[place] *= slow
+    assert session(today).outcome == "passed"
+
+
+@pytest.mark.parametrize("bad", [0.5, 0.9, 1.1, 2.0, 100.0])
+@pytest.mark.parametrize("count", [5, 10])
+def test_one_bad_baseline_launch_is_harmless(bad: float, count: int) -> None:
+    spoilt = [*BASELINE[: count - 1], bad]
+    assert session(UNCHANGED, spoilt).outcome == "passed"
+    assert session([1.05 * s for s in UNCHANGED], spoilt).outcome == "regressed"
+
+
+def test_two_bad_launches_of_three_are_not_yet_a_regression() -> None:
+    assert judge([1.1, 1.11, 1.0]).outcome == "undecided"
+
+
+def test_launches_that_disagree_prove_nothing() -> None:
+    assert judge([1.05, 1.14, 1.02, 1.3]).outcome == "undecided"
+
+
+def test_a_case_noisier_than_its_class_is_judged_by_its_own_noise() -> None:
+    loud = [s**3 for s in BASELINE]
+    assert log_width(judge(UNCHANGED[:1], loud)) > 1.5 * log_width(judge(UNCHANGED[:1]))
+
+
+def test_too_noisy_stops_early_and_says_blind() -> None:
+    noisy = Noise(sigma=0.1, degrees_of_freedom=30)
+    decision = judge([1.03, 1.01, 1.02, 1.0, 1.04, 1.02], noise=noisy)
+    assert decision.outcome == "inconclusive"
+    assert decision.launches_used < MAX_LAUNCHES
+    assert decision.blind
+    assert not judge(UNCHANGED[:1]).blind
+
+
+def test_a_large_drop_is_found_however_noisy() -> None:
+    noisy = Noise(sigma=0.05, degrees_of_freedom=30)
+    assert judge([1.51, 1.49, 1.5, 1.53], noise=noisy).outcome == "regressed"
+
+
+def test_the_last_launch_decides_or_is_inconclusive() -> None:
+    today = [1.012, 1.02, 1.016]
+    assert judge(today).outcome == "undecided"
+    assert judge(today, max_launches=3).outcome == "inconclusive"
+
+
+def test_next_to_no_knowledge_of_the_noise_is_a_wide_interval_and_not_an_error() -> None:
+    decision = judge([1.0], noise=Noise(sigma=0.01, degrees_of_freedom=0.1))
+    assert decision.outcome == "undecided"
+    assert decision.interval == (-1.0, math.inf)
+
+
+def test_what_a_session_shares_widens_the_interval() -> None:
+    drifting = Noise(sigma=0.01, degrees_of_freedom=30, session_sigma=0.01)
+    assert log_width(judge(UNCHANGED, noise=drifting)) > 2 * log_width(judge(UNCHANGED))
+
+
+def test_the_minimum_detectable_drop_follows_noise_baseline_and_launches() -> None:
+    usual = minimum_detectable_drop(noise=NOISE, baseline_launches=10)
+    assert 0.02 < usual < 0.03
+    assert minimum_detectable_drop(noise=NOISE, baseline_launches=5) > usual
+    assert minimum_detectable_drop(noise=NOISE, baseline_launches=10, max_launches=6) > usual
+    worse = Noise(sigma=0.02, degrees_of_freedom=30)
+    assert minimum_detectable_drop(noise=worse, baseline_launches=10) > 1.9 * usual
+    vague = Noise(sigma=0.01, degrees_of_freedom=4)
+    assert minimum_detectable_drop(noise=vague, baseline_launches=10) > 1.5 * usual
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf, -math.inf])
+def test_seconds_must_be_positive(bad: float) -> None:
+    with pytest.raises(ValueError, match=rf"launches: launch 1 is {bad!r}, expected seconds above"):
+        judge([1.0, bad])
+    with pytest.raises(ValueError, match=rf"baseline: launch 2 is {bad!r}"):
+        judge([1.0], [1.0, 1.0, bad])
+    with pytest.raises(ValueError, match=rf"baseline 1: launch 0 is {bad!r}"):
+        pooled_noise([[1.0, 1.1, 0.9], [bad, 1.0]])
+
+
+def test_nothing_measured_is_an_error() -> None:
+    with pytest.raises(ValueError, match="launches: no launches"):
+        judge([])
+    with pytest.raises(ValueError, match="baseline: no launches"):
+        judge([1.0], [])
+
+
+@pytest.mark.parametrize("tolerance", [0.0, -0.03, 1.0, 3.0, math.nan])
+def test_the_tolerance_is_a_fraction_above_zero(tolerance: float) -> None:
+    with pytest.raises(ValueError, match=f"tolerance is {tolerance}, expected a fraction above 0"):
+        judge([1.0], tolerance=tolerance)
+
+
+def test_the_number_of_launches_is_checked() -> None:
+    with pytest.raises(ValueError, match="max_launches is 2, expected 3 or more"):
+        judge([1.0], max_launches=2)
+    with pytest.raises(ValueError, match="4 launches, more than max_launches 3"):
+        judge([1.0] * 4, max_launches=3)
+
+
+@pytest.mark.parametrize("bad", [0.0, -0.01, math.nan, math.inf])
+def test_a_noise_is_checked(bad: float) -> None:
+    with pytest.raises(ValueError, match=f"sigma is {bad}, expected above 0"):
+        Noise(sigma=bad, degrees_of_freedom=4)
+    with pytest.raises(ValueError, match=f"degrees_of_freedom is {bad}"):
+        Noise(sigma=0.01, degrees_of_freedom=bad)
+
+
+def test_session_sigma_is_checked() -> None:
+    with pytest.raises(ValueError, match=r"session_sigma is -0\.1, expected 0 or more"):
+        Noise(sigma=0.01, degrees_of_freedom=4, session_sigma=-0.1)
+
+
+def test_noise_is_pooled_within_baselines_not_between_them() -> None:
+    fast, slow = BASELINE, [40 * s for s in BASELINE]
+    one, both = pooled_noise([fast]), pooled_noise([fast, slow])
+    assert both.sigma == pytest.approx(one.sigma)
+    assert both.degrees_of_freedom == pytest.approx(2 * one.degrees_of_freedom)
+    assert one.sigma == pytest.approx(statistics.stdev(math.log(s) for s in BASELINE), rel=0.2)
+
+
+@pytest.mark.parametrize("outlier", [1.1, 2.0, 1000.0, 0.1])
+def test_one_outlier_in_five_neither_blinds_nor_excites(outlier: float) -> None:
+    clean = pooled_noise([BASELINE[:5]]).sigma
+    assert clean / 1.5 < pooled_noise([[*BASELINE[:4], outlier]]).sigma < 2 * clean
+
+
+def test_noise_has_a_floor() -> None:
+    assert pooled_noise([[1.0] * 5]).sigma == SIGMA_FLOOR
+    assert judge([1.0] * 5, [1.0] * 5).interval[1] > 0.001
+
+
+def test_fitted_parameters_cost_degrees_of_freedom() -> None:
+    full, less = pooled_noise([BASELINE]), pooled_noise([BASELINE], fitted=1)
+    assert less.degrees_of_freedom == pytest.approx(full.degrees_of_freedom * 8 / 9)
+
+
+def test_noise_needs_launches_to_spare() -> None:
+    with pytest.raises(ValueError, match=r"noise needs 2 launches beyond one .* got 1"):
+        pooled_noise([[1.0, 1.1], [1.0]])
+    with pytest.raises(ValueError, match="got 0"):
+        pooled_noise([])
+
+
+def test_importing_it_imports_nothing_heavy() -> None:
+    code = "import sys, perfsuite.verdict.sequential; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "numpy", "scipy", "pytest"} & set(loaded.stdout.split())

@@ -1,0 +1,326 @@
+"""In this process, hooks and all but for the end of it; launched, in `test_script`."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+import torch
+from torch import nn
+
+from perfsuite import documents
+from perfsuite.case.case import Case, CaseFile, Topology
+from perfsuite.case.model import Model
+from perfsuite.frameworks.script import Script
+from perfsuite.results.rank_report import Memory, RankReport
+from perfsuite.results.run_dir import RunDir
+from perfsuite.worker import attach, leash, main, stacks
+from perfsuite.worker import recorder as measure
+from perfsuite.worker.attach import Attached, Measured, device_of
+from perfsuite.worker.observe import Observer
+from tests.samples import make_case
+
+ALONE = make_case(
+    model=Model.named("net"),
+    framework=Script(path="train.py"),
+    topology=Topology(processes_per_node=1),
+    max_warmup_steps=2,
+    steps=10,
+)
+Start = Callable[..., Attached]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Attach to this process for a case; undone after the test."""
+    handles: list[Any] = []
+
+    def hooking(register: Any) -> Any:
+        return lambda hook: handles.append(register(hook))
+
+    for when in ("pre", "post"):
+        name = f"register_optimizer_step_{when}_hook"
+        monkeypatch.setattr(attach, name, hooking(getattr(attach, name)))
+    monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
+    monkeypatch.setattr(leash, "die_with_parent", lambda: None)
+    monkeypatch.setattr(stacks, "listen", lambda run_dir, rank: None)
+    monkeypatch.setattr(signal, "alarm", lambda seconds: None)
+    monkeypatch.delenv("RANK", raising=False)
+
+    def start(case: Case = ALONE, launch: int = 1) -> Attached:
+        return Attached(RunDir(tmp_path / f"launch-{launch}"), CaseFile(case=case, device="cpu"))
+
+    yield start
+    for handle in handles:
+        handle.remove()
+
+
+def report_of(attached: Attached) -> RankReport:
+    return documents.read(attached.run_dir.rank(0), RankReport)
+
+
+def train(
+    steps: int = 1000, *, before: Callable[[], None] = lambda: None, kind: Any = torch.optim.SGD
+) -> Any:
+    model = nn.Linear(4, 4)
+    optimizer = kind(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        before()
+        (model(torch.ones(2, 4)) - 1).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return optimizer
+
+
+def test_a_loop_is_measured_and_ended(start: Start) -> None:
+    attached = start()
+    with pytest.raises(Measured):
+        train()
+    report = report_of(attached)
+    assert report.failure is None
+    assert len(report.step_s) == len(report.loss) == len(report.probe_s) == ALONE.total_steps
+    assert report.loss[-1] < report.loss[0]
+    assert report.notes == ()
+    attached.exits()
+    assert report_of(attached).failure is None, "its end is no news"
+
+
+def test_the_device_is_probed_after_all_is_measured_and_written(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def probe(device: torch.device) -> dict[str, float]:
+        assert device == torch.device("cpu")
+        before.append(report_of(attached))
+        torch.ones(256 * 2**20, dtype=torch.uint8)
+        return {"matmul_tflops": 1.0}
+
+    before: list[RankReport] = []
+    attached = start()
+    monkeypatch.setattr(attach, "device_probe", probe)
+    with pytest.raises(Measured):
+        train()
+    after = report_of(attached)
+    assert after.device_probe == {"matmul_tflops": 1.0}
+    assert before == [after.replace(device_probe={})]
+    assert after.memory is not None
+    assert after.memory.peak < 256 * 2**20
+
+
+def test_a_probe_that_fails_is_left_out(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def probe(device: torch.device) -> dict[str, float]:
+        raise torch.OutOfMemoryError
+
+    attached = start()
+    monkeypatch.setattr(attach, "device_probe", probe)
+    with pytest.raises(Measured):
+        train()
+    report = report_of(attached)
+    assert (report.failure, report.device_probe) == (None, {})
+
+
+def test_no_rank_probes_where_another_has_failed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait for that one in the all-reduce."""
+    monkeypatch.setattr(attach, "device_probe", lambda device: pytest.fail("probed"))
+    two = start(ALONE.replace(topology=Topology(processes_per_node=2)))
+    failed = RankReport(rank=1, world_size=2, host="here", clock="none")
+    documents.write(two.run_dir.rank(1), failed.replace(failure=main.failure_of(ValueError("x"), 1)))
+    assert not two._are_all_measured(), "rank 0 has not reported"
+    documents.write(two.run_dir.rank(0), failed.replace(rank=0))
+    assert not two._are_all_measured()
+    documents.write(two.run_dir.rank(1), failed)
+    assert two._are_all_measured()
+
+
+def test_what_counts_operations_without_data_is_no_loss(start: Start) -> None:
+    """As Lightning's `measure_flops`: forward and backward of a copy on the meta device."""
+
+    def measure_flops() -> None:
+        copy = nn.Linear(4, 4, device="meta")
+        copy(torch.ones(2, 4, device="meta")).sum().backward()
+
+    attached = start()
+    measure_flops()
+    with pytest.raises(Measured):
+        train(before=measure_flops)
+    report = report_of(attached)
+    assert report.failure is None
+    assert len(report.loss) == ALONE.total_steps
+
+
+def test_a_second_models_backward_before_training_is_no_loss(start: Start) -> None:
+    attached = start()
+    (nn.Linear(4, 4)(torch.ones(2, 4)).sum() * 1e6 + 1e9).backward()
+    with pytest.raises(Measured):
+        train()
+    assert report_of(attached).loss[0] < 1e3
+
+
+def test_the_clock_can_be_named_and_another_rate_is_noted(start: Start) -> None:
+    attached = start(ALONE.replace(framework=Script(path="train.py", clock="Adam", loss=None)))
+    critic = nn.Linear(2, 2)
+    often = torch.optim.RMSprop(critic.parameters())
+
+    def train_critic() -> None:
+        for _ in range(5):
+            critic(torch.ones(1, 2)).sum().backward()
+            often.step()
+
+    with pytest.raises(Measured):
+        train(before=train_critic, kind=torch.optim.Adam)
+    report = report_of(attached)
+    assert len(report.step_s) == ALONE.total_steps
+    assert report.observed is not None
+    assert report.observed.settings["optimizer"] == "Adam"
+    assert len(report.notes) == 1
+    assert report.notes[0].startswith("RMSprop stepped 5 times for each step of the clock, Adam: ")
+
+
+def test_a_clock_that_does_not_step_is_named_at_the_end_with_those_that_did(start: Start) -> None:
+    attached = start(ALONE.replace(framework=Script(path="train.py", clock="Adamw")))
+    train(steps=20)
+    attached.exits()
+    failure = report_of(attached).failure
+    assert failure is not None
+    assert failure.message == "clock='Adamw': no such optimizer stepped. Those that did: SGD (20 steps)"
+
+
+def test_a_loop_without_an_optimizer_of_torch_is_told_at_once(start: Start) -> None:
+    attached = start(ALONE.replace(gradient_accumulation=11))
+    loss = torch.ones(3, requires_grad=True).sum()
+    for _ in range(110):
+        loss.backward(retain_graph=True)
+    assert not attached.run_dir.rank(0).exists()
+    with pytest.raises(SystemExit, match="1"):
+        loss.backward()
+    failure = report_of(attached).failure
+    assert failure is not None
+    assert failure.message == (
+        "no optimizer of torch has stepped after 110 backward passes (the case says "
+        "gradient_accumulation=11): the clock is the step of a torch.optim.Optimizer, and what trains "
+        "without one cannot be measured"
+    )
+
+
+def test_what_may_be_a_helper_of_a_rank_may_go_without_an_optimizer(start: Start) -> None:
+    attached = start(ALONE.replace(topology=Topology(processes_per_node=2)))
+    for _ in range(300):
+        torch.ones(3, requires_grad=True).sum().backward()
+    assert not attached.run_dir.rank(0).exists()
+
+
+@pytest.mark.parametrize(
+    ("launch", "said"),
+    [
+        (1, "lower max_warmup_steps or steps, or give it more data; or, where it goes on from files of an"),
+        (
+            2,
+            "but not so in the launch before: that may have left files which this one went on from. Have the",
+        ),
+    ],
+)
+def test_a_script_that_ends_early_is_told_of_files_that_are_left(
+    start: Start, launch: int, said: str
+) -> None:
+    attached = start(launch=launch)
+    train(steps=8)
+    attached.exits()
+    failure = report_of(attached).failure
+    assert failure is not None
+    assert failure.message.startswith("the script ended after 8 of 12 optimizer steps")
+    assert said in failure.message
+    assert "{launch_dir}" in failure.message
+
+
+def test_the_device_is_that_of_the_parameters_not_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def optimizer(*devices: str) -> Any:
+        return SimpleNamespace(
+            param_groups=[{"params": [SimpleNamespace(device=torch.device(device))]} for device in devices]
+        )
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert device_of(optimizer("cuda:3")) == torch.device("cuda", 3)
+    assert device_of(optimizer("cpu", "cuda:2", "cuda:3")) == torch.device("cuda", 2)
+    assert device_of(optimizer("cpu")) == torch.device("cuda", 0), "its state is on the host"
+
+
+def test_an_allocator_of_the_scripts_own_leaves_peak_memory_unknown(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The figure is then missing, and the reason is told; the script trains on."""
+
+    def refuses(device: torch.device) -> NoReturn:
+        raise RuntimeError("CUDAPluggableAllocator does not yet support resetPeakStats.\nmore")
+
+    monkeypatch.setattr(attach, "device_of", lambda optimizer: torch.device("cuda", 0))
+    monkeypatch.setattr(measure, "CudaMemory", refuses)
+    monkeypatch.setattr(measure, "clock_for", lambda device: (measure.HostTimer(), None))
+    monkeypatch.setattr(attach, "device_probe", lambda device: {})
+    attached = start()
+    attached.asked = attached.asked.replace(device="cuda")
+    monkeypatch.setattr(Attached, "_probed", lambda attached: {})
+    with pytest.raises(Measured):
+        train()
+    report = report_of(attached)
+    assert (report.memory, report.failure) == (None, None)
+    assert report.notes == (
+        "peak memory is unknown: torch's allocator is not in use (CUDAPluggableAllocator does not yet "
+        "support resetPeakStats.)",
+    )
+
+
+def test_clock_and_memory_are_those_of_that_device(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    class MemoryOfGPU:
+        def __init__(self, device: torch.device) -> None:
+            self.device = device
+
+        def release(self) -> None: ...
+
+        def read(self) -> Memory: ...  # type: ignore[empty-body]
+
+    third = torch.device("cuda", 3)
+    kept: list[bool] = []
+    monkeypatch.setattr(attach, "device_of", lambda optimizer: third)
+    monkeypatch.setattr(measure, "CudaMemory", MemoryOfGPU)
+    monkeypatch.setattr(measure, "keep_peaks", lambda: kept.append(True))
+    monkeypatch.setattr(measure.Recorder, "start", lambda recorder: None)
+    attached = start()
+    attached.asked = attached.asked.replace(device="cuda")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Attached, "after_step", lambda *args: None)
+        train(steps=1)
+    assert isinstance(attached.recorder.timer, measure.CudaTimer)
+    assert attached.recorder.timer.device == third
+    assert isinstance(attached.recorder.memory, MemoryOfGPU)
+    assert attached.recorder.memory.device == third
+    on_gpu = CaseFile(case=ALONE, device="cuda")
+    assert kept == []
+    Attached(attached.run_dir, on_gpu)
+    assert kept == [True], "before the script can hold torch's own function"
+
+
+@pytest.mark.parametrize("method", ["before_optimizer_step", "result"])
+def test_what_observing_raises_is_no_crash_of_the_script(
+    start: Start, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def fails(*args: Any) -> None:
+        raise AttributeError("'int' object has no attribute 'values'")
+
+    monkeypatch.setattr(Observer, method, fails)
+    attached = start()
+    with pytest.raises(SystemExit):
+        train()
+    failure = report_of(attached).failure
+    assert failure is not None
+    assert (failure.kind, failure.message) == (
+        "error",
+        "perfsuite could not observe this script, which is an error in perfsuite: "
+        "AttributeError: 'int' object has no attribute 'values'",
+    )
+    assert failure.traceback is not None
+    assert "in fails" in failure.traceback
+    attached.exits()
+    assert report_of(attached).failure == failure

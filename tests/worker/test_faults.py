@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import gc
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+import torch
+
+from perfsuite.case.fault import AT_STEP, Fault
+from perfsuite.errors import CaseError
+from perfsuite.frameworks.base import Ranks
+from perfsuite.frameworks.fake import Fake, SimulatedTimer
+from perfsuite.results.rank_report import Memory
+from perfsuite.worker.faults import Injector
+from perfsuite.worker.recorder import HostMemory, Recorder
+from tests.samples import make_case, make_report
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "size"),
+    [
+        ("slowdown=30%", "slowdown", 0.3),
+        ("slowdown=2.5%", "slowdown", 0.025),
+        ("leak=20%", "leak", 0.2),
+        ("stall=10", "stall", 10),
+        *(
+            (kind, kind, 0)
+            for kind in ["nan", "loss", "missing-metric", "missing-rank", "crash", "exit", "oom", "hang"]
+        ),
+    ],
+)
+def test_parse(text: str, kind: str, size: float) -> None:
+    assert Fault.parse(text) == Fault(kind=kind, size=size)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "slow",
+        "slowdown",
+        "slowdown=30",
+        "slowdown=-3%",
+        "slowdown=%",
+        "leak=20",
+        "stall=0",
+        "stall=10%",
+        "crash=1",
+        "crash ",
+        "Crash",
+    ],
+)
+def test_parse_names_the_text_and_what_is_allowed(text: str) -> None:
+    with pytest.raises(CaseError) as caught:
+        Fault.parse(text)
+    message = str(caught.value)
+    assert message.startswith(f"--perf-inject {text!r}: give slowdown=P%, leak=P%, stall=N, or one of nan, ")
+    assert message.endswith("crash, exit, oom, hang")
+
+
+def series(text: str | None, *, is_last_rank: bool = True, steps: int = 12) -> Recorder:
+    """Simulated steps of 1 s under a fault."""
+    before_end = None if text is None else Injector(Fault.parse(text), is_last_rank=is_last_rank).before_end
+    timer = SimulatedTimer()
+    recorder = Recorder(timer, before_end=before_end)
+    recorder.start()
+    for _ in range(steps):
+        timer.now += 1
+        recorder.boundary()
+    recorder.finish()
+    return recorder
+
+
+@pytest.mark.parametrize(
+    ("text", "step_s"),
+    [
+        (None, [1.0] * 12),
+        ("slowdown=30%", [1.3] * 12),
+        ("slowdown=200%", [3.0] * 12),
+        ("stall=4", [1.0, 1.0, 1.0, 3.0] * 3),
+        ("stall=1", [3.0] * 12),
+        ("nan", [1.0] * 12),
+        ("missing-rank", [1.0] * 12),
+    ],
+)
+@pytest.mark.parametrize("is_last_rank", [True, False])
+def test_effect_on_the_steps(text: str | None, step_s: list[float], is_last_rank: bool) -> None:
+    recorder = series(text, is_last_rank=is_last_rank)
+    assert recorder.step_s == pytest.approx(step_s)
+    assert recorder.wall_s == pytest.approx(sum(step_s))
+
+
+def test_a_slowdown_reaches_the_figures_of_the_fake_framework() -> None:
+    def steps(text: str | None) -> list[float]:
+        before_end = None if text is None else Injector(Fault.parse(text), is_last_rank=True).before_end
+        recorder = Recorder(SimulatedTimer(), before_end=before_end)
+        ranks = Ranks(rank=0, world_size=2, device=None, directory=Path())
+        workload = Fake().build(make_case(), ranks, recorder)
+        recorder.start()
+        workload.run(25)
+        recorder.finish()
+        return recorder.step_s
+
+    assert steps("slowdown=10%") == pytest.approx([1.1 * step for step in steps(None)])
+
+
+class Stopped(BaseException):
+    """In place of the end of the process, or of sleep without end."""
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What a fault tried to do to this process."""
+    tried: list[str] = []
+
+    def stop(*args: Any) -> NoReturn:
+        tried.append(str(args))
+        raise Stopped
+
+    monkeypatch.setattr(os, "_exit", stop)
+    monkeypatch.setattr(time, "sleep", stop)
+    yield tried
+    gc.enable()  # a recorder that never finished left it off
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "said"),
+    [
+        ("crash", RuntimeError, "injected crash"),
+        ("oom", MemoryError, "out of memory"),
+        ("exit", Stopped, None),
+        ("hang", Stopped, None),
+    ],
+)
+def test_a_breakdown_is_the_last_ranks_alone_at_its_step(
+    text: str, error: type[BaseException], said: str | None, ends: list[str]
+) -> None:
+    assert len(series(text, is_last_rank=False).step_s) == 12
+    assert len(series(text, steps=AT_STEP).step_s) == AT_STEP
+    assert ends == []
+    with pytest.raises(error, match=said):
+        series(text, steps=AT_STEP + 1)
+    assert ends == {"exit": ["(13,)"], "hang": ["(1,)"]}.get(text, [])
+
+
+def test_on_a_gpu_its_own_allocator_runs_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def empty(size: int, *, dtype: torch.dtype, device: str) -> NoReturn:
+        assert (size, dtype, device) == (200, torch.uint8, "cuda:0")
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (7, 100))
+    monkeypatch.setattr(torch, "empty", empty)
+    recorder: Any = SimpleNamespace(memory=SimpleNamespace(device="cuda:0"))
+    with pytest.raises(torch.OutOfMemoryError):
+        Injector(Fault.parse("oom"), is_last_rank=True).before_end(AT_STEP, recorder)
+
+
+@pytest.mark.parametrize("is_last_rank", [True, False])
+def test_effect_on_the_report(is_last_rank: bool) -> None:
+    report = make_report(memory=Memory(peak=1000, method="simulated"))
+
+    def changed(text: str) -> Any:
+        return Injector(Fault.parse(text), is_last_rank=is_last_rank).report(report)
+
+    nan = changed("nan").loss
+    assert nan[:-1] == report.loss[:-1]
+    assert math.isnan(nan[-1])
+    assert changed("loss").loss == (7.0,) * 25
+    assert changed("missing-metric") == report.replace(memory=None)
+    assert changed("leak=20%").memory.peak == 1200
+    assert changed("slowdown=30%") == report
+    assert changed("crash") == report
+    assert changed("missing-rank") == (None if is_last_rank else report)
+
+
+def test_a_leak_is_a_share_of_the_peak_that_is_gated() -> None:
+    """And not of all that the process holds: torch alone is hundreds of megabytes."""
+    memory = HostMemory()
+    held = torch.ones(64 * 2**20, dtype=torch.uint8)
+    before = memory.read().peak
+    recorder = Recorder(SimulatedTimer(), memory=memory)
+    injector = Injector(Fault.parse("leak=50%"), is_last_rank=False)
+    injector.before_end(AT_STEP, recorder)
+    assert held.numel() == 64 * 2**20
+    assert memory.read().peak == pytest.approx(1.5 * before, rel=0.1)
+
+
+def test_a_leak_is_held_on_the_device_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    class MemoryOfGPU3(HostMemory):
+        device = torch.device("cuda", 3)
+
+    held: list[Any] = []
+    monkeypatch.setattr(torch, "ones", lambda size, *, dtype, device: held.append(device))
+    recorder = Recorder(SimulatedTimer(), memory=MemoryOfGPU3())
+    Injector(Fault.parse("leak=50%"), is_last_rank=False).before_end(AT_STEP, recorder)
+    assert held == [torch.device("cuda", 3)]
+
+
+def test_a_leak_changes_only_a_simulated_report() -> None:
+    """Elsewhere memory is really held, and must be really measured."""
+    injector = Injector(Fault.parse("leak=20%"), is_last_rank=True)
+    measured = make_report(memory=Memory(peak=1000, method="torch.cuda.memory_stats"))
+    assert injector.report(measured) == measured
+    assert injector.report(make_report(memory=None)) == make_report(memory=None)

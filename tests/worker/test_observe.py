@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from perfsuite.case.case import Case, LoRA
+from perfsuite.errors import MismatchError
+from perfsuite.frameworks.base import Workload
+from perfsuite.frameworks.common.model import build_model, build_optimizer, synthetic_batches
+from perfsuite.frameworks.ddp import DDP
+from perfsuite.frameworks.script import Script
+from perfsuite.results.rank_report import Observed
+from perfsuite.worker.observe import Observer
+from tests.samples import make_case
+
+
+def observed(case: Case) -> tuple[Observer, Observed]:
+    """What is seen in two steps of one process, without a wrapper."""
+    model = build_model(case, torch.device("cpu"))
+    optimizer = build_optimizer(case, model)
+    observer = Observer(case, Workload(run=lambda steps: [], data_parallel=1, model=model))
+    for tokens in synthetic_batches(case, 0, torch.device("cpu"))[:2]:
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        observer.before_optimizer_step(optimizer, (), {})
+        optimizer.step()
+        optimizer.zero_grad()
+    return observer, observer.result()
+
+
+def in_a_script(case: Case) -> tuple[Observer, Observed]:
+    """The same for a case that describes a script."""
+    observer, result = observed(case)
+    observer.case = case.replace(framework=Script(path="train.py"))
+    return observer, result
+
+
+def in_one_process(model: str, **changes: Any) -> Case:
+    case = make_case(model=model, framework=DDP(), sequence_length=16, **changes)
+    return case.replace(topology=case.topology.replace(processes_per_node=1))
+
+
+@pytest.mark.parametrize(
+    ("model", "attention"),
+    [("llama-tiny", {"attention": "sdpa"}), ("mamba-tiny", {"attention": "none", "mamba_ssm": "none"})],
+)
+def test_which_attention_runs(model: str, attention: dict[str, str]) -> None:
+    _, result = observed(in_one_process(model))
+    assert result.settings.items() >= attention.items()
+
+
+@pytest.mark.parametrize(("asked", "fits"), [("sdpa", True), ("eager", False), ("flash_attention_2", False)])
+def test_a_model_without_attention_runs_the_default_and_no_other(asked: str, fits: bool) -> None:
+    observer, result = observed(in_one_process("mamba-tiny", attention=asked))
+    result = result.replace(
+        settings={**result.settings, "world_size": "1", "wrapper": "DistributedDataParallel"}
+    )
+    if fits:
+        observer.check(result)
+    else:
+        with pytest.raises(MismatchError, match=f"attention: the case asks for '{asked}', but 'none' ran"):
+            observer.check(result)
+
+
+@pytest.mark.parametrize(
+    ("mode", "recomputing"), [("none", "0 of 2"), ("full", "2 of 2"), ("every-2", "1 of 2")]
+)
+def test_the_blocks_of_a_mamba_are_recomputed(mode: str, recomputing: str) -> None:
+    _, result = observed(in_one_process("mamba-tiny", activation_checkpointing=mode))
+    assert result.settings["recomputing_blocks"] == recomputing
+
+
+def test_of_what_recomputes_in_a_script_the_field_of_the_case_is_named() -> None:
+    observer, result = in_a_script(in_one_process("llama-tiny", activation_checkpointing="full"))
+    observer.check(result)
+    observer.case = observer.case.replace(activation_checkpointing="none")
+    with pytest.raises(MismatchError) as told:
+        observer.check(result)
+    assert str(told.value) == (
+        "recomputing_blocks: the case asks for '0 of 4', but '4 of 4' ran. Nothing measured this way would "
+        "be what its name says. If the script is as it should be, say "
+        "activation_checkpointing='full' in the case."
+    )
+
+
+def test_adapters_in_a_script_are_checked_as_the_case_describes_them() -> None:
+    lora = LoRA(rank=4, alpha=8, targets=("q_proj", "v_proj"))
+    observer, result = in_a_script(in_one_process("llama-tiny", lora=lora))
+    observer.check(result)
+    observer.case = observer.case.replace(lora=LoRA(rank=8, alpha=8, targets=("q_proj", "v_proj")))
+    with pytest.raises(
+        MismatchError, match="rank 8, alpha 8, on q_proj v_proj', but 'rank 4, alpha 8, on q_pr"
+    ):
+        observer.check(result)
+    observer.case = observer.case.replace(lora=None)
+    with pytest.raises(
+        MismatchError, match=r"Say lora=LoRA\(rank=4, alpha=8, targets=\('q_proj', 'v_proj'\)\)"
+    ):
+        observer.check(result)
+
+
+def test_the_kernel_of_attention_is_a_setting() -> None:
+    for attention, kernel in (("sdpa", "FlashAttentionForCpu"), ("eager", "math")):
+        _, result = observed(in_one_process("llama-tiny", attention=attention))
+        assert result.settings["attention_kernel"] == kernel
+
+
+def test_in_a_script_it_is_not_as_it_depends_on_padding() -> None:
+    observer, _ = in_a_script(in_one_process("llama-tiny"))
+    result = observer.result()
+    assert "attention_kernel" not in result.settings
+    assert result.environment["attention_kernel"] == "FlashAttentionForCpu"
+
+
+def test_a_case_that_asks_for_compilation_and_has_no_graph_is_refused() -> None:
+    """As where TORCHDYNAMO_DISABLE is set."""
+    observer, result = observed(in_one_process("llama-tiny"))
+    assert result.settings["compiled"] == "no"
+    observer.case = observer.case.replace(compile=True)
+    settings = {**result.settings, "wrapper": "DistributedDataParallel", "world_size": "1"}
+    with pytest.raises(MismatchError, match="compiled: the case asks for 'yes', but 'no' ran"):
+        observer.check(result.replace(settings=settings))
+
+
+def test_evidence_is_of_the_second_step_and_of_replicas() -> None:
+    observer, _ = observed(in_one_process("llama-tiny"))
+    evidence = observer.evidence()
+    assert (evidence.tokens, evidence.padding, evidence.forwards) == (2 * 16, 0, 1)
+    assert (evidence.collectives, evidence.replicated) == (None, {}), "one process has no replica"

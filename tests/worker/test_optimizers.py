@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+
+import pytest
+
+from perfsuite.worker.optimizers import Optimizers
+
+
+class Adam:
+    pass
+
+
+class RMSprop:
+    pass
+
+
+def stepping(optimizers: Optimizers, order: Sequence[object]) -> list[object]:
+    """Steps of these; which of them were the clock's."""
+    clocks, begun = [], False
+    for optimizer in order:
+        if optimizers.is_clock(optimizer):
+            clocks.append(optimizer)
+            if not begun:
+                optimizers.begin()
+                begun = True
+        optimizers.count(optimizer)
+    return clocks
+
+
+@pytest.mark.parametrize(
+    ("wanted", "clock"),
+    [(None, 0), ("RMSprop", 0), ("Adam", 1), ("Adam:1", 1), ("Adam:2", 2), ("SGD", None), ("Adam:3", None)],
+)
+def test_the_clock_is_the_first_or_the_one_that_is_named(wanted: str | None, clock: int | None) -> None:
+    made = [RMSprop(), Adam(), Adam()]
+    ticks = stepping(Optimizers(wanted), [*made, *made])
+    assert ticks == ([] if clock is None else [made[clock]] * 2)
+
+
+def test_another_rate_is_a_note() -> None:
+    critic, generator, also = RMSprop(), Adam(), Adam()
+    optimizers = Optimizers("Adam")
+    stepping(optimizers, [*[critic] * 3, *[generator, also, *[critic] * 5] * 4, generator])
+    assert optimizers.notes() == (
+        "RMSprop stepped 5 times for each step of the clock, Adam: "
+        "name another optimizer with Script(clock=...)",
+    )
+    slow = Optimizers()
+    stepping(slow, [*[*[generator] * 4, critic] * 5, generator])
+    assert "RMSprop stepped 0.25 times for each step of the clock, Adam" in slow.notes()[0]
+
+
+def test_the_same_rate_is_none_nor_is_what_stepped_before() -> None:
+    inner, outer, earlier = RMSprop(), Adam(), RMSprop()
+    optimizers = Optimizers("Adam")
+    stepping(optimizers, [*[earlier] * 7, *[outer, inner] * 4, outer])
+    assert optimizers.notes() == ()
+    assert Optimizers("SGD").notes() == ()
+
+
+def test_those_that_stepped_are_told() -> None:
+    optimizers = Optimizers("Sgd")
+    assert optimizers.told() == "None of torch did"
+    kept = [Adam(), Adam()]
+    stepping(optimizers, [*kept, *kept, kept[0]])
+    assert optimizers.told() == "Those that did: Adam (3 steps), Adam:2 (2 steps)"
+
+
+def test_an_optimizer_that_is_gone_is_not_taken_for_a_new_one() -> None:
+    """A new object may have the address of an old one."""
+    optimizers = Optimizers()
+    for _ in range(50):
+        optimizers.count(Adam())
+        gc.collect()
+    assert len(optimizers.seen) == 50

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from perfsuite import documents
+from perfsuite.results.collect import collect
+from perfsuite.results.run import Run
+from perfsuite.worker.preflight import all_reduce_probe, device_probe
+from tests.samples import make_machine, make_report, write_launch
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As in a worker, whose threads are shared out."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """A process group of one."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_one_rank_has_nobody_to_reduce_with() -> None:
+    probed = device_probe(CPU)
+    assert list(probed) == ["matmul_tflops", "copy_gb_s"]
+    assert 1e-4 < probed["matmul_tflops"] < 100
+    assert 0.05 < probed["copy_gb_s"] < 5000
+
+
+@pytest.mark.usefixtures("alone")
+def test_with_peers_the_all_reduce_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(buffer: torch.Tensor) -> None:
+        assert buffer.nbytes == 4 * 2**20
+        time.sleep(0.004)
+
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "all_reduce", slow)
+    assert 0.05 < device_probe(CPU)["all_reduce_gb_s"] < 4 * 2**20 / 0.004 / 1e9
+    assert 0.05 < all_reduce_probe(CPU)["all_reduce_gb_s"] < 4 * 2**20 / 0.004 / 1e9
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_best_of_twenty_all_reduces_after_a_barrier_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of them are disturbed: what the links can do is what the best one shows."""
+    called: list[str] = []
+    now = [0.0]
+
+    def all_reduce(buffer: torch.Tensor) -> None:
+        called.append("all_reduce")
+        now[0] += 0.001 if called.count("all_reduce") == 9 else 0.01
+
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "barrier", lambda: called.append("barrier"))
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    assert all_reduce_probe(CPU) == {"all_reduce_gb_s": pytest.approx(4 * 2**20 / 0.001 / 1e9, rel=1e-3)}
+    assert called == ["barrier"] + ["all_reduce"] * 21  # one of them a warm-up
+
+
+@pytest.mark.usefixtures("alone")
+def test_one_rank_has_no_links_to_probe() -> None:
+    assert all_reduce_probe(CPU) == {}
+
+
+def test_the_workloads_random_numbers_and_memory_are_left_alone() -> None:
+    assert not dist.is_initialized()  # which it does not need
+    device_probe(CPU)  # the libraries' own buffers are there from now on
+    state, before = torch.get_rng_state(), psutil.Process().memory_info().rss
+    device_probe(CPU)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert psutil.Process().memory_info().rss - before < 8 * 2**20
+
+
+def test_importing_it_does_not_import_torch() -> None:
+    code = "import perfsuite.worker.preflight, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_run_keeps_the_slowest_ranks_rates(tmp_path: Path) -> None:
+    fast = make_report(0, device_probe={"matmul_tflops": 2.0, "copy_gb_s": 5.0})
+    slow = make_report(1, device_probe={"matmul_tflops": 3.0, "copy_gb_s": 4.0})
+    run_dir = write_launch(tmp_path, fast, slow)
+    run = collect(run_dir, make_machine(), started_at="now", duration_s=1.0, failure=None)
+    assert run.device_probe == {"matmul_tflops": 2.0, "copy_gb_s": 4.0}
+    documents.write(run_dir.run, run)
+    assert documents.read(run_dir.run, Run).device_probe == run.device_probe

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from perfsuite.worker import replicas
+from tests.fake_group import fake_group, sharded_without_weights
+from tests.frameworks.common.test_model import TINY
+
+
+def test_a_step_changes_the_fingerprint_of_what_is_trained() -> None:
+    model: Any = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].requires_grad_(False)
+    before = replicas.fingerprint(model)
+    assert set(before) == {"0.weight", "0.bias"}
+    with torch.no_grad():
+        model[0].bias.add_(1)
+    after = replicas.fingerprint(model)
+    assert {name for name in before if before[name] != after[name]} == {"0.bias"}
+
+
+def test_parameters_are_whole_where_nobody_shards_them() -> None:
+    model: Any = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4, bias=False))
+    model[1].weight.ds_id = 7  # as ZeRO 3 marks its partitions
+    model[1].bias.allreduce = False  # an expert's
+    assert replicas.replicated(model) == {"0.weight", "0.bias", "2.weight"}
+
+
+def test_sharded_parameters_are_not_whole() -> None:
+    with fake_group(0, 2):
+        assert replicas.replicated(sharded_without_weights(TINY)[0]) == set()
+
+
+@pytest.mark.filterwarnings("ignore:The `NO_SHARD` sharding strategy is deprecated")
+@pytest.mark.parametrize(("strategy", "whole"), [("NO_SHARD", 2), ("FULL_SHARD", 0), ("SHARD_GRAD_OP", 0)])
+def test_of_fsdp_only_no_shard_leaves_them_whole(strategy: str, whole: int) -> None:
+    with fake_group(0, 2):
+        model = FullyShardedDataParallel(
+            nn.Linear(4, 4),
+            sharding_strategy=ShardingStrategy[strategy],
+            use_orig_params=True,
+            device_id=torch.device("cpu"),
+        )
+        assert len(replicas.replicated(model)) == whole
+
+
+def test_a_dtensor_is_whole_where_every_placement_replicates() -> None:
+    with fake_group(0, 4):
+        mesh = init_device_mesh("cpu", (2, 2))
+        model = nn.Module()
+        layouts: dict[str, list[Placement]] = {"a": [Replicate(), Replicate()], "b": [Replicate(), Shard(0)]}
+        for name, placements in layouts.items():
+            local = DTensor.from_local(torch.ones(2, 2), mesh, placements, run_check=False)
+            model.register_parameter(name, nn.Parameter(local))
+        assert replicas.replicated(model) == {"a"}
+
+
+def test_without_a_group_nobody_counts() -> None:
+    assert replicas.collectives() is None
+
+
+def test_a_backend_that_does_not_count() -> None:
+    with fake_group(0, 2):
+        assert replicas.collectives() is None

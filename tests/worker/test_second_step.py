@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+from perfsuite.worker import second_step
+from perfsuite.worker.second_step import NO_KERNEL, NO_LINEAR, NOT_OBSERVED, SecondStep, attention_kernel
+
+WIDTH = 8
+
+
+class Block(nn.Module):
+    """Attention of one head between two linear layers."""
+
+    def __init__(self, attend: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.attend = attend
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x)[:, None].chunk(3, dim=-1)
+        return x + self.out(self.attend(q, k, v)[:, 0])  # type: ignore[no-any-return]
+
+
+class Model(nn.Module):
+    """Embedding, two blocks, head; `reentrant` says how blocks are recomputed, None that they are not."""
+
+    def __init__(self, attend: Callable[..., Tensor], reentrant: bool | None = None) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+        self.embedding = nn.Embedding(10, WIDTH)
+        self.blocks = nn.ModuleList(Block(attend) for _ in range(2))
+        self.head = nn.Linear(WIDTH, 10)
+
+    def forward(self, input_ids: Tensor, **others: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        for block in self.blocks:
+            x = block(x) if self.reentrant is None else checkpoint(block, x, use_reentrant=self.reentrant)
+        return self.head(x).sum()  # type: ignore[no-any-return]
+
+
+TOKENS = torch.zeros(2, 4, dtype=torch.long)
+sdpa = functional.scaled_dot_product_attention
+
+
+def math(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        return sdpa(q, k, v)
+
+
+def eager(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT).softmax(-1) @ v
+
+
+def step(model: nn.Module, *calls: dict[str, Any], inside: bool = True) -> SecondStep:
+    """A step of as many micro-batches as there are calls."""
+    seen = SecondStep(model, inside=inside)
+    for call in calls or ({"input_ids": TOKENS},):
+        model(**call).backward()
+    seen.finish()
+    return seen
+
+
+# --- attention --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
+@pytest.mark.parametrize(
+    ("attend", "kernel"), [(sdpa, "FlashAttentionForCpu"), (math, "math"), (eager, "math")]
+)
+def test_the_kernel_of_attention_is_seen_in_recomputed_blocks_too(
+    attend: Callable[..., Tensor], kernel: str, reentrant: bool | None
+) -> None:
+    seen = step(Model(attend, reentrant))
+    assert seen.attention_kernel == kernel
+    assert seen.recomputing() == ("0 of 2" if reentrant is None else "2 of 2")
+
+
+def test_what_has_no_attention_has_no_kernel() -> None:
+    assert step(Model(lambda q, k, v: q + k + v)).attention_kernel == NO_KERNEL
+
+
+@pytest.mark.parametrize(
+    ("node", "kernel"),
+    [
+        ("ScaledDotProductFlashAttentionBackward0", "FlashAttention"),
+        ("ScaledDotProductCudnnAttentionBackward0", "CudnnAttention"),
+        ("ScaledDotProductEfficientAttentionBackward0", "EfficientAttention"),
+        ("FlashAttnVarlenFuncBackward", "FlashAttnVarlenFunc"),
+        ("SafeSoftmaxBackward0", "math"),
+        ("ViewBackward0", None),
+    ],
+)
+def test_kernels_of_a_gpu_go_by_their_nodes(node: str, kernel: str | None) -> None:
+    """Behind a router's softmax, too."""
+
+    class Node:
+        def __init__(self, name: str, *before: Node) -> None:
+            self.name = lambda: name
+            self.next_functions = tuple((each, 0) for each in before)
+
+    class Output:
+        grad_fn = Node("AddBackward0", Node("ViewBackward0", Node(node)))
+
+    class Routed:
+        grad_fn = Node("MulBackward0", Node("SoftmaxBackward0", Node(node)), Node("ViewBackward0"))
+
+    output: Any = Output
+    routed: Any = Routed
+    assert attention_kernel(output) == kernel
+    assert attention_kernel(routed) == (kernel or "math")
+
+
+def test_of_what_is_compiled_nothing_is_said_and_nothing_hooked() -> None:
+    model = Model(sdpa)
+    seen = SecondStep(model, inside=False)
+    assert not any(module._forward_pre_hooks for module in model.modules() if module is not model)
+    model(input_ids=TOKENS).backward()
+    seen.finish()
+    assert (seen.attention_kernel, seen.compute_dtype, seen.recomputing()) == (NOT_OBSERVED,) * 3
+    assert seen.tokens.tokens == TOKENS.numel()
+
+
+def test_no_hook_outlives_the_step() -> None:
+    model = Model(sdpa)
+    step(model)
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+
+
+# --- blocks -----------------------------------------------------------------------------------------------
+
+
+def test_micro_batches_are_no_recomputation() -> None:
+    seen = step(Model(sdpa), {"input_ids": TOKENS}, {"input_ids": TOKENS})
+    assert (seen.forwards, seen.recomputing()) == ([2, 2], "0 of 2")
+
+
+# --- tokens -----------------------------------------------------------------------------------------------
+
+
+def test_tokens_are_summed_over_micro_batches() -> None:
+    tokens = step(Model(sdpa), {"input_ids": TOKENS}, {"input_ids": TOKENS[:1]}).tokens
+    assert (tokens.tokens, tokens.padding(), tokens.forwards) == (12, 0, 2)
+
+
+def test_padding_is_what_the_mask_takes_out() -> None:
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])
+    tokens = step(Model(sdpa), {"attention_mask": mask, "input_ids": TOKENS}).tokens
+    assert (tokens.tokens, tokens.padding()) == (8, 3)
+
+
+def test_packed_sequences_have_positions_and_no_mask() -> None:
+    packed = torch.zeros(1, 64, dtype=torch.long)
+    positions = torch.arange(32).repeat(2)[None]
+    tokens = step(Model(sdpa), {"position_ids": positions[:, :9], "input_ids": packed}).tokens
+    assert (tokens.tokens, tokens.padding()) == (64, 0)
+
+
+def test_calls_without_gradients_are_no_training() -> None:
+    model = Model(sdpa)
+    seen = SecondStep(model, inside=True)
+    with torch.no_grad():
+        model(TOKENS)
+    model(TOKENS).backward()
+    assert seen.tokens.tokens == TOKENS.numel()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_recomputed_calls_do_not_count_again(reentrant: bool) -> None:
+    class Recomputed(nn.Module):
+        """Reads its tokens within what is recomputed."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Model(sdpa)
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            return checkpoint(  # type: ignore[no-any-return]
+                lambda scale: self.inner(input_ids) * scale, self.scale, use_reentrant=reentrant
+            ).sum()
+
+    assert step(Recomputed()).tokens.tokens == TOKENS.numel()
+
+
+def test_what_a_script_has_wrapped_may_be_called_itself() -> None:
+    class Around(nn.Module):
+        """As a LightningModule: its own forward is never called."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Model(sdpa)
+
+    around = Around()
+    seen = SecondStep(around, inside=True)
+    around.inner(TOKENS).backward()
+    seen.finish()
+    assert seen.tokens.tokens == TOKENS.numel()
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "count"),
+    [
+        ((torch.ones(2, 3, 4),), {"labels": TOKENS}, 0),  # images
+        ((), {"labels": TOKENS[:1], "input_ids": TOKENS}, 8),
+        (({"targets": TOKENS[:1], "input": TOKENS},), {}, 8),
+        (([TOKENS, TOKENS[:1]],), {}, 8),
+        ((torch.ones(2, 3, dtype=torch.bool),), {}, 0),
+        ((torch.ones(2, 3), TOKENS), {}, 0),  # diffusion: noise, then its time steps
+        ((None, 3), {}, 0),
+    ],
+)
+def test_tokens_are_the_first_tensor_where_that_holds_integers(args: Any, kwargs: Any, count: int) -> None:
+    class Takes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 1)
+
+        def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+            return self.layer.weight.sum()
+
+    model = Takes()
+    seen = SecondStep(model, inside=True)
+    model(*args, **kwargs)
+    assert seen.tokens.tokens == count
+
+
+def test_a_call_that_fails_leaves_the_next_ones_counted() -> None:
+    model = Model(sdpa)
+    seen = SecondStep(model, inside=True)
+    with pytest.raises(IndexError):
+        model(TOKENS + 99)
+    model(TOKENS).backward()
+    assert seen.tokens.tokens == 2 * TOKENS.numel()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_what_torchscript_has_compiled_is_left_out() -> None:
+    """It takes no hooks; the model around it does."""
+
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Model(sdpa)
+            self.scripted = torch.jit.script(nn.Sequential(nn.Linear(1, 1), nn.ReLU()))
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            return self.scripted(self.inner(input_ids)[None])  # type: ignore[no-any-return]
+
+    assert step(Around()).tokens.tokens == TOKENS.numel()
+    SecondStep(torch.jit.script(nn.Sequential(nn.Linear(1, 1))), inside=True).finish()
+
+
+@pytest.mark.parametrize("name", ["attention_kernel", "_tensors"])
+def test_what_a_hook_raises_is_kept_from_the_model(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def fails(*args: Any) -> None:
+        raise KeyError(name)
+
+    monkeypatch.setattr(second_step, name, fails)
+    model = Model(sdpa)
+    seen = SecondStep(model, inside=True)
+    model(TOKENS).backward()
+    with pytest.raises(KeyError, match=name):
+        seen.finish()
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("wrapped", [lambda out: {"out": out}, lambda out: (out,), lambda out: [None, out]])
+def test_a_linear_layer_that_returns_no_tensor_is_no_error(wrapped: Callable[[Tensor], Any]) -> None:
+    class Odd(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            return wrapped(super().forward(x))
+
+    model = Odd(1, 1)
+    seen = SecondStep(model, inside=True)
+    out = model(torch.ones(2, 1))
+    seen.finish()
+    assert seen.compute_dtype == ("float32" if isinstance(out, tuple) else NO_LINEAR)

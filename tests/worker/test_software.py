@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from perfsuite.worker import software
+
+
+def test_versions_of_what_is_installed_beside_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    have = {"triton": "3.6", "flash_attn": "2.8", "transformers": "5", "x": "1"}
+
+    def version(package: str) -> str:
+        if package not in have:
+            raise importlib.metadata.PackageNotFoundError(package)
+        return have[package]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    seen = software.environment(("x",))
+    assert seen.items() >= have.items()
+    assert not {"mamba_ssm", "deepspeed", "peft", "bitsandbytes"} & set(seen)
+
+
+def test_variables_that_may_explain_a_change_and_no_secret() -> None:
+    kept = {
+        "NCCL_ALGO": "Ring",
+        "NVIDIA_TF32_OVERRIDE": "1",
+        "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1",
+        "TORCHINDUCTOR_MAX_AUTOTUNE": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+        "TRITON_CACHE_DIR": "/x",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "CUDNN_LOGLEVEL_DBG": "0",
+        "TRANSFORMERS_ATTENTION": "x",
+    }
+    dropped = {
+        "NVIDIA_API_KEY": "nvapi-1",
+        "TRANSFORMERS_TOKEN": "t",
+        "TORCH_SECRET": "s",
+        "HF_TOKEN": "t",
+        "HOME": "/root",
+        "TORCH_TORCHELASTIC_X": "1",
+    }
+    assert software.variables({**kept, **dropped}) == kept
+
+
+def test_the_directory_of_a_launch_is_no_change_from_the_launch_before() -> None:
+    environ = {
+        "PERFSUITE_LAUNCH_DIR": "/runs/launch-3/files",
+        "TRITON_CACHE_DIR": "/runs/launch-3/files/triton",
+    }
+    assert software.variables(environ) == {"TRITON_CACHE_DIR": "{launch_dir}/triton"}
+
+
+@pytest.fixture
+def precision() -> Iterator[None]:
+    yield
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = True
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("precision")
+def test_tf32_is_seen_however_it_is_switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"):
+        monkeypatch.delenv(name, raising=False)
+    assert software.arithmetic("cuda") == {
+        "fp32_matmul": "ieee",
+        "fp32_convolution": "tf32",
+        "deterministic": "no",
+    }
+    torch.set_float32_matmul_precision("high")
+    assert software.arithmetic("cuda")["fp32_matmul"] == "tf32"
+    torch.set_float32_matmul_precision("medium")
+    assert software.arithmetic("cuda")["fp32_matmul"] == "tf32"
+    assert software.arithmetic("cpu")["fp32_matmul"] == "bf16"
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_tf32 = True
+    assert software.arithmetic("cuda")["fp32_matmul"] == "tf32"
+    torch.backends.cudnn.allow_tf32 = False
+    assert software.arithmetic("cuda")["fp32_convolution"] == "ieee"
+    torch.use_deterministic_algorithms(True)
+    assert software.arithmetic("cuda")["deterministic"] == "yes"
+
+
+@pytest.mark.parametrize(
+    ("switch", "variables", "matmul"),
+    [
+        ("torch.backends.cuda.matmul.fp32_precision = 'tf32'", {}, "tf32"),
+        ("torch.backends.fp32_precision = 'tf32'", {}, "tf32"),
+        ("", {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}, "tf32"),
+        ("", {"NVIDIA_TF32_OVERRIDE": "1"}, "tf32"),
+        ("torch.set_float32_matmul_precision('high')", {"NVIDIA_TF32_OVERRIDE": "0"}, "ieee"),
+    ],
+)
+@pytest.mark.launch
+def test_tf32_by_variables_and_by_torchs_newer_switches(
+    monkeypatch: pytest.MonkeyPatch, switch: str, variables: dict[str, str], matmul: str
+) -> None:
+    """In a process of its own: torch refuses to mix the two kinds of switches."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    code = (
+        f"import torch\n{switch}\nfrom perfsuite.worker import software\nprint(software.arithmetic('cuda'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert f"'fp32_matmul': '{matmul}'" in done.stdout
+
+
+def with_counters(monkeypatch: pytest.MonkeyPatch, counters: dict[str, dict[str, int]]) -> None:
+    stand_in: Any = SimpleNamespace(counters=counters)
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", stand_in)
+
+
+def test_graphs_of_torch_compile_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_counters(monkeypatch, {"stats": {"unique_graphs": 3, "calls_captured": 9}})
+    assert software.compiled_graphs() == 3
+    assert software.compile_notes() == ()
+    monkeypatch.delitem(sys.modules, "torch._dynamo.utils")
+    assert (software.compiled_graphs(), software.compile_notes()) == (0, ())
+
+
+def test_what_runs_as_python_though_it_was_compiled_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = "Dynamo recompile limit exceeded\n  Explanation: Dynamo attempted to"
+    with_counters(
+        monkeypatch,
+        {
+            "stats": {"unique_graphs": 8},
+            "graph_break": {"Failed to trace builtin operator\n  Hint: x": 2, "call to print\n": 1},
+            "unimplemented": {limit: 1},
+        },
+    )
+    breaks, recompiled = software.compile_notes()
+    assert breaks == "torch.compile: 3 graph breaks (Failed to trace builtin operator; call to print)"
+    assert recompiled.startswith(
+        "torch.compile: recompile_limit (8) was hit, and what was compiled too often"
+    )
