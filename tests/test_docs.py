@@ -13,15 +13,17 @@ import tomllib
 from importlib.metadata import entry_points
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 from typer.main import get_command
 
 import perfsuite
-from perfsuite import Case, KnownIssue, LoRA, Script, Topology
+from perfsuite import MODELS, Case, KnownIssue, LoRA, Script, Topology
 from perfsuite.frameworks.base import framework_class, framework_names
+from perfsuite.results.outcome import Outcome
+from perfsuite.results.rank_report import FailureKind
 from tests.doc_pages import MARKS, NEEDS, ROOT, Block, Page, pages
 from tests.test_workflows import CASES, commit, git, use_this_interpreter
 
@@ -179,7 +181,7 @@ def test_commands_on_pages_run(page: Page, template: Path, tmp_path: Path) -> No
 
 @pytest.mark.launch
 def test_the_case_of_the_tutorial_trains_for_real(tmp_path: Path) -> None:
-    (first, *_) = [block for block in Page(ROOT / "docs" / "tutorial.md").blocks if "file" in block.marks]
+    (first, *_) = [block for block in page_of("tutorial").blocks if "file" in block.marks]
     write_file(first, tmp_path)
     use_this_interpreter(tmp_path)
     done = run(f"pytest {first.marks['file']} --perf-record-launches=1 --perf-allow-shared", tmp_path)
@@ -255,6 +257,11 @@ def test_make_targets_that_pages_name_exist(page: Page) -> None:
 # What the code has stands on a page
 
 
+def page_of(name: str) -> Page:
+    (page,) = [page for page in SITE if page.path.stem == name]
+    return page
+
+
 def words_in_code(*names: str) -> set[str]:
     """Every word between backquotes on these pages of the site."""
     return {
@@ -277,8 +284,14 @@ def test_every_option_of_a_framework_is_explained(name: str) -> None:
     assert set(framework_class(name).model_fields) - words_in_code(page) == set()
 
 
+def test_every_model_and_verdict_is_explained() -> None:
+    assert [name for name in MODELS if f"`{name}`" not in page_of("cases").text] == []
+    outcomes = {*get_args(Outcome), *get_args(FailureKind)} - {"undecided"}  # which ends no session
+    assert outcomes - words_in_code("verdicts") == set()
+
+
 def test_the_reference_is_of_every_public_package() -> None:
-    text = (ROOT / "docs" / "reference.md").read_text()
+    text = page_of("reference").text
     files = [ROOT / "perfsuite" / "__init__.py", *(ROOT / "perfsuite").glob("*/__init__.py")]
     public = [file.parent for file in files if "__all__" in file.read_text()]
     names = [".".join(package.relative_to(ROOT).parts) for package in public]
@@ -295,9 +308,9 @@ def test_every_option_and_ini_key_is_explained(pytestconfig: pytest.Config) -> N
 
 @pytest.mark.parametrize("name", cli_commands())
 def test_every_command_is_explained_with_its_options(name: str) -> None:
-    (page,) = [page for page in SITE if page.path.stem == "options"]
-    assert f"\n### `perfsuite {name}`\n" in page.text
-    section = page.text.partition(f"\n### `perfsuite {name}`\n")[2].partition("\n##")[0]
+    text = page_of("options").text
+    assert f"\n### `perfsuite {name}`\n" in text
+    section = text.partition(f"\n### `perfsuite {name}`\n")[2].partition("\n##")[0]
     missing = [
         option for option in options_of(cli_commands()[name]) - {"--help"} if f"`{option}" not in section
     ]
