@@ -2,10 +2,10 @@
 
 A mark is an HTML comment before a block, which neither GitHub nor the site shows:
 
-    <!-- needs: gpu -->           the commands cannot run in a test; `NEEDS` lists the reasons
+    <!-- needs: gpu -->             a test cannot run the commands; `NEEDS` lists the reasons
     <!-- file: cases/test_a.py -->  the block is written to this file, from the root of the project
-    <!-- exits: 1 -->             each command ends with this exit status, not 0
-    <!-- shows: regressed -->     the last command prints this
+    <!-- exits: 1 -->               each command ends with this exit status, not with 0
+    <!-- shows: regressed -->       the last command prints this
 """
 
 from __future__ import annotations

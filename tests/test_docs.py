@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import json
 import os
 import re
@@ -22,6 +21,7 @@ from typer.main import get_command
 import perfsuite
 from perfsuite import MODELS, Case, KnownIssue, LoRA, Script, Topology
 from perfsuite.frameworks.base import framework_class, framework_names
+from perfsuite.launch.lock import USUAL
 from perfsuite.results.outcome import Outcome
 from perfsuite.results.rank_report import FailureKind
 from tests.doc_pages import MARKS, NEEDS, ROOT, Block, Page, pages
@@ -33,7 +33,6 @@ CHECKED_BY_PARSING = {
     "toml": tomllib.loads,
     "json": lambda text: [json.loads(line) for line in text.splitlines()],
     "yaml": yaml.safe_load,
-    "ini": configparser.ConfigParser().read_string,
 }
 SIMULATED = """
 import pytest
@@ -288,6 +287,10 @@ def test_every_model_and_verdict_is_explained() -> None:
     assert [name for name in MODELS if f"`{name}`" not in page_of("cases").text] == []
     outcomes = {*get_args(Outcome), *get_args(FailureKind)} - {"undecided"}  # which ends no session
     assert outcomes - words_in_code("verdicts") == set()
+
+
+def test_the_lock_is_the_one_that_pages_name() -> None:
+    assert f"`{USUAL}`" in page_of("verdicts").text
 
 
 def test_the_reference_is_of_every_public_package() -> None:
