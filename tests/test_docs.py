@@ -19,8 +19,8 @@ import yaml
 from typer.main import get_command
 
 import perfsuite
-from perfsuite import MODELS, Case, KnownIssue, LoRA, Script, Topology
-from perfsuite.frameworks.base import framework_class, framework_names
+from perfsuite import MODELS, Case, Fake, KnownIssue, LoRA, Script, Topology
+from perfsuite.frameworks.base import Framework
 from perfsuite.launch.lock import USUAL
 from perfsuite.results.outcome import Outcome
 from perfsuite.results.rank_report import FailureKind
@@ -34,6 +34,11 @@ CHECKED_BY_PARSING = {
     "json": lambda text: [json.loads(line) for line in text.splitlines()],
     "yaml": yaml.safe_load,
 }
+FRAMEWORKS = [
+    value
+    for value in vars(perfsuite).values()
+    if isinstance(value, type) and issubclass(value, Framework) and value not in (Framework, Fake)
+]
 SIMULATED = """
 import pytest
 from perfsuite import Fake
@@ -277,10 +282,10 @@ def test_every_field_of_a_case_is_explained() -> None:
     assert fields - words_in_code("cases") == set()
 
 
-@pytest.mark.parametrize("name", [name for name in framework_names() if name != "fake"])
-def test_every_option_of_a_framework_is_explained(name: str) -> None:
-    page = "your-own-script" if framework_class(name) is Script else "frameworks"
-    assert set(framework_class(name).model_fields) - words_in_code(page) == set()
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_every_option_of_a_framework_is_explained(framework: type[Framework]) -> None:
+    page = "your-own-script" if framework is Script else "frameworks"
+    assert set(framework.model_fields) - words_in_code(page) == set()
 
 
 def test_every_model_and_verdict_is_explained() -> None:
