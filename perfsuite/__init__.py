@@ -14,6 +14,9 @@ from perfsuite.frameworks.script import Script
 from perfsuite.frameworks.torchtitan import TorchTitan
 from perfsuite.frameworks.trainer import Trainer
 
+__version__ = "0.1.0"
+"""The one place of the version: `pyproject.toml` reads it here."""
+
 __all__ = [
     "DDP",
     "FSDP",
@@ -32,4 +35,5 @@ __all__ = [
     "Topology",
     "TorchTitan",
     "Trainer",
+    "__version__",
 ]
