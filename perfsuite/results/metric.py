@@ -257,7 +257,12 @@ def find(name: str) -> Metric | None:
 def described(name: str) -> Metric:
     """Return the metric of that name, or for one that is not installed any more, what can be said of it."""
     return find(name) or Metric(
-        name=name, label=f"{name} (its package is not installed)", unit="", better="lower", judged="shown"
+        name=name,
+        label=f"{name} (its package is not installed)",
+        unit="",
+        better="lower",
+        judged="shown",
+        format="{:,}".format,
     )
 
 
