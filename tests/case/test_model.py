@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import Qwen2Config
 
-from perfsuite.case.model import MODELS, Model, find, gpt2, llama, mamba
+from perfsuite.case.catalog import MODELS, find, gpt2, llama, mamba
+from perfsuite.case.model import Model
 from perfsuite.errors import CaseError, FileError, MismatchError
 from perfsuite.frameworks.common.model import blocks, transformers_config, transformers_model
 from perfsuite.worker.flops import count

@@ -1,4 +1,7 @@
-"""A library's own YAML file of the user, read once and kept in the case. Imports neither torch nor pytest."""
+"""A library's own YAML file of the user, read once and kept in the case. Imports neither torch nor pytest.
+
+It imports yaml when used: a rank of another framework must not need it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-import yaml
 from pydantic import Field
 
 from perfsuite.documents import Data, digest
@@ -24,6 +26,8 @@ class ConfigFile(Data):
     @cached_property
     def content(self) -> Any:
         """The YAML as plain Python values. Raises `yaml.YAMLError`."""
+        import yaml
+
         return yaml.safe_load(self.text)
 
     @property
@@ -33,7 +37,9 @@ class ConfigFile(Data):
 
     @classmethod
     def read_text(cls, path: Path) -> str:
-        """Return the text of a YAML file. Raises `FileError` if it cannot be read or is not YAML."""
+        """Return the text of a YAML file. Raise `FileError` if it cannot be read or is not YAML."""
+        import yaml
+
         try:
             text = path.read_text(encoding="utf-8")
             yaml.safe_load(text)

@@ -16,7 +16,6 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import yaml
 from pydantic import BeforeValidator, Field, model_validator
 
 from perfsuite.case.framework import changed_fields
@@ -234,6 +233,8 @@ def _read(path: str | Path) -> nanotron_config.TrainingConfig:
 
 
 def _yaml(config: nanotron_config.Config) -> str:
+    import yaml
+
     text: str = yaml.safe_dump(config, sort_keys=False)
     return text
 

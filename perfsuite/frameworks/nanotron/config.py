@@ -143,13 +143,18 @@ class TrainingConfig(ConfigFile):
 
     @classmethod
     def read(cls, path: Path) -> TrainingConfig:
-        """Read a file. Raises `FileError` if it cannot be read, `CaseError` for fields nanotron has not."""
+        """Read a file. Raise `FileError` if it cannot be read, `CaseError` for fields that nanotron lacks.
+
+        Without nanotron the fields cannot be checked; the case is then skipped.
+        """
         config = cls(name=path.stem, text=cls.read_text(path))
         fields = config.content
         if not isinstance(fields, dict):
             raise CaseError(f"{path} is {type(fields).__name__}, not sections with fields")
         problems = [f"{name}: missing, training needs it" for name in SECTIONS if not fields.get(name)]
-        if problems := problems + _unknown(fields, "Config", ""):
+        if importlib.util.find_spec("nanotron") is not None:
+            problems += _unknown(fields, "Config", "")
+        if problems:
             raise CaseError(f"{path}: {'; '.join(problems)}")
         return config
 

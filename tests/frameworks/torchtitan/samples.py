@@ -8,7 +8,8 @@ import pytest
 
 from perfsuite import Case, Topology, TorchTitan
 from perfsuite.case import torch_build
-from perfsuite.case.model import MODELS, Model
+from perfsuite.case.catalog import MODELS
+from perfsuite.case.model import Model
 from perfsuite.frameworks.torchtitan.limits import MIN_TORCH
 
 SMALL = Case(

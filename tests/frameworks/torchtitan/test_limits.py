@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite.case.model import MODELS, Model
+from perfsuite.case.catalog import MODELS
+from perfsuite.case.model import Model
 from perfsuite.frameworks.torchtitan.limits import unsupported_shape
 from tests.frameworks.torchtitan.samples import changed
 

@@ -12,7 +12,7 @@ import torch
 
 from perfsuite import Case, Topology, TorchTitan
 from perfsuite.case.case import CaseFile
-from perfsuite.case.model import MODELS
+from perfsuite.case.catalog import MODELS
 from perfsuite.frameworks.common.model import synthetic_batches, transformers_config, transformers_model
 from perfsuite.worker.flops import count
 from tests.frameworks.torchtitan.samples import LLAMAS, MARKS, SMALL, changed
