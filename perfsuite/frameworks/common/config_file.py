@@ -1,4 +1,7 @@
-"""A library's own YAML file of the user, read once and kept in the case. Imports neither torch nor pytest."""
+"""A library's own YAML file of the user, read once and kept in the case. Imports neither torch nor pytest.
+
+It imports yaml when used: a rank of another framework must not need it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ class ConfigFile(Data):
     @cached_property
     def content(self) -> Any:
         """The YAML as plain Python values. Raises `yaml.YAMLError`."""
-        import yaml  # not at the top: a rank of another framework must not need it
+        import yaml
 
         return yaml.safe_load(self.text)
 
@@ -34,7 +37,7 @@ class ConfigFile(Data):
 
     @classmethod
     def read_text(cls, path: Path) -> str:
-        """Return the text of a YAML file. Raises `FileError` if it cannot be read or is not YAML."""
+        """Return the text of a YAML file. Raise `FileError` if it cannot be read or is not YAML."""
         import yaml
 
         try:

@@ -143,7 +143,10 @@ class TrainingConfig(ConfigFile):
 
     @classmethod
     def read(cls, path: Path) -> TrainingConfig:
-        """Read a file. Raises `FileError` if it cannot be read, `CaseError` for fields nanotron has not."""
+        """Read a file. Raise `FileError` if it cannot be read, `CaseError` for fields that nanotron lacks.
+
+        Without nanotron the fields cannot be checked; the case is then skipped.
+        """
         config = cls(name=path.stem, text=cls.read_text(path))
         fields = config.content
         if not isinstance(fields, dict):
