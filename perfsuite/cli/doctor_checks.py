@@ -23,6 +23,7 @@ from perfsuite.cli.selftest import small_case
 from perfsuite.documents import Data
 from perfsuite.errors import FileError
 from perfsuite.launch.nvml import Gpus
+from perfsuite.launch.processes import JobProcesses
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.measure import measure
 from perfsuite.results import baseline
@@ -178,7 +179,7 @@ def gpu_rows(machine: Machine, nvml: Any | None = None) -> list[Row]:
         return []
     if nvml is None:
         nvml = importlib.import_module("pynvml")
-    gpus = Gpus(nvml, machine.devices, NoJob())
+    gpus = Gpus(nvml, machine.devices, JobProcesses())  # nothing is launched
     cards = gpus.cards(gpus.used_bytes())
     notes = gpus.notes()
     gpus.finish()
@@ -194,16 +195,6 @@ def gpu_rows(machine: Machine, nvml: Any | None = None) -> list[Row]:
         _alike_row("ECC", [_on(card.ecc) for card in cards]),
         _alike_row("persistence mode", [_on(card.persistence) for card in cards]),
     ]
-
-
-class NoJob:
-    """Nothing is launched while the machine is looked at."""
-
-    def __init__(self) -> None:
-        self.pids: set[int] = set()
-
-    def scan(self) -> None:
-        """There is nothing to find."""
 
 
 def _power_row(cards: Sequence[DeviceHealth]) -> Row:
