@@ -223,21 +223,6 @@ def test_what_cannot_run_is_known_beforehand(framework: Framework, processes: in
     assert reason in str(unsupported(case, detect()))
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"topology": Topology(nodes=2, processes_per_node=1)}, "it needs 2 nodes of 1, this is one machine"),
-        ({"framework": DDP(static_graph=True), "gradient_accumulation": 2}, "no gradient_accumulation"),
-        ({"attention": "flash_attention_2"}, "flash_attention_2 runs on GPUs only"),
-        ({"lora": LoRA(rank=4, alpha=8), "framework": Fake()}, "fake knows no lora, and the case asks for"),
-        ({"lora": LoRA(rank=4, alpha=8), "quantization": "8bit"}, "quantization '8bit' runs on GPUs only"),
-        ({"hardware": ("h100", "a100")}, "it is meant for h100, this machine is cpu-"),
-    ],
-)
-def test_what_cannot_be_combined_is_known_beforehand(changes: dict[str, Any], reason: str) -> None:
-    assert reason in str(unsupported(SMALL.replace(**changes), detect()))
-
-
 @pytest.mark.parametrize("framework", [FULL, FSDP2()], ids=Framework.slug)
 @pytest.mark.parametrize(
     ("changes", "reason"),
@@ -261,21 +246,6 @@ def remove(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     """Have these packages look as if they were not installed."""
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in packages else find(name))
-
-
-@pytest.mark.parametrize(
-    ("package", "field"), [("peft", "lora"), ("bitsandbytes", "quantization")], ids=lambda value: value
-)
-def test_an_extra_that_is_not_installed_is_named(
-    monkeypatch: pytest.MonkeyPatch, package: str, field: str
-) -> None:
-    remove(monkeypatch, package)
-    case = SMALL.replace(hardware="gpu", lora=LoRA(rank=4, alpha=8), quantization="4bit")
-    reason = unsupported(case, make_gpu_machine())
-    assert reason == (
-        f"for {field} it needs the package {package}, which is not installed: "
-        f"pip install 'perfsuite[{package}]'"
-    )
 
 
 def test_a_model_that_transformers_builds_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,23 +300,6 @@ def test_a_script_knows_no_flops_without_transformers(monkeypatch: pytest.Monkey
         "MFU is unknown: the FLOPs of llama-tiny are counted with transformers, which is not installed",
     )
     assert flops.notes(case.replace(model=Model.named("net"))) == ()
-
-
-@pytest.mark.parametrize("installed", [False, True])
-def test_a_mamba_on_a_gpu_needs_its_kernels(monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
-    find = importlib.util.find_spec
-    found = find("torch") if installed else None
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: found if name == "mamba_ssm" else find(name)
-    )
-    mamba = SMALL.replace(model="mamba-tiny", hardware="gpu")
-    reason = (
-        "for a Mamba on a GPU it needs the package mamba_ssm, which is not installed: pip install mamba_ssm; "
-        "transformers' own scan goes position by position"
-    )
-    assert unsupported(mamba, make_gpu_machine()) == (None if installed else reason)
-    assert unsupported(mamba.replace(hardware="cpu"), detect()) is None
-    assert unsupported(mamba.replace(framework=Fake()), make_gpu_machine()) is None
 
 
 @pytest.mark.launch
