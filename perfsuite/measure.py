@@ -22,12 +22,14 @@ from perfsuite import documents
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError
+from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.health import sampler
 from perfsuite.launch.local import OnProgress, launch, no_progress
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.collect import collect
 from perfsuite.results.health import is_shared, machine_problems
+from perfsuite.results.metric import recorded
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
@@ -119,7 +121,7 @@ def launch_once(
     All files of the launch are in `directory`. What went wrong in a rank is in the `failure` of the run.
     Raises `CaseError` for a case that its framework refuses, and `FileError` if `directory` holds a launch.
     """
-    case.framework.check(case)
+    framework_of(case).check(case)
     run_dir = RunDir(directory)
     if run_dir.case.exists():
         raise FileError(
@@ -130,6 +132,7 @@ def launch_once(
         device=machine.device,
         peak_flops=machine.peak_flops(case.precision),
         inject=inject,
+        metrics=tuple(metric.name for metric in recorded()),
     )
     documents.write(run_dir.case, request)
     started_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()

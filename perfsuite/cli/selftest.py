@@ -14,6 +14,7 @@ from typing import Literal
 
 from perfsuite.case.case import Case, Topology
 from perfsuite.case.hardware import Machine
+from perfsuite.frameworks.base import framework_of
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.measure import Reference, measure
 from perfsuite.results import baseline
@@ -122,7 +123,9 @@ def _try(
 ) -> Answer:
     name = expected.inject or "nothing"
     if expected.inject == "hang":
-        case = case.replace(timeout_s=HANG_TIMEOUT_S[machine.device] if case.framework.needs_torch else 3)
+        case = case.replace(
+            timeout_s=HANG_TIMEOUT_S[machine.device] if framework_of(case).plan(case).needs_torch else 3
+        )
     noise = class_noise([recorded])
     for attempt in range(1, UNHEALTHY_ATTEMPTS + 1):
         runs, verdict = measure(

@@ -8,7 +8,7 @@ from perfsuite.case.case import Unit
 
 
 class Listener(Protocol):
-    """Follows a session of launches: a session calls these methods, and whoever shows its progress has them."""
+    """Follows a session of launches: the session calls these methods, whoever shows its progress has them."""
 
     def begin(self, case_id: str, total_steps: int, launch: int, unit: Unit = "tokens") -> None:
         """Launch number `launch` of a case begins; its speed is shown in `unit` per second."""

@@ -247,7 +247,10 @@ def test_sentence_says_how_far_the_probe_corrects() -> None:
 
 
 def test_sentence_of_a_unit_that_has_no_words_of_its_own() -> None:
-    assert ": 5.0% more, 15.0% allowed" in sentence(check(unit="J", worsening=0.05))
+    told = sentence(check(metric="energy_per_token_j", unit="J", worsening=0.05))
+    assert ": 98,765 J, baseline 123,456 J: 5.0% more, 15.0% allowed" in told
+    assert ": 5.0% worse, 15.0% allowed" in sentence(check(metric="mfu", unit="share", worsening=0.05))
+    assert ": 5.0% better, 15.0% allowed" in sentence(check(metric="mfu", unit="share", worsening=-0.05))
 
 
 def test_sentence_of_what_was_not_measured() -> None:

@@ -16,10 +16,10 @@ from importlib import resources
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from perfsuite.case.case import Unit
 from perfsuite.report import summary
+from perfsuite.report.columns import Column, extras
 from perfsuite.report.html import charts
-from perfsuite.report.html.case_view import CaseView, Figure, case_view
+from perfsuite.report.html.case_view import CaseView, Figure, case_view, overview
 from perfsuite.report.html.tables import Table
 from perfsuite.report.published import ComparisonTable
 from perfsuite.report.text import sentence
@@ -30,7 +30,8 @@ from perfsuite.results.session_file import SessionFile
 def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTable] = ()) -> str:
     """The page of one or more sessions."""
     unit = summary.speed_unit(result for session in sessions for result in session.results)
-    views = _views(sessions, unit)
+    extra = extras([result for session in sessions for result in session.results])
+    views = _views(sessions, overview(unit, extra))
     counts = Counter(view.verdict for view in views)
     style, script = _own("report.css"), _own("report.js")
     environment = Environment(
@@ -58,8 +59,8 @@ def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTabl
     )
 
 
-def _views(sessions: Sequence[SessionFile], unit: Unit) -> list[CaseView]:
-    """All cases, the worst first, else as they were measured; speeds are in `unit`."""
+def _views(sessions: Sequence[SessionFile], columns: Sequence[Column]) -> list[CaseView]:
+    """Return every case, the worst first, else in the order they were measured."""
     taken: Counter[str] = Counter()
     views = []
     for session in sessions:
@@ -68,7 +69,7 @@ def _views(sessions: Sequence[SessionFile], unit: Unit) -> list[CaseView]:
             taken[anchor] += 1
             if taken[anchor] > 1:
                 anchor += f":{taken[anchor]}"
-            views.append(case_view(result, session, anchor=anchor, unit=unit))
+            views.append(case_view(result, session, anchor=anchor, columns=columns))
     return sorted(views, key=lambda view: WORST_FIRST.index(view.verdict))
 
 
@@ -85,9 +86,11 @@ def _skipped(sessions: Sequence[SessionFile]) -> Table | None:
 
 
 def _comparison(number: int, comparison: ComparisonTable) -> tuple[ComparisonTable, Table, Figure | None]:
-    figures = len(comparison.headers) - 1
     caption = "What was published, and what was measured here beside it."
-    table = Table(caption=caption, headers=comparison.headers, rows=list(comparison.rows), figures=figures)
+    headers = comparison.headers
+    table = Table(
+        caption=caption, headers=headers, rows=list(comparison.rows), figure_columns=len(headers) - 1
+    )
     if not comparison.pairs:
         return comparison, table, None
     title = f"{comparison.title}: published and measured"
