@@ -14,13 +14,13 @@ from typing import Literal
 from perfsuite.case.case import Case, Topology
 from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.base import framework_of
-from perfsuite.measure import measure
+from perfsuite.measure import Reference, measure
 from perfsuite.results import baseline
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.results.rank_report import FailureKind
-from perfsuite.verdict.judge import Policy, judge
-from perfsuite.verdict.noise import ClassNoise, class_noise
+from perfsuite.verdict.judge import Policy
+from perfsuite.verdict.noise import class_noise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,9 +101,7 @@ def inject_all(
     with tempfile.TemporaryDirectory(prefix="perfsuite-selftest-") as directory:
         root = Path(directory)
         policy = Policy(record_launches=BASELINE_LAUNCHES)
-        runs, verdict = measure(
-            case, machine, root / "baseline", lambda runs: judge(runs, None, ClassNoise(), policy)
-        )
+        runs, verdict = measure(case, machine, root / "baseline", Reference(policy=policy))
         say(f"baseline: {verdict.outcome} from {len(runs)} launches")
         if verdict.outcome != "recorded":
             say("\n".join(verdict.reasons))
@@ -135,7 +133,7 @@ def _try(
             case,
             machine,
             root / f"{name}-{attempt}",
-            lambda runs: judge(runs, recorded, noise, Policy()),
+            Reference(baseline=recorded, noise=noise),
             inject=expected.inject,
         )
         if verdict.outcome != "unhealthy":
