@@ -149,7 +149,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installs:
             monkeypatch,
             package=package,
             group=METRICS,
-            entry_points={name: f"{module}:{value}" for name, value in points.items()},
+            entry_points={name: f"{module}:{value}" for name, value in entry_points.items()},
             modules={module: code},
         )
 
