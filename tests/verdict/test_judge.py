@@ -1362,7 +1362,7 @@ def test_every_session_ends(
     verdict = session(runs, PROBED, noise, max_launches=max_launches, min_launches=min_launches)
     assert verdict.outcome != "undecided"
     most = max(max_launches, min_launches)
-    # Unhealthy launches are fewer than MAX_UNHEALTHY, or than the healthy ones that came before the last of them.
+    # Of unhealthy launches there are fewer than MAX_UNHEALTHY, or than healthy ones so far.
     assert verdict.launches <= most + max(MAX_UNHEALTHY, most - 1) - 1
 
 
