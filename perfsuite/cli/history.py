@@ -91,6 +91,8 @@ def add(
 
 @dataclass
 class _Row:
+    """What the list shows of a case on a hardware class."""
+
     sessions: int = 0
     first: str = ""
     last: str = ""
@@ -131,7 +133,8 @@ def list_history(
 
 
 def _export(use: Callable[[Exported, Path], None]) -> Callable[..., None]:
-    """Turn what is done with an export into a command that makes it first: its options stand here alone."""
+    """Make a command out of a function that uses an export: options of both commands are defined here
+    once."""
 
     def command(
         out: Out,
@@ -225,9 +228,10 @@ def trend(
 
 
 def _print_trend(found: Trend) -> None:
+    """Print the findings, and how much was looked at."""
     _print_unplaced(found.unplaced)
     for finding in found.findings:
-        console().print(_told(finding))
+        console().print(_finding(finding))
     console().print(
         f"{found.series} series in {found.sessions} sessions, changes since {found.since}: "
         f"{len(found.failing)} worse and still so, {len(found.findings) - len(found.failing)} others"
@@ -240,7 +244,8 @@ def _print_unplaced(unplaced: Mapping[str, str]) -> None:
         console().print(f"left out: commit {commit[:12]}: {reason}", style="yellow")
 
 
-def _told(finding: Finding) -> Text:
+def _finding(finding: Finding) -> Text:
+    """Describe a change: of what, by how much, when, and what else changed."""
     change, *rest = finding.sentences()
     return Text.assemble(
         (finding.case, "bold"),
@@ -251,6 +256,7 @@ def _told(finding: Finding) -> Text:
 
 
 def _newest(row: _Row) -> tuple[str, str]:
+    """Return milliseconds per step and peak memory of the newest session, each the median of its launches."""
     assert row.result is not None
     step_s = [value for value in row.result.step_s_p50 if value is not None]
     memory = [value for value in row.result.peak_memory_bytes if value is not None]
@@ -258,4 +264,5 @@ def _newest(row: _Row) -> tuple[str, str]:
 
 
 def _verdicts(row: _Row) -> str:
+    """Return the number of sessions by outcome, most frequent first."""
     return ", ".join(f"{count} {outcome}" for outcome, count in row.outcomes.most_common())
