@@ -7,7 +7,8 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from perfsuite.case.case import LoRA, Topology
-from perfsuite.case.model import Model, llama
+from perfsuite.case.catalog import llama
+from perfsuite.case.model import Model
 from perfsuite.frameworks.base import framework_of
 from perfsuite.frameworks.common.model import build_model, data_parallel_workload, model_without_weights
 from perfsuite.frameworks.common.tensor_parallel import split_llama

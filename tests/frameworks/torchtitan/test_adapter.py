@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from perfsuite import Case, Topology, TorchTitan
 from perfsuite.case import torch_build
 from perfsuite.case.case import CaseFile, LoRA
-from perfsuite.case.model import MODELS, Model
+from perfsuite.case.catalog import MODELS
+from perfsuite.case.model import Model
 from perfsuite.frameworks.common.model import synthetic_batches, transformers_config, transformers_model
 from perfsuite.frameworks.torchtitan import compat
 from perfsuite.frameworks.torchtitan.adapter import MIN_TORCH
