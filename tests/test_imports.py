@@ -133,7 +133,7 @@ for module in sys.argv[1:]:
 
 @pytest.mark.launch
 def test_every_module_can_be_imported_alone_without_a_warning() -> None:
-    """In a fork of one process that has loaded the libraries, and `perfsuite` itself, as Python would first."""
+    """In forks of a process that has loaded the libraries, and `perfsuite` itself, as Python would first."""
     modules = [module for module in FILES if not module.endswith("__main__")]
     if importlib.util.find_spec("triton") is None:  # torchtitan imports it; `torchtitan.compat` feigns it
         modules.remove("perfsuite.frameworks.torchtitan.trainer")
