@@ -16,9 +16,11 @@ from perfsuite import documents
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError
+from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.health import sampler
 from perfsuite.launch.local import OnProgress, launch, no_progress
 from perfsuite.results.collect import collect
+from perfsuite.results.metric import recorded
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
@@ -43,9 +45,8 @@ def measure(
     while True:
         number = len(runs) + 1
         on_launch(number)
-        runs.append(
-            launch_once(case, machine, directory / f"launch-{number}", inject=inject, on_progress=on_progress)
-        )
+        launch_directory = RunDir.of_launch(directory, number).path
+        runs.append(launch_once(case, machine, launch_directory, inject=inject, on_progress=on_progress))
         verdict = verdict_on(runs)
         if verdict.outcome != "undecided":
             return runs, verdict
@@ -60,7 +61,7 @@ def launch_once(
     on_progress: OnProgress = no_progress,
 ) -> Run:
     """Launch `case` once in fresh processes and measure it. All its files are in `directory`."""
-    case.framework.check(case)
+    framework_of(case).check(case)
     run_dir = RunDir(directory)
     if run_dir.case.exists():
         raise FileError(f"{directory} holds another launch: its reports would be taken for this one's")
@@ -69,6 +70,7 @@ def launch_once(
         device=machine.device,
         peak_flops=machine.peak_flops(case.precision),
         inject=inject,
+        metrics=tuple(metric.name for metric in recorded()),
     )
     documents.write(run_dir.case, asked)
     started_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()

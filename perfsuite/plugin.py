@@ -27,7 +27,9 @@ from perfsuite.report import terminal as report
 from perfsuite.report.progress import Progress
 from perfsuite.report.published import PUBLISHED, PublishedFile, concerned
 from perfsuite.report.text import plural, relative
-from perfsuite.results.session_file import Result, SessionFile
+from perfsuite.results.outcome import STYLES
+from perfsuite.results.session_file import Measurement, SessionFile
+from perfsuite.results.store import BASELINES, STORE
 from perfsuite.session import NO_COMPARISONS, Options, Session, check_same
 from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES
@@ -37,16 +39,9 @@ PASSED = pytest.StashKey[bool]()
 """Whether the test itself had no complaint."""
 EMPTY = pytest.StashKey[bool]()
 """Of a test whose parametrization found no case: pytest would skip it."""
-RESULT = pytest.StashKey[Result]()
+RESULT = pytest.StashKey[Measurement]()
 SESSION = pytest.StashKey[Session]()
 NO_BASELINE = ("record", "fail")
-WORDS = {
-    "improved": ("i", ("IMPROVED", {"green": True, "bold": True})),
-    "recorded": ("r", ("RECORDED", {"cyan": True})),
-    "inconclusive": ("I", ("INCONCLUSIVE", {"yellow": True, "bold": True})),
-    "unhealthy": ("U", ("UNHEALTHY", {"yellow": True, "bold": True})),
-    "regressed": ("R", ("REGRESSED", {"red": True, "bold": True})),
-}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -106,8 +101,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("perf_record_launches", "as --perf-record-launches", default="3")
     parser.addini("perf_wait_quiet", "as --perf-wait-quiet", default=f"{WAIT_S:.0f}")
     parser.addini("perf_no_baseline", "as --perf-no-baseline", default="record")
-    parser.addini("perf_store", "as --perf-store, from the root directory", default=".perfsuite")
-    parser.addini("perf_baselines", "as --perf-baselines, from the root directory", default="baselines")
+    parser.addini("perf_store", "as --perf-store, from the root directory", default=str(STORE))
+    parser.addini("perf_baselines", "as --perf-baselines, from the root directory", default=str(BASELINES))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -305,13 +300,13 @@ def _skip_if_impossible(item: pytest.Item, case: Case) -> None:
 
 
 @pytest.fixture
-def bench(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Callable[[Case], Result]]:
+def bench(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Callable[[Case], Measurement]]:
     """Measure a case and fail the test if it regressed: `def test_llama(bench, case): bench(case)`."""
     item = request.node
     session = request.config.stash[SESSION]
     asked: list[Case] = []
 
-    def measure(case: Case) -> Result:
+    def measure(case: Case) -> Measurement:
         if asked:
             pytest.fail("bench measures one case per test: parametrize the test instead", pytrace=False)
         asked.append(case)
@@ -365,11 +360,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, Any] | None:
     """Verdicts that pytest has no word for get their own."""
-    outcome = getattr(report, "perf_outcome", None)
-    if outcome not in WORDS:
+    style = STYLES.get(getattr(report, "perf_outcome", ""))
+    if style is None or style.letter is None:
         return None
-    letter, word = WORDS[outcome]
-    return outcome, letter, word
+    return style.word, style.letter, (style.word.upper(), {style.colour: True, "bold": not style.quiet})
 
 
 def _relative(config: pytest.Config, text: str) -> str:
@@ -430,7 +424,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if session.config.option.collectonly or exitstatus == pytest.ExitCode.USAGE_ERROR:
         return
-    files = [ours.files / "results.json"] if ours.results or ours.launches else []
+    files = [ours.files.results] if ours.results or ours.launches else []
     if (asked := session.config.getoption("--perf-json")) is not None:
         files.append(Path(asked))
     cut_short = session.shouldstop or session.shouldfail

@@ -28,7 +28,8 @@ from perfsuite.results.baseline import Baseline
 from perfsuite.results.health import is_shared
 from perfsuite.results.outcome import UNMEASURED, Verdict
 from perfsuite.results.run import Run
-from perfsuite.results.session_file import Result, SessionFile, Skipped
+from perfsuite.results.session_file import Measurement, SessionFile, Skipped
+from perfsuite.results.store import BaselineStore, SessionDir, Store
 from perfsuite.verdict.judge import Policy, judge
 from perfsuite.verdict.noise import ClassNoise, class_noise
 
@@ -66,7 +67,7 @@ class Session:
 
     options: Options
     progress: Progress
-    results: list[Result] = field(default_factory=list)
+    results: list[Measurement] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     selected: int = 0
     """Tests that asked for a measurement."""
@@ -104,21 +105,21 @@ class Session:
         return Neighbours(say=progress.say, show=progress.waiting, most_s=self.options.wait_quiet_s)
 
     @cached_property
-    def baseline_directories(self) -> list[Path]:
-        """Reviewed baselines come before local ones."""
-        return [self.options.baselines, self.options.store / "baselines"]
+    def baselines(self) -> BaselineStore:
+        """Reviewed ones, and those that this machine has recorded."""
+        return BaselineStore(self.options.baselines, Store(self.options.store).baselines)
 
     def noise(self, hardware_class: str) -> ClassNoise:
         """Pooled over all baselines of a class, as they were when it was first asked for."""
         if hardware_class not in self._noise:
-            baselines = baseline.of_class(self.baseline_directories, hardware_class)
+            baselines = self.baselines.of_class(hardware_class)
             self._noise[hardware_class] = class_noise(baselines)
         return self._noise[hardware_class]
 
     @cached_property
-    def files(self) -> Path:
+    def files(self) -> SessionDir:
         """The directory of this session: its launches, and its `results.json`."""
-        return self.options.store / "runs" / datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+        return Store(self.options.store).new_session()
 
     def can_run(self, case: Case) -> bool:
         """Whether this machine can run `case`. Raises `CaseError` if only the installed torch cannot."""
@@ -148,12 +149,12 @@ class Session:
 
     def _ran_once(self, case: Case, machine: Machine, reason: str) -> str | None:
         """Why `reason` is no reason to skip `case`: such a machine has measured what is required."""
-        file = baseline.path(self.options.baselines, machine.hardware_class, case)
+        file = self.baselines.reviewed_file(machine.hardware_class, case.id)
         if self.options.fail_without_baseline and file.exists():
             return f"{reason}; but there is {file}, and --perf-no-baseline=fail"
         return None
 
-    def measure(self, case: Case, nodeid: str) -> Result:
+    def measure(self, case: Case, nodeid: str) -> Measurement:
         """Launch, compare and judge until decided; record what has no baseline yet.
 
         A case that cannot be launched is a failed result, and its `PerfsuiteError` is raised. `BusyError`
@@ -173,7 +174,7 @@ class Session:
             raise
 
     def _keep_error(self, case: Case, nodeid: str, reason: str, launches: Sequence[Run] = ()) -> None:
-        result = Result(
+        result = Measurement(
             nodeid=nodeid,
             case_id=case.id,
             framework=case.framework.name,
@@ -184,11 +185,11 @@ class Session:
         )
         self.results.append(result)
 
-    def _measure(self, case: Case, nodeid: str) -> Result:
+    def _measure(self, case: Case, nodeid: str) -> Measurement:
         check_same(self._cases.setdefault(case.id, case), case)
         machine = self.machine_for(case)
         hardware_class = machine.hardware_class
-        found = baseline.find(self.baseline_directories, hardware_class, case)
+        found = self.baselines.find(hardware_class, case)
         accepted, file = found or (None, None)
         too_little = file if accepted is not None and self._says_too_little(accepted) else None
         if too_little is not None:
@@ -218,8 +219,8 @@ class Session:
             self.progress.end(verdict.outcome)
         recorded = verdict.outcome == "recorded"
         if recorded:
-            file = baseline.path(self.baseline_directories[-1], hardware_class, case)
-        result = Result(
+            file = self.baselines.local_file(runs[-1].machine.hardware_class, case.id)
+        result = Measurement(
             nodeid=nodeid,
             case_id=case.id,
             framework=case.framework.name,
@@ -230,9 +231,9 @@ class Session:
             excused=_excuse(case, verdict, accepted),
         )
         self.results.append(result)
-        if recorded and file is not None:
+        if recorded:
             healthy = result.healthy_runs
-            documents.write(file, baseline.from_runs(healthy, sessions=[self.files.name] * len(healthy)))
+            self.baselines.write_local(baseline.from_runs(healthy, sessions=[self.files.name] * len(healthy)))
         return result
 
     def _begin(self, case: Case, machine: Machine, launch: int) -> None:
@@ -273,15 +274,14 @@ class Session:
     def _directory(self, case: Case) -> Path:
         """Of the launches of a case that has no result yet."""
         again = sum(result.case_id == case.id for result in self.results)
-        return self.files / (case.id if not again else f"{case.id}.{again + 1}")
+        return self.files.case(case.id, again)
 
     def _no_baseline(self, hardware_class: str, too_little: Path | None) -> Verdict:
         """The failure where one is required. `too_little` is one that there is, of too few launches."""
         why = "--perf-no-baseline=fail"
         if self.options.inject is not None:
             why = "--perf-inject needs one to compare with: run once without it"
-        directories = " or ".join(map(str, self.baseline_directories))
-        reason = f"no baseline on {hardware_class} in {directories}, and {why}"
+        reason = f"no baseline on {hardware_class} in {self.baselines}, and {why}"
         if too_little is not None:
             option = "--perf-no-baseline=fail" if self.options.inject is None else "--perf-inject"
             launches = plural(len(documents.read(too_little, Baseline).launches), "launch")
@@ -317,7 +317,7 @@ class Session:
             interrupted_launches=tuple(self.launches) if self.running is not None else (),
         )
 
-    def is_failing(self, result: Result) -> bool:
+    def is_failing(self, result: Measurement) -> bool:
         """Whether a test fails with this result."""
         outcome = result.verdict.outcome
         return (
@@ -328,7 +328,7 @@ class Session:
         )
 
     @property
-    def looked_at(self) -> list[Result]:
+    def looked_at(self) -> list[Measurement]:
         """Results that only show figures, as the user asked: not judged, and no reason to fail either."""
         asked = self.results if self.options.allow_shared else []
         return [each for each in asked if each.outcome == "unhealthy" and each.shared and each.measured_steps]

@@ -20,7 +20,7 @@ from perfsuite.results.baseline import Baseline
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
-from perfsuite.results.session_file import Result, SessionFile
+from perfsuite.results.session_file import Measurement, SessionFile
 from perfsuite.session import Options, Session
 from perfsuite.verdict.judge import Policy
 from tests.samples import DISTURBED, make_case, make_figures, make_run, make_shared, never_run
@@ -60,9 +60,8 @@ def test_an_unhealthy_launch_is_no_part_of_what_is_recorded(
     ours = make_session(tmp_path)
     result = ours.measure(make_case(), "test")
     assert result.figures.tokens_per_s == 1001
-    directory = tmp_path / "store" / "baselines"
-    file = baseline.path(directory, ours.machine.hardware_class, make_case())
-    assert documents.read(file, Baseline).values("tokens_per_s") == [1000, 1002]
+    assert result.baseline_file == str(ours.baselines.local_file("cpu-test-2c", make_case().id))
+    assert documents.read(Path(result.baseline_file), Baseline).values("tokens_per_s") == [1000, 1002]
 
 
 def test_the_result_is_kept_if_the_baseline_cannot_be_written(
@@ -122,7 +121,7 @@ def test_the_launches_before_an_error_or_an_interrupt_are_kept(
     (result,) = told.results
     assert (result.runs, result.verdict.launches) == (tuple(runs), 2)
     assert (result.outcome, result.verdict.failure) == ("failed", "error")
-    assert result.directory == str(ours.files / make_case().id)
+    assert result.directory == str(ours.files.case(make_case().id))
     assert (told.interrupted_case, told.interrupted_launches) == (None, ())
 
 
@@ -191,10 +190,9 @@ def test_which_failures_are_no_surprise(
     stand_in(monkeypatch, [make_run(case=asked)], verdict)
     ours = make_session(tmp_path)
     if has_baseline:
-        directory, hardware_class = ours.baseline_directories[0], ours.machine.hardware_class
         acceptance = baseline.Acceptance(by="somebody", date="2026-01-01", commit=None)
         before = baseline.from_runs([make_run(case=asked, machine=ours.machine)] * 5, accepted=acceptance)
-        documents.write(baseline.path(directory, hardware_class, asked), before)
+        ours.baselines.write_reviewed(before)
     result = ours.measure(asked, "test")
     assert result.excused == excused
     assert ours.is_failing(result) is (excused is None)
@@ -242,9 +240,7 @@ def test_an_injected_fault_finds_a_baseline_of_too_few_launches_too_little(
 ) -> None:
     """It lies there, and must not be denied."""
     ours = make_session(tmp_path)
-    file = baseline.path(ours.baseline_directories[1], ours.machine.hardware_class, make_case())
-    one = baseline.from_runs([make_run(machine=ours.machine)])
-    documents.write(file, one)
+    file = ours.baselines.write_local(baseline.from_runs([make_run(machine=ours.machine)]))
     for changes, option in (({"inject": "nan"}, "--perf-inject"), ({"fail_without_baseline": True}, "fail")):
         ours.options = replace(make_session(tmp_path).options, **changes)
         (reason,) = ours.measure(make_case(), "test").verdict.reasons
@@ -287,7 +283,7 @@ class Busy:
 
         monkeypatch.setattr(running, "launch_once", launch)
 
-    def measure(self) -> Result:
+    def measure(self) -> Measurement:
         return self.session.measure(make_case(), "test")
 
 

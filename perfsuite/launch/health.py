@@ -81,7 +81,7 @@ class Sampler:
     ) -> None:
         self._clock, self._sleep, self._proc = clock, sleep, proc
         self._cores = allowed_cores()
-        self._job = _Job()
+        self._job = JobProcesses()
         self._gpus = Gpus(nvml, devices, self._job) if nvml is not None else None
         self._cards: tuple[DeviceHealth, ...] = ()
         self._slowest_s = 0.0
@@ -215,7 +215,7 @@ def sampler(machine: Machine, devices: int) -> Sampler:
     return BackgroundSampler(devices=devices, nvml=pynvml)
 
 
-class _Job:
+class JobProcesses:
     """The launcher and its descendants. Elsewhere (Slurm's steps, say) it finds nobody but the launcher."""
 
     def __init__(self) -> None:
@@ -226,6 +226,7 @@ class _Job:
         self._processes: list[psutil.Process] = []
 
     def begin(self, pid: int) -> None:
+        """Count the process `pid` and its descendants from now on; before, there are none."""
         with contextlib.suppress(psutil.Error):
             self._launcher = psutil.Process(pid)
             self._processes = [self._launcher]

@@ -687,7 +687,7 @@ def test_the_time_of_the_jobs_dead_is_not_lost() -> None:
     burn = "import time\nuntil = time.process_time() + 0.3\nwhile time.process_time() < until: pass"
     run = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {burn!r}])"
     parent = f"{run}\nprint(flush=True)\ninput()"
-    job = health._Job()
+    job = health.JobProcesses()
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", parent], stdin=pipe, stdout=pipe) as launcher:
         job.begin(launcher.pid)
