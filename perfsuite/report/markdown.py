@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from perfsuite.report import summary
 from perfsuite.report.published import ComparisonTable
 from perfsuite.report.text import amount, percent, sentence
-from perfsuite.results.session_file import Result, SessionFile
+from perfsuite.results.outcome import QUIET, WORST_FIRST
+from perfsuite.results.session_file import Measurement, SessionFile
 
 MAX_EXPLAINED = 50
 MAX_ROWS = 500
@@ -22,9 +23,9 @@ MAX_ROWS = 500
 def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTable] = ()) -> str:
     """Counts, what needs somebody's attention with reasons, then, folded, the rest and the comparisons."""
     results = [result for session in sessions for result in session.results]
-    results.sort(key=lambda result: summary.WORST_FIRST.index(summary.verdict(result)))
-    urgent = [result for result in results if summary.verdict(result) not in summary.QUIET]
-    quiet = [result for result in results if summary.verdict(result) in summary.QUIET]
+    results.sort(key=lambda result: WORST_FIRST.index(summary.verdict(result)))
+    urgent = [result for result in results if summary.verdict(result) not in QUIET]
+    quiet = [result for result in results if summary.verdict(result) in QUIET]
     lines = [f"## perfsuite: {summary.headline(sessions)}", ""]
     for session in sessions:
         facts = summary.provenance(session).items()
@@ -59,7 +60,7 @@ def text(value: str) -> str:
     return re.sub(r"[&<>|*`~\[\]\\@#$]|(?<![^\W_])_|_(?![^\W_])", lambda found: f"&#{ord(found[0])};", flat)
 
 
-def _table(results: Sequence[Result], *, anchors: Sequence[str]) -> list[str]:
+def _table(results: Sequence[Measurement], *, anchors: Sequence[str]) -> list[str]:
     rows = []
     unit = summary.speed_unit(results)
     for number, result in enumerate(results):
@@ -86,7 +87,7 @@ def _cut(rows: list[str], columns: int) -> list[str]:
     return [*rows[:MAX_ROWS], f"| and {len(rows) - MAX_ROWS} more {'| ' * columns}".rstrip()]
 
 
-def _anchors(results: Sequence[Result]) -> list[str]:
+def _anchors(results: Sequence[Measurement]) -> list[str]:
     """Of the headings of `_explained`, as GitHub makes them."""
     taken: Counter[str] = Counter()
     anchors = []
@@ -97,7 +98,7 @@ def _anchors(results: Sequence[Result]) -> list[str]:
     return anchors
 
 
-def _explained(result: Result) -> Iterator[str]:
+def _explained(result: Measurement) -> Iterator[str]:
     yield f"### {text(result.case_id)}"
     yield ""
     telling = [check for check in result.verdict.checks if check.outcome == result.outcome]

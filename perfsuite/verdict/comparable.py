@@ -7,6 +7,7 @@ import math
 from perfsuite.case.case import NOT_IN_ID
 from perfsuite.results import health
 from perfsuite.results.baseline import Baseline
+from perfsuite.results.metric import find
 from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.noise import is_size
@@ -156,6 +157,16 @@ def _device_memory_grew(run: Run, baseline: Baseline) -> list[str]:
         return []
     grown = f"{then / 2**30:.2f} GiB -> {now / 2**30:.2f} GiB (+{(now - then) / 2**30:.2f} GiB)"
     return [f"GPU memory in use, by NVML, also outside torch's allocator: {grown}"]
+
+
+def _metrics_gone(baseline: Baseline) -> list[str]:
+    """Metrics of the baseline that nothing measures any more, because their package is not installed."""
+    names = sorted({name for launch in baseline.launches for name in launch.figures.extra})
+    return [
+        f"metric {name}: in the baseline; the package that measures it is not installed, so it is not judged"
+        for name in names
+        if find(name) is None
+    ]
 
 
 def _same_stack(run: Run, baseline: Baseline) -> bool:

@@ -12,12 +12,13 @@ from statistics import median
 
 from perfsuite.results import health
 from perfsuite.results.baseline import Baseline
-from perfsuite.results.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, Metric
-from perfsuite.results.outcome import Check, Outcome, Verdict
+from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, Metric, judged
+from perfsuite.results.outcome import WORST_FIRST, Check, Outcome, Verdict
 from perfsuite.results.rank_report import FailureKind
 from perfsuite.results.run import Run
 from perfsuite.verdict.comparable import (
     _device_memory_grew,
+    _metrics_gone,
     _probe_changes,
     _same_stack,
     differences,
@@ -28,16 +29,6 @@ from perfsuite.verdict.loss import loss_differs
 from perfsuite.verdict.noise import PROBE_CORRECTED, ClassNoise, against, is_size, pairs
 from perfsuite.verdict.probe_correction import probe_corrected
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Noise, decide
-
-_WORST_FIRST: tuple[Outcome, ...] = (
-    "failed",
-    "regressed",
-    "undecided",
-    "inconclusive",
-    "improved",
-    "passed",
-    "recorded",
-)
 
 MAX_UNHEALTHY = 3
 """Launches on an unhealthy machine after which that is the verdict, unless more were healthy."""
@@ -95,6 +86,7 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
                 *environment_changes(runs[-1], baseline),
                 *_probe_changes(runs[-1], baseline),
                 *_device_memory_grew(runs[-1], baseline),
+                *_metrics_gone(baseline),
             )
         )
     set_aside = tuple(f"launch {number} set aside: {'; '.join(why)}" for number, why in sick.items())
@@ -105,7 +97,8 @@ def _compare(runs: list[Run], used: int, baseline: Baseline, noise: ClassNoise, 
     """Judge healthy launches against the baseline."""
     if (failed := _cannot_be_compared(runs, baseline)) is not None:
         return failed.replace(launches=used)
-    checks = tuple(_check(metric, runs, baseline, noise, policy) for metric in GATED)
+    launches = [run.figures for run in runs] + [launch.figures for launch in baseline.launches]
+    checks = tuple(_check(metric, runs, baseline, noise, policy) for metric in judged(launches))
     return _overall(checks, used)
 
 
@@ -135,7 +128,7 @@ def _despite_the_machine(runs: Sequence[Run], baseline: Baseline | None) -> Verd
 
 def _first_time(runs: list[Run], used: int, policy: Policy) -> Verdict:
     """Nothing to compare with: enough launches to make a baseline that knows its noise."""
-    checks = tuple(_unjudged(metric, runs) for metric in GATED)
+    checks = tuple(_unjudged(metric, runs) for metric in judged(run.figures for run in runs))
     verdict = _overall(checks, used)
     if verdict.outcome == "recorded" and len(runs) < policy.record_launches:
         return verdict.replace(outcome="undecided")
@@ -143,14 +136,15 @@ def _first_time(runs: list[Run], used: int, policy: Policy) -> Verdict:
 
 
 def _overall(checks: tuple[Check, ...], used: int) -> Verdict:
-    outcome = min((check.outcome for check in checks), key=_WORST_FIRST.index)
+    outcome = min((check.outcome for check in checks), key=WORST_FIRST.index)
     failure: FailureKind | None = "missing_metric" if outcome == "failed" else None
     return Verdict(outcome=outcome, launches=used, checks=checks, failure=failure)
 
 
 def _unjudged(metric: Metric, runs: Sequence[Run], baseline: Baseline | None = None) -> Check:
     """The check of a metric before it is judged; `failed` if a launch lacks it or it is no number."""
-    values = [getattr(run.figures, metric.name) for run in runs]
+    values = [metric.of(run.figures) for run in runs]
+    measured = [value for value in values if value is not None]
     then = baseline.values(metric.name) if baseline is not None else []
     before = median(then) if then else None
     told = metric.counting(runs[0].case.unit)
@@ -159,7 +153,7 @@ def _unjudged(metric: Metric, runs: Sequence[Run], baseline: Baseline | None = N
         label=told.label,
         unit=told.unit,
         outcome="recorded",
-        measured=None if None in values else median(values),
+        measured=median(measured) if len(measured) == len(values) else None,
         baseline=before,
         tolerance=metric.tolerance(runs[0].machine.device),
     )
@@ -180,9 +174,9 @@ def _check(metric: Metric, runs: list[Run], baseline: Baseline, noise: ClassNois
         return check
     if check.baseline is None:
         return check.replace(outcome="inconclusive", note="not in the baseline: accept or record it anew")
-    if metric.exact_on_gpu and runs[0].machine.device == "cuda":
+    if metric.judging(runs[0].machine.device) == "exact":
         return _exact(metric, check)
-    now = [metric.cost(getattr(run.figures, metric.name)) for run in runs]
+    now = [metric.cost(value) for run in runs if (value := metric.of(run.figures)) is not None]
     then = [metric.cost(value) for value in baseline.values(metric.name)]
     raw = _decided(check, now, then, noise.of(metric, corrected=False), baseline, policy)
     if metric not in PROBE_CORRECTED:

@@ -21,7 +21,7 @@ from perfsuite.cli.report import newest
 from perfsuite.report.html.page import render
 from perfsuite.report.summary import needs_words, verdict
 from perfsuite.report.terminal import explanation, table
-from perfsuite.results.session_file import Result, SessionFile
+from perfsuite.results.session_file import Measurement, SessionFile
 from tests.browser import chromium
 
 WIDTH, HEIGHT = 1200, 1630
@@ -49,7 +49,7 @@ def report(sessions: list[SessionFile], picture: Path) -> None:
         browser.screenshot(picture)
 
 
-def terminal(results: list[Result], picture: Path) -> None:
+def terminal(results: list[Measurement], picture: Path) -> None:
     """The table, and the explanation of the first regression."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO())
     console.print(Text.from_ansi(table(results, color=True, width=COLUMNS)), soft_wrap=True)

@@ -26,7 +26,7 @@ from perfsuite.cli.doctor_checks import (
     torch_rows,
     well_row,
 )
-from perfsuite.cli.selftest import small_case
+from perfsuite.cli.selftest_faults import small_case
 from perfsuite.launch.machine import detect
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.launch.requirements import unsupported

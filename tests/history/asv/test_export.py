@@ -17,7 +17,7 @@ from perfsuite.errors import FileError, GitError
 from perfsuite.frameworks.fsdp import FSDP
 from perfsuite.history import store
 from perfsuite.history.asv import export as asv_export
-from perfsuite.history.asv.export import Exported, export
+from perfsuite.history.asv.export import Exported, Source, export
 from perfsuite.history.asv.results import METRICS
 from tests.samples import IMAGES, make_case
 from tests.synthetic import TOKENS_PER_STEP, Level, make_repository, write_history
@@ -77,7 +77,7 @@ def files(out: Path) -> dict[Path, int]:
 def test_asv_reads_every_commit_of_every_hardware_class(
     kept: Path, out: Path, repo: Path, commits: list[str]
 ) -> None:
-    exported = export(kept, out, repo=repo)
+    exported = export(Source(history=kept, repo=repo), out)
     assert exported == Exported(written=8, unchanged=0, removed=0, commits=frozenset(commits), unplaced={})
     results = list(iter_results(str(out / "results")))
     assert {(r.params["machine"], r.commit_hash) for r in results} == {
@@ -88,7 +88,7 @@ def test_asv_reads_every_commit_of_every_hardware_class(
 
 
 def test_asv_reads_benchmarks_with_parameters(kept: Path, out: Path, repo: Path) -> None:
-    export(kept, out, repo=repo)
+    export(Source(history=kept, repo=repo), out)
     benchmarks = Benchmarks.load(configuration(out))
     units = {metric: unit for metric, unit in METRICS.items() if metric != "seconds_per_sample"}
     assert set(benchmarks) == {
@@ -109,7 +109,7 @@ def test_a_case_that_counts_samples_has_seconds_per_sample(
     out: Path, repo: Path, commits: list[str], tmp_path: Path
 ) -> None:
     write_history(tmp_path / "images", commits, [IMAGES, CASES[0]])
-    export(tmp_path / "images", out, repo=repo)
+    export(Source(history=tmp_path / "images", repo=repo), out)
     benchmarks = set(Benchmarks.load(configuration(out)))
     assert {name.rpartition(".")[2] for name in benchmarks if name.startswith("resnet.")} == {
         "seconds_per_sample",
@@ -122,7 +122,7 @@ def test_a_case_that_counts_samples_has_seconds_per_sample(
 def test_values_are_medians_of_launches_and_combinations_that_nobody_ran_are_missing(
     kept: Path, out: Path, repo: Path, commits: list[str]
 ) -> None:
-    export(kept, out, repo=repo)
+    export(Source(history=kept, repo=repo), out)
     benchmarks = Benchmarks.load(configuration(out))
     result = load(out, commits[0])
     night = store.places(kept, hardware_class=H100)[0].read()
@@ -148,7 +148,7 @@ def test_error_bars_are_the_noise_between_launches_of_the_whole_night(
 ) -> None:
     many = [make_case(hardware="h100", micro_batch=n) for n in range(1, 101)]
     write_history(tmp_path / "history", commits, many, noise=0.01, launches=3)
-    export(tmp_path / "history", out, repo=repo)
+    export(Source(history=tmp_path / "history", repo=repo), out)
     stats = statistics(out, commits[0], "seconds_per_step")
     half = math.log(stats["ci_99_b"] / stats["ci_99_a"]) / 2
     assert half == pytest.approx(2.576 * 0.01 / math.sqrt(3), rel=0.15)
@@ -162,7 +162,7 @@ def test_one_launch_of_one_case_knows_no_noise(
     tmp_path: Path, out: Path, repo: Path, commits: list[str]
 ) -> None:
     write_history(tmp_path / "history", commits[:1], CASES[:1], launches=1)
-    export(tmp_path / "history", out, repo=repo)
+    export(Source(history=tmp_path / "history", repo=repo), out)
     stats = statistics(out, commits[0], "seconds_per_step")
     assert (stats["ci_99_a"], stats["ci_99_b"]) == (-math.inf, math.inf)
     assert stats["q_25"] == stats["q_75"]
@@ -170,7 +170,7 @@ def test_one_launch_of_one_case_knows_no_noise(
 
 def test_sessions_of_one_commit_are_pooled(kept: Path, out: Path, repo: Path, commits: list[str]) -> None:
     write_history(kept, commits[:1], CASES[:1], lambda case, night: Level(step_s=3), first=100, launches=4)
-    export(kept, out, repo=repo)
+    export(Source(history=kept, repo=repo), out)
     result = load(out, commits[0])
     params = result.get_result_params(f"{GPT2}.seconds_per_step")
     [first, second, *_] = result.get_result_samples(f"{GPT2}.seconds_per_step", params)
@@ -180,7 +180,7 @@ def test_sessions_of_one_commit_are_pooled(kept: Path, out: Path, repo: Path, co
 
 
 def test_what_counts_as_a_regression_is_the_gates_tolerance(kept: Path, out: Path, repo: Path) -> None:
-    export(kept, out, repo=repo, commit_url="https://example.org/commit/")
+    export(Source(history=kept, repo=repo, commit_url="https://example.org/commit/"), out)
     conf = configuration(out)
     assert sorted(conf.regressions_thresholds.values()) == [0.01, 0.03]
     assert list(conf.regressions_first_commits.values()) == [None]
@@ -194,10 +194,10 @@ def test_another_night_writes_only_its_own_files(
     kept: Path, out: Path, repo: Path, commits: list[str]
 ) -> None:
     night = make_case(hardware="h100", micro_batch=32)
-    export(kept, out, repo=repo)
+    export(Source(history=kept, repo=repo), out)
     before = files(out)
     write_history(kept, commits[3:], [night], first=50)
-    exported = export(kept, out, repo=repo)
+    exported = export(Source(history=kept, repo=repo), out)
     assert (exported.written, exported.unchanged, exported.removed) == (1, 7, 1)
     after = files(out)
     assert len(after.items() & before.items()) == 7 + 2  # machine.json, too
@@ -216,8 +216,8 @@ def test_an_export_that_was_cut_short_is_done_anew(
     with monkeypatch.context() as patch:
         patch.setattr(asv_export, "_listed", killed)
         with pytest.raises(KeyboardInterrupt):
-            export(kept, out, repo=repo)
-    assert export(kept, out, repo=repo).unchanged == 0
+            export(Source(history=kept, repo=repo), out)
+    assert export(Source(history=kept, repo=repo), out).unchanged == 0
     assert len(Benchmarks.load(configuration(out))) == 6
 
 
@@ -233,7 +233,7 @@ def test_commits_off_the_branch_or_unknown_are_named(
     done = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
     aside, unknown = done.stdout.strip(), "f" * 40
     write_history(kept, [aside, unknown], CASES[:1], first=20)
-    exported = export(kept, out, repo=repo, branch="main")
+    exported = export(Source(history=kept, repo=repo, branch="main"), out)
     assert exported.unplaced == {
         aside: "not on main itself (git log --first-parent)",
         unknown: f"not in {repo}",
@@ -248,7 +248,7 @@ def test_a_shallow_clone_is_refused(kept: Path, out: Path, repo: Path, tmp_path:
     with pytest.raises(
         GitError, match=r"shallow clone, which lacks commits .*\(3\)\. .* git fetch --unshallow"
     ):
-        export(kept, out, repo=shallow)
+        export(Source(history=kept, repo=shallow), out)
 
 
 def test_a_history_without_any_commit_of_the_branch_is_an_error(
@@ -256,7 +256,7 @@ def test_a_history_without_any_commit_of_the_branch_is_an_error(
 ) -> None:
     write_history(tmp_path / "other", ["f" * 40], CASES)
     with pytest.raises(FileError, match=r"holds no session of a commit on main of .*: nothing to export"):
-        export(tmp_path / "other", out, repo=repo)
+        export(Source(history=tmp_path / "other", repo=repo), out)
 
 
 def test_a_directory_with_other_things_in_it_is_not_touched(kept: Path, out: Path, repo: Path) -> None:
@@ -265,7 +265,7 @@ def test_a_directory_with_other_things_in_it_is_not_touched(kept: Path, out: Pat
     with pytest.raises(
         FileError, match=r"out is not empty and holds no export\. Give a directory of its own"
     ):
-        export(kept, out, repo=repo)
+        export(Source(history=kept, repo=repo), out)
 
 
 def test_models_that_are_one_name_to_asv_are_an_error(
@@ -278,14 +278,14 @@ def test_models_that_are_one_name_to_asv_are_an_error(
     with pytest.raises(
         FileError, match=r"models 'tiny.1' and 'tiny_1' are one name to asv: 'tiny_1'\. Rename"
     ):
-        export(tmp_path / "history", out, repo=repo)
+        export(Source(history=tmp_path / "history", repo=repo), out)
 
 
 def test_a_repository_that_is_none_is_an_error(kept: Path, out: Path, tmp_path: Path) -> None:
     with pytest.raises(GitError, match="rev-parse"):
-        export(kept, out, repo=tmp_path)
+        export(Source(history=kept, repo=tmp_path), out)
 
 
 def test_results_are_json(kept: Path, out: Path, repo: Path) -> None:
-    export(kept, out, repo=repo)
+    export(Source(history=kept, repo=repo), out)
     assert all(json.loads(file.read_text()) for file in out.rglob("*.json"))
