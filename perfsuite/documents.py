@@ -17,6 +17,9 @@ from perfsuite.errors import CaseError, FileError
 
 D = TypeVar("D", bound="Data")
 
+FROM_FILE = {"from_file": True}
+"""The validation context of data from a file: it may name a framework that is not installed here."""
+
 
 class Data(BaseModel):
     """Frozen, keyword-only data without unknown fields. Raises `CaseError` on bad values."""
@@ -123,7 +126,7 @@ def read(path: Path, kind: type[D]) -> D:
             f"got {raw.get('schema_version')!r}. Record it anew or use the perfsuite that wrote it."
         )
     try:
-        return kind.model_validate(raw)
+        return kind.model_validate(raw, context=FROM_FILE)
     except ValidationError as error:
         raise FileError(f"{path}: field {explain(error)}") from None
     except CaseError as error:

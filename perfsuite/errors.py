@@ -3,6 +3,7 @@
     PerfsuiteError
     ├── BusyError        another session measures on this machine, and nobody wants to wait
     ├── CaseError        a case, model or option that cannot be: the message says what is allowed
+    ├── ExtensionError   what another package adds to perfsuite and cannot be used: names the package
     ├── FileError        a JSON file that cannot be read or written: names the file and the field
     ├── GitError         a git command that failed: with what it said
     ├── GitHubError      gh, GitHub's command line, failed or is missing
@@ -30,6 +31,10 @@ class BusyError(PerfsuiteError):
 
 class CaseError(PerfsuiteError, ValueError):
     """A case, model or option that cannot be."""
+
+
+class ExtensionError(PerfsuiteError):
+    """A framework, metric or launcher of another package that cannot be used."""
 
 
 class FileError(PerfsuiteError):

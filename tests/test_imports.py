@@ -29,7 +29,7 @@ WORKER_ONLY = {
     "worker/software.py",
 }
 """Files that may import torch at their top, and that nothing on the driver's side imports."""
-MAY_IMPORT_PYTEST = {"plugin.py"}
+MAY_IMPORT_PYTEST = {"plugin.py", "plugin_options.py", "plugin_benchmark.py"}
 
 
 def top_level_imports(file: Path) -> set[str]:

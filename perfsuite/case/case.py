@@ -16,11 +16,10 @@ from pydantic import (
     model_validator,
 )
 
-from perfsuite.case.framework import changed_fields
+from perfsuite.case.framework import FrameworkOptions, as_json, changed_fields, parse
 from perfsuite.case.hardware import ACCELERATORS, hardware_error
 from perfsuite.case.model import Model, find
 from perfsuite.documents import Data, Document
-from perfsuite.frameworks.base import Framework, parse_framework
 
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
@@ -69,9 +68,9 @@ class Case(Data):
 
     model: Annotated[Model, BeforeValidator(lambda value: find(value) if isinstance(value, str) else value)]
     framework: Annotated[
-        Framework,
-        BeforeValidator(parse_framework),
-        PlainSerializer(lambda framework: {"name": framework.name, **framework.model_dump()}),
+        FrameworkOptions,
+        BeforeValidator(parse),
+        PlainSerializer(as_json),
     ]
     sequence_length: Annotated[int, Field(ge=2, strict=True)] | None
     """Tokens. None: a sample is what is counted, and every speed is in samples/s; for a `Script` only."""
@@ -241,3 +240,5 @@ class CaseFile(Document):
     """Of one device at the case's precision, FLOP/s; None where unknown."""
     inject: str | None = None
     """A fault to inject, to test the gate: see `perfsuite.worker.faults`."""
+    metrics: tuple[str, ...] = ()
+    """Metrics of other packages that every rank records: entry points of `perfsuite.metrics`."""

@@ -1,24 +1,184 @@
-"""A framework as a case names it."""
+"""A framework as a case names it: its options, as plain data. Imports neither torch nor pytest.
+
+What a framework does with a case (start its ranks, build its training step) is the subclass
+`perfsuite.frameworks.base.Framework`. This module finds the class of a name: built-in frameworks are the
+files and folders in `perfsuite/frameworks/`, others come from installed packages (`perfsuite.extensions`).
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+import importlib
+import pkgutil
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
-if TYPE_CHECKING:
-    pass
+from pydantic import ConfigDict, ValidationError, ValidationInfo
 
+from perfsuite import extensions
+from perfsuite.documents import FROM_FILE, Data, explain
+from perfsuite.errors import CaseError
+from perfsuite.extensions import FRAMEWORKS, Extension
 
-from typing import TYPE_CHECKING, Literal
-
-from perfsuite.documents import Data
-
-if TYPE_CHECKING:
-    pass
-
+BUILT_IN = Path(__file__).parents[1] / "frameworks"
+"""The folder whose files and folders are the built-in frameworks, and the helpers that they share."""
+NO_FRAMEWORKS = frozenset({"base", "common"})
+FOR_TESTS = frozenset({"fake"})
+RESERVED = frozenset({"name", "package"})
+"""Keys that stand beside the options of a framework in a file."""
 
 LossRule = Literal["falls", "finite"]
 """`falls`: every loss is a finite number, and those of the last steps are lower than those of the first.
 `finite`: every loss is a finite number. Either way the curve has to follow the baseline's."""
+
+
+class FrameworkOptions(Data):
+    """The name and the options of a framework: fields are options. Two equal ones measure the same."""
+
+    name: ClassVar[str]
+    """The name in cases, files and ids: that of its file in `perfsuite/frameworks/` or of its entry point."""
+    packages: ClassVar[tuple[str, ...]] = ()
+    """Packages that it imports beyond torch and transformers: a case is skipped without them, and their
+    versions are recorded."""
+    builds_model: ClassVar[bool] = True
+    """Whether it builds the case's model from its configuration; a script brings its own model and loop."""
+    ignores: ClassVar[frozenset[str]] = frozenset({"lora", "quantization"})
+    """Fields of a case that `build` does not look at: a case that sets one of them is refused.
+    `perfsuite.frameworks.common.model.build_model` looks at all of them."""
+
+    @property
+    def asks_of_loss(self) -> LossRule | None:
+        """The rule that the losses of a run must obey. None: they are not observed, and each run says so."""
+        return "falls"
+
+    @property
+    def tokens_vary(self) -> bool:
+        """Whether steps differ in their number of tokens, so that it is not compared with the case's."""
+        return False
+
+    @property
+    def replicas_differ(self) -> bool:
+        """Whether data-parallel ranks hold different parameters, so that these are not compared."""
+        return False
+
+    @classmethod
+    def upgraded(cls, options: dict[str, Any]) -> dict[str, Any]:
+        """The options that an earlier version may have written into a file, in today's words."""
+        return options
+
+    def slug(self) -> str:
+        """The name and the options that are required or changed, for a case's id: unique per options."""
+        return "-".join([self.name, *changed_fields(self)])
+
+
+class MissingFramework(FrameworkOptions):
+    """A framework that a file names and that is not installed here: readable, but not to be run."""
+
+    model_config = ConfigDict(extra="allow")
+
+    package: ClassVar[str | None] = None
+    """The package that brought it when the file was written."""
+    builds_model: ClassVar[bool] = False
+    ignores: ClassVar[frozenset[str]] = frozenset()
+
+    def slug(self) -> str:
+        """The name and every option in the file, because defaults are not known here."""
+        options = self.model_extra or {}
+        return "-".join([self.name, *(f"{key}{value}".lower() for key, value in sorted(options.items()))])
+
+
+def parse(value: Any, info: ValidationInfo) -> FrameworkOptions:
+    """The framework of a case: from itself, from its name, or from `{"name": ..., **options}`.
+
+    Raises `CaseError` for a name that is not installed here; returns it as a `MissingFramework` if it is read
+    from a file. Raises `ExtensionError` if the package that brings it is broken.
+    """
+    if isinstance(value, FrameworkOptions):
+        _check_findable(type(value))
+        return value
+    if isinstance(value, str):
+        value = {"name": value}
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise CaseError(f"a framework is given as an object or by name, got {value!r}")
+    options = {key: option for key, option in value.items() if key not in RESERVED}
+    name, package = value["name"], value.get("package")
+    package = package if isinstance(package, str) else None
+    kind = framework_class(name)
+    if kind is None and info.context is not None and info.context.items() >= FROM_FILE.items():
+        kind = _missing(name, package)
+    if kind is None:
+        raise CaseError(not_installed(name, package))
+    try:
+        return kind.model_validate(kind.upgraded(options))
+    except ValidationError as error:
+        known = ", ".join(kind.model_fields) or "none"
+        raise CaseError(f"{explain(error)}. Options of {name}: {known}.") from None
+
+
+def as_json(framework: FrameworkOptions) -> dict[str, Any]:
+    """What `parse` reads: name, options, and the package that brings a framework which is not built in."""
+    package = _package(type(framework))
+    return {
+        "name": framework.name,
+        **({} if package is None else {"package": package}),
+        **framework.model_dump(),
+    }
+
+
+@functools.cache
+def built_in() -> frozenset[str]:
+    """The names of the built-in frameworks: one file or folder each."""
+    return frozenset(module.name for module in pkgutil.iter_modules([str(BUILT_IN)])) - NO_FRAMEWORKS
+
+
+def framework_class(name: str) -> type[FrameworkOptions] | None:
+    """The class of a framework, imported now; None if it is not installed.
+
+    A broken file of perfsuite's raises its own error; of another package, `ExtensionError`.
+    """
+    if name in built_in():
+        module = importlib.import_module(f"perfsuite.frameworks.{name}")
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, FrameworkOptions) and _name(value) == name:
+                return value
+        raise CaseError(f"{module.__file__} holds no Framework with name = {name!r}")
+    extension = extensions.find(FRAMEWORKS, name)
+    return None if extension is None else load(extension)
+
+
+@functools.cache
+def load(extension: Extension) -> type[FrameworkOptions]:
+    """The class that another package brings. Raises `ExtensionError` if it is no framework of that name."""
+    kind = extension.load()
+    if not (isinstance(kind, type) and issubclass(kind, FrameworkOptions)):
+        raise extension.error(
+            f"{kind!r} is not a subclass of perfsuite.frameworks.Framework: derive it from that"
+        )
+    if _name(kind) != extension.name:
+        raise extension.error(f"{kind.__name__}.name is {_name(kind)!r}: set it to {extension.name!r}")
+    if reserved := sorted(RESERVED & kind.model_fields.keys()):
+        raise extension.error(
+            f"{kind.__name__} has an option called {reserved[0]!r}, which stands for another "
+            "thing in files: rename it"
+        )
+    return kind
+
+
+def not_installed(name: str, package: str | None = None) -> str:
+    """The message for a framework that is not installed: what there is, and the command that installs it."""
+    if package is not None:
+        return (
+            f"the framework {name!r} comes from the package {package}, which is not installed: "
+            f"pip install {package}"
+        )
+    known = extensions.names(FRAMEWORKS, built_in=built_in() - FOR_TESTS)
+    near = get_close_matches(name.lower(), known, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return (
+        f"unknown framework {name!r}.{hint} Known: {', '.join(known)}; "
+        "for another, pip install the package that brings it"
+    )
 
 
 def changed_fields(data: Data, skip: frozenset[str] = frozenset()) -> list[str]:
@@ -41,3 +201,46 @@ def changed_fields(data: Data, skip: frozenset[str] = frozenset()) -> list[str]:
                 name + repr(value).removesuffix(".0") if isinstance(value, float) else f"{name}{value}"
             )
     return parts
+
+
+def _name(kind: type[FrameworkOptions]) -> str:
+    return getattr(kind, "name", "")
+
+
+def _is_built_in(kind: type[FrameworkOptions]) -> bool:
+    return f"{kind.__module__}.".startswith(f"perfsuite.frameworks.{_name(kind)}.")
+
+
+@functools.cache
+def _check_findable(kind: type[FrameworkOptions]) -> None:
+    """Raises an error for a class that a rank, which reads only its name, would not find."""
+    if _is_built_in(kind) or issubclass(kind, MissingFramework):
+        return
+    name = _name(kind)
+    extension = extensions.find(FRAMEWORKS, name, built_in=built_in())
+    if extension is None or load(extension) is not kind:
+        raise CaseError(
+            f"{kind.__name__} stands in {kind.__module__}, where ranks, which look for {name!r}, do not find "
+            f'it: add [project.entry-points."{FRAMEWORKS}"] {name} = "{kind.__module__}:{kind.__name__}" '
+            "to the pyproject.toml of its package and pip install -e that (docs/extending.md); "
+            "a training loop of your own needs no framework, but a Script"
+        )
+
+
+@functools.cache
+def _package(kind: type[FrameworkOptions]) -> str | None:
+    """The package that brings a framework; None if it is built in."""
+    if issubclass(kind, MissingFramework):
+        return kind.package
+    if _is_built_in(kind):
+        return None
+    extension = extensions.find(FRAMEWORKS, _name(kind))
+    return None if extension is None else extension.package
+
+
+@functools.cache
+def _missing(name: str, package: str | None) -> type[MissingFramework]:
+    """A class of its own for each name, because the name belongs to the class."""
+    return type(
+        "MissingFramework", (MissingFramework,), {"__module__": __name__, "name": name, "package": package}
+    )

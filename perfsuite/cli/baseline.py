@@ -354,6 +354,7 @@ def _at_ref(ref: str, file: Path, root: Path) -> Baseline | None:
     if not git("ls-tree", "--name-only", "--full-tree", ref, "--", name, cwd=root).strip():
         return None
     try:
-        return Baseline.model_validate(json.loads(git("show", f"{ref}:{name}", cwd=root)))
+        content = json.loads(git("show", f"{ref}:{name}", cwd=root))
+        return Baseline.model_validate(content, context=documents.FROM_FILE)
     except ValueError as error:
         raise _Refused(f"{name} at {ref} is no baseline that this perfsuite reads: {error}") from None

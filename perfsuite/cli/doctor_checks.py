@@ -25,15 +25,15 @@ from perfsuite.errors import FileError
 from perfsuite.launch.health import JobProcesses
 from perfsuite.launch.nvml import Gpus
 from perfsuite.launch.quiet import Neighbours
-from perfsuite.measure import measure
+from perfsuite.measure import Reference, measure
 from perfsuite.results import baseline
 from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import DeviceHealth, Run
 from perfsuite.results.run_dir import launches_in
-from perfsuite.verdict.judge import Policy, judge
-from perfsuite.verdict.noise import ClassNoise, class_noise
+from perfsuite.verdict.judge import Policy
+from perfsuite.verdict.noise import class_noise
 from perfsuite.verdict.sequential import Noise, minimum_detectable_drop
 from perfsuite.worker.doctor_probe import ClockFacts, DoctorFile, MemoryFacts, TorchFacts
 
@@ -353,7 +353,7 @@ def launch_rows(machine: Machine, say: Callable[[str], None]) -> list[Row]:
             case,
             machine,
             Path(directory),
-            lambda runs: judge(runs, None, ClassNoise(), Policy(record_launches=LAUNCHES)),
+            Reference(policy=Policy(record_launches=LAUNCHES)),
             on_launch=lambda number: say(f"launch {number} of {case.id}"),
         )
         files = [file for launch in launches_in(Path(directory)) for file in launch.all_ranks()]

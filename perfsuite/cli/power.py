@@ -197,7 +197,7 @@ def _tolerance(text: str | None, measured: Measured | None) -> float:
     if text is not None:
         return _fraction("--tolerance", text)
     if measured is None:
-        return TOKENS_PER_S.tolerance_gpu
+        return TOKENS_PER_S.tolerance("cuda")
     return TOKENS_PER_S.tolerance("cpu" if measured.hardware_class.startswith("cpu-") else "cuda")
 
 

@@ -13,13 +13,14 @@ from typing import Literal
 
 from perfsuite.case.case import Case, Topology
 from perfsuite.case.hardware import Machine
-from perfsuite.measure import measure
+from perfsuite.frameworks.base import framework_of
+from perfsuite.measure import Reference, measure
 from perfsuite.results import baseline
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.results.rank_report import FailureKind
-from perfsuite.verdict.judge import Policy, judge
-from perfsuite.verdict.noise import ClassNoise, class_noise
+from perfsuite.verdict.judge import Policy
+from perfsuite.verdict.noise import class_noise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +101,7 @@ def inject_all(
     with tempfile.TemporaryDirectory(prefix="perfsuite-selftest-") as directory:
         root = Path(directory)
         policy = Policy(record_launches=BASELINE_LAUNCHES)
-        runs, verdict = measure(
-            case, machine, root / "baseline", lambda runs: judge(runs, None, ClassNoise(), policy)
-        )
+        runs, verdict = measure(case, machine, root / "baseline", Reference(policy=policy))
         say(f"baseline: {verdict.outcome} from {len(runs)} launches")
         if verdict.outcome != "recorded":
             say("\n".join(verdict.reasons))
@@ -126,14 +125,16 @@ def _try(
     """Measure the case with one fault against the recorded baseline, and compare the verdict."""
     name = expected.inject or "nothing"
     if expected.inject == "hang":
-        case = case.replace(timeout_s=HANG_TIMEOUT_S[machine.device] if case.framework.needs_torch else 3)
+        case = case.replace(
+            timeout_s=HANG_TIMEOUT_S[machine.device] if framework_of(case).plan(case).needs_torch else 3
+        )
     noise = class_noise([recorded])
     for attempt in range(1, UNHEALTHY_ATTEMPTS + 1):
         runs, verdict = measure(
             case,
             machine,
             root / f"{name}-{attempt}",
-            lambda runs: judge(runs, recorded, noise, Policy()),
+            Reference(baseline=recorded, noise=noise),
             inject=expected.inject,
         )
         if verdict.outcome != "unhealthy":

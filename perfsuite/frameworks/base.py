@@ -1,66 +1,74 @@
-"""What a framework is: its options as data, what it cannot do, and how it builds a training step.
+"""What a framework does: how its ranks are started, what it cannot do, and how it builds a training step.
 
-Each file in `perfsuite/frameworks/` holds one subclass of `Framework`, named after the file; being there
-is what registers it. This module imports neither torch nor pytest; `build` imports torch when called.
+A framework is one file or folder in `perfsuite/frameworks/`, named as the framework is, which holds one
+subclass of `Framework`; being there is what registers it. Another package names its subclass as an entry
+point (docs/extending.md). This module imports neither torch nor pytest; `build` imports torch when called.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, Literal, Protocol
 
-from pydantic import ValidationError
-
-import perfsuite.frameworks
-from perfsuite.case.framework import LossRule, changed_fields
-from perfsuite.documents import Data, explain
+from perfsuite.case.case import Case
+from perfsuite.case.framework import FrameworkOptions, MissingFramework, not_installed
+from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError
-
-if TYPE_CHECKING:
-    from perfsuite.case.case import Case
-    from perfsuite.case.hardware import Machine
-    from perfsuite.results.rank_report import Memory
-    from perfsuite.worker.recorder import Recorder
+from perfsuite.results.rank_report import Memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """Where this process stands in the job, and the device it trains on (a `torch.device`)."""
+    """The place of this process in the job."""
 
     rank: int
+    """From 0 to `world_size - 1`."""
     world_size: int
     device: Any
+    """The `torch.device` that it trains on."""
     directory: Path
-    """Of this launch, the same for all ranks: for what a library must read from files, or write to them."""
+    """The directory of this launch, the same for all ranks: for files that a library must read or write."""
+
+
+class StepClock(Protocol):
+    """The clock of a rank, which counts and times the steps of the first torch optimizer that steps.
+
+    Most frameworks leave it alone.
+    """
+
+    def boundary(self) -> None:
+        """End a step: for training without a torch optimizer."""
+
+    def finish(self) -> None:
+        """End the measurement: for a library that goes on for a while after its last step."""
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass on this clock, which may be a simulated one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What `Framework.build` returns: a training job that is ready to run.
-
-    `run(steps)` makes that many optimizer steps and returns the loss of each as this rank saw it: floats,
-    or 0-d tensors still on the device, because reading one inside a step would synchronise.
-    """
+    """A training job that is ready to run: what `Framework.build` returns."""
 
     run: Callable[[int], list[Any]]
+    """Makes the given number of optimizer steps and returns the loss of each as this rank saw it: a float, or
+    a 0-d tensor still on the device, because reading one inside a step would synchronise."""
     data_parallel: int
-    """Ranks (from 1 to the world size) that see different data."""
+    """The number of ranks (from 1 to the world size) that see different data."""
     model: Any = None
-    """What trains, as wrapped. None where the library wraps it in `run`: the worker then finds the living
-    module that owns the parameters of the first optimizer that steps."""
+    """The model as wrapped. None if the library wraps it in `run`: the worker then finds the living module
+    that owns the parameters of the first optimizer that steps."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """What the worker cannot see and this framework knows to run: which kernel stands in for which, what was
-    forced or patched. Kept in `Observed.settings`."""
+    """What the worker cannot see and this framework knows: which kernel stands in for which, what was forced
+    or patched. Kept in `Observed.settings`."""
     own_tokens_per_s: Callable[[], float | None] = lambda: None
-    """Global tokens/s by the framework's own log, asked after `run`, to be shown beside the clock's."""
+    """Returns the global tokens/s that the library itself reports, to be shown beside the clock's. Called
+    after `run`."""
     memory: Callable[[], Memory] | None = None
-    """Reads peak memory, where it is not this process's own."""
+    """Returns the peak memory, if it is not that of this process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,81 +83,71 @@ class Command:
     rank, with torchrun's environment variables."""
 
 
-class Framework(Data):
-    """A training framework and its options. Fields are the options; the id names those that differ."""
+@dataclass(frozen=True, kw_only=True)
+class LaunchPlan:
+    """How the ranks of a launch are started."""
 
-    name: ClassVar[str]
-    needs_torch: ClassVar[bool] = True
-    packages: ClassVar[tuple[str, ...]] = ()
-    """What it imports beyond torch and transformers; their versions are recorded."""
-    builds_model: ClassVar[bool] = True
-    """Whether it builds the case's model from its configuration; a script brings that, and its loop."""
-    ignores: ClassVar[frozenset[str]] = frozenset({"lora", "quantization"})
-    """Fields of a case that `build` does not look at: a case that sets one of them is refused.
-    `torch_model.build_model` looks at all of them."""
-    own_process_group: ClassVar[bool] = False
-    """Whether the library insists on creating the default process group itself."""
-    eager_nccl: ClassVar[bool] = True
-    """Whether NCCL connects all ranks at once when the process group is created, and splits that communicator
-    for each group. False: as the library itself would have it, when ranks first talk to each other; unbatched
-    send and recv of an eager group are serialised with all its other operations."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that the ranks need from their start."""
+    command: Command | None = None
+    """What to run in place of perfsuite's worker; the Python processes that it starts measure themselves."""
+    process_group: Literal["eager", "lazy", "library"] = "eager"
+    """Who creates the default process group, and when NCCL connects its ranks. `eager`: the worker creates
+    it, and NCCL connects all ranks at once and splits that communicator for each further group. `lazy`: the
+    worker creates it, and ranks connect when they first talk to each other: for unbatched send and recv,
+    which an eager group serialises with all its other operations. `library`: `build` creates it."""
+    needs_torch: bool = True
+    """False if nothing is trained: ranks are plain forks without torch, on a simulated clock."""
 
-    @property
-    def asks_of_loss(self) -> LossRule | None:
-        """What the loss of each step has to do; None: it is not observed, and each run says so."""
-        return "falls"
 
-    @classmethod
-    def upgraded(cls, options: dict[str, Any]) -> dict[str, Any]:
-        """Options as an earlier perfsuite may have written them into a file, in today's words."""
-        return options
+class Framework(FrameworkOptions):
+    """A training framework: its options are its fields; its methods say how a case runs with them.
 
-    def check(self, case: Case) -> None:
-        """Raises `CaseError` where the case contradicts itself or a file that it names: no reason to skip."""
-
-    @property
-    def tokens_vary(self) -> bool:
-        """Whether steps differ in their number of tokens, so that it cannot be compared with the case's."""
-        return False
-
-    @property
-    def replicas_differ(self) -> bool:
-        """Whether data-parallel ranks hold other parameters than each other, so that none are compared."""
-        return False
-
-    def environment(self) -> Mapping[str, str]:
-        """Environment variables that its processes need from their start."""
-        return {}
-
-    def launched_by(self) -> Command | None:
-        """What to run in place of `perfsuite.worker.main`: its Python processes measure themselves."""
-        return None
+    The driver calls `unsupported`, `check` and `plan`, without torch; each rank calls `load`, `build`, and
+    `expected` after its last step. All but `build` may be left as they are.
+    """
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """Why this framework cannot run `case` on `machine`, or None. Must not import torch."""
+        """Return why this framework cannot run `case` on `machine`, or None. Must not import torch."""
         return None
 
+    def check(self, case: Case) -> None:
+        """Raise `CaseError` if the case contradicts itself or a file that it names: an error, not a skip."""
+
+    def plan(self, case: Case) -> LaunchPlan:
+        """Return how the ranks of `case` are started."""
+        return LaunchPlan()
+
+    def load(self, case: Case, device: Any) -> None:
+        """Import the library, so that what it allocates is not taken for the model's memory (on a CPU)."""
+
+    def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
+        """Build model, optimizer and data on `ranks.device`. Inside a step, neither print nor call `.item()`.
+
+        The process group exists, unless `plan` says that the library creates it.
+        """
+        raise NotImplementedError
+
     def expected(self, case: Case) -> Mapping[str, str | None]:
-        """What the worker must find in `Observed.settings` for this to be the run that was asked for.
+        """Return what the worker must find in `Observed.settings` for this to be the run that the case names.
 
         Every framework is checked for world size, dtypes, attention, checkpointed blocks, and parameters that
         change (`perfsuite.worker.observe`); None for one of those says that it cannot be seen here.
         """
         return {}
 
-    def load(self, case: Case, device: Any) -> None:
-        """Import the library, so that what it keeps itself is not taken for the model's memory (on a CPU)."""
 
-    def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
-        """Build model, optimizer and data on `ranks.device`. The process group exists already.
-
-        (Unless `own_process_group`: then this creates it.)
-        """
-        raise NotImplementedError
-
-    def slug(self) -> str:
-        """Name and telling options, for a case's id: required options always, others if changed."""
-        return "-".join([self.name, *changed_fields(self)])
+def framework_of(case: Case) -> Framework:
+    """The framework that runs `case`. Raises `CaseError` if it is not installed here, or only has options."""
+    framework = case.framework
+    if isinstance(framework, MissingFramework):
+        raise CaseError(not_installed(framework.name, framework.package))
+    if not isinstance(framework, Framework):
+        raise CaseError(
+            f"{type(framework).__name__} has the options of the framework {framework.name!r}, but cannot run "
+            "it: derive it from perfsuite.frameworks.Framework, not from FrameworkOptions"
+        )
+    return framework
 
 
 def missing_package(*packages: str) -> str | None:
@@ -163,54 +161,6 @@ def missing_package(*packages: str) -> str | None:
 
 EXTRAS = frozenset({"bitsandbytes", "lightning", "peft", "torchtitan"})
 """Packages that are not installed with perfsuite but by an extra of their name."""
-
-
-def framework_names() -> list[str]:
-    """Every framework there is: one per file in `perfsuite/frameworks/`."""
-    names = {module.name for module in pkgutil.iter_modules(perfsuite.frameworks.__path__)}
-    return sorted(names - {"base", "common"})
-
-
-def _unknown(name: str) -> str:
-    known = [each for each in framework_names() if each != "fake"]  # for tests
-    near = get_close_matches(name.lower(), known, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"unknown framework {name!r}.{hint} Known: {', '.join(known)}."
-
-
-def framework_class(name: str) -> type[Framework]:
-    """The class in `perfsuite/frameworks/<name>.py`. A broken file raises its own traceback."""
-    if name not in framework_names():
-        raise CaseError(_unknown(name))
-    module = importlib.import_module(f"perfsuite.frameworks.{name}")
-    for value in vars(module).values():
-        if isinstance(value, type) and issubclass(value, Framework) and getattr(value, "name", "") == name:
-            return value
-    raise CaseError(f"{module.__file__} holds no Framework with name = {name!r}.")
-
-
-def parse_framework(value: Any) -> Framework:
-    """A framework from itself, from its name (default options), or from `{"name": ..., **options}`."""
-    if isinstance(value, Framework):
-        if not f"{type(value).__module__}.".startswith(
-            f"perfsuite.frameworks.{value.name}."
-        ):  # a worker would not find it
-            raise CaseError(
-                f"{type(value).__name__} stands in {type(value).__module__}: a framework is a file in "
-                "perfsuite/frameworks/ (CONTRIBUTING.md); for a loop of your own, Script needs none"
-            )
-        return value
-    if isinstance(value, str):
-        value = {"name": value}
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        raise CaseError(f"a framework is given as an object or by name, got {value!r}")
-    options = {key: option for key, option in value.items() if key != "name"}
-    kind = framework_class(value["name"])
-    try:
-        return kind.model_validate(kind.upgraded(options))
-    except ValidationError as error:
-        known = ", ".join(kind.model_fields) or "none"
-        raise CaseError(f"{explain(error)}. Options of {value['name']}: {known}.") from None
 
 
 NCCL_AFTER_S = 60

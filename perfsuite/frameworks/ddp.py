@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from perfsuite.frameworks.base import Framework, Ranks, Workload
+from perfsuite.frameworks.base import Framework, Ranks, StepClock, Workload
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
     from perfsuite.case.hardware import Machine
-    from perfsuite.worker.recorder import Recorder
 
 
 class DDP(Framework):
@@ -35,7 +34,7 @@ class DDP(Framework):
         """One DistributedDataParallel."""
         return {"wrapper": "DistributedDataParallel"}
 
-    def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
+    def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """The model under DDP; ranks skip the all-reduce on all but the last micro-batch."""
         from torch.nn.parallel import DistributedDataParallel
 

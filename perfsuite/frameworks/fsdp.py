@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from perfsuite.frameworks.base import Framework, Ranks, Workload
+from perfsuite.frameworks.base import Framework, Ranks, StepClock, Workload
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
     from perfsuite.case.hardware import Machine
-    from perfsuite.worker.recorder import Recorder
 
 
 class FSDP(Framework):
@@ -50,7 +49,7 @@ class FSDP(Framework):
         """Every wrapped module with this strategy."""
         return {"wrapper": "FullyShardedDataParallel", "sharding": self.sharding_strategy}
 
-    def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
+    def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """The model under FSDP1, one unit per block, and the root."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import (

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from perfsuite.frameworks.base import Framework, Ranks, Workload
+from perfsuite.frameworks.base import Framework, Ranks, StepClock, Workload
 from perfsuite.frameworks.common.tensor_parallel import split_llama, tensor_parallel_unsupported
 from perfsuite.frameworks.fsdp import hybrid_unsupported, sharded_quantization_unsupported
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
     from perfsuite.case.hardware import Machine
-    from perfsuite.worker.recorder import Recorder
 
 
 class FSDP2(Framework):
@@ -55,7 +54,7 @@ class FSDP2(Framework):
             placement = "Shard(0) and Shard(0), Shard(1) and StridedShard(0), Shard(0)"
         return {"wrapper": "FSDPModule", "sharding": placement}
 
-    def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
+    def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """The model under FSDP2, one unit per block, and the root."""
         from torch.distributed.fsdp import fully_shard
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from perfsuite.case.framework import changed_fields
-from perfsuite.frameworks.base import Framework, Ranks, Workload
+from perfsuite.frameworks.base import Framework, Ranks, StepClock, Workload
 from perfsuite.frameworks.fsdp import FSDP, prefetch
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from perfsuite.case.case import Case
     from perfsuite.case.hardware import Machine
-    from perfsuite.worker.recorder import Recorder
 
 FABRIC_PRECISION = {
     "fp32": "32-true",
@@ -74,7 +73,7 @@ class Lightning(Framework):
         """Some 40 MiB."""
         import lightning.fabric  # noqa: F401
 
-    def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
+    def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """Model and optimizer as Fabric sets them up; gradients are reduced on the last micro-batch only."""
         from perfsuite.frameworks.common.model import blocks, build_model, build_optimizer
 

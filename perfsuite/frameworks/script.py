@@ -21,12 +21,11 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, fi
 
 from perfsuite.case.framework import LossRule, changed_fields
 from perfsuite.errors import CaseError
-from perfsuite.frameworks.base import Command, Framework, Ranks, Workload
+from perfsuite.frameworks.base import Command, Framework, LaunchPlan, Ranks, StepClock, Workload
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
     from perfsuite.case.hardware import Machine
-    from perfsuite.worker.recorder import Recorder
 
 Variables = Annotated[
     Mapping[str, str],
@@ -156,11 +155,11 @@ class Script(Framework):
                 "Install what brings it, or give its path."
             )
 
-    def environment(self) -> Mapping[str, str]:
-        """Those of the user."""
-        return self.env
+    def plan(self, case: Case) -> LaunchPlan:
+        """Run the script or the command, with the user's environment variables."""
+        return LaunchPlan(environment=self.env, command=self._command())
 
-    def launched_by(self) -> Command:
+    def _command(self) -> Command:
         """The command, its first word looked up; or this Python, unbuffered as under torchrun."""
         if self.command is not None:
             first = _found(self.command[0]) or self.command[0]
@@ -195,7 +194,7 @@ class Script(Framework):
             expected["world_size"] = None  # needs no process group
         return expected
 
-    def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
+    def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """Of what `perfsuite.worker.attach` finds in a process that trains: nothing is left to run."""
         return Workload(run=lambda steps: [], data_parallel=self.data_parallel or case.topology.world_size)
 

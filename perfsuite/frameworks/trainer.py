@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import field_validator, model_validator
 
 from perfsuite.frameworks.accelerate.adapter import clear_environment, force_fsdp
-from perfsuite.frameworks.base import Framework, Ranks, Workload
+from perfsuite.frameworks.base import Framework, Ranks, StepClock, Workload
 from perfsuite.frameworks.fsdp import hybrid_unsupported
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
     from perfsuite.case.hardware import Machine
-    from perfsuite.worker.recorder import Recorder
 
 SHARDINGS = {
     "full_shard": "FULL_SHARD",
@@ -99,7 +98,7 @@ class Trainer(Framework):
         """Some 170 MiB."""
         import transformers.trainer  # noqa: F401
 
-    def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
+    def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """A Trainer on synthetic data. It wraps the model and makes the optimizer in `train`."""
         import torch
         import transformers

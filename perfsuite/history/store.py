@@ -289,7 +289,7 @@ def stored_case(case: Case) -> tuple[str, StoredCase]:
 
 def _column(runs: Sequence[Run], figure: str) -> Column:
     """Return a figure of each launch, rounded; None where it is not above 0 and finite."""
-    values = [getattr(run.figures, figure) for run in runs]
+    values = [run.figures.get(figure) for run in runs]
     return tuple(_rounded(v) if v is not None and math.isfinite(v) and v > 0 else None for v in values)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from perfsuite.case import torch_build
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
-from perfsuite.frameworks.base import missing_package
+from perfsuite.frameworks.base import framework_of, missing_package
 
 
 def unsupported(case: Case, machine: Machine) -> str | None:
     """Why `case` cannot run on `machine`, or None. Knows before anything is launched, without torch."""
+    framework = framework_of(case)
     reasons = [machine.why_not(hardware) for hardware in case.hardware]
     topology = case.topology
     if None not in reasons:
@@ -39,7 +40,7 @@ def unsupported(case: Case, machine: Machine) -> str | None:
         return f"{case.framework.name} cannot build {case.model.name}: it has a name only, no configuration"
     if (missing := _slow_mamba(case, machine)) is not None:
         return missing
-    return missing_package(*case.framework.packages) or case.framework.unsupported(case, machine)
+    return missing_package(*case.framework.packages) or framework.unsupported(case, machine)
 
 
 def wrong_torch(case: Case, machine: Machine) -> str | None:
@@ -47,14 +48,14 @@ def wrong_torch(case: Case, machine: Machine) -> str | None:
 
     An error, not a reason to skip: the machine has the GPUs.
     """
-    return torch_build.wrong_build(machine) if case.framework.needs_torch else None
+    return torch_build.wrong_build(machine) if framework_of(case).plan(case).needs_torch else None
 
 
 def _slow_mamba(case: Case, machine: Machine) -> str | None:
     """Why a Mamba would take minutes a step on a GPU, or None: a million kernels, launched one by one."""
     if case.model.config.get("model_type") != "mamba" or machine.device == "cpu":
         return None
-    if not (case.framework.builds_model and case.framework.needs_torch):
+    if not (case.framework.builds_model and framework_of(case).plan(case).needs_torch):
         return None
     missing = missing_package("mamba_ssm")
     return missing and f"for a Mamba on a GPU {missing}; transformers' own scan goes position by position"

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from perfsuite.report import summary
 from perfsuite.report.published import ComparisonTable
 from perfsuite.report.text import amount, percent, sentence
+from perfsuite.results.outcome import QUIET, WORST_FIRST
 from perfsuite.results.session_file import Measurement, SessionFile
 
 MAX_EXPLAINED = 50
@@ -22,9 +23,9 @@ MAX_ROWS = 500
 def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTable] = ()) -> str:
     """Counts, what needs somebody's attention with reasons, then, folded, the rest and the comparisons."""
     results = [result for session in sessions for result in session.results]
-    results.sort(key=lambda result: summary.WORST_FIRST.index(summary.verdict(result)))
-    urgent = [result for result in results if summary.verdict(result) not in summary.QUIET]
-    quiet = [result for result in results if summary.verdict(result) in summary.QUIET]
+    results.sort(key=lambda result: WORST_FIRST.index(summary.verdict(result)))
+    urgent = [result for result in results if summary.verdict(result) not in QUIET]
+    quiet = [result for result in results if summary.verdict(result) in QUIET]
     lines = [f"## perfsuite: {summary.headline(sessions)}", ""]
     for session in sessions:
         facts = summary.provenance(session).items()

@@ -10,26 +10,9 @@ from collections.abc import Iterable, Sequence
 
 from perfsuite.case.case import Unit
 from perfsuite.report.text import percent, plural, rate
-from perfsuite.results.metric import SPEEDS, TOKENS_PER_S, in_unit
-from perfsuite.results.outcome import Check
+from perfsuite.results.metric import TOKENS_PER_S, described, in_unit
+from perfsuite.results.outcome import QUIET, WORST_FIRST, Check
 from perfsuite.results.session_file import Measurement, SessionFile
-
-WORST_FIRST = (
-    "failed",
-    "regressed",
-    "unhealthy",
-    "inconclusive",
-    "undecided",
-    "improved",
-    "known issue",
-    "out of memory",
-    "recorded",
-    "passed",
-)
-"""The order in which reports show them. `known issue` and `out of memory` are failures that are excused."""
-QUIET = frozenset({"known issue", "out of memory", "recorded", "passed"})
-"""Verdicts that nobody needs to act upon."""
-
 
 MARKS = ("shared", "blind")
 NOTES_SHOWN = 5
@@ -60,10 +43,8 @@ def speed(value: float, unit: Unit, heading: Unit) -> str:
 
 
 def change(check: Check) -> float | None:
-    """Of the metric as people read it, not of its cost: tokens/s fall when time per token grows."""
-    if check.worsening is None or check.unit not in SPEEDS:
-        return check.worsening
-    return 1 / (1 + check.worsening) - 1
+    """Return the relative change of the figure, not of its cost; None where it was not compared."""
+    return None if check.worsening is None else described(check.metric).change(check.worsening)
 
 
 def reason(result: Measurement) -> str:
@@ -115,7 +96,7 @@ def properties(result: Measurement) -> dict[str, str | float]:
         "framework": result.framework,
         "outcome": result.outcome,
         "launches": len(result.runs),
-        **{name: value for name, value in result.figures if value is not None},
+        **result.figures.by_name(),
     }
     if result.runs:
         told["hardware_class"] = result.runs[-1].machine.hardware_class
@@ -177,7 +158,7 @@ def interruption(session: SessionFile) -> str | None:
         return None
     lost = f": {session.interrupted_case} was not judged" if session.interrupted_case else ""
     if launches := len(session.interrupted_launches):
-        lost += f" ({launches} launch{'es' * (launches > 1)} of it in results.json)"
+        lost += f" ({plural(launches, 'launch')} of it in results.json)"
     return f"The session was interrupted{lost}; what came after it was not measured."
 
 

@@ -56,13 +56,13 @@ class Baseline(Document):
 
     def values(self, figure: str) -> list[float]:
         """A figure of each launch that has it, in the order of the launches."""
-        found = [getattr(launch.figures, figure) for launch in self.launches]
-        return [value for value in found if value is not None]
+        values = [launch.figures.get(figure) for launch in self.launches]
+        return [value for value in values if value is not None]
 
     def session_sizes(self, figure: str) -> list[int]:
         """How many launches of each session have a figure."""
-        told = [launch for launch in self.launches if getattr(launch.figures, figure) is not None]
-        return list(Counter(launch.session for launch in told).values())
+        launches = [launch for launch in self.launches if launch.figures.get(figure) is not None]
+        return list(Counter(launch.session for launch in launches).values())
 
     def median(self, figure: str) -> float | None:
         """The median of a figure over the launches; None if no launch has it."""
@@ -115,7 +115,7 @@ def loss_curve(loss: Sequence[float]) -> tuple[float, ...]:
 
 
 def _rounded(figures: Figures) -> Figures:
-    return Figures(**{name: None if value is None else _cut(value) for name, value in figures})
+    return Figures.of({name: _cut(value) for name, value in figures.by_name().items()})
 
 
 def _cut(value: float, digits: int = 6) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +12,13 @@ LAUNCH_DIR = "{launch_dir}"
 """In the words and variables of a script: replaced by the path of `RunDir.files`."""
 FILES = "PERFSUITE_LAUNCH_DIR"
 """Environment variable of every process of a job: the path of `RunDir.files`."""
+RUN_DIR = "PERFSUITE_RUN_DIR"
+"""Environment variable of a script's processes: the path of `RunDir`, where they find the case."""
+ANCESTOR_PID = "PERFSUITE_ANCESTOR_PID"
+"""Environment variable: the process that this one must not outlive. For the launcher that is the driver, for
+every process that the launcher starts it is the launcher."""
+STACKS_SIGNAL = signal.SIGUSR1
+"""Makes a process write its stacks into `RunDir.stacks`."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,10 @@ class RunDir:
     def rank(self, rank: int) -> Path:
         """`RankReport`, by that rank."""
         return self.path / f"rank-{rank}.json"
+
+    def count_reports(self) -> int:
+        """Return how many ranks have written a report: one listing, however many ranks there are."""
+        return sum(re.fullmatch(r"rank-\d+\.json", name) is not None for name in os.listdir(self.path))
 
     def all_ranks(self) -> list[Path]:
         """Every `RankReport` that was written, in no particular order."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
 from typing import Any, Literal
 
 from pydantic import computed_field, model_validator
@@ -10,8 +9,9 @@ from pydantic import computed_field, model_validator
 from perfsuite.case.case import Unit
 from perfsuite.case.hardware import Machine
 from perfsuite.documents import Data, Document
+from perfsuite.results.figures import median_figures
 from perfsuite.results.health import is_shared
-from perfsuite.results.outcome import Outcome, Verdict
+from perfsuite.results.outcome import Excuse, Outcome, Verdict
 from perfsuite.results.run import Figures, Run
 
 
@@ -27,8 +27,7 @@ class Measurement(Data):
     baseline_file: str | None
     directory: str
     """The files of the launches."""
-    excused: Literal["known issue", "out of memory"] | None = None
-    """Why a failure is no surprise (`Case.known_issue`, `Case.may_run_out_of_memory`)."""
+    excused: Excuse | None = None
 
     @property
     def hardware_class(self) -> str | None:
@@ -68,10 +67,7 @@ class Measurement(Data):
     @property
     def figures(self) -> Figures:
         """The median of each figure over the healthy launches that have it."""
-        names = Figures.model_fields
-        told = {name: [getattr(run.figures, name) for run in self.healthy_runs] for name in names}
-        known = {name: [v for v in values if v is not None] for name, values in told.items()}
-        return Figures(**{name: median(values) for name, values in known.items() if values})
+        return median_figures([run.figures for run in self.healthy_runs])
 
     @model_validator(mode="before")
     @classmethod

@@ -22,7 +22,7 @@ from statistics import fmean
 from typing import TypeGuard, TypeVar
 
 from perfsuite.results.baseline import Baseline
-from perfsuite.results.metric import GATED, TOKENS_PER_S, TOKENS_PER_S_MEAN, Metric
+from perfsuite.results.metric import TOKENS_PER_S, TOKENS_PER_S_MEAN, Metric, judged
 from perfsuite.results.run import Figures
 from perfsuite.verdict.probe_correction import Pair, probe_corrected, probe_exponent
 from perfsuite.verdict.robust import location, sorted_logs
@@ -74,7 +74,7 @@ def class_noise(baselines: Sequence[Baseline]) -> ClassNoise:
     probed = _nonempty(_pairs(baseline, TOKENS_PER_S) for baseline in baselines)
     exponent = probe_exponent(probed)
     known, uncorrected = {}, {}
-    for metric in GATED:
+    for metric in judged(launch.figures for baseline in baselines for launch in baseline.launches):
         measured = pooled_over_sessions([_costs(baseline, metric) for baseline in baselines])
         if exponent and metric in PROBE_CORRECTED:
             costs = [_corrected_costs(baseline, metric, exponent) for baseline in baselines]
@@ -169,7 +169,7 @@ def against(noise: Noise, session_sizes: Iterable[int]) -> Noise:
 
 def _costs(baseline: Baseline, metric: Metric) -> dict[str | None, list[float]]:
     """Return the costs of the launches that have the metric, by session."""
-    values = [(launch.session, getattr(launch.figures, metric.name)) for launch in baseline.launches]
+    values = [(launch.session, metric.of(launch.figures)) for launch in baseline.launches]
     return _by_session((session, metric.cost(value)) for session, value in values if is_size(value))
 
 
@@ -201,7 +201,7 @@ def is_size(value: float | None) -> TypeGuard[float]:
 
 def pairs(launches: Iterable[Figures], metric: Metric) -> list[Pair]:
     """Pair each launch's cost with its probe, both in seconds; leave out launches that lack either."""
-    values = [(getattr(figures, metric.name), figures.probe_s_p50) for figures in launches]
+    values = [(metric.of(figures), figures.probe_s_p50) for figures in launches]
     return [(metric.cost(value), probe) for value, probe in values if is_size(value) and is_size(probe)]
 
 

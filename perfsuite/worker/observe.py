@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from perfsuite.errors import MismatchError
+from perfsuite.frameworks.base import framework_of
 from perfsuite.frameworks.common import finetuning
 from perfsuite.frameworks.common.model import (
     COMPUTE_DTYPES,
@@ -122,7 +123,7 @@ class Observer:
         """Raises `MismatchError` where what was observed is not what the case asks for."""
         case, settings = self.case, observed.settings
         finetuning.check_asked(case, self.model, settings)
-        for key, asked in {**self._expected(settings), **case.framework.expected(case)}.items():
+        for key, asked in {**self._expected(settings), **framework_of(case).expected(case)}.items():
             if asked is not None and settings.get(key) != asked:
                 raise MismatchError(
                     f"{key}: the case asks for {asked!r}, but {settings.get(key)!r} ran. "

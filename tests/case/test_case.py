@@ -36,7 +36,7 @@ from tests.samples import make_case
         ),
         (
             {"framework": {"name": "dpp"}},
-            ["Did you mean 'ddp'?", "torchtitan, trainer, got {'name': 'dpp'}"],
+            ["Did you mean 'ddp'?", "trainer; for another, pip install the package that brings it"],
         ),
         ({"framework": "xyzzy"}, ["unknown framework 'xyzzy'. Known: accelerate, ddp"]),
         ({"framework": 3}, ["framework: a framework is given as an object or by name, got 3"]),
@@ -330,6 +330,6 @@ def test_a_framework_that_no_worker_would_find_is_refused() -> None:
         name: ClassVar[str] = "mine"
 
     with pytest.raises(
-        CaseError, match=r"Mine stands in tests\.case\.test_case: a framework is a file in perf"
+        CaseError, match=r"Mine stands in tests\.case\.test_case, where .* do not find it: .*entry-points"
     ):
         make_case(framework=Mine())

@@ -13,6 +13,7 @@ import pytest
 import perfsuite
 from perfsuite import DDP, Case, LoRA, Model, Script, Topology, documents
 from perfsuite.errors import CaseError
+from perfsuite.frameworks import Command, framework_of
 from perfsuite.launch.local import _environment
 from perfsuite.launch.machine import detect
 from perfsuite.launch.requirements import unsupported
@@ -248,6 +249,12 @@ def test_what_is_not_there_is_known_before_a_launch(
     assert not (tmp_path / "run").exists()
 
 
+def command_of(script: Script) -> Command:
+    command = script.plan(make_case()).command
+    assert command is not None
+    return command
+
+
 def test_what_is_there_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "")
@@ -262,13 +269,13 @@ def test_what_is_there_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         {"command": ("torchrun", "good.py")},
     ):
         Script(**options).check(make_case())
-    beside = Script(command=("torchrun", "good.py"), cwd="/tmp").launched_by()
+    beside = command_of(Script(command=("torchrun", "good.py"), cwd="/tmp"))
     assert beside.words == (str(Path(sys.executable).parent / "torchrun"), "good.py")
     assert (beside.directory, beside.starts_ranks) == ("/tmp", True)
-    by_path = Script(path="good.py", arguments=("--lr", "1"), cwd="/tmp").launched_by()
+    by_path = command_of(Script(path="good.py", arguments=("--lr", "1"), cwd="/tmp"))
     assert by_path.words == (sys.executable, "-u", str(tmp_path / "good.py"), "--lr", "1")
     assert (by_path.directory, by_path.starts_ranks) == ("/tmp", False)
-    assert Script(module="good").launched_by().words == (sys.executable, "-u", "-m", "good")
+    assert command_of(Script(module="good")).words == (sys.executable, "-u", "-m", "good")
 
 
 @pytest.mark.parametrize(
@@ -290,11 +297,11 @@ def test_what_a_script_cannot_be_asked_for_is_refused(changes: dict[str, Any], r
 def test_a_configuration_is_a_promise_that_is_checked() -> None:
     known = case_of(Script(path="a.py"), model="llama-tiny", attention="eager")
     assert unsupported(known, make_machine()) is None
-    assert "attention" not in known.framework.expected(known)
+    assert "attention" not in framework_of(known).expected(known)
     unknown = case_of(Script(path="a.py"))
-    assert unknown.framework.expected(unknown)["attention"] is None
+    assert framework_of(unknown).expected(unknown)["attention"] is None
     alone = case_of(Script(path="a.py"), topology=Topology(processes_per_node=1))
-    assert alone.framework.expected(alone)["world_size"] is None
+    assert framework_of(alone).expected(alone)["world_size"] is None
 
 
 # --- the start of a process under a command ---------------------------------------------------------------

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError
+from typing import Any
 
 import pytest
 
@@ -57,24 +58,46 @@ def test_tolerance_depends_on_the_device(metric: Metric, cpu: float, gpu: float)
 
 
 def test_only_memory_needs_no_statistics_on_an_accelerator() -> None:
-    assert [metric for metric in GATED if metric.exact_on_gpu] == [PEAK_MEMORY]
+    assert [metric for metric in GATED if metric.judging("cuda") == "exact"] == [PEAK_MEMORY]
+    assert {metric.judging("cpu") for metric in GATED} == {"sequential"}
 
 
-@pytest.mark.parametrize("missing", ["name", "label", "unit", "better", "tolerance_cpu", "tolerance_gpu"])
+EVERYTHING: dict[str, Any] = {
+    "name": "x",
+    "label": "x",
+    "unit": "s",
+    "better": "lower",
+    "judged": "sequential",
+    "tolerances": {"cpu": 0.1, "cuda": 0.1},
+}
+
+
+@pytest.mark.parametrize("missing", ["name", "label", "unit", "better", "judged"])
 def test_nothing_that_could_be_guessed_has_a_default(missing: str) -> None:
-    everything = {
-        "name": "x",
-        "label": "x",
-        "unit": "s",
-        "better": "lower",
-        "tolerance_cpu": 0.1,
-        "tolerance_gpu": 0.1,
-    }
-    del everything[missing]
     with pytest.raises(TypeError, match=missing):
-        Metric(**everything)  # type: ignore[arg-type]
+        Metric(**{name: value for name, value in EVERYTHING.items() if name != missing})
+
+
+@pytest.mark.parametrize("changes", [{}, {"judged": "shown", "judged_on_cpu": "exact"}])
+@pytest.mark.parametrize("tolerances", [{}, {"cpu": 0.1}])
+def test_what_is_judged_needs_a_tolerance_for_each_device(
+    changes: dict[str, Any], tolerances: dict[str, float]
+) -> None:
+    with pytest.raises(ValueError, match=r"metric 'x' is judged .* needs tolerances for 'cpu' and 'cuda'"):
+        Metric(**{**EVERYTHING, **changes, "tolerances": tolerances})
+    assert Metric(**{**EVERYTHING, "judged": "shown", "tolerances": {}}).judging("cpu") == "shown"
+
+
+def test_a_metric_is_recorded_in_the_ranks_or_read_on_the_driver_not_both() -> None:
+    with pytest.raises(ValueError, match="metric 'x' has both recorder and read: give one of them"):
+        Metric(**{**EVERYTHING, "recorder": object, "read": lambda run: 1.0})
+
+
+@pytest.mark.parametrize(("better", "change"), [("lower", 0.25), ("higher", -0.2)])
+def test_the_change_of_the_figure_follows_from_that_of_its_cost(better: str, change: float) -> None:
+    assert Metric(**{**EVERYTHING, "better": better}).change(0.25) == pytest.approx(change)
 
 
 def test_a_metric_cannot_be_changed() -> None:
     with pytest.raises(FrozenInstanceError):
-        TOKENS_PER_S.tolerance_cpu = 1.0  # type: ignore[misc]
+        TOKENS_PER_S.unit = "s"  # type: ignore[misc]

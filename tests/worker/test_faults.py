@@ -15,10 +15,12 @@ import torch
 from perfsuite.case.fault import AT_STEP, Fault
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.base import Ranks
-from perfsuite.frameworks.fake import Fake, SimulatedTimer
+from perfsuite.frameworks.fake import Fake
 from perfsuite.results.rank_report import Memory
 from perfsuite.worker.faults import Injector
-from perfsuite.worker.recorder import HostMemory, Recorder
+from perfsuite.worker.memory import HostMemory
+from perfsuite.worker.recorder import Recorder
+from perfsuite.worker.timers import SimulatedTimer
 from tests.samples import make_case, make_report
 
 

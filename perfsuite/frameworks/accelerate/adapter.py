@@ -20,13 +20,12 @@ from perfsuite.frameworks.accelerate.config import (
     Prefetch,
     Sharding,
 )
-from perfsuite.frameworks.base import Framework, Ranks, Workload
+from perfsuite.frameworks.base import Framework, Ranks, StepClock, Workload
 from perfsuite.frameworks.fsdp import hybrid_unsupported
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
     from perfsuite.case.hardware import Machine
-    from perfsuite.worker.recorder import Recorder
 
 _OPTIONS: dict[str | None, tuple[str, ...]] = {
     "ddp": (),
@@ -138,7 +137,7 @@ class Accelerate(Framework):
         """Nearly nothing beyond transformers."""
         import accelerate  # noqa: F401
 
-    def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
+    def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """Model and optimizer through `Accelerator.prepare`, and the loop that accelerate's manual shows."""
         from accelerate import Accelerator
 

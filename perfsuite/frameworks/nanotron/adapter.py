@@ -11,7 +11,7 @@ import copy
 import importlib.metadata
 import itertools
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -22,7 +22,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from perfsuite.case.framework import changed_fields
 from perfsuite.documents import write_text
 from perfsuite.errors import CaseError
-from perfsuite.frameworks.base import Framework, Ranks, Workload
+from perfsuite.frameworks.base import Framework, LaunchPlan, Ranks, StepClock, Workload
 from perfsuite.frameworks.nanotron import config as nanotron_config
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from perfsuite.case.case import Case
     from perfsuite.case.hardware import Machine
-    from perfsuite.worker.recorder import Recorder
 
 VERSION = "0.4"
 STEPS_BEFORE_RESUME = 2
@@ -41,8 +40,6 @@ class Nanotron(Framework):
 
     name: ClassVar[str] = "nanotron"
     packages: ClassVar[tuple[str, ...]] = ("nanotron",)
-    eager_nccl: ClassVar[bool] = False
-    """Its pipeline sends without batching, and nanotron's own launch connects lazily."""
 
     dp: int = Field(default=1, ge=1, strict=True)
     tp: int = Field(default=1, ge=1, strict=True)
@@ -81,12 +78,18 @@ class Nanotron(Framework):
         """With a file, its name."""
         return f"{self.name}-{self.config.name}" if self.config is not None else super().slug()
 
-    def environment(self) -> Mapping[str, str]:
-        """Overlapped tensor parallelism counts on one queue of work to the device."""
-        asked = self.tp_linear_async_communication
+    def plan(self, case: Case) -> LaunchPlan:
+        """Ranks connect lazily, as in nanotron's own launch, because its pipeline sends without batching.
+
+        Overlapped tensor parallelism counts on one queue of work to the device.
+        """
+        is_overlapped = self.tp_linear_async_communication
         if self.config is not None:
-            asked = nanotron_config.get(self.config.fields, "parallelism.tp_linear_async_communication")
-        return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if asked else {}
+            is_overlapped = nanotron_config.get(
+                self.config.fields, "parallelism.tp_linear_async_communication"
+            )
+        environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if is_overlapped else {}
+        return LaunchPlan(environment=environment, process_group="lazy")
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         """What nanotron 0.4 does not have."""
@@ -138,7 +141,7 @@ class Nanotron(Framework):
         """nanotron, changed as it must be here."""
         _load(case, device)
 
-    def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
+    def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """nanotron's trainer, from the file in the launch's directory or the user's own."""
         patched = _load(case, ranks.device)  # it is already: this only asks
         config = self._config(case, ranks)

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from perfsuite.case import torch_build
-from perfsuite.frameworks.base import Framework, Ranks, Workload
+from perfsuite.frameworks.base import Framework, LaunchPlan, Ranks, StepClock, Workload
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
     from perfsuite.case.hardware import Machine
     from perfsuite.case.model import Model
-    from perfsuite.worker.recorder import Recorder
 
 MIN_TORCH = (2, 13)
 """The first on which torchtitan 0.3 trains: 2.11 lacks what it imports, on 2.12 a backward pass fails."""
@@ -36,7 +35,6 @@ class TorchTitan(Framework):
 
     name: ClassVar[str] = "torchtitan"
     packages: ClassVar[tuple[str, ...]] = ("torchtitan",)
-    own_process_group: ClassVar[bool] = True
 
     tensor_parallel: int = Field(default=1, ge=1, strict=True)
     """Ranks that compute one sequence together, with sequence parallelism between the matrix products."""
@@ -66,6 +64,10 @@ class TorchTitan(Framework):
             return f"torchtitan 0.3 needs torch {needed} or newer, this is {torch_build.summary()}"
         return unsupported_shape(case.model, self.tensor_parallel)
 
+    def plan(self, case: Case) -> LaunchPlan:
+        """torchtitan creates the process group itself."""
+        return LaunchPlan(process_group="library")
+
     def expected(self, case: Case) -> dict[str, str]:
         """FSDP2 modules whatever the degrees, and DTensors on the mesh of these."""
         replicate, tensor = self.data_parallel_replicate, self.tensor_parallel
@@ -86,11 +88,11 @@ class TorchTitan(Framework):
         compat.before_import(device.type)
         import perfsuite.frameworks.torchtitan.trainer  # noqa: F401
 
-    def build(self, case: Case, ranks: Ranks, recorder: Recorder) -> Workload:
+    def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """A Trainer with the case's configuration. It makes the process group."""
         from perfsuite.frameworks.torchtitan.trainer import CaseTrainer, trainer_config
 
-        trainer = CaseTrainer(trainer_config(case, self), recorder)
+        trainer = CaseTrainer(trainer_config(case, self), clock)
 
         def run(steps: int) -> list[Any]:
             assert steps == trainer.config.training.steps

@@ -28,7 +28,7 @@ from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.trainer import Trainer
 
-from perfsuite.frameworks.base import NCCL_AFTER_S
+from perfsuite.frameworks.base import NCCL_AFTER_S, StepClock
 from perfsuite.frameworks.common.model import synthetic_batches, transformers_config
 from perfsuite.frameworks.torchtitan import compat
 from perfsuite.frameworks.torchtitan.adapter import LOSS_CHUNKS, PRECISIONS
@@ -37,15 +37,14 @@ if TYPE_CHECKING:
     from perfsuite.case.case import Case
     from perfsuite.case.model import Model
     from perfsuite.frameworks.torchtitan.adapter import TorchTitan
-    from perfsuite.worker.recorder import Recorder
 
 
 class CaseTrainer(Trainer):  # type: ignore[misc]
     """The Trainer, unchanged in what it does; it keeps the losses, and tells the clock when it is done."""
 
-    def __init__(self, config: Any, recorder: Recorder) -> None:
+    def __init__(self, config: Any, clock: StepClock) -> None:
         super().__init__(config)
-        self._recorder = recorder
+        self._clock = clock
         self._micro_losses: list[Tensor] = []
         self.metrics_processor.logger = self.own_log = LastMetrics()
         compat.after_build(self)
@@ -71,7 +70,7 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         """Whether to make another step. After the last one `train` waits for two seconds."""
         if more := bool(super().should_continue_training()):
             return more
-        self._recorder.finish()
+        self._clock.finish()
         return False
 
     def settings(self) -> dict[str, str]:

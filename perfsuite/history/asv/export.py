@@ -246,8 +246,8 @@ def _configuration(source: Source, branch: str) -> dict[str, Any]:
         "results_dir": "results",
         "html_dir": "html",
         "regressions_thresholds": {
-            r".*\.seconds_per_(token|sample)\b": TOKENS_PER_S.tolerance_gpu,
-            r".*\.peak_memory\b": PEAK_MEMORY.tolerance_gpu,
+            r".*\.seconds_per_(token|sample)\b": TOKENS_PER_S.tolerance("cuda"),
+            r".*\.peak_memory\b": PEAK_MEMORY.tolerance("cuda"),
         },
         # At one speed a step takes as long as its tokens or samples: one slowdown is one entry, not two.
         "regressions_first_commits": {r".*\.seconds_per_step\b": None},

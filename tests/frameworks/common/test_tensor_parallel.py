@@ -8,6 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from perfsuite.case.case import LoRA, Topology
 from perfsuite.case.model import Model, llama
+from perfsuite.frameworks.base import framework_of
 from perfsuite.frameworks.common.model import build_model, data_parallel_workload, model_without_weights
 from perfsuite.frameworks.common.tensor_parallel import split_llama
 from perfsuite.frameworks.fsdp2 import FSDP2
@@ -67,19 +68,19 @@ SPLIT = TINY.replace(framework=FSDP2(tensor_parallel=2), topology=Topology(proce
 )
 def test_what_cannot_be_split_is_known_beforehand(changes: dict[str, Any], reason: str) -> None:
     case = SPLIT.replace(**changes)
-    assert case.framework.unsupported(case, make_machine()) == reason
+    assert framework_of(case).unsupported(case, make_machine()) == reason
 
 
 def test_what_can_be_split() -> None:
-    assert SPLIT.framework.unsupported(SPLIT, make_machine()) is None
-    assert SPLIT.replace(model="llama-3-70b").framework.unsupported(SPLIT, make_machine()) is None
+    assert framework_of(SPLIT).unsupported(SPLIT, make_machine()) is None
+    assert framework_of(SPLIT).unsupported(SPLIT.replace(model="llama-3-70b"), make_machine()) is None
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_what_is_built_is_what_is_expected(world_size: int) -> None:
     with fake_group(0, world_size) as ranks:
         workload: Any = FSDP2(tensor_parallel=2).build(SPLIT, ranks, None)  # type: ignore[arg-type]
-        assert wrapping(workload.model).items() >= SPLIT.framework.expected(SPLIT).items()
+        assert wrapping(workload.model).items() >= framework_of(SPLIT).expected(SPLIT).items()
         assert workload.data_parallel == world_size // 2
         attention = workload.model.model.layers[0].self_attn
         part = 128 // world_size

@@ -14,6 +14,7 @@ from perfsuite.launch.machine import detect_cpu
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
 from perfsuite.results.run import Run
+from tests.samples import make_case
 
 SMALL = Case(
     model="llama-tiny",
@@ -201,11 +202,13 @@ def test_ids(mine: Path) -> None:
 @pytest.mark.parametrize("asked", [True, False])
 def test_overlapped_tensor_parallelism_sets_its_environment(mine: Path, asked: bool) -> None:
     environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if asked else {}
-    assert Nanotron(tp=2, tp_linear_async_communication=asked).environment() == environment
+    plan = Nanotron(tp=2, tp_linear_async_communication=asked).plan(make_case())
+    assert plan.environment == environment
+    assert plan.process_group == "lazy"
     config = yaml.safe_load(mine.read_text())
     config["parallelism"]["tp_linear_async_communication"] = asked
     mine.write_text(yaml.safe_dump(config))
-    assert Nanotron(config=mine).environment() == environment
+    assert Nanotron(config=mine).plan(make_case()).environment == environment
 
 
 def test_what_must_be_observed() -> None:

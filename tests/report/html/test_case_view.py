@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from perfsuite.report.html.case_view import CaseView, case_view
+from perfsuite.report.html.case_view import CaseView, case_view, overview
 from perfsuite.report.html.tables import NONE
 from perfsuite.results.run import Health
 from perfsuite.results.session_file import Measurement
@@ -13,7 +13,7 @@ from tests.sessions import TRACEBACK, make_gpu_result, make_session
 
 
 def view(result: Measurement) -> CaseView:
-    return case_view(result, make_session(0), anchor="case-x")
+    return case_view(result, make_session(0), anchor="case-x", columns=overview("tokens"))
 
 
 def test_the_summary_holds_text_and_the_number_to_sort_by() -> None:
