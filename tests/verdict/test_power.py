@@ -51,7 +51,8 @@ def test_a_table_is_markdown_in_percent() -> None:
     assert str(table).splitlines() == [
         "a gate",
         "",
-        "| true drop | regressed | inconclusive | passed | improved | launches | fixed 5 % | fixed at tolerance |",
+        "| true drop | regressed | inconclusive | passed | improved | launches"
+        " | fixed 5 % | fixed at tolerance |",
         "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
         "| 2.5 % | 70.000 | 18.000 | 10.000 | 2.000 | 3.46 | 20.00 | 30.00 |",
         "",
