@@ -16,6 +16,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 WORKER_ONLY = {
     "frameworks/common/finetuning.py",
+    "frameworks/common/loop.py",
     "frameworks/common/model.py",
     "frameworks/common/weights.py",
     "frameworks/nanotron/compat.py",

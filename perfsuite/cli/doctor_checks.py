@@ -22,7 +22,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.cli.selftest_faults import small_case
 from perfsuite.documents import Data
 from perfsuite.errors import FileError
-from perfsuite.launch.health import JobProcesses
+from perfsuite.launch.job import JobProcesses
 from perfsuite.launch.nvml import Gpus
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.measure import Reference, measure
@@ -198,7 +198,7 @@ def gpu_rows(machine: Machine, nvml: Any | None = None) -> list[Row]:
         return []
     if nvml is None:
         nvml = importlib.import_module("pynvml")
-    gpus = Gpus(nvml, machine.devices, JobProcesses())
+    gpus = Gpus(nvml, machine.devices, JobProcesses())  # nothing is launched
     cards = gpus.cards(gpus.used_bytes())
     notes = gpus.notes()
     gpus.finish()

@@ -6,9 +6,15 @@ from typing import Any
 import pytest
 
 from perfsuite.errors import ReportError
-from perfsuite.results.figures import extra_figures, median_figures
+from perfsuite.results.figures import (
+    _energy_per_token_j,
+    _gpu_utilisation,
+    extra_figures,
+    median_figures,
+)
 from perfsuite.results.metric import Metric
-from perfsuite.results.run import Figures, Run
+from perfsuite.results.run import DeviceHealth, Figures, Run
+from tests.results.test_health import make_health
 from tests.samples import make_report, make_run
 
 
@@ -72,3 +78,18 @@ def test_medians_are_over_the_launches_that_have_a_figure() -> None:
     ]
     assert median_figures(launches) == Figures(tokens_per_s=3, mfu=0.4, extra={"x": 6, "y": 1})
     assert median_figures([]) == Figures()
+
+
+def test_utilisation_and_energy_are_those_of_the_gpus_that_tell() -> None:
+    devices = tuple(
+        DeviceHealth(index=index, utilisation=90.0 + index, energy_j=3000.0 + index) for index in range(3)
+    )
+    told = make_health(devices=devices)
+    assert _gpu_utilisation(told) == 91
+    assert _energy_per_token_j(told, 100) == pytest.approx(9003 / 1900)
+    silent = make_health(devices=(*devices, DeviceHealth(index=3)))
+    assert _gpu_utilisation(silent) == 91
+    assert _energy_per_token_j(silent, 100) is None
+    for nothing in (None, make_health()):
+        assert _gpu_utilisation(nothing) is None
+        assert _energy_per_token_j(nothing, 100) is None
