@@ -20,6 +20,7 @@ from rich.text import Text
 
 from perfsuite import documents
 from perfsuite.errors import FileError
+from perfsuite.frameworks.base import require
 from perfsuite.history import store as history
 from perfsuite.history import trend as trends
 from perfsuite.history.asv import export as asv_export
@@ -91,6 +92,8 @@ def add(
 
 @dataclass
 class _Row:
+    """What the list shows of a case on a hardware class."""
+
     sessions: int = 0
     first: str = ""
     last: str = ""
@@ -130,33 +133,42 @@ def list_history(
     console().print(grid if grid.row_count else f"nothing in {history_dir} matches")
 
 
-def _export(use: Callable[[Exported, Path], None]) -> Callable[..., None]:
-    """Turn what is done with an export into a command that makes it first: its options stand here alone."""
+def _export(
+    *packages: str,
+) -> Callable[[Callable[[Exported, Path], None]], Callable[..., None]]:
+    """Make a command of a function that uses an export: the options of both commands are defined here once.
 
-    def command(
-        out: Out,
-        history_dir: History = HISTORY,
-        repo: Repo = Path(),
-        branch: Branch = "",
-        commit_url: CommitUrl = "#",
-    ) -> None:
-        source = Source(history=history_dir, repo=repo, branch=branch, commit_url=commit_url)
-        exported = asv_export.export(source, out)
-        _print_exported(exported, out)
-        use(exported, out)
+    `packages`: what the function needs. Without them nothing is exported.
+    """
 
-    command.__doc__ = use.__doc__
-    return command
+    def decorate(use: Callable[[Exported, Path], None]) -> Callable[..., None]:
+        def command(
+            out: Out,
+            history_dir: History = HISTORY,
+            repo: Repo = Path(),
+            branch: Branch = "",
+            commit_url: CommitUrl = "#",
+        ) -> None:
+            require(*packages, purpose="to publish a history")
+            source = Source(history=history_dir, repo=repo, branch=branch, commit_url=commit_url)
+            exported = asv_export.export(source, out)
+            _print_exported(exported, out)
+            use(exported, out)
+
+        command.__doc__ = use.__doc__
+        return command
+
+    return decorate
 
 
 @app.command("export-asv")
-@_export
+@_export()
 def export_asv(exported: Exported, out: Path) -> None:
     """Write a history as asv's files (asv.conf.json, results/): one machine per hardware class."""
 
 
 @app.command("publish")
-@_export
+@_export("asv")
 def publish(exported: Exported, out: Path) -> None:
     """Make asv's pages of a history in OUT/html. They load nothing from the internet."""
     pages = asv_pages.publish(out, commits=exported.commits)
@@ -205,6 +217,7 @@ def trend(
 
     Exit status 1 if a worsening is still there and not accepted, 2 on an error.
     """
+    require("numpy", purpose="to look for trends")
     found = trends.trend(
         history_dir,
         hardware_class=hardware_class,
@@ -225,9 +238,10 @@ def trend(
 
 
 def _print_trend(found: Trend) -> None:
+    """Print the findings, and how much was looked at."""
     _print_unplaced(found.unplaced)
     for finding in found.findings:
-        console().print(_told(finding))
+        console().print(_finding(finding))
     console().print(
         f"{found.series} series in {found.sessions} sessions, changes since {found.since}: "
         f"{len(found.failing)} worse and still so, {len(found.findings) - len(found.failing)} others"
@@ -240,7 +254,8 @@ def _print_unplaced(unplaced: Mapping[str, str]) -> None:
         console().print(f"left out: commit {commit[:12]}: {reason}", style="yellow")
 
 
-def _told(finding: Finding) -> Text:
+def _finding(finding: Finding) -> Text:
+    """Describe a change: of what, by how much, when, and what else changed."""
     change, *rest = finding.sentences()
     return Text.assemble(
         (finding.case, "bold"),
@@ -251,6 +266,7 @@ def _told(finding: Finding) -> Text:
 
 
 def _newest(row: _Row) -> tuple[str, str]:
+    """Return milliseconds per step and peak memory of the newest session, each the median of its launches."""
     assert row.result is not None
     step_s = [value for value in row.result.step_s_p50 if value is not None]
     memory = [value for value in row.result.peak_memory_bytes if value is not None]
@@ -258,4 +274,5 @@ def _newest(row: _Row) -> tuple[str, str]:
 
 
 def _verdicts(row: _Row) -> str:
+    """Return the number of sessions by outcome, most frequent first."""
     return ", ".join(f"{count} {outcome}" for outcome, count in row.outcomes.most_common())

@@ -1,4 +1,4 @@
-"""`perfsuite report`: what sessions found out, in the terminal, as one HTML page, or as Markdown.
+"""`perfsuite report`: shows the results of sessions in the terminal, as one HTML page, or as Markdown.
 
 Imports neither torch nor pytest.
 """
@@ -67,7 +67,8 @@ def report(
 def _comparisons(
     names: list[str], published: Path, files: list[Path] | None, store: Path
 ) -> list[ComparisonTable]:
-    """With what was measured in `files`; by default in any session of the store, which may have none yet."""
+    """Compare published figures with `files`, by default with every session of the store, which may be
+    empty."""
     known = documents.read(published, PublishedFile)
     wanted = known.comparisons if "all" in names else [known.find(name) for name in names]
     sessions = files or Store(store).results()
@@ -76,6 +77,7 @@ def _comparisons(
 
 
 def _show_comparisons(tables: list[ComparisonTable]) -> None:
+    """Print the comparisons in the terminal."""
     out = console()
     for each in tables:
         out.print(each.title, style="bold")
@@ -92,7 +94,7 @@ def _show_comparisons(tables: list[ComparisonTable]) -> None:
 
 
 def newest(store: Path) -> Path:
-    """The results of the newest session in a store. Raises `FileError` if there is none."""
+    """Return the results file of the newest session in a store. Raises `FileError` if there is none."""
     found = Store(store).results()
     if not found:
         raise FileError(f"no session in {Store(store).sessions}: measure first, or name a results.json")
@@ -100,6 +102,7 @@ def newest(store: Path) -> Path:
 
 
 def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
+    """Print the sessions in the terminal, with an explanation of each case that did not simply pass."""
     out = console()
     for session in sessions:
         for name, value in summary.provenance(session).items():

@@ -23,7 +23,7 @@ class ExtraMetrics:
             metric = find(name)
             if metric is None:
                 raise ExtensionError(
-                    f"metric {name!r} is not installed in the environment of rank and launcher: install the "
+                    f"metric {name!r} is not installed in the environment of the ranks: install the "
                     "package that brings it there, too"
                 )
             if metric.recorder is not None:

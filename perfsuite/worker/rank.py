@@ -140,13 +140,13 @@ class Rank:
         return report if self.observer is None else self._observed(report, self.observer)
 
     def _observed(self, report: RankReport, observer: Observer) -> RankReport:
-        from perfsuite.worker import software
+        from perfsuite.worker import flops, software
 
         observed = observer.result()  # before `evidence`, which compares with its fingerprint
         report = report.replace(
             observed=observed,
             evidence=observer.evidence(),
-            notes=(*self.notes, *software.compile_notes()),
+            notes=(*self.notes, *software.compile_notes(), *flops.notes(self.case)),
         )
         try:
             observer.check(observed)

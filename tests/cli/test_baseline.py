@@ -171,6 +171,33 @@ def test_slower_needs_a_reason(repository: Path) -> None:
     assert held.accepted.reason == "torch 2.13 fixed a race"
 
 
+def with_memory(session: str, peak_memory_bytes: float | None) -> None:
+    measured(session, 5, figures=make_figures(peak_memory_bytes=peak_memory_bytes))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        (2**20, 0.0, None),
+        (0.0, 0.0, None),
+        (2**20, 2**20 * 1.004, None),
+        (0.0, 2**20, "peak memory gets worse (0.0 MiB -> 1.0 MiB): say why with --reason"),
+        (2**20, 2**20 * 1.006, "peak memory gets worse (1.0 MiB -> 1.0 MiB): say why with --reason"),
+        (0.0, None, "peak memory is in the baseline and was not measured"),
+        (None, 2**20, None),
+    ],
+)
+def test_no_memory_at_all_is_a_measured_value(
+    repository: Path, before: float | None, now: float | None, said: str | None
+) -> None:
+    with_memory("1", before)
+    assert invoke("accept").exit_code == 0
+    with_memory("2", now)
+    result = invoke("accept")
+    assert result.exit_code == (0 if said is None else 1)
+    assert said is None or said in result.output
+
+
 def test_faster_needs_none(repository: Path) -> None:
     measured("1", 5)
     assert invoke("accept").exit_code == 0
