@@ -54,5 +54,6 @@ def test_the_package_of_the_page_is_installed_and_measured_with(tmp_path: Path) 
     assert run["case"]["framework"] == {
         "name": "compressed_ddp",
         "package": "perfsuite-compressed",
+        "slug": "compressed_ddp",
         "dtype": "fp16",
     }

@@ -25,7 +25,7 @@ BUILT_IN = Path(__file__).parents[1] / "frameworks"
 """The folder whose files and folders are the built-in frameworks, and the helpers that they share."""
 NO_FRAMEWORKS = frozenset({"base", "common"})
 FOR_TESTS = frozenset({"fake"})
-RESERVED = frozenset({"name", "package"})
+RESERVED = frozenset({"name", "package", "slug"})
 """Keys that stand beside the options of a framework in a file."""
 
 LossRule = Literal["falls", "finite"]
@@ -79,11 +79,15 @@ class MissingFramework(FrameworkOptions):
 
     package: ClassVar[str | None] = None
     """The package that brought it when the file was written."""
+    written_slug: ClassVar[str | None] = None
+    """What `slug` was when the file was written, so that ids stay what they were."""
     builds_model: ClassVar[bool] = False
     ignores: ClassVar[frozenset[str]] = frozenset()
 
     def slug(self) -> str:
-        """The name and every option in the file, because defaults are not known here."""
+        """The slug in the file; without one, the name and every option, as no default is known here."""
+        if self.written_slug is not None:
+            return self.written_slug
         options = self.model_extra or {}
         return "-".join([self.name, *(f"{key}{value}".lower() for key, value in sorted(options.items()))])
 
@@ -102,11 +106,10 @@ def parse(value: Any, info: ValidationInfo) -> FrameworkOptions:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise CaseError(f"a framework is given as an object or by name, got {value!r}")
     options = {key: option for key, option in value.items() if key not in RESERVED}
-    name, package = value["name"], value.get("package")
-    package = package if isinstance(package, str) else None
+    name, package, slug = value["name"], _text(value.get("package")), _text(value.get("slug"))
     kind = framework_class(name)
     if kind is None and info.context is not None and info.context.items() >= FROM_FILE.items():
-        kind = _missing(name, package)
+        kind = _missing(name, package, slug)
     if kind is None:
         raise CaseError(not_installed(name, package))
     try:
@@ -117,13 +120,10 @@ def parse(value: Any, info: ValidationInfo) -> FrameworkOptions:
 
 
 def as_json(framework: FrameworkOptions) -> dict[str, Any]:
-    """What `parse` reads: name, options, and the package that brings a framework which is not built in."""
+    """What `parse` reads: name and options; for a framework of another package, also package and slug."""
     package = _package(type(framework))
-    return {
-        "name": framework.name,
-        **({} if package is None else {"package": package}),
-        **framework.model_dump(),
-    }
+    origin = {} if package is None else {"package": package, "slug": framework.slug()}
+    return {"name": framework.name, **origin, **framework.model_dump()}
 
 
 @functools.cache
@@ -239,8 +239,11 @@ def _package(kind: type[FrameworkOptions]) -> str | None:
 
 
 @functools.cache
-def _missing(name: str, package: str | None) -> type[MissingFramework]:
+def _missing(name: str, package: str | None, slug: str | None) -> type[MissingFramework]:
     """A class of its own for each name, because the name belongs to the class."""
-    return type(
-        "MissingFramework", (MissingFramework,), {"__module__": __name__, "name": name, "package": package}
-    )
+    values = {"__module__": __name__, "name": name, "package": package, "written_slug": slug}
+    return type("MissingFramework", (MissingFramework,), values)
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from typer.testing import CliRunner
 
 from perfsuite import documents
 from perfsuite.case.case import Case, CaseFile
@@ -17,14 +18,20 @@ from perfsuite.case.framework import (
     built_in,
     framework_class,
 )
+from perfsuite.cli.app import app
 from perfsuite.errors import CaseError, ExtensionError, FileError
 from perfsuite.frameworks import framework_of
 from perfsuite.frameworks.ddp import DDP
+from perfsuite.history import store as history
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
+from perfsuite.results.baseline import Baseline
+from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
+from perfsuite.results.session_file import SessionFile
+from perfsuite.testing import make_baseline
 from tests.fake_packages import Packages, packages
-from tests.samples import make_case, make_machine, make_run
+from tests.samples import make_case, make_figures, make_machine, make_result, make_run, write_session
 
 __all__ = ["packages"]
 
@@ -73,6 +80,7 @@ def test_a_framework_of_another_package_is_found_by_its_name(packages: Packages)
     assert json.loads(case.model_dump_json())["framework"] == {
         "name": "mine",
         "package": "perf-mine",
+        "slug": "mine-stage2",
         "step_ms": 10,
         "noise": 0.01,
         "memory_mb": 100,
@@ -158,7 +166,7 @@ def test_a_case_of_a_missing_framework_is_read_as_data(packages: Packages, tmp_p
     case = documents.read(file, CaseFile).case
     assert isinstance(case.framework, MissingFramework)
     assert (case.framework.name, case.framework.package) == ("mine", "perf-mine")
-    assert case.id.startswith("mine-memory_mb100-noise0.01-stage2-step_ms10-gpt2-tiny-s64-")
+    assert case.id.startswith("mine-stage2-gpt2-tiny-s64-")
     assert case.replace(micro_batch=4).framework == case.framework
     assert documents.read(file, CaseFile).case == case
     documents.write(file, CaseFile(case=case, device="cpu"))
@@ -188,12 +196,38 @@ def test_a_package_that_is_not_known_is_asked_for(tmp_path: Path) -> None:
 
 def test_runs_of_a_missing_framework_are_read(tmp_path: Path) -> None:
     content = documents.plain(make_run())
-    content["case"]["framework"] = {"name": "gone", "package": "perf-gone", "nested": {"a": [1, None]}}
+    origin = {"name": "gone", "package": "perf-gone", "slug": "gone-7"}
+    content["case"]["framework"] = {**origin, "nested": {"a": [1, None]}}
     file = tmp_path / "run.json"
     file.write_text(json.dumps(content))
     run = documents.read(file, Run)
     assert documents.plain(run) == content
     assert run.case.framework.asks_of_loss == "falls"
+    assert run.case.id.startswith("gone-7-gpt2-tiny-")
+
+
+def test_results_baselines_and_history_of_a_missing_framework_are_read(
+    packages: Packages, tmp_path: Path
+) -> None:
+    packages.install("perf-mine", SIMULATED, frameworks="mine = perf_mine:Mine")
+    run = make_run(
+        case=make_case(framework={"name": "mine", "stage": 2}),
+        figures=make_figures(step_s_p50=0.25, step_s_mean=0.25, probe_s_p50=0.001),
+        observed=Observed(settings={"wrapper": "none"}, environment={"torch": "2.13.0"}),
+    )
+    session = write_session(tmp_path, make_result(run, before=run))
+    baseline = tmp_path / "baseline.json"
+    documents.write(baseline, make_baseline(run))
+    case_id = run.case.id
+    packages.uninstall("perf-mine")
+    assert documents.read(baseline, Baseline).case.id == case_id
+    assert documents.read(session, SessionFile).results[0].runs[0].case.id == case_id
+    shown = CliRunner().invoke(app, ["report", str(session)], env={"COLUMNS": "200"})
+    assert shown.exit_code == 0
+    assert case_id in shown.stdout
+    history.add(tmp_path / "history", session)
+    (case,) = tmp_path.glob("history/**/cases/*.json")
+    assert case.name.startswith(f"{case_id}.")
 
 
 def test_two_missing_frameworks_are_equal_if_their_names_and_options_are(tmp_path: Path) -> None:
