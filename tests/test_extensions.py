@@ -8,7 +8,7 @@ import pytest
 from perfsuite import extensions
 from perfsuite.errors import ExtensionError
 from perfsuite.extensions import FRAMEWORKS, GROUPS, LAUNCHERS, METRICS
-from tests.fake_packages import Packages, packages
+from tests.packages import Packages, packages
 
 __all__ = ["packages"]
 

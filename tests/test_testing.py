@@ -14,7 +14,7 @@ from perfsuite.frameworks.fake import Fake
 from perfsuite.frameworks.script import Script
 from perfsuite.results.rank_report import Observed
 from perfsuite.testing import check_framework, make_baseline, make_case, make_run
-from tests.fake_packages import Packages, packages
+from tests.packages import Packages, packages
 
 __all__ = ["packages"]
 

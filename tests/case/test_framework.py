@@ -30,7 +30,7 @@ from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile
 from perfsuite.testing import make_baseline
-from tests.fake_packages import Packages, packages
+from tests.packages import Packages, packages
 from tests.samples import make_case, make_figures, make_machine, make_result, make_run, write_session
 
 __all__ = ["packages"]

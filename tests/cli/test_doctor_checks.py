@@ -17,6 +17,7 @@ from perfsuite.cli.doctor_checks import (
     clock_rows,
     device_rows,
     examine,
+    extensions_row,
     gpu_rows,
     machine_row,
     memory_row,
@@ -33,7 +34,10 @@ from perfsuite.launch.requirements import unsupported
 from perfsuite.results.outcome import Verdict
 from perfsuite.worker.doctor_probe import ClockFacts, DoctorFile, MemoryFacts, TorchFacts
 from tests.launch.fake_nvml import Nvml
+from tests.packages import Packages, packages
 from tests.samples import make_gpu_machine, make_launches, make_machine, make_report, make_run
+
+__all__ = ["packages"]
 
 TORCH = TorchFacts(version="2.13.0", cuda="13.0", nccl="2.29.3", devices=8)
 CLOCK = ClockFacts(overhead=(1.001,) * 5, wall=(1.0002,) * 5, step_s=0.1)
@@ -301,3 +305,53 @@ def test_the_probe_trains_on_this_machine(tmp_path: Path) -> None:
     assert probed.clock.step_s > 0
     assert probed.memory is not None
     assert memory_row(probed.memory).status == "pass"
+
+
+EXTENSION = """
+from typing import ClassVar
+from perfsuite.frameworks.fake import Fake
+
+class Mine(Fake):
+    name: ClassVar[str] = "{name}"
+"""
+
+
+def test_no_extension(packages: Packages) -> None:
+    row = extensions_row()
+    assert (row.check, row.status, row.found) == ("extensions", "pass", "none installed")
+
+
+def test_good_extensions_are_listed(packages: Packages) -> None:
+    packages.install("perf-mine", EXTENSION.format(name="mine"), frameworks="mine = perf_mine:Mine")
+    packages.install("perf-k8s", "K8s = object()", launchers="k8s = perf_k8s:K8s")
+    row = extensions_row()
+    assert (row.status, row.found) == ("pass", "mine of perf-mine, k8s of perf-k8s")
+
+
+@pytest.mark.parametrize(
+    ("code", "entry_points", "said"),
+    [
+        ("", {"launchers": "local = perf_mine:X"}, "taken twice: by perfsuite itself, and by perf-mine 1.5"),
+        (
+            EXTENSION.format(name="ddp"),
+            {"frameworks": "ddp = perf_mine:Mine"},
+            "taken twice: by perfsuite itself",
+        ),
+        (
+            EXTENSION.format(name="x"),
+            {"frameworks": "mine = perf_mine:Mine"},
+            "Mine.name is 'x': set it to 'mine'",
+        ),
+        ("M = 3", {"metrics": "m = perf_mine:M"}, "it is a int"),
+        ("1 / 0", {"launchers": "m = perf_mine:M"}, "cannot be imported: ZeroDivisionError"),
+    ],
+)
+def test_bad_extensions_say_what_is_wrong(
+    packages: Packages, code: str, entry_points: dict[str, str], said: str
+) -> None:
+    packages.install("perf-mine", code, **entry_points)
+    row = extensions_row()
+    assert row.status == "fail"
+    assert said in row.found
+    assert "pip uninstall perf-mine" in row.found
+    assert row.advice is not None
