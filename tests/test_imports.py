@@ -20,6 +20,7 @@ WORKER_ONLY = {
     "frameworks/common/model.py",
     "frameworks/common/weights.py",
     "frameworks/nanotron/compat.py",
+    "frameworks/nanotron/trainer.py",
     "frameworks/torchtitan/trainer.py",
     "launch/preload.py",
     "worker/attach.py",
