@@ -16,9 +16,10 @@ from pydantic import (
     model_validator,
 )
 
+from perfsuite.case.catalog import find
 from perfsuite.case.framework import FrameworkOptions, as_json, changed_fields, parse
 from perfsuite.case.hardware import ACCELERATORS, hardware_error
-from perfsuite.case.model import Model, find
+from perfsuite.case.model import Model
 from perfsuite.documents import Data, Document
 
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]

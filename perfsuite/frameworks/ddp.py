@@ -38,7 +38,8 @@ class DDP(Framework):
         """The model under DDP; ranks skip the all-reduce on all but the last micro-batch."""
         from torch.nn.parallel import DistributedDataParallel
 
-        from perfsuite.frameworks.common.model import build_model, data_parallel_workload
+        from perfsuite.frameworks.common.loop import data_parallel_workload
+        from perfsuite.frameworks.common.model import build_model
 
         model = DistributedDataParallel(
             build_model(case, ranks.device),

@@ -24,8 +24,8 @@ from typing import Any
 
 from perfsuite.case.hardware import Machine
 from perfsuite.launch.cpu import Cpu, allowed_cores, read_cpu, read_pressure
+from perfsuite.launch.job import RESCAN_S, JobProcesses
 from perfsuite.launch.nvml import Gpu, Gpus
-from perfsuite.launch.processes import RESCAN_S, JobProcesses
 from perfsuite.results.health import FREE_S, HELD_BYTES
 from perfsuite.results.run import DeviceHealth, Health
 

@@ -26,7 +26,7 @@ from perfsuite.errors import BusyError, FileError
 
 LOCK_FILE = "PERFSUITE_LOCK"
 """Environment variable: another lock file, for sessions that may run beside those with the usual one."""
-USUAL = Path("/tmp/perfsuite.launch.lock")
+USUAL = Path("/tmp/perfsuite.lock")
 """The usual lock file, the same for every user: `tempfile.gettempdir()` may be a user's own."""
 POLL_S = 1.0
 LONGEST = 4096

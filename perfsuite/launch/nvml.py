@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from perfsuite.launch.job import JobProcesses
 from perfsuite.launch.machine import pci_bus_id, text, visible_handles
-from perfsuite.launch.processes import JobProcesses
 from perfsuite.results.run import DeviceHealth
 
 REASONS: dict[int, str] = {

@@ -28,7 +28,12 @@ def wrong_torch(case: Case, machine: Machine) -> str | None:
 
     An error, not a reason to skip: the machine has the GPUs.
     """
-    return torch_build.wrong_build(machine) if _trains(case) else None
+    plan = framework_of(case).plan(case)
+    if not plan.needs_torch:
+        return None
+    if plan.command is not None and plan.command.starts_ranks and not torch_build.installed():
+        return None
+    return torch_build.wrong_build(machine)
 
 
 def _hardware(case: Case, machine: Machine) -> str | None:
@@ -90,6 +95,12 @@ def _fast_mamba(case: Case, machine: Machine) -> str | None:
     return missing and f"for a Mamba on a GPU {missing}; transformers' own scan goes position by position"
 
 
+def _transformers(case: Case, machine: Machine) -> str | None:
+    if not (case.framework.builds_model and _trains(case)):
+        return None
+    return _needs(f"the model {case.model.name}", "transformers")
+
+
 def _framework(case: Case, machine: Machine) -> str | None:
     missing = missing_package(*case.framework.packages)
     return missing or framework_of(case).unsupported(case, machine)
@@ -104,6 +115,7 @@ CHECKS: tuple[Callable[[Case, Machine], str | None], ...] = (
     _quantization,
     _configuration,
     _fast_mamba,
+    _transformers,
     _framework,
 )
 """Each returns why a case cannot run on a machine, or None."""

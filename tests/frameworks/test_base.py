@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perfsuite import DDP, FSDP, FSDP2, Accelerate, Case, Framework, Lightning, LoRA, Topology, Trainer
+from perfsuite import (
+    DDP,
+    FSDP,
+    FSDP2,
+    Accelerate,
+    Case,
+    Fake,
+    Framework,
+    Lightning,
+    LoRA,
+    Model,
+    Nanotron,
+    Script,
+    Topology,
+    TorchTitan,
+    Trainer,
+)
+from perfsuite.errors import PackageError
+from perfsuite.frameworks.base import EXTRAS, missing_package, require
 from perfsuite.launch.machine import detect
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
 from perfsuite.results.run import Run
+from perfsuite.worker import flops
 from tests.samples import make_gpu_machine
 
 SMALL = Case(
@@ -219,6 +240,66 @@ def test_quantised_weights_that_cannot_be_sharded(
 ) -> None:
     case = SMALL.replace(framework=framework, hardware="gpu", lora=LoRA(rank=4, alpha=8), **changes)
     assert str(reason) in str(unsupported(case, make_gpu_machine()))
+
+
+def remove(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    """Have these packages look as if they were not installed."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in packages else find(name))
+
+
+def test_a_model_that_transformers_builds_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    remove(monkeypatch, "transformers")
+    reason = (
+        "for the model llama-tiny it needs the package transformers, which is not installed: "
+        "pip install 'perfsuite[transformers]'"
+    )
+    assert unsupported(SMALL, detect()) == reason
+    assert unsupported(SMALL.replace(framework=Fake()), detect()) is None
+    assert unsupported(SMALL.replace(framework=Script(path=__file__)), detect()) is None
+
+
+@pytest.mark.parametrize(
+    "framework", [TorchTitan(), Nanotron(), Lightning(strategy="ddp")], ids=lambda framework: framework.name
+)
+def test_a_framework_that_is_not_installed_is_named_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch, framework: Framework
+) -> None:
+    remove(monkeypatch, framework.name)
+    assert unsupported(SMALL.replace(framework=framework), detect()) == (
+        f"it needs the package {framework.name}, which is not installed: "
+        f"pip install 'perfsuite[{framework.name}]'"
+    )
+
+
+def test_a_version_that_an_extra_excludes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"transformers": "4.57.1", "nanotron": "0.4", "peft": "0.18.0.dev0"}
+    monkeypatch.setattr(importlib.metadata, "version", installed.__getitem__)
+    assert missing_package("nanotron", "peft") is None
+    assert missing_package("transformers") == (
+        "it needs transformers<6,>=5, and 4.57.1 is installed: pip install 'perfsuite[transformers]'"
+    )
+
+
+def test_a_package_that_no_extra_installs_is_asked_for_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PackageError, match=r"^to fly: it needs the package nosuch, .*: pip install nosuch$"):
+        require("nosuch", purpose="to fly")
+
+
+def test_every_optional_package_has_its_extra() -> None:
+    metadata = importlib.metadata.metadata("perfsuite")
+    assert set(metadata.get_all("Provides-Extra") or ()) == {*EXTRAS.values(), "all", "dev"}
+
+
+def test_a_script_knows_no_flops_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = SMALL.replace(framework=Script(path=__file__))
+    assert flops.notes(case) == ()
+    remove(monkeypatch, "transformers")
+    assert flops.count_known(case) is None
+    assert flops.notes(case) == (
+        "MFU is unknown: the FLOPs of llama-tiny are counted with transformers, which is not installed",
+    )
+    assert flops.notes(case.replace(model=Model.named("net"))) == ()
 
 
 @pytest.mark.launch

@@ -155,6 +155,12 @@ def test_an_exponent_of_0_is_believed_from_enough_launches(baselines: int, knows
     assert class_noise([from_runs(drifting(seed)) for seed in range(4)]).knows_exponent
 
 
+@pytest.mark.parametrize(("launches", "knows"), [(21, True), (20, False)])
+def test_20_degrees_of_freedom_are_enough(launches: int, knows: bool) -> None:
+    constant = from_runs(make_launches(*[*SPEEDS, *SPEEDS, *SPEEDS][:launches], probe_s_p50=0.01))
+    assert class_noise([constant]).knows_exponent is knows
+
+
 def test_a_probe_that_the_speed_follows_takes_the_machine_out_of_both_speeds_only() -> None:
     groups = [drifting(seed) for seed in range(4)]
     raw = class_noise([from_runs(without_probes(group)) for group in groups])

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from perfsuite import Case, Nanotron, Topology
-from perfsuite.errors import CaseError
-from perfsuite.frameworks.nanotron.config import ConfigFile, from_case
+from perfsuite.errors import CaseError, FileError
+from perfsuite.frameworks.nanotron.config import TrainingConfig
 from perfsuite.launch.machine import detect_cpu
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
@@ -143,7 +143,7 @@ def test_a_contradiction_is_an_error_before_anything_is_launched(tmp_path: Path)
         CaseError, match="nanotron-dp2-tp2: dp 2 x tp 2 x pp 1 is 4, but the case's topology has 2"
     ):
         launch_once(SMALL.replace(framework=Nanotron(dp=2, tp=2)), MACHINE, tmp_path / "launch")
-    config = from_case(SMALL, Nanotron(dp=1), files=tmp_path, fused_adam=False)
+    config = Nanotron(dp=1).from_options(SMALL, files=tmp_path)
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump(config))
     case = SMALL.replace(framework=Nanotron(config=file), micro_batch=2)
@@ -155,7 +155,7 @@ def test_a_contradiction_is_an_error_before_anything_is_launched(tmp_path: Path)
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
     file = tmp_path / "mine.yaml"
-    file.write_text(yaml.safe_dump(from_case(SMALL, Nanotron(dp=2), files=tmp_path, fused_adam=False)))
+    file.write_text(yaml.safe_dump(Nanotron(dp=2).from_options(SMALL, files=tmp_path)))
     return file
 
 
@@ -166,7 +166,7 @@ def test_a_file_decides_everything(mine: Path) -> None:
 
 def test_a_file_that_is_wrong_is_an_error_when_the_case_is_made(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    with pytest.raises(CaseError, match=r"config: \S*mine.yaml cannot be read: No such file"):
+    with pytest.raises(FileError, match=r"^cannot read \S*mine.yaml: No such file"):
         Nanotron(config=file)
     file.write_text("parallelism: {dp: 2}")
     with pytest.raises(CaseError, match=r"config: \S*mine.yaml: checkpoints: missing, training needs it"):
@@ -190,7 +190,7 @@ def test_a_comment_in_the_file_changes_no_case(mine: Path, tmp_path: Path) -> No
     assert str(one) == str(other), "what judge compares"
     changed = tmp_path / "mine.yaml"
     changed.write_text(mine.read_text().replace("seed: 0", "seed: 1"))
-    assert ConfigFile.read(changed).digest != one.config.digest
+    assert TrainingConfig.read(changed).digest != one.config.digest
 
 
 def test_ids(mine: Path) -> None:
