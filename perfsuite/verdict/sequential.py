@@ -216,8 +216,8 @@ def _noise_of_case(reference: list[float], logs: list[float], noise: Noise) -> N
     """Combine the class's noise with the spread of this case's own launches.
 
     `logs` are today's launches and `reference` those of the baseline, as sorted logarithms. Today's variance
-    is averaged with the class's, weighted by degrees of freedom. The resulting sigma is at least `_OWN_SPREAD`
-    times the case's own standard deviation, over today's launches and the baseline's.
+    is averaged with the class's, weighted by degrees of freedom. The resulting sigma is at least
+    `_OWN_SPREAD` times the case's own standard deviation, over today's launches and the baseline's.
     """
     today = squares(logs)
     degrees = SCALE_EFFICIENCY * (len(logs) - 1)
