@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from rich.console import Console
+from rich.console import Console, OverflowMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -44,6 +44,14 @@ def console(*, stderr: bool = False) -> Console:
     made = Console(stderr=stderr, soft_wrap=True, highlight=False, markup=False, emoji=False)
     if not made.is_terminal and "COLUMNS" not in os.environ:
         made.width = PIPED  # and not the 80 columns that rich believes in
+    return made
+
+
+def plain_table(headings: Iterable[str], *, overflow: OverflowMethod = "ellipsis") -> Table:
+    """Return a table without lines. `overflow` says what becomes of text that is wider than the terminal."""
+    made = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in headings:
+        made.add_column(heading, overflow=overflow)
     return made
 
 
