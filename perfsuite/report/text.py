@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from perfsuite.results.metric import Metric, described
+from perfsuite.results.metric import Metric, described, find
 from perfsuite.results.outcome import Check
 
 _TIME_PER = {"tokens/s": "token", "samples/s": "sample"}
@@ -56,8 +56,10 @@ def baseline(check: Check) -> str:
 
 
 def _judged(check: Check, figure: float | None) -> str:
-    form = described(check.metric).format
-    return amount(figure, check.unit) if form is None or figure is None else form(figure)
+    metric = find(check.metric)
+    if metric is None or metric.format is None or figure is None:
+        return amount(figure, check.unit)
+    return metric.format(figure)
 
 
 def value(metric: Metric, figure: float | None) -> str:
