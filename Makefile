@@ -4,13 +4,15 @@ PYTHON ?= python3
 ARGS ?=
 HARDWARE ?= cpu
 OUT ?= out
+SAMPLE ?= 0
+SEED ?= 0
 RESULTS ?=
 AS_PERFSUITE = -c user.name=perfsuite -c user.email=perfsuite@users.noreply.github.com
 export BASE CASES HARDWARE OUT REASON TAG
 
-.PHONY: bench comparisons test versions test-lowest test-newest check unit docs dist selftest gpu-day format \
-	figures history-figures pictures browser clean night summary history keep pages site drift issue compare \
-	refresh propose git-login
+.PHONY: bench comparisons test versions test-lowest test-newest check unit docs dist mutants selftest gpu-day \
+	format figures history-figures pictures browser clean night summary history keep pages site drift issue \
+	compare refresh propose git-login
 
 bench: .venv/installed  ## measure a tiny model by every framework, compare with the last time
 	.venv/bin/pytest bench_cases/test_cpu.py $(ARGS)
@@ -31,6 +33,7 @@ check: .venv/installed
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	.venv/bin/lint-imports --no-logo
 	.venv/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	.venv/bin/zizmor --offline --persona pedantic .github
 
@@ -50,6 +53,9 @@ dist: .venv-dist/installed  ## TAG=v0.1.0: sdist and wheel in dist/, checked; wi
 
 test-lowest test-newest: test-%: .venv-%/installed
 	.venv-$*/bin/pytest tests --numprocesses=2 -m "not simulation and not browser" $(ARGS)
+
+mutants: .venv/installed  ## SAMPLE=90 SEED=1: change one token at a time, and list what no unit test notices
+	nice -n 10 .venv/bin/python -m tests.mutants --sample $(SAMPLE) --seed $(SEED) $(ARGS)
 
 selftest: .venv/installed  ## inject every fault into real training, and see each caught (some minutes)
 	.venv/bin/perfsuite selftest

@@ -25,6 +25,8 @@ FRAMEWORKS: Group = "perfsuite.frameworks"
 METRICS: Group = "perfsuite.metrics"
 LAUNCHERS: Group = "perfsuite.launchers"
 GROUPS: tuple[Group, ...] = (FRAMEWORKS, METRICS, LAUNCHERS)
+BUILT_IN_LAUNCHERS = frozenset({"local"})
+"""Names that no other package may give to a launcher. No option chooses a launcher yet."""
 
 
 @dataclass(frozen=True)

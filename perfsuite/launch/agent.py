@@ -156,7 +156,7 @@ def _run(command: Command, run_dir: RunDir, asked: CaseFile) -> list[Failure]:
 def _run_once(command: Command, run_dir: RunDir, environment: Mapping[str, str]) -> list[Failure]:
     code = _start(command, run_dir, environment, None).wait()
     ended = f"the command ended with {_exit_code(code)}"
-    if not code and any(run_dir.path.glob("rank-*.json")):
+    if not code and run_dir.all_ranks():
         return []
     if not code:
         ended += ", and no process that it started made an optimizer step that could be seen"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite.case.hardware import ACCELERATORS, PRODUCTS, Accelerator
+from perfsuite.case.hardware import ACCELERATORS, PRODUCTS, Accelerator, hardware_error
 from perfsuite.launch.machine import detect_cpu, gpu_machine
 from tests.samples import make_gpu_machine, make_machine
 
@@ -28,6 +28,36 @@ def test_markers_are_the_cpu_and_each_family_once() -> None:
     assert set(ACCELERATORS) - {"cpu", "gpu"} == {product.family for product in PRODUCTS.values()}
 
 
+ANY = f"begin with one of {', '.join(ACCELERATORS)}"
+H200 = "h200 is known as h200-141gb-nvl, h200-141gb-sxm"
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("cpu", None),
+        ("cpu-of-any-name", None),
+        ("gpu", None),
+        ("gpu-80gb", "gpu is known as just gpu"),
+        ("h200", None),
+        ("h200-141gb", None),
+        ("h200-141gb-nvl", None),
+        ("h200-141gb-pcie", H200),
+        ("h200-141gb-nvl-x", H200),
+        ("h200-80gb", H200),
+        ("h200-sxm", H200),
+        ("h200-141GB-sxm", f"did you mean 'h200-141gb-sxm'? {H200}"),
+        ("h200-80GB", H200),
+        ("H200-141GB-SXM", f"did you mean 'h200-141gb-sxm'? {ANY}"),
+        ("H200-80GB", f"did you mean 'h200'? {ANY}"),
+        ("x100", f"did you mean 'v100'? {ANY}"),
+        ("quantum", ANY),
+    ],
+)
+def test_hardware_that_no_machine_has_is_told_with_what_there_is(name: str, error: str | None) -> None:
+    assert hardware_error(name) == error
+
+
 @pytest.mark.parametrize(
     ("name", "hardware_class", "peak_16bit", "peak_fp32"),
     [
@@ -50,8 +80,8 @@ def test_a_known_gpu_has_a_class_and_a_peak(
     assert (machine.device, machine.devices, machine.driver) == ("cuda", 8, "580.1")
     assert machine.hardware_class == hardware_class
     for precision in ("bf16", "bf16-mixed", "fp16-mixed"):
-        assert machine.peak_flops(precision) == pytest.approx(peak_16bit)
-    assert machine.peak_flops("fp32") == pytest.approx(peak_fp32)
+        assert machine.peak_flops(precision) == pytest.approx(peak_16bit, rel=1e-14)
+    assert machine.peak_flops("fp32") == pytest.approx(peak_fp32, rel=1e-14)
     assert machine.note is None
 
 

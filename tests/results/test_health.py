@@ -168,7 +168,7 @@ def test_every_gpu_is_looked_at() -> None:
         ({"foreign_cpu": 1.0, "steal": 1.0}, 2),
     ],
 )
-def test_each_share_of_the_cores_has_its_own_bound(shares: dict[str, float | None], problems: int) -> None:
+def test_each_share_of_the_cores_has_its_own_bound(shares: dict[str, Any], problems: int) -> None:
     told = make_health(**shares)
     assert len(machine_problems(told, make_machine())) == problems
     assert is_shared(told, make_machine()) == (problems > 0)
