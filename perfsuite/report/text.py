@@ -80,7 +80,7 @@ def amount(value: float | None, unit: str) -> str:
 
 def rate(value: float) -> str:
     """Return a number to three digits at least, with a comma for thousands: `0.123`, `12.3`, `1,234`."""
-    return f"{value:.3g}" if 0 < value < 100 else f"{value:,.0f}"
+    return f"{value:.3g}" if 0 < abs(value) < 100 else f"{value:,.0f}"
 
 
 def percent(change: float) -> str:
