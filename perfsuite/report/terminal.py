@@ -47,15 +47,10 @@ def console(*, stderr: bool = False) -> Console:
     return made
 
 
-def plain_table(*headings: str) -> Table:
-    """Return an empty table for a terminal: no lines, bold headings."""
-    return Table(*headings, box=None, header_style="bold", pad_edge=False)
-
-
 def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> str:
     """The results as a terminal table in `width` columns (80 or more); None: as wide as it needs."""
     narrow = width is not None and width < NARROW
-    grid = plain_table()
+    grid = Table(box=None, header_style="bold", pad_edge=False, show_edge=False)
     if not narrow:
         grid.add_column("case", overflow="fold", ratio=1, min_width=20)
     columns = _columns(speed_unit(results), narrow=narrow)
