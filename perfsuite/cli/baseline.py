@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from perfsuite import documents
@@ -23,7 +22,7 @@ from perfsuite.errors import FileError, GitError, PerfsuiteError
 from perfsuite.git import git
 from perfsuite.launch.machine import detect
 from perfsuite.report import summary, text
-from perfsuite.report.terminal import console
+from perfsuite.report.terminal import console, plain_table
 from perfsuite.report.text import amount, plural
 from perfsuite.results import baseline
 from perfsuite.results.baseline import Acceptance, Baseline
@@ -59,9 +58,8 @@ CaseGlob = Annotated[str, typer.Argument(help="Case ids; * and ? match.")]
 @app.command("list")
 def list_baselines(baselines: BaselinesOption = BASELINES, store: StoreOption = STORE) -> None:
     """Every baseline, reviewed or merely recorded here."""
-    grid = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("hardware class", "case", "tokens/s", "memory", "launches", "from", "accepted"):
-        grid.add_column(heading, overflow="fold")
+    headings = ("hardware class", "case", "tokens/s", "memory", "launches", "from", "accepted")
+    grid = plain_table(headings, overflow="fold")
     known = BaselineStore(baselines, Store(store).baselines)
     for file in known.files():
         grid.add_row(*_cells(documents.read(file, Baseline)))
