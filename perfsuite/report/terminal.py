@@ -58,7 +58,7 @@ def plain_table(headings: Iterable[str], *, overflow: OverflowMethod = "ellipsis
 def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> str:
     """The results as a terminal table in `width` columns (80 or more); None: as wide as it needs."""
     narrow = width is not None and width < NARROW
-    grid = Table(box=None, header_style="bold", pad_edge=False, show_edge=False)
+    grid = plain_table(())
     if not narrow:
         grid.add_column("case", overflow="fold", ratio=1, min_width=20)
     columns = _columns(speed_unit(results), narrow=narrow)
