@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 """The one place of the version: `pyproject.toml` reads it here."""
 
+__version__ = "0.1.0"
+"""The one place of the version: `pyproject.toml` reads it here."""
+
 __all__ = [
     "DDP",
     "FSDP",

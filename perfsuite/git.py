@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 from perfsuite.errors import GitError
 
@@ -17,6 +18,25 @@ def git(*arguments: str, cwd: Path) -> str:
     if done.returncode:
         raise GitError(f"git {' '.join(arguments)}: {done.stderr.strip() or 'failed'}")
     return done.stdout
+
+
+class Revision(NamedTuple):
+    """What is checked out in a repository."""
+
+    commit: str | None
+    """None outside of git."""
+    dirty: bool
+    """Whether tracked files have uncommitted changes."""
+
+
+def revision(directory: Path) -> Revision:
+    """The revision that is checked out where `directory` lies; outside of git, one without a commit."""
+    try:
+        commit = git("rev-parse", "HEAD", cwd=directory).strip()
+        changes = git("status", "--porcelain", "--untracked-files=no", cwd=directory)
+    except GitError:
+        return Revision(None, False)
+    return Revision(commit, bool(changes))
 
 
 def current_branch(repo: Path) -> str:

@@ -1,7 +1,11 @@
-"""The flow: launch a case, measure it, judge it, and launch again while in doubt. Read this first.
+"""The flow of one verdict. Read this first.
 
-    case --case.json--> launcher --> one worker per rank --rank-N.json--> collect --> run.json --> judge
+    case --case.json--> agent --> one worker per rank --rank-N.json--> collect --> run.json --> judge
+      ^                                                                                           |
+      +------------------- undecided: one more launch, in fresh processes ------------------------+
 
+`measure` launches a case until its launches decide, `launch_once` makes one of these launches. A session
+(`perfsuite.session`) finds the baseline before, and records one afterwards where there is none.
 Driver side; imports neither torch nor pytest.
 """
 
@@ -9,8 +13,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 from perfsuite import documents
 from perfsuite.case.case import Case, CaseFile
@@ -19,37 +25,87 @@ from perfsuite.errors import FileError
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.health import sampler
 from perfsuite.launch.local import OnProgress, launch, no_progress
+from perfsuite.launch.quiet import Neighbours
+from perfsuite.results.baseline import Baseline
 from perfsuite.results.collect import collect
+from perfsuite.results.health import is_shared, machine_problems
+from perfsuite.results.metric import recorded
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
+from perfsuite.verdict.judge import Policy, judge
+from perfsuite.verdict.noise import ClassNoise
+
+WhenShared = Literal["wait", "again", "stop"]
+"""What to do after a launch during which others used the machine: `wait` until they are quiet, launch `again`
+at once, or `stop` and show what was measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """What the launches of a case are judged by."""
+
+    baseline: Baseline | None = None
+    """None: there is none to compare with, and the launches may become one."""
+    noise: ClassNoise = field(default_factory=ClassNoise)
+    """The noise between launches on this hardware class."""
+    policy: Policy = field(default_factory=Policy)
+    """How many launches the verdict may cost."""
 
 
 def measure(
     case: Case,
     machine: Machine,
     directory: Path,
-    verdict_on: Callable[[list[Run]], Verdict],
+    reference: Reference,
     *,
     runs: list[Run] | None = None,
     inject: str | None = None,
-    on_launch: Callable[[int], None] = lambda launch: None,
+    neighbours: Neighbours | None = None,
+    when_shared: WhenShared = "again",
+    on_launch: Callable[[int], None] = lambda number: None,
     on_progress: OnProgress = no_progress,
 ) -> tuple[list[Run], Verdict]:
-    """Launch `case` until `verdict_on` the runs so far is no longer undecided.
+    """Launch `case` until its launches decide. Returns them with their verdict, which is never `undecided`.
 
-    Each run is appended to `runs`, an empty list: what an error or an interrupt leaves is there.
+    Each run is appended to `runs`, an empty list: what an error or an interrupt leaves is there. `on_launch`
+    is called with the number of each launch, from 1 on, before it. `neighbours`, if given, names who else
+    used the machine in a launch, and waits for them.
     """
     runs = [] if runs is None else runs
     while True:
         number = len(runs) + 1
         on_launch(number)
-        runs.append(
-            launch_once(case, machine, directory / f"launch-{number}", inject=inject, on_progress=on_progress)
-        )
-        verdict = verdict_on(runs)
+        if neighbours is not None:
+            neighbours.launch_begins(machine)
+        launch_directory = RunDir.of_launch(directory, number).path
+        run = launch_once(case, machine, launch_directory, inject=inject, on_progress=on_progress)
+        runs.append(run)
+        others = neighbours if run.failure is None and is_shared(run.health, machine) else None
+        if others is not None:
+            runs[-1] = _with_others_named(run, number, others)
+        verdict = judge(runs, reference.baseline, reference.noise, reference.policy)
+        if verdict.outcome == "undecided" and others is not None and not _is_free(run, others, when_shared):
+            # While others stay, more launches would be in vain: one unhealthy launch is enough for a verdict.
+            policy = replace(reference.policy, max_unhealthy=1)
+            verdict = judge(runs, reference.baseline, reference.noise, policy)
         if verdict.outcome != "undecided":
             return runs, verdict
+
+
+def _with_others_named(run: Run, number: int, others: Neighbours) -> Run:
+    """The launch with a note of who else used the machine. Says so at once, too."""
+    seen = others.during_launch(run.machine, run.case.topology.processes_per_node)
+    why = "; ".join(machine_problems(run.health, run.machine))
+    others.say(f"launch {number} of {run.case.id} is no evidence: {why}; seen: {seen}")
+    return run.replace(notes=(*run.notes, f"seen beside launch {number}: {seen}"))
+
+
+def _is_free(run: Run, others: Neighbours, when_shared: WhenShared) -> bool:
+    """Whether to launch again after a launch beside others; waits for them if `when_shared` says so."""
+    if when_shared == "wait":
+        return others.wait(run.machine, run.case.topology.processes_per_node)
+    return when_shared == "again"
 
 
 def launch_once(
@@ -60,32 +116,41 @@ def launch_once(
     inject: str | None = None,
     on_progress: OnProgress = no_progress,
 ) -> Run:
-    """Launch `case` once in fresh processes and measure it. All its files are in `directory`."""
+    """Launch `case` once in fresh processes and collect what its ranks measured.
+
+    All files of the launch are in `directory`. What went wrong in a rank is in the `failure` of the run.
+    Raises `CaseError` for a case that its framework refuses, and `FileError` if `directory` holds a launch.
+    """
     framework_of(case).check(case)
     run_dir = RunDir(directory)
     if run_dir.case.exists():
-        raise FileError(f"{directory} holds another launch: its reports would be taken for this one's")
-    asked = CaseFile(
+        raise FileError(
+            f"{directory} holds another launch: its reports would be taken for this one's. Give an empty one."
+        )
+    request = CaseFile(
         case=case,
         device=machine.device,
         peak_flops=machine.peak_flops(case.precision),
         inject=inject,
+        metrics=tuple(metric.name for metric in recorded()),
     )
-    documents.write(run_dir.case, asked)
+    documents.write(run_dir.case, request)
     started_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-    health = sampler(machine, case.topology.processes_per_node)
+    health_sampler = sampler(machine, case.topology.processes_per_node)
     try:
-        failure = launch(run_dir, case, device=machine.device, on_progress=on_progress, sampler=health)
+        failure = launch(
+            run_dir, case, device=machine.device, on_progress=on_progress, sampler=health_sampler
+        )
         duration_s = time.monotonic() - began
     finally:
-        seen = health.finish()
-    measured = collect(
+        health = health_sampler.finish()
+    run = collect(
         run_dir,
         machine,
         started_at=started_at,
         duration_s=duration_s,
         failure=failure,
-        health=seen,
+        health=health,
     )
-    documents.write(run_dir.run, measured)
-    return measured
+    documents.write(run_dir.run, run)
+    return run

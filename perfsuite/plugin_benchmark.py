@@ -1,13 +1,21 @@
 """Recorded step times become an ordinary pytest-benchmark benchmark, through its public API only.
 
-Its timer is read once, when its fixture is built, so the clock must be in the marker before that. `pedantic`
-never calibrates, so each round is exactly one replayed step. Imports no pytest itself.
+pytest-benchmark reads its timer once, when its fixture is built, so the clock must be in the marker before
+that. `pedantic` never calibrates, so each round is exactly one replayed step.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
+
+import pytest
+
+from perfsuite import documents
+from perfsuite.frameworks.base import TRAINING
+from perfsuite.plugin_options import SESSION
 
 
 class ReplayClock:
@@ -21,6 +29,18 @@ class ReplayClock:
     def __call__(self) -> float:
         """The time, in seconds."""
         return self.now
+
+
+CLOCK = pytest.StashKey[ReplayClock]()
+"""The clock of a test that asks for `bench`."""
+
+
+def set_clock(item: pytest.Item) -> None:
+    """Give pytest-benchmark a clock that replays steps. Called before the fixtures of the test are set up."""
+    clock = item.stash[CLOCK] = ReplayClock()
+    closest = item.get_closest_marker("benchmark")
+    options = {**(closest.kwargs if closest else {}), "timer": clock}
+    item.add_marker(pytest.mark.benchmark(**options), append=False)
 
 
 def replay(benchmark: Any, clock: ReplayClock, step_s: Sequence[float]) -> None:
@@ -44,3 +64,32 @@ def raise_in(benchmark: Any, error: BaseException) -> NoReturn:
 
     benchmark.pedantic(fail)
     raise error
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
+    """Add hardware and framework versions to pytest-benchmark's JSON."""
+    machine_info["hardware"] = documents.plain(config.stash[SESSION].host.machine)
+    versions = {}
+    for package in TRAINING:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    machine_info["frameworks"] = versions
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_benchmark_compare_machine_info(
+    machine_info: dict[str, Any], compared_benchmark: dict[str, Any]
+) -> None:
+    """Refuse to compare cases on unlike hardware; benchmarks of others are not our concern."""
+    if not any(
+        "case_id" in saved.get("extra_info", {}) for saved in compared_benchmark.get("benchmarks", ())
+    ):
+        return  # none of ours
+    now = machine_info.get("hardware", {}).get("hardware_class")
+    then = compared_benchmark.get("machine_info", {}).get("hardware", {}).get("hardware_class")
+    if now != then:
+        raise pytest.UsageError(
+            f"--benchmark-compare: the saved run is from {then or 'a machine without perfsuite'}, "
+            f"this machine is {now}: times of unlike hardware cannot be compared"
+        )

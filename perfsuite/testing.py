@@ -13,7 +13,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -28,7 +28,7 @@ from perfsuite.launch.machine import detect_cpu
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
 from perfsuite.results.baseline import Baseline, from_runs
-from perfsuite.results.rank_report import Memory, RankReport
+from perfsuite.results.rank_report import FailureKind, Memory, RankReport
 from perfsuite.results.run import Figures, Run
 
 __all__ = [
@@ -253,27 +253,26 @@ def _check_without_torch(case: Case, directory: Path) -> None:
     )
 
 
+_ADVICE: Mapping[FailureKind, str] = {
+    "ranks_disagree": "run(steps) must return one loss per step, and make that many steps of the first torch "
+    "optimizer that steps, which is the clock; without one, call clock.boundary() after each step",
+    "mismatch": "correct what build() trains, or what expected() says of it",
+    "loss": "run(steps) must return the loss of each step in order, as this rank saw it",
+}
+
+
 def _check_run(case: Case, run: Run) -> None:
+    """The launch checks most promises itself; that `expected` says something is checked here."""
     name = case.framework.name
     if (failure := run.failure) is not None:
+        advice = f". {_ADVICE[failure.kind]}" if failure.kind in _ADVICE else ""
         detail = f"\n{failure.traceback}" if failure.traceback else ""
-        raise AssertionError(f"the launch with {name} failed: {failure.kind}: {failure.message}{detail}")
-    assert len(run.step_s) == case.total_steps, (
-        f"the clock counted {len(run.step_s)} steps of {case.total_steps}: it counts those of the first "
-        "torch optimizer that steps. Let run(steps) make that many steps of it, or call clock.boundary() "
-        "after each step if there is no torch optimizer"
-    )
-    if case.framework.asks_of_loss is not None:
-        assert len(run.loss) == case.total_steps, (
-            f"run(steps) returned {len(run.loss)} losses of {case.total_steps}: return one for each step"
+        raise AssertionError(
+            f"the launch with {name} failed: {failure.kind}: {failure.message}{advice}{detail}"
         )
-    if run.observed is not None:
-        _check_observed(case, run.observed.settings["wrapper"])
-
-
-def _check_observed(case: Case, wrapper: str) -> None:
-    """The ranks have compared `expected` with what they observed; that it says something is checked here."""
-    assert "wrapper" in framework_of(case).expected(case), (
-        f"expected() of {case.framework.name} says nothing about the wrapper, so that nobody would notice if "
-        f"the library fell back to another: return {{'wrapper': {wrapper!r}}} if that is what should have run"
-    )
+    if run.observed is not None and "wrapper" not in framework_of(case).expected(case):
+        wrapper = run.observed.settings["wrapper"]
+        raise AssertionError(
+            f"expected() of {name} says nothing about the wrapper, so that nobody would notice if the "
+            f"library fell back to another: return {{'wrapper': {wrapper!r}}} if that is what should have run"
+        )

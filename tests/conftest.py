@@ -12,6 +12,7 @@ import pytest
 
 from perfsuite.launch.lock import LOCK_FILE
 from perfsuite.launch.machine import detect
+from tests.suite import CASES
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 
@@ -39,8 +40,19 @@ def _only_gpu_tests(config: pytest.Config) -> bool:
 def _lock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Sessions under test, and the processes of xdist, do not queue behind each other."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(LOCK_FILE, str(tmp_path_factory.mktemp("lock") / "perfsuite.launch.lock"))
+        patch.setenv(LOCK_FILE, str(tmp_path_factory.mktemp("lock") / "perfsuite.lock"))
         yield
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    # Plugins of no concern here, which each inner run would import anew.
+    monkeypatch.setenv(
+        "PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:anyio -W ignore::pytest.PytestAssertRewriteWarning"
+    )
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # they are sessions of their own
+    pytester.makepyfile(test_cases=CASES)
+    return pytester
 
 
 def pytest_collection_finish() -> None:

@@ -19,7 +19,7 @@ from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import Health, LaunchFile, Run
 from perfsuite.results.run_dir import RunDir
-from perfsuite.results.session_file import Result, SessionFile
+from perfsuite.results.session_file import Measurement, SessionFile
 from perfsuite.testing import make_case as make_case
 from perfsuite.testing import make_figures as make_figures
 from perfsuite.testing import make_launches as make_launches
@@ -75,7 +75,7 @@ def make_result(
     before: Run | None = BEFORE,
     noise: ClassNoise = NOISE,
     **changes: Any,
-) -> Result:
+) -> Measurement:
     baseline = from_runs([before] * 5) if before is not None else None
     values: dict[str, Any] = {
         "nodeid": "bench_cases/test_x.py::test_x[a]",
@@ -86,22 +86,22 @@ def make_result(
         "baseline_file": None,
         "directory": "/tmp/runs/x",
     }
-    return Result(**{**values, **changes})
+    return Measurement(**{**values, **changes})
 
 
 DISTURBED = Health(samples=40, seconds=10, steps=25, foreign_cpu=0.6)
 
 
-def make_shared() -> Result:
+def make_shared() -> Measurement:
     """One launch while others used the machine, which is then unhealthy."""
     run = BEFORE.replace(health=DISTURBED)
     return make_result(run, verdict=judge([run], None, NOISE, Policy(max_unhealthy=1)))
 
 
-def never_run() -> Result:
+def never_run() -> Measurement:
     """As with `--perf-no-baseline=fail` where there is none."""
     reason = "no baseline on cpu-test-2c in baselines, and --perf-no-baseline=fail"
-    return Result(
+    return Measurement(
         nodeid="n",
         case_id=make_case().id,
         framework="fake",
@@ -120,7 +120,7 @@ IMAGES = make_case(framework=Script(path="train.py"), model=Model.named("resnet"
 """A case that counts samples."""
 
 
-def make_image_result(**figures: Any) -> Result:
+def make_image_result(**figures: Any) -> Measurement:
     """Of `IMAGES`: 1,234 samples/s unless told otherwise, twice as many in the baseline."""
     told = {"tokens_per_s": 1234.0, "tokens_per_s_mean": 1200.0, "energy_per_token_j": 0.002, **figures}
     before = BEFORE.replace(case=IMAGES, figures=make_figures(tokens_per_s=2468.0, tokens_per_s_mean=2400.0))
@@ -130,7 +130,7 @@ def make_image_result(**figures: Any) -> Result:
 COMMIT = "0123abcd" * 5
 
 
-def write_session(directory: Path, *results: Result, **changes: Any) -> Path:
+def write_session(directory: Path, *results: Measurement, **changes: Any) -> Path:
     """`results.json` of a session that ran on a clean commit."""
     values: dict[str, Any] = {
         "perfsuite": "0.1",

@@ -12,7 +12,7 @@ from perfsuite.frameworks.fake import Fake
 from perfsuite.results.baseline import from_runs
 from perfsuite.results.rank_report import Failure, Memory, Observed
 from perfsuite.results.run import DeviceHealth, Figures, Health, Run
-from perfsuite.results.session_file import Result, SessionFile, Skipped
+from perfsuite.results.session_file import Measurement, SessionFile, Skipped
 from perfsuite.verdict.judge import Policy, judge
 from perfsuite.verdict.noise import class_noise
 from tests.samples import make_gpu_machine
@@ -127,14 +127,14 @@ def make_gpu_run(
     )
 
 
-def make_blind(result: Result) -> Result:
+def make_blind(result: Measurement) -> Measurement:
     """The same, where noise hides changes of the first metric up to 32.4 %."""
     [first, *others] = result.verdict.checks
     checks = (first.replace(minimum_detectable=0.324), *others)
     return result.replace(verdict=result.verdict.replace(checks=checks))
 
 
-def make_gpu_result(number: int, kind: str = "passed", launches: int = 3) -> Result:
+def make_gpu_result(number: int, kind: str = "passed", launches: int = 3) -> Measurement:
     """A case that passed, or `regressed`, `larger`, `improved`, `throttled`, `crash`, `recorded`."""
     case, random = make_gpu_case(number), Random(number)
     before = from_runs([make_gpu_run(case, random, torch="2.12.1") for _ in range(10)])
@@ -157,7 +157,7 @@ def make_gpu_result(number: int, kind: str = "passed", launches: int = 3) -> Res
         ]
     policy = Policy(max_launches=launches, min_launches=launches)
     verdict = judge(runs, None if kind == "recorded" else before, class_noise([before]), policy)
-    return Result(
+    return Measurement(
         nodeid=f"bench_cases/test_llama.py::test_llama[{case.id}]",
         case_id=case.id,
         framework=case.framework.name,

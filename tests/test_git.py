@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite.errors import GitError
-from perfsuite.git import current_branch, dates, unplaced
+from perfsuite.git import Revision, current_branch, dates, revision, unplaced
 from tests.synthetic import BEGIN, make_repository
 
 
@@ -22,6 +22,18 @@ def git(repo: Path, *arguments: str) -> str:
         ["git", "-C", str(repo), *named, *arguments], check=True, capture_output=True, text=True
     )
     return done.stdout.strip()
+
+
+def test_the_revision_is_the_commit_and_whether_tracked_files_changed(repo: Path) -> None:
+    commit = git(repo, "rev-parse", "HEAD")
+    (repo / "new").write_text("untracked")
+    assert revision(repo) == Revision(commit, dirty=False)
+    git(repo, "add", "new")
+    assert revision(repo) == Revision(commit, dirty=True)
+
+
+def test_outside_of_git_there_is_no_revision(tmp_path: Path) -> None:
+    assert revision(tmp_path) == Revision(None, dirty=False)
 
 
 def test_commits_of_a_branch_oldest_first_with_their_dates(repo: Path) -> None:

@@ -26,56 +26,9 @@ from perfsuite.results import collect
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile
 from tests.samples import DISTURBED
-
-CASES = """
-    import pytest
-    from perfsuite import DDP, FSDP, Case, Fake, Topology
-
-    FAKE = Case(model="llama-tiny", framework=Fake(), sequence_length=64, micro_batch=4,
-                topology=Topology(processes_per_node=2), hardware="cpu", timeout_s=60)
-    A100 = FAKE.replace(hardware="a100-80gb", micro_batch=8)
-
-    @pytest.mark.parametrize("case", [FAKE, A100])
-    def test_it(bench, case):
-        bench(case)
-"""
+from tests.suite import CASES, edit_baseline, local_baseline, read_json, run_cpu
 
 pytestmark = pytest.mark.launch
-
-
-@pytest.fixture
-def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    # Plugins of no concern here, which each inner run would import anew.
-    monkeypatch.setenv(
-        "PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:anyio -W ignore::pytest.PytestAssertRewriteWarning"
-    )
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # they are sessions of their own
-    pytester.makepyfile(test_cases=CASES)
-    return pytester
-
-
-def local_baseline(suite: pytest.Pytester) -> Path:
-    (file,) = suite.path.glob(".perfsuite/baselines/*/*.json")
-    return file
-
-
-def edit_baseline(suite: pytest.Pytester, **factors: float) -> None:
-    """Multiply figures of the recorded baseline."""
-    file = local_baseline(suite)
-    content = json.loads(file.read_text())
-    for launch in content["launches"]:
-        for figure, factor in factors.items():
-            launch["figures"][figure] *= factor
-    file.write_text(json.dumps(content))
-
-
-def run_cpu(suite: pytest.Pytester, *args: str) -> pytest.RunResult:
-    return suite.runpytest("-m", "cpu", "--strict-markers", *args)
-
-
-def read_json(suite: pytest.Pytester, name: str = "out.json") -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((suite.path / name).read_text())
-    return content
 
 
 def test_the_first_run_records_and_the_second_compares(suite: pytest.Pytester) -> None:
@@ -597,25 +550,6 @@ def test_two_sessions_measure_one_after_the_other(
     held.take(print, wait=False)  # the session let go
 
 
-def test_bad_options_are_usage_errors(suite: pytest.Pytester) -> None:
-    result = run_cpu(suite, "--perf-inject", "slow")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*'slow': give slowdown=P%*"])
-    result = run_cpu(suite, "--perf-wait-quiet=soon")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--perf-wait-quiet=soon: give a whole number, 0 or more*"])
-
-
-def test_without_pytest_benchmark_the_error_says_so(suite: pytest.Pytester) -> None:
-    result = suite.runpytest_subprocess("-p", "no:benchmark")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(
-        ["*test_cases.py::test_it?fake-*? asks for bench, which needs pytest-benchmark*-p no:benchmark"]
-    )
-    suite.makepyfile(test_cases="def test_other():\n    pass\n")
-    assert suite.runpytest_subprocess("-p", "no:benchmark").ret == 0
-
-
 @pytest.mark.parametrize("on_ci", [False, True])
 def test_a_failure_prints_its_text_once(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, on_ci: bool
@@ -675,41 +609,6 @@ def test_without_a_terminal_progress_is_plain_lines(suite: pytest.Pytester) -> N
             "perfsuite: [[]1/1] fake-llama-tiny-s64-b4-fp32-1x2 recorded: 3 launches in * s",
         ]
     )
-
-
-def test_pytest_benchmark_has_every_step(suite: pytest.Pytester) -> None:
-    result = run_cpu(suite, "--benchmark-json=b.json", "--benchmark-save=one", "--perf-json=out.json")
-    result.stdout.fnmatch_lines(["*test_it?fake-llama-tiny-s64-b4-fp32-1x2?*"])
-    (saved,) = read_json(suite, "b.json")["benchmarks"]
-    runs = read_json(suite)["results"][0]["runs"]
-    assert len(runs) == 3
-    assert saved["stats"]["data"] == [
-        step for run in runs for step in run["step_s"][run["window"][0] : run["window"][1]]
-    ]
-    assert saved["extra_info"]["case_id"] == "fake-llama-tiny-s64-b4-fp32-1x2"
-    machine = read_json(suite, "b.json")["machine_info"]
-    assert machine["hardware"]["hardware_class"].startswith("cpu-")
-    assert machine["frameworks"]["torch"].startswith("2.")
-    assert run_cpu(suite, "--benchmark-compare").ret == 0
-
-
-def test_pytest_benchmark_refuses_to_compare_unlike_hardware(suite: pytest.Pytester) -> None:
-    run_cpu(suite, "--benchmark-save=one")
-    (saved,) = suite.path.glob(".benchmarks/*/*.json")
-    content = json.loads(saved.read_text())
-    content["machine_info"]["hardware"]["hardware_class"] = "h100-80gb-sxm"
-    saved.write_text(json.dumps(content))
-    result = run_cpu(suite, "--benchmark-compare")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*h100-80gb-sxm*unlike hardware cannot be compared*"])
-
-
-def test_saved_benchmarks_of_others_can_be_compared(suite: pytest.Pytester) -> None:
-    suite.makepyfile(test_cases="def test_other(benchmark):\n    benchmark(sum, [1, 2])\n")
-    suite.runpytest("-W", "ignore", "-p", "no:perfsuite", "--benchmark-save=one")
-    assert list(suite.path.glob(".benchmarks/*/*.json"))
-    result = suite.runpytest("-W", "ignore", "--benchmark-compare")
-    assert result.ret == 0
 
 
 def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing(suite: pytest.Pytester) -> None:

@@ -10,7 +10,7 @@ import pytest
 from perfsuite import documents, session
 from perfsuite import measure as running
 from perfsuite.case.case import KnownIssue
-from perfsuite.errors import BusyError, PerfsuiteError
+from perfsuite.errors import BusyError, CaseError, PerfsuiteError
 from perfsuite.launch.lock import MachineLock
 from perfsuite.launch.machine import gpu_machine
 from perfsuite.report.progress import Progress
@@ -20,8 +20,8 @@ from perfsuite.results.baseline import Baseline
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
-from perfsuite.results.session_file import Result, SessionFile
-from perfsuite.session import Options, Session
+from perfsuite.results.session_file import Measurement, SessionFile, Skipped
+from perfsuite.session import Options, Session, session_file
 from perfsuite.verdict.judge import Policy
 from tests.samples import DISTURBED, make_case, make_figures, make_run, make_shared, never_run
 
@@ -60,9 +60,8 @@ def test_an_unhealthy_launch_is_no_part_of_what_is_recorded(
     ours = make_session(tmp_path)
     result = ours.measure(make_case(), "test")
     assert result.figures.tokens_per_s == 1001
-    directory = tmp_path / "store" / "baselines"
-    file = baseline.path(directory, ours.machine.hardware_class, make_case())
-    assert documents.read(file, Baseline).values("tokens_per_s") == [1000, 1002]
+    assert result.baseline_file == str(ours.baselines.local_file("cpu-test-2c", make_case().id))
+    assert documents.read(Path(result.baseline_file), Baseline).values("tokens_per_s") == [1000, 1002]
 
 
 def test_the_result_is_kept_if_the_baseline_cannot_be_written(
@@ -88,10 +87,10 @@ def test_a_case_that_cannot_be_launched_is_a_failed_result(
     ours = make_session(tmp_path)
     with pytest.raises(PerfsuiteError, match="num_processes"):
         ours.measure(make_case(), "test")
-    (told,) = ours.to_file("complete").results
+    (told,) = session_file(ours, "complete").results
     assert (told.outcome, told.verdict.failure) == ("failed", "error")
     assert told.verdict.reasons == ("mine.yaml: num_processes is 4",)
-    assert ours.to_file("complete").interrupted_case is None
+    assert session_file(ours, "complete").interrupted_case is None
 
 
 @pytest.mark.parametrize(
@@ -113,7 +112,7 @@ def test_the_launches_before_an_error_or_an_interrupt_are_kept(
     with pytest.raises(type(end)):
         ours.measure(make_case(), "test")
     file = tmp_path / "results.json"
-    documents.write(file, ours.to_file("interrupted"))
+    documents.write(file, session_file(ours, "interrupted"))
     told = documents.read(file, SessionFile)
     if isinstance(end, KeyboardInterrupt):
         assert (told.interrupted_case, told.interrupted_launches) == (make_case().id, tuple(runs))
@@ -122,7 +121,7 @@ def test_the_launches_before_an_error_or_an_interrupt_are_kept(
     (result,) = told.results
     assert (result.runs, result.verdict.launches) == (tuple(runs), 2)
     assert (result.outcome, result.verdict.failure) == ("failed", "error")
-    assert result.directory == str(ours.files / make_case().id)
+    assert result.directory == str(ours.directory.case(make_case().id))
     assert (told.interrupted_case, told.interrupted_launches) == (None, ())
 
 
@@ -132,11 +131,56 @@ def test_a_machine_with_gpus_is_a_cpu_machine_for_a_cpu_case(
     gpus = gpu_machine(["NVIDIA H100 80GB HBM3"], count=8, memory_bytes=2**36, driver=None)
     monkeypatch.setattr(session, "detect", lambda: gpus)
     ours = make_session(tmp_path)
-    assert ours.machine_for(make_case(hardware="cpu")).device == "cpu"
-    assert ours.machine_for(make_case(hardware=("cpu", "h100"))) == gpus
-    assert ours.machine_for(make_case(hardware="a100")) == gpus
-    assert "this machine is h100-80gb-sxm" in str(ours.skip_reason(make_case(hardware="a100"), "test"))
-    assert [skip.nodeid for skip in ours.skipped] == ["test"]
+    assert ours.host.machine_for(make_case(hardware="cpu")).device == "cpu"
+    assert ours.host.machine_for(make_case(hardware=("cpu", "h100"))) == gpus
+    assert ours.host.machine_for(make_case(hardware="a100")) == gpus
+    assert "this machine is h100-80gb-sxm" in str(ours.skip_reason(make_case(hardware="a100")))
+    assert ours.skip_reason(make_case(hardware="cpu")) is None
+
+
+def test_why_a_case_is_skipped_is_asked_without_a_trace_and_recorded_on_request(tmp_path: Path) -> None:
+    ours = make_session(tmp_path)
+    case = make_case(hardware="a100")
+    reason = ours.skip_reason(case)
+    assert reason is not None
+    assert session_file(ours, "complete").skipped == ()
+    ours.record_skip(case, "test", reason)
+    assert session_file(ours, "complete").skipped == (
+        Skipped(nodeid="test", case_id=case.id, framework="fake", reason=reason),
+    )
+
+
+def test_a_case_that_this_hardware_could_run_once_is_no_skip_where_baselines_are_required(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "unsupported", lambda case, machine: "no nanotron")
+    ours = make_session(tmp_path)
+    file = ours.baselines.write_reviewed(baseline.from_runs([make_run(machine=ours.host.machine)]))
+    assert ours.skip_reason(make_case()) == "no nanotron"
+    ours.options = replace(ours.options, fail_without_baseline=True)
+    with pytest.raises(CaseError) as caught:
+        ours.skip_reason(make_case())
+    assert str(caught.value) == f"no nanotron; but there is {file}, and --perf-no-baseline=fail"
+    assert ours.skip_reason(make_case(micro_batch=3)) == "no nanotron"
+    ours.record_error(make_case(), "test", caught.value)
+    (kept,) = ours.results
+    assert (kept.outcome, kept.verdict.failure, kept.excused) == ("failed", "error", None)
+    assert kept.verdict.reasons == (str(caught.value),)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "wait"),
+        ({"wait_quiet_s": 0}, "again"),
+        ({"allow_shared": True}, "stop"),
+        ({"allow_shared": True, "wait_quiet_s": 0}, "stop"),
+    ],
+)
+def test_what_is_done_about_others_follows_from_the_options(
+    tmp_path: Path, options: dict[str, Any], expected: str
+) -> None:
+    assert replace(make_session(tmp_path).options, **options).when_shared == expected
 
 
 @pytest.mark.parametrize(
@@ -156,7 +200,7 @@ def test_which_outcomes_fail(tmp_path: Path, outcome: str, strict: dict[str, Any
     ours = make_session(tmp_path)
     ours.options = replace(ours.options, **strict)
     verdict = never_run().verdict.replace(outcome=outcome)
-    assert ours.is_failing(never_run().replace(verdict=verdict)) is failing
+    assert ours.options.is_failing(never_run().replace(verdict=verdict)) is failing
 
 
 ISSUE = {"known_issue": KnownIssue(url="https://example.org/issues/209", failure="timeout")}
@@ -191,13 +235,14 @@ def test_which_failures_are_no_surprise(
     stand_in(monkeypatch, [make_run(case=asked)], verdict)
     ours = make_session(tmp_path)
     if has_baseline:
-        directory, hardware_class = ours.baseline_directories[0], ours.machine.hardware_class
         acceptance = baseline.Acceptance(by="somebody", date="2026-01-01", commit=None)
-        before = baseline.from_runs([make_run(case=asked, machine=ours.machine)] * 5, accepted=acceptance)
-        documents.write(baseline.path(directory, hardware_class, asked), before)
+        before = baseline.from_runs(
+            [make_run(case=asked, machine=ours.host.machine)] * 5, accepted=acceptance
+        )
+        ours.baselines.write_reviewed(before)
     result = ours.measure(asked, "test")
     assert result.excused == excused
-    assert ours.is_failing(result) is (excused is None)
+    assert ours.options.is_failing(result) is (excused is None)
     assert ours.nothing_measured is (excused != "known issue")
 
 
@@ -206,7 +251,9 @@ def test_what_is_recorded_says_its_session(tmp_path: Path, monkeypatch: pytest.M
     ours = make_session(tmp_path)
     file = ours.measure(make_case(), "test").baseline_file
     assert file is not None
-    assert {launch.session for launch in documents.read(Path(file), Baseline).launches} == {ours.files.name}
+    assert {launch.session for launch in documents.read(Path(file), Baseline).launches} == {
+        ours.directory.name
+    }
 
 
 @pytest.mark.parametrize(
@@ -242,9 +289,7 @@ def test_an_injected_fault_finds_a_baseline_of_too_few_launches_too_little(
 ) -> None:
     """It lies there, and must not be denied."""
     ours = make_session(tmp_path)
-    file = baseline.path(ours.baseline_directories[1], ours.machine.hardware_class, make_case())
-    one = baseline.from_runs([make_run(machine=ours.machine)])
-    documents.write(file, one)
+    file = ours.baselines.write_local(baseline.from_runs([make_run(machine=ours.host.machine)]))
     for changes, option in (({"inject": "nan"}, "--perf-inject"), ({"fail_without_baseline": True}, "fail")):
         ours.options = replace(make_session(tmp_path).options, **changes)
         (reason,) = ours.measure(make_case(), "test").verdict.reasons
@@ -287,7 +332,7 @@ class Busy:
 
         monkeypatch.setattr(running, "launch_once", launch)
 
-    def measure(self) -> Result:
+    def measure(self) -> Measurement:
         return self.session.measure(make_case(), "test")
 
 
@@ -336,8 +381,8 @@ def test_shared_figures_are_shown_on_request_and_prove_nothing(
     assert (result.outcome, result.shared, busy.launched) == ("unhealthy", True, 1)
     assert result.figures.tokens_per_s == 1000
     assert result.verdict.checks == ()
-    assert busy.session.looked_at == [result]
-    assert not busy.session.is_failing(result)
+    assert busy.session.shown_only == [result]
+    assert not busy.session.options.is_failing(result)
     assert not busy.session.nothing_measured
     assert not list(tmp_path.glob("store/baselines/*/*"))
 
@@ -361,7 +406,7 @@ def test_launches_that_nobody_disturbed_are_judged_and_recorded_whatever_is_allo
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy = Busy(tmp_path, monkeypatch, *[make_run()] * 3, allow_shared=True)
-    assert (busy.measure().outcome, busy.session.looked_at) == ("recorded", [])
+    assert (busy.measure().outcome, busy.session.shown_only) == ("recorded", [])
 
 
 def test_a_crash_beside_others_is_a_failure_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,7 +414,7 @@ def test_a_crash_beside_others_is_a_failure_at_once(tmp_path: Path, monkeypatch:
     busy = Busy(tmp_path, monkeypatch, crash, allow_shared=True)
     result = busy.measure()
     assert (result.outcome, result.verdict.failure) == ("failed", "crash")
-    assert busy.session.is_failing(result)
+    assert busy.session.options.is_failing(result)
 
 
 def test_where_another_session_measures_and_nobody_waits_there_is_no_result(

@@ -241,3 +241,5 @@ class CaseFile(Document):
     """Of one device at the case's precision, FLOP/s; None where unknown."""
     inject: str | None = None
     """A fault to inject, to test the gate: see `perfsuite.worker.faults`."""
+    metrics: tuple[str, ...] = ()
+    """Metrics of other packages that every rank records: entry points of `perfsuite.metrics`."""

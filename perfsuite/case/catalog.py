@@ -1,7 +1,7 @@
 """The built-in models: published shapes by name. Imports neither torch nor pytest.
 
-`tests/case/test_catalog.py` builds each on the meta device and compares its parameter count with the published
-one.
+`tests/case/test_catalog.py` builds each on the meta device and compares its parameter count with the
+published one.
 """
 
 from __future__ import annotations

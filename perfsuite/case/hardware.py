@@ -97,10 +97,10 @@ def hardware_error(name: str) -> str | None:
     """Why no machine ever matches a case's `hardware` entry, or None."""
     family = name.split("-")[0]
     classes = [product.hardware_class for product in PRODUCTS.values() if product.family == family]
-    near = get_close_matches(family.lower(), ACCELERATORS, n=1)
+    near = next(iter(get_close_matches(family.lower(), ACCELERATORS)), family)
     if name != name.lower() and hardware_error(name.lower()) is None:
-        near = [name.lower()]
-    hint = f"did you mean {near[0]!r}? " if near and near[0] != family else ""
+        near = name.lower()
+    hint = f"did you mean {near!r}? " if near != family else ""
     if family not in ACCELERATORS:
         return f"{hint}begin with one of {', '.join(ACCELERATORS)}"
     if family == "cpu" or any(

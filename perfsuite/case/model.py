@@ -32,8 +32,8 @@ class Model(Data):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60)
     config: FrozenMapping
-    """The transformers configuration. Empty for a model that only a training script can build: its FLOPs, and so
-    its MFU, are not known."""
+    """The transformers configuration. Empty for a model that only a training script can build: its FLOPs, and
+    so its MFU, are not known."""
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -54,8 +54,8 @@ class Model(Data):
     def from_config(cls, config: Any, *, name: str = "") -> Self:
         """A model from a `config.json` (its path or its content) or a transformers configuration object.
 
-        `name` stands in the ids of its cases. Raises `CaseError` without a name, `FileError` for a file that cannot
-        be read.
+        `name` stands in the ids of its cases. Raises `CaseError` without a name, `FileError` for a file that
+        cannot be read.
         """
         if not name:
             given = repr(str(config)) if isinstance(config, str | Path) else "..."

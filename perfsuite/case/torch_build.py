@@ -11,6 +11,10 @@ from pathlib import Path
 
 from perfsuite.case.hardware import Machine
 
+MIN_TORCH = (2, 11)
+"""The oldest release that perfsuite measures."""
+_OR_NEWER = "perfsuite needs {0}.{1} or newer: pip install 'torch>={0}.{1}'".format(*MIN_TORCH)
+
 
 def installed() -> dict[str, object]:
     """What `torch/version.py` assigns: `__version__`, and `cuda`, which is None for a build without CUDA.
@@ -47,10 +51,17 @@ def summary() -> str:
 
 
 def wrong_build(machine: Machine) -> str | None:
-    """Why the installed torch cannot use the GPUs of `machine` and what to do, or None."""
+    """Why the installed torch cannot train on `machine` and what to do, or None.
+
+    pip does not look after torch (perfsuite does not depend on it, so that it never replaces a build).
+    """
+    if importlib.util.find_spec("torch") is None:
+        return f"torch is not installed, {_OR_NEWER}"
+    build = installed()
+    if build and release() < MIN_TORCH:
+        return f"torch {build['__version__']} is too old, {_OR_NEWER}"
     if machine.device == "cpu":
         return None
-    build = installed()
     if "cuda" not in build or build["cuda"] is not None:
         return None
     version = str(build["__version__"])

@@ -1,4 +1,4 @@
-"""`perfsuite baseline list | show | diff | accept`: the only writer of reviewed baselines.
+"""`perfsuite baseline list | show | diff | accept`: shows baselines, and alone writes reviewed ones.
 
 Imports neither torch nor pytest.
 """
@@ -29,6 +29,7 @@ from perfsuite.results import baseline
 from perfsuite.results.baseline import Acceptance, Baseline
 from perfsuite.results.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, Metric
 from perfsuite.results.run import Run
+from perfsuite.results.store import BASELINES, STORE, BaselineStore, Store
 from perfsuite.verdict.comparable import differences, environment_changes, launch_problems
 from perfsuite.verdict.loss import loss_differs
 from perfsuite.verdict.noise import class_noise
@@ -36,11 +37,12 @@ from perfsuite.verdict.noise import class_noise
 app = typer.Typer(help="Reviewed baselines: what each case reached when somebody accepted it.")
 
 MIN_LAUNCHES = 5
-WORSE = 0.005
-"""A baseline that gets worse by more than this, relatively, needs a reason."""
+"""Fewest healthy launches of a reviewed baseline."""
+MAX_WORSENING = 0.005
+"""Largest worsening of a baseline that needs no reason, relative."""
 
-Baselines = Annotated[Path, typer.Option("--baselines", help="Directory of reviewed baselines.")]
-Store = Annotated[Path, typer.Option("--store", help="Local store, where runs are.")]
+BaselinesOption = Annotated[Path, typer.Option("--baselines", help="Directory of reviewed baselines.")]
+StoreOption = Annotated[Path, typer.Option("--store", help="Local store, where runs are.")]
 HardwareClass = Annotated[
     str | None, typer.Option("--hardware-class", help="Another class than this machine's.")
 ]
@@ -48,64 +50,71 @@ CaseGlob = Annotated[str, typer.Argument(help="Case ids; * and ? match.")]
 
 
 @app.command("list")
-def list_baselines(baselines: Baselines = Path("baselines"), store: Store = Path(".perfsuite")) -> None:
+def list_baselines(baselines: BaselinesOption = BASELINES, store: StoreOption = STORE) -> None:
     """Every baseline, reviewed or merely recorded here."""
     grid = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("hardware class", "case", "tokens/s", "memory", "launches", "from", "accepted"):
         grid.add_column(heading, overflow="fold")
-    for directory in (baselines, store / "baselines"):
-        for file in sorted(directory.glob("*/*.json")):
-            held = documents.read(file, Baseline)
-            accepted = "local" if held.accepted is None else f"by {held.accepted.by}"
-            median = held.median(TOKENS_PER_S.name)
-            speed = "not measured" if median is None else summary.speed(median, held.case.unit, "tokens")
-            memory = amount(held.median(PEAK_MEMORY.name), PEAK_MEMORY.unit)
-            grid.add_row(
-                held.hardware_class,
-                held.case.id,
-                speed,
-                memory,
-                str(len(held.launches)),
-                held.recorded_at[:10],
-                accepted,
-            )
-    console().print(grid if grid.row_count else f"no baselines in {baselines} or {store / 'baselines'}")
+    known = BaselineStore(baselines, Store(store).baselines)
+    for file in known.files():
+        grid.add_row(*_cells(documents.read(file, Baseline)))
+    console().print(grid if grid.row_count else f"no baselines in {known}")
+
+
+def _cells(shown: Baseline) -> list[str]:
+    """Return the cells of a baseline's row in the list."""
+    median = shown.median(TOKENS_PER_S.name)
+    return [
+        shown.hardware_class,
+        shown.case.id,
+        "not measured" if median is None else summary.speed(median, shown.case.unit, "tokens"),
+        amount(shown.median(PEAK_MEMORY.name), PEAK_MEMORY.unit),
+        str(len(shown.launches)),
+        shown.recorded_at[:10],
+        "local" if shown.accepted is None else f"by {shown.accepted.by}",
+    ]
 
 
 @app.command()
 def show(
     case: CaseGlob,
-    baselines: Baselines = Path("baselines"),
-    store: Store = Path(".perfsuite"),
+    baselines: BaselinesOption = BASELINES,
+    store: StoreOption = STORE,
     hardware_class: HardwareClass = None,
 ) -> None:
     """One or more baselines in full: launches, noise, settings, environment, who accepted them and why."""
-    files = _matching([baselines, store / "baselines"], hardware_class or detect().hardware_class, case)
+    known = BaselineStore(baselines, Store(store).baselines)
+    files = _matching(known, hardware_class or detect().hardware_class, case)
     out = console()
     for file in files:
-        held = documents.read(file, Baseline)
-        out.print(_title(held))
-        out.print(f"  file: {file}")
-        if held.accepted is not None:
-            a = held.accepted
-            out.print(f"  accepted by {a.by} on {a.date} at {a.commit or 'no commit'}")
-            out.print(f"  reason: {a.reason or 'none given'}")
-        for metric in GATED:
-            values = ", ".join(amount(value, metric.unit) for value in held.values(metric.name))
-            label = metric.counting(held.case.unit).label
-            out.print(f"  {label}: {values or 'not measured'}{_noise(held, metric)}")
-        if held.observed is not None:
-            for what, seen in (
-                ("settings", held.observed.settings),
-                ("environment", held.observed.environment),
-            ):
-                out.print(f"  {what}: " + ", ".join(f"{key}={value}" for key, value in seen.items()))
+        shown = documents.read(file, Baseline)
+        out.print(_title(shown))
+        for line in [f"file: {file}", *_details(shown)]:
+            out.print(f"  {line}")
+
+
+def _details(shown: Baseline) -> list[str]:
+    """Return lines: who accepted a baseline, its launches, and what it ran with."""
+    lines = []
+    if (accepted := shown.accepted) is not None:
+        lines += [
+            f"accepted by {accepted.by} on {accepted.date} at {accepted.commit or 'no commit'}",
+            f"reason: {accepted.reason or 'none given'}",
+        ]
+    for metric in GATED:
+        values = ", ".join(amount(value, metric.unit) for value in shown.values(metric.name))
+        label = metric.counting(shown.case.unit).label
+        lines.append(f"{label}: {values or 'not measured'}{_noise(shown, metric)}")
+    if (observed := shown.observed) is not None:
+        for name, entries in (("settings", observed.settings), ("environment", observed.environment)):
+            lines.append(f"{name}: " + ", ".join(f"{key}={value}" for key, value in entries.items()))
+    return lines
 
 
 @app.command()
 def diff(
     ref: Annotated[str, typer.Argument(help="A git commit, branch or tag to compare with.")] = "HEAD",
-    baselines: Baselines = Path("baselines"),
+    baselines: BaselinesOption = BASELINES,
 ) -> None:
     """What changed in the reviewed baselines since a git ref, in figures rather than lines."""
     root = Path(git("rev-parse", "--show-toplevel", cwd=Path()).strip())
@@ -126,8 +135,8 @@ def diff(
 @app.command()
 def accept(
     case: CaseGlob = "*",
-    baselines: Baselines = Path("baselines"),
-    store: Store = Path(".perfsuite"),
+    baselines: BaselinesOption = BASELINES,
+    store: StoreOption = STORE,
     hardware_class: HardwareClass = None,
     reason: Annotated[str | None, typer.Option(help="Why it may be slower or larger than before.")] = None,
     sessions: Annotated[
@@ -141,31 +150,19 @@ def accept(
     whose settings differ from the newest one's are left out. Exit status 1 if a case was not accepted.
     """
     machine_class = hardware_class or detect().hardware_class
-    runs = _runs(store, machine_class, case, sessions)
+    runs = _runs(Store(store), machine_class, case, sessions)
     if not runs:
         raise FileError(
-            f"no measured run of a case matching {case!r} on {machine_class} in {store}/runs. "
+            f"no measured run of a case matching {case!r} on {machine_class} in {Store(store).sessions}. "
             f"Measure first: pytest bench_cases --perf-min-launches={MIN_LAUNCHES} -m ..."
         )
-    out = console()
     written, refused = [], []
-    for case_id, held in sorted(runs.items()):
-        measured = [run for launches in held.values() for run in launches]
+    for case_id, by_session in sorted(runs.items()):
         try:
-            found = baseline.find([baselines], machine_class, measured[-1].case)
-            before = found[0] if found else None
-            chosen = _choose(measured, None if reason else before)
-            new = baseline.from_runs(chosen, sessions=_sessions(chosen, held), accepted=_acceptance(reason))
-            out.print(_before_after(before, new))
-            if changed := _changed_among(chosen):
-                out.print("  changed from the older of these launches to the newest: " + "; ".join(changed))
-            if before is not None and not reason:
-                _require_reason(before, new, chosen)
-            file = baseline.path(baselines, machine_class, new.case)
-            documents.write(file, new)
-            written.append(file)
+            written.append(_accept(BaselineStore(baselines), by_session, reason))
         except PerfsuiteError as error:
             refused.append(f"{case_id}: {error}")
+    out = console()
     for file in written:
         out.print(f"written: {file}")
     if written:
@@ -176,44 +173,63 @@ def accept(
         raise typer.Exit(1)
 
 
+RunsBySession = dict[str, list[Run]]
+"""Launches of one case on one hardware class, by session, oldest first."""
+
+
+def _accept(reviewed: BaselineStore, by_session: RunsBySession, reason: str | None) -> Path:
+    """Make these launches the reviewed baseline of their case, show what changes, and return its file.
+
+    Raises `PerfsuiteError` if they cannot be, or if they need a reason.
+    """
+    measured = [run for launches in by_session.values() for run in launches]
+    newest = measured[-1]
+    known = reviewed.find(newest.machine.hardware_class, newest.case)
+    before = known.baseline if known else None
+    chosen = _choose(measured, None if reason else before)
+    now = baseline.from_runs(chosen, sessions=_sessions(chosen, by_session), accepted=_acceptance(reason))
+    out = console()
+    out.print(_before_after(before, now))
+    if changed := _changed_among(chosen):
+        out.print("  changed from the older of these launches to the newest: " + "; ".join(changed))
+    if before is not None and not reason:
+        _require_reason(before, now, chosen)
+    return reviewed.write_reviewed(now)
+
+
 class _Refused(PerfsuiteError):
     """These runs cannot become a baseline."""
 
 
-def _runs(store: Path, hardware_class: str, pattern: str, sessions: int) -> dict[str, dict[str, list[Run]]]:
-    """Runs of the newest sessions by case id and session, oldest first. Bad files are said and left out."""
-    found: dict[str, dict[str, list[Run]]] = {}
-    for file in sorted(store.glob(f"runs/*/{pattern}/launch-*/run.json"), key=_session_and_launch):
+def _runs(store: Store, hardware_class: str, pattern: str, sessions: int) -> dict[str, RunsBySession]:
+    """Read the launches of each matching case in its newest sessions. Names bad files and leaves them out."""
+    by_case: dict[str, RunsBySession] = {}
+    for session, run_dir in store.launches(pattern):
         try:
-            run = documents.read(file, Run)
+            run = documents.read(run_dir.run, Run)
         except FileError as error:
             console().print(f"left out: {error}", style="yellow")
             continue
         if run.machine.hardware_class == hardware_class:
-            session, _ = _session_and_launch(file)
-            found.setdefault(run.case.id, {}).setdefault(session, []).append(run)
+            by_case.setdefault(run.case.id, {}).setdefault(session, []).append(run)
     return {
-        case_id: {session: held[session] for session in sorted(held)[-sessions:]}
-        for case_id, held in found.items()
+        case_id: {session: by_session[session] for session in sorted(by_session)[-sessions:]}
+        for case_id, by_session in by_case.items()
     }
 
 
-def _sessions(runs: list[Run], measured: dict[str, list[Run]]) -> list[str]:
-    """The session of each run. By identity: two launches may be equal."""
+def _sessions(runs: list[Run], by_session: RunsBySession) -> list[str]:
+    """Return the session of each run. Runs are compared by identity, because two launches may be equal."""
     return [
         session
         for run in runs
-        for session, launches in measured.items()
+        for session, launches in by_session.items()
         if any(run is launch for launch in launches)
     ]
 
 
-def _session_and_launch(file: Path) -> tuple[str, int]:
-    return file.parts[-4], int(file.parent.name.removeprefix("launch-"))
-
-
 def _choose(measured: list[Run], before: Baseline | None) -> list[Run]:
-    """The healthy launches that compare with the newest of them. Raises `_Refused` if they are too few."""
+    """Return the healthy launches that compare with the newest of them. Raises `_Refused` if too few do."""
     left_out = Counter[str]()
     chosen: list[Run] = []
     for run in reversed(measured):
@@ -224,8 +240,8 @@ def _choose(measured: list[Run], before: Baseline | None) -> list[Run]:
         elif launch_problems(run, before):
             left_out["unhealthy"] += 1
         elif chosen and (unlike := differences(run, baseline.from_runs(chosen[:1]))):
-            told = (f"{key} is {its!r}, the newest's {newest!r}" for key, (newest, its) in unlike.items())
-            left_out[f"unlike the newest ({'; '.join(told)})"] += 1
+            reasons = (f"{key} is {its!r}, the newest's {newest!r}" for key, (newest, its) in unlike.items())
+            left_out[f"unlike the newest ({'; '.join(reasons)})"] += 1
         else:
             chosen.append(run)
     if len(chosen) < MIN_LAUNCHES:
@@ -239,29 +255,40 @@ def _choose(measured: list[Run], before: Baseline | None) -> list[Run]:
 
 
 def _changed_among(runs: list[Run]) -> list[str]:
-    """What the newest of these runs found in its environment that an older one found otherwise."""
+    """Return what differs between the environment of the newest run and that of an older one."""
     older = [baseline.from_runs([run]) for run in runs[:-1]]
     return list(dict.fromkeys(change for each in older for change in environment_changes(runs[-1], each)))
 
 
 def _require_reason(before: Baseline, now: Baseline, runs: Sequence[Run]) -> None:
-    """Raises `_Refused` where a metric gets worse, or training learns otherwise."""
+    """Raise `_Refused` if a metric gets worse or is missing, or if the loss differs."""
     for metric in GATED:
         old, new = before.median(metric.name), now.median(metric.name)
+        if old is None:
+            continue
         label = metric.counting(now.case.unit).label
-        let_pass = (
-            WORSE if metric in (TOKENS_PER_S, PEAK_MEMORY) else metric.tolerance(runs[-1].machine.device)
+        if new is None:
+            raise _Refused(f"{label} is in the baseline and was not measured")
+        allowed = (
+            MAX_WORSENING
+            if metric in (TOKENS_PER_S, PEAK_MEMORY)
+            else metric.tolerance(runs[-1].machine.device)
         )
-        if old and new and metric.worsening(new, old) > let_pass:
+        if _is_worse(metric, old, new, allowed):
             change = f"{amount(old, metric.unit)} -> {amount(new, metric.unit)}"
             raise _Refused(f"{label} gets worse ({change}): say why with --reason")
-        if old and not new:
-            raise _Refused(f"{label} is in the baseline and was not measured")
     if (difference := loss_differs(runs, before)) is not None:
         raise _Refused(f"{difference}: say why with --reason")
 
 
+def _is_worse(metric: Metric, old: float, new: float, allowed: float) -> bool:
+    """Tell whether the cost grew by more than `allowed`, relative. 0 bytes are a measured value."""
+    less, more = (old, new) if metric.better == "lower" else (new, old)
+    return more > less * (1 + allowed)
+
+
 def _acceptance(reason: str | None) -> Acceptance:
+    """Return who accepts, when, at which commit, and why: git's user name, or else that of the login."""
     commit: str | None = None
     by = getpass.getuser()
     with contextlib.suppress(GitError):
@@ -273,12 +300,12 @@ def _acceptance(reason: str | None) -> Acceptance:
     )
 
 
-def _title(held: Baseline) -> Text:
-    return Text.assemble((held.case.id, "bold"), f" on {held.hardware_class}")
+def _title(shown: Baseline) -> Text:
+    return Text.assemble((shown.case.id, "bold"), f" on {shown.hardware_class}")
 
 
 def _before_after(before: Baseline | None, now: Baseline | None) -> Text:
-    """Each metric before and after, with the noise between launches."""
+    """Show each metric of a baseline before and after, with the noise between launches."""
     either = now or before
     assert either is not None
     text = _title(either)
@@ -299,28 +326,30 @@ def _before_after(before: Baseline | None, now: Baseline | None) -> Text:
     return text
 
 
-def _launches(held: Baseline) -> str:
-    sessions = len({launch.session for launch in held.launches})
-    return f"{len(held.launches)} of {plural(sessions, 'session')}"
+def _launches(shown: Baseline) -> str:
+    """Return the number of launches and of their sessions."""
+    sessions = len({launch.session for launch in shown.launches})
+    return f"{len(shown.launches)} of {plural(sessions, 'session')}"
 
 
-def _noise(held: Baseline | None, metric: Metric) -> str:
-    known = class_noise([held]).of(metric) if held is not None else None
+def _noise(shown: Baseline | None, metric: Metric) -> str:
+    """Return the standard deviation between the launches of one baseline; nothing if they are too few."""
+    known = class_noise([shown]).of(metric) if shown is not None else None
     return f" +- {known.sigma:.1%}" if known is not None else ""
 
 
-def _matching(directories: list[Path], hardware_class: str, pattern: str) -> list[Path]:
-    files = [file for d in directories for file in sorted((d / hardware_class).glob(f"{pattern}.json"))]
+def _matching(store: BaselineStore, hardware_class: str, pattern: str) -> list[Path]:
+    """Return the files of the baselines that match. Raises `FileError` if there are none."""
+    files = store.files(hardware_class, pattern)
     if not files:
-        where = " or ".join(map(str, directories))
         raise FileError(
-            f"no baseline matches {pattern!r} on {hardware_class} in {where}; see: perfsuite baseline list"
+            f"no baseline matches {pattern!r} on {hardware_class} in {store}; see: perfsuite baseline list"
         )
     return files
 
 
 def _at_ref(ref: str, file: Path, root: Path) -> Baseline | None:
-    """The baseline as it was at a commit; None if it was not there."""
+    """Return a baseline as it was at a commit; None if it was not there. Raises `_Refused` if it is bad."""
     name = str(file.relative_to(root))
     if not git("ls-tree", "--name-only", "--full-tree", ref, "--", name, cwd=root).strip():
         return None

@@ -1,4 +1,4 @@
-"""`perfsuite doctor`: the table, or JSON. Imports neither torch nor pytest."""
+"""`perfsuite doctor`: checks the machine, and shows a table or JSON. Imports neither torch nor pytest."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def doctor(
     Looks at torch, driver, permissions and other processes; trains a small model to compare clocks and memory
     counters; then makes some launches on every device for their noise. Exit status 1 if a check fails.
     """
-    machine, told = detect(), console(stderr=True)
-    with contextlib.nullcontext() if quick else machine_lock(told.print):
-        rows = examine(machine, quick=quick, say=lambda text: told.print(f"perfsuite doctor: {text} ..."))
+    machine, err = detect(), console(stderr=True)
+    with contextlib.nullcontext() if quick else machine_lock(err.print):
+        rows = examine(machine, quick=quick, say=lambda text: err.print(f"perfsuite doctor: {text} ..."))
     if as_json:
         typer.echo(
             json.dumps({"schema_version": 1, "rows": [documents.plain(row) for row in rows]}, indent=1)
@@ -43,6 +43,7 @@ def doctor(
 
 
 def _show(rows: list[Row]) -> None:
+    """Print the rows, each with its advice below, and how many passed."""
     out = console()
     width = max(len(row.check) for row in rows) + 2
     for row in rows:

@@ -1,8 +1,8 @@
-"""`perfsuite doctor`: does this machine measure truly? Each check is a row, with what to do where it fails.
+"""Checks whether a machine measures correctly. Each check is a row, with what to do if it fails.
 
-The quick part looks at the machine and imports torch once in a process of its own. The rest trains: the clock
-beside the host's and the profiler's, then a few launches of a small case on every device, for their noise.
-Driver side; imports neither torch nor pytest.
+The quick part looks at the machine, and imports torch once in a separate process. The rest trains: it
+compares perfsuite's clock with the host's and the profiler's, then makes a few launches of a small case on
+every device and estimates their noise. Driver side; imports neither torch nor pytest.
 """
 
 from __future__ import annotations
@@ -17,59 +17,86 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Literal
 
-from perfsuite import documents
+from perfsuite import documents, extensions
+from perfsuite.case.framework import built_in
+from perfsuite.case.framework import load as load_framework
 from perfsuite.case.hardware import Machine
-from perfsuite.cli.selftest import small_case
+from perfsuite.cli.selftest_faults import small_case
 from perfsuite.documents import Data
 from perfsuite.errors import FileError
+from perfsuite.extensions import BUILT_IN_LAUNCHERS, FRAMEWORKS, GROUPS, LAUNCHERS, METRICS
+from perfsuite.launch.job import JobProcesses
 from perfsuite.launch.nvml import Gpus
 from perfsuite.launch.quiet import Neighbours
-from perfsuite.measure import measure
-from perfsuite.results import baseline
+from perfsuite.measure import Reference, measure
+from perfsuite.results import baseline, metric
 from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import DeviceHealth, Run
-from perfsuite.verdict.judge import Policy, judge
-from perfsuite.verdict.noise import ClassNoise, class_noise
+from perfsuite.results.run_dir import launches_in
+from perfsuite.verdict.judge import Policy
+from perfsuite.verdict.noise import class_noise
 from perfsuite.verdict.sequential import Noise, minimum_detectable_drop
 from perfsuite.worker.doctor_probe import ClockFacts, DoctorFile, MemoryFacts, TorchFacts
 
 Status = Literal["pass", "fail", "unknown"]
 
 LAUNCHES = 5
+"""Launches from which the noise is estimated."""
 REVIEWED_LAUNCHES, REVIEWED_DEGREES = 10, 30
-"""A reviewed baseline's launches, and the degrees of freedom of the noise that a few such baselines tell."""
+"""Launches of a usual reviewed baseline, and degrees of freedom of the noise that a few of them give."""
 PROBE_TIMEOUT_S = 600
-WALL_AGREES = 0.01
-"""The steps' sum beside the host's clock over the same steps."""
-PROFILER_AGREES = 0.03
-"""The median step beside the profiler's: the profiler itself slows a step down a little."""
-OVERHEAD = 0.01
-"""Of a step's time that measuring may add."""
-PEAK_AGREES = 0.05
-"""On a CPU memory comes in pages, and other parts of the process allocate, too."""
-DEVICES_AGREE = 0.10
-"""By how much the slowest GPU may stay behind the fastest in the same piece of work."""
-SHARE_OF_PEAK = 0.4
-"""Of the data sheet's dense peak, in a 4096 x 4096 product: what any healthy card exceeds."""
+"""Deadline of the process that imports torch and trains."""
+MAX_WALL_DIFFERENCE = 0.01
+"""Largest difference between the sum of the steps and the host's clock over the same steps, relative."""
+MAX_PROFILER_DIFFERENCE = 0.03
+"""Largest difference between the median step and the profiler's, relative: profiling slows a step down a
+little."""
+MAX_OVERHEAD = 0.01
+"""Largest share of a step's time that measuring may add."""
+MAX_PEAK_DIFFERENCE = 0.05
+"""Largest relative error of peak memory. On a CPU memory comes in pages, and the rest of the process
+allocates."""
+MAX_DEVICE_LAG = 0.10
+"""How much slower the slowest GPU may be than the fastest in the same piece of work, relative."""
+MIN_SHARE_OF_PEAK = 0.4
+"""Smallest share of the data sheet's dense peak in a 4096 x 4096 matmul: any healthy card exceeds it."""
 SHARED_MEMORY_BYTES = 2**30
-"""In /dev/shm: NCCL's ranks on one machine talk through it, and a container gets 64 MiB by default."""
+"""Least size of /dev/shm: NCCL's ranks on one machine use it, and a container gets 64 MiB by default."""
 
 
 class Row(Data):
-    """One check."""
+    """The result of one check."""
 
     check: str
     status: Status
     found: str
     advice: str | None = None
-    """What to do, where it did not pass."""
+    """What to do if it did not pass."""
 
 
-def examine(machine: Machine, *, quick: bool, say: Callable[[str], None] = lambda told: None) -> list[Row]:
-    """All checks of `machine`. `say` is told what is being done now, as that may take minutes."""
+def _passed(check: str, found: str) -> Row:
+    return Row(check=check, status="pass", found=found)
+
+
+def _failed(check: str, found: str, advice: str) -> Row:
+    return Row(check=check, status="fail", found=found, advice=advice)
+
+
+def _unknown(check: str, found: str, advice: str | None = None) -> Row:
+    return Row(check=check, status="unknown", found=found, advice=advice)
+
+
+def _checked(check: str, found: str, *, ok: bool, advice: str) -> Row:
+    """Return a row that passes, or fails with the advice."""
+    return _passed(check, found) if ok else _failed(check, found, advice)
+
+
+def examine(machine: Machine, *, quick: bool, say: Callable[[str], None] = lambda text: None) -> list[Row]:
+    """Run all checks of `machine`. `say` is called with what is being done now, which may take minutes."""
     rows = [machine_row(machine), *system_rows(machine), *gpu_rows(machine), neighbours_row(machine)]
+    rows.append(extensions_row())
     say("importing torch" if quick else "training a small model in one process, bare and under the clock")
     probed = _probe(machine, quick=quick)
     if isinstance(probed, Row):
@@ -84,7 +111,23 @@ def examine(machine: Machine, *, quick: bool, say: Callable[[str], None] = lambd
     return rows
 
 
+def extensions_row() -> Row:
+    """Import what other packages add to perfsuite: each must have a name of its own, and be of its kind."""
+    problems = [
+        *extensions.problems(FRAMEWORKS, built_in(), load_framework),
+        *extensions.problems(METRICS, (), lambda extension: metric.find(extension.name)),
+        *extensions.problems(LAUNCHERS, BUILT_IN_LAUNCHERS, lambda extension: extension.load()),
+    ]
+    names = [f"{each.name} of {each.package}" for group in GROUPS for each in extensions.installed(group)]
+    if problems:
+        return _failed(
+            "extensions", "; ".join(problems), "mend or remove these packages: what needs them fails"
+        )
+    return _passed("extensions", ", ".join(names) or "none installed")
+
+
 def _mhz(card: DeviceHealth) -> str | None:
+    """Describe the clock limits of a GPU; None if NVML does not tell them."""
     if card.sm_clock_limit_mhz is None:
         return None
     locked = "" if card.sm_clock_set_mhz is None else f", application clock {card.sm_clock_set_mhz:.0f} MHz"
@@ -96,16 +139,16 @@ def _on(flag: bool | None) -> str | None:
 
 
 def machine_row(machine: Machine) -> Row:
-    """What it is, and what could not be found out about it."""
-    what = "GPUs" if machine.device == "cuda" else "cores"
-    found = f"{machine.hardware_class}: {machine.devices} {what}, {machine.device_name}"
+    """Name the machine, and what could not be found out about it."""
+    devices = "GPUs" if machine.device == "cuda" else "cores"
+    found = f"{machine.hardware_class}: {machine.devices} {devices}, {machine.device_name}"
     if machine.device == "cuda" and machine.note is not None:
-        return Row(check="machine", status="unknown", found=found, advice=machine.note)
-    return Row(check="machine", status="pass", found=found)
+        return _unknown("machine", found, machine.note)
+    return _passed("machine", found)
 
 
 def system_rows(machine: Machine, *, root: Path = Path("/")) -> list[Row]:
-    """Limits and permissions of this process, from /proc and /sys under `root`."""
+    """Check the limits and permissions of this process, from /proc and /sys under `root`."""
     rows = [_cores_row(root), _peak_reset_row(root), _ptrace_row(root)]
     if machine.device == "cuda" and machine.devices > 1:
         rows.append(_shared_memory_row(root))
@@ -117,14 +160,13 @@ def _cores_row(root: Path) -> Row:
     try:
         quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):
-        return Row(check="cores", status="pass", found=f"{cores}, and no limit of a cgroup is to be seen")
+        return _passed("cores", f"{cores}, and no limit of a cgroup is to be seen")
     if quota == "max" or int(quota) >= cores * int(period):
-        return Row(check="cores", status="pass", found=f"{cores}, all of their time")
-    return Row(
-        check="cores",
-        status="fail",
-        found=f"{cores} cores are visible, and a cgroup grants the time of {int(quota) / int(period):.1f}",
-        advice="start the container with whole cores (--cpuset-cpus) in place of a share of their time: "
+        return _passed("cores", f"{cores}, all of their time")
+    return _failed(
+        "cores",
+        f"{cores} cores are visible, and a cgroup grants the time of {int(quota) / int(period):.1f}",
+        "start the container with whole cores (--cpuset-cpus) in place of a share of their time: "
         "a process that has used its share stands still until the next period",
     )
 
@@ -132,12 +174,11 @@ def _cores_row(root: Path) -> Row:
 def _peak_reset_row(root: Path) -> Row:
     file = root / "proc/self/clear_refs"
     if os.access(file, os.W_OK):
-        return Row(check="peak memory reset", status="pass", found=f"{file} can be written")
-    return Row(
-        check="peak memory reset",
-        status="fail",
-        found=f"{file} cannot be written: peaks on a CPU hold what building the model needed",
-        advice="run in a container whose /proc is not read-only, or compare GPU memory alone",
+        return _passed("peak memory reset", f"{file} can be written")
+    return _failed(
+        "peak memory reset",
+        f"{file} cannot be written: peaks on a CPU hold what building the model needed",
+        "run in a container whose /proc is not read-only, or compare GPU memory alone",
     )
 
 
@@ -147,12 +188,11 @@ def _ptrace_row(root: Path) -> Row:
     except (OSError, ValueError):
         scope = 0
     if scope == 0 or (os.geteuid() == 0 and scope < 3):
-        return Row(check="ptrace", status="pass", found=f"allowed (ptrace_scope {scope})")
-    return Row(
-        check="ptrace",
-        status="unknown",
-        found=f"limited (ptrace_scope {scope})",
-        advice="nothing, unless you attach py-spy or gdb by hand: the stacks of a hang need no ptrace",
+        return _passed("ptrace", f"allowed (ptrace_scope {scope})")
+    return _unknown(
+        "ptrace",
+        f"limited (ptrace_scope {scope})",
+        "nothing, unless you attach py-spy or gdb by hand: the stacks of a hang need no ptrace",
     )
 
 
@@ -160,50 +200,38 @@ def _shared_memory_row(root: Path) -> Row:
     try:
         space = os.statvfs(root / "dev/shm")
     except OSError as error:
-        return Row(check="shared memory", status="unknown", found=f"/dev/shm: {error.strerror}")
+        return _unknown("shared memory", f"/dev/shm: {error.strerror}")
     size = space.f_blocks * space.f_frsize
     if size >= SHARED_MEMORY_BYTES:
-        return Row(check="shared memory", status="pass", found=f"/dev/shm holds {size / 2**30:.0f} GiB")
-    return Row(
-        check="shared memory",
-        status="fail",
-        found=f"/dev/shm holds {size / 2**20:.0f} MiB",
-        advice="NCCL needs more: start the container with --ipc=host or --shm-size=8g",
+        return _passed("shared memory", f"/dev/shm holds {size / 2**30:.0f} GiB")
+    return _failed(
+        "shared memory",
+        f"/dev/shm holds {size / 2**20:.0f} MiB",
+        "NCCL needs more: start the container with --ipc=host or --shm-size=8g",
     )
 
 
 def gpu_rows(machine: Machine, nvml: Any | None = None) -> list[Row]:
-    """How the GPUs are set up, and what is wrong with a card, by NVML (`pynvml`, or what is handed in)."""
+    """Check how the GPUs are set up, and whether a card is faulty, by NVML. `nvml` is `pynvml` by default."""
     if machine.device == "cpu":
         return []
     if nvml is None:
         nvml = importlib.import_module("pynvml")
-    gpus = Gpus(nvml, machine.devices, NoJob())
+    gpus = Gpus(nvml, machine.devices, JobProcesses())  # nothing is launched
     cards = gpus.cards(gpus.used_bytes())
     notes = gpus.notes()
     gpus.finish()
     if len(cards) < machine.devices:
-        return [Row(check="NVML", status="unknown", found="; ".join(notes), advice="ask nvidia-smi why")]
-    faults = Row(check="GPU hardware", status="fail", found="; ".join(notes), advice="see to the card first")
+        return [_unknown("NVML", "; ".join(notes), "ask nvidia-smi why")]
     return [
-        faults
+        _failed("GPU hardware", "; ".join(notes), "see to the card first")
         if notes
-        else Row(check="GPU hardware", status="pass", found="no fault is known to the driver"),
+        else _passed("GPU hardware", "no fault is known to the driver"),
         _power_row(cards),
         _alike_row("clocks", [_mhz(card) for card in cards]),
         _alike_row("ECC", [_on(card.ecc) for card in cards]),
         _alike_row("persistence mode", [_on(card.persistence) for card in cards]),
     ]
-
-
-class NoJob:
-    """Nothing is launched while the machine is looked at."""
-
-    def __init__(self) -> None:
-        self.pids: set[int] = set()
-
-    def scan(self) -> None:
-        """There is nothing to find."""
 
 
 def _power_row(cards: Sequence[DeviceHealth]) -> Row:
@@ -215,38 +243,40 @@ def _power_row(cards: Sequence[DeviceHealth]) -> Row:
     ]
     if low:
         advice = "raise it (nvidia-smi -pl) before baselines are recorded: it sets how fast these GPUs train"
-        return Row(check="power limit", status="fail", found="; ".join(low), advice=advice)
-    told = sorted({f"{limit:.0f} W" for _, limit, _ in known if limit is not None})
-    if not told:
-        return Row(check="power limit", status="unknown", found="NVML does not tell it")
-    return Row(check="power limit", status="pass", found=", ".join(told))
+        return _failed("power limit", "; ".join(low), advice)
+    limits = sorted({f"{limit:.0f} W" for _, limit, _ in known if limit is not None})
+    if not limits:
+        return _unknown("power limit", "NVML does not tell it")
+    return _passed("power limit", ", ".join(limits))
 
 
-def _alike_row(what: str, values: Sequence[str | None]) -> Row:
-    told = {value for value in values if value is not None}
-    if not told:
-        return Row(check=what, status="unknown", found="NVML does not tell it")
-    if len(told) == 1:
-        return Row(check=what, status="pass", found=told.pop())
+def _alike_row(check: str, values: Sequence[str | None]) -> Row:
+    """Check that a setting is the same on all GPUs; `values` are theirs, None where NVML does not tell it."""
+    known = {value for value in values if value is not None}
+    if not known:
+        return _unknown(check, "NVML does not tell it")
+    if len(known) == 1:
+        return _passed(check, known.pop())
     each = ", ".join(f"GPU {index}: {value or 'unknown'}" for index, value in enumerate(values))
-    advice = "set all GPUs alike: the slowest one sets the pace of a step"
-    return Row(check=what, status="fail", found=each, advice=advice)
+    return _failed(check, each, "set all GPUs alike: the slowest one sets the pace of a step")
 
 
 def neighbours_row(machine: Machine, neighbours: Neighbours | None = None) -> Row:
-    """Who else uses the cores, or holds memory of the GPUs, now."""
-    seen = Neighbours(say=_say_nothing, show=_say_nothing) if neighbours is None else neighbours
-    if not (found := seen.look(machine, machine.devices)):
-        return Row(check="other processes", status="pass", found="none uses the machine")
+    """Check that nobody else uses the cores, or holds memory of the GPUs, now."""
+    watched = Neighbours(say=_say_nothing, show=_say_nothing) if neighbours is None else neighbours
+    others = watched.look(machine, machine.devices)
+    if not others:
+        return _passed("other processes", "none uses the machine")
     advice = "end them, or measure at another hour: launches beside them are set aside"
-    return Row(check="other processes", status="fail", found="; ".join(found), advice=advice)
+    return _failed("other processes", "; ".join(others), advice)
 
 
-def _say_nothing(told: str) -> None:
-    """Whatever is told stands in the row."""
+def _say_nothing(text: str) -> None:
+    """Ignore the text: it is in the row."""
 
 
 def _probe(machine: Machine, *, quick: bool) -> DoctorFile | Row:
+    """Import torch and train in a separate process. Returns what it measured, or the row of its failure."""
     with tempfile.TemporaryDirectory(prefix="perfsuite-doctor-") as directory:
         file = Path(directory) / "probe.json"
         words = [sys.executable, "-m", "perfsuite.worker.doctor_probe", str(file), machine.device]
@@ -263,111 +293,99 @@ def _probe(machine: Machine, *, quick: bool) -> DoctorFile | Row:
             said = f"no answer in {PROBE_TIMEOUT_S} s"
         except FileError:
             said = (ended.stderr.strip().splitlines() or [f"it ended with status {ended.returncode}"])[-1]
-    return Row(
-        check="torch",
-        status="fail",
-        found=f"a process that imports torch and trains failed: {said}",
-        advice=f"run it yourself: {' '.join(words[:3])} /tmp/probe.json {machine.device}",
+    return _failed(
+        "torch",
+        f"a process that imports torch and trains failed: {said}",
+        f"run it yourself: {' '.join(words[:3])} /tmp/probe.json {machine.device}",
     )
 
 
 def torch_rows(torch: TorchFacts, machine: Machine) -> list[Row]:
-    """Whether the installed torch, the driver and the GPUs fit together."""
+    """Check that the installed torch, the driver and the GPUs fit together."""
     build = "without CUDA" if torch.cuda is None else f"for CUDA {torch.cuda}"
-    rows = [Row(check="torch", status="pass", found=f"{torch.version}, built {build}")]
+    rows = [_passed("torch", f"{torch.version}, built {build}")]
     if machine.device == "cpu":
         return rows
+    check = "torch and GPUs"
     if torch.devices == machine.devices:
         found = f"torch reaches {torch.devices} GPUs, driver {machine.driver}, NCCL {torch.nccl}"
-        return [*rows, Row(check="torch and GPUs", status="pass", found=found)]
-    said = torch.error or f"torch reaches {torch.devices} GPUs"
-    return [
-        *rows,
-        Row(
-            check="torch and GPUs",
-            status="fail",
-            found=f"NVML sees {machine.devices} GPUs (driver {machine.driver}), {said}",
-            advice="install a torch for a CUDA that this driver knows (pip install torch), or a newer driver",
-        ),
-    ]
+        return [*rows, _passed(check, found)]
+    reason = torch.error or f"torch reaches {torch.devices} GPUs"
+    found = f"NVML sees {machine.devices} GPUs (driver {machine.driver}), {reason}"
+    advice = "install a torch for a CUDA that this driver knows (pip install torch), or a newer driver"
+    return [*rows, _failed(check, found, advice)]
 
 
 def memory_row(memory: MemoryFacts) -> Row:
-    """The peak that perfsuite reads beside what was allocated."""
-    mib = f"read {memory.read / 2**20:.1f} MiB of {memory.expected / 2**20:.1f} ({memory.method})"
-    if abs(memory.read - memory.expected) <= PEAK_AGREES * memory.expected:
-        return Row(check="peak memory", status="pass", found=mib)
-    return Row(
-        check="peak memory",
-        status="fail",
-        found=mib,
+    """Compare the peak that perfsuite reads with what was allocated."""
+    return _checked(
+        "peak memory",
+        f"read {memory.read / 2**20:.1f} MiB of {memory.expected / 2**20:.1f} ({memory.method})",
+        ok=abs(memory.read - memory.expected) <= MAX_PEAK_DIFFERENCE * memory.expected,
         advice="do not trust memory figures of this machine; look at the row above, and report it",
     )
 
 
 def clock_rows(clock: ClockFacts) -> list[Row]:
-    """The clock beside the host's and the profiler's, and what measuring costs."""
-    apart = median(clock.wall) - 1
-    agrees = abs(apart) <= WALL_AGREES
+    """Compare the clock with the host's and the profiler's, and check what measuring costs."""
+    difference = median(clock.wall) - 1
     rows = [
-        Row(
-            check="clock",
-            status="pass" if agrees else "fail",
-            found=f"the steps sum to the host's clock {apart:+.2%} (median of {len(clock.wall)} blocks)",
-            advice=None
-            if agrees
-            else "times of this machine are not to be trusted: look at its clock source",
+        _checked(
+            "clock",
+            f"the steps sum to the host's clock {difference:+.2%} (median of {len(clock.wall)} blocks)",
+            ok=abs(difference) <= MAX_WALL_DIFFERENCE,
+            advice="times of this machine are not to be trusted: look at its clock source",
         )
     ]
     if clock.profiler_s is not None:
-        apart = clock.step_s / clock.profiler_s - 1
-        agrees = abs(apart) <= PROFILER_AGREES
+        difference = clock.step_s / clock.profiler_s - 1
         rows.append(
-            Row(
-                check="clock and profiler",
-                status="pass" if agrees else "fail",
-                found=f"median step {1e3 * clock.step_s:.2f} ms, by the profiler {apart:+.1%}",
-                advice=None if agrees else "look at a trace of one step (torch.profiler) before a night",
+            _checked(
+                "clock and profiler",
+                f"median step {1e3 * clock.step_s:.2f} ms, by the profiler {difference:+.1%}",
+                ok=abs(difference) <= MAX_PROFILER_DIFFERENCE,
+                advice="look at a trace of one step (torch.profiler) before a night",
             )
         )
+    return [*rows, _overhead_row(clock)]
+
+
+def _overhead_row(clock: ClockFacts) -> Row:
+    """Check by how much measuring lengthens a step; unknown if the quarter of the blocks with the least is
+    fine."""
     low, middle, high = (ratio - 1 for ratio in quantiles(clock.overhead, n=4, method="inclusive"))
-    status: Status = "pass" if abs(middle) <= OVERHEAD else "unknown" if low <= OVERHEAD else "fail"
-    rows.append(
-        Row(
-            check="cost of measuring",
-            status=status,
-            found=f"{middle:+.1%} of a step (middle half {low:+.1%} to {high:+.1%})",
-            advice={
-                "pass": None,
-                "unknown": "the machine scatters too much to tell: look again when it is quiet",
-                "fail": f"measuring costs more than {OVERHEAD:.0%} of these short steps: take longer ones",
-            }[status],
-        )
-    )
-    return rows
+    check = "cost of measuring"
+    found = f"{middle:+.1%} of a step (middle half {low:+.1%} to {high:+.1%})"
+    if abs(middle) <= MAX_OVERHEAD:
+        return _passed(check, found)
+    if low <= MAX_OVERHEAD:
+        return _unknown(check, found, "the machine scatters too much to tell: look again when it is quiet")
+    advice = f"measuring costs more than {MAX_OVERHEAD:.0%} of these short steps: take longer ones"
+    return _failed(check, found, advice)
 
 
 def launch_rows(machine: Machine, say: Callable[[str], None]) -> list[Row]:
-    """A few launches of a small case on every device: rates, health, noise, and what the gate can find."""
+    """Launch a small case on every device a few times: rates, health, noise, and what the gate can find."""
     case = small_case(machine)
     with tempfile.TemporaryDirectory(prefix="perfsuite-doctor-") as directory:
         runs, verdict = measure(
             case,
             machine,
             Path(directory),
-            lambda runs: judge(runs, None, ClassNoise(), Policy(record_launches=LAUNCHES)),
+            Reference(policy=Policy(record_launches=LAUNCHES)),
             on_launch=lambda number: say(f"launch {number} of {case.id}"),
         )
-        files = sorted(Path(directory).glob("launch-*/rank-*.json"))
+        files = [file for launch in launches_in(Path(directory)) for file in launch.all_ranks()]
         reports = [documents.read(file, RankReport) for file in files]
     rows = device_rows(reports, machine)
     return [*rows, well_row(runs, verdict), noise_row(runs, verdict, machine)]
 
 
 def device_rows(reports: Sequence[RankReport], machine: Machine) -> list[Row]:
-    """Rates of the GPUs in the same pieces of work: the slowest beside the fastest, or beside its data sheet.
+    """Compare the rates of the GPUs in the same pieces of work: slowest with fastest, and with the data
+    sheet.
 
-    Ranks on a CPU share its cores, so that their rates say nothing of a device.
+    On a CPU there are no rows: its ranks share the cores, so that their rates say nothing about a device.
     """
     if machine.device == "cpu":
         return []
@@ -385,46 +403,43 @@ def _device_row(name: str, rates: dict[int, float], machine: Machine) -> Row:
     lowest, highest = min(rates.values()), max(rates.values())
     rank = next(rank for rank, rate in rates.items() if rate == lowest)
     found = f"{lowest:.4g} to {highest:.4g} over {len(rates)} GPUs" if len(rates) > 1 else f"{lowest:.4g}"
-    if (behind := 1 - lowest / highest) > DEVICES_AGREE:
+    if (behind := 1 - lowest / highest) > MAX_DEVICE_LAG:
         advice = (
             f"GPU {rank} is {behind:.0%} slower than the fastest: look at its clocks, its power limit, its "
             "link, and who else uses it"
         )
-        return Row(check=name, status="fail", found=found, advice=advice)
+        return _failed(name, found, advice)
     peak = machine.peak_flops("bf16") if name == "matmul_tflops" else None
     if peak is not None:
         share = lowest * 1e12 / peak
         found += f", {share:.0%} of the data sheet's peak"
-        if share < SHARE_OF_PEAK:
-            advice = f"at least {SHARE_OF_PEAK:.0%} is usual: look at clocks, power limit and temperature"
-            return Row(check=name, status="fail", found=found, advice=advice)
+        if share < MIN_SHARE_OF_PEAK:
+            advice = f"at least {MIN_SHARE_OF_PEAK:.0%} is usual: look at clocks, power limit and temperature"
+            return _failed(name, found, advice)
     elif len(rates) == 1:
         advice = (
             "there is no other GPU here to compare it with: compare it with another machine of this class"
         )
-        return Row(check=name, status="unknown", found=found, advice=advice)
-    return Row(check=name, status="pass", found=found)
+        return _unknown(name, found, advice)
+    return _passed(name, found)
 
 
 def well_row(runs: Sequence[Run], verdict: Verdict) -> Row:
-    """Whether the launches were measured, on a machine that was well."""
+    """Check that all launches were measured, on a healthy machine."""
     if verdict.outcome == "recorded" and not verdict.unhealthy_launches:
-        return Row(check="launches", status="pass", found=f"{len(runs)} measured, the machine was well")
-    return Row(
-        check="launches",
-        status="fail",
-        found="; ".join(verdict.reasons) or verdict.outcome,
-        advice="see to it before the night: such launches are set aside, and verdicts need others",
-    )
+        return _passed("launches", f"{len(runs)} measured, the machine was well")
+    advice = "see to it before the night: such launches are set aside, and verdicts need others"
+    return _failed("launches", "; ".join(verdict.reasons) or verdict.outcome, advice)
 
 
 def noise_row(runs: Sequence[Run], verdict: Verdict, machine: Machine) -> Row:
-    """How far the launches scatter, the change that the gate finds then, and so the tolerance it can hold."""
+    """Estimate the noise between launches, and check that the gate finds drops of the usual tolerance with
+    it."""
     healthy = [run for run in verdict.healthy(runs) if run.failure is None]
     known = class_noise([baseline.from_runs(healthy)]).of(TOKENS_PER_S) if len(healthy) > 2 else None
     if known is None:
         found = f"{len(healthy)} launches are too few to tell it"
-        return Row(check="noise", status="unknown", found=found, advice="look again when it is quiet")
+        return _unknown("noise", found, "look again when it is quiet")
     now = minimum_detectable_drop(noise=known, baseline_launches=len(healthy))
     later = minimum_detectable_drop(
         noise=Noise(sigma=known.sigma, degrees_of_freedom=REVIEWED_DEGREES),
@@ -435,10 +450,8 @@ def noise_row(runs: Sequence[Run], verdict: Verdict, machine: Machine) -> Row:
         f"{known.sigma:.2%} between launches, so drops of {now:.1%} are found now and of {later:.1%} with "
         f"reviewed baselines of {REVIEWED_LAUNCHES} launches; tokens/s may drop by {allowed:.0%}"
     )
-    if later <= allowed:
-        return Row(check="noise", status="pass", found=found)
     advice = (
         f"this machine deserves a tolerance of {later:.0%} or more, and verdicts below that are called "
         "blind: lock the clocks, keep others off, or take longer steps"
     )
-    return Row(check="noise", status="fail", found=found, advice=advice)
+    return _checked("noise", found, ok=later <= allowed, advice=advice)

@@ -1,7 +1,8 @@
-"""One GitHub issue per hardware class while cases regress or drift there: opened, updated, closed when good.
+"""`perfsuite github-issue`: keeps one GitHub issue per hardware class while cases regress or drift there.
 
-Driver side; imports neither torch nor pytest. GitHub is asked through its command line, `gh`, which runners
-have and which takes its token from the environment.
+The issue is opened, updated, and closed when all of its cases are good. GitHub is called through its command
+line, `gh`, which runners have and which takes its token from the environment. Driver side; imports neither
+torch nor pytest.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from perfsuite.errors import GitHubError
 from perfsuite.history.trend import Finding, Trend
 from perfsuite.report.terminal import console
 from perfsuite.report.text import sentence
-from perfsuite.results.session_file import Result, SessionFile
+from perfsuite.results.session_file import Measurement, SessionFile
 
 LABEL = "perfsuite"
 LONGEST = 60_000
-"""Characters of a text: an issue holds 65,536."""
+"""Most characters of an issue's text: GitHub allows 65,536."""
 _LISTED = re.compile(r"<!-- perfsuite: (\[.*\]) -->")
-"""Where an issue's text keeps its subjects."""
+"""The hidden line of an issue's text that lists its subjects."""
 _DRIFT = "drift of "
+"""Beginning of a subject that is a drift and not a case."""
 
 
 class Issue(NamedTuple):
@@ -39,34 +41,34 @@ class Issue(NamedTuple):
     @property
     def subjects(self) -> list[str]:
         """What it was opened or kept open for: ids of cases, and drifts."""
-        found = _LISTED.search(self.body)
-        return [str(subject) for subject in json.loads(found[1])] if found else []
+        match = _LISTED.search(self.body)
+        return [str(subject) for subject in json.loads(match[1])] if match else []
 
 
 class Step(NamedTuple):
-    """One call of `gh`: its arguments and what it reads."""
+    """One call of `gh`: its arguments, and the text on its standard input."""
 
     arguments: tuple[str, ...]
     text: str = ""
 
 
 def title(hardware_class: str) -> str:
-    """By which the issue of a hardware class is found again."""
+    """Return the title by which the issue of a hardware class is found again."""
     return f"Performance regressions on {hardware_class}"
 
 
 def steps(
     hardware_class: str,
-    results: Sequence[Result],
+    results: Sequence[Measurement],
     issue: Issue | None,
     run_url: str,
     drifts: Sequence[Finding] | None = None,
 ) -> list[Step]:
-    """What to tell GitHub after a night: nothing, open an issue, update it, or close it.
+    """Return the calls of `gh` after a night: none, or those that open, update or close an issue.
 
-    `drifts` are the open worsenings of this hardware class, None if nobody looked for them. An issue closes
-    when each of its cases was measured again and is good, and none of its drifts is there any more. A case
-    that was not measured, or whose verdict is inconclusive or unhealthy, keeps it open.
+    `drifts` are the open worsenings of this hardware class, None if nobody looked for them. An issue is
+    closed when each of its cases was measured again and is good, and none of its drifts is found any more. A
+    case that was not measured, or whose verdict is inconclusive or unhealthy, keeps it open.
     """
     bad = {result.case_id: _of_result(result) for result in results if _is_bad(result)}
     bad |= {_subject(finding): _of_drift(finding) for finding in drifts or ()}
@@ -91,7 +93,7 @@ def steps(
     return []
 
 
-def _is_bad(result: Result) -> bool:
+def _is_bad(result: Measurement) -> bool:
     return result.outcome == "regressed" or (result.outcome == "failed" and result.excused is None)
 
 
@@ -99,13 +101,13 @@ def _subject(finding: Finding) -> str:
     return f"{_DRIFT}{finding.case}, {finding.metric}"
 
 
-def _of_result(result: Result) -> str:
+def _of_result(result: Measurement) -> str:
     verdict = result.verdict
-    said = [*verdict.reasons, *(sentence(check) for check in verdict.checks if check.outcome == "regressed")]
+    lines = [*verdict.reasons, *(sentence(check) for check in verdict.checks if check.outcome == "regressed")]
     if verdict.changed:
-        said.append(f"changed since the baseline: {'; '.join(verdict.changed)}")
+        lines.append(f"changed since the baseline: {'; '.join(verdict.changed)}")
     heading = f"- `{result.case_id}`: **{result.outcome}** after {len(result.runs)} launches"
-    return "\n  - ".join([heading, *map(_plain, said)])
+    return "\n  - ".join([heading, *map(_plain, lines)])
 
 
 def _of_drift(finding: Finding) -> str:
@@ -113,14 +115,17 @@ def _of_drift(finding: Finding) -> str:
     return "\n  - ".join([heading, *map(_plain, finding.sentences())])
 
 
-def _body(told: Mapping[str, str], run_url: str) -> str:
-    """As much as an issue holds. The hidden line is how `Issue.subjects` knows them all the next night."""
-    hidden = f"<!-- perfsuite: {json.dumps(sorted(told))} -->"
+def _body(bad: Mapping[str, str], run_url: str) -> str:
+    """Return the text of an issue from a text for each subject; what is too long for an issue is counted.
+
+    The hidden line lists all subjects: `Issue.subjects` reads it the next night.
+    """
+    hidden = f"<!-- perfsuite: {json.dumps(sorted(bad))} -->"
     lines, space = [f"As of {run_url}:", ""], LONGEST - len(hidden)
-    for number, text in enumerate(told.values()):
+    for number, text in enumerate(bad.values()):
         space -= len(text) + 1
         if space < 0:
-            lines.append(f"- and {len(told) - number} more")
+            lines.append(f"- and {len(bad) - number} more")
             break
         lines.append(text)
     lines += ["", "perfsuite keeps this text up to date, and closes the issue when all of them are good."]
@@ -128,32 +133,21 @@ def _body(told: Mapping[str, str], run_url: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text of a failed process, so that it is neither a mention nor markup."""
+    """Return the text of a failed process without what GitHub would take for a mention or markup."""
     return " ".join(text.split())[:500].replace("@", "@\u200b").replace("<", "&lt;").replace("`", "'")
 
 
 def open_issue(hardware_class: str) -> Issue | None:
-    """The open issue of that hardware class."""
-    asked = (
-        "issue",
-        "list",
-        "--state",
-        "open",
-        "--label",
-        LABEL,
-        "--limit",
-        "200",
-        "--json",
-        "number,title,body",
-    )
-    for each in json.loads(gh(Step(asked))):
+    """Return the open issue of a hardware class, or None. Raises `GitHubError`."""
+    search = ("issue", "list", "--state", "open", "--label", LABEL, "--limit", "200")
+    for each in json.loads(gh(Step((*search, "--json", "number,title,body")))):
         if each["title"] == title(hardware_class):
             return Issue(each["number"], each["body"])
     return None
 
 
 def gh(step: Step) -> str:
-    """What `gh` prints. Raises `GitHubError` with what it said."""
+    """Call `gh` and return what it prints. Raises `GitHubError` with its error message."""
     try:
         done = subprocess.run(
             ["gh", *step.arguments], input=step.text, capture_output=True, text=True, check=False
@@ -173,21 +167,21 @@ def issue(
     ] = None,
 ) -> None:
     """Open, update or close the GitHub issue of each hardware class after a night, by gh and its token."""
-    by_class: dict[str, list[Result]] = {}
+    by_class: dict[str, list[Measurement]] = {}
     for file in results:
         session = documents.read(file, SessionFile)
         whole = session.machine.hardware_class
         by_class.setdefault(whole, [])
         for result in session.results:
             by_class.setdefault(result.hardware_class or whole, []).append(result)
-    found = documents.read(trend, Trend).failing if trend is not None else []
-    for finding in found:
+    drifts = documents.read(trend, Trend).failing if trend is not None else []
+    for finding in drifts:
         by_class.setdefault(finding.hardware_class, [])
     for hardware_class, measured in by_class.items():
-        drifts = [finding for finding in found if finding.hardware_class == hardware_class]
+        of_class = [finding for finding in drifts if finding.hardware_class == hardware_class]
         before = open_issue(hardware_class)
-        told = steps(hardware_class, measured, before, run_url, None if trend is None else drifts)
-        for step in told:
-            gh(step)
-        done = ", ".join(" ".join(step.arguments[:2]) for step in told) or "nothing to do"
+        calls = steps(hardware_class, measured, before, run_url, None if trend is None else of_class)
+        for call in calls:
+            gh(call)
+        done = ", ".join(" ".join(call.arguments[:2]) for call in calls) or "nothing to do"
         console().print(f"{hardware_class}: {done}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -20,20 +20,21 @@ from rich.text import Text
 
 from perfsuite import documents
 from perfsuite.errors import FileError
+from perfsuite.frameworks.base import require
 from perfsuite.history import store as history
 from perfsuite.history import trend as trends
 from perfsuite.history.asv import export as asv_export
 from perfsuite.history.asv import pages as asv_pages
-from perfsuite.history.asv.export import Exported
+from perfsuite.history.asv.export import Exported, Source
 from perfsuite.history.store import StoredResult
 from perfsuite.history.trend import Finding, Trend
 from perfsuite.report.terminal import console
 from perfsuite.report.text import amount
-from perfsuite.results.session_file import local_sessions
+from perfsuite.results.store import BASELINES, STORE, Store
 
 app = typer.Typer(help="Keep results for years, look at them, find what drifts.")
 
-HISTORY = Path(".perfsuite/history")
+HISTORY = Store().history
 STDOUT = Path("-")
 History = Annotated[
     Path, typer.Option("--history", help="Directory of the history: in a git branch, an artifact, a share.")
@@ -60,19 +61,18 @@ Out = Annotated[Path, typer.Argument(help="A directory of its own; what is there
 def add(
     results: Annotated[list[Path] | None, typer.Argument(help="results.json of sessions.")] = None,
     history_dir: History = HISTORY,
-    store: Annotated[Path, typer.Option("--store", help="Local store, where sessions are.")] = Path(
-        ".perfsuite"
-    ),
+    store: Annotated[Path, typer.Option("--store", help="Local store, where sessions are.")] = STORE,
 ) -> None:
     """Add sessions to a history; without arguments all of the local store. Adding one again changes nothing.
 
     Injected, failed and unhealthy results are left out and named; so are sessions that name no commit or ran
     with uncommitted changes. Exit status 1 if nothing can be kept of all that was asked for by name.
     """
-    files = results or local_sessions(store)
+    files = results or Store(store).results()
     if not files:
         raise FileError(
-            f"no session in {store}/runs. Measure first (pytest bench_cases), or name results.json files"
+            f"no session in {Store(store).sessions}. Measure first (pytest bench_cases), "
+            "or name results.json files"
         )
     out = console()
     kept = 0
@@ -92,6 +92,8 @@ def add(
 
 @dataclass
 class _Row:
+    """What the list shows of a case on a hardware class."""
+
     sessions: int = 0
     first: str = ""
     last: str = ""
@@ -131,35 +133,51 @@ def list_history(
     console().print(grid if grid.row_count else f"nothing in {history_dir} matches")
 
 
+def _export(
+    *packages: str,
+) -> Callable[[Callable[[Exported, Path], None]], Callable[..., None]]:
+    """Make a command of a function that uses an export: the options of both commands are defined here once.
+
+    `packages`: what the function needs. Without them nothing is exported.
+    """
+
+    def decorate(use: Callable[[Exported, Path], None]) -> Callable[..., None]:
+        def command(
+            out: Out,
+            history_dir: History = HISTORY,
+            repo: Repo = Path(),
+            branch: Branch = "",
+            commit_url: CommitUrl = "#",
+        ) -> None:
+            require(*packages, purpose="to publish a history")
+            source = Source(history=history_dir, repo=repo, branch=branch, commit_url=commit_url)
+            exported = asv_export.export(source, out)
+            _print_exported(exported, out)
+            use(exported, out)
+
+        command.__doc__ = use.__doc__
+        return command
+
+    return decorate
+
+
 @app.command("export-asv")
-def export_asv(
-    out: Out,
-    history_dir: History = HISTORY,
-    repo: Repo = Path(),
-    branch: Branch = "",
-    commit_url: CommitUrl = "#",
-) -> None:
+@_export()
+def export_asv(exported: Exported, out: Path) -> None:
     """Write a history as asv's files (asv.conf.json, results/): one machine per hardware class."""
-    _export(out, history_dir, repo, branch, commit_url)
 
 
-@app.command()
-def publish(
-    out: Out,
-    history_dir: History = HISTORY,
-    repo: Repo = Path(),
-    branch: Branch = "",
-    commit_url: CommitUrl = "#",
-) -> None:
+@app.command("publish")
+@_export("asv")
+def publish(exported: Exported, out: Path) -> None:
     """Make asv's pages of a history in OUT/html. They load nothing from the internet."""
-    exported = _export(out, history_dir, repo, branch, commit_url)
     pages = asv_pages.publish(out, commits=exported.commits)
     console().print(f"pages: {pages} (to look at them: python -m http.server --directory {pages})")
 
 
-def _export(out: Path, history_dir: Path, repo: Path, branch: str, commit_url: str) -> Exported:
-    exported = asv_export.export(history_dir, out, repo=repo, branch=branch, commit_url=commit_url)
-    _left_out(exported.unplaced)
+def _print_exported(exported: Exported, out: Path) -> None:
+    """Print what an export did, and which commits it left out."""
+    _print_unplaced(exported.unplaced)
     if exported.unplaced:
         console().print(
             f"commits left out: {len(exported.unplaced)}, exported: {len(exported.commits)}", style="yellow"
@@ -168,7 +186,6 @@ def _export(out: Path, history_dir: Path, repo: Path, branch: str, commit_url: s
         f"results in {out}: {exported.written} written, {exported.unchanged} unchanged, "
         f"{exported.removed} removed"
     )
-    return exported
 
 
 @app.command()
@@ -191,7 +208,7 @@ def trend(
     branch: Branch = "",
     baselines: Annotated[
         Path, typer.Option(help="Reviewed baselines: one that was measured after a worsening accepts it.")
-    ] = Path("baselines"),
+    ] = BASELINES,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write JSON for machines, too; - prints it alone.")
     ] = None,
@@ -200,6 +217,7 @@ def trend(
 
     Exit status 1 if a worsening is still there and not accepted, 2 on an error.
     """
+    require("numpy", purpose="to look for trends")
     found = trends.trend(
         history_dir,
         hardware_class=hardware_class,
@@ -220,21 +238,24 @@ def trend(
 
 
 def _print_trend(found: Trend) -> None:
-    _left_out(found.unplaced)
+    """Print the findings, and how much was looked at."""
+    _print_unplaced(found.unplaced)
     for finding in found.findings:
-        console().print(_told(finding))
+        console().print(_finding(finding))
     console().print(
         f"{found.series} series in {found.sessions} sessions, changes since {found.since}: "
         f"{len(found.failing)} worse and still so, {len(found.findings) - len(found.failing)} others"
     )
 
 
-def _left_out(unplaced: Mapping[str, str]) -> None:
+def _print_unplaced(unplaced: Mapping[str, str]) -> None:
+    """Print each commit that is left out, and why."""
     for commit, reason in unplaced.items():
         console().print(f"left out: commit {commit[:12]}: {reason}", style="yellow")
 
 
-def _told(finding: Finding) -> Text:
+def _finding(finding: Finding) -> Text:
+    """Describe a change: of what, by how much, when, and what else changed."""
     change, *rest = finding.sentences()
     return Text.assemble(
         (finding.case, "bold"),
@@ -245,6 +266,7 @@ def _told(finding: Finding) -> Text:
 
 
 def _newest(row: _Row) -> tuple[str, str]:
+    """Return milliseconds per step and peak memory of the newest session, each the median of its launches."""
     assert row.result is not None
     step_s = [value for value in row.result.step_s_p50 if value is not None]
     memory = [value for value in row.result.peak_memory_bytes if value is not None]
@@ -252,4 +274,5 @@ def _newest(row: _Row) -> tuple[str, str]:
 
 
 def _verdicts(row: _Row) -> str:
+    """Return the number of sessions by outcome, most frequent first."""
     return ", ".join(f"{count} {outcome}" for outcome, count in row.outcomes.most_common())

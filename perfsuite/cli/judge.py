@@ -1,12 +1,12 @@
-"""`perfsuite judge`: traces of step times in, one judgement a line out.
+"""`perfsuite judge`: reads traces of step times, one on each line, and writes one decision on each line.
 
-The same engine as the plugin's, for times that somebody else measured. A trace is one JSON object a line:
+It uses the same engine as the plugin, for times that somebody else measured. A trace is a JSON object:
 
     {"tolerance": 0.03, "baseline": [[step seconds ...], ...], "launches": [[step seconds ...], ...]}
 
-with the launches in the order in which they would be made; as many are used as the engine asks for.
-Optional: `"noise": {"sigma": 0.01, "degrees_of_freedom": 30}` where it is known from elsewhere, else the
-baseline's own launches tell it; `"max_launches": n`. Imports neither torch, pytest nor numpy.
+with the launches in the order in which they would be made; as many are used as the engine asks for. Optional
+are `"noise": {"sigma": 0.01, "degrees_of_freedom": 30}`, if it is known from elsewhere (by default it is
+estimated from the baseline's own launches), and `"max_launches": n`. Imports neither torch, pytest nor numpy.
 """
 
 from __future__ import annotations
@@ -32,25 +32,26 @@ from perfsuite.results.window import find_window
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Decision, Noise, decide, pooled_noise
 
 LONGEST_LINE = 64 * 2**20
-"""Bytes. A real trace has some 50,000."""
+"""Bytes of the longest line that is read. A real trace has some 50,000."""
 SHORT_SERIES = 15
+"""Fewest steps of a launch whose warm-up is looked for."""
 MAX_WARMUP = 20
-"""Of the 70 steps of a real run; of fewer steps the same share."""
+"""Most steps of warm-up. That is 2/7 of the 70 steps of a real launch, and the same share of fewer steps."""
 
-# The upper bound keeps sums finite; no step takes 30 million years.
+# The upper bound keeps sums finite: no step takes 30 million years.
 Seconds = Annotated[float, Field(gt=0, lt=1e15)]
 Series = Annotated[list[Seconds], Field(min_length=1), FailFast()]
 Launches = Annotated[list[Series], Field(min_length=1), FailFast()]
 
 
 class Strict(Data):
-    """No text or truth value passes for a number, no NaN or infinity for seconds."""
+    """Data in which a text or a truth value is no number, and NaN or infinity are no seconds."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 class KnownNoise(Strict):
-    """A noise between launches that is known from elsewhere; see `perfsuite.verdict.sequential.Noise`."""
+    """A noise between launches that is known from elsewhere: `perfsuite.verdict.sequential.Noise`."""
 
     sigma: float = Field(gt=0, lt=1)
     degrees_of_freedom: float = Field(gt=0, le=1e9)
@@ -58,7 +59,7 @@ class KnownNoise(Strict):
 
 
 class Trace(Strict):
-    """One line: a baseline, and the launches to judge, each a series of seconds per step."""
+    """One line: a baseline and the launches to judge. Each launch is a series of seconds per step."""
 
     tolerance: float = Field(gt=0, lt=1)
     baseline: Launches
@@ -69,7 +70,7 @@ class Trace(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class BadLine:
-    """Why a line is not judged."""
+    """An input line that cannot be judged, and why."""
 
     error: str
     line: int
@@ -77,10 +78,11 @@ class BadLine:
 
 
 def seconds_per_step(series: Sequence[float]) -> float:
-    """The median of a launch's steady steps, in seconds.
+    """Return the median of a launch's steps after warm-up, in seconds.
 
-    Warm-up ends as in a real run (`perfsuite.results.window`): after at most 20 of 70 steps, of fewer steps
-    at most two sevenths. Under 15 steps that is not worth telling: the plain median.
+    The end of warm-up is found as in a real launch (`perfsuite.results.window`), after at most 20 steps and
+    at most two sevenths of the steps. Under 15 steps it is not looked for, and the median is that of all
+    steps.
     """
     if len(series) < SHORT_SERIES:
         return median(series)
@@ -89,10 +91,10 @@ def seconds_per_step(series: Sequence[float]) -> float:
 
 
 def judge_trace(trace: Trace) -> Decision:
-    """Launch by launch, as a real session does it. Raises `CaseError` where no noise is known.
+    """Judge launch by launch, as a real session does. Raises `CaseError` if the noise is unknown.
 
-    Where the launches end in doubt the outcome is "inconclusive"; but "passed" where the only doubt left is
-    whether they are faster. One or two launches can pass; they are never a regression.
+    If the launches run out before a decision: "passed" if it looks faster and a slowdown beyond the tolerance
+    is excluded, else "inconclusive". One or two launches can pass; they are never a regression.
     """
     baseline = [seconds_per_step(series) for series in trace.baseline]
     noise = _noise(trace, baseline)
@@ -108,6 +110,8 @@ def judge_trace(trace: Trace) -> Decision:
 
 
 def _noise(trace: Trace, baseline: list[float]) -> Noise:
+    """Return the noise of the trace, or estimate it from the baseline. Raises `CaseError` with too few
+    launches."""
     if trace.noise is not None:
         return Noise(
             sigma=trace.noise.sigma,
@@ -123,7 +127,7 @@ def _noise(trace: Trace, baseline: list[float]) -> Noise:
 
 
 def answer(number: int, line: bytes | None) -> Decision | BadLine:
-    """Judge one line; None is one that was too long to be read."""
+    """Judge one line, counted from 1; None is a line that was too long to be read."""
     if line is None:
         return BadLine(error=f"longer than {LONGEST_LINE} bytes", line=number, field="(whole)")
     text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
@@ -138,6 +142,7 @@ def answer(number: int, line: bytes | None) -> Decision | BadLine:
 
 
 def _bad(number: int, error: ValidationError) -> BadLine:
+    """Name the first bad field of a line, and what is wrong with it."""
     first = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         reason = str(first["ctx"]["error"]).replace(" at line 1 column ", " at column ")
@@ -147,6 +152,7 @@ def _bad(number: int, error: ValidationError) -> BadLine:
 
 
 def _cut(text: str, most: int) -> str:
+    """Shorten a text to `most` characters."""
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
@@ -167,9 +173,9 @@ def judge(
                 f"{'line':>6}  {'outcome':<12}  {'change':>8}  {'99 % interval':^20}  launches  detects"
             )
         for number, line in enumerate(_lines(stream), start=1):
-            answered = answer(number, line)
-            counts["bad" if isinstance(answered, BadLine) else answered.outcome] += 1
-            typer.echo(as_json(answered) if json_output else _as_row(number, answered))
+            decision = answer(number, line)
+            counts["bad" if isinstance(decision, BadLine) else decision.outcome] += 1
+            typer.echo(as_json(decision) if json_output else _as_row(number, decision))
     if not counts:
         typer.echo(f"perfsuite judge: {file!r} has no lines, nothing was judged", err=True)
     elif not json_output:
@@ -179,7 +185,7 @@ def judge(
 
 
 def _lines(stream: BinaryIO) -> Iterator[bytes | None]:
-    """One line at a time, None in the place of one longer than `LONGEST_LINE`."""
+    """Yield each line, or None for a line longer than `LONGEST_LINE` bytes."""
     while line := stream.readline(LONGEST_LINE + 1):
         if len(line) <= LONGEST_LINE:
             yield line
@@ -189,17 +195,17 @@ def _lines(stream: BinaryIO) -> Iterator[bytes | None]:
         yield None
 
 
-def as_json(answered: Decision | BadLine) -> str:
-    """One line of strict JSON; null where a number is unbounded."""
-    if isinstance(answered, BadLine):
-        return json.dumps({"error": answered.error, "line": answered.line, "field": answered.field})
+def as_json(decision: Decision | BadLine) -> str:
+    """Format a decision as one line of strict JSON, with null for an infinite number."""
+    if isinstance(decision, BadLine):
+        return json.dumps({"error": decision.error, "line": decision.line, "field": decision.field})
     content: dict[str, Any] = {
-        "outcome": answered.outcome,
-        "estimate": _finite(answered.estimate),
-        "interval": [_finite(end) for end in answered.interval],
-        "launches_used": answered.launches_used,
-        "minimum_detectable_drop": _finite(answered.minimum_detectable_drop),
-        "blind": answered.blind,
+        "outcome": decision.outcome,
+        "estimate": _finite(decision.estimate),
+        "interval": [_finite(end) for end in decision.interval],
+        "launches_used": decision.launches_used,
+        "minimum_detectable_drop": _finite(decision.minimum_detectable_drop),
+        "blind": decision.blind,
     }
     return json.dumps(content, allow_nan=False)
 
@@ -208,14 +214,15 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _as_row(number: int, answered: Decision | BadLine) -> str:
-    if isinstance(answered, BadLine):
-        error = "".join(char if char.isprintable() else "?" for char in answered.error)
+def _as_row(number: int, decision: Decision | BadLine) -> str:
+    """Format a decision as a row of the table."""
+    if isinstance(decision, BadLine):
+        error = "".join(char if char.isprintable() else "?" for char in decision.error)
         return f"{number:>6}  {'bad line':<12}  {error}"
-    low, high = answered.interval
-    blind = "  blind" if answered.blind else ""
+    low, high = decision.interval
+    blind = "  blind" if decision.blind else ""
     interval = f"{low:+.2%} to {high:+.2%}"
     return (
-        f"{number:>6}  {answered.outcome:<12}  {answered.estimate:>+8.2%}  {interval:^20}  "
-        f"{answered.launches_used:>8}  {answered.minimum_detectable_drop:>7.2%}{blind}"
+        f"{number:>6}  {decision.outcome:<12}  {decision.estimate:>+8.2%}  {interval:^20}  "
+        f"{decision.launches_used:>8}  {decision.minimum_detectable_drop:>7.2%}{blind}"
     )

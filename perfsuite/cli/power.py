@@ -1,6 +1,6 @@
-"""`perfsuite power`: what can this gate detect? The options, the class's own noise, the table.
+"""`perfsuite power`: simulates what the gate can detect, with a given noise or that of a hardware class.
 
-Imports neither torch nor pytest; `power.simulate` imports numpy when it runs.
+Imports neither torch nor pytest; `simulate` imports numpy when it runs.
 """
 
 from __future__ import annotations
@@ -8,120 +8,91 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from perfsuite import documents
 from perfsuite.errors import CaseError, FileError
+from perfsuite.frameworks.base import require
 from perfsuite.launch.machine import detect
+from perfsuite.report import power as report
+from perfsuite.report.power import Gate, Measured
 from perfsuite.report.terminal import console
-from perfsuite.results import baseline
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.metric import TOKENS_PER_S
+from perfsuite.results.store import BASELINES, STORE, BaselineStore, Store
 from perfsuite.verdict.noise import against, class_noise
-from perfsuite.verdict.power import NoiseModel, PowerRow, PowerTable, simulate
+from perfsuite.verdict.power import NoiseModel, PowerTable, simulate
 from perfsuite.verdict.sequential import MAX_LAUNCHES
 
 DROPS = (0.0, 0.01, 0.02, 0.03, 0.05)
-"""Simulated where none is asked for, and the tolerance with them."""
+"""True slowdowns that are simulated without --drop, besides the tolerance."""
 DEGREES = 30
-"""With --sigma: how well the class's noise is known, unless --degrees says otherwise."""
+"""Degrees of freedom of the noise with --sigma and without --degrees."""
 
 
-FOUND = 0.95
-"""The share of sessions that must find a drop for it to be called detectable."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """A hardware class's own noise between launches of unchanged code, as the plugin knows it."""
-
-    hardware_class: str
-    baselines: int
-    launches: int
-    baseline_launches: int
-    """The median over the baselines."""
-    sigma: float
-    degrees_of_freedom: float
-    session_sigma: float
-    """What a session shares against a baseline, the median over the baselines; 0 where unknown."""
-    probe_exponent: float
-    left_out: tuple[str, ...]
-    """Baseline files that could not be read."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gate:
-    """What is simulated. Fractions, not percent."""
-
-    sigma: float
-    tolerance: float
-    baseline_launches: int
-    max_launches: int
-    degrees: int | None
-    """None: the noise is known from the baseline's own launches alone."""
-    noise_model: NoiseModel
-    session_sigma: float = 0.0
-    """What all launches of a session share against the baseline, as the gate knows."""
-    drops: tuple[float, ...]
-    trials: int
-    seed: int
+Sigma = Annotated[
+    str | None, typer.Option(help="noise between launches: 1% or 0.01; without it, the class's own")
+]
+HardwareClass = Annotated[
+    str | None, typer.Option(help="whose baselines tell the noise (default: this machine's class)")
+]
+Baselines = Annotated[Path, typer.Option(help="reviewed baselines")]
+LocalStore = Annotated[Path, typer.Option(help="local store; its baselines/ come second")]
+Tolerance = Annotated[
+    str | None,
+    typer.Option(
+        help="slowdown that must not pass (default: the plugin's for tokens/s on this class; with --sigma 3%)"
+    ),
+]
+BaselineLaunches = Annotated[
+    int | None,
+    typer.Option(
+        min=2, max=1000, help="launches in the baseline (default: the class's median; with --sigma 10)"
+    ),
+]
+MaxLaunches = Annotated[int, typer.Option(min=3, max=1000, help="launches at the most")]
+Model = Annotated[NoiseModel, typer.Option(help="how launches scatter")]
+Trials = Annotated[int, typer.Option(min=1, help="simulated sessions for each drop")]
+Seed = Annotated[int, typer.Option(min=0, help="equal seeds give equal tables")]
+Drops = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="true slowdown to simulate, may be repeated (default: 0, 1, 2, 3, 5 % and the tolerance)"
+    ),
+]
+Degrees = Annotated[
+    str | None,
+    typer.Option(
+        help="degrees of freedom from which the noise is known, or own: the baseline's launches alone "
+        "(default: as many as the class has; with --sigma 30)"
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="for machines: shares from 0 to 1")]
 
 
 def power(
-    sigma: Annotated[
-        str | None, typer.Option(help="noise between launches: 1% or 0.01; without it, the class's own")
-    ] = None,
-    hardware_class: Annotated[
-        str | None, typer.Option(help="whose baselines tell the noise (default: this machine's class)")
-    ] = None,
-    baselines: Annotated[Path, typer.Option(help="reviewed baselines")] = Path("baselines"),
-    store: Annotated[Path, typer.Option(help="local store; its baselines/ come second")] = Path(".perfsuite"),
-    tolerance: Annotated[
-        str | None,
-        typer.Option(
-            help="slowdown that must not pass (default: the plugin's for tokens/s on this class; "
-            "with --sigma 3%)"
-        ),
-    ] = None,
-    baseline_launches: Annotated[
-        int | None,
-        typer.Option(
-            min=2, max=1000, help="launches in the baseline (default: the class's median; with --sigma 10)"
-        ),
-    ] = None,
-    max_launches: Annotated[int, typer.Option(min=3, max=1000, help="launches at the most")] = MAX_LAUNCHES,
-    noise_model: Annotated[
-        str, typer.Option(help=f"how launches scatter: {', '.join(get_args(NoiseModel))}")
-    ] = "normal",
-    trials: Annotated[int, typer.Option(min=1, help="simulated sessions for each drop")] = 20_000,
-    seed: Annotated[int, typer.Option(min=0, help="equal seeds give equal tables")] = 0,
-    drop: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="true slowdown to simulate, may be repeated (default: 0, 1, 2, 3, 5 % and the tolerance)"
-        ),
-    ] = None,
-    degrees: Annotated[
-        str | None,
-        typer.Option(
-            help="degrees of freedom from which the noise is known, or own: the baseline's launches alone "
-            "(default: as many as the class has; with --sigma 30)"
-        ),
-    ] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="for machines: shares from 0 to 1")] = False,
+    sigma: Sigma = None,
+    hardware_class: HardwareClass = None,
+    baselines: Baselines = BASELINES,
+    store: LocalStore = STORE,
+    tolerance: Tolerance = None,
+    baseline_launches: BaselineLaunches = None,
+    max_launches: MaxLaunches = MAX_LAUNCHES,
+    noise_model: Model = "normal",
+    trials: Trials = 20_000,
+    seed: Seed = 0,
+    drop: Drops = None,
+    degrees: Degrees = None,
+    json_output: AsJson = False,
 ) -> None:
     """What can this gate detect? Simulates the engine that judges real launches, beside fixed thresholds."""
     measured = None
     if sigma is None:
-        measured = measured_noise([baselines, store / "baselines"], hardware_class)
+        measured = measured_noise(BaselineStore(baselines, Store(store).baselines), hardware_class)
     elif hardware_class is not None:
         raise CaseError("--sigma and --hardware-class both give a noise: keep one of them")
     level = _tolerance(tolerance, measured)
@@ -131,80 +102,84 @@ def power(
         baseline_launches=baseline_launches or (measured.baseline_launches if measured else 10),
         max_launches=max_launches,
         degrees=_degrees(degrees, measured),
-        noise_model=_noise_model(noise_model),
+        noise_model=noise_model,
         session_sigma=measured.session_sigma if measured else 0.0,
         drops=_drops(drop, level),
         trials=trials,
         seed=seed,
     )
+    require("numpy", purpose="to simulate launches")
     table = _simulate(gate)
     for file in measured.left_out if measured else ():
         typer.echo(f"perfsuite power: {file} cannot be read; its noise is left out", err=True)
     if json_output:
-        typer.echo(json.dumps(_as_json(gate, measured, table), indent=1, allow_nan=False))
+        typer.echo(json.dumps(report.as_json(gate, measured, table), indent=1, allow_nan=False))
     else:
-        _show(gate, measured, table)
+        console().print(report.render(gate, measured, table))
 
 
-def measured_noise(directories: Sequence[Path], hardware_class: str | None) -> Measured:
-    """The noise of one hardware class from its baseline files. Raises `CaseError` saying what to do."""
-    name = hardware_class or detect().hardware_class
-    files = {
-        path.parent.name: [*directory.glob(f"{path.parent.name}/*.json")]
-        for directory in reversed(directories)
-        for path in sorted(directory.glob("*/*.json"))
-    }
-    where = " or ".join(map(str, directories))
-    if not files:
-        raise CaseError(
-            f"no baselines in {where}: record some (run the cases with pytest), or give a noise: --sigma 1%"
-        )
-    if name not in files:
-        what = "hardware class" if hardware_class else "this machine's hardware class"
-        raise CaseError(
-            f"{what} {name!r} has no baselines in {where}; --hardware-class may be "
-            f"{', '.join(sorted(files))}. Or record some, or give a noise: --sigma 1%"
-        )
-    found = baseline.of_class(directories, name)
-    names = {f"{each.case.id}.json" for each in found}
-    left_out = [
-        str(file)
-        for directory in directories
-        for file in sorted((directory / name).glob("*.json"))
-        if file.name not in names
-    ]
-    if not found:
-        try:
-            documents.read(Path(left_out[0]), Baseline)
-        except FileError as error:
-            raise CaseError(
-                f"none of the baselines of {name} can be read: {error} Or give a noise: --sigma 1%"
-            ) from None
-    pooled = class_noise(found)
+def measured_noise(store: BaselineStore, hardware_class: str | None) -> Measured:
+    """Return the noise of a hardware class from its baselines; None is this machine's class.
+
+    Raises `CaseError` saying what to do if there are no baselines, or too few launches.
+    """
+    name = _known_class(store, hardware_class)
+    baselines = store.of_class(name)
+    case_files = {f"{baseline.case.id}.json" for baseline in baselines}
+    left_out = [file for file in store.files(name) if file.name not in case_files]
+    if not baselines:
+        raise CaseError(_unreadable(name, left_out[0]))
+    pooled = class_noise(baselines)
     noise = pooled.of(TOKENS_PER_S)
-    sessions = [each.session_sizes(TOKENS_PER_S.name) for each in found]
-    counts = [len(each.values(TOKENS_PER_S.name)) for each in found]
+    counts = [len(baseline.values(TOKENS_PER_S.name)) for baseline in baselines]
     if noise is None:
         launches = ", ".join(map(str, counts)) or "no"
         raise CaseError(
-            f"the baselines of {name} in {where} have {launches} launches: too few to tell a noise (two in "
+            f"the baselines of {name} in {store} have {launches} launches: too few to tell a noise (two in "
             "one baseline, beyond its first). Record more launches, or give a noise: --sigma 1%"
         )
+    sessions = [baseline.session_sizes(TOKENS_PER_S.name) for baseline in baselines]
     return Measured(
         hardware_class=name,
-        baselines=len(found),
+        baselines=len(baselines),
         launches=sum(counts),
         baseline_launches=int(median(counts)),
         sigma=noise.sigma,
         degrees_of_freedom=noise.degrees_of_freedom,
         session_sigma=median(against(noise, sizes).session_sigma for sizes in sessions if sizes),
         probe_exponent=pooled.probe_exponent,
-        left_out=tuple(left_out),
+        left_out=tuple(map(str, left_out)),
     )
 
 
+def _known_class(store: BaselineStore, hardware_class: str | None) -> str:
+    """Return the hardware class, by default this machine's. Raises `CaseError` if it has no baselines."""
+    name = hardware_class or detect().hardware_class
+    classes = store.hardware_classes()
+    if not classes:
+        raise CaseError(
+            f"no baselines in {store}: record some (run the cases with pytest), or give a noise: --sigma 1%"
+        )
+    if name not in classes:
+        what = "hardware class" if hardware_class else "this machine's hardware class"
+        raise CaseError(
+            f"{what} {name!r} has no baselines in {store}; --hardware-class may be "
+            f"{', '.join(classes)}. Or record some, or give a noise: --sigma 1%"
+        )
+    return name
+
+
+def _unreadable(hardware_class: str, file: Path) -> str:
+    """Say why a baseline cannot be read, where none of its class can."""
+    try:
+        documents.read(file, Baseline)
+    except FileError as error:
+        return f"none of the baselines of {hardware_class} can be read: {error} Or give a noise: --sigma 1%"
+    raise AssertionError(f"{file} was unreadable a moment ago")
+
+
 def _fraction(option: str, text: str, *, lowest: float = 0.0, highest: float = 0.5) -> float:
-    """`1%` or `0.01`, above `lowest` and up to `highest`."""
+    """Read `1%` or `0.01`, above `lowest` and up to `highest`. Raises `CaseError` naming the option."""
     number = text.strip()
     percent = number.endswith("%")
     try:
@@ -220,14 +195,16 @@ def _fraction(option: str, text: str, *, lowest: float = 0.0, highest: float = 0
 
 
 def _tolerance(text: str | None, measured: Measured | None) -> float:
+    """Return the tolerance: as given, or the plugin's for tokens/s on the class; that of GPUs without one."""
     if text is not None:
         return _fraction("--tolerance", text)
     if measured is None:
-        return TOKENS_PER_S.tolerance_gpu
+        return TOKENS_PER_S.tolerance("cuda")
     return TOKENS_PER_S.tolerance("cpu" if measured.hardware_class.startswith("cpu-") else "cuda")
 
 
 def _degrees(text: str | None, measured: Measured | None) -> int | None:
+    """Return the degrees of freedom of the noise; None: only the baseline's own launches tell it."""
     if text is None:
         return max(2, round(measured.degrees_of_freedom)) if measured else DEGREES
     if text == "own":
@@ -240,23 +217,18 @@ def _degrees(text: str | None, measured: Measured | None) -> int | None:
     return int(text)
 
 
-def _noise_model(name: str) -> NoiseModel:
-    if name not in get_args(NoiseModel):
-        raise CaseError(f"--noise-model is {name!r}, expected one of {', '.join(get_args(NoiseModel))}")
-    return cast(NoiseModel, name)
-
-
 def _drops(texts: list[str] | None, tolerance: float) -> tuple[float, ...]:
-    """In ascending order, each once. Negative ones are speed-ups."""
+    """Return the slowdowns to simulate, ascending, each once. Negative ones are speed-ups."""
     if not texts:
         return tuple(sorted({*DROPS, tolerance}))
     return tuple(sorted({_fraction("--drop", text, lowest=-0.5, highest=1.0) for text in texts}))
 
 
 def _simulate(gate: Gate) -> PowerTable:
+    """Simulate the gate, with a spinner on a terminal."""
     err = console(stderr=True)
-    told = f"simulating {gate.trials:,} sessions of {len(gate.drops)} drops"
-    with err.status(told) if err.is_terminal else contextlib.nullcontext():
+    doing = f"simulating {gate.trials:,} sessions of {len(gate.drops)} drops"
+    with err.status(doing) if err.is_terminal else contextlib.nullcontext():
         return simulate(
             sigma=gate.sigma,
             tolerance=gate.tolerance,
@@ -270,140 +242,3 @@ def _simulate(gate: Gate) -> PowerTable:
             trials=gate.trials,
             seed=gate.seed,
         )
-
-
-def is_blind(gate: Gate, table: PowerTable) -> bool:
-    """Whether it often misses its tolerance: it says so itself, and the simulation does not refute it."""
-    found = [row.regressed for row in table.rows if row.drop == gate.tolerance]
-    return table.minimum_detectable_drop > gate.tolerance and not (found and found[0] >= FOUND)
-
-
-def sentence(gate: Gate, table: PowerTable) -> str:
-    """What the gate can and cannot do, in one sentence."""
-    smallest, level = table.minimum_detectable_drop, _percent(gate.tolerance)
-    rows = {row.drop: row for row in table.rows}
-    found = ""
-    if (at := rows.get(gate.tolerance)) is not None:
-        found = (
-            f" (found in {_share(at.regressed, gate.trials)} of the sessions, "
-            f"missed in {_share(at.passed + at.improved, gate.trials)}, "
-            f"inconclusive in {_share(at.inconclusive, gate.trials)})"
-        )
-    alarms = ""
-    if (unchanged := rows.get(0.0)) is not None:
-        alarms = (
-            f", and calls unchanged code regressed in {_share(unchanged.regressed, gate.trials)} "
-            f"after {unchanged.mean_launches:.1f} launches on average"
-        )
-    if not is_blind(gate, table):
-        just = (
-            f"it could hold a tolerance down to {_percent(smallest)}"
-            if smallest <= gate.tolerance
-            else f"only just: {table.blind:.0%} of its verdicts call themselves blind"
-        )
-        return f"This gate finds drops as large as its tolerance of {level}{found}{alarms}; {just}."
-    surely = f"only drops of {_percent(smallest)} and more" if math.isfinite(smallest) else "no drop at all"
-    return (
-        f"This gate is BLIND to drops as small as its tolerance of {level}{found}: about 95 times in 100 "
-        f"it finds {surely}{alarms}; a steadier machine, more launches (in the baseline, or at the most "
-        "today) or a wider tolerance would mend it."
-    )
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.3g} %"
-
-
-def _share(value: float, trials: int) -> str:
-    """In percent; never 0 of what was merely not seen: 3/n bounds it 95 times in 100."""
-    if value == 0:
-        return f"under {300 / trials:.2g} %" if trials > 3 else "none"
-    return f"{100 * value:.2f} %"
-
-
-def _source(gate: Gate, measured: Measured | None) -> str:
-    if measured is None:
-        return f"{_percent(gate.sigma)} between launches, as given"
-    doubt = 1 / math.sqrt(2 * measured.degrees_of_freedom)
-    corrected = (
-        f", corrected by the probe (exponent {measured.probe_exponent:.2f})"
-        if measured.probe_exponent
-        else ""
-    )
-    return (
-        f"{_percent(gate.sigma)} between launches, give or take {doubt:.0%} of it: {measured.baselines} "
-        f"baselines ({measured.launches} launches) of {measured.hardware_class}{corrected}"
-    )
-
-
-def _sessions(measured: Measured | None) -> str:
-    if measured is None:
-        return "taken to be alike"
-    if not measured.session_sigma:
-        return "taken to be alike: no baseline has launches of two (perfsuite baseline accept --sessions 3)"
-    return f"apart from the baseline by up to {_percent(measured.session_sigma)} (standard deviation)"
-
-
-def _show(gate: Gate, measured: Measured | None, table: PowerTable) -> None:
-    known = (
-        "the baseline's own launches" if gate.degrees is None else f"{gate.degrees} pooled degrees of freedom"
-    )
-    facts = [
-        ("noise", f"{_source(gate, measured)} ({gate.noise_model})"),
-        ("sessions", _sessions(measured)),
-        ("known from", known),
-        (
-            "gate",
-            f"tolerance {_percent(gate.tolerance)}, {gate.baseline_launches} launches in the baseline, "
-            f"at most {gate.max_launches} today",
-        ),
-        ("simulated", f"{gate.trials:,} sessions for each drop, seed {gate.seed}"),
-    ]
-    out = console()
-    for heading, value in facts:
-        out.print(Text.assemble((f"{heading:<12}", "bold"), value))
-    grid = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
-    heads = ["true\ndrop", "\nfound", "false\nalarms", "incon-\nclusive", "\npassed", "im-\nproved"]
-    heads += ["launches\nused", "fixed\n5 %", f"fixed\n{_percent(gate.tolerance)}"]
-    for heading in heads:
-        grid.add_column(heading, justify="right", no_wrap=True)
-    for row in table.rows:
-        grid.add_row(*_cells(row))
-    out.print()
-    out.print(grid)
-    out.print("percent of the sessions; fixed: one sample against one, and a fixed threshold")
-    out.print()
-    out.print(sentence(gate, table))
-
-
-def _cells(row: PowerRow) -> list[str]:
-    """Percent. A regression where nothing got slower is a false alarm."""
-    shares = [row.inconclusive, row.passed, row.improved]
-    regressed = f"{100 * row.regressed:.2f}"
-    return [
-        f"{100 * row.drop:g} %",
-        regressed if row.drop > 0 else "-",
-        "-" if row.drop > 0 else regressed,
-        *(f"{100 * share:.2f}" for share in shares),
-        f"{row.mean_launches:.2f}",
-        *(f"{100 * share:.2f}" for share in (row.fixed_5_percent, row.fixed_tolerance)),
-    ]
-
-
-def _as_json(gate: Gate, measured: Measured | None, table: PowerTable) -> dict[str, Any]:
-    """Everything that was asked, assumed and found. Shares and drops are fractions."""
-    smallest = table.minimum_detectable_drop
-    rows = {row.drop: row for row in table.rows}
-    unchanged, at = rows.get(0.0), rows.get(gate.tolerance)
-    return {
-        "schema_version": 1,
-        **asdict(gate),
-        "measured": asdict(measured) if measured else None,
-        "minimum_detectable_drop": smallest if math.isfinite(smallest) else None,
-        "blind": is_blind(gate, table),
-        "blind_share": table.blind,
-        "false_alarm_rate": unchanged.regressed if unchanged else None,
-        "detection_rate_at_tolerance": at.regressed if at else None,
-        "rows": [asdict(row) for row in table.rows],
-        "sentence": sentence(gate, table),
-    }

@@ -1,4 +1,4 @@
-"""`perfsuite report`: what sessions found out, in the terminal, as one HTML page, or as Markdown.
+"""`perfsuite report`: shows the results of sessions in the terminal, as one HTML page, or as Markdown.
 
 Imports neither torch nor pytest.
 """
@@ -19,7 +19,8 @@ from perfsuite.report.html import page
 from perfsuite.report.published import PUBLISHED, ComparisonTable, PublishedFile, compare, concerned, latest
 from perfsuite.report.terminal import console, explanation, table
 from perfsuite.report.text import relative
-from perfsuite.results.session_file import SessionFile, local_sessions
+from perfsuite.results.session_file import SessionFile
+from perfsuite.results.store import STORE, Store
 
 
 def report(
@@ -39,7 +40,7 @@ def report(
     published: Annotated[Path, typer.Option(help="Where the published figures stand.")] = PUBLISHED,
     html: Annotated[Path | None, typer.Option(help="Write one self-contained page.")] = None,
     markdown: Annotated[str | None, typer.Option(help="Write a short summary; - is standard output.")] = None,
-    store: Annotated[Path, typer.Option(help="Local store, where sessions are.")] = Path(".perfsuite"),
+    store: Annotated[Path, typer.Option(help="Local store, where sessions are.")] = STORE,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="In the terminal, explain the cases that passed, too.")
     ] = False,
@@ -66,15 +67,17 @@ def report(
 def _comparisons(
     names: list[str], published: Path, files: list[Path] | None, store: Path
 ) -> list[ComparisonTable]:
-    """With what was measured in `files`; by default in any session of the store, which may have none yet."""
+    """Compare published figures with `files`, by default with every session of the store, which may be
+    empty."""
     known = documents.read(published, PublishedFile)
     wanted = known.comparisons if "all" in names else [known.find(name) for name in names]
-    sessions = files or local_sessions(store)
+    sessions = files or Store(store).results()
     results = latest([documents.read(file, SessionFile) for file in sessions])
     return [compare(each, results) for each in wanted]
 
 
 def _show_comparisons(tables: list[ComparisonTable]) -> None:
+    """Print the comparisons in the terminal."""
     out = console()
     for each in tables:
         out.print(each.title, style="bold")
@@ -91,14 +94,15 @@ def _show_comparisons(tables: list[ComparisonTable]) -> None:
 
 
 def newest(store: Path) -> Path:
-    """The results of the newest session in a store. Raises `FileError` if there is none."""
-    found = local_sessions(store)
+    """Return the results file of the newest session in a store. Raises `FileError` if there is none."""
+    found = Store(store).results()
     if not found:
-        raise FileError(f"no session in {store / 'runs'}: measure first, or name a results.json")
+        raise FileError(f"no session in {Store(store).sessions}: measure first, or name a results.json")
     return found[-1]
 
 
 def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
+    """Print the sessions in the terminal, with an explanation of each case that did not simply pass."""
     out = console()
     for session in sessions:
         for name, value in summary.provenance(session).items():

@@ -1,154 +1,47 @@
-"""`perfsuite selftest`: inject each fault into a small real case and see it caught with its own outcome.
+"""`perfsuite selftest`: checks that the gate catches every fault. Nightly jobs run it first.
 
-A gate that was never seen to fire is not known to work. Nightly jobs run this first.
 Imports neither torch nor pytest.
 """
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import Annotated
 
-from perfsuite.case.case import Case, Topology
-from perfsuite.case.hardware import Machine
-from perfsuite.frameworks.base import framework_of
-from perfsuite.frameworks.ddp import DDP
-from perfsuite.measure import measure
-from perfsuite.results import baseline
-from perfsuite.results.baseline import Baseline
-from perfsuite.results.outcome import Outcome, Verdict
-from perfsuite.results.rank_report import FailureKind
-from perfsuite.verdict.judge import Policy, judge
-from perfsuite.verdict.noise import ClassNoise, class_noise
+import typer
 
+from perfsuite.cli.selftest_faults import inject_all, small_case
+from perfsuite.errors import CaseError
+from perfsuite.launch.lock import machine_lock
+from perfsuite.launch.machine import detect
+from perfsuite.launch.requirements import unsupported, wrong_torch
+from perfsuite.report.terminal import console
 
-@dataclass(frozen=True, kw_only=True)
-class Expectation:
-    """A fault, and what may be said of it. `metric`, if given, must be among those that regressed."""
-
-    inject: str | None
-    outcomes: tuple[Outcome, ...]
-    failure: FailureKind | None = None
-    metric: str | None = None
-
-    def is_met(self, verdict: Verdict) -> bool:
-        """Whether the verdict is the expected one."""
-        regressed = {check.metric for check in verdict.checks if check.outcome == "regressed"}
-        return (
-            verdict.outcome in self.outcomes
-            and verdict.failure == self.failure
-            and (self.metric is None or self.metric in regressed)
-        )
-
-
-EXPECTED = (
-    Expectation(inject="slowdown=60%", outcomes=("regressed",), metric="tokens_per_s"),
-    Expectation(inject="stall=5", outcomes=("regressed",), metric="tokens_per_s_mean"),
-    Expectation(inject="leak=60%", outcomes=("regressed",), metric="peak_memory_bytes"),
-    Expectation(inject="nan", outcomes=("failed",), failure="loss"),
-    Expectation(inject="loss", outcomes=("failed",), failure="loss"),
-    Expectation(inject="missing-metric", outcomes=("failed",), failure="missing_metric"),
-    Expectation(inject="missing-rank", outcomes=("failed",), failure="missing_report"),
-    Expectation(inject="crash", outcomes=("failed",), failure="crash"),
-    Expectation(inject="exit", outcomes=("failed",), failure="crash"),
-    Expectation(inject="oom", outcomes=("failed",), failure="out_of_memory"),
-    Expectation(inject="hang", outcomes=("failed",), failure="timeout"),
-)
-CLEAN = Expectation(inject=None, outcomes=("passed", "improved", "inconclusive"))
-"""Whatever the noise of the machine allows to say of it, but neither regressed nor failed."""
-BASELINE_LAUNCHES = 5
-HANG_TIMEOUT_S = {"cpu": 45, "cuda": 120}
-"""From the launch on: starting takes longer on GPUs, the more of them the longer."""
-UNHEALTHY_ATTEMPTS = 3
-"""A machine that others use for a moment says nothing about the gate."""
-
-
-Answer = Literal["caught", "missed", "untried"]
-"""Of one injection. `untried`: the machine was unhealthy each time, which says nothing about the gate."""
-
-
-def small_case(machine: Machine) -> Case:
-    """Real training, small and short: on every GPU of this machine, or on two of its cores."""
-    on_gpu = machine.device == "cuda"
-    return Case(
-        model="llama-tiny",
-        framework=DDP(),
-        sequence_length=64,
-        micro_batch=4,
-        topology=Topology(processes_per_node=machine.devices if on_gpu else min(2, machine.devices)),
-        hardware="gpu" if on_gpu else "cpu",
-        max_warmup_steps=10,
-        steps=30,
-        timeout_s=300 if on_gpu else 120,
-    )
+UNTRIED = 3
+"""Exit status if the machine was too unhealthy to judge the gate: nothing speaks against it."""
 
 
 def selftest(
-    case: Case,
-    machine: Machine,
-    say: Callable[[str], None],
-    *,
-    expectations: tuple[Expectation, ...] = EXPECTED,
-) -> Answer:
-    """Record a baseline, then run each fault, and the clean case last.
+    framework: Annotated[
+        str, typer.Option(help="What to inject the faults into: ddp trains for real, fake takes a moment.")
+    ] = "ddp",
+) -> None:
+    """Inject every fault into a small case and see that each is caught, and a clean run is not.
 
-    `missed` if one of them was not as expected; else `untried` if one could not be judged; else `caught`.
+    Exit status 1 if it is otherwise; 3 if the machine was too unhealthy for some of it to be tried.
     """
-    with tempfile.TemporaryDirectory(prefix="perfsuite-selftest-") as directory:
-        root = Path(directory)
-        policy = Policy(record_launches=BASELINE_LAUNCHES)
-        runs, verdict = measure(
-            case, machine, root / "baseline", lambda runs: judge(runs, None, ClassNoise(), policy)
+    machine, out = detect(), console()
+    case = small_case(machine).replace(framework=framework)
+    if (reason := unsupported(case, machine) or wrong_torch(case, machine)) is not None:
+        raise CaseError(f"the self-test cannot run here: {reason}")
+    with machine_lock(out.print):
+        answer = inject_all(case, machine, out.print)
+    if answer == "missed":
+        out.print("the gate does not catch what it must: do not trust its verdicts here", style="red")
+        raise typer.Exit(1)
+    if answer == "untried":
+        out.print(
+            "the machine was unhealthy, so that part of the gate could not be tried: see the reasons above",
+            style="yellow",
         )
-        say(f"baseline: {verdict.outcome} from {len(runs)} launches")
-        if verdict.outcome != "recorded":
-            say("\n".join(verdict.reasons))
-            return "untried" if verdict.outcome == "unhealthy" else "missed"
-        recorded = baseline.from_runs(verdict.healthy(runs))
-        answers = [
-            _try(case, machine, root, expected, recorded, say)
-            for expected in (*expectations, CLEAN)  # clean last: what a fault leaves behind would show
-        ]
-        return max(answers, key=("caught", "untried", "missed").index)
-
-
-def _try(
-    case: Case,
-    machine: Machine,
-    root: Path,
-    expected: Expectation,
-    recorded: Baseline,
-    say: Callable[[str], None],
-) -> Answer:
-    name = expected.inject or "nothing"
-    if expected.inject == "hang":
-        case = case.replace(
-            timeout_s=HANG_TIMEOUT_S[machine.device] if framework_of(case).plan(case).needs_torch else 3
-        )
-    noise = class_noise([recorded])
-    for attempt in range(1, UNHEALTHY_ATTEMPTS + 1):
-        runs, verdict = measure(
-            case,
-            machine,
-            root / f"{name}-{attempt}",
-            lambda runs: judge(runs, recorded, noise, Policy()),
-            inject=expected.inject,
-        )
-        if verdict.outcome != "unhealthy":
-            break
-        say(f"... inject {name}: the machine was unhealthy: {verdict.reasons[-1]}")
-    else:
-        say(f"??? inject {name}: the machine was unhealthy {UNHEALTHY_ATTEMPTS} times, so nothing is known")
-        return "untried"
-    met = expected.is_met(verdict)
-    found = verdict.outcome if verdict.failure is None else f"{verdict.outcome} ({verdict.failure})"
-    wanted = " or ".join(expected.outcomes) + (f" ({expected.failure})" if expected.failure else "")
-    line = f"inject {name}: {found} after {len(runs)} launches"
-    say(f"{'ok ' if met else 'BAD'} {line}" + ("" if met else f", expected {wanted}"))
-    if not met:
-        for reason in verdict.reasons:
-            say(f"    {reason}")
-    return "caught" if met else "missed"
+        raise typer.Exit(UNTRIED)
+    out.print("every fault was caught, and a clean run was not")

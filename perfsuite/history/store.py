@@ -1,11 +1,11 @@
-"""The history: what sessions measured, in files to be kept for years.
+"""Stores what sessions measured, in files to be kept for years: the history.
 
     DIR/cases/<case id>.<digest>.json                      a case in full, once
     DIR/<hardware class>/<commit>/<time>-<digest>.json     what one session measured there
 
-No file is ever rewritten, and a session's name follows from its content: two machines may add to the same
-history at once, git merges it without conflict, and adding a session again changes nothing. The series of
-steps are not kept: a night of them is a hundred times as large as all the rest.
+No file is ever rewritten, and a session's file name follows from its content: two machines may add to the
+same history at once, git merges it without conflict, and adding a session again changes nothing. The step
+times are not kept: those of a night are a hundred times as large as all the rest.
 
 Imports neither torch nor pytest.
 """
@@ -30,29 +30,29 @@ from perfsuite.documents import Data, Document
 from perfsuite.errors import FileError
 from perfsuite.results.outcome import UNMEASURED
 from perfsuite.results.run import Run
-from perfsuite.results.session_file import Result, SessionFile
+from perfsuite.results.session_file import Measurement, SessionFile
 
 Column = tuple[float | None, ...]
-"""A figure of each healthy launch, in the order they were made; None where a launch does not have it."""
+"""A figure of each healthy launch, in the order of the launches; None where a launch does not have it."""
 
 
 class StoredCase(Document):
-    """A case as it was when it was measured. Plain data: it must be readable when its framework is gone."""
+    """A case as it was when it was measured, as plain data: it stays readable when its framework is gone."""
 
     schema_version: Literal[1] = 1
     id: str
     parameters: dict[str, str]
-    """What tells it from other cases: `Case.parameters`."""
+    """`Case.parameters`: what distinguishes it from other cases."""
     case: dict[str, Any]
 
     @property
     def unit(self) -> Unit:
-        """What it counts: `StoredResult.tokens_per_step` is so many samples, if those."""
+        """What it counts. With samples, `StoredResult.tokens_per_step` is a number of samples."""
         return "samples" if self.parameters.get("sequence_length") == NO_TOKENS else "tokens"
 
 
 class StoredResult(Data):
-    """What a session measured of one case: medians of each launch."""
+    """What a session measured of one case: the median of each launch, in seconds or bytes."""
 
     case: str
     """The name of its file in `cases/`, without `.json`."""
@@ -60,14 +60,15 @@ class StoredResult(Data):
     step_s_p50: Column
     step_s_mean: Column
     probe_s_p50: Column
-    """On a CPU, how long a fixed piece of work took beside the steps."""
+    """Seconds that a fixed piece of work took between the steps, on a CPU."""
     peak_memory_bytes: Column
     tokens_per_step: int | None
     settings: int
-    """Place in `StoredSession.settings`, as the next."""
+    """Index in `StoredSession.settings`."""
     environment: int
+    """Index in `StoredSession.environments`."""
     device_probe: dict[str, float] = Field(default_factory=dict)
-    """Of the last launch: what the device could do before the workload was built."""
+    """Rates of the device in the last launch, before the workload was built."""
 
 
 class StoredSession(Document):
@@ -80,34 +81,35 @@ class StoredSession(Document):
     started_at: datetime
     machine: Machine
     settings: tuple[dict[str, str], ...]
-    """Every set of settings that ran; most cases of a session share few environments and settings."""
+    """Distinct settings of the cases; most cases of a session share a few."""
     environments: tuple[dict[str, str], ...]
+    """Distinct environments of the cases."""
     results: tuple[StoredResult, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a session stands in a history; all that can be known without reading it."""
+    """The file of a session in a history, and what its path says without reading it."""
 
     file: Path
 
     @property
     def hardware_class(self) -> str:
-        """The first directory."""
+        """The hardware class: the first directory."""
         return self.file.parts[-3]
 
     @property
     def commit(self) -> str:
-        """The second directory."""
+        """The commit: the second directory."""
         return self.file.parts[-2]
 
     @property
     def day(self) -> str:
-        """When it was started, UTC, as YYYYMMDD."""
+        """The day on which it was started, UTC, as YYYYMMDD."""
         return self.file.name[:8]
 
     def read(self) -> StoredSession:
-        """Raises `FileError`, also if the file does not stand where its content says."""
+        """Read the session. Raises `FileError`, also if the file is not where its content says."""
         session = documents.read(self.file, StoredSession)
         if (session.hardware_class, session.commit) != (self.hardware_class, self.commit):
             raise FileError(
@@ -119,14 +121,16 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Added:
-    """What became of one `results.json`."""
+    """What adding one `results.json` to a history did."""
 
     written: Sequence[Path]
-    """Empty if it was there already, or if nothing of it can be kept."""
+    """New files. Empty if it had been added before, or if nothing of it can be kept."""
     known: bool
+    """Whether any of it had been added before."""
     kept: int
+    """Number of results of it that the history holds now."""
     left_out: Sequence[str]
-    """What of it cannot be kept, and why."""
+    """Results that cannot be kept, and why."""
 
 
 def add(history: Path, file: Path) -> Added:
@@ -147,7 +151,7 @@ def add(history: Path, file: Path) -> Added:
 
 
 def keep(history: Path, session: StoredSession, cases: Mapping[str, StoredCase], digest: str) -> Path | None:
-    """Write a session and the cases it refers to. None, and nothing done, if it is there already."""
+    """Write a session and the cases it refers to. Returns None, and writes nothing, if its file exists."""
     time = session.started_at.strftime("%Y%m%dT%H%M%SZ")
     target = history / session.hardware_class / session.commit / f"{time}-{digest}.json"
     if target.exists():
@@ -162,33 +166,34 @@ def keep(history: Path, session: StoredSession, cases: Mapping[str, StoredCase],
 def places(
     history: Path, *, hardware_class: str = "*", commit: str = "", since: date | None = None
 ) -> list[Place]:
-    """Every session of a history, oldest first: of a commit that begins so, from a day on.
+    """List the sessions of a history, oldest first.
 
-    Raises `FileError` if there is no history.
+    `hardware_class` is a glob pattern, `commit` the beginning of a hash, `since` the first day. Raises
+    `FileError` if there is no history.
     """
     if not history.is_dir():
         raise FileError(f"no history in {history}. Add sessions to one: perfsuite history add")
     hashes = "[0-9a-f]" * 40 + "*"  # other files may live beside: it may be a branch of a repository
-    found = [Place(file=file) for file in history.glob(f"{hardware_class}/{hashes}/*.json")]
-    found = [place for place in found if place.commit.startswith(commit.lower())]
-    found.sort(key=lambda place: place.file.name)
-    return [place for place in found if since is None or place.day >= f"{since:%Y%m%d}"]
+    sessions = [Place(file=file) for file in history.glob(f"{hardware_class}/{hashes}/*.json")]
+    sessions = [place for place in sessions if place.commit.startswith(commit.lower())]
+    sessions.sort(key=lambda place: place.file.name)
+    return [place for place in sessions if since is None or place.day >= f"{since:%Y%m%d}"]
 
 
 def read_cases(history: Path) -> dict[str, StoredCase]:
-    """Every case by the name that results call it."""
+    """Read every case, by the name that results call it."""
     return {
         file.stem: documents.read(file, StoredCase) for file in sorted((history / "cases").glob("*.json"))
     }
 
 
 def matching(cases: Mapping[str, StoredCase], pattern: str) -> set[str]:
-    """The names of the cases whose id matches; `*` and `?` are any text and any character."""
+    """Return the names of the cases whose id matches; `*` is any text and `?` any character."""
     return {name for name, case in cases.items() if fnmatchcase(case.id, pattern)}
 
 
 def check_cases(cases: Mapping[str, StoredCase], session: StoredSession, place: Place) -> None:
-    """Raises `FileError` if the history lost a case of this session."""
+    """Raise `FileError` if the history lost a case of this session."""
     for result in session.results:
         if result.case not in cases:
             missing = _case_file(place.file.parents[2], result.case)
@@ -196,14 +201,15 @@ def check_cases(cases: Mapping[str, StoredCase], session: StoredSession, place: 
 
 
 def _stored(session: SessionFile) -> tuple[list[StoredSession], dict[str, StoredCase], list[str]]:
-    """A session by hardware class, its cases, and what is left out. Raises ValueError."""
+    """Return what is kept of a session, by hardware class, its cases, and what is left out. Raises
+    ValueError."""
     if session.commit is None:
         return [], {}, ["the session names no commit: run it in a git repository"]
     if session.dirty:
         return [], {}, [f"uncommitted changes on {session.commit[:8]}: no commit says what was measured"]
     started_at = datetime.fromisoformat(session.started_at).astimezone(UTC)
     cases: dict[str, StoredCase] = {}
-    by_class: dict[str, list[Result]] = {}
+    by_class: dict[str, list[Measurement]] = {}
     left_out = []
     for result in session.results:
         if (reason := _cannot_be_kept(result)) is not None:
@@ -228,7 +234,8 @@ def _stored(session: SessionFile) -> tuple[list[StoredSession], dict[str, Stored
     return sessions, cases, left_out
 
 
-def _cannot_be_kept(result: Result) -> str | None:
+def _cannot_be_kept(result: Measurement) -> str | None:
+    """Say why a result is no evidence of how fast its commit is; None if it is."""
     if any(run.inject is not None for run in result.runs):
         return "a fault was injected"
     if result.runs and not result.verdict.healthy(result.runs):
@@ -241,22 +248,23 @@ def _cannot_be_kept(result: Result) -> str | None:
 
 
 class _Tables:
-    """Distinct settings and environments, in the order they were first seen."""
+    """Distinct settings and environments, in the order of their first use."""
 
     def __init__(self) -> None:
         self.settings: list[dict[str, str]] = []
         self.environments: list[dict[str, str]] = []
 
-    def place(self, table: list[dict[str, str]], entry: dict[str, str]) -> int:
+    def index(self, table: list[dict[str, str]], entry: dict[str, str]) -> int:
+        """Return the index of an entry in one of the tables; a new entry is added."""
         if entry not in table:
             table.append(entry)
         return table.index(entry)
 
 
-def _result(result: Result, cases: dict[str, StoredCase], tables: _Tables) -> StoredResult:
+def _result(result: Measurement, cases: dict[str, StoredCase], tables: _Tables) -> StoredResult:
     runs = result.healthy_runs
     last = runs[-1]
-    seen = last.observed
+    observed = last.observed
     name, stored = stored_case(last.case)
     cases[name] = stored
     return StoredResult(
@@ -267,32 +275,33 @@ def _result(result: Result, cases: dict[str, StoredCase], tables: _Tables) -> St
         probe_s_p50=_column(runs, "probe_s_p50"),
         peak_memory_bytes=_column(runs, "peak_memory_bytes"),
         tokens_per_step=_tokens_per_step(last),
-        settings=tables.place(tables.settings, seen.settings if seen else {}),
-        environment=tables.place(tables.environments, seen.environment if seen else {}),
+        settings=tables.index(tables.settings, observed.settings if observed else {}),
+        environment=tables.index(tables.environments, observed.environment if observed else {}),
         device_probe={name: _rounded(rate) for name, rate in last.device_probe.items()},
     )
 
 
 def stored_case(case: Case) -> tuple[str, StoredCase]:
-    """A case as it is kept, and the name of its file."""
+    """Return the name of a case's file, and its content."""
     stored = StoredCase(id=case.id, parameters=case.parameters, case=documents.plain(case))
     return f"{case.id}.{documents.digest(documents.plain(stored), 12)}", stored
 
 
 def _column(runs: Sequence[Run], figure: str) -> Column:
-    """A figure of each launch, as far as it is a size."""
-    values = [getattr(run.figures, figure) for run in runs]
+    """Return a figure of each launch, rounded; None where it is not above 0 and finite."""
+    values = [run.figures.get(figure) for run in runs]
     return tuple(_rounded(v) if v is not None and math.isfinite(v) and v > 0 else None for v in values)
 
 
 def _tokens_per_step(run: Run) -> int | None:
+    """Return tokens or samples per step, from the speed and the seconds per step."""
     speed, step_s = run.figures.tokens_per_s, run.figures.step_s_p50
     product = speed * step_s if speed is not None and step_s is not None else math.nan
     return round(product) if math.isfinite(product) and product > 0 else None
 
 
 def _rounded(value: float) -> float:
-    """To a millionth, or whole bytes: what is beyond means nothing and takes space for years."""
+    """Round to six digits, or to whole bytes: more digits mean nothing and take space for years."""
     return float(f"{value:.6g}") if value < 1e5 else float(round(value))
 
 
@@ -301,6 +310,6 @@ def _case_file(history: Path, name: str) -> Path:
 
 
 def _write(file: Path, document: Document) -> None:
-    """On one line: such a file is never edited, and there are many."""
+    """Write a file on one line: it is never edited, and there are many of them."""
     text = json.dumps(documents.plain(document), sort_keys=True, separators=(",", ":"))
     documents.write_text(file, text + "\n")

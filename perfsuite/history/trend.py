@@ -1,6 +1,6 @@
-"""Changes of level in a history: when, by how much, between which commits, and what else changed there.
+"""Finds changes of level in a history: when, by how much, between which commits, and what else changed there.
 
-A gate that compares with one baseline does not see what creeps. Here every session counts, in the order of
+A gate that compares with one baseline does not see a slow drift. Here every session counts, in the order of
 time or, with a repository, of its commits. Imports neither torch nor pytest.
 """
 
@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
+from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import Literal
@@ -22,57 +23,63 @@ from perfsuite.history import changepoint, store
 from perfsuite.history.changepoint import Change
 from perfsuite.history.store import Place, StoredResult, StoredSession
 from perfsuite.results.baseline import Baseline
+from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S
+from perfsuite.results.store import BASELINES, BaselineStore
 
 MetricName = Literal["seconds per token", "seconds per sample", "peak memory"]
 PERIOD = timedelta(days=90)
-"""How far back changes count unless said otherwise: a slow one is found weeks after it began."""
+"""How far back changes are reported without `since`: a slow one is found weeks after it began."""
 MIN_CHANGE = 0.005
-"""Relative: smaller changes are not worth a look."""
+"""Smallest change that is reported, relative."""
 MIN_FOR_CORRELATION = 30
-"""Sessions of a series before it says anything on how alike neighbours are."""
+"""Fewest sessions of a series from which the correlation of neighbouring sessions is estimated."""
 UNKNOWN_CORRELATION: Mapping[MetricName, float] = {
     "seconds per token": 0.3,
     "seconds per sample": 0.3,
     "peak memory": 0.0,
 }
-"""Believed until then: weeks make a machine slower, but take no memory. With 0, good and bad weeks (AR(1),
-0.7) make a false alarm in 18 % of series in their first month, with 0.3 in 1 %; a step of 5 % at 1 % noise
-then takes 8 nights instead of 3."""
+"""Correlation assumed for series under 30 sessions: 0.3 for time (a machine has good and bad weeks), 0 for
+memory. Good and bad weeks (AR(1) with 0.7) make a false alarm in 18 % of series in their first month if 0 is
+assumed, in 1 % with 0.3; a step of 5 % at 1 % noise is then found after 8 nights instead of 3."""
 
 
 class Finding(Data):
-    """A change of one series."""
+    """A change of level in one metric of one case on one hardware class."""
 
     hardware_class: str
     case: str
     metric: MetricName
     change: Change
-    """Places are sessions of this series."""
+    """Its indices count the sessions of this series."""
     first_day: date
-    """The last session surely before it, and the first surely after it, as the next three."""
+    """Day of the last session before the change, at 99 % confidence."""
     last_day: date
+    """Day of the first session after it."""
     first_commit: str
+    """Commit of the last session before the change."""
     last_commit: str
+    """Commit of the first session after it."""
     commits_between: int | None
-    """How many commits it may be, where the repository was given."""
+    """Number of commits that may have made it; None without a repository."""
     environment: tuple[str, ...]
     """What changed between these sessions: versions, settings, driver, the case itself."""
     worse: bool
+    """Whether it costs more since."""
     accepted: bool
     """Whether the reviewed baseline of this case was measured after it, at the new level."""
     open: bool
-    """Worse, not accepted, and the newest level is still worse than that before this change. A case that was
-    not measured for 90 days is gone, and its worsenings with it."""
+    """Whether somebody must look: worse, not accepted, and the newest level is still worse than that before
+    this change. A case that was not measured for 90 days has no open findings."""
 
     @property
     def state(self) -> str:
-        """In words: whether somebody must look."""
+        """Whether somebody must look, in words."""
         if not self.worse:
             return "better"
         return "worse" if self.open else "worse, accepted" if self.accepted else "worse, but no longer"
 
     def sentences(self) -> list[str]:
-        """How much, when, and what else changed there."""
+        """Return sentences that say how much, when, and what else changed there."""
         low, high = self.change.interval
         count = "" if self.commits_between is None else f", commits: {self.commits_between}"
         return [
@@ -88,38 +95,44 @@ class Trend(Document):
 
     schema_version: Literal[1] = 1
     since: date
+    """The day from which changes are reported."""
     sessions: int
+    """Number of sessions that were read."""
     series: int
+    """Number of series: metrics of cases on hardware classes."""
     findings: tuple[Finding, ...]
-    """Of changes since that day, and of older ones that are open unless a day was asked for; the largest
-    worsening first."""
+    """Changes since that day and, without `--since`, older ones that are open; the largest worsening
+    first."""
     unplaced: dict[str, str]
     """Commits whose sessions are left out, and why."""
 
     @property
     def failing(self) -> list[Finding]:
-        """Worsenings that are still there, and that nobody accepted."""
+        """Worsenings that are still there and that nobody accepted."""
         return [finding for finding in self.findings if finding.open]
 
 
 @dataclass
 class _Series:
-    """Of one case on one hardware class: an entry for each session that measured it."""
+    """The figures of one case on one hardware class, with an entry for each session that measured it."""
 
     sessions: list[int] = field(default_factory=list)
+    """Indices into all sessions."""
     circumstances: list[int] = field(default_factory=list)
+    """Numbers in `_Circumstances`."""
     by_metric: dict[MetricName, list[float | None]] = field(default_factory=lambda: defaultdict(list))
 
 
 @dataclass
 class _Circumstances:
-    """Distinct sets of what may explain a change, by number: most sessions share one."""
+    """Distinct sets of what may explain a change, each with a number: most sessions share one."""
 
     known: list[dict[str, str]] = field(default_factory=list)
     numbers: dict[frozenset[tuple[str, str]], int] = field(default_factory=dict)
 
     def number(self, session: StoredSession, result: StoredResult) -> int:
-        seen = {
+        """Return the number of a result's circumstances; new ones are added."""
+        circumstances = {
             **session.environments[result.environment],
             **session.settings[result.settings],
             "driver": session.machine.driver or "none",
@@ -127,9 +140,9 @@ class _Circumstances:
             "perfsuite": session.perfsuite,
             "case definition": result.case.rpartition(".")[2],
         }
-        number = self.numbers.setdefault(frozenset(seen.items()), len(self.known))
+        number = self.numbers.setdefault(frozenset(circumstances.items()), len(self.known))
         if number == len(self.known):
-            self.known.append(seen)
+            self.known.append(circumstances)
         return number
 
 
@@ -141,36 +154,39 @@ def trend(
     since: date | None = None,
     repo: Path | None = None,
     branch: str = "",
-    baselines: Path = Path("baselines"),
+    baselines: Path = BASELINES,
 ) -> Trend:
-    """Find what changed since a day: by default in the 90 days before the newest session, or open since then.
+    """Find what changed since a day: by default in the 90 days before the newest session, and what is open.
 
-    The whole history is the evidence, whatever `since` is. `baselines` are the reviewed ones: they tell which
-    worsenings were accepted. Raises `FileError` and `GitError`.
+    The whole history is the evidence, whatever `since` is. `baselines` is the directory of the reviewed ones:
+    they decide which worsenings were accepted. Raises `FileError` and `GitError`.
     """
     places = store.places(directory, hardware_class=hardware_class)
     if not places:
         raise FileError(f"{directory} holds no session on {hardware_class}: nothing to look at")
     from_day = since or _day(places[-1]) - PERIOD
     order: dict[str, int] = {}
-    left_out: dict[str, str] = {}
+    unplaced: dict[str, str] = {}
     if repo is not None:
         branch = branch or git.current_branch(repo)
-        order = {commit: number for number, commit in enumerate(git.dates(repo, branch))}
-        left_out = git.unplaced({place.commit for place in places} - order.keys(), repo, branch)
-        places = [place for place in places if place.commit in order]
-        places.sort(key=lambda place: order[place.commit])  # stable: by time within a commit
+        places, order, unplaced = _in_order(places, repo, branch)
         if not places:
             raise FileError(f"{directory} holds no session of a commit on {branch} of {repo}")
     circumstances = _Circumstances()
     series = _read(places, store.read_cases(directory), case, circumstances)
     if not series:
         raise FileError(f"{directory} holds no case that matches {case!r}; see: perfsuite history list")
-    correlations = _correlations(series)
+    evidence = _Evidence(
+        places=places,
+        known=circumstances.known,
+        order=order,
+        correlations=_correlations(series),
+        baselines=BaselineStore(baselines),
+    )
     findings = [
         finding
-        for key, one in series.items()
-        for finding in _findings(key, one, places, circumstances, order, correlations, baselines)
+        for (class_name, case_id), one in series.items()
+        for finding in evidence.findings(class_name, case_id, one)
         if finding.last_day >= from_day or (since is None and finding.open)
     ]
     return Trend(
@@ -178,8 +194,22 @@ def trend(
         sessions=len(places),
         series=sum(len(one.by_metric) for one in series.values()),
         findings=tuple(sorted(findings, key=lambda finding: -finding.change.relative)),
-        unplaced=left_out,
+        unplaced=unplaced,
     )
+
+
+def _in_order(
+    places: Sequence[Place], repo: Path, branch: str
+) -> tuple[list[Place], dict[str, int], dict[str, str]]:
+    """Sort sessions by their commits' places in a branch, and by time within a commit.
+
+    Returns the sessions, the place of each commit, and the commits that have none, with the reason.
+    """
+    order = {commit: number for number, commit in enumerate(git.dates(repo, branch))}
+    unplaced = git.unplaced({place.commit for place in places} - order.keys(), repo, branch)
+    known = [place for place in places if place.commit in order]
+    # The sort is stable, and `places` are sorted by time.
+    return sorted(known, key=lambda place: order[place.commit]), order, unplaced
 
 
 def _read(
@@ -188,6 +218,7 @@ def _read(
     pattern: str,
     circumstances: _Circumstances,
 ) -> dict[tuple[str, str], _Series]:
+    """Read the sessions into series by hardware class and case id, of the cases that match `pattern`."""
     series: dict[tuple[str, str], _Series] = defaultdict(_Series)
     wanted = store.matching(cases, pattern)
     for number, place in enumerate(places):
@@ -206,17 +237,20 @@ def _read(
 
 
 def _seconds_per_token(result: StoredResult) -> float | None:
+    """Return seconds per token or sample, whatever the case counts."""
     step_s = _median(result.step_s_p50)
     return step_s / result.tokens_per_step if step_s is not None and result.tokens_per_step else None
 
 
 def _median(column: store.Column) -> float | None:
+    """Return the median of the launches that have the figure."""
     values = [value for value in column if value is not None]
     return median(values) if values else None
 
 
 def _correlations(series: Mapping[tuple[str, str], _Series]) -> dict[tuple[str, MetricName], float]:
-    """How alike neighbouring nights are, by hardware class and metric: good and bad weeks are a machine's."""
+    """Estimate the correlation of neighbouring sessions, by hardware class and metric: it is the
+    machine's."""
     known: dict[tuple[str, MetricName], list[float]] = defaultdict(list)
     for (hardware_class, _), one in series.items():
         for metric, values in one.by_metric.items():
@@ -226,78 +260,99 @@ def _correlations(series: Mapping[tuple[str, str], _Series]) -> dict[tuple[str, 
     return {key: median(values) for key, values in known.items()}
 
 
-def _findings(
-    key: tuple[str, str],
-    one: _Series,
-    places: Sequence[Place],
-    circumstances: _Circumstances,
-    order: Mapping[str, int],
-    correlations: Mapping[tuple[str, MetricName], float],
-    baselines: Path,
-) -> list[Finding]:
-    found = []
-    alive = _day(places[one.sessions[-1]]) >= _day(places[-1]) - PERIOD
-    for metric, values in one.by_metric.items():
-        measured = [index for index, value in enumerate(values) if value is not None]
-        series = [value for value in values if value is not None]
-        correlation = correlations.get((key[0], metric), UNKNOWN_CORRELATION[metric])
-        changes = changepoint.changes(series, min_change=MIN_CHANGE, correlation=correlation)
-        for change in changes:
-            inside = measured[change.earliest - 1 : change.latest + 1]
-            first, last = (places[one.sessions[index]] for index in (inside[0], inside[-1]))
-            worse = change.relative > 0
-            newest = changes[-1].after
-            file = baselines / key[0] / f"{key[1]}.json"
-            accepted = worse and _accepts(
-                file, metric, (change.before, min(change.after, newest)), _day(last)
+@dataclass(frozen=True, kw_only=True)
+class _Evidence:
+    """What all series share."""
+
+    places: Sequence[Place]
+    """Every session, in order."""
+    known: Sequence[Mapping[str, str]]
+    """Circumstances by number."""
+    order: Mapping[str, int]
+    """Commits by their place in the branch; empty without a repository."""
+    correlations: Mapping[tuple[str, MetricName], float]
+    """Correlation of neighbouring sessions, by hardware class and metric."""
+    baselines: BaselineStore
+    """The reviewed baselines."""
+
+    def findings(self, hardware_class: str, case: str, series: _Series) -> list[Finding]:
+        """Find the changes of each metric of one case on one hardware class."""
+        found = []
+        for metric, values in series.by_metric.items():
+            correlation = self.correlations.get((hardware_class, metric), UNKNOWN_CORRELATION[metric])
+            measured = [index for index, value in enumerate(values) if value is not None]
+            changes = changepoint.changes(
+                [value for value in values if value is not None],
+                min_change=MIN_CHANGE,
+                correlation=correlation,
             )
-            found.append(
-                Finding(
-                    hardware_class=key[0],
-                    case=key[1],
-                    metric=metric,
-                    change=change,
-                    first_day=_day(first),
-                    last_day=_day(last),
-                    first_commit=first.commit,
-                    last_commit=last.commit,
-                    commits_between=order[last.commit] - order[first.commit] if order else None,
-                    environment=_differences([circumstances.known[one.circumstances[i]] for i in inside]),
-                    worse=worse,
-                    accepted=accepted,
-                    open=worse and alive and not accepted and newest >= change.before * (1 + MIN_CHANGE),
+            for change in changes:
+                inside = measured[change.earliest - 1 : change.latest + 1]
+                first, last = (self.places[series.sessions[index]] for index in (inside[0], inside[-1]))
+                worse = change.relative > 0
+                newest = changes[-1].after
+                levels = change.before, min(change.after, newest)
+                file = self.baselines.reviewed_file(hardware_class, case)
+                accepted = worse and _accepts(file, metric, levels, _day(last))
+                still_worse = newest >= change.before * (1 + MIN_CHANGE)
+                found.append(
+                    Finding(
+                        hardware_class=hardware_class,
+                        case=case,
+                        metric=metric,
+                        change=change,
+                        first_day=_day(first),
+                        last_day=_day(last),
+                        first_commit=first.commit,
+                        last_commit=last.commit,
+                        commits_between=self._commits(first, last),
+                        environment=_differences([self.known[series.circumstances[i]] for i in inside]),
+                        worse=worse,
+                        accepted=accepted,
+                        open=worse and still_worse and not accepted and self._is_measured(series),
+                    )
                 )
-            )
-    return found
+        return found
+
+    def _commits(self, first: Place, last: Place) -> int | None:
+        """Count the commits from one session to another; None without a repository."""
+        return self.order[last.commit] - self.order[first.commit] if self.order else None
+
+    def _is_measured(self, series: _Series) -> bool:
+        """Tell whether a case was measured in the 90 days before the newest session."""
+        return _day(self.places[series.sessions[-1]]) >= _day(self.places[-1]) - PERIOD
 
 
 def _accepts(file: Path, metric: MetricName, levels: tuple[float, float], day: date) -> bool:
-    """Whether a baseline was measured on that day (UTC) or later, nearer to the new of two levels than to the
-    old. One that cannot be read accepts nothing: it is an error where its case is judged."""
+    """Tell whether a baseline was measured on that day (UTC) or later, at the new of two levels.
+
+    `levels` are (before, after) in the unit of the metric; the border is their geometric mean. A baseline
+    that cannot be read accepts nothing here: it is an error where its case is judged.
+    """
     if not file.exists():
         return False
     try:
-        held = documents.read(file, Baseline)
-        measured_on = datetime.fromisoformat(held.recorded_at).astimezone(UTC).date()
+        baseline = documents.read(file, Baseline)
+        measured_on = datetime.fromisoformat(baseline.recorded_at).astimezone(UTC).date()
     except (FileError, ValueError):
         return False
-    speed, memory = held.median("tokens_per_s"), held.median("peak_memory_bytes")
+    speed = baseline.median(TOKENS_PER_S.name)
+    memory = baseline.median(PEAK_MEMORY.name)
     level = memory if metric == "peak memory" else 1 / speed if speed else None
-    if level is None:
-        return False
-    return measured_on >= day and level > math.sqrt(levels[0] * levels[1])
+    return level is not None and measured_on >= day and level > math.sqrt(levels[0] * levels[1])
 
 
-def _differences(seen: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
-    """What is not the same in all of these, each as `key: old -> new`, in the order of time."""
-    told = []
-    for key in sorted({key for one in seen for key in one}):
-        values = [one.get(key, "none") for one in seen]
-        steps = [value for index, value in enumerate(values) if not index or value != values[index - 1]]
+def _differences(circumstances: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
+    """Return what is not the same in all of these, each as `key: old -> new`, in the order of the
+    sessions."""
+    differences = []
+    for key in sorted({key for one in circumstances for key in one}):
+        steps = [value for value, _ in groupby(one.get(key, "none") for one in circumstances)]
         if len(steps) > 1:
-            told.append(f"{key}: {' -> '.join(steps)}")
-    return tuple(told)
+            differences.append(f"{key}: {' -> '.join(steps)}")
+    return tuple(differences)
 
 
 def _day(place: Place) -> date:
+    """Return the day (UTC) on which a session was started."""
     return datetime.strptime(place.day, "%Y%m%d").date()

@@ -34,7 +34,7 @@ from perfsuite.frameworks.base import Command, framework_of
 from perfsuite.launch.processes import JOB_MARK, sweep
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import LaunchFile
-from perfsuite.results.run_dir import FILES, LAUNCH_DIR, RunDir
+from perfsuite.results.run_dir import ANCESTOR_PID, FILES, LAUNCH_DIR, RUN_DIR, RunDir
 from perfsuite.worker import leash
 from perfsuite.worker import main as worker
 
@@ -50,7 +50,7 @@ def main(path: str) -> int:
     for number in (signal.SIGTERM, DRIVER_DIED):
         signal.signal(number, _end_the_job)
     leash.die_with_parent(DRIVER_DIED)
-    os.environ[leash.ANCESTOR_PID] = str(os.getpid())
+    os.environ[ANCESTOR_PID] = str(os.getpid())
     try:
         failures = _launch(RunDir(Path(path)))
     except BaseException:
@@ -137,7 +137,7 @@ def _run(command: Command, run_dir: RunDir, asked: CaseFile) -> list[Failure]:
     paths = {
         name: os.pathsep.join(filter(None, [path, os.environ.get(name)])) for name, path in first.items()
     }
-    environment = {**os.environ, **paths, worker.RUN_DIR: str(run_dir.path)}
+    environment = {**os.environ, **paths, RUN_DIR: str(run_dir.path)}
     if command.starts_ranks:
         return _run_once(command, run_dir, environment)
     with socket.socket() as held:  # bound, so that nobody else is given the port before rank 0 listens to it
@@ -155,8 +155,8 @@ def _run(command: Command, run_dir: RunDir, asked: CaseFile) -> list[Failure]:
 
 def _run_once(command: Command, run_dir: RunDir, environment: Mapping[str, str]) -> list[Failure]:
     code = _start(command, run_dir, environment, None).wait()
-    ended = f"the command ended with {_told(code)}"
-    if not code and any(run_dir.path.glob("rank-*.json")):
+    ended = f"the command ended with {_exit_code(code)}"
+    if not code and run_dir.all_ranks():
         return []
     if not code:
         ended += ", and no process that it started made an optimizer step that could be seen"
@@ -226,7 +226,7 @@ def _is_measured(run_dir: RunDir, rank: int) -> bool:
 
 
 def _ended(rank: int, code: int, asked: CaseFile, *, is_reported: bool) -> Failure:
-    message = _told(code)
+    message = _exit_code(code)
     if not is_reported:
         message = f"the script ended after 0 of {asked.case.total_steps} optimizer steps, with {message}"
         if not code:
@@ -234,7 +234,7 @@ def _ended(rank: int, code: int, asked: CaseFile, *, is_reported: bool) -> Failu
     return Failure(kind="crash", message=message, rank=rank, at=time.time())
 
 
-def _told(code: int) -> str:
+def _exit_code(code: int) -> str:
     return f"exit code {code}" + (f" ({signal.Signals(-code).name})" if code < 0 else "")
 
 

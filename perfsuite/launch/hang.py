@@ -1,50 +1,57 @@
-"""When a job that makes no step counts as hanging."""
+"""Decides when a job that makes no step counts as hanging. Pure; imports nothing of perfsuite."""
 
 from __future__ import annotations
 
-STALL_S = 120
-"""Without a step, at the least, in a job that hangs. More than a rank may take at its end: it waits
-`worker.WAIT_S` for the others, then has `worker.LEAVE_S` to leave in."""
+HANG_S = 120
+"""Seconds without a step, at the least, in a job that hangs. More than a rank may take at its end: it waits
+`WAIT_S` for the others and has `LEAVE_S` to end in (`perfsuite.worker.rank`)."""
+LONGEST_STEPS = 20
+"""How many times the longest step before may pass without a step: an evaluation, or a checkpoint."""
+WARM_UP_STEPS = 2
+"""Steps whose lengths are no measure of later ones: libraries load and kernels are compiled in them."""
+LONGEST_WARM_UPS = 3
+"""How many times the longest of these steps may pass, until a later step has shown how long one takes."""
 
 
-STALL_STEPS = 20
-"""Or so many times the longest step before: room for an evaluation or a checkpoint between steps."""
+class HangDetector:
+    """Tells a job that hangs by the absence of signs of life: steps, and at the end the reports of ranks.
 
-
-STALL_AFTER = 2
-"""Steps that are no measure of the others: libraries load and kernels are compiled in them."""
-
-
-STALL_EARLY = 3
-"""Or so many times the longer of those, until a later step has shown how long one takes."""
-
-
-class Stall:
-    """Tells a job that hangs by the absence of steps, and of rank reports at its end."""
+    A job hangs if no sign comes for max(`HANG_S`, `LONGEST_STEPS` times the longest step), in seconds.
+    """
 
     def __init__(self) -> None:
-        self.longest_s = 0.0
-        """Seconds between two signs of life since step `STALL_AFTER` had ended."""
-        self._early_s = 0.0
-        """The same before that, since training began."""
+        self._longest_s = 0.0
+        """The longest time between two signs of life after the warm-up steps, in seconds."""
+        self._longest_warm_up_s = 0.0
+        """The same from the beginning of training to the end of the warm-up steps."""
         self._last: tuple[bool, int, int] | None = None
-        self._at = 0.0
+        """What `quiet_s` was last told that differed from before."""
+        self._last_at = 0.0
 
-    def after(self, now: float, *, is_training: bool, steps: int, reports: int) -> float | None:
-        """How many seconds it has stood still, if that is a hang. Before the first step nothing is."""
+    def quiet_s(self, now: float, *, is_training: bool, steps: int, reports: int) -> float | None:
+        """Return how many seconds the job has been quiet if that is a hang, else None.
+
+        `now` is a time in seconds; `steps` have ended so far and `reports` of ranks are written. Before the
+        first step nothing counts as a hang: a model may take long to load and to compile.
+        """
         sign = (is_training, steps, reports)
         if sign != self._last:
-            if self._last is not None and self._last[1] >= STALL_AFTER:
-                self.longest_s = max(self.longest_s, now - self._at)
-            elif self._last is not None and self._last[0]:
-                self._early_s = max(self._early_s, now - self._at)
-            self._last, self._at = sign, now
-        quiet_s = now - self._at
+            if self._last is not None:
+                self._learn(now - self._last_at, self._last)
+            self._last, self._last_at = sign, now
+        quiet_s = now - self._last_at
         is_watched = steps > 0 or reports > 0
         return quiet_s if is_watched and quiet_s > self.allowed_s else None
+
+    def _learn(self, seconds: float, since: tuple[bool, int, int]) -> None:
+        was_training, steps, _ = since
+        if steps >= WARM_UP_STEPS:
+            self._longest_s = max(self._longest_s, seconds)
+        elif was_training:
+            self._longest_warm_up_s = max(self._longest_warm_up_s, seconds)
 
     @property
     def allowed_s(self) -> float:
         """Seconds that may pass without a sign of life."""
-        early_s = 0.0 if self.longest_s else self._early_s
-        return max(STALL_S, STALL_STEPS * self.longest_s, STALL_EARLY * early_s)
+        warm_up_s = 0.0 if self._longest_s else self._longest_warm_up_s
+        return max(HANG_S, LONGEST_STEPS * self._longest_s, LONGEST_WARM_UPS * warm_up_s)

@@ -1,11 +1,11 @@
-"""Start the launcher process, watch it, and leave nothing behind.
+"""Starts the launcher process of a job on this machine, watches it, and leaves no process behind.
 
 Driver side; imports neither torch nor pytest.
 
-What ends whom: this process kills the launcher's process group and sweeps up whatever carries the job's mark
-in its environment, on every way out. If this process is killed itself, the kernel tells the launcher
-(parent-death signal), which sweeps up the same and dies. If both are killed, the kernel kills the fork server
-and every rank that they have started in the same way.
+What ends whom: on every way out, this process kills the launcher's process group and every process that
+carries the job's mark in its environment. If this process is killed itself, the kernel tells the launcher
+(parent-death signal), which kills the same processes and ends. If both are killed, the kernel kills the fork
+server and every rank in the same way.
 """
 
 from __future__ import annotations
@@ -23,25 +23,24 @@ from collections.abc import Callable
 from perfsuite.case.case import Case
 from perfsuite.frameworks.base import NCCL_AFTER_S, framework_of
 from perfsuite.launch import stacks
-from perfsuite.launch.hang import Stall
+from perfsuite.launch.hang import HangDetector
 from perfsuite.launch.health import Sampler
 from perfsuite.launch.machine import CUDA_ORDER
-from perfsuite.launch.processes import JOB_MARK, _marked, sweep
+from perfsuite.launch.processes import JOB_MARK, marked, sweep
 from perfsuite.results.rank_report import Failure
-from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, RunDir
-from perfsuite.worker.leash import ANCESTOR_PID
+from perfsuite.results.run_dir import ANCESTOR_PID, FLIGHT_RECORDER_FILE, RunDir
 
 POLL_S = 0.05
-
+"""Seconds between two looks at a running job."""
 NCCL_HEARTBEAT_S = 480
 """torch's default of TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC."""
 
 OnProgress = Callable[[int, int], None]
-"""Told, every `POLL_S` seconds, the steps that rank 0 has finished and the tokens of one step."""
+"""Is called every `POLL_S` seconds with the steps that rank 0 has finished and the tokens of one step."""
 
 
 def no_progress(step: int, tokens_per_step: int) -> None:
-    """For who does not want to know."""
+    """Ignore the progress."""
 
 
 def launch(
@@ -53,10 +52,10 @@ def launch(
     on_progress: OnProgress = no_progress,
     sampler: Sampler | None = None,
 ) -> Failure | None:
-    """Run the job described by `run_dir.case` to its end; afterwards no process of it is left.
+    """Run the job of `run_dir.case` to its end. Afterwards no process of it is left.
 
-    Returns a failure if the deadline passed or no step ended for long; each rank has then written its stacks.
-    How the ranks ended is for `collect` to read.
+    Returns a failure if the deadline passed or the job hung; each rank has then written its stacks. How the
+    ranks themselves ended is in their reports.
     """
     mark = uuid.uuid4().hex
     if sampler is not None:
@@ -80,14 +79,14 @@ def launch(
             sampler.begin(launcher.pid)
         failure = _watch(launcher, run_dir, case, on_progress, sampler)
         if failure is not None:
-            stacks.ask(run_dir, _marked(mark))
+            stacks.ask(run_dir, marked(mark))
         return failure
     finally:
         _kill(launcher, mark)
 
 
 def _environment(case: Case, device: str) -> dict[str, str]:
-    """This process's environment, offline, with threads shared out."""
+    """Return this process's environment, changed for the job: offline, and with its share of the threads."""
     ours = {
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -98,19 +97,22 @@ def _environment(case: Case, device: str) -> dict[str, str]:
     if device == "cpu":
         alone = {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
         return {**os.environ, **ours, **threads, **alone, **environment}
-    # What a user has set stays, but on a CPU: there threads are what is measured.
+    # What a user has set wins, but not on a CPU, where the number of threads is part of what is measured.
     return {**threads, **_on_gpu(case), **os.environ, **ours, **environment}
 
 
 def _on_gpu(case: Case) -> dict[str, str]:
-    """GPUs numbered as NVML does; and NCCL's own monitor ends a job only after this module would have."""
+    """Number GPUs as NVML does, and keep NCCL's own monitor from ending a job before this module does."""
     later_s = max(NCCL_HEARTBEAT_S, math.ceil(case.timeout_s) + NCCL_AFTER_S)
     return {"CUDA_DEVICE_ORDER": CUDA_ORDER, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(later_s)}
 
 
 def _flight_recorder(run_dir: RunDir, device: str) -> dict[str, str]:
-    """Where torch, which keeps it by default, writes what each rank last asked of NCCL if a collective hangs
-    until NCCL's watchdog ends it. A user may have set it under its older name."""
+    """Have torch write its flight recorder (what each rank last asked of NCCL) into the launch's directory.
+
+    It does so when a collective hangs until NCCL's watchdog ends it. A user's own file, under the older name
+    of the variable, wins.
+    """
     if device == "cpu" or "TORCH_NCCL_DEBUG_INFO_TEMP_FILE" in os.environ:
         return {}
     return {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", FLIGHT_RECORDER_FILE: str(run_dir.flight_recorder.resolve())}
@@ -123,9 +125,10 @@ def _watch(
     on_progress: OnProgress,
     sampler: Sampler | None,
 ) -> Failure | None:
+    """Wait until the launcher ends. Return a failure if the job must be killed."""
     began = time.monotonic()
     steps = tokens = 0
-    stall = Stall()
+    hang = HangDetector()
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             launcher.wait(POLL_S)
@@ -136,14 +139,13 @@ def _watch(
             sampler.sample(steps)
         on_progress(steps, tokens)
         now = time.monotonic()
-        reports = sum(run_dir.rank(rank).exists() for rank in range(case.topology.world_size))
-        quiet_s = stall.after(now, is_training=tokens > 0, steps=steps, reports=reports)
+        reports = len(run_dir.all_ranks())  # one listing, however many ranks
+        quiet_s = hang.quiet_s(now, is_training=tokens > 0, steps=steps, reports=reports)
         why = None
         if now - began > case.timeout_s:
             why = f"{case.timeout_s:g} s (the case's timeout_s)"
         elif quiet_s is not None:
-            allowed = f"{stall.allowed_s:.0f} s are let pass here"
-            why = f"{quiet_s:.0f} s without a step ({allowed})"
+            why = f"{quiet_s:.0f} s without a step ({hang.allowed_s:.0f} s are let pass here)"
         if why is not None:
             far = f"when rank 0 had finished about {steps} of {case.total_steps} steps"
             return Failure(kind="timeout", message=f"killed after {why}, {far}", at=time.time())

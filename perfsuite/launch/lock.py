@@ -26,7 +26,7 @@ from perfsuite.errors import BusyError, FileError
 
 LOCK_FILE = "PERFSUITE_LOCK"
 """Environment variable: another file, for sessions that may run beside those that use the usual one."""
-USUAL = Path("/tmp/perfsuite.launch.lock")
+USUAL = Path("/tmp/perfsuite.lock")
 """The same for every user: `tempfile.gettempdir()` may be one's own."""
 POLL_S = 1.0
 LONGEST = 4096

@@ -57,11 +57,11 @@ def _detect_gpu() -> Machine:
         names, memory = [], []
         for index, handle in enumerate(handles):
             with _readable(pynvml, str(index), handle):
-                names.append(_text(pynvml.nvmlDeviceGetName(handle)))
+                names.append(text(pynvml.nvmlDeviceGetName(handle)))
                 memory.append(_memory_bytes(pynvml, handle))
             _refuse_mig(pynvml, index, handle)
         _refuse_other_order(pynvml)
-        driver = _text(pynvml.nvmlSystemGetDriverVersion())
+        driver = text(pynvml.nvmlSystemGetDriverVersion())
     finally:
         pynvml.nvmlShutdown()
     own = [size for size in memory if size is not None]
@@ -115,7 +115,7 @@ def _named(pynvml: Any, entry: str, count: int) -> Any | None:
     for index in range(count):
         with contextlib.suppress(pynvml.NVMLError):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            if _text(pynvml.nvmlDeviceGetUUID(handle)).startswith(entry):
+            if text(pynvml.nvmlDeviceGetUUID(handle)).startswith(entry):
                 found.append(handle)
     return found[0] if len(found) == 1 else None
 
@@ -123,7 +123,7 @@ def _named(pynvml: Any, entry: str, count: int) -> Any | None:
 def pci_bus_id(pynvml: Any, handle: Any) -> str | None:
     """Where the card of a handle sits, as `nvidia-smi` prints it; None where NVML does not tell."""
     try:
-        return _text(pynvml.nvmlDeviceGetPciInfo(handle).busId)
+        return text(pynvml.nvmlDeviceGetPciInfo(handle).busId)
     except Exception:
         return None
 
@@ -182,7 +182,7 @@ def _refuse_other_order(pynvml: Any) -> None:
     names = set()
     for index in range(pynvml.nvmlDeviceGetCount()):
         with contextlib.suppress(pynvml.NVMLError):
-            names.add(_text(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index))))
+            names.add(text(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index))))
     if len(names) > 1:
         raise MachineError(
             f"CUDA_DEVICE_ORDER={order} on a machine with unlike GPUs ({', '.join(sorted(names))}): NVML "
@@ -190,7 +190,8 @@ def _refuse_other_order(pynvml: Any) -> None:
         )
 
 
-def _text(value: str | bytes) -> str:
+def text(value: str | bytes) -> str:
+    """Return a text of NVML's, which some versions of pynvml give as bytes."""
     return value.decode() if isinstance(value, bytes) else value
 
 

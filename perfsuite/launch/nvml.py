@@ -11,9 +11,10 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
-from perfsuite.launch.machine import pci_bus_id, visible_handles
+from perfsuite.launch.job import JobProcesses
+from perfsuite.launch.machine import pci_bus_id, text, visible_handles
 from perfsuite.results.run import DeviceHealth
 
 REASONS: dict[int, str] = {
@@ -49,22 +50,13 @@ class Gpu:
     """Of its memory, by whomever; without what the driver reserves."""
 
 
-class Job(Protocol):
-    """Whose processes are not foreign."""
-
-    pids: set[int]
-
-    def scan(self) -> None:
-        """Look for processes that were born meanwhile."""
-
-
 class Gpus:
     """Reads the job's GPUs through NVML. What NVML cannot tell is None and, unless that is normal, noted.
 
     NVML is asked for the first time when something is read.
     """
 
-    def __init__(self, nvml: Any, count: int, job: Job) -> None:
+    def __init__(self, nvml: Any, count: int, job: JobProcesses) -> None:
         self._nvml, self._count, self._job = nvml, count, job
         self._notes: dict[str, None] = {}
         self._unsupported: set[tuple[str, int]] = set()
@@ -128,6 +120,10 @@ class Gpus:
             milliwatts = self._ask(index, function, handle)
             return None if milliwatts is None else milliwatts / 1e3
 
+        def words(function: str) -> str | None:
+            value = self._ask(index, function, handle)
+            return None if value is None else text(value)
+
         def is_on(mode: Any) -> bool | None:
             return None if mode is None else bool(mode)
 
@@ -138,8 +134,8 @@ class Gpus:
         return DeviceHealth(
             index=index,
             pci_bus_id=pci_bus_id(nvml, handle),
-            uuid=_text(self._ask(index, "nvmlDeviceGetUUID", handle)),
-            serial=_text(self._ask(index, "nvmlDeviceGetSerial", handle)),
+            uuid=words("nvmlDeviceGetUUID"),
+            serial=words("nvmlDeviceGetSerial"),
             power_limit_w=watts("nvmlDeviceGetEnforcedPowerLimit"),
             power_limit_default_w=watts("nvmlDeviceGetPowerManagementDefaultLimit"),
             power_limit_max_w=None if limits is None else limits[1] / 1e3,
@@ -227,10 +223,6 @@ class Gpus:
         except Exception as error:  # pynvml's own are not all NVMLErrors
             self._notes[f"{self._names[index]}: {function}: {error}"] = None
         return None
-
-
-def _text(value: str | bytes | None) -> str | None:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _reasons(bits: int) -> Iterable[str]:

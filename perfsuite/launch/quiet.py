@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from perfsuite.case.hardware import Machine
-from perfsuite.launch.health import Cpu, allowed_cores, read_cpu
+from perfsuite.launch.cpu import Cpu, allowed_cores, read_cpu
 from perfsuite.launch.machine import visible_handles
 from perfsuite.results.health import FOREIGN_CPU_SHARE, FOREIGN_MEMORY_BYTES, STEAL_SHARE
 

@@ -1,4 +1,4 @@
-"""Asks every process of a job for its stacks, before it is killed."""
+"""Asks every process of a job for its stacks, before the job is killed. Imports neither torch nor pytest."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from collections.abc import Iterable
 
 import psutil
 
-from perfsuite.results.run_dir import RunDir
-from perfsuite.worker.stacks import SIGNAL
+from perfsuite.results.run_dir import STACKS_SIGNAL, RunDir
 
 WAIT_S = 5
-"""For the stacks to be written: at the most, and only if a process does not react."""
-
-
+"""Seconds that the stacks are waited for, if a process does not write any."""
 POLL_S = 0.1
 
 
 def ask(run_dir: RunDir, processes: Iterable[psutil.Process]) -> None:
-    """Have those of these processes that listen write their stacks; return when they have."""
-    files = {pid: file for _, pid, file in run_dir.all_stacks()}  # of two, the one for which it is a rank
-    asked = []
+    """Have those of the processes that listen write their stacks. Return when the files grow no more.
+
+    A process that became a rank after it began to listen has two files: it writes into that of its rank.
+    """
+    files = {pid: file for _, pid, file in run_dir.all_stacks()}  # ranks come last, so that theirs stays
+    expected = []
     for process in processes:
         if process.pid in files:
             with contextlib.suppress(psutil.Error):
-                process.send_signal(SIGNAL)
-                asked.append(files[process.pid])
+                process.send_signal(STACKS_SIGNAL)
+                expected.append(files[process.pid])
     before: list[int] = []
     until = time.monotonic() + WAIT_S
-    while asked and time.monotonic() < until:
-        sizes = [file.stat().st_size for file in asked]
+    while expected and time.monotonic() < until:
+        sizes = [file.stat().st_size for file in expected]
         if all(sizes) and sizes == before:
             return
         before = sizes

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfsuite.results.outcome import UNMEASURED
-from perfsuite.results.session_file import Result
+from perfsuite.results.session_file import Measurement
 
 
-def best_batch(results: Sequence[Result]) -> Result | None:
+def best_batch(results: Sequence[Measurement]) -> Measurement | None:
     """The one of most tokens/s whose allocator never had to retry, in no launch. None if there is none.
 
     A batch that fits only by retries is slower than it looks in memory, and the next one fails. Of equals the
@@ -22,7 +22,7 @@ def best_batch(results: Sequence[Result]) -> Result | None:
     return max(fitting, key=_tokens_per_s_then_smallest, default=None)
 
 
-def _fits(result: Result) -> bool:
+def _fits(result: Measurement) -> bool:
     return (
         result.outcome not in UNMEASURED
         and result.figures.tokens_per_s is not None
@@ -30,5 +30,5 @@ def _fits(result: Result) -> bool:
     )
 
 
-def _tokens_per_s_then_smallest(result: Result) -> tuple[float, int]:
+def _tokens_per_s_then_smallest(result: Measurement) -> tuple[float, int]:
     return result.figures.tokens_per_s or 0, -result.runs[0].case.micro_batch

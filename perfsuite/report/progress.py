@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from perfsuite.case.case import Unit
-from perfsuite.report.text import rate
+from perfsuite.report.text import plural, rate
 
 ID_WIDTH = 30
 
@@ -73,7 +73,7 @@ class Progress:
         """The case is decided."""
         spent = self.clock() - self._case_began
         self._finished_s.append(spent)
-        launches = f"{self._launch} launch{'es' if self._launch > 1 else ''}"
+        launches = plural(self._launch, "launch")
         which = f"[{self._number}/{self.cases}] {self._case_id}"
         self.say(f"{which} {outcome}: {launches} in {spent:.1f} s{self._time_left()}")
 

@@ -6,19 +6,30 @@ by a tiny twin of the case, never stands in its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from pydantic import Field
 
 from perfsuite.documents import Data, Document
 from perfsuite.errors import CaseError
+from perfsuite.report import text
 from perfsuite.report.batch_sweep import best_batch
-from perfsuite.report.text import amount
-from perfsuite.results.run import Figures
-from perfsuite.results.session_file import Result, SessionFile
+from perfsuite.results.metric import (
+    GPU_UTILISATION,
+    MFU,
+    PEAK_MEMORY,
+    RESERVED_MEMORY,
+    STEP_S_P50,
+    TFLOPS_PER_DEVICE,
+    TOKENS_PER_S,
+    TOKENS_PER_S_PER_DEVICE,
+    Metric,
+)
+from perfsuite.results.session_file import Measurement, SessionFile
 
 PUBLISHED = Path("bench_cases/published.json")
 """Where a repository keeps its `PublishedFile`."""
@@ -37,36 +48,21 @@ QuantityName = Literal[
 ]
 
 
-class Quantity(NamedTuple):
-    """What a published figure is: how its column is called, the same figure here, and how to write it."""
-
-    label: str
-    of: Callable[[Figures], float | None]
-    text: Callable[[float], str]
-
-
-QUANTITIES: Mapping[QuantityName, Quantity] = {
-    "tokens_per_s": Quantity("tokens/s", lambda f: f.tokens_per_s, "{:,.0f}".format),
-    "tokens_per_s_per_device": Quantity(
-        "tokens/s/GPU", lambda f: f.tokens_per_s_per_device, "{:,.0f}".format
-    ),
-    "mfu": Quantity("MFU", lambda f: f.mfu, "{:.1%}".format),
-    "tflops_per_device": Quantity("TFLOP/s/GPU", lambda f: f.tflops_per_device, "{:.2f}".format),
-    "step_s": Quantity("iteration time", lambda f: f.step_s_p50, lambda s: f"{1e3 * s:,.0f} ms"),
-    "peak_memory_bytes": Quantity(
-        "peak memory", lambda f: f.peak_memory_bytes, lambda size: amount(size, "bytes")
-    ),
-    "reserved_memory_bytes": Quantity(
-        "memory", lambda f: f.reserved_memory_bytes, lambda size: amount(size, "bytes")
-    ),
-    "gpu_utilisation": Quantity("GPU usage", lambda f: f.gpu_utilisation, "{:.1f} %".format),
-    # Time per token over that of the row it is relative to; 1.2 is 20 % slower.
-    "relative_time": Quantity(
-        "relative time", lambda f: 1 / f.tokens_per_s if f.tokens_per_s else None, "{:.2f}".format
-    ),
+QUANTITIES: Mapping[QuantityName, Metric] = {
+    "tokens_per_s": TOKENS_PER_S,
+    "tokens_per_s_per_device": TOKENS_PER_S_PER_DEVICE,
+    "mfu": MFU,
+    "tflops_per_device": TFLOPS_PER_DEVICE,
+    "step_s": replace(STEP_S_P50, label="iteration time", format=lambda s: f"{1e3 * s:,.0f} ms"),
+    "peak_memory_bytes": PEAK_MEMORY,
+    "reserved_memory_bytes": replace(RESERVED_MEMORY, label="memory"),
+    "gpu_utilisation": replace(GPU_UTILISATION, label="GPU usage", format="{:.1f} %".format),
+    # Time per token over that of the row it is relative to; 1.2 is 20 % slower. See `_measured`.
+    "relative_time": replace(TOKENS_PER_S, label="relative time", format="{:.2f}".format),
     # The source does not say what the figure is: shown beside tokens/s, without a ratio.
-    "unstated": Quantity("throughput", lambda f: f.tokens_per_s, "{:,.0f} tokens/s".format),
+    "unstated": replace(TOKENS_PER_S, label="throughput", format="{:,.0f} tokens/s".format),
 }
+"""The same figure here for each quantity that a source publishes, with the source's word for it."""
 
 
 class PublishedFigure(Data):
@@ -162,9 +158,9 @@ class ComparisonTable(Data):
     """What a reader must know to compare fairly."""
 
 
-def latest(sessions: Sequence[SessionFile]) -> dict[str, Result]:
+def latest(sessions: Sequence[SessionFile]) -> dict[str, Measurement]:
     """Of each case its newest result without an injected fault."""
-    found: dict[str, Result] = {}
+    found: dict[str, Measurement] = {}
     for session in sorted(sessions, key=lambda session: session.started_at):
         for result in session.results:
             if not any(run.inject for run in result.runs):
@@ -182,7 +178,7 @@ def concerned(published: PublishedFile, sessions: Sequence[SessionFile]) -> list
     ]
 
 
-def compare(comparison: Comparison, results: Mapping[str, Result]) -> ComparisonTable:
+def compare(comparison: Comparison, results: Mapping[str, Measurement]) -> ComparisonTable:
     """The published table with what was measured here beside each figure. `results` are by case id."""
     first, *others = comparison.quantities
     has_twins = any(row.twin in results for row in comparison.rows)
@@ -232,52 +228,53 @@ def _published(row: Row, quantity: QuantityName) -> PublishedFigure | None:
     return next((figure for figure in row.figures if figure.quantity == quantity), None)
 
 
-def _measured(row: Row, quantity: QuantityName, results: Mapping[str, Result]) -> float | None:
+def _measured(row: Row, quantity: QuantityName, results: Mapping[str, Measurement]) -> float | None:
     result = results.get(row.case)
     if result is None:
         return None
-    value = QUANTITIES[quantity].of(result.figures)
+    metric = QUANTITIES[quantity]
+    measured = metric.of(result.figures)
     if quantity != "relative_time":
-        return value
+        return measured
     base = results.get(row.relative_to or row.case)
     if base is None or base.hardware_class != result.hardware_class:
         return None  # a figure of other hardware never stands in its place
-    base_value = QUANTITIES[quantity].of(base.figures)
-    return value / base_value if value and base_value else None
+    base_measured = metric.of(base.figures)
+    return metric.cost(measured) / metric.cost(base_measured) if measured and base_measured else None
 
 
 def _here(
-    row: Row, quantity: QuantityName, measured: float | None, result: Result | None, accelerator: str
+    row: Row, quantity: QuantityName, measured: float | None, result: Measurement | None, accelerator: str
 ) -> str:
     if result is None:
         return f"not run: needs {row.devices} x {accelerator}"
     if measured is None:
         return result.verdict.failure or "not measured"
-    return QUANTITIES[quantity].text(measured)
+    return text.value(QUANTITIES[quantity], measured)
 
 
-def _both(row: Row, quantity: QuantityName, results: Mapping[str, Result]) -> str:
+def _both(row: Row, quantity: QuantityName, results: Mapping[str, Measurement]) -> str:
     published, measured = _published(row, quantity), _measured(row, quantity, results)
-    here = QUANTITIES[quantity].text(measured) if measured is not None else "-"
+    here = text.value(QUANTITIES[quantity], measured) if measured is not None else "-"
     return f"{published.reported if published else '-'} / {here}"
 
 
-def _verdict(result: Result | None) -> str:
+def _verdict(result: Measurement | None) -> str:
     if result is None:
         return "-"
     return result.excused or result.verdict.outcome
 
 
-def _twin(result: Result | None) -> str:
+def _twin(result: Measurement | None) -> str:
     if result is None:
         return "-"
     speed = result.figures.tokens_per_s
     return f"{speed:,.0f} tokens/s, {_verdict(result)}" if speed else _verdict(result)
 
 
-def _best(comparison: Comparison, results: Mapping[str, Result]) -> set[str]:
+def _best(comparison: Comparison, results: Mapping[str, Measurement]) -> set[str]:
     """The fastest batch before allocator retries, of each sweep that was run."""
-    sweeps: dict[str, list[Result]] = {}
+    sweeps: dict[str, list[Measurement]] = {}
     for row in comparison.rows:
         if row.sweep is not None and (result := results.get(row.case)) is not None:
             sweeps.setdefault(row.sweep, []).append(result)

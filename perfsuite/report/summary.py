@@ -10,26 +10,9 @@ from collections.abc import Iterable, Sequence
 
 from perfsuite.case.case import Unit
 from perfsuite.report.text import percent, plural, rate
-from perfsuite.results.metric import SPEEDS, TOKENS_PER_S, in_unit
-from perfsuite.results.outcome import Check
-from perfsuite.results.session_file import Result, SessionFile
-
-WORST_FIRST = (
-    "failed",
-    "regressed",
-    "unhealthy",
-    "inconclusive",
-    "undecided",
-    "improved",
-    "known issue",
-    "out of memory",
-    "recorded",
-    "passed",
-)
-"""The order in which reports show them. `known issue` and `out of memory` are failures that are excused."""
-QUIET = frozenset({"known issue", "out of memory", "recorded", "passed"})
-"""Verdicts that nobody needs to act upon."""
-
+from perfsuite.results.metric import TOKENS_PER_S, described, in_unit
+from perfsuite.results.outcome import QUIET, WORST_FIRST, Check
+from perfsuite.results.session_file import Measurement, SessionFile
 
 MARKS = ("shared", "blind")
 NOTES_SHOWN = 5
@@ -37,18 +20,18 @@ NOTES_SHOWN = 5
 REST = "-v or the HTML report tells"
 
 
-def verdict(result: Result) -> str:
+def verdict(result: Measurement) -> str:
     """The outcome, or what excuses a failure."""
     return result.excused or result.outcome
 
 
-def speed_change(result: Result) -> float | None:
+def speed_change(result: Measurement) -> float | None:
     """Of tokens/s against the baseline, relatively: -0.05 is 5 % fewer. None where it was not compared."""
     check = next((check for check in result.verdict.checks if check.metric == TOKENS_PER_S.name), None)
     return None if check is None else change(check)
 
 
-def speed_unit(results: Iterable[Result]) -> Unit:
+def speed_unit(results: Iterable[Measurement]) -> Unit:
     """What heads the column of a table: samples where all count them. See `speed`."""
     units = {result.unit for result in results if result.runs}
     return "samples" if units == {"samples"} else "tokens"
@@ -60,18 +43,16 @@ def speed(value: float, unit: Unit, heading: Unit) -> str:
 
 
 def change(check: Check) -> float | None:
-    """Of the metric as people read it, not of its cost: tokens/s fall when time per token grows."""
-    if check.worsening is None or check.unit not in SPEEDS:
-        return check.worsening
-    return 1 / (1 + check.worsening) - 1
+    """Return the relative change of the figure, not of its cost; None where it was not compared."""
+    return None if check.worsening is None else described(check.metric).change(check.worsening)
 
 
-def reason(result: Result) -> str:
+def reason(result: Measurement) -> str:
     """Why the verdict is what it is and what it is blind to, in a few words; empty for neither."""
     return "; ".join(filter(None, (_why(result), _blind_to(result))))
 
 
-def _why(result: Result) -> str:
+def _why(result: Measurement) -> str:
     judged = result.verdict
     telling = [check for check in judged.checks if check.outcome == judged.outcome]
     if judged.failure is not None:
@@ -85,17 +66,17 @@ def _why(result: Result) -> str:
     return ", ".join(f"{label} {'not known' if of is None else percent(of)}" for label, of in changes)
 
 
-def blind(result: Result) -> bool:
+def blind(result: Measurement) -> bool:
     """Whether the noise of a metric hides changes as large as its tolerance."""
     return any(check.blind for check in result.verdict.checks)
 
 
-def marks(result: Result) -> list[str]:
+def marks(result: Measurement) -> list[str]:
     """Beside a verdict: `shared` figures prove nothing, a `blind` gate may have missed a change."""
     return [mark for mark, holds in zip(MARKS, (result.shared, blind(result)), strict=True) if holds]
 
 
-def _blind_to(result: Result) -> str:
+def _blind_to(result: Measurement) -> str:
     """Which metrics, and the smallest change of each that would be found."""
     found = [
         f"{check.label} below {check.minimum_detectable:.1%}"
@@ -105,7 +86,7 @@ def _blind_to(result: Result) -> str:
     return f"blind to changes of {', '.join(found)}" if found else ""
 
 
-def properties(result: Result) -> dict[str, str | float]:
+def properties(result: Measurement) -> dict[str, str | float]:
     """A result in short for other tools: JUnit's properties, pytest-benchmark's extra info.
 
     Of a case without tokens, `samples_per_s` and so on.
@@ -115,7 +96,7 @@ def properties(result: Result) -> dict[str, str | float]:
         "framework": result.framework,
         "outcome": result.outcome,
         "launches": len(result.runs),
-        **{name: value for name, value in result.figures if value is not None},
+        **result.figures.by_name(),
     }
     if result.runs:
         told["hardware_class"] = result.runs[-1].machine.hardware_class
@@ -135,7 +116,7 @@ def properties(result: Result) -> dict[str, str | float]:
     return {in_unit(name, result.unit): value for name, value in told.items()}
 
 
-def tally(results: Iterable[Result]) -> list[str]:
+def tally(results: Iterable[Measurement]) -> list[str]:
     """How many there are of each verdict, the worst first: `2 regressed`, `14 passed (3 blind)`."""
     counts, marked = Counter[str](), Counter[tuple[str, str]]()
     for result in results:
@@ -177,16 +158,16 @@ def interruption(session: SessionFile) -> str | None:
         return None
     lost = f": {session.interrupted_case} was not judged" if session.interrupted_case else ""
     if launches := len(session.interrupted_launches):
-        lost += f" ({launches} launch{'es' * (launches > 1)} of it in results.json)"
+        lost += f" ({plural(launches, 'launch')} of it in results.json)"
     return f"The session was interrupted{lost}; what came after it was not measured."
 
 
-def needs_words(result: Result) -> bool:
+def needs_words(result: Measurement) -> bool:
     """Whether somebody may have to act upon a result, so that it is explained and not just counted."""
     return verdict(result) not in QUIET
 
 
-def in_short(results: Iterable[Result]) -> list[str]:
+def in_short(results: Iterable[Measurement]) -> list[str]:
     """What there is to know of results that nobody explains one by one: few lines, however many they are."""
     told, by_note = [], dict[str, list[str]]()
     quiet = [result for result in results if not needs_words(result)]
@@ -207,7 +188,7 @@ def in_short(results: Iterable[Result]) -> list[str]:
     return told
 
 
-def known_issue(result: Result) -> str | None:
+def known_issue(result: Measurement) -> str | None:
     """Whether the known issue of its case is still there. None: it has none, or another failure hides it."""
     issue = next((run.case.known_issue for run in result.runs), None)
     if issue is None or (result.excused is None and result.outcome == "failed"):
@@ -217,18 +198,18 @@ def known_issue(result: Result) -> str | None:
     return f"known issue gone: {issue.url}: take known_issue from the case"
 
 
-def notes(result: Result) -> list[str]:
+def notes(result: Measurement) -> list[str]:
     """What a reader of the figures should know, each once: of the launches, their health, and the machine."""
     return list(dict.fromkeys([*launch_notes(result), *machine_notes([result])]))
 
 
-def machine_notes(results: Iterable[Result]) -> list[str]:
+def machine_notes(results: Iterable[Measurement]) -> list[str]:
     """What could not be found out of the GPUs that these ran on, each once."""
     machines = [run.machine for result in results for run in result.runs]
     return list(dict.fromkeys(m.note for m in machines if m.device == "cuda" and m.note is not None))
 
 
-def launch_notes(result: Result) -> list[str]:
+def launch_notes(result: Measurement) -> list[str]:
     """What should be known of the launches and their health, each once."""
     runs = result.runs
     told = Counter(f"a fault was injected: {run.inject}" for run in runs if run.inject is not None)

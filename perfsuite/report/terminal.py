@@ -5,26 +5,31 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from perfsuite.case.case import Unit
-from perfsuite.report.summary import known_issue, notes, speed, speed_change, speed_unit
-from perfsuite.report.text import amount, percent, plural, rate, sentence
-from perfsuite.results.metric import in_unit
-from perfsuite.results.outcome import Outcome
-from perfsuite.results.session_file import Result
-
-STYLES: dict[Outcome, str] = {
-    "passed": "green",
-    "improved": "green",
-    "recorded": "cyan",
-    "regressed": "red",
-    "failed": "red",
-}
-
+from perfsuite.report import summary
+from perfsuite.report.columns import LAUNCHES, SPEED_CHANGE, Column, figure, speed_in
+from perfsuite.report.summary import known_issue, notes, speed_unit
+from perfsuite.report.text import plural, rate, sentence, value
+from perfsuite.results.metric import (
+    ENERGY_PER_TOKEN,
+    GPU_UTILISATION,
+    MFU,
+    PEAK_MEMORY,
+    STEP_JITTER,
+    STEP_S_P50,
+    STEP_S_P95,
+    TOKENS_PER_S_PER_DEVICE,
+    Metric,
+    extra_metrics,
+)
+from perfsuite.results.outcome import STYLES
+from perfsuite.results.session_file import Measurement
 
 NARROW = 120
 """Columns, below which a case's id stands on a line of its own and some figures are left out."""
@@ -42,25 +47,24 @@ def console(*, stderr: bool = False) -> Console:
     return made
 
 
-def table(results: Sequence[Result], *, color: bool, width: int | None) -> str:
+def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> str:
     """The results as a terminal table in `width` columns (80 or more); None: as wide as it needs."""
     narrow = width is not None and width < NARROW
     grid = Table(box=None, header_style="bold", pad_edge=False, show_edge=False)
     if not narrow:
         grid.add_column("case", overflow="fold", ratio=1, min_width=20)
-    unit = speed_unit(results)
-    figures = [_figures(result, unit, narrow=narrow) for result in results]
-    for heading in figures[0]:
-        grid.add_column(heading, justify="right", no_wrap=True)
+    columns = _columns(speed_unit(results), narrow=narrow)
+    for column in columns:
+        grid.add_column(column.heading, justify="right", no_wrap=True)
     grid.add_column("verdict", no_wrap=True)
-    for result, told in zip(results, figures, strict=True):
-        outcome = result.verdict.outcome
-        verdict = Text.assemble((outcome, STYLES.get(outcome, "yellow")))
-        if result.excused is not None:
-            verdict = Text.assemble((result.excused, "yellow"))
+    for result in results:
+        style = STYLES[summary.verdict(result)]
+        verdict = Text.assemble((style.word, style.colour))
         if result.shared:
             verdict.append(" (shared)", "yellow")
-        grid.add_row(*([] if narrow else [result.case_id]), *told.values(), verdict)
+        grid.add_row(
+            *([] if narrow else [result.case_id]), *(column.cell(result) for column in columns), verdict
+        )
     text = io.StringIO()
     Console(
         file=text,
@@ -80,24 +84,30 @@ def table(results: Sequence[Result], *, color: bool, width: int | None) -> str:
     return "\n".join(lines)
 
 
-def _figures(result: Result, unit: Unit, *, narrow: bool) -> dict[str, str]:
-    """By column heading; speeds are under `unit`."""
-    f, change = result.figures, speed_change(result)
-    told = {
-        f"{unit}/s": "-" if f.tokens_per_s is None else speed(f.tokens_per_s, result.unit, unit),
-        "per device": "-" if f.tokens_per_s_per_device is None else rate(f.tokens_per_s_per_device),
-        "p50 ms": "-" if f.step_s_p50 is None else f"{1e3 * f.step_s_p50:.1f}",
-        "p95 ms": "-" if f.step_s_p95 is None else f"{1e3 * f.step_s_p95:.1f}",
-        "memory": "-" if f.peak_memory_bytes is None else amount(f.peak_memory_bytes, "bytes"),
-        "MFU": "-" if f.mfu is None else f"{f.mfu:.1%}",
-        "vs base": "-" if change is None else percent(change),
-        "launches": str(len(result.runs)),
-    }
-    left_out = {"per device", "launches"} if narrow else set()
-    return {heading: value for heading, value in told.items() if heading not in left_out}
+def _columns(unit: Unit, *, narrow: bool) -> list[Column]:
+    """The columns between case and verdict."""
+    wide = [] if narrow else [figure(TOKENS_PER_S_PER_DEVICE)]
+    return [
+        speed_in(unit),
+        *wide,
+        *(_in_ms(metric) for metric in (STEP_S_P50, STEP_S_P95)),
+        figure(PEAK_MEMORY),
+        figure(MFU),
+        replace(SPEED_CHANGE, heading="vs base"),
+        *([] if narrow else [LAUNCHES]),
+    ]
 
 
-def explanation(result: Result) -> str:
+def _in_ms(metric: Metric) -> Column:
+    """The column of a time, with the unit in its heading, which keeps the table narrow."""
+    return replace(
+        figure(metric),
+        heading=f"{metric.heading} ms",
+        format=lambda result, seconds: f"{1e3 * seconds:.1f}",
+    )
+
+
+def explanation(result: Measurement) -> str:
     """Everything about one result in words: each metric against its baseline, failures, what changed."""
     verdict = result.verdict
     lines = [f"{result.case_id}: {verdict.outcome} after {plural(len(result.runs), 'launch')}"]
@@ -107,18 +117,7 @@ def explanation(result: Result) -> str:
         lines.append("  shared: others used the machine; the figures are shown, nothing is judged by them")
     if (known := known_issue(result)) is not None:
         lines.append(f"  {known}")
-    figures = result.figures
-    if figures.step_jitter is not None:
-        lines.append(f"  p95/p50 of a step: {figures.step_jitter:.2f} (not judged)")
-    if figures.gpu_utilisation is not None:
-        lines.append(f"  GPU utilisation: {figures.gpu_utilisation:.0f} %")
-    if figures.energy_per_token_j is not None:
-        per = in_unit("mJ per token", result.unit)
-        lines.append(f"  energy: {1e3 * figures.energy_per_token_j:.2f} {per}")
-    if figures.own_tokens_per_s is not None and figures.tokens_per_s is not None:
-        apart = figures.own_tokens_per_s / figures.tokens_per_s - 1
-        own = f"{rate(figures.own_tokens_per_s)} {result.unit}/s"
-        lines.append(f"  {result.framework}'s own log: {own} ({apart:+.1%} beside this clock)")
+    lines += [f"  {line}" for line in _shown(result)]
     lines += [f"  note: {note}" for note in notes(result)]
     if verdict.changed:
         lines.append("  changed since the baseline: " + "; ".join(verdict.changed))
@@ -133,3 +132,19 @@ def explanation(result: Result) -> str:
             traceback = run.failure.traceback.rstrip().splitlines()
             lines += [f"  traceback{where}:", *(f"    {line}" for line in traceback)]
     return "\n".join(lines)
+
+
+def _shown(result: Measurement) -> list[str]:
+    """The figures that are shown and never judged, one line each."""
+    figures, extra = result.figures, extra_metrics([result.figures])
+    metrics = (STEP_JITTER, GPU_UTILISATION, ENERGY_PER_TOKEN, *(m for m in extra if m.judged == "shown"))
+    lines = [
+        f"{metric.label}: {value(metric.counting(result.unit), metric.of(figures))} (not judged)"
+        for metric in metrics
+        if metric.of(figures) is not None
+    ]
+    if figures.own_tokens_per_s is not None and figures.tokens_per_s is not None:
+        apart = figures.own_tokens_per_s / figures.tokens_per_s - 1
+        reported = f"{rate(figures.own_tokens_per_s)} {result.unit}/s"
+        lines.append(f"reported by {result.framework}: {reported} ({apart:+.1%} beside this clock)")
+    return lines

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
-from perfsuite.results.metric import SPEEDS
+from perfsuite.results.metric import Metric, described
 from perfsuite.results.outcome import Check
+
+_TIME_PER = {"tokens/s": "token", "samples/s": "sample"}
+"""For a unit of speed, what its inverse is the time of."""
 
 
 def sentence(check: Check) -> str:
-    """A check in words: what was measured, against what, by how much, allowed how much, how sure."""
-    text = f"{check.label}: {amount(check.measured, check.unit)}"
+    """Return a check in words: the figure, the baseline's, the change, how certain it is, what is allowed."""
+    text = f"{check.label}: {measured(check)}"
     if check.baseline is not None:
-        text += f", baseline {amount(check.baseline, check.unit)}"
+        text += f", baseline {baseline(check)}"
     if check.worsening is not None:
         text += f": {_change(check, check.worsening)}"
         if check.interval is not None:
@@ -32,38 +36,88 @@ def sentence(check: Check) -> str:
 
 
 def _change(check: Check, worsening: float) -> str:
+    """The change of the cost in words: `5.0 % more time per token`, `1.0 % less`, `3.0 % worse`."""
     more = "more" if worsening >= 0 else "less"
-    what = f"{more} time per {SPEEDS[check.unit]}" if check.unit in SPEEDS else more
-    return f"{abs(worsening):.1%} {what}"
+    if check.unit in _TIME_PER:
+        more = f"{more} time per {_TIME_PER[check.unit]}"
+    elif described(check.metric).better == "higher":
+        more = "worse" if worsening >= 0 else "better"
+    return f"{abs(worsening):.1%} {more}"
+
+
+def measured(check: Check) -> str:
+    """Return the figure that a check judges, with its unit."""
+    return _judged(check, check.measured)
+
+
+def baseline(check: Check) -> str:
+    """Return the baseline's figure that a check compares with, with its unit."""
+    return _judged(check, check.baseline)
+
+
+def _judged(check: Check, figure: float | None) -> str:
+    form = described(check.metric).format
+    return amount(figure, check.unit) if form is None or figure is None else form(figure)
+
+
+def value(metric: Metric, figure: float | None) -> str:
+    """Return a value of a metric with its unit, as the metric wants it written."""
+    return amount(figure, metric.unit) if metric.format is None or figure is None else metric.format(figure)
 
 
 def amount(value: float | None, unit: str) -> str:
-    """A figure for people: bytes in binary units, speeds as `rate` tells them."""
+    """Return a figure with its unit. A speed goes without: the label or the heading beside it has it."""
     if value is None:
         return "not measured"
     if unit == "bytes":
-        size, name = (2**30, "GiB") if value >= 2**30 else (2**20, "MiB")
-        return f"{value / size:.2f} {name}" if name == "GiB" else f"{value / size:.1f} {name}"
-    return rate(value) if unit else f"{value:.2f}"
+        return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.1f} MiB"
+    if unit in _FORMATS:
+        return _FORMATS[unit](value)
+    return f"{rate(value)} {unit}"
 
 
 def rate(value: float) -> str:
-    """So many per second, to three digits at the least."""
+    """Return a number to three digits at least, with a comma for thousands: `0.123`, `12.3`, `1,234`."""
     return f"{value:.3g}" if 0 < value < 100 else f"{value:,.0f}"
 
 
 def percent(change: float) -> str:
-    """A relative change, signed; never `-0.0%`."""
+    """Return a relative change with its sign; never `-0.0%`."""
     return f"{round(change, 3) + 0.0:+.1%}"
 
 
+def duration(seconds: float) -> str:
+    """Return a time in ms up to 10 s, then in s."""
+    return f"{seconds:,.2f} s" if seconds >= 10 else f"{1e3 * seconds:,.1f} ms"
+
+
+def energy(joules: float) -> str:
+    """Return an energy in mJ."""
+    return f"{1e3 * joules:.2f} mJ"
+
+
 def plural(count: int, noun: str) -> str:
-    """`1 launch`, `2 launches`, `2 cases`."""
+    """Return a count with its noun: `1 launch`, `2 launches`, `2 cases`."""
     if count == 1:
         return f"1 {noun}"
     return f"{count} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def relative(text: str, root: Path) -> str:
-    """The same text with paths below `root` as they are from there."""
+    """Return the text with each path below `root` as it is from there."""
     return re.sub(rf"(?<![\w./-]){re.escape(str(root))}/", "", text) if root != Path("/") else text
+
+
+_FORMATS: dict[str, Callable[[float], str]] = {
+    "tokens/s": rate,
+    "samples/s": rate,
+    "s": duration,
+    "share": "{:.1%}".format,
+    "%": "{:.0f} %".format,
+    "ratio": "{:.2f}".format,
+    "": "{:.2f}".format,
+    "TFLOP/s": "{:.2f}".format,
+    "J per token": lambda joules: f"{energy(joules)} per token",
+    "J per sample": lambda joules: f"{energy(joules)} per sample",
+}
+"""How values of a unit are written; others as a number and the unit. Bytes: see `amount`."""

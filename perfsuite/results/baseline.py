@@ -5,20 +5,16 @@ Imports neither torch nor pytest.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean, median
 from typing import Literal
 
 from pydantic import Field
 
-from perfsuite import documents
 from perfsuite.case.case import Case
 from perfsuite.documents import Data, Document
-from perfsuite.errors import FileError
 from perfsuite.results.rank_report import Flops, Observed
 from perfsuite.results.run import Figures, Run
 
@@ -60,13 +56,13 @@ class Baseline(Document):
 
     def values(self, figure: str) -> list[float]:
         """A figure of each launch that has it, in the order of the launches."""
-        found = [getattr(launch.figures, figure) for launch in self.launches]
-        return [value for value in found if value is not None]
+        values = [launch.figures.get(figure) for launch in self.launches]
+        return [value for value in values if value is not None]
 
     def session_sizes(self, figure: str) -> list[int]:
         """How many launches of each session have a figure."""
-        told = [launch for launch in self.launches if getattr(launch.figures, figure) is not None]
-        return list(Counter(launch.session for launch in told).values())
+        launches = [launch for launch in self.launches if launch.figures.get(figure) is not None]
+        return list(Counter(launch.session for launch in launches).values())
 
     def median(self, figure: str) -> float | None:
         """The median of a figure over the launches; None if no launch has it."""
@@ -118,44 +114,8 @@ def loss_curve(loss: Sequence[float]) -> tuple[float, ...]:
     return tuple(fmean(loss[round(part * tenth) : round((part + 1) * tenth)]) for part in range(10))
 
 
-def path(directory: Path, hardware_class: str, case: Case) -> Path:
-    """Where a baseline stands in a directory of baselines."""
-    return directory / hardware_class / f"{case.id}.json"
-
-
-def find(directories: Sequence[Path], hardware_class: str, case: Case) -> tuple[Baseline, Path] | None:
-    """The first directory's baseline of `case`, and its file. Raises `FileError` if that file is bad."""
-    for directory in directories:
-        file = path(directory, hardware_class, case)
-        if file.exists():
-            baseline = documents.read(file, Baseline)
-            if baseline.case.id != case.id or baseline.hardware_class != hardware_class:
-                raise FileError(
-                    f"{file}: it holds the baseline of {baseline.case.id} on {baseline.hardware_class}. "
-                    "A file must stand where its content says; move it or delete it."
-                )
-            return baseline, file
-    return None
-
-
-def of_class(directories: Sequence[Path], hardware_class: str) -> list[Baseline]:
-    """Every readable baseline of a hardware class, each case from the first directory that has it.
-
-    A file that cannot be read is left out here; it is an error where its own case is judged.
-    """
-    files: dict[str, Path] = {}
-    for directory in directories:
-        for file in sorted((directory / hardware_class).glob("*.json")):
-            files.setdefault(file.name, file)
-    found = []
-    for file in files.values():
-        with contextlib.suppress(FileError):
-            found.append(documents.read(file, Baseline))
-    return found
-
-
 def _rounded(figures: Figures) -> Figures:
-    return Figures(**{name: None if value is None else _cut(value) for name, value in figures})
+    return Figures.of({name: _cut(value) for name, value in figures.by_name().items()})
 
 
 def _cut(value: float, digits: int = 6) -> float:

@@ -15,8 +15,16 @@ from perfsuite.case.framework import LossRule
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError, ReportError
 from perfsuite.results import agreement, stacks
-from perfsuite.results.figures import _in_tf32, _slowest_probe, _unsettled, figures_of, job_steps
+from perfsuite.results.figures import (
+    _in_tf32,
+    _slowest_probe,
+    _unsettled,
+    extra_figures,
+    figures_of,
+    job_steps,
+)
 from perfsuite.results.health import gpu_setup
+from perfsuite.results.metric import find
 from perfsuite.results.rank_report import Failure, Observed, RankReport
 from perfsuite.results.run import Health, LaunchFile, Run
 from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, RunDir
@@ -88,6 +96,8 @@ def collect(
     try:
         ranks = [reports[rank] for rank in sorted(reports)]
         run = _measured(bare, ranks, asked.peak_flops)
+        metrics = [metric for name in asked.metrics if (metric := find(name)) is not None]
+        run = run.replace(figures=run.figures.replace(extra=extra_figures(run, ranks, metrics)))
     except ReportError as error:
         return bare.replace(failure=Failure(kind="ranks_disagree", message=str(error)))
     notes = run.notes

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean, median, quantiles
 
+from perfsuite.errors import ReportError
+from perfsuite.results.metric import Metric
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Figures, Health, Run
 
@@ -80,6 +82,60 @@ def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) ->
         loss_first=run.loss[0] if run.loss else None,
         loss_last=fmean(run.loss[-tail:]) if run.loss else None,
     )
+
+
+def extra_figures(run: Run, reports: Sequence[RankReport], metrics: Sequence[Metric]) -> dict[str, float]:
+    """Return the values of other packages' metrics by name, out of a run with figures and its rank reports.
+
+    Raises `ReportError` where ranks differ that must not, or where a metric's `read` fails.
+    """
+    values = {}
+    for metric in metrics:
+        value = _of_ranks(metric, reports) if metric.read is None else _read(metric, run)
+        if value is not None:
+            values[metric.name] = value
+    return values
+
+
+def _of_ranks(metric: Metric, reports: Sequence[RankReport]) -> float | None:
+    """The value of a launch; None if no rank recorded one."""
+    values = {report.rank: report.extra[metric.name] for report in reports if metric.name in report.extra}
+    if not values:
+        return None
+    if metric.across_ranks == "equal" and len(set(values.values())) > 1:
+        each = ", ".join(f"rank {rank}: {value:g}" for rank, value in values.items())
+        raise ReportError(f"ranks disagree on {metric.name} ({each}), which has to be equal on all ranks")
+    return float(_ACROSS_RANKS[metric.across_ranks](list(values.values())))
+
+
+_ACROSS_RANKS: dict[str, Callable[[Sequence[float]], float]] = {
+    "max": max,
+    "min": min,
+    "sum": sum,
+    "mean": fmean,
+    "equal": max,
+}
+
+
+def _read(metric: Metric, run: Run) -> float | None:
+    assert metric.read is not None
+    try:
+        value = metric.read(run)
+        return None if value is None else float(value)
+    except Exception as error:
+        raise ReportError(
+            f"metric {metric.name!r} could not be read out of the launch: {type(error).__name__}: {error}. "
+            "Mend the package that brings it, or uninstall it"
+        ) from error
+
+
+def median_figures(launches: Sequence[Figures]) -> Figures:
+    """The median of each figure over the launches that have it."""
+    values: dict[str, list[float]] = {}
+    for figures in launches:
+        for name, value in figures.by_name().items():
+            values.setdefault(name, []).append(value)
+    return Figures.of({name: median(each) for name, each in values.items()})
 
 
 def _unsettled(run: Run) -> list[str]:

@@ -1,48 +1,117 @@
-"""The gated metrics: unit, direction, tolerance. Pure; imports neither torch nor pytest."""
+"""What is known of each figure of a launch: label, unit, direction, format, tolerance.
+
+perfsuite's own figures are fields of `Figures`; those that are judged or shown have a `Metric` below. A
+metric of another package (entry point group `perfsuite.metrics`) has its value in `Figures.extra`. Imports
+neither torch nor pytest.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
 
+from perfsuite import extensions
 from perfsuite.case.case import Unit
+from perfsuite.results.run import Figures, Run
+
+Device = Literal["cpu", "cuda"]
+Judged = Literal["sequential", "exact", "shown"]
 
 
 def in_unit(text: str, unit: Unit) -> str:
-    """A text about tokens, said of what a case counts."""
+    """Return a text about tokens as one about what a case counts: tokens, or samples."""
     return text.replace("token", unit.removesuffix("s"))
+
+
+class MetricRecorder(Protocol):
+    """Measures one metric in one rank. It may import torch; what it does is not part of any step's time."""
+
+    def begin(self, model: Any, rank: int, world_size: int) -> None:
+        """Start: called once, after the first step. `model` is what trains (None where nobody knows it)."""
+
+    def boundary(self, step: int) -> None:
+        """Look at the model between two steps: called after each later step, `step` counted from 0."""
+
+    def result(self) -> float | None:
+        """Return this rank's value, after the last step; None if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A gated figure of a run. Unit and direction have no default: nobody shall guess them."""
+    """One figure of a launch. Unit, direction and how it is judged have no default: nobody shall guess them.
+
+    Raises `ValueError` if a judged metric lacks a tolerance, or if two places would measure it.
+    """
 
     name: str
-    """The field of `Figures` that holds it."""
+    """The field of `Figures` that holds the value; for a metric of another package, its key in `extra`."""
     label: str
+    """What sentences call it."""
     unit: str
+    """Also says how a value is written: see `perfsuite.report.text.amount`."""
     better: Literal["higher", "lower"]
-    tolerance_cpu: float
-    """Relative change for the worse that is let pass on a machine without accelerator, which is noisy."""
-    tolerance_gpu: float
-    exact_on_gpu: bool = False
-    """Whether an accelerator repeats it to the digit, so that no statistics are needed there."""
+    judged: Judged
+    """`sequential`: by the statistics of several launches. `exact`: one launch is enough, every change beyond
+    the tolerance counts. `shown`: never judged."""
+    judged_on_cpu: Judged | None = None
+    """How it is judged on a machine without accelerator; None: as `judged` says."""
+    tolerances: Mapping[Device, float] = field(default_factory=dict)
+    """Largest relative change for the worse that passes, by device. A CPU is noisier, so it is given more."""
+    heading: str = ""
+    """What tables call it; empty: `label`."""
+    format: Callable[[float], str] | None = None
+    """Writes a value with its unit; None: by the unit."""
+    across_ranks: Literal["max", "min", "sum", "mean", "equal"] = "max"
+    """Makes the value of a launch from those of its ranks; `equal`: ranks that differ are an error."""
+    recorder: Callable[[], MetricRecorder] | None = None
+    """Makes what measures the metric in each rank."""
+    read: Callable[[Run], float | None] | None = None
+    """Reads the value out of a launch after it, on the driver's side, where no recorder is needed."""
+
+    def __post_init__(self) -> None:
+        ways = {self.judged, self.judged_on_cpu}
+        if ways & {"sequential", "exact"} and set(self.tolerances) != {"cpu", "cuda"}:
+            raise ValueError(
+                f"metric {self.name!r} is judged ({self.judged}) and needs tolerances for 'cpu' and 'cuda', "
+                f"got {dict(self.tolerances)}: give tolerances={{'cpu': 0.15, 'cuda': 0.03}}, "
+                "or judged='shown'"
+            )
+        if self.recorder is not None and self.read is not None:
+            raise ValueError(f"metric {self.name!r} has both recorder and read: give one of them")
+
+    def of(self, figures: Figures) -> float | None:
+        """Return its value among the figures of a launch, of a baseline's launch or of a case, or None."""
+        return figures.get(self.name)
 
     def counting(self, unit: Unit) -> Metric:
-        """The same of a case that counts this: in the label and in the unit."""
-        return replace(self, label=in_unit(self.label, unit), unit=in_unit(self.unit, unit))
+        """Return the same metric for a case that counts `unit`: in its label, heading and unit."""
+        return replace(
+            self,
+            label=in_unit(self.label, unit),
+            unit=in_unit(self.unit, unit),
+            heading=in_unit(self.heading, unit),
+        )
+
+    def judging(self, device: str) -> Judged:
+        """Return how it is judged on a device."""
+        return self.judged_on_cpu or self.judged if device == "cpu" else self.judged
 
     def tolerance(self, device: str) -> float:
-        """The relative change for the worse that is let pass."""
-        return self.tolerance_cpu if device == "cpu" else self.tolerance_gpu
+        """Return the largest relative change for the worse that passes on a device."""
+        return self.tolerances["cpu" if device == "cpu" else "cuda"]
 
     def cost(self, value: float) -> float:
-        """The figure as a cost, for which lower is better: what `perfsuite.verdict.sequential` judges."""
+        """Return the figure as a cost, for which lower is better: what the sequential test judges."""
         return value if self.better == "lower" else 1 / value
 
     def worsening(self, now: float, before: float) -> float:
-        """By how much the cost grew, relative to before: +0.05 is 5 % slower, or larger."""
+        """Return the relative growth of the cost: +0.05 is 5 % slower, or larger."""
         return self.cost(now) / self.cost(before) - 1
+
+    def change(self, worsening: float) -> float:
+        """Return the relative change of the figure itself: tokens/s fall when the time per token grows."""
+        return worsening if self.better == "lower" else 1 / (1 + worsening) - 1
 
 
 TOKENS_PER_S = Metric(
@@ -50,16 +119,16 @@ TOKENS_PER_S = Metric(
     label="tokens/s",
     unit="tokens/s",
     better="higher",
-    tolerance_cpu=0.15,
-    tolerance_gpu=0.03,
+    judged="sequential",
+    tolerances={"cpu": 0.15, "cuda": 0.03},
 )
 TOKENS_PER_S_MEAN = Metric(
     name="tokens_per_s_mean",
     label="tokens/s with stalls",
     unit="tokens/s",
     better="higher",
-    tolerance_cpu=0.20,
-    tolerance_gpu=0.05,
+    judged="sequential",
+    tolerances={"cpu": 0.20, "cuda": 0.05},
 )
 """By the mean step, so that rare long steps count. Noisier than the median, hence the wider tolerance.
 
@@ -69,13 +138,144 @@ the slowest tenth) jumps with how many of them fall into a window, by more than 
 PEAK_MEMORY = Metric(
     name="peak_memory_bytes",
     label="peak memory",
+    heading="memory",
     unit="bytes",
     better="lower",
-    tolerance_cpu=0.20,
-    tolerance_gpu=0.01,
-    exact_on_gpu=True,
+    judged="exact",
+    judged_on_cpu="sequential",
+    tolerances={"cpu": 0.20, "cuda": 0.01},
+)
+GATED = (TOKENS_PER_S, TOKENS_PER_S_MEAN, PEAK_MEMORY)
+"""What every verdict judges."""
+
+TOKENS_PER_S_PER_DEVICE = Metric(
+    name="tokens_per_s_per_device",
+    label="tokens/s/GPU",
+    heading="per device",
+    unit="tokens/s",
+    better="higher",
+    judged="shown",
+)
+REPORTED_TOKENS_PER_S = Metric(
+    name="own_tokens_per_s",
+    label="tokens/s, reported by the framework",
+    unit="tokens/s",
+    better="higher",
+    judged="shown",
+)
+STEP_S_P50 = Metric(
+    name="step_s_p50", label="median step", heading="p50", unit="s", better="lower", judged="shown"
+)
+STEP_S_P95 = Metric(
+    name="step_s_p95",
+    label="95th percentile of a step",
+    heading="p95",
+    unit="s",
+    better="lower",
+    judged="shown",
+)
+STEP_JITTER = Metric(
+    name="step_jitter",
+    label="p95/p50 of a step",
+    heading="p95/p50",
+    unit="ratio",
+    better="lower",
+    judged="shown",
+)
+RESERVED_MEMORY = Metric(
+    name="reserved_memory_bytes",
+    label="reserved memory",
+    heading="reserved",
+    unit="bytes",
+    better="lower",
+    judged="shown",
+)
+TFLOPS_PER_DEVICE = Metric(
+    name="tflops_per_device", label="TFLOP/s/GPU", unit="TFLOP/s", better="higher", judged="shown"
+)
+MFU = Metric(name="mfu", label="MFU", unit="share", better="higher", judged="shown")
+GPU_UTILISATION = Metric(
+    name="gpu_utilisation", label="GPU utilisation", unit="%", better="higher", judged="shown"
+)
+ENERGY_PER_TOKEN = Metric(
+    name="energy_per_token_j", label="energy", unit="J per token", better="lower", judged="shown"
 )
 
-SPEEDS = {"tokens/s": "token", "samples/s": "sample"}
-"""Units of metrics whose cost is time, and what that is the time of."""
-GATED = (TOKENS_PER_S, TOKENS_PER_S_MEAN, PEAK_MEMORY)
+_BUILT_IN = {
+    metric.name: metric
+    for metric in (
+        *GATED,
+        TOKENS_PER_S_PER_DEVICE,
+        REPORTED_TOKENS_PER_S,
+        STEP_S_P50,
+        STEP_S_P95,
+        STEP_JITTER,
+        RESERVED_MEMORY,
+        TFLOPS_PER_DEVICE,
+        MFU,
+        GPU_UTILISATION,
+        ENERGY_PER_TOKEN,
+    )
+}
+_TAKEN = frozenset(Figures.model_fields) | {
+    *("case_id", "framework", "outcome", "launches", "hardware_class", "reason", "shared", "blind")
+}
+"""Names that no other package may give to a metric: fields of `Figures`, properties of a case in reports."""
+
+
+def recorded() -> tuple[Metric, ...]:
+    """Return the metrics of other packages, sorted by name: every launch records all that are installed.
+
+    Raises `ExtensionError` for a name taken twice, and for one that cannot be imported or is no `Metric`.
+    """
+    metrics = map(_of_another_package, extensions.names(extensions.METRICS))
+    return tuple(metric for metric in metrics if metric is not None)
+
+
+def find(name: str) -> Metric | None:
+    """Return the metric of that name; None if the package that had it is not installed.
+
+    Raises `ExtensionError` as `recorded` does, for this name alone.
+    """
+    return _BUILT_IN.get(name) or _of_another_package(name)
+
+
+def _of_another_package(name: str) -> Metric | None:
+    extension = extensions.find(extensions.METRICS, name, built_in=_TAKEN)
+    if extension is None:
+        return None
+    metric = extension.load()
+    if not isinstance(metric, Metric):
+        raise extension.error(
+            f"it is a {type(metric).__name__}: an entry point of {extensions.METRICS} names a "
+            "perfsuite.results.Metric"
+        )
+    if metric.name != name:
+        raise extension.error(
+            f"the metric's own name is {metric.name!r}: give entry point and metric the same name"
+        )
+    if metric.recorder is None and metric.read is None:
+        raise extension.error("nothing measures it: give the metric a recorder or read")
+    return metric
+
+
+def described(name: str) -> Metric:
+    """Return the metric of that name, or for one that is not installed any more, what can be said of it."""
+    return find(name) or Metric(
+        name=name,
+        label=f"{name} (its package is not installed)",
+        unit="",
+        better="lower",
+        judged="shown",
+        format="{:,}".format,
+    )
+
+
+def extra_metrics(launches: Iterable[Figures]) -> tuple[Metric, ...]:
+    """Return the metrics of other packages that any of these launches has, sorted by name."""
+    return tuple(map(described, sorted({name for figures in launches for name in figures.extra})))
+
+
+def judged(launches: Iterable[Figures]) -> tuple[Metric, ...]:
+    """Return what is judged in these launches: `GATED`, and other packages' metrics that any of them has."""
+    return (*GATED, *(metric for metric in extra_metrics(launches) if metric.judged != "shown"))

@@ -1,8 +1,9 @@
-"""What a verdict says: the outcome of a case, and the check of each metric. Pure."""
+"""What a verdict says: the outcome of a case, how each outcome is shown, the check of each metric. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from perfsuite.documents import Data
@@ -12,6 +13,45 @@ from perfsuite.results.run import Run
 Outcome = Literal[
     "passed", "improved", "regressed", "inconclusive", "recorded", "unhealthy", "failed", "undecided"
 ]
+Excuse = Literal["known issue", "out of memory"]
+"""Why a failure is no surprise: `Case.known_issue`, `Case.may_run_out_of_memory`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutcomeStyle:
+    """How one outcome, or one excuse for a failure, is shown in every report."""
+
+    word: Outcome | Excuse
+    sign: str
+    """Stands before the word on the HTML page."""
+    colour: Literal["green", "cyan", "yellow", "red"]
+    """In the terminal; the HTML page has a style sheet of its own."""
+    letter: str | None = None
+    """pytest's letter for a test with this outcome; None where pytest's own (`.`, `F`, `x`) says it."""
+    quiet: bool = False
+    """Whether nobody needs to act upon it."""
+
+
+STYLES: dict[str, OutcomeStyle] = {
+    style.word: style
+    for style in (
+        OutcomeStyle(word="failed", sign="✕", colour="red"),
+        OutcomeStyle(word="regressed", sign="▼", colour="red", letter="R"),
+        OutcomeStyle(word="unhealthy", sign="!", colour="yellow", letter="U"),
+        OutcomeStyle(word="undecided", sign="?", colour="yellow"),
+        OutcomeStyle(word="inconclusive", sign="?", colour="yellow", letter="I"),
+        OutcomeStyle(word="improved", sign="▲", colour="green", letter="i"),
+        OutcomeStyle(word="known issue", sign="○", colour="yellow", quiet=True),
+        OutcomeStyle(word="out of memory", sign="○", colour="yellow", quiet=True),
+        OutcomeStyle(word="recorded", sign="●", colour="cyan", letter="r", quiet=True),
+        OutcomeStyle(word="passed", sign="✓", colour="green", quiet=True),
+    )
+}
+"""The style of each word, the worst outcome first: reports list cases in this order, and a verdict is the
+worst of its checks."""
+WORST_FIRST = tuple(STYLES)
+QUIET = frozenset(word for word, style in STYLES.items() if style.quiet)
+"""Outcomes that nobody needs to act upon."""
 
 
 UNMEASURED: frozenset[Outcome] = frozenset({"failed", "unhealthy"})

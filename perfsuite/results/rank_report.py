@@ -116,6 +116,8 @@ class RankReport(Document):
     device_probe: dict[str, float] = Field(default_factory=dict)
     """What the device could do before the workload was built, or after a script was measured
     (`perfsuite.worker.preflight`)."""
+    extra: dict[str, float] = Field(default_factory=dict)
+    """What the recorders of other packages' metrics returned in this rank, by the metric's name."""
     notes: tuple[str, ...] = ()
     """What a reader of the figures should know."""
     failure: Failure | None = None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
@@ -121,6 +122,32 @@ class Figures(Data):
     """Of all GPUs together; the tokens are those of the steps made while it was measured."""
     loss_first: float | None = None
     loss_last: float | None = None
+    extra: dict[str, float] = Field(default_factory=dict)
+    """Metrics of other packages by name (`perfsuite.results.metric`); not written where there is none."""
+
+    def get(self, name: str) -> float | None:
+        """Return a figure by its name, or a metric of another package; None if it was not measured."""
+        return getattr(self, name) if name in _FIELDS else self.extra.get(name)
+
+    def by_name(self) -> dict[str, float]:
+        """Return what was measured, by name: perfsuite's own figures, then metrics of other packages."""
+        known = {name: self.get(name) for name in (*_FIELDS, *sorted(self.extra))}
+        return {name: value for name, value in known.items() if value is not None}
+
+    @classmethod
+    def of(cls, values: Mapping[str, float]) -> Figures:
+        """Make figures from values by name: the inverse of `by_name`."""
+        extra = {name: value for name, value in values.items() if name not in _FIELDS}
+        return cls(**{name: value for name, value in values.items() if name in _FIELDS}, extra=extra)
+
+    @model_serializer(mode="wrap")
+    def _without_empty_extra(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = write(self)
+        return fields if self.extra else {name: value for name, value in fields.items() if name != "extra"}
+
+
+_FIELDS = tuple(name for name in Figures.model_fields if name != "extra")
+"""perfsuite's own figures."""
 
 
 class Run(Document):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,13 @@ LAUNCH_DIR = "{launch_dir}"
 """In the words and variables of a script: replaced by the path of `RunDir.files`."""
 FILES = "PERFSUITE_LAUNCH_DIR"
 """Environment variable of every process of a job: the path of `RunDir.files`."""
+RUN_DIR = "PERFSUITE_RUN_DIR"
+"""Environment variable of a script's processes: the path of `RunDir`, where they find the case."""
+ANCESTOR_PID = "PERFSUITE_ANCESTOR_PID"
+"""Environment variable: the process that this one must not outlive. For the launcher that is the driver, for
+every process that the launcher starts it is the launcher."""
+STACKS_SIGNAL = signal.SIGUSR1
+"""Makes a process write its stacks into `RunDir.stacks`."""
 
 
 @dataclass(frozen=True)
@@ -17,6 +25,17 @@ class RunDir:
     """A directory that driver, launcher and workers share; every file in it is written by one of them."""
 
     path: Path
+
+    @classmethod
+    def of_launch(cls, directory: Path, number: int) -> RunDir:
+        """Launch `number`, from 1 on, of the case whose launches are in `directory`."""
+        return cls(directory / f"launch-{number}")
+
+    @property
+    def number(self) -> int | None:
+        """The number of a launch that `of_launch` named; None of any other directory."""
+        match = re.fullmatch(r"launch-(\d+)", self.path.name)
+        return None if match is None else int(match[1])
 
     @property
     def case(self) -> Path:
@@ -46,9 +65,8 @@ class RunDir:
 
     @property
     def is_first(self) -> bool:
-        """Whether no launch of the same case came just before (`launch-1` of `perfsuite.measure.measure`)."""
-        number = re.fullmatch(r"launch-(\d+)", self.path.name)
-        return number is None or int(number[1]) == 1
+        """Whether no launch of the same case came just before."""
+        return self.number in (None, 1)
 
     @property
     def progress(self) -> Path:
@@ -64,6 +82,10 @@ class RunDir:
         """`RankReport`, by that rank."""
         return self.path / f"rank-{rank}.json"
 
+    def all_ranks(self) -> list[Path]:
+        """Every `RankReport` that was written, in no particular order."""
+        return list(self.path.glob("rank-*.json"))
+
     def rank_log(self, rank: int) -> Path:
         """What that rank wrote to stdout and stderr."""
         return self.path / f"rank-{rank}.log"
@@ -73,10 +95,16 @@ class RunDir:
         return self.path / f"stacks-{'unknown' if rank is None else rank}-{pid}.txt"
 
     def all_stacks(self) -> list[tuple[int | None, int, Path]]:
-        """Every file of `stacks`, with its rank and process; ranks last, in order."""
-        parts = [(file.stem.split("-"), file) for file in self.path.glob("stacks-*-*.txt")]
-        found = [(None if rank == "unknown" else int(rank), int(pid), file) for (_, rank, pid), file in parts]
-        return sorted(found, key=lambda each: (-1 if each[0] is None else each[0], each[1]))
+        """Every file of `stacks` as (rank, process id, file): those of an unknown rank first."""
+        names = [(file.stem.split("-"), file) for file in self.path.glob("stacks-*-*.txt")]
+        files = [(None if rank == "unknown" else int(rank), int(pid), file) for (_, rank, pid), file in names]
+        return sorted(files, key=lambda each: (-1 if each[0] is None else each[0], each[1]))
+
+
+def launches_in(directory: Path) -> list[RunDir]:
+    """The launches of the case whose launches are in `directory`, by number."""
+    launches = [RunDir(path) for path in directory.glob("launch-*")]
+    return sorted((each for each in launches if each.number is not None), key=lambda each: each.number or 0)
 
 
 FLIGHT_RECORDER_FILE = "TORCH_FR_DUMP_TEMP_FILE"

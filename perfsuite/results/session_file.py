@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from statistics import median
 from typing import Any, Literal
 
 from pydantic import computed_field, model_validator
@@ -11,12 +9,13 @@ from pydantic import computed_field, model_validator
 from perfsuite.case.case import Unit
 from perfsuite.case.hardware import Machine
 from perfsuite.documents import Data, Document
+from perfsuite.results.figures import median_figures
 from perfsuite.results.health import is_shared
-from perfsuite.results.outcome import Outcome, Verdict
+from perfsuite.results.outcome import Excuse, Outcome, Verdict
 from perfsuite.results.run import Figures, Run
 
 
-class Result(Data):
+class Measurement(Data):
     """One case of a session: what was measured and what it means."""
 
     nodeid: str
@@ -28,8 +27,7 @@ class Result(Data):
     baseline_file: str | None
     directory: str
     """The files of the launches."""
-    excused: Literal["known issue", "out of memory"] | None = None
-    """Why a failure is no surprise (`Case.known_issue`, `Case.may_run_out_of_memory`)."""
+    excused: Excuse | None = None
 
     @property
     def hardware_class(self) -> str | None:
@@ -69,10 +67,7 @@ class Result(Data):
     @property
     def figures(self) -> Figures:
         """The median of each figure over the healthy launches that have it."""
-        names = Figures.model_fields
-        told = {name: [getattr(run.figures, name) for run in self.healthy_runs] for name in names}
-        known = {name: [v for v in values if v is not None] for name, values in told.items()}
-        return Figures(**{name: median(values) for name, values in known.items() if values})
+        return median_figures([run.figures for run in self.healthy_runs])
 
     @model_validator(mode="before")
     @classmethod
@@ -106,14 +101,9 @@ class SessionFile(Document):
     dirty: bool = False
     """Whether that repository had uncommitted changes to tracked files."""
     machine: Machine
-    results: tuple[Result, ...]
+    results: tuple[Measurement, ...]
     skipped: tuple[Skipped, ...]
     interrupted_case: str | None = None
     """The case that an interrupt cut short."""
     interrupted_launches: tuple[Run, ...] = ()
     """Those of that case that were over by then."""
-
-
-def local_sessions(store: Path) -> list[Path]:
-    """`results.json` of every session in a local store, oldest first."""
-    return sorted(store.glob("runs/*/results.json"))

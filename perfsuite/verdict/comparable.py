@@ -7,47 +7,40 @@ import math
 from perfsuite.case.case import NOT_IN_ID
 from perfsuite.results import health
 from perfsuite.results.baseline import Baseline
+from perfsuite.results.metric import find
 from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.noise import is_size
 from perfsuite.verdict.robust import clipped_variance, sorted_logs, squares, t_quantile
 
 SAME_MACHINE = (0.8, 1.25)
-"""Speeds of the machine relative to its baseline, by the probe, up to which launches are comparable."""
-
-
+"""Lowest and highest speed of the machine by the probe, as a share of its speed at the baseline, at which a
+launch is healthy; these two themselves are not."""
 DEVICE_PROBE_SLOWER = 0.1
-"""A GPU whose own matrix product, copy or all-reduce is slower than at the baseline by more than this is
-unhealthy; by more, where the launches of the baseline themselves scatter more."""
-
-
+"""Share by which a GPU's matmul, copy or all-reduce before the workload may be slower than at the baseline.
+More is allowed where the launches of the baseline scatter more."""
 DEVICE_PROBE_SIGMAS = 2.0
-"""Of the baseline's scatter: one healthy launch in 44 lies below, and only three of them end a case."""
-
-
+"""Standard deviations of the baseline's launches by which the same may be slower. One healthy launch in 44 is
+slower still; a case ends only after three unhealthy launches."""
 POWER_LIMIT_LOWER = 0.01
-"""A GPU that may draw less than at the baseline by more than this is unhealthy."""
-
-
+"""Share by which the power limit of the GPUs may be lower than at the baseline."""
 DEVICE_MEMORY_GREW = 256 * 2**20
-"""Bytes that NVML sees beyond the baseline's before it is listed among what changed."""
-
-
-THROUGH_THE_STACK = ("torch", "cuda", "cudnn", "nccl", "driver")
-"""What a probe runs through: where one of these changed, a slower probe does not blame the machine."""
+"""Bytes of GPU memory in use, by NVML, beyond the baseline's, from which that is listed as a change."""
+PROBE_STACK = ("torch", "cuda", "cudnn", "nccl", "driver")
+"""Software that the probes run through: where one changed, a slow probe is not the machine's fault."""
 
 
 def launch_problems(run: Run, baseline: Baseline | None) -> list[str]:
-    """Why the machine, not the code, may be what this launch shows; empty if nothing speaks for it.
+    """Reasons to discard a launch, because the machine was not as at the baseline; empty if it is usable.
 
-    The probes tell as long as the same software runs them: a new NCCL with a slower all-reduce is no sick
+    Probes count only while the same software runs them: a new NCCL with a slower all-reduce is no unhealthy
     machine.
     """
     reasons = health.machine_problems(run.health, run.machine)
     if baseline is None:
         return reasons
     reasons += _less_power(run, baseline)
-    if not _same_stack(run, baseline):
+    if not same_stack(run, baseline):
         return reasons
     probe, typical = run.figures.probe_s_p50, baseline.median("probe_s_p50")
     if probe is not None and typical is not None:
@@ -66,7 +59,7 @@ def launch_problems(run: Run, baseline: Baseline | None) -> list[str]:
 
 
 def _probe_may_be_slower(name: str, baseline: Baseline) -> float:
-    """How much slower a launch's device probe may be, a share: by the scatter of the baseline's launches."""
+    """Share by which a device probe may be slower than at the baseline, by the scatter of its launches."""
     rates = [launch.device_probe[name] for launch in baseline.launches if name in launch.device_probe]
     if len(rates) < 3 or not all(map(is_size, rates)):
         return DEVICE_PROBE_SLOWER
@@ -79,7 +72,7 @@ def _probe_may_be_slower(name: str, baseline: Baseline) -> float:
 
 
 def _less_power(run: Run, baseline: Baseline) -> list[str]:
-    """Whether the GPUs may draw less power than at the baseline: by the lowest limit that is enforced."""
+    """The reason to discard a launch whose GPUs may draw less power: the lowest enforced limits differ."""
     limits = [
         min(map(float, observed.environment[health.POWER_LIMIT].split(", ")))
         for observed in (run.observed, baseline.observed)
@@ -92,11 +85,11 @@ def _less_power(run: Run, baseline: Baseline) -> list[str]:
 
 
 def differences(run: Run, baseline: Baseline) -> dict[str, tuple[str, str]]:
-    """Settings that make a run incomparable: the baseline's value and the run's, by name.
+    """Settings that make a run incomparable with a baseline: the baseline's value and the run's, by name.
 
-    A setting that the baseline does not have was not looked at then, by an earlier perfsuite: it is listed
-    as a change of the environment (but for `trained`: see `_settings`). One that it has and the run lacks is
-    a difference.
+    A setting that the baseline lacks was not observed by the earlier perfsuite that recorded it: it is listed
+    as a change of the environment (but for `trained`: see `_settings`). One that the run lacks is a
+    difference.
     """
     settings = {"hardware class": (baseline.hardware_class, run.machine.hardware_class)}
     if run.flops is not None and baseline.flops is not None:
@@ -112,18 +105,30 @@ def differences(run: Run, baseline: Baseline) -> dict[str, tuple[str, str]]:
 
 
 def _settings(then: Observed, now: Observed) -> dict[str, str]:
-    """Of a baseline. An earlier perfsuite wrote `trained` where that was not all parameters alone."""
+    """The observed settings of a baseline. An earlier perfsuite left out `trained` if all parameters are."""
     assumed = {"trained": "all"} if "trained" in now.settings else {}
     return {**assumed, **then.settings}
 
 
+def changes(run: Run, baseline: Baseline) -> tuple[str, ...]:
+    """Everything that changed since the baseline and may explain a verdict, but lets launches be compared."""
+    return (
+        *environment_changes(run, baseline),
+        *_probe_changes(run, baseline),
+        *_device_memory_grew(run, baseline),
+        *_metrics_gone(baseline),
+    )
+
+
 def environment_changes(run: Run, baseline: Baseline) -> list[str]:
-    """What a worker observed to be another version or variable than at the baseline, with both values; and
-    settings that were not looked at when that was recorded."""
+    """Versions and variables that differ from the baseline's, with both values.
+
+    Also settings that were not observed yet when the baseline was recorded.
+    """
     if run.observed is None or baseline.observed is None:
         return []
     before, now = baseline.observed.environment, run.observed.environment
-    changes = [
+    changed = [
         f"{key}: {before.get(key, 'unset')} -> {now.get(key, 'unset')}"
         for key in sorted({*before, *now})
         if before.get(key) != now.get(key)
@@ -132,11 +137,11 @@ def environment_changes(run: Run, baseline: Baseline) -> list[str]:
     if known.get("trained") == "all":  # they are of a model that is trained in part
         known |= dict.fromkeys(("adapters", "lora", "quantised_layers"), "")
     new = sorted((key, value) for key, value in run.observed.settings.items() if key not in known)
-    return changes + [f"{key}: not looked at -> {value}" for key, value in new]
+    return changed + [f"{key}: not looked at -> {value}" for key, value in new]
 
 
 def _probe_changes(run: Run, baseline: Baseline) -> list[str]:
-    """What the machine's probes found to be much faster or slower."""
+    """Probes that are faster or slower than at the baseline by more than `DEVICE_PROBE_SLOWER`."""
     changed = []
     usual = baseline.device_probe() if run.machine.device == "cuda" else {}
     probes = [
@@ -150,7 +155,7 @@ def _probe_changes(run: Run, baseline: Baseline) -> list[str]:
 
 
 def _device_memory_grew(run: Run, baseline: Baseline) -> list[str]:
-    """What NVML sees in use and no allocator counts, of NCCL and other libraries, may be what grew."""
+    """GPU memory in use that grew: it includes what torch's allocator does not count, as NCCL's buffers."""
     then, now = baseline.median("device_memory_bytes"), run.figures.device_memory_bytes
     if then is None or now is None or now - then <= DEVICE_MEMORY_GREW:
         return []
@@ -158,8 +163,19 @@ def _device_memory_grew(run: Run, baseline: Baseline) -> list[str]:
     return [f"GPU memory in use, by NVML, also outside torch's allocator: {grown}"]
 
 
-def _same_stack(run: Run, baseline: Baseline) -> bool:
+def _metrics_gone(baseline: Baseline) -> list[str]:
+    """Metrics of the baseline that nothing measures any more, because their package is not installed."""
+    names = sorted({name for launch in baseline.launches for name in launch.figures.extra})
+    return [
+        f"metric {name}: in the baseline; the package that measures it is not installed, so it is not judged"
+        for name in names
+        if find(name) is None
+    ]
+
+
+def same_stack(run: Run, baseline: Baseline) -> bool:
+    """Whether the probes ran through the same software as at the baseline, as far as both observed it."""
     if run.observed is None or baseline.observed is None:
         return True
     before, now = baseline.observed.environment, run.observed.environment
-    return all(before[key] == now[key] for key in THROUGH_THE_STACK if key in before and key in now)
+    return all(before[key] == now[key] for key in PROBE_STACK if key in before and key in now)

@@ -1,4 +1,4 @@
-"""From a baseline and the launches of today to a verdict. Pure: no clock, no disk.
+"""Judges the launches of a case against its baseline. Pure: no clock, no disk.
 
 Each launch is one piece of evidence. Until the evidence suffices the verdict is `undecided`, which asks for
 one more launch in fresh processes. Imports neither torch nor pytest.
@@ -12,35 +12,23 @@ from statistics import median
 
 from perfsuite.results import health
 from perfsuite.results.baseline import Baseline
-from perfsuite.results.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, Metric
-from perfsuite.results.outcome import Check, Outcome, Verdict
+from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, Metric, judged
+from perfsuite.results.outcome import WORST_FIRST, Check, Outcome, Verdict
 from perfsuite.results.rank_report import FailureKind
 from perfsuite.results.run import Run
 from perfsuite.verdict.comparable import (
-    _device_memory_grew,
-    _probe_changes,
-    _same_stack,
+    changes,
     differences,
-    environment_changes,
     launch_problems,
+    same_stack,
 )
 from perfsuite.verdict.loss import loss_differs
 from perfsuite.verdict.noise import PROBE_CORRECTED, ClassNoise, against, is_size, pairs
 from perfsuite.verdict.probe_correction import probe_corrected
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Noise, decide
 
-_WORST_FIRST: tuple[Outcome, ...] = (
-    "failed",
-    "regressed",
-    "undecided",
-    "inconclusive",
-    "improved",
-    "passed",
-    "recorded",
-)
-
 MAX_UNHEALTHY = 3
-"""Launches on an unhealthy machine after which that is the verdict, unless more were healthy."""
+"""After this many unhealthy launches, if there are no more healthy ones, the verdict is `unhealthy`."""
 UNKNOWN_NOISE = "the noise between launches is unknown: too few launches in the baselines of this hardware"
 TOO_FEW_LAUNCHES = f"only {FEWEST_LAUNCHES} launches or more can show a regression"
 UNKNOWN_EXPONENT = "how speed follows the probe is unknown: accept more launches"
@@ -51,65 +39,106 @@ class Policy:
     """How many launches a verdict may cost."""
 
     max_launches: int = MAX_LAUNCHES
-    """Of 1 or 2, which show no regression, the verdict is passed or inconclusive: a quick look."""
+    """Most healthy launches. 1 or 2 are a quick look: they cannot show a regression, so that the verdict is
+    `passed` or `inconclusive`."""
     min_launches: int = 1
-    """Healthy launches at the least, whatever they show: what a baseline is accepted from."""
+    """Fewest healthy launches, whatever they show: a baseline is accepted from so many."""
     record_launches: int = 3
-    """Launches of a baseline that is recorded because there is none."""
+    """Healthy launches from which a baseline is recorded where there is none."""
     max_unhealthy: int = MAX_UNHEALTHY
-    """As `MAX_UNHEALTHY`; fewer where more launches would be in vain."""
+    """Unhealthy launches that end a case (see `MAX_UNHEALTHY`); 1 where more launches would be in vain."""
 
     @property
     def most(self) -> int:
-        """Healthy launches at the most: those asked for at the least are made in any case."""
+        """Most healthy launches; `min_launches` are made in any case."""
         return max(self.max_launches, self.min_launches)
 
 
 def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, policy: Policy) -> Verdict:
-    """Judge the launches so far, in the order they were made. Call again after one more while `undecided`."""
-    used = len(runs)
+    """Judge the launches so far, in the order they were made. Call again after one more while `undecided`.
+
+    The first launch that failed is the verdict. Of the others, those on a machine that was not as at the
+    baseline are set aside; the healthy rest is compared with the baseline, or recorded where there is none.
+    """
     for run in runs:
         if run.failure is not None:
-            reasons = [f"{run.failure.kind}: {run.failure.message}"]
-            reasons += [f"meanwhile {why}" for why in health.machine_problems(run.health, run.machine)]
-            said = "\n".join(filter(None, [run.failure.message, run.failure.traceback]))
-            if (fault := health.hardware_fault(said)) is not None:
-                reasons.append(f"meanwhile hardware: {fault}: look at `nvidia-smi -q` and dmesg (Xid)")
-            return Verdict(outcome="failed", launches=used, failure=run.failure.kind, reasons=tuple(reasons))
-    sick = {number: why for number, run in enumerate(runs, 1) if (why := launch_problems(run, baseline))}
-    healthy = [run for number, run in enumerate(runs, 1) if number not in sick]
-    if len(sick) >= max(policy.max_unhealthy, len(healthy)):
-        verdict = _despite_the_machine(runs, baseline) or Verdict(outcome="unhealthy", launches=used)
-    elif not healthy:
-        verdict = Verdict(outcome="undecided", launches=used)
-    else:
-        if baseline is None:
-            verdict = _first_time(healthy, used, policy)
-        else:
-            verdict = _compare(healthy, used, baseline, noise, policy)
-        if len(healthy) < policy.min_launches and verdict.failure in (None, "unlike", "loss"):
-            verdict = verdict.replace(outcome="undecided", failure=None)
-    if baseline is not None:
-        verdict = verdict.replace(
-            changed=(
-                *environment_changes(runs[-1], baseline),
-                *_probe_changes(runs[-1], baseline),
-                *_device_memory_grew(runs[-1], baseline),
+            return Verdict(
+                outcome="failed", launches=len(runs), failure=run.failure.kind, reasons=_why_failed(run)
             )
-        )
-    set_aside = tuple(f"launch {number} set aside: {'; '.join(why)}" for number, why in sick.items())
-    return verdict.replace(unhealthy_launches=tuple(sick), reasons=(*verdict.reasons, *set_aside))
+    problems = {number: why for number, run in enumerate(runs, 1) if (why := launch_problems(run, baseline))}
+    healthy = [run for number, run in enumerate(runs, 1) if number not in problems]
+    if len(problems) >= max(policy.max_unhealthy, len(healthy)):
+        verdict = _unhealthy(runs, baseline)
+    elif not healthy:
+        verdict = Verdict(outcome="undecided", launches=len(runs))
+    else:
+        verdict = _judge_healthy(healthy, baseline, noise, policy)
+    set_aside = tuple(f"launch {number} set aside: {'; '.join(why)}" for number, why in problems.items())
+    return verdict.replace(
+        launches=len(runs),
+        unhealthy_launches=tuple(problems),
+        reasons=(*verdict.reasons, *set_aside),
+        changed=changes(runs[-1], baseline) if baseline is not None else (),
+    )
 
 
-def _compare(runs: list[Run], used: int, baseline: Baseline, noise: ClassNoise, policy: Policy) -> Verdict:
-    """Judge healthy launches against the baseline."""
+def _why_failed(run: Run) -> tuple[str, ...]:
+    """The failure of a launch, and what was wrong with the machine meanwhile."""
+    assert run.failure is not None
+    reasons = [f"{run.failure.kind}: {run.failure.message}"]
+    reasons += [f"meanwhile {why}" for why in health.machine_problems(run.health, run.machine)]
+    text = "\n".join(filter(None, [run.failure.message, run.failure.traceback]))
+    if (fault := health.hardware_fault(text)) is not None:
+        reasons.append(f"meanwhile hardware: {fault}: look at `nvidia-smi -q` and dmesg (Xid)")
+    return tuple(reasons)
+
+
+def _unhealthy(runs: Sequence[Run], baseline: Baseline | None) -> Verdict:
+    """The verdict on too many unhealthy launches: `unhealthy`, but for what no unhealthy machine explains.
+
+    Other settings, another loss and more memory of a GPU are the code's, whatever the machine does.
+    """
+    verdict = Verdict(outcome="unhealthy", launches=len(runs))
+    if baseline is None:
+        return verdict
     if (failed := _cannot_be_compared(runs, baseline)) is not None:
-        return failed.replace(launches=used)
-    checks = tuple(_check(metric, runs, baseline, noise, policy) for metric in GATED)
-    return _overall(checks, used)
+        return failed
+    memory = _unjudged(PEAK_MEMORY, runs, baseline)
+    if memory.outcome == "recorded" and runs[0].machine.device == "cuda":
+        memory = _exact(PEAK_MEMORY, memory)
+    return _worst((memory,), len(runs)) if memory.outcome == "regressed" else verdict
+
+
+def _judge_healthy(
+    runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, policy: Policy
+) -> Verdict:
+    """The verdict on healthy launches; `undecided` while they are fewer than the policy asks for."""
+    verdict = _record(runs, policy) if baseline is None else _compare(runs, baseline, noise, policy)
+    if len(runs) < policy.min_launches and verdict.failure in (None, "unlike", "loss"):
+        return verdict.replace(outcome="undecided", failure=None)
+    return verdict
+
+
+def _record(runs: Sequence[Run], policy: Policy) -> Verdict:
+    """The verdict where there is no baseline: `recorded` as soon as there are enough launches for one."""
+    checks = tuple(_unjudged(metric, runs) for metric in judged(run.figures for run in runs))
+    verdict = _worst(checks, len(runs))
+    if verdict.outcome == "recorded" and len(runs) < policy.record_launches:
+        return verdict.replace(outcome="undecided")
+    return verdict
+
+
+def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy: Policy) -> Verdict:
+    """The verdict on healthy launches beside the baseline."""
+    if (failed := _cannot_be_compared(runs, baseline)) is not None:
+        return failed
+    launches = [run.figures for run in runs] + [launch.figures for launch in baseline.launches]
+    checks = tuple(_check(metric, runs, baseline, noise, policy) for metric in judged(launches))
+    return _worst(checks, len(runs))
 
 
 def _cannot_be_compared(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:
+    """The failure of launches that do other work than the baseline's: other settings, or another loss."""
     if unlike := differences(runs[-1], baseline):
         why = tuple(
             f"cannot be compared: {key} was {then!r} in the baseline and is {now!r}"
@@ -121,45 +150,59 @@ def _cannot_be_compared(runs: Sequence[Run], baseline: Baseline) -> Verdict | No
     return None
 
 
-def _despite_the_machine(runs: Sequence[Run], baseline: Baseline | None) -> Verdict | None:
-    """What no sick machine explains: other settings, another loss, more memory of a GPU. None: nothing."""
-    if baseline is None:
-        return None
-    if (failed := _cannot_be_compared(runs, baseline)) is not None:
-        return failed
-    memory = _unjudged(PEAK_MEMORY, runs, baseline)
-    if memory.outcome == "recorded" and runs[0].machine.device == "cuda":
-        memory = _exact(PEAK_MEMORY, memory)
-    return _overall((memory,), len(runs)) if memory.outcome == "regressed" else None
-
-
-def _first_time(runs: list[Run], used: int, policy: Policy) -> Verdict:
-    """Nothing to compare with: enough launches to make a baseline that knows its noise."""
-    checks = tuple(_unjudged(metric, runs) for metric in GATED)
-    verdict = _overall(checks, used)
-    if verdict.outcome == "recorded" and len(runs) < policy.record_launches:
-        return verdict.replace(outcome="undecided")
-    return verdict
-
-
-def _overall(checks: tuple[Check, ...], used: int) -> Verdict:
-    outcome = min((check.outcome for check in checks), key=_WORST_FIRST.index)
+def _worst(checks: tuple[Check, ...], launches: int) -> Verdict:
+    """The verdict of all checks: the worst one's outcome."""
+    outcome = min((check.outcome for check in checks), key=WORST_FIRST.index)
     failure: FailureKind | None = "missing_metric" if outcome == "failed" else None
-    return Verdict(outcome=outcome, launches=used, checks=checks, failure=failure)
+    return Verdict(outcome=outcome, launches=launches, checks=checks, failure=failure)
+
+
+def _check(
+    metric: Metric, runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy: Policy
+) -> Check:
+    """The check of one metric: exact where a device repeats it to the digit, else by the sequential test."""
+    check = _unjudged(metric, runs, baseline)
+    if check.outcome == "failed" or check.measured is None:
+        return check
+    if check.baseline is None:
+        return check.replace(outcome="inconclusive", note="not in the baseline: accept or record it anew")
+    if metric.judging(runs[0].machine.device) == "exact":
+        return _exact(metric, check)
+    now = [metric.cost(value) for run in runs if (value := metric.of(run.figures)) is not None]
+    then = [metric.cost(value) for value in baseline.values(metric.name)]
+    raw = _decided(check, now, then, noise.of(metric, corrected=False), baseline, policy)
+    if metric not in PROBE_CORRECTED:
+        return raw
+    pairs_now = pairs((run.figures for run in runs), metric)
+    pairs_then = pairs((launch.figures for launch in baseline.launches), metric)
+    if len(pairs_now) < len(now) or len(pairs_then) < len(then):
+        return raw  # a launch without a probe cannot be corrected
+    exponent = noise.probe_exponent or 1.0
+    costs = probe_corrected(pairs_then, pairs_now, exponent=exponent)
+    corrected = _decided(
+        check, list(costs.launches), list(costs.baseline), noise.of(metric), baseline, policy
+    ).replace(probe_exponent=exponent)
+    if not noise.probe_exponent:
+        is_certain = noise.knows_exponent or raw.outcome != "regressed"
+        return raw if is_certain else _agreed(raw, corrected, UNKNOWN_EXPONENT)
+    if same_stack(runs[-1], baseline):
+        return corrected
+    return _agreed(corrected, raw, "the software that the probe runs through changed, too")
 
 
 def _unjudged(metric: Metric, runs: Sequence[Run], baseline: Baseline | None = None) -> Check:
     """The check of a metric before it is judged; `failed` if a launch lacks it or it is no number."""
-    values = [getattr(run.figures, metric.name) for run in runs]
+    values = [metric.of(run.figures) for run in runs]
+    measured = [value for value in values if value is not None]
     then = baseline.values(metric.name) if baseline is not None else []
     before = median(then) if then else None
-    told = metric.counting(runs[0].case.unit)
+    shown = metric.counting(runs[0].case.unit)
     check = Check(
         metric=metric.name,
-        label=told.label,
-        unit=told.unit,
+        label=shown.label,
+        unit=shown.unit,
         outcome="recorded",
-        measured=None if None in values else median(values),
+        measured=median(measured) if len(measured) == len(values) else None,
         baseline=before,
         tolerance=metric.tolerance(runs[0].machine.device),
     )
@@ -174,37 +217,6 @@ def _unjudged(metric: Metric, runs: Sequence[Run], baseline: Baseline | None = N
     return check
 
 
-def _check(metric: Metric, runs: list[Run], baseline: Baseline, noise: ClassNoise, policy: Policy) -> Check:
-    check = _unjudged(metric, runs, baseline)
-    if check.outcome == "failed" or check.measured is None:
-        return check
-    if check.baseline is None:
-        return check.replace(outcome="inconclusive", note="not in the baseline: accept or record it anew")
-    if metric.exact_on_gpu and runs[0].machine.device == "cuda":
-        return _exact(metric, check)
-    now = [metric.cost(getattr(run.figures, metric.name)) for run in runs]
-    then = [metric.cost(value) for value in baseline.values(metric.name)]
-    raw = _decided(check, now, then, noise.of(metric, corrected=False), baseline, policy)
-    if metric not in PROBE_CORRECTED:
-        return raw
-    paired_now = pairs((run.figures for run in runs), metric)
-    paired_then = pairs((launch.figures for launch in baseline.launches), metric)
-    if len(paired_now) < len(now) or len(paired_then) < len(then):
-        return raw
-    exponent = noise.probe_exponent or 1.0
-    at_its_speed = probe_corrected(paired_then, paired_now, exponent=exponent)
-    launches, before = list(at_its_speed.launches), list(at_its_speed.baseline)
-    corrected = _decided(check, launches, before, noise.of(metric), baseline, policy).replace(
-        probe_exponent=exponent
-    )
-    if not noise.probe_exponent:
-        is_certain = noise.knows_exponent or raw.outcome != "regressed"
-        return raw if is_certain else _agreed(raw, corrected, UNKNOWN_EXPONENT)
-    if _same_stack(runs[-1], baseline):
-        return corrected
-    return _agreed(corrected, raw, "the software that the probe runs through changed, too")
-
-
 def _decided(
     check: Check,
     now: Sequence[float],
@@ -213,38 +225,43 @@ def _decided(
     baseline: Baseline,
     policy: Policy,
 ) -> Check:
-    """The check with what the sequential test says of today's costs beside the baseline's."""
+    """The check as the sequential test decides it, from the costs of today's launches and the baseline's."""
     if noise is None:
         return check.replace(outcome="inconclusive", note=UNKNOWN_NOISE)
     noise = against(noise, baseline.session_sizes(check.metric))
     most = max(policy.most, FEWEST_LAUNCHES)
     decision = decide(then, now, tolerance=check.tolerance, noise=noise, max_launches=most)
-    told = check.replace(
+    decided = check.replace(
         outcome=decision.outcome,
         worsening=decision.estimate,
         interval=decision.interval,
         minimum_detectable=decision.minimum_detectable_drop,
     )
     if policy.most >= FEWEST_LAUNCHES:
-        return told
-    told = told.replace(minimum_detectable=None)  # so few launches find nothing, however large
-    if told.outcome == "undecided" and len(now) >= policy.most:
-        return told.replace(outcome="inconclusive", note=TOO_FEW_LAUNCHES)
-    return told
+        return decided
+    decided = decided.replace(minimum_detectable=None)  # so few launches find no slowdown, however large
+    if decided.outcome == "undecided" and len(now) >= policy.most:
+        return decided.replace(outcome="inconclusive", note=TOO_FEW_LAUNCHES)
+    return decided
 
 
 def _agreed(check: Check, other: Check, why: str) -> Check:
-    """`check`, if it says the same with and without the probe; else it is not known."""
+    """One of two checks of a metric: as measured, and corrected by the probe.
+
+    Returns `check` if both have the same outcome, `undecided` if one of them is, else `inconclusive` with
+    both outcomes and `why` in the note.
+    """
     if check.outcome == other.outcome:
         return check
     if "undecided" in (check.outcome, other.outcome):
         return check.replace(outcome="undecided")
     corrected, raw = (check, other) if check.probe_exponent is not None else (other, check)
-    said = f"as measured {raw.outcome}, corrected for the machine's own speed {corrected.outcome}"
-    return check.replace(outcome="inconclusive", note=f"{said}; {why}")
+    both = f"as measured {raw.outcome}, corrected for the machine's own speed {corrected.outcome}"
+    return check.replace(outcome="inconclusive", note=f"{both}; {why}")
 
 
 def _exact(metric: Metric, check: Check) -> Check:
+    """The check of a metric that needs no statistics: any change beyond the tolerance counts."""
     assert check.measured is not None
     assert check.baseline is not None
     worsening = metric.worsening(check.measured, check.baseline)

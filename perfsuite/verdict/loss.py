@@ -1,4 +1,4 @@
-"""Whether a loss curve is the baseline's. Pure."""
+"""Compares loss curves with those of a baseline. Pure."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from perfsuite.results.run import Run
 from perfsuite.verdict.robust import t_quantile
 
 LOSS_SIGMAS = 4.3
-"""A tenth of a loss curve that lies beyond so many is another loss: 1 in 60,000 by the normal."""
-
-
+"""Standard deviations by which a tenth of a loss curve may differ: 1 in 60,000 differs by more, for a normal
+distribution."""
 LOSS_DEGREES = 3
-"""Degrees of freedom of the spread that ten tenths of one launch tell: they are correlated (simulated)."""
-
-
+"""Degrees of freedom that one launch adds to the estimated spread: fewer than its ten tenths, because they
+are correlated (found by simulation)."""
 LOSS_FLOOR = 0.02
-"""Relative difference of the loss curve that is always allowed: reductions in another order drift apart."""
+"""Relative difference of a loss curve that is always allowed: sums in another order drift apart."""
 
 
 def loss_differs(runs: Sequence[Run], baseline: Baseline) -> str | None:
-    """Where today's loss curve leaves the baseline's, beyond what its launches scatter; None if nowhere."""
+    """The first tenth of the steps where a run's loss differs from the baseline's by more than is allowed.
+
+    None if there is none. The message has both losses and the allowed difference.
+    """
     usual = _usual_loss(baseline)
     for run in runs:
         for position, (now, (then, allowed)) in enumerate(zip(loss_curve(run.loss), usual, strict=False)):
@@ -34,11 +35,12 @@ def loss_differs(runs: Sequence[Run], baseline: Baseline) -> str | None:
 
 
 def _usual_loss(baseline: Baseline) -> list[tuple[float, float]]:
-    """The baseline's loss over each tenth of the steps, and how far from it the same code may be.
+    """The baseline's mean loss over each tenth of the steps, and the difference from it that is allowed.
 
-    A few launches hardly tell the spread of one tenth, so that of it with its neighbours counts where it is
-    larger, and so does the median of all tenths' relative spreads (of no use where a loss crosses zero).
-    Student's t, as the spread is estimated, and so is the mean that is compared with.
+    Allowed is the largest of: Student's t quantile times the spread of that tenth with its neighbours; the
+    same times the median relative spread of all tenths, times the mean (of no use where a loss crosses zero);
+    `LOSS_FLOOR` times the mean. Few launches estimate the spread of one tenth badly, hence the first two. The
+    t quantile is for a new launch beside a mean that is estimated itself, hence sqrt(1 + 1 / launches).
     """
     curves = [launch.loss for launch in baseline.launches if launch.loss]
     count = len(curves)
@@ -61,6 +63,6 @@ def _usual_loss(baseline: Baseline) -> list[tuple[float, float]]:
 
 
 def _near(spreads: Sequence[float], tenth: int) -> float:
-    """The spread of a tenth, or if that is larger the root mean square of it and its neighbours'."""
+    """The spread of a tenth, or the root mean square of it and its neighbours' spreads if that is larger."""
     neighbours = spreads[max(0, tenth - 1) : tenth + 2]
     return max(spreads[tenth], math.sqrt(fmean(spread * spread for spread in neighbours)))

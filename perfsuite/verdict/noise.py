@@ -1,11 +1,16 @@
-"""How far launches of unchanged code scatter on a hardware class, from its baselines. Pure.
+"""Estimates how much launches of unchanged code scatter on a hardware class, from its baselines. Pure.
 
-A case has few launches, its hardware class many: noise is pooled over the class. What the launches of one
-session share (the machine's day) is apart from it: no number of launches of that session averages it away.
+A case has few launches and its hardware class has many, so noise is pooled over all baselines of the class.
+Two standard deviations are estimated, both of log(cost), so that they are relative (0.01 is 1 %):
+
+    sigma          between launches of one session
+    session_sigma  between sessions, of what all launches of a session share (the machine's day);
+                   more launches in the same session do not reduce it
+
 Imports neither torch nor pytest.
 
-Source: variances between sessions, and of cases within them, as mean squares less what lies beneath them
-explains, never below 0 (Searle, Casella, McCulloch, Variance Components, 1992, chapters 3 and 4).
+Source: analysis of variance. Each variance component is a mean square minus the part of it that the levels
+below explain, and at least 0 (Searle, Casella, McCulloch, Variance Components, 1992, chapters 3 and 4).
 """
 
 from __future__ import annotations
@@ -17,181 +22,199 @@ from statistics import fmean
 from typing import TypeGuard, TypeVar
 
 from perfsuite.results.baseline import Baseline
-from perfsuite.results.metric import GATED, TOKENS_PER_S, TOKENS_PER_S_MEAN, Metric
+from perfsuite.results.metric import TOKENS_PER_S, TOKENS_PER_S_MEAN, Metric, judged
 from perfsuite.results.run import Figures
 from perfsuite.verdict.probe_correction import Pair, probe_corrected, probe_exponent
 from perfsuite.verdict.robust import location, sorted_logs
 from perfsuite.verdict.sequential import Noise, pooled_noise
 
 T = TypeVar("T")
-Sessions = Mapping[str | None, Sequence[T]]
-"""The launches of one baseline by the session that they are of."""
+LaunchesBySession = Mapping[str | None, Sequence[T]]
+"""The launches of one baseline, by the session that made them. None is the name of a session without one."""
 
-MIN_SPARE = 2
-"""Launches beyond one for each baseline, without which nothing is said of the noise."""
-MIN_FOR_EXPONENT = 20
-"""Launches beyond one for each baseline, from which on an exponent of 0 is believed."""
+MIN_DEGREES = 2
+"""Fewest degrees of freedom (launches minus groups) from which a noise is estimated."""
+MIN_DEGREES_OF_EXPONENT = 20
+"""Degrees of freedom from which an estimated probe exponent of 0 is believed."""
 PROBE_CORRECTED = (TOKENS_PER_S, TOKENS_PER_S_MEAN)
-"""Metrics that follow the machine's own speed."""
-_WIDENED = (40.4, 7.49, 4.33, 3.28, 2.77, 2.46, 2.25, 2.11, 2.0)
-"""Upper 87.5 % confidence limit of a variance from 1, 2, ... degrees of freedom, over its estimate: degrees /
-quantile of chi-squared at 0.125. The variance between sessions is taken to be that large, as a few may agree
-by chance; from 10 sessions on the last one holds."""
+"""Metrics that follow the machine's own speed, and are corrected by the probe."""
+_UPPER_LIMIT = (40.4, 7.49, 4.33, 3.28, 2.77, 2.46, 2.25, 2.11, 2.0)
+"""Upper 87.5 % confidence limit of a variance, as a multiple of its estimate, for 1, 2, ... degrees of
+freedom: degrees / (0.125 quantile of chi-squared). The variance between sessions is multiplied by it, because
+few sessions can agree by chance. The last factor is used from 9 degrees of freedom (10 sessions) on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassNoise:
-    """The noise of each metric between launches, and how strongly speed follows the probe."""
+    """The noise of each metric on a hardware class, and how strongly speed follows the probe."""
 
     by_metric: Mapping[str, Noise] = field(default_factory=dict)
-    """Of the metrics in `PROBE_CORRECTED` as corrected, where the exponent is above 0. Their `session_sigma`
-    is that of one session about the mean of all: see `against`."""
+    """Noise by name of the metric. For the metrics in `PROBE_CORRECTED` it is the noise after correction,
+    where the exponent is above 0. `session_sigma` is here the standard deviation of one session about the
+    mean of all sessions; `against` makes it that of a new session against a baseline."""
     probe_exponent: float = 0.0
+    """Exponent by which seconds per step follow the probe's seconds, 0 to 1. See `probe_correction`."""
     knows_exponent: bool = False
-    """Whether there are launches enough to tell: 0 then says that speed does not follow the probe."""
+    """Whether there are enough launches to estimate the exponent: 0 then means that speed does not follow the
+    probe."""
     uncorrected: Mapping[str, Noise] = field(default_factory=dict)
-    """Of the same metrics as they were measured: launches without a probe scatter so much."""
+    """Noise of the corrected metrics without correction, for launches that have no probe."""
 
     def of(self, metric: Metric, *, corrected: bool = True) -> Noise | None:
-        """The noise of a metric; None if no baseline has enough launches to tell."""
+        """Return the noise of a metric, or None if the baselines have too few launches to estimate it."""
         known = self.by_metric.get(metric.name)
         return known if corrected else self.uncorrected.get(metric.name, known)
 
 
 def class_noise(baselines: Sequence[Baseline]) -> ClassNoise:
-    """Pool the launches of all baselines of one hardware class. One without a sound figure is left out."""
-    exponent = probe_exponent(_filled(_pairs(baseline, TOKENS_PER_S) for baseline in baselines))
+    """Pool the launches of all baselines of one hardware class.
+
+    A launch counts for a metric only if it has a figure above 0 and finite.
+    """
+    probed = _nonempty(_pairs(baseline, TOKENS_PER_S) for baseline in baselines)
+    exponent = probe_exponent(probed)
     known, uncorrected = {}, {}
-    for metric in GATED:
+    for metric in judged(launch.figures for baseline in baselines for launch in baseline.launches):
         measured = pooled_over_sessions([_costs(baseline, metric) for baseline in baselines])
         if exponent and metric in PROBE_CORRECTED:
-            paired = [_corrected(baseline, metric, exponent) for baseline in baselines]
-            corrected = pooled_over_sessions(paired, fitted=1)
+            costs = [_corrected_costs(baseline, metric, exponent) for baseline in baselines]
+            corrected = pooled_over_sessions(costs, fitted=1)
             if corrected is not None:
                 known[metric.name] = corrected
             if measured is not None:
                 uncorrected[metric.name] = measured
         elif measured is not None:
             known[metric.name] = measured
-    probed = _filled(_pairs(baseline, TOKENS_PER_S) for baseline in baselines)
-    enough = _spare(probed) >= MIN_FOR_EXPONENT
     return ClassNoise(
         by_metric=known,
         probe_exponent=exponent,
-        knows_exponent=exponent > 0 or enough,
+        knows_exponent=exponent > 0 or _degrees(probed) >= MIN_DEGREES_OF_EXPONENT,
         uncorrected=uncorrected,
     )
 
 
-def pooled_over_sessions(baselines: Sequence[Sessions[float]], *, fitted: int = 0) -> Noise | None:
-    """Noise within sessions and between them, from the seconds per step of several baselines' launches.
+def pooled_over_sessions(baselines: Sequence[LaunchesBySession[float]], *, fitted: int = 0) -> Noise | None:
+    """Estimate the noise within sessions and between them, from the seconds per step of several baselines.
 
-    None if too few launches tell it. `fitted` as in `pooled_noise`. Where most sessions have one launch, what
-    is between sessions cannot be told from what is within: it then counts as both.
+    Returns None with fewer than `MIN_DEGREES` degrees of freedom. `fitted` is the number of parameters
+    already fitted to these launches. Where most sessions have one launch, the noise between sessions cannot
+    be separated from the noise within them; the total is then used for both.
     """
-    within = [launches for held in baselines for launches in held.values()]
-    whole = _filled([value for launches in held.values() for value in launches] for held in baselines)
-    if _spare(whole) - fitted < MIN_SPARE:
-        return None
-    told_apart = 2 * (_spare(within) - fitted) >= max(_spare(whole) - fitted, 2 * MIN_SPARE)
-    noise = pooled_noise(within if told_apart else whole, fitted=fitted)
-    return replace(noise, session_sigma=_between_sessions(baselines, noise.sigma, told_apart=told_apart))
-
-
-def _between_sessions(baselines: Sequence[Sessions[float]], sigma: float, *, told_apart: bool) -> float:
-    """Standard deviation between sessions, widened for their small number; 0 where no baseline has two.
-
-    Cases measured in the same sessions share what those were like: together they tell that well, but as one
-    witness of so many sessions, however many cases they are. What a case has for itself comes on top.
-    """
-    together: dict[frozenset[str | None], list[Sessions[float]]] = {}
-    for held in baselines:
-        if len(held) > 1:
-            together.setdefault(frozenset(held), []).append(held)
-    if not together:
-        return 0.0
-    spare = [len(sessions) - 1 for sessions in together]
-    parts = [_components(cases, sigma if told_apart else 0.0) for cases in together.values()]
-    shared, by_chance, own = (
-        sum(weight * part for weight, part in zip(spare, column, strict=True)) / sum(spare)
-        for column in zip(*parts, strict=True)
+    by_session = [launches for baseline in baselines for launches in baseline.values()]
+    by_baseline = _nonempty(
+        [seconds for launches in baseline.values() for seconds in launches] for baseline in baselines
     )
-    degrees = min(sum(spare), len(frozenset[str | None]().union(*together)) - 1)
-    return math.sqrt(max(shared, by_chance) * _WIDENED[min(degrees, len(_WIDENED)) - 1] - by_chance + own)
+    degrees, degrees_within = (_degrees(groups) - fitted for groups in (by_baseline, by_session))
+    if degrees < MIN_DEGREES:
+        return None
+    separable = 2 * degrees_within >= max(degrees, 2 * MIN_DEGREES)
+    noise = pooled_noise(by_session if separable else by_baseline, fitted=fitted)
+    return replace(noise, session_sigma=_between_sessions(baselines, noise.sigma if separable else 0.0))
 
 
-def _components(cases: Sequence[Sessions[float]], sigma: float) -> tuple[float, float, float]:
-    """Variances between the sessions that some cases have in common.
+def _between_sessions(baselines: Sequence[LaunchesBySession[float]], sigma: float) -> float:
+    """Return the standard deviation between sessions, at its upper limit; 0 if no baseline has two sessions.
 
-    Observed in the mean of the cases, what of that the noise of launches and cases explains, and between the
-    sessions of one case beyond what the mean of the cases and the noise of launches explain.
+    `sigma` is the noise within sessions, 0 if unknown. Cases measured in the same sessions share one session
+    effect, so they count once: the degrees of freedom are sessions - 1, not cases x (sessions - 1). What
+    varies between sessions for one case alone is added without the factor.
     """
-    rows = []
-    for held in cases:
-        means = [location(sorted_logs("session", held[name]), sigma or math.inf) for name in cases[0]]
+    cases_of: dict[frozenset[str | None], list[LaunchesBySession[float]]] = {}
+    for baseline in baselines:
+        if len(baseline) > 1:
+            cases_of.setdefault(frozenset(baseline), []).append(baseline)
+    if not cases_of:
+        return 0.0
+    weights = [len(sessions) - 1 for sessions in cases_of]
+    components = [_components(cases, sigma) for cases in cases_of.values()]
+    observed, explained, per_case = (
+        sum(weight * variance for weight, variance in zip(weights, column, strict=True)) / sum(weights)
+        for column in zip(*components, strict=True)
+    )
+    sessions = frozenset[str | None]().union(*cases_of)
+    degrees = min(sum(weights), len(sessions) - 1)
+    limit = _UPPER_LIMIT[min(degrees, len(_UPPER_LIMIT)) - 1]
+    return math.sqrt(max(observed, explained) * limit - explained + per_case)
+
+
+def _components(cases: Sequence[LaunchesBySession[float]], sigma: float) -> tuple[float, float, float]:
+    """Return three variances between sessions that all these cases were measured in.
+
+    They are: of the mean of the cases (observed); the part of it that the noise of launches and of cases is
+    expected to make; and of one case beyond both, the excess that each case has for itself.
+    """
+    rows = []  # a row for each case: its deviation in each session from its own mean
+    for case in cases:
+        means = [location(sorted_logs("session", case[name]), sigma or math.inf) for name in cases[0]]
         rows.append([mean - fmean(means) for mean in means])
-    spare = len(cases[0]) - 1
+    degrees = len(cases[0]) - 1
     shared = [fmean(column) for column in zip(*rows, strict=True)]
-    left = sum((value - common) ** 2 for row in rows for value, common in zip(row, shared, strict=True))
-    apart = left / (spare * (len(cases) - 1)) if len(cases) > 1 else 0.0
-    launches = sigma**2 * fmean(1 / len(each) for held in cases for each in held.values())
-    observed = sum(common**2 for common in shared) / spare
-    return observed, max(apart, launches) / len(cases), max(apart - launches, 0.0)
+    residual = sum((value - common) ** 2 for row in rows for value, common in zip(row, shared, strict=True))
+    of_one_case = residual / (degrees * (len(cases) - 1)) if len(cases) > 1 else 0.0
+    of_launches = sigma**2 * fmean(1 / len(launches) for case in cases for launches in case.values())
+    observed = sum(common**2 for common in shared) / degrees
+    return observed, max(of_one_case, of_launches) / len(cases), max(of_one_case - of_launches, 0.0)
 
 
-def against(noise: Noise, launches: Iterable[int]) -> Noise:
-    """The class's noise, for a new session against a baseline with so many launches of each of its sessions.
+def against(noise: Noise, session_sizes: Iterable[int]) -> Noise:
+    """Return the noise of a new session against a baseline with these numbers of launches per session.
 
-    S sessions of equal size make `session_sigma` sqrt(1 + 1/S) times what it is between sessions.
+    The mean of a baseline with n_i launches in session i has variance sum(n_i^2) / (sum n_i)^2 times the
+    variance between sessions; with S sessions of equal size `session_sigma` grows by sqrt(1 + 1/S).
     """
-    counts = list(launches)
-    share = sum(count**2 for count in counts) / sum(counts) ** 2
+    sizes = list(session_sizes)
+    share = sum(size**2 for size in sizes) / sum(sizes) ** 2
     return replace(noise, session_sigma=noise.session_sigma * math.sqrt(1 + share))
 
 
 def _costs(baseline: Baseline, metric: Metric) -> dict[str | None, list[float]]:
-    told = [(launch.session, getattr(launch.figures, metric.name)) for launch in baseline.launches]
-    return _by_session((session, metric.cost(value)) for session, value in told if is_size(value))
+    """Return the costs of the launches that have the metric, by session."""
+    values = [(launch.session, metric.of(launch.figures)) for launch in baseline.launches]
+    return _by_session((session, metric.cost(value)) for session, value in values if is_size(value))
 
 
-def _corrected(baseline: Baseline, metric: Metric, exponent: float) -> dict[str | None, list[float]]:
-    """The costs at the machine speed that is typical of the baseline."""
-    paired = [
+def _corrected_costs(baseline: Baseline, metric: Metric, exponent: float) -> dict[str | None, list[float]]:
+    """Return the costs at the baseline's typical probe speed, by session; launches without a probe are
+    out."""
+    launches = [
         (launch.session, pair) for launch in baseline.launches for pair in pairs([launch.figures], metric)
     ]
-    if not paired:
+    if not launches:
         return {}
-    both = [pair for _, pair in paired]
-    costs = probe_corrected(both, both, exponent=exponent).baseline
-    return _by_session(zip((session for session, _ in paired), costs, strict=True))
+    measured = [pair for _, pair in launches]
+    costs = probe_corrected(measured, measured, exponent=exponent).baseline
+    return _by_session(zip((session for session, _ in launches), costs, strict=True))
 
 
 def _by_session(launches: Iterable[tuple[str | None, float]]) -> dict[str | None, list[float]]:
-    held: dict[str | None, list[float]] = {}
+    """Group costs by session, in the order of the launches."""
+    groups: dict[str | None, list[float]] = {}
     for session, cost in launches:
-        held.setdefault(session, []).append(cost)
-    return held
+        groups.setdefault(session, []).append(cost)
+    return groups
 
 
 def is_size(value: float | None) -> TypeGuard[float]:
-    """Whether a figure is a number that can be measured: there, above 0 and finite."""
+    """Tell whether a figure can be a measured size: present, above 0 and finite."""
     return value is not None and 0 < value < math.inf
 
 
 def pairs(launches: Iterable[Figures], metric: Metric) -> list[Pair]:
-    """Each launch's cost beside its probe; a launch without a sound one of either is left out."""
-    told = [(getattr(figures, metric.name), figures.probe_s_p50) for figures in launches]
-    return [(metric.cost(value), probe) for value, probe in told if is_size(value) and is_size(probe)]
+    """Pair each launch's cost with its probe, both in seconds; leave out launches that lack either."""
+    values = [(metric.of(figures), figures.probe_s_p50) for figures in launches]
+    return [(metric.cost(value), probe) for value, probe in values if is_size(value) and is_size(probe)]
 
 
 def _pairs(baseline: Baseline, metric: Metric) -> list[Pair]:
+    """Pair cost and probe of each launch of a baseline."""
     return pairs((launch.figures for launch in baseline.launches), metric)
 
 
-def _filled(groups: Iterable[list[T]]) -> list[list[T]]:
+def _nonempty(groups: Iterable[list[T]]) -> list[list[T]]:
+    """Leave out empty groups."""
     return [group for group in groups if group]
 
 
-def _spare(groups: Sequence[Sequence[object]]) -> int:
-    """Launches beyond one of each group: what is left to tell a noise by."""
+def _degrees(groups: Sequence[Sequence[object]]) -> int:
+    """Count degrees of freedom: launches minus groups, because each group's own mean is estimated."""
     return sum(len(group) - 1 for group in groups)

@@ -1,14 +1,14 @@
-"""What can this gate detect? Simulates the very `decide` loop that judges real launches.
+"""Simulates what the gate detects, with the same `decide` loop that judges real launches.
 
-Draws baselines and launches, runs them launch by launch until `decide` settles, and counts. Beside
-it stands what most suites do: one sample against one baseline sample and a fixed threshold. Must
-not import torch or pytest; imports numpy, for the draws, inside a function only.
+Draws baselines and launches, passes them to `decide` launch by launch until it decides, and counts the
+outcomes. For comparison it counts what most suites do: one sample against one baseline sample and a fixed
+threshold. Must not import torch or pytest; imports numpy, for the draws, inside a function only.
 """
 
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Literal
 
@@ -17,11 +17,12 @@ from perfsuite.verdict.robust import SCALE_EFFICIENCY
 from perfsuite.verdict.sequential import MAX_LAUNCHES, Decision, Noise, decide, pooled_noise
 
 NoiseModel = Literal["normal", "student-t3", "contaminated"]
-"""Log-seconds scatter as a normal of standard deviation sigma, as sigma times Student's t with 3
-degrees of freedom (its standard deviation is 1.73 sigma), or as the latter with one launch in 20,
-baselines included, slow by a further 10 %."""
+"""Distribution of log(seconds): a normal of standard deviation sigma; sigma times Student's t with 3 degrees
+of freedom (standard deviation 1.73 sigma); or the latter with one launch in 20, baselines included, 10 %
+slower."""
 
 FIXED_THRESHOLD = 0.05
+"""Slowdown at which the suites compared with would fail, relative."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,31 +36,31 @@ class PowerRow:
     inconclusive: float
     mean_launches: float
     fixed_5_percent: float
-    """How often a fixed 5 % threshold on one sample against one baseline sample would fire."""
+    """Share of trials in which one sample is more than 5 % above one baseline sample."""
     fixed_tolerance: float
-    """The same with the tolerance as its threshold."""
+    """The same with the tolerance as threshold."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PowerTable:
-    """One simulated gate: its rows by drop, and what it says of itself."""
+    """One simulated gate: a row for each drop, and how the gate rates itself."""
 
     title: str
     rows: tuple[PowerRow, ...]
     minimum_detectable_drop: float
-    """Median over the trials of what the last decision states, at the drop nearest to 0."""
+    """Median over the trials of `Decision.minimum_detectable_drop`, at the simulated drop nearest to 0."""
     blind: float
-    """Share of trials whose last decision there calls the gate blind."""
+    """Share of the same trials whose decision calls the gate blind."""
 
     def row(self, drop: float) -> PowerRow:
-        """The row of one simulated drop. Raises KeyError."""
+        """Return the row of one simulated drop. Raises KeyError."""
         for row in self.rows:
             if row.drop == drop:
                 return row
         raise KeyError(f"drop {drop} was not simulated, only {[row.drop for row in self.rows]}")
 
     def __str__(self) -> str:
-        """A Markdown table, shares in percent."""
+        """Return a Markdown table, shares in percent."""
         heads = ["true drop", "regressed", "inconclusive", "passed", "improved", "launches"]
         heads += ["fixed 5 %", "fixed at tolerance"]
         lines = [self.title, "", f"| {' | '.join(heads)} |", "| ---: " * len(heads) + "|"]
@@ -91,10 +92,10 @@ def simulate(
 ) -> PowerTable:
     """Simulate one gate. The same draws serve all drops; equal arguments give equal tables.
 
-    `pooled_degrees`: how well the class's noise is known, by as many further baselines as give
-    that many degrees of freedom; None is one baseline alone. `case_noise`: this case's noise as a
-    multiple of its class's. `session_sigma`: standard deviation of a shift common to today's
-    launches, of which the gate is told `known_session_sigma`. Raises ValueError.
+    `pooled_degrees`: degrees of freedom of the class's noise; as many baselines are drawn as give them. None:
+    the noise is known from one baseline alone. `case_noise`: this case's noise as a multiple of its class's.
+    `session_sigma`: standard deviation of a shift common to today's launches, in log(seconds);
+    `known_session_sigma`: what the gate is told of it. Raises ValueError for what cannot be simulated.
     """
     if trials < 1 or not drops:
         raise ValueError(f"nothing to simulate: {trials} trials, {len(drops)} drops")
@@ -107,20 +108,11 @@ def simulate(
     nearest = min(drops, key=abs)
     detectable, blind = [], 0
     for baselines, unchanged in draws:
-        pooled = pooled_noise(baselines)
-        noise = Noise(
-            sigma=pooled.sigma,
-            degrees_of_freedom=pooled.degrees_of_freedom,
-            session_sigma=known_session_sigma,
-        )
+        noise = replace(pooled_noise(baselines), session_sigma=known_session_sigma)
         for drop, count in outcomes.items():
             launches = [seconds * (1 + drop) for seconds in unchanged]
             decision = _judge(baselines[0], launches, tolerance=tolerance, noise=noise)
-            count[decision.outcome] += 1
-            count["launches"] += decision.launches_used
-            ratio = launches[0] / baselines[0][0] - 1
-            count["fixed_5_percent"] += ratio > FIXED_THRESHOLD
-            count["fixed_tolerance"] += ratio > tolerance
+            _add(count, decision, single=launches[0] / baselines[0][0] - 1)
             if drop == nearest:
                 detectable.append(decision.minimum_detectable_drop)
                 blind += decision.blind
@@ -137,7 +129,7 @@ def simulate(
 def _judge(
     baseline: Sequence[float], available: Sequence[float], *, tolerance: float, noise: Noise
 ) -> Decision:
-    """Launch by launch, as a real session does it; the launches available are the most allowed."""
+    """Judge launch by launch, as a real session does; no more launches are allowed than are available."""
     for used in range(1, len(available) + 1):
         decision = decide(
             baseline,
@@ -151,7 +143,16 @@ def _judge(
     return decision
 
 
+def _add(count: Counter[str], decision: Decision, *, single: float) -> None:
+    """Count a decision. `single` is the change from one baseline launch to one launch of today, relative."""
+    count[decision.outcome] += 1
+    count["launches"] += decision.launches_used
+    count["fixed_5_percent"] += single > FIXED_THRESHOLD
+    count["fixed_tolerance"] += single > decision.tolerance
+
+
 def _groups(baseline_launches: int, pooled_degrees: int | None) -> int:
+    """Return how many baselines give the noise about `pooled_degrees` degrees of freedom."""
     fewest = 3 if pooled_degrees is None else 2
     if baseline_launches < fewest:
         raise CaseError(
@@ -173,7 +174,10 @@ def _draws(
     trials: int,
     seed: int,
 ) -> Iterator[tuple[list[list[float]], list[float]]]:
-    """Per trial: the class's baselines, the case's own first, and today's launches, in seconds."""
+    """Yield for each trial the class's baselines, the case's own first, and today's launches, in seconds.
+
+    `shape` is (number of baselines, launches in each).
+    """
     import numpy as np
 
     rng = np.random.default_rng(seed)
@@ -196,6 +200,7 @@ def _draws(
 
 
 def _row(drop: float, count: Counter[str], trials: int) -> PowerRow:
+    """Divide the counts of one drop by the number of trials."""
     return PowerRow(
         drop=drop,
         passed=count["passed"] / trials,

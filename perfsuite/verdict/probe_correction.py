@@ -1,11 +1,11 @@
-"""Takes the machine's own drift out of launches by a probe timed between their steps.
+"""Removes the machine's own drift from launches, by a probe timed between their steps.
 
-The probe is a fixed piece of work, say a matrix product, timed in the same launch and apart from
-the steps. Where the machine slows down both, seconds / probe_seconds**exponent scatters less than
-seconds (9.4 % became 4.6 % on a shared CPU machine); where it does not, the exponent is 0 and
-nothing changes. Pure functions, standard library only. Must not import torch or pytest.
+The probe is a fixed piece of work (a matmul) timed in the same launch, outside the steps. Where the machine
+slows down both, seconds / probe_seconds**exponent scatters less than seconds (9.4 % became 4.6 % on a shared
+CPU machine). Where it does not, the exponent is 0 and nothing is corrected. Pure functions, standard library
+only. Must not import torch or pytest.
 
-Source: a least-squares slope of log(seconds) on log(probe_seconds), shrunk towards 0 like
+Source: the exponent is the least-squares slope of log(seconds) on log(probe_seconds), shrunk towards 0 like
 Stein's positive-part estimator (James and Stein 1961; here F replaces its chi-squared).
 """
 
@@ -17,15 +17,15 @@ from perfsuite.verdict.robust import middle, sorted_logs
 from perfsuite.verdict.sequential import Noise, pooled_noise
 
 Pair = tuple[float, float]
-"""One launch: its seconds per step, and the probe's seconds in that launch."""
+"""One launch: its seconds per step, and the seconds of the probe in the same launch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corrected:
-    """Seconds per step at the probe speed that is typical of the baseline."""
+    """Seconds per step as they would be at the median probe speed of the baseline."""
 
     exponent: float
-    """0 where the probe does not help: the seconds are then as they were."""
+    """Exponent of the correction, 0 to 1. With 0 the seconds are unchanged."""
     baseline: tuple[float, ...]
     launches: tuple[float, ...]
 
@@ -33,10 +33,11 @@ class Corrected:
 def probe_corrected(
     baseline: Sequence[Pair], launches: Sequence[Pair], *, exponent: float | None = None
 ) -> Corrected:
-    """Correct a case's baseline and today's launches by one and the same exponent.
+    """Correct a case's baseline and today's launches: seconds x (median baseline probe / probe)^exponent.
 
-    The exponent comes from the baseline alone (today's launches must not choose it), or better
-    from `probe_exponent` over all baselines of the hardware class. Raises ValueError.
+    `exponent` is best estimated by `probe_exponent` from all baselines of the hardware class; without it,
+    from this baseline. Today's launches are never used to choose it. Raises ValueError for an exponent
+    outside 0 to 1 and for seconds that are not above 0.
     """
     if exponent is None:
         exponent = probe_exponent([baseline])
@@ -51,18 +52,18 @@ def probe_corrected(
 
 
 def corrected_noise(groups: Sequence[Sequence[Pair]], exponent: float) -> Noise:
-    """Pooled noise of corrected baselines, one degree of freedom spent on a fitted exponent."""
+    """Estimate the pooled noise of corrected baselines; an exponent above 0 costs one degree of freedom."""
     corrected = [probe_corrected(group, group, exponent=exponent).baseline for group in groups]
     return pooled_noise(corrected, fitted=1 if exponent else 0)
 
 
 def probe_exponent(groups: Sequence[Sequence[Pair]]) -> float:
-    """How strongly launches follow their probe, 0 to 1, from one or more baselines.
+    """Estimate how strongly launches follow their probe, 0 to 1, from one or more baselines.
 
-    A slope that chance could have made counts little: it is multiplied by 1 - E[F]/F, 0 at the
-    least, where F is its squared t statistic and E[F] = d / (d - 2) what noise alone makes of it
-    with d residual degrees of freedom. Then the correction must lower the clipped noise, else 0.
-    Five launches with unrelated probes give an exponent above 0 about 7 times in 100.
+    The least-squares slope is multiplied by max(0, 1 - E[F] / F): F is its squared t statistic, and E[F] = d
+    / (d - 2) is the expectation of F without any relation, at d residual degrees of freedom. The result is 0
+    with fewer than 3 of them, and if the correction does not lower the clipped noise. Five launches with
+    unrelated probes give an exponent above 0 about 7 times in 100.
     """
     seconds = [_centred_logs("baseline seconds", [pair[0] for pair in group]) for group in groups]
     probes = [_centred_logs("baseline probe", [pair[1] for pair in group]) for group in groups]
@@ -74,8 +75,8 @@ def probe_exponent(groups: Sequence[Sequence[Pair]]) -> float:
         return 0.0
     slope = shared / sum(a * a for a in x)
     explained = slope * shared
-    left = max(sum(b * b for b in y) - explained, 0.0)
-    by_chance = degrees / (degrees - 2) * left / degrees
+    residual = max(sum(b * b for b in y) - explained, 0.0)
+    by_chance = degrees / (degrees - 2) * residual / degrees
     exponent = min(1.0, slope * max(0.0, 1 - by_chance / explained))
     if corrected_noise(groups, exponent).sigma >= corrected_noise(groups, 0.0).sigma:
         return 0.0
@@ -83,13 +84,14 @@ def probe_exponent(groups: Sequence[Sequence[Pair]]) -> float:
 
 
 def _centred_logs(what: str, values: Sequence[float]) -> list[float]:
-    """Logarithms less their mean, in the order given."""
-    sorted_logs(what, values)  # for its checks
+    """Return the logarithms minus their mean, in the order given. Raises ValueError as `sorted_logs`."""
+    sorted_logs(what, values)  # only for its checks
     logs = [math.log(value) for value in values]
     mean = sum(logs) / len(logs)
     return [value - mean for value in logs]
 
 
 def _scaled(what: str, pairs: Sequence[Pair], typical: float, exponent: float) -> tuple[float, ...]:
+    """Return the seconds per step at the probe time `typical`."""
     sorted_logs(f"{what} probe", [probe for _, probe in pairs])
     return tuple(seconds * (typical / probe) ** exponent for seconds, probe in pairs)

@@ -1,27 +1,28 @@
-"""Is this case slower than its baseline? A sequential test whose unit is a whole launch.
+"""Decides whether a case is slower than its baseline: a sequential test whose observations are whole
+launches.
 
 Pure functions, data in and decision out: no clock, no disk, no random numbers. Must not import
 torch, pytest, numpy or scipy: a pytest plugin imports it, and `power` runs it a million times.
 
-One launch (fresh processes, some 50 steps) is one piece of evidence: one positive number of
-seconds per step, lower is better. All arithmetic is on logarithms, so units cancel and changes
-are relative. `decide` looks at the launches so far and says one of
+One launch (fresh processes, some 50 steps) is one observation: one positive number of seconds per
+step, lower is better. All arithmetic is on logarithms, so units cancel and changes are relative.
+`decide` looks at the launches so far and returns one of
 
-    regressed     surely slower than the baseline, and perhaps by as much as the tolerance
-    improved      the mirror image: surely faster, and perhaps by as much as the tolerance
-    passed        slower by the tolerance is ruled out
+    regressed     significantly slower than the baseline; a slowdown by the tolerance is not excluded
+    improved      significantly faster than the baseline; a speed-up by the tolerance is not excluded
+    passed        a slowdown by the tolerance is excluded
     undecided     launch once more
     inconclusive  `max_launches` are used up, or more of them would hardly decide
 
 Sources:
-- The test: Wald, Sequential Analysis (1947). The mean of n launches less the mean of K baseline
-  launches has variance sigma^2 (1/K + 1/n); seen against the information 1/variance it is a
-  Brownian motion, so Wald's boundary holds although the baseline is itself uncertain.
+- The test: Wald, Sequential Analysis (1947). The mean of n launches minus the mean of K baseline
+  launches has variance sigma^2 (1/K + 1/n). As a function of the information 1/variance it is a
+  Brownian motion, so Wald's boundary holds although the baseline itself is uncertain.
 - Clipped means and variances: Huber, Robust Statistics (1981).
-- Sigma is estimated, so Student's t stands in for the normal: Wallace, Annals of Mathematical
+- Sigma is estimated, so Student's t replaces the normal: Wallace, Annals of Mathematical
   Statistics 30 (1959) 1121. The class's noise and today's spread are combined as in Smyth's
   moderated t: Statistical Applications in Genetics and Molecular Biology 3 (2004), article 3.
-The constants were chosen with `power.simulate`; test_power.py holds what they achieve.
+The constants were chosen with `power.simulate`; test_power.py checks what they achieve.
 """
 
 import math
@@ -31,6 +32,8 @@ from typing import Literal
 
 from perfsuite.verdict.robust import (
     SCALE_EFFICIENCY,
+    Z_95_ONE_SIDED,
+    Z_99,
     clipped_variance,
     location,
     sorted_logs,
@@ -41,40 +44,43 @@ from perfsuite.verdict.robust import (
 Outcome = Literal["passed", "improved", "regressed", "inconclusive", "undecided"]
 
 MAX_LAUNCHES = 15
-"""With noise 1 % and tolerance 3 %, 10 would do (98 % found). 15 find a drop of twice the noise
-95 times in 100 (10: 85, 20: 97). Launches of unchanged code are hardly more for it: 1.7 to 2.9."""
+"""Most launches of a case in a session. With noise 1 % and tolerance 3 %, 10 would be enough (98 % of drops
+found). 15 find a drop of twice the noise 95 times in 100 (10: 85, 20: 97). Unchanged code needs hardly more
+launches for it: 1.7 to 2.9 on average."""
 FEWEST_LAUNCHES = 3
-"""That show a change. With two, one launch in 20 being slow would make 1 false alarm in 400."""
-CONFIDENCE = 0.99  # of Decision.interval, both sides together
+"""Fewest launches that can show a change. With two, if one launch in 20 is slow, 1 session in 400 would be a
+false alarm."""
 SIGMA_FLOOR = 0.002
-"""Smallest launch-to-launch noise believed, 0.2 %. Launches made in a row share temperature,
-node and file cache, so a few that agree to 0.05 % do not show that next week's will."""
+"""Smallest noise between launches that is believed, 0.2 %. Launches made in a row share temperature, node and
+file cache: a few that agree to 0.05 % do not show that next week's will."""
 
-_Z_INTERVAL = 2.576  # normal quantile of CONFIDENCE
-_Z_CHANGE = 3.2  # regressed and improved: about 1 in 1,500 at one look, several looks are made
-_WALD_PASS = 2.7  # log(1/beta) of Wald's boundary; its overshoot makes the true beta smaller
-_Z_PASS_MAX = 3.0  # Wald asks for ever more where the noise is low; this is enough
-_Z_LOOKS_FASTER = 1.645  # a launch this far below the baseline earns further launches
-_Z_HOPELESS = 2.5  # stop where only a shift this improbable would still decide
-_Z_POWER = 2.3  # 1.645 for 95 %; the rest is what clipping and unlucky passes cost (simulated)
-_OWN_SPREAD = 0.9  # the case's own spread counts where this much of it exceeds its class's
-_DISAGREEMENT = 0.5  # likewise for launches of today that disagree among themselves
+# Thresholds in standard errors. Those without a formula were tuned by simulation.
+_Z_INTERVAL = Z_99  # half width of Decision.interval
+_Z_CHANGE = 3.2  # regressed, improved: one-sided 1 in 1,500 at one look, stricter because of several looks
+_WALD_PASS = 2.7  # log(1/beta) of Wald's boundary; the overshoot makes the true beta smaller
+_Z_PASS_MAX = 3.0  # upper limit of Wald's boundary, which grows without bound as the noise falls
+_Z_LOOKS_FASTER = Z_95_ONE_SIDED  # a passing case this far below the baseline is launched again
+_Z_HOPELESS = 2.5  # stop if only a shift of the mean by more than this would still decide
+_Z_POWER = 2.3  # 1.645 for a power of 95 %, the rest for clipping and early passes
+_OWN_SPREAD = 0.9  # this share of the case's own standard deviation is used if above its class's
+_DISAGREEMENT = 0.5  # this share of the standard deviation of today's launches, likewise
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """How far launches of unchanged code scatter, and how well that is known."""
+    """The standard deviation between launches of unchanged code, and how well it is known."""
 
     sigma: float
     """Standard deviation of log(seconds per step) between launches of one session."""
     degrees_of_freedom: float
+    """Degrees of freedom of the estimate `sigma`, not necessarily a whole number."""
     session_sigma: float = 0.0
-    """Standard deviation of what all launches of a session share against the baseline (drift of
-    the whole machine). No number of launches in one session shows it: 0 where unknown. `noise` estimates
-    it from baselines of several sessions."""
+    """Standard deviation of the shift that all launches of a session share against the baseline (drift of the
+    whole machine), in log(seconds per step); 0 if unknown. Launches of one session cannot show it: `noise`
+    estimates it from baselines of several sessions."""
 
     def __post_init__(self) -> None:
-        """Refuse what is not a noise. Raises ValueError naming the value."""
+        """Check the ranges. Raises ValueError naming the value."""
         for name, most in (("sigma", 1e6), ("degrees_of_freedom", 1e9)):
             if not 0 < getattr(self, name) <= most:
                 raise ValueError(
@@ -86,42 +92,43 @@ class Noise:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What the launches so far say. Changes are relative: +0.03 is 3 % more seconds per step."""
+    """The outcome after the launches so far. Changes are relative: +0.03 is 3 % more seconds per step."""
 
     outcome: Outcome
     estimate: float
+    """Estimated change."""
     interval: tuple[float, float]
-    """CONFIDENCE interval of the change at this look, the baseline's uncertainty included."""
+    """99 % confidence interval of the change at this look, the baseline's uncertainty included."""
     tolerance: float
     launches_used: int
     minimum_detectable_drop: float
-    """See `minimum_detectable_drop`, here with the noise that this decision used."""
+    """`minimum_detectable_drop` with the noise that this decision used."""
 
     @property
     def blind(self) -> bool:
-        """Whether this gate would often miss a drop as large as its tolerance."""
+        """Whether the gate misses drops of the size of its tolerance more than 5 times in 100."""
         return self.minimum_detectable_drop > self.tolerance
 
 
 def pooled_noise(groups: Sequence[Sequence[float]], *, fitted: int = 0) -> Noise:
-    """Noise common to several baselines, each a group of launches' seconds per step.
+    """Estimate the noise common to several baselines, each a group of launches in seconds per step.
 
-    A clipped variance about each group's median: an outlying launch in five neither blinds the
-    gate nor makes it trigger-happy. `fitted` counts parameters already fitted to these launches
-    (the probe's exponent). Raises ValueError where too few launches are left to tell a noise.
+    The variance is that about each group's median, clipped, so that one outlier among five launches changes
+    it little. `fitted` is the number of parameters already fitted to these launches (1 for the probe's
+    exponent). Raises ValueError with fewer than 2 degrees of freedom (launches - groups - fitted).
     """
     residuals = []
-    spare = -fitted
+    degrees = -fitted
     for number, group in enumerate(groups):
         logs = sorted_logs(f"baseline {number}", group)
         residuals += squares(logs)
-        spare += len(logs) - 1
-    if spare < 2:
+        degrees += len(logs) - 1
+    if degrees < 2:
         raise ValueError(
-            f"noise needs 2 launches beyond one for each baseline and fitted parameter, got {spare}"
+            f"noise needs 2 launches beyond one for each baseline and fitted parameter, got {degrees}"
         )
-    variance = clipped_variance(residuals, spare)
-    return Noise(sigma=max(math.sqrt(variance), SIGMA_FLOOR), degrees_of_freedom=SCALE_EFFICIENCY * spare)
+    variance = clipped_variance(residuals, degrees)
+    return Noise(sigma=max(math.sqrt(variance), SIGMA_FLOOR), degrees_of_freedom=SCALE_EFFICIENCY * degrees)
 
 
 def decide(
@@ -134,8 +141,8 @@ def decide(
 ) -> Decision:
     """Compare today's launches with the baseline's; all are seconds per step, in one unit.
 
-    Call it after each launch with all launches so far, until the outcome is not "undecided".
-    `tolerance` is the relative slowdown that must not pass: 0.03 is 3 %. Raises ValueError.
+    Call it after each launch with all launches so far, until the outcome is not "undecided". `tolerance` is
+    the relative slowdown that must not pass: 0.03 is 3 %. Raises ValueError for a value out of range.
     """
     _check_settings(tolerance, len(launches), max_launches)
     reference = sorted_logs("baseline", baseline)
@@ -177,19 +184,19 @@ def decide(
 def minimum_detectable_drop(
     *, noise: Noise, baseline_launches: int, max_launches: int = MAX_LAUNCHES
 ) -> float:
-    """The smallest tolerance that this gate can hold: a drop that large is found 95 times in 100.
+    """Return the smallest slowdown that the gate finds 95 times in 100, relative: 0.03 is 3 %.
 
-    In simulation 95 to 97 times with normal noise known from its class, 92 with a noise known from
-    five launches alone or with heavy tails. A wider tolerance is held too (and passes smaller
-    drops, as it should); a gate with a smaller one is blind, though it still finds drops of this
-    size. Relative seconds per step, 0.03 is 3 %.
+    In simulation it is found 95 to 97 times in 100 with normal noise known from the hardware class, 92 times
+    with noise known from five launches alone or with heavy tails. A gate whose tolerance is below this value
+    is called blind: it misses drops of the size of its tolerance.
     """
-    kept = max_launches - 1  # the slowest is set aside
+    kept = max_launches - 1  # `_surely_above` leaves out the slowest launch
     needed = t_quantile(_Z_CHANGE, noise.degrees_of_freedom) + _Z_POWER
     return _relative(needed * _error(noise, baseline_launches, kept))
 
 
 def _check_settings(tolerance: float, launches: int, max_launches: int) -> None:
+    """Raise ValueError for a tolerance or number of launches out of range."""
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance is {tolerance!r}, expected a fraction above 0: 0.03 for 3 %")
     if max_launches < FEWEST_LAUNCHES:
@@ -202,11 +209,17 @@ def _check_settings(tolerance: float, launches: int, max_launches: int) -> None:
 
 
 def _relative(logarithm: float) -> float:
+    """Convert a difference of logarithms to a relative change; infinite where it overflows."""
     return math.expm1(logarithm) if logarithm < 700 else math.inf
 
 
 def _noise_of_case(reference: list[float], logs: list[float], noise: Noise) -> Noise:
-    """The class's noise with what this case's own launches say, today's and the baseline's."""
+    """Combine the class's noise with the spread of this case's own launches.
+
+    The variance of today's launches (sorted logarithms `logs`) is averaged with the class's, weighted by
+    degrees of freedom. A share of the case's own standard deviation, baseline (`reference`) and today, is the
+    least.
+    """
     today = squares(logs)
     degrees = SCALE_EFFICIENCY * (len(logs) - 1)
     variance = clipped_variance(today, degrees, noise.sigma**2, noise.degrees_of_freedom)
@@ -216,19 +229,22 @@ def _noise_of_case(reference: list[float], logs: list[float], noise: Noise) -> N
 
 
 def _later(noise: Noise, launches: int) -> Noise:
-    """The same noise, known better by some launches more."""
+    """Return the same noise with the degrees of freedom that it has after so many more launches."""
     degrees = noise.degrees_of_freedom + SCALE_EFFICIENCY * launches
     return replace(noise, degrees_of_freedom=degrees)
 
 
 def _error(noise: Noise, baseline_launches: int, launches: int) -> float:
-    """Standard error of the change, in logarithms."""
+    """Return the standard error of the change, in logarithms."""
     between = noise.sigma**2 * (1 / baseline_launches + 1 / launches)
     return math.sqrt(between + noise.session_sigma**2)
 
 
 def _surely_above(logs: list[float], centre: float, baseline_launches: int, noise: Noise) -> bool:
-    """Whether the launches lie above the baseline's centre even without the highest of them."""
+    """Tell whether the launches lie significantly above the baseline's centre, without the highest of them.
+
+    `logs` are sorted. One slow launch can therefore never be a regression.
+    """
     if len(logs) < FEWEST_LAUNCHES:
         return False
     kept = logs[:-1]
@@ -241,10 +257,10 @@ def _surely_above(logs: list[float], centre: float, baseline_launches: int, nois
 
 
 def _wald_margin(slow: float, error: float, noise: Noise) -> float:
-    """How far below the tolerance a change must lie to pass.
+    """Return how far below the tolerance a change must lie to pass, in logarithms.
 
-    Wald accepts "no change" when (slow * change - slow^2 / 2) / error^2 <= -_WALD_PASS, which is
-    change + z * error <= slow with the z below.
+    Wald accepts "no change" if (slow * change - slow^2 / 2) / error^2 <= -_WALD_PASS. That is
+    change + z * error <= slow with z = slow / (2 error) + _WALD_PASS error / slow.
     """
     z = slow / (2 * error) + _WALD_PASS * error / slow
     return t_quantile(min(z, _Z_PASS_MAX), noise.degrees_of_freedom) * error
@@ -253,7 +269,11 @@ def _wald_margin(slow: float, error: float, noise: Noise) -> float:
 def _hopeless(
     change: float, slow: float, noise: Noise, baseline_launches: int, launches: int, most: int
 ) -> bool:
-    """Whether all launches still allowed would, nearly surely, leave the question open."""
+    """Tell whether all launches still allowed would almost surely neither pass nor show a regression.
+
+    `most` is the number of launches at the end. The mean may still shift by `_Z_HOPELESS` standard deviations
+    of the difference between the mean of `launches` and that of `most`.
+    """
     if launches < FEWEST_LAUNCHES:
         return False
     final = _later(noise, most - launches)

@@ -106,11 +106,11 @@ def memory_facts(device: Any) -> MemoryFacts:
     """Allocate a block, let it go, and read the peak as a rank would."""
     import torch
 
-    from perfsuite.worker.recorder import CudaMemory, HostMemory
+    from perfsuite.worker.memory import memory_for
 
     torch.ones(1, device=device)  # what the allocator itself needs is not the block's
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-    memory = CudaMemory(device) if device.type == "cuda" else HostMemory()
+    memory = memory_for(device)
     block = torch.ones(BLOCK_BYTES, dtype=torch.uint8, device=device)
     del block
     read = memory.read()
@@ -142,7 +142,8 @@ def one_rank(case: Case, device: Any) -> Iterator[Callable[[int], list[Any]]]:
     import torch.distributed as dist
 
     from perfsuite.frameworks.base import Ranks, framework_of
-    from perfsuite.worker.recorder import Recorder, clock_for
+    from perfsuite.worker.recorder import Recorder
+    from perfsuite.worker.timers import clock_for
 
     on_gpu = device.type == "cuda"
     if on_gpu:
@@ -177,7 +178,7 @@ def timed(run: Callable[[int], list[Any]], device: Any, pairs: int) -> ClockFact
 
 def bare_s(run: Callable[[int], list[Any]], device: Any) -> float:
     """Seconds per step, timed from outside as a whole, with the device synchronised before and after."""
-    from perfsuite.worker.recorder import clock_for
+    from perfsuite.worker.timers import clock_for
 
     timer, _ = clock_for(device)
     gc.collect()
@@ -195,7 +196,8 @@ def under_the_clock(run: Callable[[int], list[Any]], device: Any) -> Recorder:
     """The recorder of the same steps, measured as in a rank."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from perfsuite.worker.recorder import Recorder, clock_for
+    from perfsuite.worker.recorder import Recorder
+    from perfsuite.worker.timers import clock_for
 
     timer, probe = clock_for(device)
     recorder = Recorder(timer, probe=probe)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from perfsuite.frameworks.base import missing_package
 from perfsuite.results.rank_report import Flops
 
 if TYPE_CHECKING:
@@ -46,10 +47,18 @@ def flops_per_token(
 
 
 def count_known(case: Case, *, frozen_share: float = 0.0) -> Flops | None:
-    """`count` of a case's model, or None where only its name is known, or no tokens are counted."""
-    if not case.model.config or case.sequence_length is None:
+    """`count` of a case's model, or None: only its name is known, no tokens count, or `notes` says why."""
+    if not case.model.config or case.sequence_length is None or notes(case):
         return None
     return count(case.model, case.sequence_length, case.lora, frozen_share=frozen_share)
+
+
+def notes(case: Case) -> tuple[str, ...]:
+    """Why FLOPs are unknown although the model is known: a script may train without transformers."""
+    if not case.model.config or missing_package("transformers") is None:
+        return ()
+    counted = f"the FLOPs of {case.model.name} are counted with transformers"
+    return (f"MFU is unknown: {counted}, which is not installed",)
 
 
 def count(

@@ -1,36 +1,33 @@
-"""Ends a rank when the process that started it dies."""
+"""Ends a process when the one that started it dies. Worker side; imports neither torch nor pytest."""
 
 from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-import psutil
-
-if TYPE_CHECKING:
-    pass
-
-
-ANCESTOR_PID = "PERFSUITE_ANCESTOR_PID"
-"""Environment variable: the process without which this one has no purpose. The driver, for the launcher; the
-launcher, for all that it starts."""
+from perfsuite.results.run_dir import ANCESTOR_PID
 
 
 def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
-    """Be sent a signal by the kernel when the parent process dies, however it dies (Linux)."""
+    """Have the kernel send this process a signal when its parent process dies, however it dies.
+
+    See PR_SET_PDEATHSIG in prctl(2). Exits at once if the process of `ANCESTOR_PID` is dead already.
+    """
     import ctypes
 
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, by)
     ancestor = os.environ.get(ANCESTOR_PID)
     if ancestor is not None and not _is_alive(int(ancestor)):
-        os._exit(1)  # it died before the kernel was asked
+        os._exit(1)  # it died before the kernel could be told to watch it
 
 
 def _is_alive(pid: int) -> bool:
-    """A zombie is dead: it only waits for its own parent to look."""
+    """Whether a process lives. A zombie is dead: it only waits for its parent to read its exit code."""
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
         return False
+    state = status.rpartition(")")[2].split()[0]  # behind the name, which may hold anything
+    return state not in "ZX"

@@ -15,7 +15,7 @@ import torch
 
 from perfsuite.results.run_dir import FILES, LAUNCH_DIR
 
-PACKAGES = ("triton", "peft", "bitsandbytes", "flash_attn", "mamba_ssm", "deepspeed")
+PACKAGES = ("transformers", "triton", "peft", "bitsandbytes", "flash_attn", "mamba_ssm", "deepspeed")
 """Recorded wherever they are installed: kernels come from them without being asked for."""
 VARIABLES = (
     "NCCL_",
@@ -42,7 +42,7 @@ def environment(packages: tuple[str, ...] = ()) -> dict[str, str]:
     seen = {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        **{package: importlib.metadata.version(package) for package in ("transformers", *packages)},
+        **{package: importlib.metadata.version(package) for package in packages},
         **_installed(),
         "kernel": platform.release(),
         "threads": str(torch.get_num_threads()),

@@ -17,7 +17,7 @@ from pathlib import Path
 from perfsuite.case.case import Case, Topology
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.fsdp2 import FSDP2
-from perfsuite.history.asv.export import Exported, export
+from perfsuite.history.asv.export import Exported, Source, export
 from perfsuite.history.asv.pages import publish
 from perfsuite.history.trend import Trend, trend
 from tests.samples import make_case
@@ -86,10 +86,10 @@ def measure(root: Path, count: int) -> None:
     with timed("making the history", seconds):
         write_history(history, commits[:-1], cases(), levels, gpus=GPUS, launches=2)
     with timed("export", seconds):
-        told(export(history, out, repo=repo))
+        told(export(Source(history=history, repo=repo), out))
     write_history(history, commits[-1:], cases(), levels, gpus=GPUS, launches=2, first=count - 1)
     with timed("export of one night more", seconds):
-        told(exported := export(history, out, repo=repo))
+        told(exported := export(Source(history=history, repo=repo), out))
     with timed("trend", seconds):
         summary(trend(history, repo=repo))
     with timed("asv publish", seconds):

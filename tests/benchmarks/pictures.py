@@ -1,8 +1,8 @@
 """The README's pictures of reports, from real results: `make pictures [RESULTS="a/results.json ..."]`.
 
-docs/report.png is the HTML report of the given sessions, or of the newest one in the store, down to the first
-case that needs attention; docs/terminal.svg is their table as a terminal shows it. `make pictures` then has
-history_picture.py take docs/history.png.
+In docs/images, report.png is the HTML report of the given sessions, or of the newest one in the store, down
+to the first case that needs attention; terminal.svg is their table as a terminal shows it. `make pictures`
+then has history_picture.py take history.png.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from perfsuite.cli.report import newest
 from perfsuite.report.html.page import render
 from perfsuite.report.summary import needs_words, verdict
 from perfsuite.report.terminal import explanation, table
-from perfsuite.results.session_file import Result, SessionFile
+from perfsuite.results.session_file import Measurement, SessionFile
 from tests.browser import chromium
 
 WIDTH, HEIGHT = 1200, 1630
@@ -30,12 +30,12 @@ COLUMNS = 140
 
 def main() -> None:
     """Write both."""
-    docs = Path(__file__).parents[2] / "docs"
-    docs.mkdir(exist_ok=True)
+    images = Path(__file__).parents[2] / "docs" / "images"
+    images.mkdir(exist_ok=True)
     files = [Path(name) for name in sys.argv[1:]] or [newest(Path(".perfsuite"))]
     sessions = [documents.read(file, SessionFile) for file in files]
-    report(sessions, docs / "report.png")
-    terminal([result for session in sessions for result in session.results], docs / "terminal.svg")
+    report(sessions, images / "report.png")
+    terminal([result for session in sessions for result in session.results], images / "terminal.svg")
 
 
 def report(sessions: list[SessionFile], picture: Path) -> None:
@@ -49,7 +49,7 @@ def report(sessions: list[SessionFile], picture: Path) -> None:
         browser.screenshot(picture)
 
 
-def terminal(results: list[Result], picture: Path) -> None:
+def terminal(results: list[Measurement], picture: Path) -> None:
     """The table, and the explanation of the first regression."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO())
     console.print(Text.from_ansi(table(results, color=True, width=COLUMNS)), soft_wrap=True)

@@ -14,10 +14,13 @@ from perfsuite.results import baseline
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Health, Run
+from perfsuite.results.store import BASELINES, BaselineStore, Store
 from tests.samples import IMAGES, make_case, make_figures, make_machine, make_run
 
 CASE = make_case()
 MACHINE = detect()
+REVIEWED = BaselineStore(BASELINES)
+LOCAL = Store().baselines
 
 
 @pytest.fixture
@@ -49,7 +52,7 @@ def measured(session: str, count: int, *, tokens_per_s: float = 50_000, **change
 
 
 def accepted() -> Baseline:
-    return documents.read(baseline.path(Path("baselines"), MACHINE.hardware_class, CASE), Baseline)
+    return documents.read(REVIEWED.reviewed_file(MACHINE.hardware_class, CASE.id), Baseline)
 
 
 def test_accept_writes_the_reviewed_file_and_says_what_to_commit(repository: Path) -> None:
@@ -168,6 +171,33 @@ def test_slower_needs_a_reason(repository: Path) -> None:
     assert held.accepted.reason == "torch 2.13 fixed a race"
 
 
+def with_memory(session: str, peak_memory_bytes: float | None) -> None:
+    measured(session, 5, figures=make_figures(peak_memory_bytes=peak_memory_bytes))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        (2**20, 0.0, None),
+        (0.0, 0.0, None),
+        (2**20, 2**20 * 1.004, None),
+        (0.0, 2**20, "peak memory gets worse (0.0 MiB -> 1.0 MiB): say why with --reason"),
+        (2**20, 2**20 * 1.006, "peak memory gets worse (1.0 MiB -> 1.0 MiB): say why with --reason"),
+        (0.0, None, "peak memory is in the baseline and was not measured"),
+        (None, 2**20, None),
+    ],
+)
+def test_no_memory_at_all_is_a_measured_value(
+    repository: Path, before: float | None, now: float | None, said: str | None
+) -> None:
+    with_memory("1", before)
+    assert invoke("accept").exit_code == 0
+    with_memory("2", now)
+    result = invoke("accept")
+    assert result.exit_code == (0 if said is None else 1)
+    assert said is None or said in result.output
+
+
 def test_faster_needs_none(repository: Path) -> None:
     measured("1", 5)
     assert invoke("accept").exit_code == 0
@@ -202,7 +232,7 @@ def test_a_reviewed_file_that_cannot_be_read_refuses_its_own_case_alone(reposito
     for number, run in enumerate(measured("1", 5), 1):
         file = Path(".perfsuite/runs/1", other.id, f"launch-{number}", "run.json")
         documents.write(file, run.replace(case=other))
-    broken = baseline.path(Path("baselines"), MACHINE.hardware_class, CASE)
+    broken = REVIEWED.reviewed_file(MACHINE.hardware_class, CASE.id)
     broken.parent.mkdir(parents=True)
     broken.write_text("{")
     result = invoke("accept")
@@ -232,7 +262,7 @@ def test_what_looks_like_markup_is_shown_as_it_is(repository: Path) -> None:
     held = accepted()
     assert held.accepted is not None
     named = held.replace(accepted=held.accepted.replace(by="a[bot]"))
-    documents.write(baseline.path(Path("baselines"), MACHINE.hardware_class, CASE), named)
+    REVIEWED.write_reviewed(named)
     assert "a[bot]" in " ".join(invoke("list").output.split())
 
 
@@ -257,9 +287,8 @@ def test_list_and_show(repository: Path) -> None:
     assert "no baselines in baselines" in invoke("list").output
     measured("1", 5)
     invoke("accept", "--reason", "first")
-    documents.write(
-        baseline.path(Path(".perfsuite/baselines"), "cpu-other-4c", CASE),
-        baseline.from_runs([make_run(machine=make_machine(hardware_class="cpu-other-4c"))]),
+    BaselineStore(REVIEWED.reviewed, LOCAL).write_local(
+        baseline.from_runs([make_run(machine=make_machine(hardware_class="cpu-other-4c"))])
     )
     listed = " ".join(invoke("list").output.split())
     assert "by Ada" in listed
@@ -276,7 +305,7 @@ def test_list_and_show(repository: Path) -> None:
 
 def test_baselines_of_a_case_that_counts_samples(repository: Path) -> None:
     held = baseline.from_runs([make_run(case=IMAGES, machine=MACHINE)])
-    documents.write(baseline.path(Path(".perfsuite/baselines"), MACHINE.hardware_class, IMAGES), held)
+    BaselineStore(REVIEWED.reviewed, LOCAL).write_local(held)
     assert "1,000 samples/s" in " ".join(invoke("list").output.split())
     shown = invoke("show", IMAGES.id).output
     assert "samples/s: 1,000" in shown

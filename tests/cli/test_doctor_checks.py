@@ -26,13 +26,13 @@ from perfsuite.cli.doctor_checks import (
     torch_rows,
     well_row,
 )
-from perfsuite.cli.selftest import small_case
+from perfsuite.cli.selftest_faults import small_case
 from perfsuite.launch.machine import detect
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.launch.requirements import unsupported
 from perfsuite.results.outcome import Verdict
 from perfsuite.worker.doctor_probe import ClockFacts, DoctorFile, MemoryFacts, TorchFacts
-from tests.launch.test_health import Nvml
+from tests.launch.fake_nvml import Nvml
 from tests.samples import make_gpu_machine, make_launches, make_machine, make_report, make_run
 
 TORCH = TorchFacts(version="2.13.0", cuda="13.0", nccl="2.29.3", devices=8)

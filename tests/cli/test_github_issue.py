@@ -16,7 +16,7 @@ from perfsuite.cli.github_issue import LABEL, Issue, Step, steps
 from perfsuite.history.changepoint import Change
 from perfsuite.history.trend import Finding, Trend
 from perfsuite.results.rank_report import Failure
-from perfsuite.results.session_file import Result, SessionFile
+from perfsuite.results.session_file import Measurement, SessionFile
 from tests.samples import BEFORE, make_case, make_machine, make_result, make_run, now
 
 URL = "https://example.org/runs/1"
@@ -35,11 +35,13 @@ NOISY = make_result(BEFORE, verdict=GOOD.verdict.replace(outcome="inconclusive")
 CASE = BEFORE.case.id
 
 
-def crashed(message: str, **changes: Any) -> Result:
+def crashed(message: str, **changes: Any) -> Measurement:
     return make_result(make_run(failure=Failure(kind="crash", message=message)), **changes)
 
 
-def told(*results: Result, issue: Issue | None = None, drifts: list[Finding] | None = None) -> list[Step]:
+def told(
+    *results: Measurement, issue: Issue | None = None, drifts: list[Finding] | None = None
+) -> list[Step]:
     return steps(CLASS, results, issue, URL, drifts)
 
 
@@ -93,7 +95,9 @@ def test_an_issue_closes_when_its_cases_are_good() -> None:
 
 
 @pytest.mark.parametrize("night", [(), (NOISY,)], ids=["not measured", "inconclusive"])
-def test_an_issue_stays_open_while_a_case_of_it_is_not_known_to_be_good(night: tuple[Result, ...]) -> None:
+def test_an_issue_stays_open_while_a_case_of_it_is_not_known_to_be_good(
+    night: tuple[Measurement, ...],
+) -> None:
     (edit,) = told(*night, issue=issue_of(CASE))
     assert f"- `{CASE}`: not measured again, or not known" in edit.text
     assert Issue(7, edit.text).subjects == [CASE]

@@ -1,58 +1,58 @@
 from __future__ import annotations
 
 import pytest
+from typer.testing import CliRunner
 
-from perfsuite import Case, Fake
-from perfsuite.cli.selftest import EXPECTED, Expectation, selftest, small_case
-from perfsuite.launch.machine import detect, gpu_machine
-from perfsuite.launch.requirements import unsupported
-
-FAKE: Case = small_case(detect()).replace(framework=Fake())
-
-
-@pytest.mark.launch
-def test_every_fault_is_caught_and_a_clean_run_is_not() -> None:
-    said: list[str] = []
-    assert selftest(FAKE, detect(), said.append) == "caught"
-    assert len(said) == 1 + len(EXPECTED) + 1
-    assert all(line.startswith("ok ") for line in said[1:])
+from perfsuite import Case
+from perfsuite.case import torch_build
+from perfsuite.case.hardware import Machine
+from perfsuite.cli import selftest as command
+from perfsuite.cli.app import app
+from perfsuite.cli.selftest_faults import Answer
+from perfsuite.errors import BusyError
+from perfsuite.launch.lock import MachineLock
+from tests.samples import make_gpu_machine
 
 
-@pytest.mark.launch
+def test_no_self_test_with_a_torch_that_cannot_use_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "detect", make_gpu_machine)
+    monkeypatch.setattr(torch_build, "installed", lambda: {"__version__": "2.13.0+cpu", "cuda": None})
+    result = CliRunner().invoke(app, ["selftest"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "the self-test cannot run here: torch 2.13.0+cpu is built without CUDA" in result.stderr
+
+
+def test_the_self_test_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "unsupported", lambda case, machine: "no [such] thing")
+    result = CliRunner().invoke(app, ["selftest"])
+    assert result.exit_code == 2
+    assert result.stderr == "perfsuite selftest: the self-test cannot run here: no [such] thing\n"
+
+
 @pytest.mark.parametrize(
-    "blind",
+    ("answer", "status", "last"),
     [
-        Expectation(inject="slowdown=1%", outcomes=("regressed",)),
-        Expectation(inject="nan", outcomes=("failed",), failure="crash"),
-        Expectation(inject="slowdown=60%", outcomes=("regressed",), metric="peak_memory_bytes"),
+        ("caught", 0, "every fault was caught, and a clean run was not"),
+        ("missed", 1, "the gate does not catch what it must: do not trust its verdicts here"),
+        ("untried", 3, "the machine was unhealthy, so that part of the gate could not be tried"),
     ],
 )
-def test_a_fault_that_is_not_caught_as_it_must_fails_the_self_test(blind: Expectation) -> None:
-    said: list[str] = []
-    assert selftest(FAKE, detect(), said.append, expectations=(blind,)) == "missed"
-    assert said[1].startswith("BAD ")
+def test_the_self_test_ends_with_its_answer(
+    answer: Answer, status: int, last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[bool] = []
 
+    def answered(case: Case, machine: Machine, say: object) -> Answer:
+        with pytest.raises(BusyError):
+            MachineLock().take(print, wait=False)
+        held.append(True)
+        return answer
 
-@pytest.mark.launch
-def test_a_machine_that_stays_unhealthy_is_not_a_broken_gate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The baseline is recorded in quiet; then others use the machine."""
-    said: list[str] = []
-    monkeypatch.setattr(
-        "perfsuite.results.health.machine_problems", lambda health, machine: ["hot"] if said else []
-    )
-    slow = Expectation(inject="slowdown=60%", outcomes=("regressed",))
-    crash = Expectation(inject="crash", outcomes=("failed",), failure="crash")
-    assert selftest(FAKE, detect(), said.append, expectations=(slow, crash)) == "untried"
-    assert "??? inject slowdown=60%: the machine was unhealthy 3 times, so nothing is known" in said
-    assert any(line.startswith("ok  inject crash") for line in said), "a failure is one on any machine"
-    wrong = Expectation(inject="crash", outcomes=("failed",), failure="timeout")
-    said.clear()
-    assert selftest(FAKE, detect(), said.append, expectations=(slow, wrong)) == "missed"
-
-
-def test_it_runs_on_every_gpu_of_any_kind() -> None:
-    machine = gpu_machine(["NVIDIA Imaginary X1"], count=8, memory_bytes=2**36, driver=None)
-    case = small_case(machine)
-    assert unsupported(case, machine) is None
-    assert case.topology.world_size == 8
-    assert case.timeout_s == 300, "a cold import from a network file system"
+    monkeypatch.setattr(command, "inject_all", answered)
+    result = CliRunner().invoke(app, ["selftest", "--framework", "fake"])
+    assert result.exit_code == status
+    assert result.stdout.splitlines()[-1].startswith(last)
+    assert held, "no session measured beside it"
+    again = MachineLock()
+    again.take(print, wait=False)
+    again.release()

@@ -17,7 +17,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from perfsuite import Case, Topology
 from perfsuite.worker.doctor_probe import one_rank, timed, under_the_clock
-from perfsuite.worker.recorder import CudaMemory, clock_for
+from perfsuite.worker.memory import CudaMemory
+from perfsuite.worker.timers import clock_for
 
 STEPS_WITHOUT_GC = 60
 DEVICE = torch.device("cuda", 0)

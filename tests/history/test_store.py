@@ -14,7 +14,7 @@ from perfsuite.history import store
 from perfsuite.history.store import StoredResult, StoredSession
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Run
-from perfsuite.results.session_file import Result, SessionFile, local_sessions
+from perfsuite.results.session_file import Measurement
 from tests.samples import (
     COMMIT,
     make_case,
@@ -35,7 +35,7 @@ FIGURES = make_figures(step_s_p50=0.2560001, step_s_mean=0.26, probe_s_p50=0.001
 RUN = make_run(figures=FIGURES, observed=SEEN, device_probe={"matmul_tflops": 1.23456789})
 
 
-def kept(*runs: Run) -> Result:
+def kept(*runs: Run) -> Measurement:
     """Whatever was measured, it was a good measurement."""
     return make_result(RUN, before=None).replace(runs=runs, case_id=runs[0].case.id)
 
@@ -45,7 +45,7 @@ def only_session(directory: Path) -> StoredSession:
     return place.read()
 
 
-def add_one(tmp_path: Path, *results: Result, **changes: Any) -> store.Added:
+def add_one(tmp_path: Path, *results: Measurement, **changes: Any) -> store.Added:
     return store.add(tmp_path / "history", write_session(tmp_path, *results, **changes))
 
 
@@ -267,12 +267,3 @@ def test_there_is_a_history_of_the_version_that_is_written() -> None:
     written = {str(kind.model_fields["schema_version"].default) for kind in (StoredSession, store.StoredCase)}
     assert written <= {path.name for path in VERSIONS.iterdir()}
     assert "step_s_p50" in StoredResult.model_fields
-
-
-def test_sessions_of_a_local_store_are_found_oldest_first(tmp_path: Path) -> None:
-    for name in ("20260102", "20260101"):
-        (tmp_path / "runs" / name).mkdir(parents=True)
-        documents.write(
-            tmp_path / "runs" / name / "results.json", documents.read(write_session(tmp_path), SessionFile)
-        )
-    assert [file.parent.name for file in local_sessions(tmp_path)] == ["20260101", "20260102"]

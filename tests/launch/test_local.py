@@ -9,10 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import fields, make_dataclass
-from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -20,9 +17,8 @@ import pytest
 from perfsuite import DDP, Case, Fake, Script, Topology, documents
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import FileError
-from perfsuite.launch import agent, hang
+from perfsuite.launch import hang
 from perfsuite.launch import local as launching
-from perfsuite.launch.hang import STALL_EARLY, STALL_S, STALL_STEPS, Stall
 from perfsuite.launch.local import launch
 from perfsuite.launch.machine import detect
 from perfsuite.launch.processes import JOB_MARK
@@ -71,7 +67,7 @@ def driver(tmp_path: Path, case: Case, inject: str | None) -> subprocess.Popen[b
     code = (
         "import sys, pathlib; from perfsuite import documents, Case\n"
         "from perfsuite.measure import launch_once\n"
-        "from perfsuite.case.hardware import detect\n"
+        "from perfsuite.launch.machine import detect\n"
         f"case = documents.read(pathlib.Path({str(tmp_path / 'the-case.json')!r}), Case)\n"
         f"launch_once(case, detect(), pathlib.Path({str(tmp_path / 'run')!r}), inject={inject!r})\n"
     )
@@ -86,26 +82,6 @@ def test_a_launch_runs_every_rank_and_leaves_nothing(tmp_path: Path, monkeypatch
     assert len(measured.step_s) == FAKE.total_steps
     assert documents.read(RunDir(tmp_path).launch, LaunchFile).failures == ()
     assert processes_of(tmp_path) == []
-
-
-def test_torch_2_11_is_given_no_shutdown_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.distributed.launcher import api
-
-    given: list[Any] = []
-
-    def elastic_launch(config: object, entry: object) -> Callable[[str], None]:
-        given.append(config)
-        return given.append
-
-    names = [field.name for field in fields(api.LaunchConfig) if field.name != "shutdown_timeout"]
-    old = make_dataclass("LaunchConfig", [(name, object, None) for name in names])
-    monkeypatch.setattr(api, "LaunchConfig", old)
-    monkeypatch.setattr(api, "elastic_launch", elastic_launch)
-    monkeypatch.setattr(forkserver, "ensure_running", lambda: None)
-    asked = CaseFile(case=DDP_TINY, device="cpu", peak_flops=None)
-    assert agent._elastic(RunDir(tmp_path), asked) == []
-    config, directory = given
-    assert (config.nproc_per_node, directory) == (2, str(tmp_path))
 
 
 def test_the_deadline_kills_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +104,7 @@ def test_a_hang_is_seen_by_the_absence_of_steps_and_every_rank_says_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
     monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
-    monkeypatch.setattr(hang, "STALL_S", 2)
+    monkeypatch.setattr(hang, "HANG_S", 2)
     measured = launch_once(case, detect(), tmp_path, inject="hang")
     assert measured.failure is not None
     assert measured.failure.kind == "timeout"
@@ -164,7 +140,7 @@ def test_a_script_that_hangs_says_where(tmp_path: Path, monkeypatch: pytest.Monk
     script = tmp_path / "train.py"
     script.write_text(HANGS)
     framework = Script(path=str(script)) if how == "path" else Script(command=("python", str(script)))
-    monkeypatch.setattr(hang, "STALL_S", 2)
+    monkeypatch.setattr(hang, "HANG_S", 2)
     measured = launch_once(
         FAKE.replace(framework=framework, topology=Topology(processes_per_node=1)),
         detect(),
@@ -172,55 +148,6 @@ def test_a_script_that_hangs_says_where(tmp_path: Path, monkeypatch: pytest.Monk
     )
     assert stacks_of(measured).startswith("rank 0 stood here:")
     assert "in waits_for_nothing" in stacks_of(measured)
-
-
-def test_a_hang_is_longer_than_any_step_before() -> None:
-    stall = Stall()
-
-    def after(now: float, steps: int, reports: int = 0, *, is_training: bool = True) -> float | None:
-        return stall.after(now, is_training=is_training, steps=steps, reports=reports)
-
-    assert after(0, 0, is_training=False) is None
-    assert after(10_000, 0, is_training=False) is None, "loading a model is no step"
-    assert after(10_001, 0) is None
-    assert after(20_000, 0) is None, "nor is the first step, in which a model is compiled, a hang"
-    assert after(30_000, 1) is None
-    assert after(40_000, 1) is None, "nor the second, in which it may be compiled again"
-    stall = Stall()
-    assert after(0, 0) is None
-    assert after(90, 1) is None, "compiled"
-    assert after(180, 2) is None, "again, for what changed its shape"
-    assert after(180 + STALL_EARLY * 90, 2) is None
-    assert after(181 + STALL_EARLY * 90, 2) == STALL_EARLY * 90 + 1
-    assert after(460, 3) is None
-    assert after(460 + STALL_STEPS * 280, 3) is None, "what it waited there is a step like others"
-    stall = Stall()
-    assert after(0, 0) is None
-    for step in range(6):
-        assert after(125 * step + 124, step) is None, "each step takes longer than what any job is allowed"
-        assert after(125 * step + 125, step + 1) is None
-    stall = Stall()
-    assert after(0, 0) is None
-    assert after(90, 1) is None
-    assert after(91, 2) is None
-    assert after(91 + STALL_EARLY * 90, 2) is None
-    assert after(92 + STALL_EARLY * 90, 2) == STALL_EARLY * 90 + 1
-    stall = Stall()
-    assert after(0, 0) is None
-    assert after(5, 1) is None
-    assert after(5 + STALL_S, 1) is None
-    assert after(6 + STALL_S, 1) == STALL_S + 1, "progress is told twice a second: later steps may be unseen"
-    stall = Stall()
-    assert after(0, 0) is None
-    assert after(1, 2) is None
-    assert after(31, 3) is None
-    assert after(31 + STALL_STEPS * 30, 3) is None, "an evaluation"
-    assert after(32 + STALL_STEPS * 30, 3) == STALL_STEPS * 30 + 1
-    assert after(33 + STALL_STEPS * 30, 3, 1) is None, "a report is a sign of life"
-    stall = Stall()
-    assert after(0, 1) is None
-    assert after(1, 1, reports=1) is None
-    assert after(2 + STALL_S, 1, reports=1) == STALL_S + 1, "who reported waits for nobody to compile"
 
 
 def test_a_job_on_gpus_numbers_them_as_nvml_does_and_nccl_ends_it_last(
@@ -236,8 +163,8 @@ def test_a_job_on_gpus_numbers_them_as_nvml_does_and_nccl_ends_it_last(
     case = FAKE.replace(timeout_s=900)
 
     def environment(device: str) -> dict[str, str]:
-        told = launching._environment(case, device)
-        return {name: told[name] for name in ours if name in told}
+        variables = launching._environment(case, device)
+        return {name: variables[name] for name in ours if name in variables}
 
     assert environment("cuda") == ours
     assert environment("cpu") == {"OMP_NUM_THREADS": ours["OMP_NUM_THREADS"]}

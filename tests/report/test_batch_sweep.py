@@ -7,7 +7,7 @@ import pytest
 from perfsuite.report.batch_sweep import best_batch
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Figures, Run
-from perfsuite.results.session_file import Result
+from perfsuite.results.session_file import Measurement
 from tests.samples import make_case, make_figures, make_result, make_run, never_run
 
 V100 = {1: 622.0, 2: 1358.0, 4: 2753.0, 7: 4791.0, 8: 2444.0}
@@ -19,11 +19,11 @@ def run(batch: int, tokens_per_s: float | None, retries: float | None = 0, **cha
     return make_run(case=make_case(micro_batch=batch), figures=figures, **changes)
 
 
-def measured(batch: int, tokens_per_s: float, retries: float | None = 0) -> Result:
+def measured(batch: int, tokens_per_s: float, retries: float | None = 0) -> Measurement:
     return make_result(run(batch, tokens_per_s, retries), before=None)
 
 
-def out_of_memory(batch: int) -> Result:
+def out_of_memory(batch: int) -> Measurement:
     failure = Failure(kind="out_of_memory", message="OutOfMemoryError: no 2 GiB left")
     return make_result(
         run(batch, None, None, failure=failure).replace(figures=Figures()),
@@ -68,7 +68,7 @@ def test_of_equals_the_smallest_is_best(order: int) -> None:
     ],
     ids=["empty", "never run", "out of memory", "retries", "retries unknown"],
 )
-def test_none_is_best(results: list[Result]) -> None:
+def test_none_is_best(results: list[Measurement]) -> None:
     assert best_batch(results) is None
 
 

@@ -9,7 +9,7 @@ from markdown_it import MarkdownIt
 from perfsuite.report.markdown import MAX_EXPLAINED, MAX_ROWS, render, text
 from perfsuite.report.published import ComparisonTable
 from perfsuite.results.run import Health
-from perfsuite.results.session_file import Result, SessionFile, Skipped
+from perfsuite.results.session_file import Measurement, SessionFile, Skipped
 from tests.report.html.test_page import EVIL, make_evil
 from tests.samples import make_image_result, make_result, make_shared, never_run, now
 from tests.sessions import make_blind, make_gpu_result, make_session
@@ -84,7 +84,7 @@ def test_a_row_tells_the_figures() -> None:
 
 
 def test_a_row_tells_samples_where_they_are_counted() -> None:
-    def rows(*results: Result) -> list[list[str]]:
+    def rows(*results: Measurement) -> list[list[str]]:
         return parse(render([make_session(0).replace(results=results)])).rows
 
     images, text_ = make_image_result(), make_result(now(tokens_per_s=60_000))

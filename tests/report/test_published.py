@@ -16,7 +16,7 @@ from perfsuite.report.published import (
     latest,
 )
 from perfsuite.results.rank_report import Failure
-from perfsuite.results.session_file import Result, SessionFile
+from perfsuite.results.session_file import Measurement, SessionFile
 from tests.samples import make_case, make_figures, make_machine, make_result, make_run
 
 
@@ -43,11 +43,11 @@ def comparison(*rows: Row, **changes: Any) -> Comparison:
     return Comparison(**{**values, **changes})
 
 
-def measured(**figures: Any) -> Result:
+def measured(**figures: Any) -> Measurement:
     return make_result(make_run(figures=make_figures(**figures)), before=None)
 
 
-def session(*results: Result, started_at: str = "2026-01-01T00:00:00+00:00") -> SessionFile:
+def session(*results: Measurement, started_at: str = "2026-01-01T00:00:00+00:00") -> SessionFile:
     return SessionFile(
         perfsuite="0.1",
         status="complete",
@@ -126,7 +126,7 @@ def test_further_figures_stand_beside_each_other() -> None:
 
 
 def test_the_best_batch_before_allocator_retries_is_starred_in_each_sweep() -> None:
-    def swept(size: int, retries: int, speed: float) -> Result:
+    def swept(size: int, retries: int, speed: float) -> Measurement:
         figures = make_figures(alloc_retries=retries, tokens_per_s=speed)
         return make_result(make_run(case=make_case(micro_batch=size), figures=figures), before=None)
 

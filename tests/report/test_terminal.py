@@ -6,10 +6,10 @@ from typing import Any, get_args
 
 import pytest
 
-from perfsuite.report.terminal import STYLES, explanation, table
+from perfsuite.report.terminal import explanation, table
 from perfsuite.report.text import amount, sentence
 from perfsuite.results.metric import GATED
-from perfsuite.results.outcome import Check, Outcome, Verdict
+from perfsuite.results.outcome import STYLES, Check, Outcome, Verdict
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Figures, Health
 from perfsuite.verdict.noise import ClassNoise
@@ -159,7 +159,7 @@ def test_what_is_neither_good_nor_bad_is_yellow(outcome: Outcome) -> None:
     verdict = Verdict(outcome=outcome, launches=1)
     shown = table([make_result(BEFORE, verdict=verdict)], color=True, width=120)
     codes = {"green": 32, "red": 31, "cyan": 36, "yellow": 33}
-    assert f"\x1b[{codes[STYLES.get(outcome, 'yellow')]}m{outcome}" in shown
+    assert f"\x1b[{codes[STYLES[outcome].colour]}m{outcome}" in shown
     expected = {"passed": 32, "improved": 32, "recorded": 36, "regressed": 31, "failed": 31}
     assert f"\x1b[{expected.get(outcome, 33)}m{outcome}" in shown
 
@@ -247,7 +247,10 @@ def test_sentence_says_how_far_the_probe_corrects() -> None:
 
 
 def test_sentence_of_a_unit_that_has_no_words_of_its_own() -> None:
-    assert ": 5.0% more, 15.0% allowed" in sentence(check(unit="J", worsening=0.05))
+    told = sentence(check(metric="energy_per_token_j", unit="J", worsening=0.05))
+    assert ": 98,765 J, baseline 123,456 J: 5.0% more, 15.0% allowed" in told
+    assert ": 5.0% worse, 15.0% allowed" in sentence(check(metric="mfu", unit="share", worsening=0.05))
+    assert ": 5.0% better, 15.0% allowed" in sentence(check(metric="mfu", unit="share", worsening=-0.05))
 
 
 def test_sentence_of_what_was_not_measured() -> None:

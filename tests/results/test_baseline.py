@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfsuite import documents
-from perfsuite.errors import CaseError, FileError
+from perfsuite.errors import CaseError
 from perfsuite.results import baseline
 from perfsuite.results.baseline import Acceptance, Baseline, loss_curve
 from perfsuite.results.rank_report import Flops, Observed
-from tests.samples import deterministic, make_case, make_figures, make_launches, make_machine, make_run
+from perfsuite.results.store import BaselineStore
+from tests.samples import deterministic, make_case, make_figures, make_launches, make_run
 
 CLASS = "cpu-test-2c"
 CASE = make_case()
@@ -27,13 +28,6 @@ ACCEPTED = Acceptance(by="Ada", date="2026-01-03", commit="4815f77", reason="NCC
 def recorded(speed: float = 1, **changes: Any) -> Baseline:
     [run] = make_launches(speed)
     return baseline.from_runs([run.replace(**changes)])
-
-
-def stored(directory: Path, speed: float = 1, **changes: Any) -> Path:
-    held = recorded(speed, **changes)
-    path = baseline.path(directory, held.hardware_class, held.case)
-    documents.write(path, held)
-    return path
 
 
 @pytest.mark.parametrize(
@@ -86,8 +80,7 @@ def test_from_runs_keeps_every_launch_and_what_the_first_one_was() -> None:
 
 def test_each_launch_may_say_its_session(tmp_path: Path) -> None:
     made = baseline.from_runs(make_launches(1, 1.01, 1.02), sessions=["a", "a", "b"])
-    path = baseline.path(tmp_path, CLASS, CASE)
-    documents.write(path, made)
+    path = BaselineStore(tmp_path).write_reviewed(made)
     held = documents.read(path, Baseline)
     assert [launch.session for launch in held.launches] == ["a", "a", "b"]
     assert held.session_sizes("tokens_per_s") == [2, 1]
@@ -95,7 +88,7 @@ def test_each_launch_may_say_its_session(tmp_path: Path) -> None:
 
 
 def test_a_file_that_says_no_sessions_is_one(tmp_path: Path) -> None:
-    path = stored(tmp_path)
+    path = BaselineStore(tmp_path).write_reviewed(recorded())
     content = json.loads(path.read_text())
     content["launches"] = [{k: v for k, v in content["launches"][0].items() if k != "session"}] * 3
     path.write_text(json.dumps(content))
@@ -110,15 +103,14 @@ def test_a_merely_recorded_baseline_was_accepted_by_nobody() -> None:
 
 def test_who_accepted_it_and_why_stands_in_the_file(tmp_path: Path) -> None:
     made = baseline.from_runs(make_launches(1, 1.01), accepted=ACCEPTED)
-    path = baseline.path(tmp_path, CLASS, CASE)
-    documents.write(path, made)
+    path = BaselineStore(tmp_path).write_reviewed(made)
     assert json.loads(path.read_text())["accepted"] == {
         "by": "Ada",
         "date": "2026-01-03",
         "commit": "4815f77",
         "reason": "NCCL 2.28 is slower",
     }
-    assert baseline.find([tmp_path], CLASS, CASE) == (made, path)
+    assert documents.read(path, Baseline) == made
 
 
 @pytest.mark.parametrize("missing", ["by", "date", "commit"])
@@ -193,131 +185,3 @@ def test_median_over_the_launches_that_have_the_figure() -> None:
 def test_a_baseline_without_launches_cannot_be() -> None:
     with pytest.raises(CaseError, match=r"Baseline: launches: .*at least 1 item"):
         recorded().replace(launches=())
-
-
-def test_path_is_class_and_id(tmp_path: Path) -> None:
-    machine = make_machine(hardware_class="h100-80gb-sxm")
-    assert (
-        baseline.path(tmp_path, machine.hardware_class, CASE)
-        == tmp_path / "h100-80gb-sxm" / f"{CASE.id}.json"
-    )
-
-
-def test_find_takes_the_first_directory_that_has_one(tmp_path: Path) -> None:
-    reviewed, local, nowhere = tmp_path / "reviewed", tmp_path / "local", tmp_path / "nowhere"
-    stored(local, 2)
-    assert baseline.find([nowhere, local], CLASS, CASE) == (recorded(2), baseline.path(local, CLASS, CASE))
-    stored(reviewed, 1)
-    assert baseline.find([reviewed, local], CLASS, CASE) == (
-        recorded(1),
-        baseline.path(reviewed, CLASS, CASE),
-    )
-    assert baseline.find([local, reviewed], CLASS, CASE) == (recorded(2), baseline.path(local, CLASS, CASE))
-
-
-def test_find_nothing(tmp_path: Path) -> None:
-    stored(tmp_path)
-    assert baseline.find([], CLASS, CASE) is None
-    assert baseline.find([tmp_path], "h100-80gb-sxm", CASE) is None
-    assert baseline.find([tmp_path], CLASS, make_case(micro_batch=3)) is None
-
-
-def test_a_file_in_the_wrong_place_is_an_error_that_says_what_it_holds(tmp_path: Path) -> None:
-    other = make_case(micro_batch=3)
-    wrong = baseline.path(tmp_path, CLASS, other)
-    stored(tmp_path).rename(wrong)
-    with pytest.raises(FileError) as caught:
-        baseline.find([tmp_path], CLASS, other)
-    message = str(caught.value)
-    assert message.startswith(f"{wrong}: it holds the baseline of {CASE.id} on {CLASS}.")
-    assert "move it or delete it" in message
-
-
-def test_a_file_of_another_class_is_an_error(tmp_path: Path) -> None:
-    wrong = baseline.path(tmp_path, "h100-80gb-sxm", CASE)
-    wrong.parent.mkdir()
-    stored(tmp_path).rename(wrong)
-    with pytest.raises(FileError, match=f"it holds the baseline of {CASE.id} on {CLASS}"):
-        baseline.find([tmp_path], "h100-80gb-sxm", CASE)
-
-
-def test_a_bad_first_file_is_an_error_though_another_directory_has_a_good_one(tmp_path: Path) -> None:
-    bad = stored(tmp_path / "reviewed")
-    stored(tmp_path / "local")
-    bad.write_text(bad.read_text()[:100])
-    with pytest.raises(FileError, match="not JSON") as caught:
-        baseline.find([tmp_path / "reviewed", tmp_path / "local"], CLASS, CASE)
-    assert str(bad) in str(caught.value)
-
-
-def test_a_bad_field_is_named(tmp_path: Path) -> None:
-    path = stored(tmp_path)
-    content = json.loads(path.read_text())
-    content["launches"][0]["figures"]["tokens_per_s"] = "fast"
-    path.write_text(json.dumps(content))
-    with pytest.raises(FileError, match=r"field launches\.0\.figures\.tokens_per_s: .*got 'fast'"):
-        baseline.find([tmp_path], CLASS, CASE)
-
-
-def test_a_directory_in_place_of_the_file_is_an_error(tmp_path: Path) -> None:
-    baseline.path(tmp_path, CLASS, CASE).mkdir(parents=True)
-    with pytest.raises(FileError, match=r"cannot read .*Is a directory"):
-        baseline.find([tmp_path], CLASS, CASE)
-
-
-def test_a_baseline_of_another_schema_is_an_error_that_names_both_versions(tmp_path: Path) -> None:
-    path = stored(tmp_path)
-    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 2'))
-    with pytest.raises(FileError, match="field schema_version: this perfsuite reads 1, got 2"):
-        baseline.find([tmp_path], CLASS, CASE)
-
-
-def speeds_of_class(*directories: Path) -> list[float | None]:
-    return [held.median("tokens_per_s") for held in baseline.of_class(directories, CLASS)]
-
-
-OTHERS = [make_case(micro_batch=size) for size in (3, 4)]
-
-
-def test_of_class_takes_every_case_of_that_class_and_no_other(tmp_path: Path) -> None:
-    stored(tmp_path, 1)
-    stored(tmp_path, 3, case=OTHERS[0])
-    stored(tmp_path, 5, machine=make_machine(hardware_class="h100-80gb-sxm"))
-    assert sorted(held.case.micro_batch for held in baseline.of_class([tmp_path], CLASS)) == [2, 3]
-    assert speeds_of_class(tmp_path) == [1000, 3000]
-
-
-def test_of_class_takes_each_case_from_the_first_directory_that_has_it(tmp_path: Path) -> None:
-    reviewed, local, nowhere = tmp_path / "reviewed", tmp_path / "local", tmp_path / "nowhere"
-    stored(reviewed, 1)
-    stored(reviewed, 2, case=OTHERS[0])
-    stored(local, 10)
-    stored(local, 30, case=OTHERS[1])
-    assert speeds_of_class(nowhere, reviewed, local) == [1000, 2000, 30000]
-    assert speeds_of_class(local, reviewed) == [10000, 30000, 2000]
-
-
-def test_of_class_leaves_out_what_cannot_be_read(tmp_path: Path) -> None:
-    """It is an error where its own case is judged, not in every other one."""
-    stored(tmp_path, 1)
-    stored(tmp_path, 2, case=OTHERS[0]).write_text("{")
-    stored(tmp_path, 3, case=OTHERS[1])
-    (tmp_path / CLASS / "notes.txt").write_text("not a baseline")
-    (tmp_path / CLASS / "directory.json").mkdir()
-    assert speeds_of_class(tmp_path) == [1000, 3000]
-
-
-def test_of_class_lets_an_unreadable_file_hide_none_but_its_own_case(tmp_path: Path) -> None:
-    reviewed, local = tmp_path / "reviewed", tmp_path / "local"
-    stored(reviewed, 1).write_text("{")
-    stored(local, 2)
-    stored(local, 3, case=OTHERS[0])
-    assert speeds_of_class(reviewed, local) == [3000]
-
-
-@pytest.mark.parametrize("made", [True, False])
-def test_of_class_of_no_baselines_is_empty(tmp_path: Path, made: bool) -> None:
-    if made:
-        (tmp_path / CLASS).mkdir()
-    assert baseline.of_class([tmp_path], CLASS) == []
-    assert baseline.of_class([], CLASS) == []

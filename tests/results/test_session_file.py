@@ -15,7 +15,7 @@ from perfsuite.results.metric import GATED
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Figures, Run
-from perfsuite.results.session_file import Result, SessionFile, Skipped
+from perfsuite.results.session_file import Measurement, SessionFile, Skipped
 from perfsuite.verdict.judge import Policy, judge
 from perfsuite.verdict.noise import ClassNoise
 from perfsuite.verdict.sequential import Noise
@@ -59,7 +59,7 @@ def test_the_file_says_what_speeds_count() -> None:
     told = plain(images)
     assert told["unit"] == "samples"
     assert {check["unit"] for check in told["verdict"]["checks"]} == {"samples/s", "bytes"}
-    assert Result.model_validate(told) == images
+    assert Measurement.model_validate(told) == images
     assert plain(make_result(now()))["unit"] == plain(never_run())["unit"] == "tokens"
 
 
@@ -67,7 +67,7 @@ def test_figures_are_shared_where_all_launches_that_count_are() -> None:
     quiet, disturbed = now(), now().replace(health=DISTURBED)
     policy = Policy(max_unhealthy=1)
 
-    def result(*runs: Run, **changes: Any) -> Result:
+    def result(*runs: Run, **changes: Any) -> Measurement:
         return make_result(*runs, **{"verdict": judge(runs, None, NOISE, policy), **changes})
 
     assert result(disturbed).shared
@@ -88,7 +88,7 @@ MESSY = now(tokens_per_s=math.nan, mfu=math.inf).replace(
 )
 
 
-def strict(results: Sequence[Result], *skipped: Skipped, status: Any = "complete") -> dict[str, Any]:
+def strict(results: Sequence[Measurement], *skipped: Skipped, status: Any = "complete") -> dict[str, Any]:
     """As read back by a parser that knows no NaN."""
     written = SessionFile(
         perfsuite="0.1",

@@ -10,7 +10,14 @@ import pytest
 from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, TOKENS_PER_S_MEAN, Metric
 from perfsuite.results.run import Run
-from perfsuite.verdict.noise import PROBE_CORRECTED, ClassNoise, against, class_noise, pooled_over_sessions
+from perfsuite.verdict.noise import (
+    _UPPER_LIMIT,
+    PROBE_CORRECTED,
+    ClassNoise,
+    against,
+    class_noise,
+    pooled_over_sessions,
+)
 from perfsuite.verdict.robust import SCALE_EFFICIENCY
 from perfsuite.verdict.sequential import MAX_LAUNCHES, SIGMA_FLOOR, Noise, decide, pooled_noise
 from tests.samples import make_launches
@@ -41,6 +48,21 @@ def known(noise: ClassNoise, metric: Metric) -> Noise:
 
 def without_probes(runs: list[Run]) -> list[Run]:
     return [run.replace(figures=run.figures.replace(probe_s_p50=None)) for run in runs]
+
+
+def chi_squared_cdf(value: float, degrees: int) -> float:
+    """By the power series of the incomplete gamma function (Abramowitz and Stegun 6.5.29)."""
+    a, x = degrees / 2, value / 2
+    term = total = 1 / math.gamma(a + 1)
+    for k in range(1, 60):
+        term *= x / (a + k)
+        total += term
+    return x**a * math.exp(-x) * total
+
+
+@pytest.mark.parametrize(("degrees", "factor"), [*enumerate(_UPPER_LIMIT, 1)])
+def test_the_limit_of_a_variance_is_that_of_chi_squared(degrees: int, factor: float) -> None:
+    assert chi_squared_cdf(degrees / factor, degrees) == pytest.approx(0.125, rel=0.005)
 
 
 def test_of_no_baseline_nothing_is_known() -> None:
@@ -131,6 +153,12 @@ def test_an_exponent_of_0_is_believed_from_enough_launches(baselines: int, knows
     noise = class_noise(constant)
     assert (noise.probe_exponent, noise.knows_exponent) == (0, knows)
     assert class_noise([from_runs(drifting(seed)) for seed in range(4)]).knows_exponent
+
+
+@pytest.mark.parametrize(("launches", "knows"), [(21, True), (20, False)])
+def test_20_degrees_of_freedom_are_enough(launches: int, knows: bool) -> None:
+    constant = from_runs(make_launches(*[*SPEEDS, *SPEEDS, *SPEEDS][:launches], probe_s_p50=0.01))
+    assert class_noise([constant]).knows_exponent is knows
 
 
 def test_a_probe_that_the_speed_follows_takes_the_machine_out_of_both_speeds_only() -> None:

@@ -1,15 +1,131 @@
-"""The figures that the gate is built for, at a reduced size and a fixed seed.
+"""How the gate is simulated, and the figures that it is built for, at a reduced size and a fixed seed.
 
-Bounds leave room for the noise of 2,000 trials: 0.1 % is 2 of them.
+Bounds of simulations leave room for the noise of 2,000 trials: 0.1 % is 2 of them.
 """
+
+import math
+from statistics import fmean, pstdev
 
 import pytest
 
-from perfsuite.verdict.power import PowerTable, simulate
-
-pytestmark = pytest.mark.simulation
+from perfsuite.verdict.power import NoiseModel, PowerRow, PowerTable, _draws, simulate
+from perfsuite.verdict.sequential import MAX_LAUNCHES
 
 TRIALS = 2_000
+
+
+def test_without_scatter_each_drop_has_one_outcome() -> None:
+    drops = (-0.05, 0.0, 0.04, 0.06)
+    table = simulate(sigma=1e-6, drops=drops, trials=4)
+    faster, same, slower, slowest = (table.row(drop) for drop in drops)
+    assert (faster.improved, same.passed, slower.regressed, slowest.regressed) == (1, 1, 1, 1)
+    assert (faster.passed, same.improved, slower.inconclusive) == (0, 0, 0)
+    assert [row.mean_launches for row in table.rows] == [3, 1, 3, 3]
+    assert [row.fixed_tolerance for row in table.rows] == [0, 0, 1, 1]
+    assert [row.fixed_5_percent for row in table.rows] == [0, 0, 0, 1]
+    assert table.blind == 0
+    assert table.minimum_detectable_drop < 0.01
+
+
+def test_a_single_launch_more_than_the_fewest_may_be_allowed() -> None:
+    """Half of the sessions wait for it: the noise is as large as the tolerance."""
+    table = simulate(sigma=0.03, drops=(0.0,), max_launches=4, trials=20)
+    assert 3 < table.row(0.0).mean_launches <= 4
+    assert table.row(0.0).inconclusive > 0
+    assert table.blind == 1
+
+
+def test_a_table_is_markdown_in_percent() -> None:
+    row = PowerRow(
+        drop=0.025,
+        passed=0.1,
+        improved=0.02,
+        regressed=0.7,
+        inconclusive=0.18,
+        mean_launches=3.456,
+        fixed_5_percent=0.2,
+        fixed_tolerance=0.3,
+    )
+    table = PowerTable(title="a gate", rows=(row,), minimum_detectable_drop=0.0234, blind=0.123)
+    assert table.row(0.025) is row
+    assert str(table).splitlines() == [
+        "a gate",
+        "",
+        "| true drop | regressed | inconclusive | passed | improved | launches"
+        " | fixed 5 % | fixed at tolerance |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| 2.5 % | 70.000 | 18.000 | 10.000 | 2.000 | 3.46 | 20.00 | 30.00 |",
+        "",
+        "minimum detectable drop 2.34 % (median), blind in 12.3 %",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("launches", "degrees", "baselines"),
+    [(10, 30, 4), (5, 30, 9), (5, None, 1), (2, 1, 2), (2, 8, 10), (20, 1, 1)],
+)
+def test_so_many_baselines_are_drawn_as_give_the_degrees_of_freedom(
+    launches: int, degrees: int | None, baselines: int
+) -> None:
+    """0.8 for each launch beyond a baseline's first; the clipped variance is so efficient."""
+    table = simulate(sigma=0.01, baseline_launches=launches, pooled_degrees=degrees, drops=(0.0,), trials=1)
+    assert (
+        table.title == f"sigma 1 % (normal), tolerance 3 %, {baselines} baselines of {launches}, "
+        f"at most {MAX_LAUNCHES} launches, 1 trials"
+    )
+
+
+def draw(
+    model: NoiseModel = "normal", *, sigma: float = 0.01, case_noise: float = 1.0, session_sigma: float = 0.0
+) -> tuple[list[float], list[float], list[float]]:
+    """Logarithms: of the case's own baselines, of the other baselines, of today's means."""
+    own, others, today = [], [], []
+    for baselines, launches in _draws(sigma, model, (2, 5), 50, case_noise, session_sigma, 400, 0):
+        own += [math.log(seconds) for seconds in baselines[0]]
+        others += [math.log(seconds) for seconds in baselines[1]]
+        today.append(fmean(math.log(seconds) for seconds in launches))
+    return own, others, today
+
+
+def test_the_scatter_is_that_of_the_model() -> None:
+    own, others, today = draw()
+    assert pstdev(own) == pytest.approx(0.01, rel=0.1)
+    assert pstdev(others) == pytest.approx(0.01, rel=0.1)
+    assert pstdev(today) == pytest.approx(0.01 / math.sqrt(50), rel=0.1)
+    assert abs(fmean(own)) < 0.001
+    _, tails, _ = draw("student-t3")
+    assert sum(abs(value) > 0.0318 for value in tails) / len(tails) == pytest.approx(0.05, abs=0.015)
+
+
+def test_one_launch_in_20_is_contaminated_by_10_percent() -> None:
+    own, others, _ = draw("contaminated", sigma=1e-9)
+    for values in (own, others):
+        assert {round(math.exp(value), 4) for value in values} == {1.0, 1.1}
+        assert fmean(value > 0.05 for value in values) == pytest.approx(0.05, abs=0.012)
+
+
+def test_a_case_may_be_noisier_than_its_class_and_a_session_apart() -> None:
+    own, others, today = draw(case_noise=3.0)
+    assert pstdev(own) == pytest.approx(0.03, rel=0.1)
+    assert pstdev(others) == pytest.approx(0.01, rel=0.1)
+    assert pstdev(today) == pytest.approx(0.03 / math.sqrt(50), rel=0.1)
+    own, _, today = draw(session_sigma=0.05)
+    assert pstdev(own) == pytest.approx(0.01, rel=0.1)
+    assert pstdev(today) == pytest.approx(0.05, rel=0.1)
+
+
+def test_the_gate_is_told_what_it_knows_of_sessions() -> None:
+    told, untold = (
+        simulate(sigma=0.01, drops=(0.0,), trials=5, known_session_sigma=known) for known in (0.02, 0.0)
+    )
+    assert told.minimum_detectable_drop > 2 * untold.minimum_detectable_drop
+
+
+def test_it_states_what_it_can_detect_at_the_drop_nearest_to_none() -> None:
+    at_zero = simulate(sigma=0.02, drops=(0.0,), trials=9)
+    both = simulate(sigma=0.02, drops=(-0.4, 0.0, 0.3), trials=9)
+    assert both.minimum_detectable_drop == at_zero.minimum_detectable_drop
+    assert both.blind == at_zero.blind == 1
 
 
 @pytest.fixture(scope="module")
@@ -18,6 +134,7 @@ def usual() -> PowerTable:
     return simulate(sigma=0.01, drops=(-0.03, 0.0, 0.02, 0.03, 0.05), trials=TRIALS, seed=1)
 
 
+@pytest.mark.simulation
 def test_unchanged_code_passes_in_two_launches(usual: PowerTable) -> None:
     row = usual.row(0.0)
     assert row.regressed <= 0.0015
@@ -25,6 +142,7 @@ def test_unchanged_code_passes_in_two_launches(usual: PowerTable) -> None:
     assert row.mean_launches <= 2.0
 
 
+@pytest.mark.simulation
 def test_a_drop_as_large_as_the_tolerance_is_found(usual: PowerTable) -> None:
     row = usual.row(0.03)
     assert row.regressed >= 0.97
@@ -32,27 +150,32 @@ def test_a_drop_as_large_as_the_tolerance_is_found(usual: PowerTable) -> None:
     assert usual.row(0.05).regressed == 1
 
 
+@pytest.mark.simulation
 def test_an_improvement_is_seen_and_never_a_regression(usual: PowerTable) -> None:
     row = usual.row(-0.03)
     assert row.improved > 0.8
     assert row.regressed == 0
 
 
+@pytest.mark.simulation
 def test_detection_grows_with_the_drop(usual: PowerTable) -> None:
     found = [row.regressed for row in usual.rows]
     assert found == sorted(found)
 
 
+@pytest.mark.simulation
 def test_fixed_thresholds_stand_beside_it(usual: PowerTable) -> None:
     assert usual.row(0.03).fixed_5_percent == pytest.approx(0.08, abs=0.03)
     assert usual.row(0.03).fixed_tolerance == pytest.approx(0.5, abs=0.04)
 
 
+@pytest.mark.simulation
 def test_it_says_what_it_can_detect(usual: PowerTable) -> None:
     assert 0.02 < usual.minimum_detectable_drop < 0.03
     assert usual.blind < 0.2
 
 
+@pytest.mark.simulation
 @pytest.mark.parametrize("sigma", [0.005, 0.01])
 def test_a_drop_of_the_stated_minimum_is_found_95_times_in_100(sigma: float) -> None:
     minimum = simulate(sigma=sigma, drops=(0.0,), trials=200).minimum_detectable_drop
@@ -60,6 +183,7 @@ def test_a_drop_of_the_stated_minimum_is_found_95_times_in_100(sigma: float) -> 
     assert table.row(minimum).regressed == pytest.approx(0.955, abs=0.02)
 
 
+@pytest.mark.simulation
 def test_twenty_baseline_launches_hold_two_percent() -> None:
     table = simulate(sigma=0.01, tolerance=0.02, baseline_launches=20, drops=(0.0, 0.02), trials=TRIALS)
     assert table.row(0.0).regressed <= 0.0015
@@ -67,12 +191,14 @@ def test_twenty_baseline_launches_hold_two_percent() -> None:
     assert table.row(0.02).regressed >= 0.94
 
 
+@pytest.mark.simulation
 def test_low_noise_needs_one_launch() -> None:
     table = simulate(sigma=0.003, drops=(0.0, 0.03), trials=500)
     assert table.row(0.0).mean_launches < 1.01
     assert table.row(0.03).regressed > 0.98
 
 
+@pytest.mark.simulation
 def test_high_noise_is_inconclusive_rather_than_wrong() -> None:
     table = simulate(sigma=0.02, drops=(0.0, 0.03), trials=TRIALS)
     assert table.row(0.0).regressed <= 0.002
@@ -80,18 +206,21 @@ def test_high_noise_is_inconclusive_rather_than_wrong() -> None:
     assert table.blind > 0.9
 
 
+@pytest.mark.simulation
 def test_heavy_tails_and_bad_launches_raise_few_false_alarms() -> None:
     table = simulate(sigma=0.01, model="contaminated", drops=(0.0, 0.05), trials=TRIALS)
     assert table.row(0.0).regressed <= 0.005
     assert table.row(0.05).regressed > 0.9
 
 
+@pytest.mark.simulation
 @pytest.mark.parametrize("sigma", [0.003, 0.01, 0.02, 0.05])
 def test_five_launches_alone_raise_few_false_alarms(sigma: float) -> None:
     table = simulate(sigma=sigma, baseline_launches=5, pooled_degrees=None, drops=(0.0,), trials=1_000)
     assert table.row(0.0).regressed <= 0.005
 
 
+@pytest.mark.simulation
 def test_drift_of_a_session_is_harmless_where_known() -> None:
     drift = {"sigma": 0.01, "session_sigma": 0.01, "drops": (0.0,), "trials": 1_000}
     unknown = simulate(**drift)  # type: ignore[arg-type]
@@ -129,6 +258,7 @@ def test_a_baseline_that_shows_no_noise_is_named() -> None:
     assert simulate(sigma=0.01, baseline_launches=2, pooled_degrees=1, drops=(0.0,), trials=1).rows
 
 
+@pytest.mark.simulation
 def test_what_it_states_does_not_depend_on_the_largest_drop() -> None:
     few = simulate(sigma=0.01, baseline_launches=5, pooled_degrees=None, drops=(0.0,), trials=200)
     many = simulate(sigma=0.01, baseline_launches=5, pooled_degrees=None, drops=(0.0, 0.05), trials=200)

@@ -1,6 +1,46 @@
+import math
+from statistics import NormalDist
+
 import pytest
 
-from perfsuite.verdict.robust import clipped_variance, location, middle, t_quantile
+from perfsuite.verdict import robust
+from perfsuite.verdict.robust import (
+    SCALE_CLIP,
+    Z_95_ONE_SIDED,
+    Z_99,
+    clipped_variance,
+    location,
+    middle,
+    sorted_logs,
+    squares,
+    t_quantile,
+)
+
+
+def test_normal_quantiles_have_three_digits() -> None:
+    assert (Z_99, Z_95_ONE_SIDED) == (2.576, 1.645)
+
+
+def test_the_clipped_square_is_that_of_a_standard_normal() -> None:
+    """By parts: the integral of z^2 over [-c, c] is P(|z| < c) - 2 c pdf(c); outside it is c^2."""
+    normal, clip = NormalDist(), SCALE_CLIP
+    outside = 2 * (1 - normal.cdf(clip))
+    expected = 1 - outside - 2 * clip * normal.pdf(clip) + clip**2 * outside
+    assert pytest.approx(expected, abs=1e-6) == robust._SCALE_CLIPPED_SQUARE
+
+
+def test_logs_are_sorted_and_checked() -> None:
+    assert sorted_logs("x", [math.e, 1.0]) == [0.0, 1.0]
+    with pytest.raises(ValueError, match="x: no launches"):
+        sorted_logs("x", [])
+    for bad in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match=f"x: launch 1 is {bad}, expected seconds above 0"):
+            sorted_logs("x", [1.0, bad])
+
+
+def test_squares_are_about_the_median() -> None:
+    assert squares([0.0, 1.0, 4.0]) == [1.0, 0.0, 9.0]
+    assert squares([0.0, 2.0]) == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -38,6 +78,11 @@ def test_one_outlier_moves_the_location_by_a_bounded_amount() -> None:
     assert abs(far - location(good, 0.01)) < 0.01
 
 
+def test_values_are_clipped_at_two_sigmas_on_either_side() -> None:
+    assert location([-1000.0, 0.0, 0.0, 0.0, 1.5], 1.0) == pytest.approx((-2 + 1.5) / 5)
+    assert location([-1.5, 0.0, 0.0, 0.0, 1000.0], 1.0) == pytest.approx((-1.5 + 2) / 5)
+
+
 def test_the_location_of_close_values_is_their_mean() -> None:
     assert location([1.0, 2.0, 6.0], 10.0) == pytest.approx(3.0)
 
@@ -54,3 +99,22 @@ def test_a_prior_outweighs_few_residuals() -> None:
 
 def test_no_residuals_and_no_prior_are_no_variance() -> None:
     assert clipped_variance([], 0) == 0.0
+
+
+def test_squares_below_the_clip_are_only_rescaled() -> None:
+    """One step: all four are below 1.5^2 of their own variance, and the iteration goes on from there."""
+    even = [1.0] * 4
+    assert clipped_variance(even, 4) == pytest.approx(1.0)
+    assert clipped_variance(even, 3, prior=9.0, prior_degrees=3) == pytest.approx((27 + 4) / 6, rel=0.2)
+
+
+def test_one_large_residual_in_ten_hardly_counts_and_half_of_them_do() -> None:
+    assert clipped_variance([*[1.0] * 9, 1e6], 9) == pytest.approx((9 + 2.25 * 1.8) / 0.7784655 / 9, rel=0.25)
+    assert clipped_variance([*[1.0] * 5, *[1e6] * 5], 9) > 1e5
+
+
+def test_the_variance_reproduces_itself() -> None:
+    residuals = [0.1, 0.4, 1.0, 2.0, 3.0, 40.0]
+    variance = clipped_variance(residuals, 5, prior=0.5, prior_degrees=2)
+    clipped = sum(min(each, SCALE_CLIP**2 * variance) for each in residuals) / 0.7784655
+    assert (0.5 * 2 + clipped) / 7 == pytest.approx(variance, rel=0.002)

@@ -18,10 +18,11 @@ from perfsuite.case.model import Model
 from perfsuite.frameworks.script import Script
 from perfsuite.results.rank_report import Memory, RankReport
 from perfsuite.results.run_dir import RunDir
-from perfsuite.worker import attach, leash, main, stacks
-from perfsuite.worker import recorder as measure
+from perfsuite.worker import attach, leash, memory, stacks, timers
 from perfsuite.worker.attach import Attached, Measured, device_of
 from perfsuite.worker.observe import Observer
+from perfsuite.worker.rank import Rank
+from perfsuite.worker.recorder import Recorder
 from tests.samples import make_case
 
 ALONE = make_case(
@@ -124,15 +125,13 @@ def test_a_probe_that_fails_is_left_out(start: Start, monkeypatch: pytest.Monkey
 
 def test_no_rank_probes_where_another_has_failed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would wait for that one in the all-reduce."""
-    monkeypatch.setattr(attach, "device_probe", lambda device: pytest.fail("probed"))
-    two = start(ALONE.replace(topology=Topology(processes_per_node=2)))
-    failed = RankReport(rank=1, world_size=2, host="here", clock="none")
-    documents.write(two.run_dir.rank(1), failed.replace(failure=main.failure_of(ValueError("x"), 1)))
-    assert not two._are_all_measured(), "rank 0 has not reported"
-    documents.write(two.run_dir.rank(0), failed.replace(rank=0))
-    assert not two._are_all_measured()
-    documents.write(two.run_dir.rank(1), failed)
-    assert two._are_all_measured()
+    probed: list[torch.device] = []
+    monkeypatch.setattr(attach, "device_probe", probed.append)
+    monkeypatch.setattr(Rank, "are_all_measured", lambda rank: False)
+    start()
+    with pytest.raises(Measured):
+        train()
+    assert probed == []
 
 
 def test_what_counts_operations_without_data_is_no_loss(start: Start) -> None:
@@ -256,12 +255,11 @@ def test_an_allocator_of_the_scripts_own_leaves_peak_memory_unknown(
         raise RuntimeError("CUDAPluggableAllocator does not yet support resetPeakStats.\nmore")
 
     monkeypatch.setattr(attach, "device_of", lambda optimizer: torch.device("cuda", 0))
-    monkeypatch.setattr(measure, "CudaMemory", refuses)
-    monkeypatch.setattr(measure, "clock_for", lambda device: (measure.HostTimer(), None))
-    monkeypatch.setattr(attach, "device_probe", lambda device: {})
+    monkeypatch.setattr(memory, "CudaMemory", refuses)
+    monkeypatch.setattr(timers, "clock_for", lambda device: (timers.HostTimer(), None))
     attached = start()
-    attached.asked = attached.asked.replace(device="cuda")
-    monkeypatch.setattr(Attached, "_probed", lambda attached: {})
+    attached.request = attached.request.replace(device="cuda")
+    monkeypatch.setattr(attach, "_probed", lambda device: {})
     with pytest.raises(Measured):
         train()
     report = report_of(attached)
@@ -284,18 +282,20 @@ def test_clock_and_memory_are_those_of_that_device(start: Start, monkeypatch: py
     third = torch.device("cuda", 3)
     kept: list[bool] = []
     monkeypatch.setattr(attach, "device_of", lambda optimizer: third)
-    monkeypatch.setattr(measure, "CudaMemory", MemoryOfGPU)
-    monkeypatch.setattr(measure, "keep_peaks", lambda: kept.append(True))
-    monkeypatch.setattr(measure.Recorder, "start", lambda recorder: None)
+    monkeypatch.setattr(memory, "CudaMemory", MemoryOfGPU)
+    monkeypatch.setattr(memory, "keep_peaks", lambda: kept.append(True))
+    monkeypatch.setattr(Recorder, "start", lambda recorder: None)
     attached = start()
-    attached.asked = attached.asked.replace(device="cuda")
+    attached.request = attached.request.replace(device="cuda")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Attached, "after_step", lambda *args: None)
         train(steps=1)
-    assert isinstance(attached.recorder.timer, measure.CudaTimer)
-    assert attached.recorder.timer.device == third
-    assert isinstance(attached.recorder.memory, MemoryOfGPU)
-    assert attached.recorder.memory.device == third
+    assert attached.rank is not None
+    recorder = attached.rank.recorder
+    assert isinstance(recorder.timer, timers.CudaTimer)
+    assert recorder.timer.device == third
+    assert isinstance(recorder.memory, MemoryOfGPU)
+    assert recorder.memory.device == third
     on_gpu = CaseFile(case=ALONE, device="cuda")
     assert kept == []
     Attached(attached.run_dir, on_gpu)

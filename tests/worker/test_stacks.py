@@ -1,99 +1,25 @@
 from __future__ import annotations
 
+import faulthandler
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
-from perfsuite.launch import stacks
-from perfsuite.results.run_dir import RunDir
-from perfsuite.results.stacks import MAX_LINES, MAX_PLACES, read_stacks
-
-TORCH = "/lib/torch/distributed/distributed_c10d.py"
+from perfsuite.results.run_dir import STACKS_SIGNAL, RunDir
+from perfsuite.worker import stacks
 
 
-def stack(file: str, *, address: str = "0x00007f01", depth: int = 1) -> str:
-    """As faulthandler writes it: another thread first, the main thread last."""
-    frames = "".join(f'  File "{file}", line {line} in waits\n' for line in range(depth))
-    helper = 'Thread 0x00007fab (most recent call first):\n  File "/lib/threading.py", line 1 in helps\n'
-    return f"{helper}\nCurrent thread {address} (most recent call first):\n{frames}"
-
-
-def write(run_dir: RunDir, rank: int | None, pid: int, text: str) -> None:
-    run_dir.stacks(rank, pid).write_text(text)
-
-
-def test_the_rank_that_stands_elsewhere_comes_first(tmp_path: Path) -> None:
-    run_dir = RunDir(tmp_path)
-    for rank in (0, 1, 3):
-        write(run_dir, rank, 100 + rank, stack(TORCH, address=f"0x0000{rank}"))
-    write(run_dir, 2, 102, stack("train.py"))
-    write(run_dir, None, 99, stack("launcher.py"))
-    write(run_dir, None, 102, "")
-    heads = [line for line in read_stacks(run_dir).splitlines() if line.endswith("stood here:")]
-    assert heads == ["rank 2 stood here:", "rank 0, rank 1, rank 3 stood here:", "process 99 stood here:"]
-
-
-@pytest.mark.parametrize("elsewhere", [0, 1])
-def test_of_two_ranks_the_one_that_does_not_wait_in_torch_comes_first(tmp_path: Path, elsewhere: int) -> None:
-    run_dir = RunDir(tmp_path)
-    for rank in (0, 1):
-        write(run_dir, rank, 100 + rank, stack("train.py" if rank == elsewhere else TORCH))
-    assert read_stacks(run_dir).startswith(f"rank {elsewhere} stood here:\n")
-
-
-def test_the_main_thread_comes_first_and_what_is_told_is_bounded(tmp_path: Path) -> None:
-    run_dir = RunDir(tmp_path)
-    for rank in range(MAX_PLACES + 3):
-        write(run_dir, rank, 100 + rank, stack(f"train_{rank}.py", depth=100))
-    lines = read_stacks(run_dir).splitlines()
-    assert lines[1:3] == ["Current thread (most recent call first):", '  File "train_0.py", line 0 in waits']
-    assert len(lines) == MAX_PLACES * (MAX_LINES + 2) + 1
-    assert lines[-1] == f"and 3 more places: see {tmp_path}"
-
-
-def test_nothing_is_told_where_nobody_was_asked(tmp_path: Path) -> None:
-    write(RunDir(tmp_path), 0, 1, "")
-    assert read_stacks(RunDir(tmp_path)) == ""
-
-
-def test_only_those_that_listen_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The signal would end any other process."""
-    monkeypatch.setattr(stacks, "WAIT_S", 60)
-    run_dir = RunDir(tmp_path)
-    listens = (
-        "import sys, pathlib; from perfsuite.worker import stacks\n"
-        "from perfsuite.results.run_dir import RunDir\n"
-        f"stacks.listen(RunDir(pathlib.Path({str(tmp_path)!r})), None)\n"
-        f"stacks.listen(RunDir(pathlib.Path({str(tmp_path)!r})), 3)\n"
-        "print(flush=True); sys.stdin.read()\n"
-    )
-    codes = (listens, "import sys; print(flush=True); sys.stdin.read()")
-    started = [
-        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        for code in codes
-    ]
-    for process in started:
-        assert process.stdout is not None
-        process.stdout.readline()
-    stacks.ask(run_dir, [psutil.Process(process.pid) for process in started])
-    for process in started:
-        process.communicate()
-    assert [process.returncode for process in started] == [0, 0]
-    assert read_stacks(run_dir).startswith("rank 3 stood here:")
-    assert "in <module>" in read_stacks(run_dir)
-
-
-def test_a_process_that_does_not_react_is_not_waited_for_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stacks, "WAIT_S", 0.2)
-    run_dir = RunDir(tmp_path)
-    write(run_dir, 0, os.getpid(), "")
-    monkeypatch.setattr(stacks, "SIGNAL", signal.SIGCONT)  # which does nothing
-    stacks.ask(run_dir, [psutil.Process()])
-    assert read_stacks(run_dir) == ""
+@pytest.mark.parametrize("rank", [None, 3])
+def test_who_listens_writes_its_stacks_each_time_it_is_asked(tmp_path: Path, rank: int | None) -> None:
+    stacks.listen(RunDir(tmp_path), rank)
+    try:
+        file = RunDir(tmp_path).stacks(rank, os.getpid())
+        assert file.read_text() == ""
+        os.kill(os.getpid(), STACKS_SIGNAL)
+        once = file.read_text()
+        assert "test_who_listens_writes_its_stacks_each_time_it_is_asked" in once
+        os.kill(os.getpid(), STACKS_SIGNAL)
+        assert len(file.read_text()) > len(once)
+    finally:
+        faulthandler.unregister(STACKS_SIGNAL)

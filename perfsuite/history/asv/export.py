@@ -1,7 +1,7 @@
-"""A history as the files that asv (airspeed velocity) reads: one machine per hardware class.
+"""Writes a history as the files that asv (airspeed velocity) reads: one machine per hardware class.
 
-The format is asv's documented one (docs/source/dev.rst there), results version 2. It is written directly:
-asv's own classes rewrite all of it. Imports neither torch nor pytest.
+The format is the one that asv documents (docs/source/dev.rst there), results version 2. The files are written
+directly, because asv's own classes rewrite all of them. Imports neither torch nor pytest.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import json
 import multiprocessing
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -35,13 +35,33 @@ from perfsuite.history.asv.results import (
 from perfsuite.history.store import Place, StoredCase, StoredSession
 from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S
 
+CHUNK = 16
+"""Nights that a process is given at a time."""
+Benchmarks = dict[str, list[set[str]]]
+"""The values of each parameter, by benchmark."""
+Night = tuple[str, str]
+"""A hardware class and a commit. All sessions there are one of asv's results."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What is exported: a history, and the repository that its commits belong to."""
+
+    history: Path
+    """Directory of the history."""
+    repo: Path
+    """Full clone of the repository that holds the cases."""
+    branch: str = ""
+    """Branch whose commits are shown; by default the one that is checked out."""
+    commit_url: str = "#"
+    """What a commit's hash is appended to, for links to it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What an export did."""
+    """What an export did. Counts are files of results: one per hardware class and commit."""
 
     written: int
-    """Files of results: one per hardware class and commit."""
     unchanged: int
     removed: int
     commits: frozenset[str]
@@ -49,66 +69,81 @@ class Exported:
     """Commits that asv cannot show, and why; their sessions are left out."""
 
 
-CHUNK = 16
-"""Nights that a process is given at a time."""
-Benchmarks = dict[str, list[set[str]]]
-"""The values of each parameter, by benchmark."""
-
-
-def export(directory: Path, out: Path, *, repo: Path, branch: str = "", commit_url: str = "#") -> Exported:
+def export(source: Source, out: Path) -> Exported:
     """Bring `out` up to date with a history. Results that have not changed are not touched.
 
-    `repo` is a full clone of the repository that holds the cases, `branch` the line whose commits are shown
-    (that which is checked out). Raises `FileError` and `GitError`.
+    Raises `FileError` and `GitError`.
     """
-    nights: dict[tuple[str, str], list[Place]] = defaultdict(list)
-    for place in store.places(directory):
-        nights[place.hardware_class, place.commit].append(place)
-    branch = branch or git.current_branch(repo)
-    dates = git.dates(repo, branch)
-    unplaced = git.unplaced({commit for _, commit in nights} - dates.keys(), repo, branch)
+    nights = _nights(source.history)
+    branch = source.branch or git.current_branch(source.repo)
+    dates = git.dates(source.repo, branch)
+    unplaced = git.unplaced({commit for _, commit in nights} - dates.keys(), source.repo, branch)
     wanted = {
         out / "results" / hardware_class / _file_name(commit, places): places
         for (hardware_class, commit), places in nights.items()
         if commit in dates
     }
     if not wanted:
-        raise FileError(f"{directory} holds no session of a commit on {branch} of {repo}: nothing to export")
+        raise FileError(
+            f"{source.history} holds no session of a commit on {branch} of {source.repo}: nothing to export"
+        )
     if out.exists() and any(out.iterdir()) and not (out / "asv.conf.json").exists():
         raise FileError(f"{out} is not empty and holds no export. Give a directory of its own.")
-    cases = store.read_cases(directory)
-    slots = _slots(cases)
-    _write(out / "asv.conf.json", _configuration(repo, branch, commit_url), indent=1)
-    there = set(out.glob("results/*/*.json")) - set(out.glob("results/*/machine.json"))
-    listing = out / "results" / "benchmarks.json"
-    unchanged = there & wanted.keys() if listing.exists() else set()
-    benchmarks = _read_benchmarks(listing) if unchanged else {}
-    listing.unlink(missing_ok=True)  # it comes back last: without it, what was cut short is done anew
-    for stale in there - wanted.keys():
+    cases = store.read_cases(source.history)
+    write = partial(_write_night, cases=cases, slots=_slots(cases), dates=dates)
+    _write(out / "asv.conf.json", _configuration(source, branch), indent=1)
+    present = set(out.glob("results/*/*.json")) - set(out.glob("results/*/machine.json"))
+    for stale in present - wanted.keys():
         stale.unlink()
-    write = partial(_write_night, cases=cases, slots=slots, dates=dates)
-    new = sorted(wanted.keys() - unchanged)
-    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
-        for parameters in pool.map(write, new, [wanted[file] for file in new], chunksize=CHUNK):
-            _add_parameters(benchmarks, parameters)
-    _write(listing, {"version": 2, **_listed(benchmarks)}, indent=1)
+    written = _write_new(out, wanted, present, write)
     return Exported(
-        written=len(wanted) - len(unchanged),
-        unchanged=len(unchanged),
-        removed=len(there - wanted.keys()),
+        written=written,
+        unchanged=len(wanted) - written,
+        removed=len(present - wanted.keys()),
         commits=frozenset(places[0].commit for places in wanted.values()),
         unplaced=unplaced,
     )
 
 
+def _nights(history: Path) -> dict[Night, list[Place]]:
+    """Group the sessions of a history, oldest first."""
+    nights: dict[Night, list[Place]] = defaultdict(list)
+    for place in store.places(history):
+        nights[place.hardware_class, place.commit].append(place)
+    return nights
+
+
+def _write_new(
+    out: Path,
+    wanted: Mapping[Path, Sequence[Place]],
+    present: set[Path],
+    write: Callable[[Path, Sequence[Place]], dict[str, list[list[str]]]],
+) -> int:
+    """Write the wanted results that are not present, and the list of all benchmarks. Returns their number.
+
+    The list is removed first and written last: an export that was cut short has none, and is done anew.
+    """
+    listing = out / "results" / "benchmarks.json"
+    unchanged = present & wanted.keys() if listing.exists() else set()
+    benchmarks = _read_benchmarks(listing) if unchanged else {}
+    listing.unlink(missing_ok=True)
+    new = sorted(wanted.keys() - unchanged)
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        for parameters in pool.map(write, new, [wanted[file] for file in new], chunksize=CHUNK):
+            _add_parameters(benchmarks, parameters)
+    _write(listing, {"version": 2, **_listed(benchmarks)}, indent=1)
+    return len(new)
+
+
 def _file_name(commit: str, places: Sequence[Place]) -> str:
-    """Says what went into it, so that a file that is there need not be read to know that it is right."""
+    """Name a file of results by its commit and sessions: a file of that name need not be read or
+    rewritten."""
     sessions = "\n".join([VERSION, *sorted(place.file.name for place in places)])
     return f"{commit}-{hashlib.sha256(sessions.encode()).hexdigest()[:12]}.json"
 
 
 def _slots(cases: Mapping[str, StoredCase]) -> dict[str, Slot]:
-    """Where each case stands among asv's benchmarks. Raises `FileError` if models share a name there."""
+    """Return the slot of each case. Raises `FileError` if two models have the same name in asv."""
     slots = {name: slot(case.parameters) for name, case in cases.items()}
     models: dict[str, str] = {}
     for name, one in slots.items():
@@ -129,7 +164,7 @@ def _write_night(
     slots: Mapping[str, Slot],
     dates: Mapping[str, int],
 ) -> dict[str, list[list[str]]]:
-    """Write what one hardware class did at one commit. Returns the values of each benchmark's parameters."""
+    """Write the results of one hardware class at one commit. Returns each benchmark's parameter values."""
     sessions = [place.read() for place in places]
     for place, session in zip(places, sessions, strict=True):
         store.check_cases(cases, session, place)
@@ -154,35 +189,36 @@ def _write_night(
     return {name: row[COLUMNS.index("params")] for name, row in rows.items()}
 
 
-def _pooled(sessions: Iterable[StoredSession], slots: Mapping[str, Slot]) -> dict[str, list[Any]]:
-    """The results of one hardware class at one commit: the launches of all its sessions together."""
+def _pooled(sessions: Sequence[StoredSession], slots: Mapping[str, Slot]) -> dict[str, list[Any]]:
+    """Pool the launches of all sessions of one hardware class at one commit into asv's results."""
     launches: dict[Slot, dict[str, list[float]]] = {}
-    newest = 0.0
     for session in sessions:
-        newest = max(newest, session.started_at.timestamp())
         for result in session.results:
             slot = slots[result.case]
             of_case = launches.setdefault(slot, {metric: [] for metric in METRICS})
             for metric, values in costs(result, slot.unit).items():
                 of_case[metric] += values
-    return results(launches, round(1000 * newest))
+    newest = max(session.started_at for session in sessions)
+    return results(launches, round(1000 * newest.timestamp()))
 
 
 def _add_parameters(benchmarks: Benchmarks, parameters: Mapping[str, list[list[str]]]) -> None:
-    for name, found in parameters.items():
+    """Add the parameter values of one file of results to those of all."""
+    for name, values in parameters.items():
         known = benchmarks.setdefault(name, [set() for _ in PARAMETERS])
-        for values, new in zip(known, found, strict=True):
-            values.update(new)
+        for all_values, new in zip(known, values, strict=True):
+            all_values.update(new)
 
 
 def _read_benchmarks(listing: Path) -> Benchmarks:
-    """What results that are not written anew need."""
+    """Read the parameter values of all benchmarks from the list of an earlier export."""
     entries = json.loads(listing.read_text(encoding="utf-8"))
     del entries["version"]
     return {name: [set(values) for values in entry["params"]] for name, entry in entries.items()}
 
 
 def _listed(benchmarks: Benchmarks) -> dict[str, Any]:
+    """Return the content of asv's benchmarks.json, without its version."""
     return {
         name: {
             "name": name,
@@ -197,26 +233,29 @@ def _listed(benchmarks: Benchmarks) -> dict[str, Any]:
     }
 
 
-def _configuration(repo: Path, branch: str, commit_url: str) -> dict[str, Any]:
+def _configuration(source: Source, branch: str) -> dict[str, Any]:
+    """Return the content of asv.conf.json."""
+    repo = source.repo.resolve()
     return {
         "version": 1,
-        "project": repo.resolve().name,
-        "repo": str(repo.resolve()),
+        "project": repo.name,
+        "repo": str(repo),
         "dvcs": "git",
         "branches": [branch],
-        "show_commit_url": commit_url,
+        "show_commit_url": source.commit_url,
         "results_dir": "results",
         "html_dir": "html",
         "regressions_thresholds": {
-            r".*\.seconds_per_(token|sample)\b": TOKENS_PER_S.tolerance_gpu,
-            r".*\.peak_memory\b": PEAK_MEMORY.tolerance_gpu,
+            r".*\.seconds_per_(token|sample)\b": TOKENS_PER_S.tolerance("cuda"),
+            r".*\.peak_memory\b": PEAK_MEMORY.tolerance("cuda"),
         },
-        # At one speed it says the same as seconds per token or sample: one slowdown shall be one entry.
+        # At one speed a step takes as long as its tokens or samples: one slowdown is one entry, not two.
         "regressions_first_commits": {r".*\.seconds_per_step\b": None},
     }
 
 
 def _machine(machine: Machine) -> dict[str, Any]:
+    """Return the content of asv's machine.json."""
     kind = "gpu" if machine.device == "cuda" else "cpu"
     return {
         "version": 1,

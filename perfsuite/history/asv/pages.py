@@ -1,4 +1,4 @@
-"""asv's pages out of an export, made to work where there is no internet. Imports neither torch nor pytest."""
+"""Makes asv's pages of an export, so that they work without internet. Imports neither torch nor pytest."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ LOCAL = {
     "bootstrap.min.js": "bootstrap.min.js",
     "bootstrap.min.css": "bootstrap.min.css",
 }
-"""What asv's pages load, and which file of `vendor/` it is."""
+"""The file of `vendor/` that replaces each script and style that asv's pages load."""
 _REMOTE = re.compile(r'(?P<where>src|href)="https?://[^"]*/(?P<name>[^"/]+)"(?P<rest>[^>]*)>')
 _LOADED = re.compile(r'<(?:script|link|img)\b[^>]*\b(?:src|href)="(https?://[^"]*)"')
 
 
 def publish(out: Path, *, commits: frozenset[str]) -> Path:
-    """Run `asv publish` on an export that shows `commits`, and return the directory of the pages.
+    """Run `asv publish` on an export of `commits`, and return the directory of the pages.
 
-    Raises `PublishError`, also if asv left a commit out or loads something that `vendor/` does not have.
+    Raises `PublishError` if asv fails, leaves out a commit, or loads something that `vendor/` does not have.
     """
     done = subprocess.run(
         [sys.executable, "-m", "asv", "publish", "--no-pull", "--config", "asv.conf.json"],
@@ -51,7 +51,10 @@ def publish(out: Path, *, commits: frozenset[str]) -> Path:
 
 
 def make_local(pages: Path) -> None:
-    """Point `index.html` to copies of the scripts and styles that it loads from elsewhere."""
+    """Point `index.html` to local copies of the scripts and styles that it loads.
+
+    Raises `PublishError` if one has no copy.
+    """
     index = pages / "index.html"
     text = _REMOTE.sub(_local, index.read_text(encoding="utf-8"))
     if remote := _LOADED.findall(text):
@@ -61,17 +64,18 @@ def make_local(pages: Path) -> None:
 
 
 def _local(found: re.Match[str]) -> str:
+    """Return the attribute that loads the local copy; unchanged if there is none."""
     if found["name"] not in LOCAL:
         return found[0]
     rest = re.sub(r'\s(integrity|crossorigin|referrerpolicy)="[^"]*"', "", found["rest"])
     return f'{found["where"]}="vendor/{LOCAL[found["name"]]}"{rest}>'
 
 
-def _check_commits(pages: Path, expected: frozenset[str], said: str) -> None:
-    """Whether asv knows every commit that it was given: it exits 0 whatever it leaves out."""
+def _check_commits(pages: Path, expected: frozenset[str], output: str) -> None:
+    """Raise `PublishError` if asv left out a commit: it exits with 0 whatever it leaves out."""
     shown = json.loads((pages / "index.json").read_text(encoding="utf-8"))["revision_to_hash"].values()
     if missing := expected - set(shown):
         raise PublishError(
             f"asv publish left out {len(missing)} of {len(expected)} commits, "
-            f"{min(missing)[:8]} for one: {said}"
+            f"{min(missing)[:8]} for one: {output}"
         )

@@ -1,10 +1,11 @@
-"""Launches as asv's results: names, parameters and statistics. Pure; imports neither torch nor pytest.
+"""Converts launches to asv's results: names, parameters and statistics. Pure; imports neither torch nor
+pytest.
 
-A benchmark is a metric of a model on a topology in a precision; its parameters are what else tells cases
-apart, so that they can be compared on one page while combinations that nobody runs stay few. Names depend on
-nothing but the case: a new case never renames an old series.
+An asv benchmark is here a metric of a model on a topology in a precision. Its parameters are what else
+distinguishes cases, so that they can be compared on one page, and few combinations are without a case. Names
+depend on the case alone: a new case never renames an old series.
 
-Costs only, for which more is worse: asv takes every increase for a regression.
+All metrics are costs (more is worse), because asv takes every increase for a regression.
 """
 
 from __future__ import annotations
@@ -14,39 +15,39 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median, quantiles
 from typing import Any, NamedTuple
 
 from perfsuite.case.case import NO_TOKENS, Unit
 from perfsuite.history.store import StoredResult
 from perfsuite.results.metric import in_unit
-from perfsuite.verdict.robust import t_quantile
+from perfsuite.verdict.robust import Z_99, t_quantile
 from perfsuite.verdict.sequential import pooled_noise
 
 PARAMETERS = ("framework", "sequence_length", "micro_batch", "gradient_accumulation", "options")
-"""Of a benchmark, in asv's sense. Model, topology and precision stand in its name."""
+"""Parameters of a benchmark, in asv's sense. Model, topology and precision are in its name."""
 METRICS = {
     "seconds_per_token": "seconds",
     "seconds_per_sample": "seconds",
     "seconds_per_step": "seconds",
     "peak_memory": "bytes",
 }
-"""Names and units, as asv knows them. A case has the first or the second, by what it counts."""
+"""Unit of each metric, as asv names it. A case has the first or the second, whatever it counts."""
 VERSION = "1"
-"""Of names, parameters and statistics. A change of it makes every export begin anew."""
+"""Version of names, parameters and statistics. With another one, every export begins anew."""
 COLUMNS = (
     *("result", "params", "version", "started_at", "duration", "stats_ci_99_a", "stats_ci_99_b"),
     *("stats_q_25", "stats_q_75", "stats_number", "stats_repeat", "samples"),
 )
-_Z_99 = 2.576
 
 
 class Slot(NamedTuple):
     """Where a case stands among asv's benchmarks."""
 
     group: str
-    """Their names without the metric. asv groups by what is between dots."""
+    """Name without the metric. asv groups benchmarks by the parts between dots."""
     values: tuple[str, ...]
-    """Of `PARAMETERS`."""
+    """Value of each of `PARAMETERS`."""
 
     @property
     def unit(self) -> Unit:
@@ -55,17 +56,17 @@ class Slot(NamedTuple):
 
 
 Launches = Mapping[Slot, Mapping[str, Sequence[float]]]
-"""Of each case in each metric: the median of each launch."""
+"""The median of each launch, by case and metric."""
 
 
 def slot(parameters: Mapping[str, str]) -> Slot:
-    """For a case's `StoredCase.parameters`."""
+    """Return the slot of a case, from its `StoredCase.parameters`."""
     parts = (re.sub(r"[^A-Za-z0-9_+-]", "_", parameters[name]) for name in ("model", "topology", "precision"))
     return Slot(".".join(parts), tuple(parameters[name] or "default" for name in PARAMETERS))
 
 
 def costs(result: StoredResult, unit: Unit) -> dict[str, list[float]]:
-    """The median of each launch in each metric, of a case that counts `unit`."""
+    """Return the median of each launch by metric, for a case that counts `unit`."""
     steps = [value for value in result.step_s_p50 if value is not None]
     tokens = result.tokens_per_step
     return {
@@ -76,7 +77,7 @@ def costs(result: StoredResult, unit: Unit) -> dict[str, list[float]]:
 
 
 def results(launches: Launches, started_at_ms: int) -> dict[str, list[Any]]:
-    """The rows of one night's file: by benchmark a list for each of `COLUMNS`."""
+    """Return the rows of one night's file, by benchmark: a list with a value for each of `COLUMNS`."""
     rows = {}
     for metric in METRICS:
         groups: dict[str, dict[tuple[str, ...], Sequence[float]]] = {}
@@ -90,29 +91,29 @@ def results(launches: Launches, started_at_ms: int) -> dict[str, list[Any]]:
 
 
 def in_order(values: set[str]) -> list[str]:
-    """Numbers by size, before words."""
+    """Sort numbers by size, before words."""
     return sorted(
         values, key=lambda value: (not value.isdigit(), int(value) if value.isdigit() else 0, value)
     )
 
 
 _Interval = Callable[[float, int], tuple[float, float]]
-"""From a median and how many launches it is of to its 99 % interval."""
+"""A function of a median and its number of launches that returns the 99 % confidence interval."""
 
 
 def _interval(metric: str, groups: Sequence[Sequence[float]]) -> _Interval | None:
-    """How sure a median of launches is; asv weighs points by it. None: from the lowest to the highest.
+    """Return how to compute the confidence interval of a median; asv weights points by it.
 
-    Two or three launches alone know little of their noise, so that of all cases of the night is pooled.
-    Memory has none to speak of.
+    Two or three launches tell little about their noise, so it is pooled over all cases of the night. Memory
+    has hardly any noise: None says that the interval is from the smallest to the largest value.
     """
     if metric == "peak_memory":
         return None
     try:
         noise = pooled_noise([group for group in groups if group])
-    except ValueError:  # too few launches to tell; asv, too, then calls the interval infinite
+    except ValueError:  # too few launches; asv, too, then makes the interval infinite
         return lambda middle, count: (-math.inf, math.inf)
-    error = t_quantile(_Z_99, noise.degrees_of_freedom) * noise.sigma
+    error = t_quantile(Z_99, noise.degrees_of_freedom) * noise.sigma
 
     def interval(middle: float, count: int) -> tuple[float, float]:
         factor = math.exp(error / math.sqrt(count))
@@ -124,6 +125,7 @@ def _interval(metric: str, groups: Sequence[Sequence[float]]) -> _Interval | Non
 def _row(
     by_values: Mapping[tuple[str, ...], Sequence[float]], interval: _Interval | None, started_at_ms: int
 ) -> list[Any]:
+    """Return the row of one benchmark from the launches of each combination of parameters."""
     params, combinations = _product(frozenset(by_values))
     statistics = [_statistics(by_values.get(values), interval) for values in combinations]
     middle, *others = map(list, zip(*statistics, strict=True))
@@ -132,23 +134,16 @@ def _row(
 
 @functools.cache
 def _product(present: frozenset[tuple[str, ...]]) -> tuple[list[list[str]], list[tuple[str, ...]]]:
-    """Each parameter's values, and their combinations in asv's order."""
+    """Return each parameter's values, and their combinations in asv's order."""
     params = [in_order(set(values)) for values in zip(*present, strict=True)]
     return params, list(itertools.product(*params))
 
 
 def _statistics(values: Sequence[float] | None, interval: _Interval | None) -> tuple[Any, ...]:
-    """The columns of one combination but for those that all share; None where nobody ran it."""
+    """Return the columns of one combination, without those that all share; None where nobody ran it."""
     if values is None:
         return (None,) * 8
-    ordered = sorted(values)
-    middle = _quantile(ordered, 0.5)
-    low, high = interval(middle, len(ordered)) if interval is not None else (ordered[0], ordered[-1])
-    return middle, low, high, _quantile(ordered, 0.25), _quantile(ordered, 0.75), 1, len(ordered), values
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+    middle = median(values)
+    low, high = interval(middle, len(values)) if interval is not None else (min(values), max(values))
+    quarters = quantiles(values, n=4, method="inclusive") if len(values) > 1 else [middle] * 3
+    return middle, low, high, quarters[0], quarters[2], 1, len(values), values

@@ -7,20 +7,28 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
 from perfsuite.case.case import Unit
 from perfsuite.report import summary
+from perfsuite.report.columns import (
+    LAUNCHES,
+    MEMORY_CHANGE,
+    SPEED_CHANGE,
+    Column,
+    figure,
+    speed_in,
+)
 from perfsuite.report.html import charts, tables
-from perfsuite.report.html.charts import Band, duration
-from perfsuite.report.html.tables import NONE, Table, known
-from perfsuite.report.text import amount, percent
-from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S
+from perfsuite.report.html.charts import Band
+from perfsuite.report.html.tables import NONE, Table
+from perfsuite.report.text import duration
+from perfsuite.results.metric import MFU, PEAK_MEMORY, STEP_S_P50, TOKENS_PER_S
 from perfsuite.results.run import Run
-from perfsuite.results.session_file import Result, SessionFile
+from perfsuite.results.session_file import Measurement, SessionFile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +52,7 @@ class CaseView:
     """What the template shows of a result."""
 
     anchor: str
-    result: Result
+    result: Measurement
     summary: dict[str, Cell]
     hardware: str
     reason: str
@@ -76,15 +84,17 @@ class CaseView:
         return summary.marks(self.result)
 
 
-def case_view(result: Result, session: SessionFile, *, anchor: str, unit: Unit = "tokens") -> CaseView:
-    """Everything about one result; `anchor` is unique in the page, whose overview tells speeds in `unit`."""
+def case_view(
+    result: Measurement, session: SessionFile, *, anchor: str, columns: Sequence[Column]
+) -> CaseView:
+    """Return everything about one case. `anchor` is unique in the page, whose overview has `columns`."""
     runs = result.runs
     band = _band(result)
     loss = charts.losses(runs, key=f"{anchor}:loss", title="Loss of each launch by step")
     return CaseView(
         anchor=anchor,
         result=result,
-        summary=_summary(result, unit),
+        summary={column.heading: _cell(column, result) for column in columns},
         hardware=result.hardware_class or NONE,
         reason=summary.reason(result),
         checks=tables.checks(result, anchor),
@@ -104,26 +114,29 @@ def case_view(result: Result, session: SessionFile, *, anchor: str, unit: Unit =
     )
 
 
-def _summary(result: Result, unit: Unit) -> dict[str, Cell]:
-    """By column of the overview."""
-    figures, checks = result.figures, {check.metric: check for check in result.verdict.checks}
-    memory = checks.get(PEAK_MEMORY.name)
-    return {
-        f"{unit}/s": _cell(figures.tokens_per_s, lambda value: summary.speed(value, result.unit, unit)),
-        "vs\N{NO-BREAK SPACE}baseline": _cell(summary.speed_change(result), percent),
-        "p50": _cell(figures.step_s_p50, duration),
-        "memory": _cell(figures.peak_memory_bytes, lambda value: amount(value, "bytes")),
-        "memory vs\N{NO-BREAK SPACE}baseline": _cell(memory.worsening if memory else None, percent),
-        "MFU": _cell(figures.mfu, "{:.1%}".format),
-        "launches": _cell(len(result.runs), str),
-    }
+def overview(unit: Unit, extra: Sequence[Column] = ()) -> list[Column]:
+    """Make the columns of the page's overview. Speeds are in `unit`; `extra` are other packages' metrics."""
+    columns = [
+        speed_in(unit),
+        SPEED_CHANGE,
+        figure(STEP_S_P50),
+        figure(PEAK_MEMORY),
+        MEMORY_CHANGE,
+        figure(MFU),
+        *extra,
+        LAUNCHES,
+    ]
+    together = "vs\N{NO-BREAK SPACE}baseline"  # such a heading is not broken there
+    return [replace(column, heading=column.heading.replace("vs baseline", together)) for column in columns]
 
 
-def _cell(value: float | None, tell: Callable[[float], str]) -> Cell:
-    return Cell(text=known(value, tell), number=value if value is not None and math.isfinite(value) else None)
+def _cell(column: Column, result: Measurement) -> Cell:
+    value = column.value(result)
+    number = value if value is not None and math.isfinite(value) else None
+    return Cell(text=column.cell(result, missing=NONE), number=number)
 
 
-def _band(result: Result) -> Band | None:
+def _band(result: Measurement) -> Band | None:
     """The baseline's median step time, from its tokens/s; up to the tolerance a step is not slower."""
     check = next((check for check in result.verdict.checks if check.metric == TOKENS_PER_S.name), None)
     told = [(run.figures.tokens_per_s, run.figures.step_s_p50) for run in result.runs]
@@ -135,7 +148,7 @@ def _band(result: Result) -> Band | None:
     return band if math.isfinite(band.allowed_s) else None
 
 
-def _steps(result: Result, band: Band | None, anchor: str) -> list[Figure]:
+def _steps(result: Measurement, band: Band | None, anchor: str) -> list[Figure]:
     range_s = charts.step_range(result.runs, band)
     found = []
     for number, run in enumerate(result.runs, 1):
@@ -148,7 +161,7 @@ def _steps(result: Result, band: Band | None, anchor: str) -> list[Figure]:
     return found
 
 
-def _steps_caption(result: Result, number: int, run: Run, highest_s: float) -> str:
+def _steps_caption(result: Measurement, number: int, run: Run, highest_s: float) -> str:
     told = [f"Launch {number}"]
     if run.figures.step_s_p50 is not None:
         told[0] += f": median {duration(run.figures.step_s_p50)}"
@@ -192,6 +205,6 @@ def _tracebacks(runs: Sequence[Run]) -> list[tuple[str, str]]:
     return found
 
 
-def _command(result: Result) -> str:
+def _command(result: Measurement) -> str:
     inject = next((run.inject for run in result.runs if run.inject is not None), None)
     return shlex.join(["pytest", result.nodeid, *([f"--perf-inject={inject}"] if inject else [])])

@@ -15,6 +15,7 @@ from statistics import quantiles
 from markupsafe import Markup
 
 from perfsuite.report.published import Pair
+from perfsuite.report.text import duration
 from perfsuite.results.outcome import Check
 from perfsuite.results.run import Run
 
@@ -208,11 +209,6 @@ def bars(pairs: Sequence[Pair], *, key: str, title: str, unit: str) -> Markup:
 
 def _figure(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def duration(seconds: float) -> str:
-    """For people, in ms up to 10 s."""
-    return f"{seconds:,.2f} s" if seconds >= 10 else f"{1e3 * seconds:,.1f} ms"
 
 
 def _image(

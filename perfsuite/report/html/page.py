@@ -16,34 +16,22 @@ from importlib import resources
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from perfsuite.case.case import Unit
 from perfsuite.report import summary
+from perfsuite.report.columns import Column, extras
 from perfsuite.report.html import charts
-from perfsuite.report.html.case_view import CaseView, Figure, case_view
+from perfsuite.report.html.case_view import CaseView, Figure, case_view, overview
 from perfsuite.report.html.tables import Table
 from perfsuite.report.published import ComparisonTable
 from perfsuite.report.text import sentence
+from perfsuite.results.outcome import STYLES, WORST_FIRST
 from perfsuite.results.session_file import SessionFile
-
-SIGNS = {
-    "failed": "✕",
-    "regressed": "▼",
-    "unhealthy": "!",
-    "inconclusive": "?",
-    "undecided": "?",
-    "improved": "▲",
-    "known issue": "○",
-    "out of memory": "○",
-    "recorded": "●",
-    "passed": "✓",
-}
-"""Beside each verdict's word."""
 
 
 def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTable] = ()) -> str:
     """The page of one or more sessions."""
     unit = summary.speed_unit(result for session in sessions for result in session.results)
-    views = _views(sessions, unit)
+    extra = extras([result for session in sessions for result in session.results])
+    views = _views(sessions, overview(unit, extra))
     counts = Counter(view.verdict for view in views)
     style, script = _own("report.css"), _own("report.js")
     environment = Environment(
@@ -59,12 +47,11 @@ def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTabl
         views=views,
         columns=_columns(views),
         unit=unit,
-        verdicts=[(verdict, counts[verdict]) for verdict in summary.WORST_FIRST if counts[verdict]],
+        verdicts=[(verdict, counts[verdict]) for verdict in WORST_FIRST if counts[verdict]],
         several_classes=len({view.hardware for view in views}) > 1,
         skipped=_skipped(sessions),
         comparisons=[_comparison(number, each) for number, each in enumerate(comparisons, 1)],
-        signs=SIGNS,
-        quiet=summary.QUIET,
+        styles=STYLES,
         sentence=sentence,
         style=Markup(style),
         script=Markup(script),
@@ -72,8 +59,8 @@ def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTabl
     )
 
 
-def _views(sessions: Sequence[SessionFile], unit: Unit) -> list[CaseView]:
-    """All cases, the worst first, else as they were measured; speeds are in `unit`."""
+def _views(sessions: Sequence[SessionFile], columns: Sequence[Column]) -> list[CaseView]:
+    """Return every case, the worst first, else in the order they were measured."""
     taken: Counter[str] = Counter()
     views = []
     for session in sessions:
@@ -82,8 +69,8 @@ def _views(sessions: Sequence[SessionFile], unit: Unit) -> list[CaseView]:
             taken[anchor] += 1
             if taken[anchor] > 1:
                 anchor += f":{taken[anchor]}"
-            views.append(case_view(result, session, anchor=anchor, unit=unit))
-    return sorted(views, key=lambda view: summary.WORST_FIRST.index(view.verdict))
+            views.append(case_view(result, session, anchor=anchor, columns=columns))
+    return sorted(views, key=lambda view: WORST_FIRST.index(view.verdict))
 
 
 def _columns(views: Sequence[CaseView]) -> list[str]:
@@ -99,9 +86,11 @@ def _skipped(sessions: Sequence[SessionFile]) -> Table | None:
 
 
 def _comparison(number: int, comparison: ComparisonTable) -> tuple[ComparisonTable, Table, Figure | None]:
-    figures = len(comparison.headers) - 1
     caption = "What was published, and what was measured here beside it."
-    table = Table(caption=caption, headers=comparison.headers, rows=list(comparison.rows), figures=figures)
+    headers = comparison.headers
+    table = Table(
+        caption=caption, headers=headers, rows=list(comparison.rows), figure_columns=len(headers) - 1
+    )
     if not comparison.pairs:
         return comparison, table, None
     title = f"{comparison.title}: published and measured"

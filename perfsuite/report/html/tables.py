@@ -10,13 +10,20 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from perfsuite.report.html import charts
-from perfsuite.report.html.charts import duration
-from perfsuite.report.text import amount, percent, rate
+from perfsuite.report.text import amount, baseline, duration, measured, percent, value
 from perfsuite.results.health import BAD_REASONS
-from perfsuite.results.metric import in_unit
+from perfsuite.results.metric import (
+    STEP_JITTER,
+    STEP_S_P50,
+    STEP_S_P95,
+    TOKENS_PER_S,
+    Metric,
+    extra_metrics,
+    in_unit,
+)
 from perfsuite.results.rank_report import Memory
 from perfsuite.results.run import DeviceHealth, Health, Run
-from perfsuite.results.session_file import Result
+from perfsuite.results.session_file import Measurement
 
 T = TypeVar("T")
 
@@ -31,14 +38,14 @@ class Table:
     caption: str
     headers: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
-    text: int = 1
-    """So many columns hold text; of those after them"""
-    figures: int = 0
-    """so many hold figures, which are aligned to the right."""
+    text_columns: int = 1
+    """Number of leading columns that hold text."""
+    figure_columns: int = 0
+    """Number of columns after them that hold figures, aligned to the right."""
 
     def is_figure(self, column: int) -> bool:
-        """Whether a column, counted from 0, holds figures."""
-        return self.text <= column < self.text + self.figures
+        """Return whether a column, counted from 0, holds figures."""
+        return self.text_columns <= column < self.text_columns + self.figure_columns
 
 
 def known(value: T | None, tell: Callable[[T], str]) -> str:
@@ -46,7 +53,7 @@ def known(value: T | None, tell: Callable[[T], str]) -> str:
     return NONE if value is None else tell(value)
 
 
-def checks(result: Result, anchor: str) -> Table | None:
+def checks(result: Measurement, anchor: str) -> Table | None:
     """Each metric against its baseline; None if none was judged. `anchor` begins the ids of the charts."""
     rows = []
     for check in result.verdict.checks:
@@ -56,8 +63,8 @@ def checks(result: Result, anchor: str) -> Table | None:
             (
                 check.label,
                 check.outcome,
-                amount(check.measured, check.unit),
-                NONE if check.baseline is None else amount(check.baseline, check.unit),
+                measured(check),
+                NONE if check.baseline is None else baseline(check),
                 known(check.worsening, percent),
                 between,
                 f"{check.tolerance:.1%}",
@@ -74,22 +81,23 @@ def checks(result: Result, anchor: str) -> Table | None:
         *("metric", "verdict", "measured", "baseline", "change", "99 % interval"),
         *("allowed", "can find", "chart"),
     )
-    return Table(caption=caption, headers=headers, rows=rows, text=2, figures=6) if rows else None
+    if not rows:
+        return None
+    return Table(caption=caption, headers=headers, rows=rows, text_columns=2, figure_columns=6)
 
 
-def launches(result: Result) -> Table:
-    """Speed and memory of each launch, and whether it counts."""
+def launches(result: Measurement) -> Table:
+    """Return the table of the launches of a case: speed and memory of each, and whether it counts."""
+    extra = extra_metrics(run.figures for run in result.runs)
     rows = [
         (
             str(number),
-            known(run.figures.tokens_per_s, rate),
-            known(run.figures.step_s_p50, duration),
-            known(run.figures.step_s_p95, duration),
-            known(run.figures.step_jitter, "{:.2f}".format),
+            *(_figure(metric, run) for metric in (TOKENS_PER_S, STEP_S_P50, STEP_S_P95, STEP_JITTER)),
             known(max(run.measured_steps, default=None), duration),
             f"{run.window[0]} to {run.window[1] - 1}" if run.window[1] else NONE,
             known(run.slowest_rank, str),
             *_memory(run.memory),
+            *(_figure(metric, run) for metric in extra),
             f"{run.duration_s:,.0f} s",
             _launch_state(result, number, run),
         )
@@ -97,16 +105,22 @@ def launches(result: Result) -> Table:
     ]
     headers = (
         *("launch", f"{result.unit}/s", "p50", "p95", "p95/p50", "longest", "window", "slowest rank"),
-        *("peak memory", "least peak", "reserved", "retries", "took", "counts"),
+        *("peak memory", "least peak", "reserved", "retries"),
+        *(metric.heading or metric.label for metric in extra),
+        *("took", "counts"),
     )
     caption = (
         "Step times are those of the slowest rank at each step, in the measured window. Peak memory is that "
         "of the rank that used most, beside the one that used least; retries are summed over ranks."
     )
-    return Table(caption=caption, headers=headers, rows=rows, figures=12)
+    return Table(caption=caption, headers=headers, rows=rows, figure_columns=12 + len(extra))
 
 
-def _launch_state(result: Result, number: int, run: Run) -> str:
+def _figure(metric: Metric, run: Run) -> str:
+    return known(metric.of(run.figures), lambda figure: value(metric, figure))
+
+
+def _launch_state(result: Measurement, number: int, run: Run) -> str:
     if run.failure is not None:
         return f"no: {run.failure.kind}"
     return "no: set aside" if number in result.verdict.unhealthy_launches else "yes"
@@ -141,7 +155,7 @@ def health(runs: Sequence[Run]) -> list[Table]:
                     *("utilisation", "other processes", "throttled"),
                 ),
                 rows=[(number, *_device(device)) for number, device in devices],
-                figures=8,
+                figure_columns=8,
             )
         )
     if seen:
@@ -150,7 +164,7 @@ def health(runs: Sequence[Run]) -> list[Table]:
                 caption="The cores while steps were made; shares are of all cores that the job may use.",
                 headers=("launch", "job", "others", "steal", "load average", "pressure", "samples", "over"),
                 rows=[(number, *_cores(health)) for number, health in seen],
-                figures=7,
+                figure_columns=7,
             )
         )
     return tables

@@ -13,7 +13,8 @@ from torch.distributed.tensor import Replicate, distribute_tensor
 from perfsuite.case.case import CaseFile
 from perfsuite.frameworks.common.model import build_model, build_optimizer, synthetic_batches
 from perfsuite.frameworks.torchtitan import compat
-from perfsuite.worker.recorder import HostTimer, Recorder
+from perfsuite.worker.recorder import Recorder
+from perfsuite.worker.timers import HostTimer
 
 
 def with_weights_of(model: Any, spec: Any) -> Any:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import subprocess
+from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,10 +18,10 @@ from perfsuite.errors import FileError, GitError
 from perfsuite.frameworks.fsdp import FSDP
 from perfsuite.history import store
 from perfsuite.history.asv import export as asv_export
-from perfsuite.history.asv.export import Exported, export
-from perfsuite.history.asv.results import METRICS
-from tests.samples import IMAGES, make_case
-from tests.synthetic import TOKENS_PER_STEP, Level, make_repository, write_history
+from perfsuite.history.asv.export import Exported, Source, export
+from perfsuite.history.asv.results import COLUMNS, METRICS
+from tests.samples import IMAGES, make_case, make_machine
+from tests.synthetic import BEGIN, TOKENS_PER_STEP, Level, make_repository, write_history
 
 H100 = "h100-80gb-sxm"
 CASES = [
@@ -77,7 +78,7 @@ def files(out: Path) -> dict[Path, int]:
 def test_asv_reads_every_commit_of_every_hardware_class(
     kept: Path, out: Path, repo: Path, commits: list[str]
 ) -> None:
-    exported = export(kept, out, repo=repo)
+    exported = export(Source(history=kept, repo=repo), out)
     assert exported == Exported(written=8, unchanged=0, removed=0, commits=frozenset(commits), unplaced={})
     results = list(iter_results(str(out / "results")))
     assert {(r.params["machine"], r.commit_hash) for r in results} == {
@@ -88,7 +89,7 @@ def test_asv_reads_every_commit_of_every_hardware_class(
 
 
 def test_asv_reads_benchmarks_with_parameters(kept: Path, out: Path, repo: Path) -> None:
-    export(kept, out, repo=repo)
+    export(Source(history=kept, repo=repo), out)
     benchmarks = Benchmarks.load(configuration(out))
     units = {metric: unit for metric, unit in METRICS.items() if metric != "seconds_per_sample"}
     assert set(benchmarks) == {
@@ -109,7 +110,7 @@ def test_a_case_that_counts_samples_has_seconds_per_sample(
     out: Path, repo: Path, commits: list[str], tmp_path: Path
 ) -> None:
     write_history(tmp_path / "images", commits, [IMAGES, CASES[0]])
-    export(tmp_path / "images", out, repo=repo)
+    export(Source(history=tmp_path / "images", repo=repo), out)
     benchmarks = set(Benchmarks.load(configuration(out)))
     assert {name.rpartition(".")[2] for name in benchmarks if name.startswith("resnet.")} == {
         "seconds_per_sample",
@@ -122,7 +123,7 @@ def test_a_case_that_counts_samples_has_seconds_per_sample(
 def test_values_are_medians_of_launches_and_combinations_that_nobody_ran_are_missing(
     kept: Path, out: Path, repo: Path, commits: list[str]
 ) -> None:
-    export(kept, out, repo=repo)
+    export(Source(history=kept, repo=repo), out)
     benchmarks = Benchmarks.load(configuration(out))
     result = load(out, commits[0])
     night = store.places(kept, hardware_class=H100)[0].read()
@@ -148,7 +149,7 @@ def test_error_bars_are_the_noise_between_launches_of_the_whole_night(
 ) -> None:
     many = [make_case(hardware="h100", micro_batch=n) for n in range(1, 101)]
     write_history(tmp_path / "history", commits, many, noise=0.01, launches=3)
-    export(tmp_path / "history", out, repo=repo)
+    export(Source(history=tmp_path / "history", repo=repo), out)
     stats = statistics(out, commits[0], "seconds_per_step")
     half = math.log(stats["ci_99_b"] / stats["ci_99_a"]) / 2
     assert half == pytest.approx(2.576 * 0.01 / math.sqrt(3), rel=0.15)
@@ -162,7 +163,7 @@ def test_one_launch_of_one_case_knows_no_noise(
     tmp_path: Path, out: Path, repo: Path, commits: list[str]
 ) -> None:
     write_history(tmp_path / "history", commits[:1], CASES[:1], launches=1)
-    export(tmp_path / "history", out, repo=repo)
+    export(Source(history=tmp_path / "history", repo=repo), out)
     stats = statistics(out, commits[0], "seconds_per_step")
     assert (stats["ci_99_a"], stats["ci_99_b"]) == (-math.inf, math.inf)
     assert stats["q_25"] == stats["q_75"]
@@ -170,7 +171,7 @@ def test_one_launch_of_one_case_knows_no_noise(
 
 def test_sessions_of_one_commit_are_pooled(kept: Path, out: Path, repo: Path, commits: list[str]) -> None:
     write_history(kept, commits[:1], CASES[:1], lambda case, night: Level(step_s=3), first=100, launches=4)
-    export(kept, out, repo=repo)
+    export(Source(history=kept, repo=repo), out)
     result = load(out, commits[0])
     params = result.get_result_params(f"{GPT2}.seconds_per_step")
     [first, second, *_] = result.get_result_samples(f"{GPT2}.seconds_per_step", params)
@@ -180,11 +181,38 @@ def test_sessions_of_one_commit_are_pooled(kept: Path, out: Path, repo: Path, co
 
 
 def test_what_counts_as_a_regression_is_the_gates_tolerance(kept: Path, out: Path, repo: Path) -> None:
-    export(kept, out, repo=repo, commit_url="https://example.org/commit/")
+    export(Source(history=kept, repo=repo, commit_url="https://example.org/commit/"), out)
     conf = configuration(out)
     assert sorted(conf.regressions_thresholds.values()) == [0.01, 0.03]
     assert list(conf.regressions_first_commits.values()) == [None]
     assert (conf.branches, conf.show_commit_url) == (["main"], "https://example.org/commit/")
+
+
+def test_a_night_began_with_its_newest_session(kept: Path, out: Path, repo: Path, commits: list[str]) -> None:
+    """asv shows it. Sessions of one commit are pooled; write_history begins at 03:00 UTC."""
+    write_history(kept, commits[:1], CASES[:1], first=40)
+    export(Source(history=kept, repo=repo), out)
+    [file] = (out / "results" / H100).glob(f"{commits[0]}-*.json")
+    [pooled] = {row[COLUMNS.index("started_at")] for row in json.loads(file.read_text())["results"].values()}
+    assert pooled == 1000 * (BEGIN + timedelta(days=40, hours=3)).timestamp()
+
+
+def test_a_machine_is_described(kept: Path, out: Path, repo: Path) -> None:
+    export(Source(history=kept, repo=repo), out)
+    assert json.loads((out / "results" / H100 / "machine.json").read_text()) == {
+        "version": 1,
+        "machine": H100,
+        "gpu": "NVIDIA H100 80GB HBM3",
+        "num_gpu": "8",
+        "ram": "80 GiB",
+    }
+    assert asv_export._machine(make_machine()) == {
+        "version": 1,
+        "machine": "cpu-test-2c",
+        "cpu": make_machine().device_name,
+        "num_cpu": "2",
+        "ram": f"{make_machine().memory_bytes / 2**30:.0f} GiB",
+    }
 
 
 # Again
@@ -194,10 +222,10 @@ def test_another_night_writes_only_its_own_files(
     kept: Path, out: Path, repo: Path, commits: list[str]
 ) -> None:
     night = make_case(hardware="h100", micro_batch=32)
-    export(kept, out, repo=repo)
+    export(Source(history=kept, repo=repo), out)
     before = files(out)
     write_history(kept, commits[3:], [night], first=50)
-    exported = export(kept, out, repo=repo)
+    exported = export(Source(history=kept, repo=repo), out)
     assert (exported.written, exported.unchanged, exported.removed) == (1, 7, 1)
     after = files(out)
     assert len(after.items() & before.items()) == 7 + 2  # machine.json, too
@@ -216,8 +244,8 @@ def test_an_export_that_was_cut_short_is_done_anew(
     with monkeypatch.context() as patch:
         patch.setattr(asv_export, "_listed", killed)
         with pytest.raises(KeyboardInterrupt):
-            export(kept, out, repo=repo)
-    assert export(kept, out, repo=repo).unchanged == 0
+            export(Source(history=kept, repo=repo), out)
+    assert export(Source(history=kept, repo=repo), out).unchanged == 0
     assert len(Benchmarks.load(configuration(out))) == 6
 
 
@@ -233,7 +261,7 @@ def test_commits_off_the_branch_or_unknown_are_named(
     done = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
     aside, unknown = done.stdout.strip(), "f" * 40
     write_history(kept, [aside, unknown], CASES[:1], first=20)
-    exported = export(kept, out, repo=repo, branch="main")
+    exported = export(Source(history=kept, repo=repo, branch="main"), out)
     assert exported.unplaced == {
         aside: "not on main itself (git log --first-parent)",
         unknown: f"not in {repo}",
@@ -248,7 +276,7 @@ def test_a_shallow_clone_is_refused(kept: Path, out: Path, repo: Path, tmp_path:
     with pytest.raises(
         GitError, match=r"shallow clone, which lacks commits .*\(3\)\. .* git fetch --unshallow"
     ):
-        export(kept, out, repo=shallow)
+        export(Source(history=kept, repo=shallow), out)
 
 
 def test_a_history_without_any_commit_of_the_branch_is_an_error(
@@ -256,7 +284,7 @@ def test_a_history_without_any_commit_of_the_branch_is_an_error(
 ) -> None:
     write_history(tmp_path / "other", ["f" * 40], CASES)
     with pytest.raises(FileError, match=r"holds no session of a commit on main of .*: nothing to export"):
-        export(tmp_path / "other", out, repo=repo)
+        export(Source(history=tmp_path / "other", repo=repo), out)
 
 
 def test_a_directory_with_other_things_in_it_is_not_touched(kept: Path, out: Path, repo: Path) -> None:
@@ -265,7 +293,7 @@ def test_a_directory_with_other_things_in_it_is_not_touched(kept: Path, out: Pat
     with pytest.raises(
         FileError, match=r"out is not empty and holds no export\. Give a directory of its own"
     ):
-        export(kept, out, repo=repo)
+        export(Source(history=kept, repo=repo), out)
 
 
 def test_models_that_are_one_name_to_asv_are_an_error(
@@ -278,14 +306,14 @@ def test_models_that_are_one_name_to_asv_are_an_error(
     with pytest.raises(
         FileError, match=r"models 'tiny.1' and 'tiny_1' are one name to asv: 'tiny_1'\. Rename"
     ):
-        export(tmp_path / "history", out, repo=repo)
+        export(Source(history=tmp_path / "history", repo=repo), out)
 
 
 def test_a_repository_that_is_none_is_an_error(kept: Path, out: Path, tmp_path: Path) -> None:
     with pytest.raises(GitError, match="rev-parse"):
-        export(kept, out, repo=tmp_path)
+        export(Source(history=kept, repo=tmp_path), out)
 
 
 def test_results_are_json(kept: Path, out: Path, repo: Path) -> None:
-    export(kept, out, repo=repo)
+    export(Source(history=kept, repo=repo), out)
     assert all(json.loads(file.read_text()) for file in out.rglob("*.json"))

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from perfsuite.cli import app as cli
 from perfsuite.errors import PublishError
 from perfsuite.history.asv import pages
-from perfsuite.history.asv.export import export
+from perfsuite.history.asv.export import Source, export
 from perfsuite.history.asv.pages import LOCAL, VENDOR, make_local, publish
 from tests.samples import make_case
 from tests.synthetic import Level, make_repository, write_history
@@ -138,7 +138,7 @@ def test_a_script_without_a_local_copy_is_an_error(tmp_path: Path) -> None:
 def test_publish_names_what_it_leaves_out(tmp_path: Path) -> None:
     commits = make_repository(tmp_path / "repo", 3)
     write_history(tmp_path / "history", [*commits, "f" * 40], CASES[:1])
-    exported = export(tmp_path / "history", tmp_path / "out", repo=tmp_path / "repo")
+    exported = export(Source(history=tmp_path / "history", repo=tmp_path / "repo"), tmp_path / "out")
     assert len(exported.unplaced) == 1
     result = CliRunner().invoke(
         cli.app,

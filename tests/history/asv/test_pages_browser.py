@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import tests.browser
-from perfsuite.history.asv.export import export
+from perfsuite.history.asv.export import Source, export
 from perfsuite.history.asv.pages import publish
 from tests.browser import Browser, served
 from tests.samples import make_case
@@ -46,7 +46,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         CASES,
         lambda case, night: Level(step_s=1.1 if case == 0 and night >= 15 else 1),
     )
-    exported = export(root / "history", root / "out", repo=root / "repo")
+    exported = export(Source(history=root / "history", repo=root / "repo"), root / "out")
     with served(publish(root / "out", commits=exported.commits)) as url:
         yield url
 

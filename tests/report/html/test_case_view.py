@@ -4,16 +4,16 @@ import math
 
 import pytest
 
-from perfsuite.report.html.case_view import CaseView, case_view
+from perfsuite.report.html.case_view import CaseView, case_view, overview
 from perfsuite.report.html.tables import NONE
 from perfsuite.results.run import Health
-from perfsuite.results.session_file import Result
+from perfsuite.results.session_file import Measurement
 from tests.samples import BEFORE, make_gpu_machine, make_result, make_run, never_run, now
 from tests.sessions import TRACEBACK, make_gpu_result, make_session
 
 
-def view(result: Result) -> CaseView:
-    return case_view(result, make_session(0), anchor="case-x")
+def view(result: Measurement) -> CaseView:
+    return case_view(result, make_session(0), anchor="case-x", columns=overview("tokens"))
 
 
 def test_the_summary_holds_text_and_the_number_to_sort_by() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from perfsuite.report.html import charts
 from perfsuite.report.html.charts import BUCKETS, Band, Scale, thin
 from perfsuite.report.published import Pair
+from perfsuite.report.text import duration
 from perfsuite.results.outcome import Check
 from tests.samples import deterministic, make_run
 
@@ -222,4 +223,4 @@ def test_bars_are_as_long_as_their_figures() -> None:
 
 
 def test_durations_are_for_people() -> None:
-    assert [charts.duration(seconds) for seconds in (0.0123, 1.5, 12)] == ["12.3 ms", "1,500.0 ms", "12.00 s"]
+    assert [duration(seconds) for seconds in (0.0123, 1.5, 12)] == ["12.3 ms", "1,500.0 ms", "12.00 s"]

@@ -13,7 +13,7 @@ def columns(table: Table) -> list[dict[str, str]]:
 
 
 def test_which_columns_hold_figures() -> None:
-    table = Table(caption="c", headers=("a", "b", "c", "d"), rows=[], text=1, figures=2)
+    table = Table(caption="c", headers=("a", "b", "c", "d"), rows=[], text_columns=1, figure_columns=2)
     assert [table.is_figure(column) for column in range(4)] == [False, True, True, False]
 
 

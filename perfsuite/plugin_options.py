@@ -1,0 +1,149 @@
+"""The plugin's options: what pytest accepts, and the checked `Options` of a session."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perfsuite import documents
+from perfsuite.case.fault import Fault
+from perfsuite.errors import PerfsuiteError
+from perfsuite.launch.quiet import WAIT_S
+from perfsuite.report.published import PUBLISHED, PublishedFile
+from perfsuite.results.store import BASELINES, STORE
+from perfsuite.session import Options, Session
+from perfsuite.verdict.judge import Policy
+from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES
+
+SESSION = pytest.StashKey[Session]()
+"""The session that the options describe."""
+NO_BASELINE = ("record", "fail")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the `--perf-*` options; those that a repository may want to fix have an ini key, too."""
+    group = parser.getgroup("perfsuite", "performance regression tests of distributed training")
+    group.addoption("--perf-json", metavar="FILE", help="write every verdict and figure to FILE as JSON")
+    group.addoption(
+        "--perf-report", metavar="DIR", help="write a report to DIR: index.html, and summary.md for CI"
+    )
+    group.addoption(
+        "--perf-no-baseline",
+        choices=NO_BASELINE,
+        help="a case without a baseline: record one in the store (default), or fail",
+    )
+    group.addoption("--perf-store", metavar="DIR", help="local baselines and run files (default: .perfsuite)")
+    group.addoption("--perf-baselines", metavar="DIR", help="reviewed baselines (default: baselines)")
+    group.addoption(
+        "--perf-inject",
+        metavar="FAULT",
+        help="inject a fault to test the gate, for example slowdown=30%%; such runs are never recorded",
+    )
+    group.addoption(
+        "--perf-max-launches",
+        metavar="N",
+        help=f"launches at the most until a case is inconclusive (default {MAX_LAUNCHES}); "
+        "1 or 2 are a quick look, which never shows a regression",
+    )
+    group.addoption(
+        "--perf-min-launches", metavar="N", help="launches at the least: 5 or more to accept as a baseline"
+    )
+    group.addoption(
+        "--perf-record-launches",
+        metavar="N",
+        help="launches of a case without a baseline (default 3): 1 only shows that it runs",
+    )
+    group.addoption(
+        "--perf-wait-quiet",
+        metavar="SECONDS",
+        help="where others used the machine in a launch, wait so long at the most until they end "
+        f"(default {WAIT_S:.0f}; 0: launch again at once)",
+    )
+    group.addoption(
+        "--perf-allow-shared",
+        action="store_true",
+        help="where others use the machine, do not wait but show the figures, marked: they are neither "
+        "judged nor recorded",
+    )
+    group.addoption(
+        "--perf-no-wait",
+        action="store_true",
+        help="fail where another session measures on this machine, instead of waiting until it ends",
+    )
+    group.addoption("--perf-strict-improved", action="store_true", help="fail where a case improved")
+    group.addoption("--perf-strict-inconclusive", action="store_true", help="fail where it is not known")
+    parser.addini("perf_max_launches", "as --perf-max-launches", default=str(MAX_LAUNCHES))
+    parser.addini("perf_min_launches", "as --perf-min-launches", default="1")
+    parser.addini("perf_record_launches", "as --perf-record-launches", default="3")
+    parser.addini("perf_wait_quiet", "as --perf-wait-quiet", default=f"{WAIT_S:.0f}")
+    parser.addini("perf_no_baseline", "as --perf-no-baseline", default="record")
+    parser.addini("perf_store", "as --perf-store, from the root directory", default=str(STORE))
+    parser.addini("perf_baselines", "as --perf-baselines, from the root directory", default=str(BASELINES))
+
+
+def options(config: pytest.Config) -> Options:
+    """The options that the user chose. Raises `UsageError` for a bad one, which says what is allowed."""
+
+    def option(name: str) -> str:
+        """The value of the command line, else that of the ini file."""
+        value = config.getoption(f"--perf-{name}") or config.getini(f"perf_{name.replace('-', '_')}")
+        return str(value)
+
+    def number(name: str, least: int) -> int:
+        if not option(name).isdigit() or int(option(name)) < least:
+            raise pytest.UsageError(f"--perf-{name}={option(name)}: give a whole number, {least} or more")
+        return int(option(name))
+
+    if (no_baseline := option("no-baseline")) not in NO_BASELINE:
+        raise pytest.UsageError(f"perf_no_baseline={no_baseline}: give {' or '.join(NO_BASELINE)}")
+    inject = config.getoption("--perf-inject")
+    with usage_error():
+        if inject:
+            Fault.parse(inject)
+    if (file := config.getoption("--perf-json")) and Path(file).is_dir():
+        raise pytest.UsageError(f"--perf-json {file} is a directory: give a file")
+    if (directory := config.getoption("--perf-report")) and Path(directory).is_file():
+        raise pytest.UsageError(f"--perf-report {directory} is a file: give a directory")
+    policy = Policy(
+        max_launches=number("max-launches", 1),
+        min_launches=number("min-launches", 1),
+        record_launches=number("record-launches", 1),
+    )
+    if policy.most < FEWEST_LAUNCHES:  # a quick look is one, whatever there is to see
+        records = min(policy.record_launches, policy.most)
+        policy = replace(policy, record_launches=records, max_unhealthy=policy.most)
+    return Options(
+        root=config.rootpath,
+        store=config.rootpath / option("store"),
+        baselines=config.rootpath / option("baselines"),
+        policy=policy,
+        inject=inject,
+        fail_without_baseline=no_baseline == "fail",
+        strict_improved=config.getoption("--perf-strict-improved"),
+        strict_inconclusive=config.getoption("--perf-strict-inconclusive"),
+        wait_quiet_s=number("wait-quiet", 0),
+        allow_shared=config.getoption("--perf-allow-shared"),
+        no_wait=config.getoption("--perf-no-wait"),
+    )
+
+
+def published_comparisons(config: pytest.Config) -> PublishedFile:
+    """The comparisons that a report of this session is to show. Raises `UsageError` for a bad file."""
+    file = config.rootpath / PUBLISHED
+    if not config.getoption("--perf-report") or not file.exists():
+        return PublishedFile(comparisons=())
+    with usage_error():
+        return documents.read(file, PublishedFile)
+
+
+@contextlib.contextmanager
+def usage_error() -> Iterator[None]:
+    """Turn a `PerfsuiteError` into pytest's `UsageError`, which ends the session before anything runs."""
+    try:
+        yield
+    except PerfsuiteError as error:
+        raise pytest.UsageError(str(error)) from None

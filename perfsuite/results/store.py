@@ -1,0 +1,191 @@
+"""What a repository keeps on disk: reviewed baselines, and the local store. Imports neither torch nor pytest.
+
+The classes here alone know the names of directories and files:
+
+    baselines/<hardware class>/<case id>.json               reviewed baselines
+    .perfsuite/baselines/<hardware class>/<case id>.json    baselines recorded on this machine
+    .perfsuite/history/                                     a history (`perfsuite.history.store`)
+    .perfsuite/runs/<session>/results.json                  a session's `SessionFile`
+    .perfsuite/runs/<session>/<case id>/launch-N/           the files of a launch (`RunDir`)
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from perfsuite import documents
+from perfsuite.case.case import Case
+from perfsuite.errors import FileError
+from perfsuite.results.baseline import Baseline
+from perfsuite.results.run_dir import RunDir, launches_in
+
+STORE = Path(".perfsuite")
+"""The local store, unless the user names another."""
+BASELINES = Path("baselines")
+"""The reviewed baselines, unless the user names another directory."""
+
+
+class FoundBaseline(NamedTuple):
+    """A baseline, and the file that it stands in."""
+
+    baseline: Baseline
+    file: Path
+
+
+@dataclass(frozen=True)
+class BaselineStore:
+    """Reviewed baselines, and those recorded on this machine; a reviewed one is found before a local one."""
+
+    reviewed: Path
+    local: Path | None = None
+    """None: only reviewed ones are looked at."""
+
+    def __str__(self) -> str:
+        """The directories, for messages: `baselines or .perfsuite/baselines`."""
+        return " or ".join(map(str, self._directories))
+
+    @property
+    def _directories(self) -> Sequence[Path]:
+        return [self.reviewed] if self.local is None else [self.reviewed, self.local]
+
+    def reviewed_file(self, hardware_class: str, case_id: str) -> Path:
+        """Where the reviewed baseline of a case stands, or would."""
+        return _file(self.reviewed, hardware_class, case_id)
+
+    def local_file(self, hardware_class: str, case_id: str) -> Path:
+        """Where the local baseline of a case stands, or would."""
+        assert self.local is not None
+        return _file(self.local, hardware_class, case_id)
+
+    def write_reviewed(self, baseline: Baseline) -> Path:
+        """Write a baseline that somebody accepted; returns its file. Raises `FileError`."""
+        return _write(self.reviewed_file(baseline.hardware_class, baseline.case.id), baseline)
+
+    def write_local(self, baseline: Baseline) -> Path:
+        """Write a baseline that was merely recorded; returns its file. Raises `FileError`."""
+        return _write(self.local_file(baseline.hardware_class, baseline.case.id), baseline)
+
+    def find(self, hardware_class: str, case: Case) -> FoundBaseline | None:
+        """The baseline of `case`, or None. Raises `FileError` if the first file that there is is bad."""
+        for directory in self._directories:
+            file = _file(directory, hardware_class, case.id)
+            if file.exists():
+                baseline = documents.read(file, Baseline)
+                if baseline.case.id != case.id or baseline.hardware_class != hardware_class:
+                    raise FileError(
+                        f"{file}: it holds the baseline of {baseline.case.id} on {baseline.hardware_class}. "
+                        "A file must stand where its content says; move it or delete it."
+                    )
+                return FoundBaseline(baseline, file)
+        return None
+
+    def files(self, hardware_class: str | None = None, case_ids: str = "*") -> list[Path]:
+        """The files of a class (None: of all) whose case ids match a pattern of `fnmatch`: reviewed first."""
+        return [
+            file
+            for directory in self._directories
+            for folder in ([directory / hardware_class] if hardware_class else sorted(directory.glob("*")))
+            for file in sorted(folder.glob(f"{case_ids}.json"))
+        ]
+
+    def hardware_classes(self) -> list[str]:
+        """The classes that have baselines, sorted."""
+        return sorted({file.parent.name for file in self.files()})
+
+    def of_class(self, hardware_class: str) -> list[Baseline]:
+        """Every readable baseline of a hardware class, each case's reviewed one rather than its local one.
+
+        A file that cannot be read is left out here; it is an error where its own case is judged.
+        """
+        first_files: dict[str, Path] = {}
+        for file in self.files(hardware_class):
+            first_files.setdefault(file.name, file)
+        baselines = []
+        for file in first_files.values():
+            with contextlib.suppress(FileError):
+                baselines.append(documents.read(file, Baseline))
+        return baselines
+
+
+def _file(directory: Path, hardware_class: str, case_id: str) -> Path:
+    return directory / hardware_class / f"{case_id}.json"
+
+
+def _write(file: Path, baseline: Baseline) -> Path:
+    documents.write(file, baseline)
+    return file
+
+
+@dataclass(frozen=True)
+class SessionDir:
+    """The directory of one session; its name is the session's."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The time at which it was made, to the microsecond: names sort by age."""
+        return self.path.name
+
+    @property
+    def results(self) -> Path:
+        """`SessionFile`."""
+        return self.path / "results.json"
+
+    def case(self, case_id: str, repetition: int = 0) -> Path:
+        """The directory of a case's launches. A case measured again in one session has one for each time."""
+        return self.path / (f"{case_id}.{repetition + 1}" if repetition else case_id)
+
+
+class StoredLaunch(NamedTuple):
+    """A launch in a local store."""
+
+    session: str
+    run_dir: RunDir
+
+
+@dataclass(frozen=True)
+class Store:
+    """The local store: what this machine measured, and the baselines that it recorded."""
+
+    path: Path = STORE
+
+    @property
+    def baselines(self) -> Path:
+        """Baselines that were recorded because there was none."""
+        return self.path / "baselines"
+
+    @property
+    def history(self) -> Path:
+        """The history, unless the user names another directory."""
+        return self.path / "history"
+
+    @property
+    def sessions(self) -> Path:
+        """One directory a session."""
+        return self.path / "runs"
+
+    def new_session(self) -> SessionDir:
+        """The directory of a session that begins now. It is not made yet."""
+        return SessionDir(self.sessions / datetime.now().strftime("%Y%m%d-%H%M%S-%f"))
+
+    def results(self) -> list[Path]:
+        """The `results.json` of every session, oldest first."""
+        return sorted(self.sessions.glob("*/results.json"))
+
+    def launches(self, case_ids: str = "*") -> list[StoredLaunch]:
+        """The launches of cases whose ids match a pattern of `fnmatch`: oldest session first, then by number.
+
+        Those that were interrupted, which have no `run.json`, are left out.
+        """
+        return [
+            StoredLaunch(directory.parent.name, run_dir)
+            for directory in sorted(self.sessions.glob(f"*/{case_ids}"))
+            for run_dir in launches_in(directory)
+            if run_dir.run.exists()
+        ]

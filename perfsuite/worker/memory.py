@@ -1,0 +1,129 @@
+"""Peak memory of one process: the resident set on a CPU, the caching allocator's counters on a GPU.
+
+Worker side; imports no pytest, and torch only inside functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any, ClassVar
+
+from perfsuite.results.rank_report import Memory
+
+
+class HostMemory:
+    """The peak of the resident set (VmHWM) above the resident set (VmRSS) at construction.
+
+    Linux resets the peak when a process writes 5 to its `clear_refs` (proc_pid_clear_refs(5)).
+    """
+
+    def __init__(self, level_at: str = "before the model") -> None:
+        self.method = f"VmHWM above VmRSS {level_at}"
+        self.reset_peak()
+        self._level = _status_bytes("VmRSS")
+
+    def release(self) -> None:
+        """Do nothing: memory that is freed here has left the process, or is used again."""
+
+    def reset_peak(self) -> None:
+        """Forget the peak so far. The level stays that of construction."""
+        try:
+            with open("/proc/self/clear_refs", "w") as file:
+                file.write("5")
+        except OSError:
+            self.method += "; peak not reset (clear_refs is read-only)"
+
+    def read(self) -> Memory:
+        """Return the peak since construction or `reset_peak`."""
+        return Memory(peak=max(_status_bytes("VmHWM") - self._level, 0), method=self.method)
+
+
+def _status_bytes(key: str) -> int:
+    """Return a field of /proc/self/status (proc_pid_status(5)) in bytes; 0 where there is no such field."""
+    with open("/proc/self/status") as file:
+        for line in file:
+            if line.startswith(f"{key}:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+class CudaMemory:
+    """The caching allocator's counters of one device since construction or `reset_peak`.
+
+    A training loop may call `reset_peak_memory_stats` itself: `keep_peaks` keeps that from losing a peak.
+    """
+
+    method = "torch.cuda.memory_stats"
+    counting: ClassVar[weakref.WeakSet[CudaMemory]] = weakref.WeakSet()
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+        self._peak = self._reserved = 0
+        keep_peaks()
+        self.counting.add(self)
+        self.reset_peak()
+
+    def release(self) -> None:
+        """Free what the allocator keeps but nobody uses, so that `reserved` counts the steps alone."""
+        import torch
+
+        torch.cuda.empty_cache()
+
+    def reset_peak(self) -> None:
+        """Forget the peaks and the allocation retries so far."""
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self._peak = self._reserved = 0
+        self._retries = self._stat("num_alloc_retries")
+
+    def fold(self) -> None:
+        """Keep the peaks so far: the allocator is about to forget them."""
+        self._peak = max(self._peak, self._stat("allocated_bytes.all.peak"))
+        self._reserved = max(self._reserved, self._stat("reserved_bytes.all.peak"))
+
+    def read(self) -> Memory:
+        """Return the peaks and retries since construction or `reset_peak`."""
+        self.fold()
+        return Memory(
+            peak=self._peak,
+            reserved=self._reserved,
+            alloc_retries=self._stat("num_alloc_retries") - self._retries,
+            method=self.method,
+        )
+
+    def _stat(self, key: str) -> int:
+        import torch
+
+        return int(torch.cuda.memory_stats(self.device).get(key, 0))
+
+
+def memory_for(device: Any) -> HostMemory | CudaMemory:
+    """Return the peak memory that counts on a `torch.device`, from now on."""
+    return CudaMemory(device) if device.type == "cuda" else HostMemory()
+
+
+def keep_peaks() -> None:
+    """Make every `CudaMemory` fold its peaks before torch's public functions reset them.
+
+    Must be called before a script imports torch's function under a name of its own.
+    """
+    import torch
+
+    name = "reset_peak_memory_stats"
+    for owner in (torch.cuda.memory, torch.cuda, torch.accelerator.memory, torch.accelerator):
+        original = getattr(owner, name)
+        if not hasattr(original, "folds"):
+            setattr(owner, name, _folding(original))
+
+
+def _folding(original: Any) -> Any:
+    @functools.wraps(original)
+    def reset_peak_memory_stats(*args: Any, **kwargs: Any) -> None:
+        for memory in tuple(CudaMemory.counting):
+            memory.fold()
+        original(*args, **kwargs)
+
+    reset_peak_memory_stats.folds = True  # type: ignore[attr-defined]
+    return reset_peak_memory_stats

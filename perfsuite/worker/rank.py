@@ -1,0 +1,245 @@
+"""One rank of a job: assembles its measurement and writes its report.
+
+The worker (`perfsuite.worker.main`), whose training loop is ours, and the process of a script
+(`perfsuite.worker.attach`) call the same methods of `Rank` in the same order: `build`, `observe`, `start`,
+then come the steps, `finish`, `write`. Worker side; imports torch only inside functions, and no pytest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfsuite import documents
+from perfsuite.case.case import CaseFile
+from perfsuite.case.fault import Fault
+from perfsuite.errors import ExtensionError, FileError, MismatchError, ScriptError
+from perfsuite.frameworks.base import Ranks, framework_of
+from perfsuite.results.rank_report import Failure, FailureKind, RankReport
+from perfsuite.results.run_dir import RunDir
+from perfsuite.worker.extra_metrics import ExtraMetrics
+from perfsuite.worker.faults import Injector
+from perfsuite.worker.memory import CudaMemory, HostMemory
+from perfsuite.worker.recorder import Recorder
+from perfsuite.worker.timers import Timer
+
+if TYPE_CHECKING:
+    from perfsuite.frameworks.base import Workload
+    from perfsuite.worker.observe import Observer
+
+WAIT_S = 60
+"""Seconds that a rank waits for the reports of the others: one that leaves early breaks their connections."""
+LEAVE_S = 30
+"""Seconds in which a rank has to end when everything is measured; then the kernel ends it."""
+
+
+class Rank:
+    """The measurement of one process. `report` names the rank and holds no figures yet."""
+
+    workload: Workload
+    """What trains; there since `build`."""
+    recorder: Recorder
+    """The clock; there since `build`."""
+    observer: Observer | None = None
+    """What looks at the training; there since `observe`. A simulated job has none."""
+
+    def __init__(self, run_dir: RunDir, request: CaseFile, report: RankReport) -> None:
+        self.run_dir = run_dir
+        self.request = request
+        self.case = request.case
+        self.framework = framework_of(request.case)
+        self.report = report
+        self.device: Any = None
+        """The `torch.device` that it trains on; there since `build`, None in a simulated job."""
+        self.device_probe: dict[str, float] = {}
+        """Rates of the device (`perfsuite.worker.preflight`)."""
+        self.notes: list[str] = []
+        """What a reader of the figures has to know."""
+        self._extra: ExtraMetrics | None = None
+        self._injector: Injector | None = None
+        if request.inject is not None:
+            is_last_rank = report.rank == report.world_size - 1
+            self._injector = Injector(Fault.parse(request.inject), is_last_rank=is_last_rank)
+
+    def build(
+        self,
+        timer: Timer,
+        *,
+        device: Any = None,
+        probe: Callable[[], object] | None = None,
+        memory: HostMemory | CudaMemory | None = None,
+    ) -> None:
+        """Make the clock, then let the framework build its training job on `device` (a `torch.device`).
+
+        `memory` is made by the caller before this: on a CPU the model's memory is what comes on top of the
+        level at that moment.
+        """
+        self.device = device
+        before_end = None if self._injector is None else self._injector.before_end
+        self.recorder = Recorder(timer, probe=probe, memory=memory, before_end=before_end)
+        ranks = Ranks(
+            rank=self.report.rank,
+            world_size=self.report.world_size,
+            device=device,
+            directory=self.run_dir.path,
+        )
+        self.workload = self.framework.build(self.case, ranks, self.recorder)
+
+    def observe(self) -> Observer:
+        """Make the observer of what `build` returned. Its `before_optimizer_step` must see every step."""
+        from perfsuite.worker.observe import Observer
+
+        self.observer = Observer(self.case, self.workload)
+        return self.observer
+
+    def start(self) -> None:
+        """Tell the driver that training begins, then start the clock.
+
+        In this order: the first line of progress is written to a file system that may be slow.
+        """
+        self._tell_progress()
+        if self.request.metrics:
+            self._extra = ExtraMetrics(self.request.metrics)
+            self.recorder.between_steps = self._record_extra
+        self.recorder.start()
+
+    def _record_extra(self, step: int) -> None:
+        assert self._extra is not None
+        self._extra.boundary(step, self._model, self.report.rank, self.report.world_size)
+
+    def _model(self) -> Any:
+        """What trains: of a script, known since its first step."""
+        return self.workload.model if self.observer is None else self.observer.model
+
+    def finish(self) -> RankReport:
+        """Stop the clock and collect what was measured, all but loss and FLOPs, which the caller adds.
+
+        A run that is not the one asked for is reported with all its figures and a failure.
+        """
+        self.recorder.finish()
+        # First of all: the observer's fingerprint and the losses that are read after this take memory, too.
+        memory = self._memory()
+        report = self.report.replace(
+            clock=self.recorder.timer.name,
+            tokens_per_step=self._tokens_per_step,
+            step_s=tuple(self.recorder.step_s),
+            probe_s=tuple(self.recorder.probe_s),
+            wall_s=self.recorder.wall_s,
+            own_tokens_per_s=self.workload.own_tokens_per_s(),
+            memory=memory,
+            device_probe=self.device_probe,
+            extra={} if self._extra is None else self._extra.result(),
+        )
+        return report if self.observer is None else self._observed(report, self.observer)
+
+    def _observed(self, report: RankReport, observer: Observer) -> RankReport:
+        from perfsuite.worker import flops, software
+
+        observed = observer.result()  # before `evidence`, which compares with its fingerprint
+        report = report.replace(
+            observed=observed,
+            evidence=observer.evidence(),
+            notes=(*self.notes, *software.compile_notes(), *flops.notes(self.case)),
+        )
+        try:
+            observer.check(observed)
+        except MismatchError as error:  # an error of every rank: none waits for another
+            return report.replace(failure=failure_of(error, report.rank))
+        return report
+
+    def _memory(self) -> Any:
+        if self.workload.memory is not None:
+            return self.workload.memory()
+        return None if self.recorder.memory is None else self.recorder.memory.read()
+
+    def write(self, report: RankReport) -> None:
+        """Write what this rank measured, or what an injected fault makes of it."""
+        changed = report if self._injector is None else self._injector.report(report)
+        if changed is not None:
+            documents.write(self.run_dir.rank(report.rank), changed)
+
+    def wait_for_others(self) -> None:
+        """Return when every rank has written a report, or after `WAIT_S`."""
+        missing = self._reports()
+        until = time.monotonic() + WAIT_S
+        while (missing := [path for path in missing if not path.exists()]) and time.monotonic() < until:
+            time.sleep(0.02)
+
+    def are_all_measured(self) -> bool:
+        """Whether every rank has measured, so that none will be missing in a collective."""
+        with contextlib.suppress(FileError):
+            return all(documents.read(path, RankReport).failure is None for path in self._reports())
+        return False
+
+    def _reports(self) -> list[Path]:
+        return [self.run_dir.rank(rank) for rank in range(self.case.topology.world_size)]
+
+    @property
+    def _tokens_per_step(self) -> int:
+        """Tokens (or samples) that all ranks together train in one optimizer step."""
+        sequences = self.case.micro_batch * self.case.gradient_accumulation * self.workload.data_parallel
+        return sequences * self.case.sample_length
+
+    def _tell_progress(self) -> None:
+        """Let rank 0 write how far it is: now that training begins, then a step about twice a second.
+
+        A thread writes the steps: a shared file system may be slow, and the other ranks would wait for this
+        one. A step that ends while the thread still writes an earlier one is left out.
+        """
+        tokens = self._tokens_per_step
+        writer = threading.Thread()
+
+        def tell(step: int) -> None:
+            nonlocal writer
+            if not writer.is_alive():
+                writer = threading.Thread(target=write, args=(step,), daemon=True)
+                writer.start()
+
+        def write(step: int) -> None:
+            with contextlib.suppress(OSError):  # the report goes the same way: its error will say it
+                self.run_dir.progress.write_text(f"{step} {tokens}")
+
+        if self.report.rank == 0:
+            write(0)
+            self.recorder.on_progress = tell
+
+
+def empty_report(rank: int, world_size: int) -> RankReport:
+    """Return the report of a rank that has measured nothing."""
+    return RankReport(rank=rank, world_size=world_size, host=socket.gethostname(), clock="none")
+
+
+def write_failure(run_dir: RunDir, report: RankReport, failure: Failure) -> None:
+    """Write why a rank has measured nothing; `report` is an empty one."""
+    documents.write(run_dir.rank(report.rank), report.replace(failure=failure))
+
+
+def failure_of(error: BaseException, rank: int) -> Failure:
+    """Return what a report says of an error. A `ScriptError` is a script's end, which has no traceback."""
+    is_end = isinstance(error, ScriptError)
+    return Failure(
+        kind=_kind(error),
+        message=str(error) if is_end else f"{type(error).__name__}: {error}".splitlines()[0],
+        rank=rank,
+        traceback=None if is_end else "".join(traceback.format_exception(error)),
+        at=time.time(),
+    )
+
+
+def _kind(error: BaseException) -> FailureKind:
+    if isinstance(error, ExtensionError):
+        return "error"
+    if isinstance(error, MismatchError):
+        return "mismatch"
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return "out_of_memory"
+    if isinstance(error, RuntimeError) and re.search("can't allocate memory|out of memory", str(error)):
+        return "out_of_memory"  # the CPU's allocator and the driver have no type of their own
+    return "crash"

@@ -1,0 +1,184 @@
+"""The clocks that time steps: the host's, the events of a GPU, and a simulated one. Worker side.
+
+Imports no pytest, and torch only inside functions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+CALIBRATION_CYCLES = 10**7
+"""GPU cycles that `CudaTimer.sleep` times once to learn how long a cycle takes: some milliseconds."""
+
+
+class Timer(Protocol):
+    """A clock: `stamp` marks a moment, `seconds` is the time between two marks."""
+
+    name: str
+
+    def stamp(self) -> Any:
+        """Return a mark for now."""
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Return the seconds between two marks. May only be called after `settle`."""
+
+    def settle(self) -> None:
+        """Wait until every mark made so far is in the past."""
+
+    def is_past(self, mark: Any) -> bool:
+        """Whether a mark is already in the past, so that `seconds` may be called. Does not wait."""
+
+    def since(self, start: Any) -> float | None:
+        """Return the seconds from a mark to now; None where that would mean waiting for the device."""
+
+    def host(self) -> float:
+        """Return the host's clock in seconds: the cross-check of the marks."""
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass, for an injected delay."""
+
+
+class HostTimer:
+    """The host's monotonic clock."""
+
+    name = "perf_counter"
+
+    def stamp(self) -> float:
+        """Return the time now, in seconds."""
+        return time.perf_counter()
+
+    def seconds(self, start: float, end: float) -> float:
+        """Return the difference of two times."""
+        return end - start
+
+    def settle(self) -> None:
+        """Do nothing: a time on the host is in the past at once."""
+
+    def is_past(self, mark: Any) -> bool:
+        """Return True."""
+        return True
+
+    def since(self, start: Any) -> float | None:
+        """Return the seconds from `start` to now."""
+        return self.seconds(start, self.stamp())
+
+    def host(self) -> float:
+        """Return the time now, in seconds."""
+        return time.perf_counter()
+
+    def sleep(self, seconds: float) -> None:
+        """Spin: `time.sleep` would make a delay of one millisecond longer than that."""
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            pass
+
+
+class CudaTimer(HostTimer):
+    """Events on the current stream of one device: the device's own clock, read without waiting for it.
+
+    The device is the one that trains, which need not be the process's current one.
+    """
+
+    name = "cuda events"
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+        self._cycles_per_s: float | None = None
+
+    def stamp(self) -> Any:
+        """Record an event and return it."""
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Return the device's time between two events, in seconds."""
+        return float(start.elapsed_time(end)) / 1e3
+
+    def settle(self) -> None:
+        """Synchronise with the device."""
+        import torch
+
+        torch.cuda.synchronize(self.device)
+
+    def is_past(self, mark: Any) -> bool:
+        """Whether the device has reached the event."""
+        return bool(mark.query())
+
+    def since(self, start: Any) -> float | None:
+        """Return None: the device is behind the host."""
+        return None
+
+    def sleep(self, seconds: float) -> None:
+        """Keep the device busy, after the work that is already queued, and the host for as long.
+
+        Whichever of the two sets the pace of a step, the step takes that much longer. Only the first call
+        waits for the device, to learn how long a cycle takes.
+        """
+        import torch
+
+        if self._cycles_per_s is None:
+            self._cycles_per_s = self._calibrated()
+        with torch.cuda.device(self.device):
+            torch.cuda._sleep(round(seconds * self._cycles_per_s))
+        super().sleep(seconds)
+
+    def _calibrated(self) -> float:
+        import torch
+
+        with torch.cuda.device(self.device):
+            torch.cuda._sleep(1)  # loads the kernel
+            start = self.stamp()
+            torch.cuda._sleep(CALIBRATION_CYCLES)
+            end = self.stamp()
+        self.settle()
+        return CALIBRATION_CYCLES / self.seconds(start, end)
+
+
+class SimulatedTimer(HostTimer):
+    """A clock that stands still until `sleep` moves it: for a framework that trains nothing."""
+
+    name = "simulated"
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def stamp(self) -> float:
+        """Return the simulated time, in seconds."""
+        return self.now
+
+    def host(self) -> float:
+        """Return the simulated time, in seconds."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Move the clock on by `seconds`."""
+        self.now += seconds
+
+
+def clock_for(device: Any) -> tuple[Timer, Callable[[], object] | None]:
+    """Return the timer for a `torch.device`, and the probe to be timed beside its steps (on a CPU only)."""
+    if device.type == "cuda":
+        return CudaTimer(device), None
+    return HostTimer(), cpu_probe()
+
+
+def cpu_probe() -> Callable[[], object]:
+    """Return a probe: two fp32 matmuls of 384 x 384, some milliseconds that only the machine's speed sets."""
+    import torch
+
+    plain: Any = {"dtype": torch.float32, "device": "cpu"}  # whatever a script has made the default
+    generator = torch.Generator().manual_seed(0)
+    a = torch.rand(384, 384, generator=generator, **plain)
+    b = torch.rand(384, 384, generator=generator, **plain)
+    out = torch.empty(384, 384, **plain)
+
+    def probe() -> None:
+        torch.mm(a, b, out=out)
+        torch.mm(b, a, out=out)
+
+    return probe

@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import fields, make_dataclass
+from multiprocessing import forkserver
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from perfsuite import documents
+from perfsuite.case.case import CaseFile, Topology
+from perfsuite.frameworks.base import Command
+from perfsuite.frameworks.ddp import DDP
+from perfsuite.frameworks.script import Script
+from perfsuite.launch import agent
+from perfsuite.launch.processes import JOB_MARK
+from perfsuite.results.rank_report import Failure, RankReport
+from perfsuite.results.run_dir import RUN_DIR, RunDir
+from perfsuite.worker import leash
+from tests.samples import make_case
+
+
+def test_torch_2_11_is_given_no_shutdown_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.launcher import api
+
+    given: list[Any] = []
+
+    def elastic_launch(config: object, entry: object) -> Callable[[str], None]:
+        given.append(config)
+        return given.append
+
+    names = [field.name for field in fields(api.LaunchConfig) if field.name != "shutdown_timeout"]
+    old = make_dataclass("LaunchConfig", [(name, object, None) for name in names])
+    monkeypatch.setattr(api, "LaunchConfig", old)
+    monkeypatch.setattr(api, "elastic_launch", elastic_launch)
+    monkeypatch.setattr(forkserver, "ensure_running", lambda: None)
+    request = CaseFile(case=make_case(framework=DDP()), device="cpu")
+    assert agent._elastic(RunDir(tmp_path), request) == []
+    config, directory = given
+    assert (config.nproc_per_node, directory) == (2, str(tmp_path))
+
+
+def test_a_rank_of_a_script_has_torchruns_variables() -> None:
+    """`torchrun --nproc-per-node 2` sets these (torch's docs, "torchrun", "Environment Variables")."""
+    assert agent._rank(1, 2, 29500) == {
+        "LOCAL_RANK": "1",
+        "RANK": "1",
+        "GROUP_RANK": "0",
+        "ROLE_RANK": "1",
+        "ROLE_NAME": "default",
+        "LOCAL_WORLD_SIZE": "2",
+        "WORLD_SIZE": "2",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": "perfsuite",
+    }
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, "exit code 0"),
+        (3, "exit code 3"),
+        (-9, "exit code -9 (SIGKILL)"),
+        (-15, "exit code -15 (SIGTERM)"),
+    ],
+)
+def test_an_exit_code_names_its_signal(code: int, words: str) -> None:
+    assert agent._exit_code(code) == words
+
+
+@pytest.mark.parametrize(
+    ("message", "traceback"),
+    [
+        ("a text", "a text"),
+        ({"message": "m", "extraInfo": {"py_callstack": "Traceback ..."}}, "Traceback ..."),
+        ({"message": {"message": "m"}, "extraInfo": {}}, "{'message': 'm'}"),
+        ({"message": "m"}, "m"),
+    ],
+)
+def test_a_failure_of_torch_elastic_becomes_one_of_a_rank(message: Any, traceback: str) -> None:
+    killed = SimpleNamespace(message=message, exitcode=-9, timestamp=17, signal_name=lambda: "SIGKILL")
+    assert agent._failure(1, killed) == Failure(
+        kind="crash", message="exit code -9 (SIGKILL)", rank=1, traceback=traceback, at=17
+    )
+    ended = SimpleNamespace(message=message, exitcode=3, timestamp=17)
+    assert agent._failure(0, ended).message == "exit code 3"
+
+
+SCRIPT = make_case(framework=Script(path="train.py"), topology=Topology(processes_per_node=2))
+REPORT = RankReport(rank=0, world_size=2, host="here", clock="perf_counter")
+
+
+class Process:
+    """A rank that ends with a code when it has been polled so many times; None: never by itself."""
+
+    def __init__(self, code: int | None, *, after: int = 0) -> None:
+        self.code, self.polls, self.was_killed = code, after, False
+
+    def poll(self) -> int | None:
+        self.polls -= 1
+        return None if self.polls >= 0 else self.code
+
+    def kill(self) -> None:
+        self.was_killed = True
+
+
+@pytest.fixture
+def passing(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The times that were slept, which did not pass."""
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(time, "monotonic", lambda: sum(slept))
+    return slept
+
+
+def wait(run_dir: RunDir, *ranks: Process) -> list[Failure]:
+    running: dict[int, Any] = dict(enumerate(ranks))
+    return agent._wait(running, run_dir, CaseFile(case=SCRIPT, device="cpu"))
+
+
+def test_ranks_that_have_reported_may_take_their_time(tmp_path: Path, passing: list[float]) -> None:
+    run_dir = RunDir(tmp_path)
+    for rank in (0, 1):
+        documents.write(run_dir.rank(rank), REPORT.replace(rank=rank))
+    late = Process(0, after=200)
+    assert wait(run_dir, Process(0), late) == []
+    assert not late.was_killed
+    assert sum(passing) > 3 * agent.GRACE_S
+
+
+def test_where_one_has_failed_the_others_have_some_seconds_to_say_why(
+    tmp_path: Path, passing: list[float]
+) -> None:
+    hangs = Process(None)
+    failures = wait(RunDir(tmp_path), Process(3), hangs)
+    assert hangs.was_killed
+    assert sum(passing) == pytest.approx(agent.GRACE_S, abs=2 * agent.POLL_S)
+    assert [(failure.rank, failure.message) for failure in failures] == [
+        (0, f"the script ended after 0 of {SCRIPT.total_steps} optimizer steps, with exit code 3")
+    ]
+
+
+def test_who_ends_well_without_a_report_has_not_trained(tmp_path: Path, passing: list[float]) -> None:
+    failures = wait(RunDir(tmp_path), Process(0), Process(0))
+    assert [failure.message for failure in failures] == 2 * [
+        f"the script ended after 0 of {SCRIPT.total_steps} optimizer steps, with exit code 0: it does not "
+        "train, or not with an optimizer of torch"
+    ]
+
+
+def test_a_rank_that_reported_and_then_failed_is_told_by_its_exit_code(
+    tmp_path: Path, passing: list[float]
+) -> None:
+    run_dir = RunDir(tmp_path)
+    for rank in (0, 1):
+        documents.write(run_dir.rank(rank), REPORT.replace(rank=rank))
+    failures = wait(run_dir, Process(0), Process(-11))
+    assert [(failure.rank, failure.message) for failure in failures] == [(1, "exit code -11 (SIGSEGV)")]
+
+
+def test_a_rank_that_reported_a_failure_leaves_the_others_some_seconds(
+    tmp_path: Path, passing: list[float]
+) -> None:
+    run_dir = RunDir(tmp_path)
+    documents.write(run_dir.rank(0), REPORT.replace(failure=Failure(kind="mismatch", message="m")))
+    hangs = Process(None)
+    assert wait(run_dir, Process(0), hangs) == [], "its report says why"
+    assert hangs.was_killed
+
+
+def run(command: Command, run_dir: RunDir) -> list[Failure]:
+    return agent._run(command, run_dir, CaseFile(case=SCRIPT, device="cpu"))
+
+
+def python(code: str, directory: Path, *, starts_ranks: bool = True) -> Command:
+    return Command(
+        words=(sys.executable, "-S", "-c", code), directory=str(directory), starts_ranks=starts_ranks
+    )
+
+
+def test_a_command_finds_the_launch_and_our_startup_and_this_python_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leash, "die_with_parent", lambda: None)
+    monkeypatch.setenv("PYTHONPATH", "/theirs")
+    run_dir = RunDir(tmp_path)
+    names = ("PYTHONPATH", "PATH", RUN_DIR)
+    told = tmp_path / "files" / "told"
+    told.parent.mkdir()
+    code = f"import os, sys; open(sys.argv[1], 'w').write('\\n'.join(os.environ[n] for n in {names}))"
+    command = python(code, tmp_path)
+    command = Command(words=(*command.words, "{launch_dir}/told"), directory=str(tmp_path), starts_ranks=True)
+    run(command, run_dir)
+    python_path, path, directory = told.read_text().split("\n")
+    startup, theirs = python_path.split(os.pathsep)
+    assert (Path(startup) / "sitecustomize.py").exists()
+    assert theirs == "/theirs"
+    assert path.split(os.pathsep)[0] == str(Path(sys.executable).parent)
+    assert directory == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("code", "is_reported", "message"),
+    [
+        ("", True, None),
+        (
+            "",
+            False,
+            "the command ended with exit code 0, and no process that it started made an optimizer step that "
+            "could be seen",
+        ),
+        ("raise SystemExit(3)", True, "the command ended with exit code 3"),
+        ("raise SystemExit(3)", False, "the command ended with exit code 3"),
+    ],
+)
+def test_how_a_command_ended_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, is_reported: bool, message: str | None
+) -> None:
+    monkeypatch.setattr(leash, "die_with_parent", lambda: None)
+    run_dir = RunDir(tmp_path)
+    if is_reported:
+        documents.write(run_dir.rank(0), REPORT)
+    failures = run(python(code, tmp_path), run_dir)
+    assert [(failure.kind, failure.message) for failure in failures] == (
+        [] if message is None else [("crash", message)]
+    )
+
+
+def test_each_rank_of_a_script_is_started_with_its_number_log_and_a_free_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leash, "die_with_parent", lambda: None)
+    code = "import os; print(*(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'MASTER_PORT')))"
+    run_dir = RunDir(tmp_path)
+    failures = run(python(code, tmp_path, starts_ranks=False), run_dir)
+    assert [failure.rank for failure in failures] in ([0, 1], [1, 0]), "none of them trains"
+    said = [run_dir.rank_log(rank).read_text().split() for rank in (0, 1)]
+    assert [each[:2] for each in said] == [["0", "2"], ["1", "2"]]
+    assert said[0][2] == said[1][2]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", int(said[0][2])))
+
+
+def test_the_mark_is_what_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    swept: list[str] = []
+    monkeypatch.setattr(agent, "sweep", swept.append)
+    monkeypatch.delenv(JOB_MARK, raising=False)
+    agent._sweep()
+    monkeypatch.setenv(JOB_MARK, "mine")
+    agent._sweep()
+    assert swept == ["mine"]
+
+
+def test_a_signal_ends_the_job_and_then_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[Any] = []
+    monkeypatch.setattr(agent, "_sweep", lambda: ended.append("swept"))
+    monkeypatch.setattr(os, "_exit", ended.append)
+    agent._end_the_job(signal.SIGTERM, None)
+    assert ended == ["swept", 1]

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from perfsuite.errors import LaunchError
+from perfsuite.launch import processes
+from perfsuite.launch.processes import JOB_MARK, marked, sweep
+
+
+class Started:
+    """Starts a process with an environment of its own, in a session of its own."""
+
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def __call__(self, **environment: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+        self.processes.append(process)
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process
+
+
+@pytest.fixture
+def start() -> Iterator[Started]:
+    started = Started()
+    yield started
+    for process in started.processes:
+        process.kill()
+        process.communicate()
+
+
+def pids(found: list[psutil.Process]) -> list[int]:
+    return [process.pid for process in found]
+
+
+def test_only_the_living_of_one_job_are_found_and_killed(start: Started) -> None:
+    mine, zombie = start(**{JOB_MARK: "mine"}), start(**{JOB_MARK: "mine"})
+    others, strangers = start(**{JOB_MARK: "another"}), start()
+    assert pids(marked("mine")) == [mine.pid, zombie.pid]
+    zombie.kill()
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+    assert pids(marked("mine")) == [mine.pid]
+    sweep("mine")
+    assert not psutil.pid_exists(mine.pid)
+    assert marked("mine") == []
+    assert (others.poll(), strangers.poll()) == (None, None)
+    assert pids(marked("another")) == [others.pid]
+
+
+def test_who_sweeps_does_not_kill_itself(start: Started) -> None:
+    code = (
+        "from perfsuite.launch.processes import marked, sweep; print(len(marked('mine')), end=' ')\n"
+        "sweep('mine'); print('lives')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, JOB_MARK: "mine"}, capture_output=True, check=True
+    )
+    assert done.stdout == b"0 lives\n"
+
+
+def test_who_cannot_be_killed_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stuck:
+        """A process in a system call that never returns: one of a lost GPU, say."""
+
+        pid = 4711
+
+        def kill(self) -> None:
+            raise psutil.NoSuchProcess(self.pid)
+
+    now = 0.0
+
+    def wait_procs(left: list[Any], timeout: float) -> None:
+        nonlocal now
+        now += timeout
+
+    monkeypatch.setattr(processes, "marked", lambda mark: [Stuck()])
+    monkeypatch.setattr(psutil, "wait_procs", wait_procs)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with pytest.raises(LaunchError, match="processes 4711 of this job cannot be killed") as caught:
+        sweep("mine")
+    assert "look at dmesg" in str(caught.value)
+    assert now == processes.KILL_S + 5

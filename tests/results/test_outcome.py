@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from perfsuite.results.outcome import QUIET, STYLES, UNMEASURED, WORST_FIRST, Check, Excuse, Outcome, Verdict
+from tests.samples import make_run
+
+EXCUSES = set(get_args(Excuse))
+
+
+def test_every_outcome_and_every_excuse_has_a_style() -> None:
+    assert set(STYLES) == set(get_args(Outcome)) | EXCUSES
+    assert [style.word for style in STYLES.values()] == list(WORST_FIRST)
+
+
+def test_the_order_is_from_the_worst_to_the_best() -> None:
+    assert (
+        *("failed", "regressed", "unhealthy", "undecided", "inconclusive", "improved"),
+        *("known issue", "out of memory", "recorded", "passed"),
+    ) == WORST_FIRST
+
+
+def test_nobody_needs_to_act_upon_what_is_excused_recorded_or_passed() -> None:
+    assert {"known issue", "out of memory", "recorded", "passed"} == QUIET
+
+
+def test_each_letter_stands_for_one_outcome_and_is_none_of_pytests() -> None:
+    letters = [style.letter for style in STYLES.values() if style.letter is not None]
+    assert sorted(letters) == ["I", "R", "U", "i", "r"]
+    assert not set(letters) & set(".FEsxX")
+
+
+@pytest.mark.parametrize("word", sorted(EXCUSES | {"failed", "passed", "undecided"}))
+def test_pytest_has_its_own_letter_for_failed_passed_and_excused(word: str) -> None:
+    assert STYLES[word].letter is None
+
+
+def test_what_says_nothing_of_speed_is_no_quiet_outcome() -> None:
+    assert {"failed", "unhealthy"} == UNMEASURED
+    assert not UNMEASURED & QUIET
+
+
+@pytest.mark.parametrize(("detectable", "blind"), [(None, False), (0.03, False), (0.031, True)])
+def test_a_gate_is_blind_that_finds_no_change_as_small_as_its_tolerance(
+    detectable: float | None, blind: bool
+) -> None:
+    check = Check(
+        metric="x",
+        label="x",
+        unit="",
+        outcome="passed",
+        measured=1,
+        baseline=1,
+        tolerance=0.03,
+        minimum_detectable=detectable,
+    )
+    assert check.blind is blind
+
+
+def test_launches_are_counted_from_1_where_some_are_no_evidence() -> None:
+    first, second, third = (make_run(duration_s=seconds) for seconds in (1, 2, 3))
+    verdict = Verdict(outcome="passed", launches=3, unhealthy_launches=(1, 3))
+    assert verdict.healthy([first, second, third]) == [second]

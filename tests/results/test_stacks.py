@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfsuite.results.run_dir import RunDir
+from perfsuite.results.stacks import MAX_LINES, MAX_PLACES, read_stacks
+
+TORCH = "/lib/torch/distributed/distributed_c10d.py"
+
+
+def stack(file: str, *, address: str = "0x00007f01", depth: int = 1) -> str:
+    """As faulthandler writes it: another thread first, the main thread last."""
+    frames = "".join(f'  File "{file}", line {line} in waits\n' for line in range(depth))
+    helper = 'Thread 0x00007fab (most recent call first):\n  File "/lib/threading.py", line 1 in helps\n'
+    return f"{helper}\nCurrent thread {address} (most recent call first):\n{frames}"
+
+
+def write(run_dir: RunDir, rank: int | None, pid: int, text: str) -> None:
+    run_dir.stacks(rank, pid).write_text(text)
+
+
+def test_the_rank_that_stands_elsewhere_comes_first(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    for rank in (0, 1, 3):
+        write(run_dir, rank, 100 + rank, stack(TORCH, address=f"0x0000{rank}"))
+    write(run_dir, 2, 102, stack("train.py"))
+    write(run_dir, None, 99, stack("launcher.py"))
+    write(run_dir, None, 102, "")
+    heads = [line for line in read_stacks(run_dir).splitlines() if line.endswith("stood here:")]
+    assert heads == ["rank 2 stood here:", "rank 0, rank 1, rank 3 stood here:", "process 99 stood here:"]
+
+
+@pytest.mark.parametrize("elsewhere", [0, 1])
+def test_of_two_ranks_the_one_that_does_not_wait_in_torch_comes_first(tmp_path: Path, elsewhere: int) -> None:
+    run_dir = RunDir(tmp_path)
+    for rank in (0, 1):
+        write(run_dir, rank, 100 + rank, stack("train.py" if rank == elsewhere else TORCH))
+    assert read_stacks(run_dir).startswith(f"rank {elsewhere} stood here:\n")
+
+
+def test_the_main_thread_comes_first_and_what_is_told_is_bounded(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    for rank in range(MAX_PLACES + 3):
+        write(run_dir, rank, 100 + rank, stack(f"train_{rank}.py", depth=100))
+    lines = read_stacks(run_dir).splitlines()
+    assert lines[1:3] == ["Current thread (most recent call first):", '  File "train_0.py", line 0 in waits']
+    assert len(lines) == MAX_PLACES * (MAX_LINES + 2) + 1
+    assert lines[-1] == f"and 3 more places: see {tmp_path}"
+
+
+def test_nothing_is_told_where_nobody_was_asked(tmp_path: Path) -> None:
+    write(RunDir(tmp_path), 0, 1, "")
+    assert read_stacks(RunDir(tmp_path)) == ""

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite.errors import FileError
+from perfsuite.results import baseline
+from perfsuite.results.baseline import Baseline
+from perfsuite.results.store import BaselineStore, Store
+from tests.samples import make_case, make_launches, make_machine
+
+CLASS = "cpu-test-2c"
+CASE = make_case()
+
+
+def recorded(speed: float = 1, **changes: Any) -> Baseline:
+    [run] = make_launches(speed)
+    return baseline.from_runs([run.replace(**changes)])
+
+
+def stored(directory: Path, speed: float = 1, **changes: Any) -> Path:
+    return BaselineStore(directory).write_reviewed(recorded(speed, **changes))
+
+
+@pytest.fixture
+def baselines(tmp_path: Path) -> BaselineStore:
+    return BaselineStore(tmp_path / "reviewed", tmp_path / "local")
+
+
+# Baselines
+
+
+def test_a_file_is_named_by_class_and_id(baselines: BaselineStore, tmp_path: Path) -> None:
+    name = f"{CASE.id}.json"
+    assert baselines.reviewed_file("h100-80gb-sxm", CASE.id) == tmp_path / "reviewed/h100-80gb-sxm" / name
+    assert baselines.local_file("h100-80gb-sxm", CASE.id) == tmp_path / "local/h100-80gb-sxm" / name
+
+
+def test_what_is_written_stands_in_its_place(baselines: BaselineStore) -> None:
+    assert baselines.write_reviewed(recorded(1)) == baselines.reviewed_file(CLASS, CASE.id)
+    assert baselines.find(CLASS, CASE) == (recorded(1), baselines.reviewed_file(CLASS, CASE.id))
+    assert baselines.write_local(recorded(2)) == baselines.local_file(CLASS, CASE.id)
+    assert baselines.local_file(CLASS, CASE.id).exists()
+
+
+def test_messages_name_the_directories_that_are_looked_at() -> None:
+    assert str(BaselineStore(Path("a"), Path("b/c"))) == "a or b/c"
+    assert str(BaselineStore(Path("a"))) == "a"
+
+
+def test_a_reviewed_baseline_is_found_before_a_local_one(baselines: BaselineStore) -> None:
+    file = baselines.write_local(recorded(2))
+    assert baselines.find(CLASS, CASE) == (recorded(2), file)
+    assert BaselineStore(baselines.reviewed).find(CLASS, CASE) is None
+    file = baselines.write_reviewed(recorded(1))
+    assert baselines.find(CLASS, CASE) == (recorded(1), file)
+
+
+def test_a_baseline_of_another_class_or_case_is_not_found(tmp_path: Path) -> None:
+    stored(tmp_path)
+    baselines = BaselineStore(tmp_path)
+    assert baselines.find("h100-80gb-sxm", CASE) is None
+    assert baselines.find(CLASS, make_case(micro_batch=3)) is None
+
+
+def test_a_file_in_the_wrong_place_is_an_error_that_says_what_it_holds(tmp_path: Path) -> None:
+    other = make_case(micro_batch=3)
+    baselines = BaselineStore(tmp_path)
+    wrong = baselines.reviewed_file(CLASS, other.id)
+    stored(tmp_path).rename(wrong)
+    with pytest.raises(FileError) as caught:
+        baselines.find(CLASS, other)
+    message = str(caught.value)
+    assert message.startswith(f"{wrong}: it holds the baseline of {CASE.id} on {CLASS}.")
+    assert "move it or delete it" in message
+
+
+def test_a_file_of_another_class_is_an_error(tmp_path: Path) -> None:
+    baselines = BaselineStore(tmp_path)
+    wrong = baselines.reviewed_file("h100-80gb-sxm", CASE.id)
+    wrong.parent.mkdir()
+    stored(tmp_path).rename(wrong)
+    with pytest.raises(FileError, match=f"it holds the baseline of {CASE.id} on {CLASS}"):
+        baselines.find("h100-80gb-sxm", CASE)
+
+
+def test_a_bad_first_file_is_an_error_though_another_directory_has_a_good_one(
+    baselines: BaselineStore,
+) -> None:
+    bad = baselines.write_reviewed(recorded())
+    baselines.write_local(recorded())
+    bad.write_text(bad.read_text()[:100])
+    with pytest.raises(FileError, match="not JSON") as caught:
+        baselines.find(CLASS, CASE)
+    assert str(bad) in str(caught.value)
+
+
+def test_a_bad_field_is_named(tmp_path: Path) -> None:
+    path = stored(tmp_path)
+    content = json.loads(path.read_text())
+    content["launches"][0]["figures"]["tokens_per_s"] = "fast"
+    path.write_text(json.dumps(content))
+    with pytest.raises(FileError, match=r"field launches\.0\.figures\.tokens_per_s: .*got 'fast'"):
+        BaselineStore(tmp_path).find(CLASS, CASE)
+
+
+def test_a_directory_in_place_of_the_file_is_an_error(baselines: BaselineStore) -> None:
+    baselines.reviewed_file(CLASS, CASE.id).mkdir(parents=True)
+    with pytest.raises(FileError, match=r"cannot read .*Is a directory"):
+        baselines.find(CLASS, CASE)
+
+
+def test_a_baseline_of_another_schema_is_an_error_that_names_both_versions(tmp_path: Path) -> None:
+    path = stored(tmp_path)
+    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 2'))
+    with pytest.raises(FileError, match="field schema_version: this perfsuite reads 1, got 2"):
+        BaselineStore(tmp_path).find(CLASS, CASE)
+
+
+def speeds_of_class(*directories: Path) -> list[float | None]:
+    return [held.median("tokens_per_s") for held in BaselineStore(*directories).of_class(CLASS)]
+
+
+OTHERS = [make_case(micro_batch=size) for size in (3, 4)]
+
+
+def test_of_class_takes_every_case_of_that_class_and_no_other(tmp_path: Path) -> None:
+    stored(tmp_path, 1)
+    stored(tmp_path, 3, case=OTHERS[0])
+    stored(tmp_path, 5, machine=make_machine(hardware_class="h100-80gb-sxm"))
+    assert sorted(held.case.micro_batch for held in BaselineStore(tmp_path).of_class(CLASS)) == [2, 3]
+    assert speeds_of_class(tmp_path) == [1000, 3000]
+
+
+def test_of_class_takes_each_case_from_the_first_directory_that_has_it(tmp_path: Path) -> None:
+    reviewed, local, nowhere = tmp_path / "reviewed", tmp_path / "local", tmp_path / "nowhere"
+    stored(reviewed, 1)
+    stored(reviewed, 2, case=OTHERS[0])
+    stored(local, 10)
+    stored(local, 30, case=OTHERS[1])
+    assert speeds_of_class(reviewed, local) == [1000, 2000, 30000]
+    assert speeds_of_class(local, reviewed) == [10000, 30000, 2000]
+    assert speeds_of_class(nowhere, local) == [10000, 30000]
+
+
+def test_of_class_leaves_out_what_cannot_be_read(tmp_path: Path) -> None:
+    """It is an error where its own case is judged, not in every other one."""
+    stored(tmp_path, 1)
+    stored(tmp_path, 2, case=OTHERS[0]).write_text("{")
+    stored(tmp_path, 3, case=OTHERS[1])
+    (tmp_path / CLASS / "notes.txt").write_text("not a baseline")
+    (tmp_path / CLASS / "directory.json").mkdir()
+    assert speeds_of_class(tmp_path) == [1000, 3000]
+
+
+def test_of_class_lets_an_unreadable_file_hide_none_but_its_own_case(tmp_path: Path) -> None:
+    reviewed, local = tmp_path / "reviewed", tmp_path / "local"
+    stored(reviewed, 1).write_text("{")
+    stored(local, 2)
+    stored(local, 3, case=OTHERS[0])
+    assert speeds_of_class(reviewed, local) == [3000]
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_of_class_of_no_baselines_is_empty(tmp_path: Path, made: bool) -> None:
+    if made:
+        (tmp_path / CLASS).mkdir()
+    assert BaselineStore(tmp_path).of_class(CLASS) == []
+    assert BaselineStore(tmp_path).hardware_classes() == []
+
+
+def test_files_are_listed_by_class_and_pattern_the_reviewed_ones_first(baselines: BaselineStore) -> None:
+    elsewhere = make_machine(hardware_class="a100-40gb-sxm")
+    local = baselines.write_local(recorded())
+    other = baselines.write_local(recorded(machine=elsewhere))
+    reviewed = baselines.write_reviewed(recorded(case=OTHERS[0]))
+    assert baselines.files() == [reviewed, other, local]
+    assert baselines.files(CLASS) == [reviewed, local]
+    assert baselines.files(CLASS, CASE.id) == [local]
+    assert baselines.files(CLASS, "*") == [reviewed, local]
+    assert baselines.files("h100-80gb-sxm") == []
+    assert baselines.hardware_classes() == ["a100-40gb-sxm", CLASS]
+
+
+# The local store
+
+
+def test_the_names_in_a_store_stay_as_they_are() -> None:
+    """Stores that an earlier version wrote are read."""
+    store = Store()
+    assert store.path == Path(".perfsuite")
+    assert (store.baselines, store.history) == (Path(".perfsuite/baselines"), Path(".perfsuite/history"))
+    session = store.new_session()
+    assert session.path == Path(".perfsuite/runs") / session.name
+    assert session.results == session.path / "results.json"
+    assert session.case("llama") == session.path / "llama"
+    assert session.case("llama", 1) == session.path / "llama.2"
+
+
+def test_sessions_that_begin_later_have_later_names(tmp_path: Path) -> None:
+    names = [Store(tmp_path).new_session().name for _ in range(3)]
+    assert names == sorted(set(names))
+    assert not list(tmp_path.iterdir())
+
+
+def write(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("{}")
+    return path
+
+
+def test_sessions_of_a_store_are_found_oldest_first(tmp_path: Path) -> None:
+    files = [write(tmp_path / "runs" / name / "results.json") for name in ("20260102", "20260101")]
+    (tmp_path / "runs" / "20260103").mkdir()
+    assert Store(tmp_path).results() == files[::-1]
+    assert Store(tmp_path / "nowhere").results() == []
+
+
+def test_launches_of_a_store_are_found_by_session_case_and_number(tmp_path: Path) -> None:
+    written = [
+        write(tmp_path / "runs" / name / "run.json")
+        for name in (
+            "2/llama/launch-1",
+            "1/llama/launch-10",
+            "1/llama/launch-9",
+            "1/llama.2/launch-1",
+            "1/gpt2/launch-1",
+        )
+    ]
+    write(tmp_path / "runs/1/llama/launch-11/case.json")  # interrupted
+    write(tmp_path / "runs/1/llama/launch-old/run.json")
+    launches = Store(tmp_path).launches()
+    assert [launch.run_dir.run for launch in launches] == [written[n] for n in (4, 2, 1, 3, 0)]
+    assert [launch.session for launch in launches] == ["1", "1", "1", "1", "2"]
+    assert [launch.run_dir.run for launch in Store(tmp_path).launches("g*")] == [written[4]]

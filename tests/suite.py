@@ -1,0 +1,46 @@
+"""What the fixture `suite` of `tests/conftest.py` holds: a repository with cases, for tests of the plugin."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CASES = """
+    import pytest
+    from perfsuite import DDP, FSDP, Case, Fake, Topology
+
+    FAKE = Case(model="llama-tiny", framework=Fake(), sequence_length=64, micro_batch=4,
+                topology=Topology(processes_per_node=2), hardware="cpu", timeout_s=60)
+    A100 = FAKE.replace(hardware="a100-80gb", micro_batch=8)
+
+    @pytest.mark.parametrize("case", [FAKE, A100])
+    def test_it(bench, case):
+        bench(case)
+"""
+
+
+def local_baseline(suite: pytest.Pytester) -> Path:
+    (file,) = suite.path.glob(".perfsuite/baselines/*/*.json")
+    return file
+
+
+def edit_baseline(suite: pytest.Pytester, **factors: float) -> None:
+    """Multiply figures of the recorded baseline."""
+    file = local_baseline(suite)
+    content = json.loads(file.read_text())
+    for launch in content["launches"]:
+        for figure, factor in factors.items():
+            launch["figures"][figure] *= factor
+    file.write_text(json.dumps(content))
+
+
+def run_cpu(suite: pytest.Pytester, *args: str) -> pytest.RunResult:
+    return suite.runpytest("-m", "cpu", "--strict-markers", *args)
+
+
+def read_json(suite: pytest.Pytester, name: str = "out.json") -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((suite.path / name).read_text())
+    return content

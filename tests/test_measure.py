@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite import measure as flow
+from perfsuite.errors import FileError, PerfsuiteError
+from perfsuite.launch.quiet import Neighbours
+from perfsuite.measure import Reference, WhenShared, launch_once, measure
+from perfsuite.results import baseline
+from perfsuite.results.rank_report import Failure
+from perfsuite.results.run import Run
+from perfsuite.results.run_dir import RunDir
+from perfsuite.verdict.judge import Policy
+from tests.samples import DISTURBED, make_case, make_launches, make_machine, make_run
+
+CASE, MACHINE = make_case(), make_machine()
+BESIDE_OTHERS = make_run(health=DISTURBED)
+Launches = Callable[..., list[Path]]
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
+    """Let `measure` find these runs instead of launching; returns the directories that it names."""
+
+    def script(*ends: Run | BaseException) -> list[Path]:
+        directories: list[Path] = []
+        left = list(ends)
+
+        def launch(case: Any, machine: Any, directory: Path, **options: Any) -> Run:
+            directories.append(directory)
+            end = left.pop(0)
+            if isinstance(end, BaseException):
+                raise end
+            return end
+
+        monkeypatch.setattr(flow, "launch_once", launch)
+        return directories
+
+    return script
+
+
+class Others(Neighbours):
+    """Others on the machine, who end, or not, when they are waited for."""
+
+    def __init__(self, *, end: bool = True) -> None:
+        self.said: list[str] = []
+        super().__init__(say=self.said.append, show=self.said.append)
+        self.end = end
+        self.begun = self.waits = 0
+
+    def launch_begins(self, machine: Any) -> None:
+        self.begun += 1
+
+    def during_launch(self, machine: Any, devices: int) -> str:
+        return f"train (pid 4711) on {devices}"
+
+    def wait(self, machine: Any, devices: int) -> bool:
+        self.waits += 1
+        return self.end
+
+
+def test_a_case_is_launched_until_it_is_decided(launches: Launches, tmp_path: Path) -> None:
+    directories = launches(*make_launches(1, 1.01, 0.99))
+    numbers: list[int] = []
+    runs, verdict = measure(CASE, MACHINE, tmp_path, Reference(), on_launch=numbers.append)
+    assert (verdict.outcome, verdict.launches, len(runs)) == ("recorded", 3, 3)
+    assert numbers == [1, 2, 3]
+    assert directories == [RunDir.of_launch(tmp_path, number).path for number in numbers]
+
+
+def test_the_reference_decides_how_launches_are_judged(launches: Launches, tmp_path: Path) -> None:
+    launches(*make_launches(1))
+    _, verdict = measure(CASE, MACHINE, tmp_path, Reference(policy=Policy(record_launches=1)))
+    assert (verdict.outcome, verdict.launches) == ("recorded", 1)
+    launches(*make_launches(1))
+    known = baseline.from_runs(make_launches(1, 1.01, 0.99))
+    _, verdict = measure(CASE, MACHINE, tmp_path, Reference(baseline=known))
+    assert verdict.outcome == "inconclusive"  # of a noise that is not known
+    assert [check.baseline for check in verdict.checks][:1] == [1000]
+
+
+@pytest.mark.parametrize("end", [PerfsuiteError("cannot be killed"), KeyboardInterrupt()])
+def test_what_an_error_or_an_interrupt_leaves_is_in_the_list(
+    launches: Launches, tmp_path: Path, end: BaseException
+) -> None:
+    launches(make_run(), end)
+    runs: list[Run] = []
+    with pytest.raises(type(end)):
+        measure(CASE, MACHINE, tmp_path, Reference(), runs=runs)
+    assert runs == [make_run()]
+
+
+def test_a_launch_that_nobody_disturbed_waits_for_nobody(launches: Launches, tmp_path: Path) -> None:
+    launches(*[make_run()] * 3)
+    others = Others()
+    runs, verdict = measure(CASE, MACHINE, tmp_path, Reference(), neighbours=others, when_shared="wait")
+    assert (verdict.outcome, others.begun, others.waits, others.said) == ("recorded", 3, 0, [])
+    assert all(run.notes == () for run in runs)
+
+
+@pytest.mark.parametrize(
+    ("when_shared", "end", "made", "waits"),
+    [("wait", True, 3, 2), ("wait", False, 1, 1), ("again", True, 3, 0), ("stop", True, 1, 0)],
+)
+def test_what_is_done_after_a_launch_beside_others(
+    launches: Launches, tmp_path: Path, when_shared: WhenShared, end: bool, made: int, waits: int
+) -> None:
+    launches(*[BESIDE_OTHERS] * 3)
+    others = Others(end=end)
+    runs, verdict = measure(CASE, MACHINE, tmp_path, Reference(), neighbours=others, when_shared=when_shared)
+    assert (verdict.outcome, len(runs), others.waits) == ("unhealthy", made, waits)
+    assert runs[0].notes == ("seen beside launch 1: train (pid 4711) on 2",)
+    assert others.said[0] == (
+        f"launch 1 of {CASE.id} is no evidence: other processes used 60% of the cores' time "
+        "(at most 20% is healthy); seen: train (pid 4711) on 2"
+    )
+
+
+def test_after_others_have_gone_the_launches_decide(launches: Launches, tmp_path: Path) -> None:
+    launches(BESIDE_OTHERS, *[make_run()] * 3)
+    others = Others()
+    _, verdict = measure(CASE, MACHINE, tmp_path, Reference(), neighbours=others, when_shared="wait")
+    assert (verdict.outcome, verdict.unhealthy_launches, others.waits) == ("recorded", (1,), 1)
+
+
+def test_a_failure_beside_others_is_a_verdict_at_once(launches: Launches, tmp_path: Path) -> None:
+    launches(BESIDE_OTHERS.replace(failure=Failure(kind="crash", message="x")))
+    others = Others()
+    _, verdict = measure(CASE, MACHINE, tmp_path, Reference(), neighbours=others, when_shared="wait")
+    assert (verdict.outcome, verdict.failure, others.waits, others.said) == ("failed", "crash", 0, [])
+
+
+def test_who_asks_for_no_neighbours_launches_again(launches: Launches, tmp_path: Path) -> None:
+    launches(*[BESIDE_OTHERS] * 3)
+    runs, verdict = measure(CASE, MACHINE, tmp_path, Reference(), when_shared="wait")
+    assert (verdict.outcome, len(runs), runs[0].notes) == ("unhealthy", 3, ())
+
+
+def test_a_directory_that_holds_a_launch_is_refused(tmp_path: Path) -> None:
+    RunDir(tmp_path).case.write_text("{}")
+    with pytest.raises(FileError) as caught:
+        launch_once(CASE, MACHINE, tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path} holds another launch: its reports would be taken for this one's. Give an empty one."
+    )

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from perfsuite.plugin_benchmark import ReplayClock, raise_in, replay
+from tests.suite import read_json, run_cpu
+
+
+class Pedantic:
+    """Measures as pytest-benchmark does: by the clock's value after each call, less that before it."""
+
+    def __init__(self, clock: ReplayClock) -> None:
+        self.clock = clock
+        self.measured: list[float] = []
+
+    def pedantic(self, function: Any, *, setup: Any = None, rounds: int = 1, **options: Any) -> None:
+        for _ in range(rounds):
+            if setup is not None:
+                setup()
+            began = self.clock()
+            function()
+            self.measured.append(self.clock() - began)
+
+
+def test_each_step_is_one_round_of_its_length() -> None:
+    benchmark = Pedantic(ReplayClock())
+    replay(benchmark, benchmark.clock, [0.25, 0.5, 0.125])
+    assert benchmark.measured == [0.25, 0.5, 0.125]
+
+
+def test_the_clock_stands_still_but_for_steps() -> None:
+    clock = ReplayClock()
+    assert (clock(), clock()) == (0.0, 0.0)
+
+
+def test_an_error_is_raised_in_the_benchmark_so_that_it_shows_nothing() -> None:
+    calls = []
+
+    class Failing:
+        def pedantic(self, function: Any) -> None:
+            calls.append(function)
+
+    with pytest.raises(ValueError, match="refused"):
+        raise_in(Failing(), ValueError("refused"))
+    with pytest.raises(ValueError, match="refused"):
+        calls[0]()
+
+
+@pytest.mark.launch
+def test_pytest_benchmark_has_every_step(suite: pytest.Pytester) -> None:
+    result = run_cpu(suite, "--benchmark-json=b.json", "--benchmark-save=one", "--perf-json=out.json")
+    result.stdout.fnmatch_lines(["*test_it?fake-llama-tiny-s64-b4-fp32-1x2?*"])
+    (saved,) = read_json(suite, "b.json")["benchmarks"]
+    runs = read_json(suite)["results"][0]["runs"]
+    assert len(runs) == 3
+    assert saved["stats"]["data"] == [
+        step for run in runs for step in run["step_s"][run["window"][0] : run["window"][1]]
+    ]
+    assert saved["extra_info"]["case_id"] == "fake-llama-tiny-s64-b4-fp32-1x2"
+    machine = read_json(suite, "b.json")["machine_info"]
+    assert machine["hardware"]["hardware_class"].startswith("cpu-")
+    assert machine["frameworks"]["torch"].startswith("2.")
+    assert run_cpu(suite, "--benchmark-compare").ret == 0
+
+
+@pytest.mark.launch
+def test_pytest_benchmark_refuses_to_compare_unlike_hardware(suite: pytest.Pytester) -> None:
+    run_cpu(suite, "--benchmark-save=one")
+    (saved,) = suite.path.glob(".benchmarks/*/*.json")
+    content = json.loads(saved.read_text())
+    content["machine_info"]["hardware"]["hardware_class"] = "h100-80gb-sxm"
+    saved.write_text(json.dumps(content))
+    result = run_cpu(suite, "--benchmark-compare")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*h100-80gb-sxm*unlike hardware cannot be compared*"])
+
+
+@pytest.mark.launch
+def test_saved_benchmarks_of_others_can_be_compared(suite: pytest.Pytester) -> None:
+    suite.makepyfile(test_cases="def test_other(benchmark):\n    benchmark(sum, [1, 2])\n")
+    suite.runpytest("-W", "ignore", "-p", "no:perfsuite", "--benchmark-save=one")
+    assert list(suite.path.glob(".benchmarks/*/*.json"))
+    result = suite.runpytest("-W", "ignore", "--benchmark-compare")
+    assert result.ret == 0
+
+
+@pytest.mark.launch
+def test_without_pytest_benchmark_the_error_says_so(suite: pytest.Pytester) -> None:
+    result = suite.runpytest_subprocess("-p", "no:benchmark")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["*test_cases.py::test_it?fake-*? asks for bench, which needs pytest-benchmark*-p no:benchmark"]
+    )
+    suite.makepyfile(test_cases="def test_other():\n    pass\n")
+    assert suite.runpytest_subprocess("-p", "no:benchmark").ret == 0

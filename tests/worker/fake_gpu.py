@@ -1,0 +1,99 @@
+"""Stand-ins for a GPU and its allocator, on a machine without one."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+
+from perfsuite.worker.memory import CudaMemory
+
+GPU = torch.device("cuda", 3)
+
+
+class FakeGPU:
+    """Stands in for GPU 3 while the current device is another: a queue of work that the host runs ahead of.
+
+    `ahead_ms` of work are queued and not yet done; an event is past when the work before it is.
+    """
+
+    cycles_per_ms = 1.5e6
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.queued_ms = self.done_ms = 0.0
+        self.waits: list[float] = []
+        self.current = 0
+        gpu = self
+
+        class Event:
+            def __init__(self, *, enable_timing: bool) -> None:
+                assert enable_timing
+
+            def record(self, stream: object) -> None:
+                assert stream == ("current stream of", GPU)
+                self.at = gpu.queued_ms
+
+            def query(self) -> bool:
+                return self.at <= gpu.done_ms
+
+            def elapsed_time(self, end: Event) -> float:
+                assert end.query()
+                return end.at - self.at
+
+        class Current:
+            def __init__(self, device: torch.device) -> None:
+                self.index = device.index
+
+            def __enter__(self) -> None:
+                self.before, gpu.current = gpu.current, self.index
+
+            def __exit__(self, *error: object) -> None:
+                gpu.current = self.before
+
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "device", Current)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: ("current stream of", device))
+        monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
+        monkeypatch.setattr(torch.cuda, "_sleep", self.sleep)
+
+    def synchronize(self, device: torch.device) -> None:
+        assert device == GPU
+        self.waits.append(self.queued_ms)
+        self.done_ms = self.queued_ms
+
+    def sleep(self, cycles: int) -> None:
+        assert self.current == GPU.index
+        self.queued_ms += cycles / self.cycles_per_ms
+
+    def work(self, milliseconds: float, *, ahead_ms: float) -> None:
+        """Queued by the host, which is then so far ahead."""
+        self.queued_ms += milliseconds
+        self.done_ms = max(self.done_ms, self.queued_ms - ahead_ms)
+
+
+class FakeAllocator:
+    """Stands in for the caching allocator of GPU 3."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stats = {"num_alloc_retries": 2}
+        self.emptied = 0
+        monkeypatch.setattr(torch.cuda, "memory_stats", self.memory_stats)
+        monkeypatch.setattr(torch.cuda, "empty_cache", self.empty_cache)
+        for owner in (torch.cuda, torch.cuda.memory, torch.accelerator, torch.accelerator.memory):
+            monkeypatch.setattr(owner, "reset_peak_memory_stats", self.reset)
+        monkeypatch.setattr(CudaMemory, "counting", weakref.WeakSet())
+
+    def memory_stats(self, device: torch.device) -> dict[str, int]:
+        assert device == GPU
+        return self.stats
+
+    def empty_cache(self) -> None:
+        self.emptied += 1
+
+    def reset(self, device: object = None) -> None:
+        self.allocate(0)
+        self.stats["reserved_bytes.all.peak"] = 0
+
+    def allocate(self, size: int) -> None:
+        self.stats |= {"allocated_bytes.all.peak": size, "reserved_bytes.all.peak": size + 20}

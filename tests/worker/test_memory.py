@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from perfsuite.worker.memory import CudaMemory, HostMemory, keep_peaks, memory_for
+from tests.worker.fake_gpu import GPU, FakeAllocator
+
+
+def test_host_memory_is_the_peak_above_the_level_before() -> None:
+    memory = HostMemory()
+    held = torch.ones(64 * 2**20, dtype=torch.uint8)
+    del held
+    assert 60 * 2**20 < memory.read().peak < 90 * 2**20
+
+
+def test_on_a_gpu_memory_comes_from_its_caching_allocator(allocator: FakeAllocator) -> None:
+    memory = CudaMemory(GPU)
+    allocator.stats["num_alloc_retries"] = 5
+    allocator.allocate(100)
+    read = memory.read()
+    assert (read.peak, read.reserved, read.alloc_retries) == (100, 120, 3)
+    memory.reset_peak()
+    assert (memory.read().peak, memory.read().reserved) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "owner", [torch.cuda, torch.cuda.memory, torch.accelerator, torch.accelerator.memory], ids=str
+)
+def test_a_script_that_resets_the_peaks_does_not_lose_ours(allocator: FakeAllocator, owner: Any) -> None:
+    keep_peaks()
+    held = owner.reset_peak_memory_stats  # as `from torch.cuda import ...` in the script's first lines
+    memory = CudaMemory(GPU)
+    allocator.allocate(100)
+    held()
+    allocator.allocate(70)
+    held()
+    assert allocator.stats["allocated_bytes.all.peak"] == 0, "the script's own figures are as it asks"
+    assert (memory.read().peak, memory.read().reserved) == (100, 120)
+
+
+def test_a_read_only_clear_refs_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real_open = open
+
+    def refuse(path: Any, *args: Any, **kwargs: Any) -> Any:
+        if path == "/proc/self/clear_refs":
+            raise PermissionError
+        return real_open(path, *args, **kwargs)
+
+    monkeypatch.setattr("builtins.open", refuse)
+    assert "not reset" in HostMemory().read().method
+
+
+def test_each_device_has_its_memory(allocator: FakeAllocator) -> None:
+    on_gpu = memory_for(GPU)
+    assert isinstance(on_gpu, CudaMemory)
+    assert on_gpu.device == GPU
+    assert isinstance(memory_for(torch.device("cpu")), HostMemory)
+    assert memory_for(torch.device("cpu")).method == "VmHWM above VmRSS before the model"

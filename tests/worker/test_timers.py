@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from perfsuite.worker import timers
+from perfsuite.worker.timers import CudaTimer, HostTimer, SimulatedTimer, Timer, clock_for
+from tests.worker.fake_gpu import GPU, FakeGPU
+
+
+def test_the_probe_is_the_same_work_each_time() -> None:
+    probe = timers.cpu_probe()
+    probe()
+    probe()
+
+
+def test_where_the_host_sets_the_pace_an_injected_slowdown_lengthens_a_step_as_well(
+    gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A delay of the device alone would end before the host has more work for it."""
+    spun: list[float] = []
+    monkeypatch.setattr(HostTimer, "sleep", lambda timer, seconds: spun.append(seconds))
+    CudaTimer(GPU).sleep(0.25)
+    assert spun == [0.25]
+    assert gpu.queued_ms - gpu.waits[-1] == pytest.approx(250)
+
+
+@pytest.mark.parametrize("timer", [HostTimer(), SimulatedTimer()], ids=lambda timer: timer.name)
+def test_a_clock_of_the_host_knows_every_mark_at_once(timer: Timer) -> None:
+    start = timer.stamp()
+    timer.sleep(1e-3)
+    end = timer.stamp()
+    timer.settle()
+    assert timer.is_past(end)
+    assert timer.seconds(start, end) >= 1e-3
+    since = timer.since(start)
+    assert since is not None
+    assert since >= timer.seconds(start, end)
+    assert timer.host() >= end
+
+
+def test_a_simulated_clock_stands_still_between_two_sleeps() -> None:
+    timer = SimulatedTimer()
+    start = timer.stamp()
+    time.sleep(1e-3)
+    assert timer.since(start) == 0
+    timer.sleep(2)
+    timer.sleep(0.5)
+    assert timer.since(start) == timer.host() == 2.5
+
+
+def test_each_device_has_its_clock_and_a_cpu_its_probe() -> None:
+    timer, probe = clock_for(GPU)
+    assert isinstance(timer, CudaTimer)
+    assert (timer.device, probe) == (GPU, None)
+    timer, probe = clock_for(torch.device("cpu"))
+    assert timer.name == "perf_counter"
+    assert probe is not None
+    probe()
+
+
+def test_an_event_is_past_when_the_gpu_has_reached_it(gpu: FakeGPU) -> None:
+    timer = CudaTimer(GPU)
+    start = timer.stamp()
+    gpu.work(20, ahead_ms=20)
+    end = timer.stamp()
+    assert timer.is_past(start)
+    assert not timer.is_past(end)
+    assert timer.since(start) is None, "it would have to be waited for"
+    timer.settle()
+    assert timer.is_past(end)
+    assert timer.seconds(start, end) == pytest.approx(0.02)
