@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -37,10 +36,6 @@ NO_TEST_FILE = {
     "perfsuite.cli.doctor": "prints what cli/test_doctor_checks.py tests",
     "perfsuite.frameworks.ddp": "launched by frameworks/test_base.py",
     "perfsuite.frameworks.fake": "launched by test_plugin.py and test_session.py",
-    "perfsuite.frameworks.fsdp": "launched by frameworks/test_base.py",
-    "perfsuite.frameworks.fsdp2": "launched by frameworks/test_base.py",
-    "perfsuite.frameworks.torchtitan.compat": "in every launch of frameworks/torchtitan/test_adapter.py",
-    "perfsuite.frameworks.torchtitan.trainer": "in every launch of frameworks/torchtitan/test_adapter.py",
     "perfsuite.launch.preload": "one import, in every launch",
     "perfsuite.worker.doctor_probe": "run by cli/test_doctor_checks.py",
     "perfsuite.worker.startup.sitecustomize": "run by frameworks/test_script.py",
@@ -136,8 +131,6 @@ for module in sys.argv[1:]:
 def test_every_module_can_be_imported_alone_without_a_warning() -> None:
     """In forks of a process that has loaded the libraries, and `perfsuite` itself, as Python would first."""
     modules = [module for module in FILES if not module.endswith("__main__")]
-    if importlib.util.find_spec("triton") is None:  # torchtitan imports it; `torchtitan.compat` feigns it
-        modules.remove("perfsuite.frameworks.torchtitan.trainer")
     done = subprocess.run(
         [sys.executable, "-c", IMPORT_EACH, *modules, "perfsuite.nosuch"],
         capture_output=True,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,27 +38,6 @@ for name in names:
             importlib.import_module(f"perfsuite.frameworks.{other}")
 print("imported", len(names))
 """
-
-
-def imported(file: Path) -> Iterator[str]:
-    """Modules that `file` imports anywhere: in functions and for types, too."""
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield str(node.module)
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-@pytest.mark.parametrize("owner", [*NAMES, "base", "common"])
-def test_no_framework_is_imported_by_another(owner: str) -> None:
-    folder = FRAMEWORKS / owner
-    files = list(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
-    assert files
-    others = {f"perfsuite.frameworks.{name}" for name in NAMES if name != owner}
-    for file in files:
-        for module in imported(file):
-            assert ".".join(module.split(".")[:3]) not in others, f"{file.name} imports {module}"
 
 
 @pytest.mark.launch
