@@ -35,6 +35,11 @@ def test_a_single_launch_more_than_the_fewest_may_be_allowed() -> None:
     assert table.blind == 1
 
 
+def test_drops_up_to_5_percent_are_simulated_by_default() -> None:
+    rows = simulate(sigma=1e-6, trials=1).rows
+    assert [row.drop for row in rows] == [0.0, 0.01, 0.02, 0.03, 0.05]
+
+
 def test_a_table_is_markdown_in_percent() -> None:
     row = PowerRow(
         drop=0.025,
