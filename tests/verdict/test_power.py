@@ -35,6 +35,11 @@ def test_a_single_launch_more_than_the_fewest_may_be_allowed() -> None:
     assert table.blind == 1
 
 
+def test_drops_up_to_5_percent_are_simulated_by_default() -> None:
+    rows = simulate(sigma=1e-6, trials=1).rows
+    assert [row.drop for row in rows] == [0.0, 0.01, 0.02, 0.03, 0.05]
+
+
 def test_a_table_is_markdown_in_percent() -> None:
     row = PowerRow(
         drop=0.025,
@@ -76,11 +81,16 @@ def test_so_many_baselines_are_drawn_as_give_the_degrees_of_freedom(
 
 
 def draw(
-    model: NoiseModel = "normal", *, sigma: float = 0.01, case_noise: float = 1.0, session_sigma: float = 0.0
+    model: NoiseModel = "normal",
+    *,
+    sigma: float = 0.01,
+    case_noise: float = 1.0,
+    session_sigma: float = 0.0,
+    trials: int = 400,
 ) -> tuple[list[float], list[float], list[float]]:
     """Logarithms: of the case's own baselines, of the other baselines, of today's means."""
     own, others, today = [], [], []
-    for baselines, launches in _draws(sigma, model, (2, 5), 50, case_noise, session_sigma, 400, 0):
+    for baselines, launches in _draws(sigma, model, (2, 5), 50, case_noise, session_sigma, trials, 0):
         own += [math.log(seconds) for seconds in baselines[0]]
         others += [math.log(seconds) for seconds in baselines[1]]
         today.append(fmean(math.log(seconds) for seconds in launches))
@@ -98,7 +108,8 @@ def test_the_scatter_is_that_of_the_model() -> None:
 
 
 def test_one_launch_in_20_is_contaminated_by_10_percent() -> None:
-    own, others, _ = draw("contaminated", sigma=1e-9)
+    own, others, today = draw("contaminated", sigma=1e-9, trials=4000)
+    assert fmean(today) / math.log(1.1) == pytest.approx(1 / 20, abs=0.0012)  # of 200,000 launches
     for values in (own, others):
         assert {round(math.exp(value), 4) for value in values} == {1.0, 1.1}
         assert fmean(value > 0.05 for value in values) == pytest.approx(0.05, abs=0.012)

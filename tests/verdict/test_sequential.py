@@ -409,3 +409,12 @@ def test_a_gate_is_blind_to_what_is_below_its_minimum() -> None:
     decision = judge(UNCHANGED[:3])
     assert not judge(UNCHANGED[:3], tolerance=decision.minimum_detectable_drop).blind
     assert judge(UNCHANGED[:3], tolerance=decision.minimum_detectable_drop - 1e-6).blind
+
+
+def test_a_launch_that_looks_faster_earns_another_one() -> None:
+    """1.645 standard errors below the baseline, 1.7 % here, and only while an improvement is possible."""
+    assert judge([0.995]).outcome == "passed"
+    assert judge([0.98]).outcome == "undecided"
+    assert judge([0.98], max_launches=3).outcome == "undecided"
+    assert judge([0.98, 0.982, 0.981], max_launches=3).outcome == "passed"
+    assert judge([0.99, 0.985], TIGHT, noise=QUIET).outcome == "passed", "3 % faster is excluded"
