@@ -1,4 +1,8 @@
-"""Figures and sentences as text, for every report."""
+"""Writes figures and sentences as text, for every report.
+
+By hand and not by `humanize`: two digits more or less are a regression here, and every package installed beside
+what is measured may change it.
+"""
 
 from __future__ import annotations
 
