@@ -1,7 +1,7 @@
 """Writes figures and sentences as text, for every report.
 
-By hand and not by `humanize`: each unit has its own number of digits here, and every package that is installed
-beside what is measured may change it.
+By hand and not by `humanize`: each unit has its own number of digits here, and every package installed beside
+what is measured may change it.
 """
 
 from __future__ import annotations
