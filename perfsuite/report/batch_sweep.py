@@ -1,4 +1,4 @@
-"""Which batch size is best: of cases that differ only in that. Pure; imports neither torch nor pytest."""
+"""Finds the best batch size of cases that differ in nothing else. Pure; imports neither torch nor pytest."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from perfsuite.results.session_file import Measurement
 
 
 def best_batch(results: Sequence[Measurement]) -> Measurement | None:
-    """The one of most tokens/s whose allocator never had to retry, in no launch. None if there is none.
+    """Return the case with most tokens/s whose allocator never had to retry. None if there is none.
 
-    A batch that fits only by retries is slower than it looks in memory, and the next one fails. Of equals the
-    smallest batch is best. Not known (no retries are counted on a CPU), out of memory, and unhealthy are not
-    best. Raises `ValueError` if the cases differ in more than `micro_batch`.
+    An allocator that has to free its cache to serve a request slows the step, and the next larger batch
+    fails. Of equal speeds the smallest batch is best. A case that failed, was unhealthy, or counts no retries
+    (on a CPU) is never best. Raises `ValueError` if the cases differ in more than `micro_batch`.
     """
     others = {result.runs[0].case.replace(micro_batch=1).id for result in results if result.runs}
     if len(others) > 1:

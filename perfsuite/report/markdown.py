@@ -79,7 +79,7 @@ def text(value: str) -> str:
     """Return Markdown that reads as this text, on one line, also in a table."""
     flat = " ".join(value.split())
     # An underscore within a word is no markup, and ids are full of them.
-    return re.sub(r"[&<>|*`~\[\]\\@#$]|(?<![^\W_])_|_(?![^\W_])", lambda found: f"&#{ord(found[0])};", flat)
+    return re.sub(r"[&<>|*`~\[\]\\@#$]|(?<![^\W_])_|_(?![^\W_])", lambda match: f"&#{ord(match[0])};", flat)
 
 
 def _escaped(value: object) -> Markup:

@@ -1,4 +1,7 @@
-"""The live line on a terminal, plain lines in a log. Driver side; imports neither torch nor pytest."""
+"""Shows how far a session is: a live line on a terminal, plain lines in a log. Driver side.
+
+Imports neither torch nor pytest.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ ID_WIDTH = 30
 
 @dataclass
 class Progress:
-    """Follows a session of `cases` cases. `live` is shown over and over on one line, `line` is kept.
+    """Follows a session of `cases` cases. `line` prints a line that stays, `live` replaces the live line.
 
-    `live(None)` wipes the live line. Where that cannot be shown (`is_live` is False) each launch is
-    announced by a line instead.
+    `live(None)` clears the live line. Where there is none (`is_live` is False), each launch is announced by
+    a line instead. Written by hand and not by `rich.progress`, which cannot write past pytest's capture.
     """
 
     line: Callable[[str], None]
@@ -32,7 +35,7 @@ class Progress:
     _first: tuple[float, int] | None = None
 
     def begin(self, case_id: str, total_steps: int, launch: int, unit: Unit = "tokens") -> None:
-        """Launch number `launch` of a case begins, which counts `unit`."""
+        """Announce launch number `launch` of a case, whose speed is in `unit` per second."""
         self._began, self._first = self.clock(), None
         if launch == 1:
             self._number += 1
@@ -42,7 +45,7 @@ class Progress:
             self.say(f"{self._where()} launched")
 
     def step(self, step: int, tokens_per_step: int) -> None:
-        """Rank 0 has finished `step` steps (0: still starting)."""
+        """Show that rank 0 has finished `step` steps; 0: it is still starting."""
         if not self.is_live:
             return
         now = self.clock()
@@ -60,17 +63,17 @@ class Progress:
         self.live(f"{self._where()} step {step}/{self._total} {shown} {rest:.0f} s{self._time_left()}")
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self.waiting(None)
         self.line(f"perfsuite: {text}")
 
     def waiting(self, text: str | None) -> None:
-        """What is waited for now; None: nothing any more."""
+        """Show what is waited for; None clears it."""
         if self.is_live:
             self.live(text)
 
     def end(self, outcome: str) -> None:
-        """The case is decided."""
+        """Print the outcome of the case, and how long the rest may take."""
         spent = self.clock() - self._case_began
         self._finished_s.append(spent)
         launches = plural(self._launch, "launch")
@@ -78,7 +81,7 @@ class Progress:
         self.say(f"{which} {outcome}: {launches} in {spent:.1f} s{self._time_left()}")
 
     def _where(self) -> str:
-        """Short enough to leave room for the figures: of a long id, the end is cut."""
+        """The number and the id of the case; on the live line a long id is cut short, for the figures."""
         launch = f" launch {self._launch}" if self._launch > 1 else ""
         name = self._case_id if len(self._case_id) <= ID_WIDTH else self._case_id[: ID_WIDTH - 1] + "…"
         return f"[{self._number}/{self.cases}] {name if self.is_live else self._case_id}{launch}"

@@ -1,4 +1,4 @@
-"""Published comparisons beside what was measured here. Imports neither torch nor pytest.
+"""Puts published comparisons beside what was measured here. Imports neither torch nor pytest.
 
 A published figure is a reference with its source. It never gates, and a figure measured on other hardware, or
 by a tiny twin of the case, never stands in its place.
@@ -103,7 +103,7 @@ class Comparison(Data):
     conditions: str
     """What all rows share."""
     headings: tuple[str, ...]
-    """Of `Row.settings`."""
+    """The columns of `Row.settings`."""
     rows: tuple[Row, ...] = Field(min_length=1)
     notes: tuple[str, ...] = ()
     """What a reader must know to compare fairly."""
@@ -121,7 +121,7 @@ class PublishedFile(Document):
     comparisons: tuple[Comparison, ...]
 
     def find(self, name: str) -> Comparison:
-        """The comparison of that name. Raises `CaseError` naming the known ones."""
+        """Return the comparison of that name. Raises `CaseError` naming the known ones."""
         for comparison in self.comparisons:
             if comparison.name == name:
                 return comparison
@@ -132,7 +132,7 @@ class PublishedFile(Document):
 
 
 class Pair(Data):
-    """One bar of what was published, beside one of what was measured here."""
+    """A published figure and the one measured here, for two bars of a chart."""
 
     label: str
     published: float
@@ -152,24 +152,24 @@ class ComparisonTable(Data):
     rows: tuple[tuple[str, ...], ...]
     """Cells as text; the first of a row names it."""
     unit: str = ""
-    """Of the pairs."""
+    """The unit of the pairs."""
     pairs: tuple[Pair, ...] = ()
     notes: tuple[str, ...] = ()
     """What a reader must know to compare fairly."""
 
 
 def latest(sessions: Sequence[SessionFile]) -> dict[str, Measurement]:
-    """Of each case its newest result without an injected fault."""
-    found: dict[str, Measurement] = {}
+    """Return the newest measurement of each case, by case id; those with an injected fault are left out."""
+    newest: dict[str, Measurement] = {}
     for session in sorted(sessions, key=lambda session: session.started_at):
         for result in session.results:
             if not any(run.inject for run in result.runs):
-                found[result.case_id] = result
-    return found
+                newest[result.case_id] = result
+    return newest
 
 
 def concerned(published: PublishedFile, sessions: Sequence[SessionFile]) -> list[ComparisonTable]:
-    """The tables in which any result of these sessions stands, be it as a row's case or as its twin."""
+    """Return the tables that have a row for a case of these sessions, or for a case's CPU twin."""
     results = latest(sessions)
     return [
         compare(comparison, results)
@@ -179,7 +179,7 @@ def concerned(published: PublishedFile, sessions: Sequence[SessionFile]) -> list
 
 
 def compare(comparison: Comparison, results: Mapping[str, Measurement]) -> ComparisonTable:
-    """The published table with what was measured here beside each figure. `results` are by case id."""
+    """Return the published table with what was measured here beside each figure. `results` are by case id."""
     first, *others = comparison.quantities
     has_twins = any(row.twin in results for row in comparison.rows)
     label = QUANTITIES[first].label
@@ -273,7 +273,7 @@ def _twin(result: Measurement | None) -> str:
 
 
 def _best(comparison: Comparison, results: Mapping[str, Measurement]) -> set[str]:
-    """The fastest batch before allocator retries, of each sweep that was run."""
+    """The case ids of the best batch of each sweep that was run."""
     sweeps: dict[str, list[Measurement]] = {}
     for row in comparison.rows:
         if row.sweep is not None and (result := results.get(row.case)) is not None:

@@ -1,4 +1,4 @@
-"""Results and sessions in a few words and counts: what the terminal, HTML, Markdown and JUnit share. Pure.
+"""Says in a few words what cases and sessions mean: terminal, HTML, Markdown and JUnit share it. Pure.
 
 Imports neither torch nor pytest.
 """
@@ -15,30 +15,31 @@ from perfsuite.results.outcome import QUIET, WORST_FIRST, Check
 from perfsuite.results.session_file import Measurement, SessionFile
 
 MARKS = ("shared", "blind")
+"""What may stand beside a verdict: see `marks`."""
 NOTES_SHOWN = 5
-"""Different ones, of all cases that nobody needs to look at."""
+"""Number of different notes that are shown of the cases that nobody needs to look at."""
 REST = "-v or the HTML report tells"
 
 
 def verdict(result: Measurement) -> str:
-    """The outcome, or what excuses a failure."""
+    """Return the outcome in a word, or what excuses a failure."""
     return result.excused or result.outcome
 
 
 def speed_change(result: Measurement) -> float | None:
-    """Of tokens/s against the baseline, relatively: -0.05 is 5 % fewer. None where it was not compared."""
+    """Return the relative change of tokens/s since the baseline: -0.05 is 5 % fewer. None: not compared."""
     check = next((check for check in result.verdict.checks if check.metric == TOKENS_PER_S.name), None)
     return None if check is None else change(check)
 
 
 def speed_unit(results: Iterable[Measurement]) -> Unit:
-    """What heads the column of a table: samples where all count them. See `speed`."""
+    """Return the unit that heads the column of speeds: samples if every case counts them, else tokens."""
     units = {result.unit for result in results if result.runs}
     return "samples" if units == {"samples"} else "tokens"
 
 
 def speed(value: float, unit: Unit, heading: Unit) -> str:
-    """Tokens/s or samples/s under a heading that says which, or with its own unit under another."""
+    """Return a speed in `unit` per second; with its unit where the heading of its column is another."""
     return rate(value) if unit == heading else f"{rate(value)} {unit}/s"
 
 
@@ -48,11 +49,12 @@ def change(check: Check) -> float | None:
 
 
 def reason(result: Measurement) -> str:
-    """Why the verdict is what it is and what it is blind to, in a few words; empty for neither."""
+    """Return in a few words why the verdict is what it is, and what it is blind to; empty for neither."""
     return "; ".join(filter(None, (_why(result), _blind_to(result))))
 
 
 def _why(result: Measurement) -> str:
+    """The kind of failure, the launches set aside, or the change of each metric that decided the outcome."""
     judged = result.verdict
     telling = [check for check in judged.checks if check.outcome == judged.outcome]
     if judged.failure is not None:
@@ -67,31 +69,31 @@ def _why(result: Measurement) -> str:
 
 
 def blind(result: Measurement) -> bool:
-    """Whether the noise of a metric hides changes as large as its tolerance."""
+    """Return whether the noise of a metric hides changes as large as its tolerance."""
     return any(check.blind for check in result.verdict.checks)
 
 
 def marks(result: Measurement) -> list[str]:
-    """Beside a verdict: `shared` figures prove nothing, a `blind` gate may have missed a change."""
+    """Return the marks beside a verdict: `shared` figures prove nothing, a `blind` gate may miss a change."""
     return [mark for mark, holds in zip(MARKS, (result.shared, blind(result)), strict=True) if holds]
 
 
 def _blind_to(result: Measurement) -> str:
-    """Which metrics, and the smallest change of each that would be found."""
-    found = [
+    """The blind metrics, and the smallest change of each that would be found."""
+    metrics = [
         f"{check.label} below {check.minimum_detectable:.1%}"
         for check in result.verdict.checks
         if check.blind and check.minimum_detectable is not None
     ]
-    return f"blind to changes of {', '.join(found)}" if found else ""
+    return f"blind to changes of {', '.join(metrics)}" if metrics else ""
 
 
 def properties(result: Measurement) -> dict[str, str | float]:
-    """A result in short for other tools: JUnit's properties, pytest-benchmark's extra info.
+    """Return a case in short for other tools: JUnit's properties, pytest-benchmark's extra info.
 
-    Of a case without tokens, `samples_per_s` and so on.
+    Where a case counts samples, the names say so: `samples_per_s`.
     """
-    told: dict[str, str | float] = {
+    values: dict[str, str | float] = {
         "case_id": result.case_id,
         "framework": result.framework,
         "outcome": result.outcome,
@@ -99,46 +101,46 @@ def properties(result: Measurement) -> dict[str, str | float]:
         **result.figures.by_name(),
     }
     if result.runs:
-        told["hardware_class"] = result.runs[-1].machine.hardware_class
+        values["hardware_class"] = result.runs[-1].machine.hardware_class
     if why := reason(result):
-        told["reason"] = why
+        values["reason"] = why
     for check in result.verdict.checks:
         if check.worsening is not None:
-            told[f"{check.metric}_worsening"] = check.worsening
+            values[f"{check.metric}_worsening"] = check.worsening
         if check.interval is not None:
-            told[f"{check.metric}_low"], told[f"{check.metric}_high"] = check.interval
+            values[f"{check.metric}_low"], values[f"{check.metric}_high"] = check.interval
         if check.minimum_detectable is not None:
-            told[f"{check.metric}_minimum_detectable"] = check.minimum_detectable
+            values[f"{check.metric}_minimum_detectable"] = check.minimum_detectable
     if result.shared:
-        told["shared"] = "others used the machine"
+        values["shared"] = "others used the machine"
     if blind_metrics := [check.metric for check in result.verdict.checks if check.blind]:
-        told["blind"] = in_unit(", ".join(blind_metrics), result.unit)
-    return {in_unit(name, result.unit): value for name, value in told.items()}
+        values["blind"] = in_unit(", ".join(blind_metrics), result.unit)
+    return {in_unit(name, result.unit): value for name, value in values.items()}
 
 
 def tally(results: Iterable[Measurement]) -> list[str]:
-    """How many there are of each verdict, the worst first: `2 regressed`, `14 passed (3 blind)`."""
+    """Return the number of cases of each verdict, the worst first: `2 regressed`, `14 passed (3 blind)`."""
     counts, marked = Counter[str](), Counter[tuple[str, str]]()
     for result in results:
         counts[verdict(result)] += 1
         marked.update((verdict(result), mark) for mark in marks(result))
-    told = []
+    parts = []
     for word in filter(counts.__getitem__, WORST_FIRST):
         each = [f"{marked[word, mark]} {mark}" for mark in MARKS if marked[word, mark]]
-        told.append(f"{counts[word]} {word}" + (f" ({', '.join(each)})" if each else ""))
-    return told
+        parts.append(f"{counts[word]} {word}" + (f" ({', '.join(each)})" if each else ""))
+    return parts
 
 
 def headline(sessions: Sequence[SessionFile]) -> str:
-    """`1 failed, 2 regressed, 14 passed, 3 skipped`: the worst first."""
-    told = tally(result for session in sessions for result in session.results)
+    """Return the counts of all sessions, the worst first: `1 failed, 2 regressed, 14 passed, 3 skipped`."""
+    counts = tally(result for session in sessions for result in session.results)
     if skipped := sum(len(session.skipped) for session in sessions):
-        told.append(f"{skipped} skipped")
-    return ", ".join(told) or "nothing was measured"
+        counts.append(f"{skipped} skipped")
+    return ", ".join(counts) or "nothing was measured"
 
 
 def provenance(session: SessionFile) -> dict[str, str]:
-    """Where the figures of a session come from: hardware, torch, commit, time."""
+    """Return where the figures of a session come from: hardware, torch, commit, time, perfsuite."""
     runs = [run for result in session.results for run in result.runs]
     machines = {run.machine for run in runs} or {session.machine}
     torch = {run.observed.environment.get("torch", "unknown") for run in runs if run.observed is not None}
@@ -153,7 +155,7 @@ def provenance(session: SessionFile) -> dict[str, str]:
 
 
 def interruption(session: SessionFile) -> str | None:
-    """That a session was cut short, and in what; None if it was not."""
+    """Return a sentence that says in which case a session was cut short; None if it was not."""
     if session.status == "complete":
         return None
     lost = f": {session.interrupted_case} was not judged" if session.interrupted_case else ""
@@ -163,33 +165,33 @@ def interruption(session: SessionFile) -> str | None:
 
 
 def needs_words(result: Measurement) -> bool:
-    """Whether somebody may have to act upon a result, so that it is explained and not just counted."""
+    """Return whether somebody may have to act upon a case: it is then explained, and not just counted."""
     return verdict(result) not in QUIET
 
 
 def in_short(results: Iterable[Measurement]) -> list[str]:
-    """What there is to know of results that nobody explains one by one: few lines, however many they are."""
-    told, by_note = [], dict[str, list[str]]()
+    """Return a few lines about the cases that nobody needs to act upon, however many they are."""
+    lines, by_note = [], dict[str, list[str]]()
     quiet = [result for result in results if not needs_words(result)]
     for result in quiet:
         if (known := known_issue(result)) is not None:
-            told.append(f"{result.case_id}: {known}")
+            lines.append(f"{result.case_id}: {known}")
         for note in launch_notes(result):
             by_note.setdefault(note, []).append(result.case_id)
     for note, cases in list(by_note.items())[:NOTES_SHOWN]:
-        told.append(f"note on {cases[0] if len(cases) == 1 else plural(len(cases), 'case')}: {note}")
+        lines.append(f"note on {cases[0] if len(cases) == 1 else plural(len(cases), 'case')}: {note}")
     if len(by_note) > NOTES_SHOWN:
-        told.append(f"{plural(len(by_note) - NOTES_SHOWN, 'note')} more: {REST}")
+        lines.append(f"{plural(len(by_note) - NOTES_SHOWN, 'note')} more: {REST}")
     if hidden := [result for result in quiet if blind(result)]:
-        told.append(
+        lines.append(
             f"blind: in {len(hidden)} of {plural(len(quiet), 'case')} noise hides changes as large as the "
             f"tolerance; a baseline of more launches helps (perfsuite power). How large: {REST}"
         )
-    return told
+    return lines
 
 
 def known_issue(result: Measurement) -> str | None:
-    """Whether the known issue of its case is still there. None: it has none, or another failure hides it."""
+    """Return whether the known issue of a case is still there. None: no such issue, or another failure."""
     issue = next((run.case.known_issue for run in result.runs), None)
     if issue is None or (result.excused is None and result.outcome == "failed"):
         return None
@@ -199,20 +201,20 @@ def known_issue(result: Measurement) -> str | None:
 
 
 def notes(result: Measurement) -> list[str]:
-    """What a reader of the figures should know, each once: of the launches, their health, and the machine."""
+    """Return what a reader of the figures should know of the launches and the machine, each note once."""
     return list(dict.fromkeys([*launch_notes(result), *machine_notes([result])]))
 
 
 def machine_notes(results: Iterable[Measurement]) -> list[str]:
-    """What could not be found out of the GPUs that these ran on, each once."""
+    """Return what could not be found out about the GPUs of these cases, each note once."""
     machines = [run.machine for result in results for run in result.runs]
     return list(dict.fromkeys(m.note for m in machines if m.device == "cuda" and m.note is not None))
 
 
 def launch_notes(result: Measurement) -> list[str]:
-    """What should be known of the launches and their health, each once."""
+    """Return what a reader should know of the launches and their health, each note once with its number."""
     runs = result.runs
-    told = Counter(f"a fault was injected: {run.inject}" for run in runs if run.inject is not None)
-    told += Counter(note for run in runs for note in run.notes)
-    told += Counter(note for run in runs if run.health is not None for note in run.health.notes)
-    return [f"{note} ({plural(n, 'launch')})" if n > 1 else note for note, n in told.items()]
+    counts = Counter(f"a fault was injected: {run.inject}" for run in runs if run.inject is not None)
+    counts += Counter(note for run in runs for note in run.notes)
+    counts += Counter(note for run in runs if run.health is not None for note in run.health.notes)
+    return [f"{note} ({plural(n, 'launch')})" if n > 1 else note for note, n in counts.items()]

@@ -1,4 +1,7 @@
-"""What people read at the end: table and explanations. Imports neither torch nor pytest."""
+"""Writes what people read in the terminal at the end: the table and explanations.
+
+Imports neither torch nor pytest.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +35,15 @@ from perfsuite.results.outcome import STYLES
 from perfsuite.results.session_file import Measurement
 
 NARROW = 120
-"""Columns, below which a case's id stands on a line of its own and some figures are left out."""
+"""Columns of a terminal below which a case's id has a line of its own, and some figures are left out."""
 WIDEST = 10_000
-"""Columns of a table that nothing limits: more than any needs."""
+"""Columns of a table that nothing limits; no table needs so many."""
 PIPED = 200
 """Columns of a table that goes into a file or another program."""
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Prints text as it is, on lines as long as they are: to rich, `[data]` and `:data:` could be markup."""
+    """Return a console that prints text as it is: rich would take `[data]` and `:data:` for markup."""
     made = Console(stderr=stderr, soft_wrap=True, highlight=False, markup=False, emoji=False)
     if not made.is_terminal and "COLUMNS" not in os.environ:
         made.width = PIPED  # and not the 80 columns that rich believes in
@@ -56,7 +59,7 @@ def plain_table(headings: Iterable[str], *, overflow: OverflowMethod = "ellipsis
 
 
 def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> str:
-    """The results as a terminal table in `width` columns (80 or more); None: as wide as it needs."""
+    """Return the cases as a table of `width` columns (80 or more); None: as wide as it needs."""
     narrow = width is not None and width < NARROW
     grid = plain_table(())
     if not narrow:
@@ -116,7 +119,7 @@ def _in_ms(metric: Metric) -> Column:
 
 
 def explanation(result: Measurement) -> str:
-    """Everything about one result in words: each metric against its baseline, failures, what changed."""
+    """Return everything about one case in words: metrics beside their baseline, failures, what changed."""
     verdict = result.verdict
     lines = [f"{result.case_id}: {verdict.outcome} after {plural(len(result.runs), 'launch')}"]
     lines += [f"  {reason}" for reason in verdict.reasons]

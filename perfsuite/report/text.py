@@ -1,4 +1,8 @@
-"""Figures and sentences as text, for every report."""
+"""Writes figures and sentences as text, for every report.
+
+By hand and not by `humanize`: each unit has its own number of digits here, and every package installed beside
+what is measured may change it.
+"""
 
 from __future__ import annotations
 

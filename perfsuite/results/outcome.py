@@ -59,7 +59,7 @@ UNMEASURED: frozenset[Outcome] = frozenset({"failed", "unhealthy"})
 
 
 class Check(Data):
-    """One metric of today's launches beside its baseline."""
+    """One metric of the launches, judged beside the baseline."""
 
     metric: str
     label: str
@@ -77,7 +77,7 @@ class Check(Data):
     minimum_detectable: float | None = None
     """The smallest worsening that this gate finds 95 times in 100."""
     probe_exponent: float | None = None
-    """How far the machine's own speed, by the probe, was taken out; None: as measured."""
+    """Exponent of the correction for the machine's own speed, by the probe; None: not corrected."""
     note: str | None = None
 
     @property
@@ -87,19 +87,19 @@ class Check(Data):
 
 
 class Verdict(Data):
-    """What the launches mean."""
+    """What the launches of a case mean."""
 
     outcome: Outcome
     launches: int
     checks: tuple[Check, ...] = ()
     failure: FailureKind | None = None
     reasons: tuple[str, ...] = ()
-    """Why it failed, where no metric says it; and why launches were set aside."""
+    """Why the case failed, where no metric says it, and why launches were set aside."""
     unhealthy_launches: tuple[int, ...] = ()
     """Numbers, from 1, of the launches that are no evidence and can be no baseline."""
     changed: tuple[str, ...] = ()
-    """What differs in the environment since the baseline: it may explain, it does not forbid to compare."""
+    """What differs in the environment since the baseline. It may explain a change; it is not judged."""
 
     def healthy(self, runs: Sequence[Run]) -> list[Run]:
-        """Those of the judged launches that are evidence, and may be a baseline."""
+        """Return the judged launches that are evidence and may be a baseline."""
         return [run for number, run in enumerate(runs, 1) if number not in self.unhealthy_launches]

@@ -9,12 +9,14 @@ from typer.testing import CliRunner, Result
 
 from perfsuite import documents
 from perfsuite.cli import app as cli
+from perfsuite.extensions import METRICS
 from perfsuite.launch.machine import detect
 from perfsuite.results import baseline
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Health, Run
 from perfsuite.results.store import BASELINES, BaselineStore, Store
+from tests.packages import install
 from tests.samples import IMAGES, make_case, make_figures, make_machine, make_run
 
 CASE = make_case()
@@ -331,3 +333,34 @@ def test_diff_against_a_git_ref(repository: Path) -> None:
     bad = invoke("diff", "no-such-ref")
     assert bad.exit_code == 2
     assert "no-such-ref" in bad.output
+
+
+def test_metrics_of_other_packages_are_shown_and_a_worse_one_needs_a_reason(
+    repository: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = """
+        from perfsuite.results import Metric
+
+        WEIGHTS = Metric(
+            name="weights", label="weights", unit="bytes", better="lower", judged="exact",
+            tolerances={"cpu": 0.01, "cuda": 0.01}, read=lambda run: None,
+        )
+    """
+    uninstall = install(
+        tmp_path_factory.mktemp("site"),
+        monkeypatch,
+        package="extra-weights",
+        group=METRICS,
+        entry_points={"weights": "extra_weights:WEIGHTS"},
+        modules={"extra_weights": code},
+    )
+    measured("1", 5, figures=make_figures(extra={"weights": 2e9}))
+    assert "weights: new -> 1.86 GiB" in invoke("accept").output
+    assert "weights: 1.86 GiB, 1.86 GiB, " in invoke("show", "*").output
+    measured("2", 5, figures=make_figures(extra={"weights": 4e9}))
+    result = invoke("accept")
+    assert result.exit_code == 1
+    assert "weights gets worse (1.86 GiB -> 3.73 GiB): say why with --reason" in result.output
+    uninstall()
+    assert "weights (its package is not installed): 2,000,000,000.0, " in invoke("show", "*").output
+    assert invoke("accept").exit_code == 0

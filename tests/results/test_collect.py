@@ -8,9 +8,12 @@ import pytest
 
 from perfsuite import Script, documents
 from perfsuite.case.case import Case, CaseFile
+from perfsuite.extensions import METRICS
 from perfsuite.results.rank_report import Failure, Memory, Observed
 from perfsuite.results.run import DeviceHealth, Health
+from perfsuite.results.run_dir import RunDir
 from tests.collected import COMMAND_FAILED, FLOPS, TIMEOUT, collected, crash, failure_of, on_gpu
+from tests.packages import install
 from tests.samples import make_case, make_machine, make_report, write_launch
 
 
@@ -287,3 +290,53 @@ def test_as_many_ranks_as_the_case_has(tmp_path: Path, world: int) -> None:
     assert run.failure is None
     assert len(run.memory) == world
     assert run.figures.tokens_per_s_per_device == pytest.approx(2560 / world)
+
+
+# Metrics of other packages
+
+
+@pytest.fixture
+def extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installs a metric that ranks record, and one that is read out of the launch."""
+    code = """
+        from perfsuite.results import Metric
+
+        def metric(name, **how):
+            return Metric(name=name, label=name, unit="", better="lower", judged="shown", **how)
+
+        EQUAL = metric("equal", across_ranks="equal", recorder=object)
+        STEPS = metric("steps", read=lambda run: run.figures.tokens_per_s)
+    """
+    install(
+        tmp_path / "site",
+        monkeypatch,
+        package="extra-metrics",
+        group=METRICS,
+        entry_points={"equal": "extra_metrics:EQUAL", "steps": "extra_metrics:STEPS"},
+        modules={"extra_metrics": code},
+    )
+
+
+def write_extra(directory: Path, *values: float) -> RunDir:
+    reports = [make_report(rank, extra={"equal": value}) for rank, value in enumerate(values)]
+    run_dir = write_launch(directory, *reports)
+    request = documents.read(run_dir.case, CaseFile)
+    documents.write(run_dir.case, request.replace(metrics=("equal", "steps")))
+    return run_dir
+
+
+@pytest.mark.usefixtures("extra")
+def test_a_run_has_the_metrics_of_other_packages_that_its_case_file_names(tmp_path: Path) -> None:
+    run = collected(write_extra(tmp_path / "a", 3.0, 3.0))
+    assert run.failure is None
+    assert run.figures.extra == {"equal": 3.0, "steps": run.figures.tokens_per_s}
+    plain = collected(write_launch(tmp_path / "b", make_report(0), make_report(1)))
+    assert plain.figures == run.figures.replace(extra={})
+
+
+@pytest.mark.usefixtures("extra")
+def test_ranks_that_disagree_on_a_metric_that_has_to_be_equal_are_a_failure(tmp_path: Path) -> None:
+    failure = collected(write_extra(tmp_path / "a", 3.0, 4.0)).failure
+    assert failure is not None
+    assert failure.kind == "ranks_disagree"
+    assert failure.message.startswith("ranks disagree on equal (rank 0: 3, rank 1: 4)")

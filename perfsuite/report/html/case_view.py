@@ -1,4 +1,4 @@
-"""One case of the HTML report: its figures as tables of text, its series as charts. Pure.
+"""Prepares one case of the HTML page: its figures as tables of text, its series as charts. Pure.
 
 Imports neither torch nor pytest. Text is escaped where it becomes HTML: in the template and in the charts.
 """
@@ -41,7 +41,7 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A figure of the overview, with the number that it is sorted by."""
+    """A cell of the overview: its text, and the number that rows are sorted by."""
 
     text: str
     number: float | None
@@ -49,7 +49,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class CaseView:
-    """What the template shows of a result."""
+    """What the template shows of one case."""
 
     anchor: str
     result: Measurement
@@ -61,9 +61,9 @@ class CaseView:
     steps: list[Figure]
     band: Band | None
     compared: bool
-    """Whether there was a baseline to compare with, and all else was well enough to do so."""
+    """Whether a metric was compared with a baseline."""
     corrected: bool
-    """Whether the verdict corrects for the machine's own speed, which the charts do not."""
+    """Whether the verdict corrects for the machine's own speed. The charts do not."""
     loss: Figure | None
     health: list[Table]
     health_summary: str
@@ -75,12 +75,12 @@ class CaseView:
 
     @property
     def verdict(self) -> str:
-        """In a word, or what excuses a failure."""
+        """The outcome in a word, or what excuses a failure."""
         return summary.verdict(self.result)
 
     @property
     def marks(self) -> list[str]:
-        """What stands beside the verdict."""
+        """The marks beside the verdict."""
         return summary.marks(self.result)
 
 
@@ -137,10 +137,10 @@ def _cell(column: Column, result: Measurement) -> Cell:
 
 
 def _band(result: Measurement) -> Band | None:
-    """The baseline's median step time, from its tokens/s; up to the tolerance a step is not slower."""
+    """The baseline's median step time, computed from its tokens/s, and that time plus the tolerance."""
     check = next((check for check in result.verdict.checks if check.metric == TOKENS_PER_S.name), None)
-    told = [(run.figures.tokens_per_s, run.figures.step_s_p50) for run in result.runs]
-    tokens_per_step = next((speed * step_s for speed, step_s in told if speed and step_s), None)
+    speeds = [(run.figures.tokens_per_s, run.figures.step_s_p50) for run in result.runs]
+    tokens_per_step = next((speed * step_s for speed, step_s in speeds if speed and step_s), None)
     if check is None or not check.baseline or tokens_per_step is None:
         return None
     baseline_s = tokens_per_step / check.baseline
@@ -150,59 +150,61 @@ def _band(result: Measurement) -> Band | None:
 
 def _steps(result: Measurement, band: Band | None, anchor: str) -> list[Figure]:
     range_s = charts.step_range(result.runs, band)
-    found = []
+    figures = []
     for number, run in enumerate(result.runs, 1):
         if not run.step_s:
             continue
         title = f"Launch {number}: time of each step"
         key = f"{anchor}:steps-{number}"
         chart = charts.steps(run, key=key, title=title, range_s=range_s, band=band)
-        found.append(Figure(chart=chart, caption=_steps_caption(result, number, run, range_s[1])))
-    return found
+        figures.append(Figure(chart=chart, caption=_steps_caption(result, number, run, range_s[1])))
+    return figures
 
 
 def _steps_caption(result: Measurement, number: int, run: Run, highest_s: float) -> str:
-    told = [f"Launch {number}"]
+    parts = [f"Launch {number}"]
     if run.figures.step_s_p50 is not None:
-        told[0] += f": median {duration(run.figures.step_s_p50)}"
+        parts[0] += f": median {duration(run.figures.step_s_p50)}"
     if run.slowest_rank is not None:
-        told.append(f"rank {run.slowest_rank} was slowest most often")
+        parts.append(f"rank {run.slowest_rank} was slowest most often")
     if number in result.verdict.unhealthy_launches:
-        told.append("set aside, the machine was not well")
+        parts.append("set aside, the machine was not well")
     if beyond := charts.beyond(run, highest_s):
         step = max(beyond, key=lambda step: run.step_s[step])
         longest = f"{duration(run.step_s[step])} at step {step}"
         measured = " measured" if run.measured_steps else ""
-        told.append(
+        parts.append(
             f"1{measured} step is off the scale (▲): {longest}"
             if len(beyond) == 1
             else f"{len(beyond)}{measured} steps are off the scale (▲), the longest {longest}"
         )
     if lost := sum(not math.isfinite(step_s) for step_s in run.step_s):
-        told.append(f"{lost} without a finite time: a gap in the line")
+        parts.append(f"{lost} without a finite time: a gap in the line")
     if len(run.step_s) > 2 * charts.BUCKETS:
         per = len(run.step_s) / charts.BUCKETS
-        told.append(f"of every {per:.0f} steps the shortest and the longest are drawn")
-    return "; ".join(told) + "."
+        parts.append(f"of every {per:.0f} steps the shortest and the longest are drawn")
+    return "; ".join(parts) + "."
 
 
 def _loss_caption(runs: Sequence[Run]) -> str:
     curves = [run.loss for run in runs if run.loss]
-    told = "Loss, mean over ranks" + (f": {len(curves)} launches over each other" if len(curves) > 1 else "")
-    told += f"; at the end {curves[-1][-1]:.4f}"
+    caption = "Loss, mean over ranks" + (
+        f": {len(curves)} launches over each other" if len(curves) > 1 else ""
+    )
+    caption += f"; at the end {curves[-1][-1]:.4f}"
     longest = max(map(len, curves))
     if longest > 2 * charts.BUCKETS:
-        told += f"; of every {longest / charts.BUCKETS:.0f} steps the lowest and the highest are drawn"
-    return told + "."
+        caption += f"; of every {longest / charts.BUCKETS:.0f} steps the lowest and the highest are drawn"
+    return caption + "."
 
 
 def _tracebacks(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    found = []
+    tracebacks = []
     for number, run in enumerate(runs, 1):
         if run.failure is not None and run.failure.traceback:
             where = "" if run.failure.rank is None else f" of rank {run.failure.rank}"
-            found.append((f"Launch {number}, traceback{where}", run.failure.traceback.rstrip()))
-    return found
+            tracebacks.append((f"Launch {number}, traceback{where}", run.failure.traceback.rstrip()))
+    return tracebacks
 
 
 def _command(result: Measurement) -> str:

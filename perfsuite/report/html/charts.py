@@ -1,4 +1,7 @@
-"""Charts as inline SVG: numbers in, markup out. Imports neither torch nor pytest.
+"""Draws charts as inline SVG: numbers in, markup out. Imports neither torch nor pytest.
+
+By hand, because the page must work offline without any script but its own, say its figures to screen readers,
+and follow the reader's light or dark colours: pygal and plotly draw with scripts or fixed colours.
 
 Each chart is an image with a title and a description that holds its key figures, for those who do not see it.
 Colours are left to the style sheet; nothing is told by colour alone.
@@ -25,8 +28,8 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 8, 14, 30
 BUCKETS = 150
 """A series of more than twice as many points is drawn as the lowest and the highest of each bucket."""
 ROOM = 0.35
-"""Of the range of ordinary steps, left free above them. Longer steps are marked at the upper edge, lest they
-flatten all others."""
+"""Share of the range of ordinary steps that is left free above and below them. Longer steps are marked at the
+upper edge: drawn to scale they would flatten all others."""
 
 Point = tuple[int, float]
 
@@ -41,7 +44,7 @@ class Band:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """From values to pixels."""
+    """Maps values to pixels."""
 
     low: float
     high: float
@@ -49,12 +52,12 @@ class Scale:
     end: float
 
     def __call__(self, value: float) -> float:
-        """Values off the scale are drawn at its edge."""
+        """Return the pixel of a value; a value off the scale is drawn at its edge."""
         share = (value - self.low) / (self.high - self.low)
         return self.start + min(max(share, 0), 1) * (self.end - self.start)
 
     def ticks(self, most: int = 4) -> list[float]:
-        """Round values on the scale, at most `most` + 1."""
+        """Return round values on the scale, at most `most` + 1."""
         rough = (self.high - self.low) / most
         magnitude = 10 ** math.floor(math.log10(rough))
         step = next(factor * magnitude for factor in (1, 2, 5, 10) if factor * magnitude >= 0.999 * rough)
@@ -63,7 +66,7 @@ class Scale:
 
 
 def thin(values: Sequence[float], buckets: int = BUCKETS) -> list[Point]:
-    """The series as (index, value); of a long one each bucket's lowest and highest: no stall is lost."""
+    """Return a series as (index, value); of a long one each bucket's lowest and highest: no stall is lost."""
     points = list(enumerate(values))
     if len(points) <= 2 * buckets:
         return points
@@ -84,7 +87,7 @@ def _value(point: Point) -> float:
 
 
 def step_range(runs: Sequence[Run], band: Band | None) -> tuple[float, float]:
-    """Between which step times in seconds are drawn to scale, for all launches of a case alike."""
+    """Return the lowest and the highest step time in seconds that is drawn to scale in a case's launches."""
     measured = [step for run in runs for step in run.measured_steps if math.isfinite(step)]
     every = measured or [step for run in runs for step in run.step_s if math.isfinite(step)]
     ordinary = quantiles(every, n=20, method="inclusive") if len(every) > 1 else every or [1.0]
@@ -95,7 +98,7 @@ def step_range(runs: Sequence[Run], band: Band | None) -> tuple[float, float]:
 
 
 def steps(run: Run, *, key: str, title: str, range_s: tuple[float, float], band: Band | None) -> Markup:
-    """Every step of a launch; the measured window; the baseline and what is allowed."""
+    """Draw every step of a launch, the measured window, the baseline and what is allowed."""
     unit, factor = ("s", 1.0) if range_s[1] >= 10 else ("ms", 1e3)
     x = Scale(low=0, high=max(len(run.step_s) - 1, 1), start=LEFT, end=WIDTH - RIGHT)
     y = Scale(low=range_s[0] * factor, high=range_s[1] * factor, start=HEIGHT - BOTTOM, end=TOP)
@@ -115,34 +118,34 @@ def steps(run: Run, *, key: str, title: str, range_s: tuple[float, float], band:
     body.append(_axes(x, y, unit, "step"))
     body += _curve("line", thin(series), x, y)
     body += [_off_scale(x(step), y.end) for step in beyond(run, range_s[1])]
-    return _image(key, title, _told_steps(run, band), body)
+    return _image(key, title, _description(run, band), body)
 
 
 def beyond(run: Run, highest_s: float) -> list[int]:
-    """The measured steps that are off the scale; all such steps of a launch that has no measured window."""
+    """Return the measured steps that are off the scale; without a measured window, all such steps."""
     start, stop = run.window if run.measured_steps else (0, len(run.step_s))
     return [step for step in range(start, stop) if highest_s < run.step_s[step] < math.inf]
 
 
-def _told_steps(run: Run, band: Band | None) -> str:
+def _description(run: Run, band: Band | None) -> str:
     figures, (start, stop) = run.figures, run.window
-    told = f"{len(run.step_s)} steps"
+    description = f"{len(run.step_s)} steps"
     if start < stop:
-        told += f", measured from step {start} to {stop - 1}"
+        description += f", measured from step {start} to {stop - 1}"
     if figures.step_s_p50 is not None:
-        told += f": median {duration(figures.step_s_p50)}"
+        description += f": median {duration(figures.step_s_p50)}"
     if figures.step_s_p95 is not None:
-        told += f", 95th percentile {duration(figures.step_s_p95)}"
+        description += f", 95th percentile {duration(figures.step_s_p95)}"
     if finite := [(value, step) for step, value in enumerate(run.step_s) if math.isfinite(value)]:
         value, step = max(finite)
-        told += f"; longest {duration(value)} at step {step}"
+        description += f"; longest {duration(value)} at step {step}"
     if band is not None:
-        told += f". Baseline {duration(band.baseline_s)}, allowed up to {duration(band.allowed_s)}"
-    return told + "."
+        description += f". Baseline {duration(band.baseline_s)}, allowed up to {duration(band.allowed_s)}"
+    return description + "."
 
 
 def losses(runs: Sequence[Run], *, key: str, title: str) -> Markup | None:
-    """The loss curves of all launches, over each other; None where there is no loss."""
+    """Draw the loss curves of all launches over each other; None where there is no loss."""
     curves = [run.loss for run in runs if run.loss]
     finite = [loss for curve in curves for loss in curve if math.isfinite(loss)]
     if not finite:
@@ -154,16 +157,16 @@ def losses(runs: Sequence[Run], *, key: str, title: str) -> Markup | None:
     body = [_axes(x, y, "", "step")]
     for curve in curves:
         body += _curve("line", thin(curve), x, y)
-    told = "; ".join(
+    description = "; ".join(
         f"launch {number}: from {run.loss[0]:.4f} to {run.loss[-1]:.4f}"
         for number, run in enumerate(runs, 1)
         if run.loss
     )
-    return _image(key, title, f"{told}.", body)
+    return _image(key, title, f"{description}.", body)
 
 
 def interval(check: Check, *, key: str) -> Markup | None:
-    """A metric's change with its 99 % interval, against no change and what is allowed."""
+    """Draw a metric's change with its 99 % interval, beside no change and what is allowed."""
     if check.worsening is None or not math.isfinite(check.worsening):
         return None
     low, high = check.interval or (check.worsening, check.worsening)
@@ -178,12 +181,14 @@ def interval(check: Check, *, key: str) -> Markup | None:
         _line("interval", x(low), middle, x(high), middle),
         Markup('<circle class="estimate" cx="{:.1f}" cy="{:.1f}" r="4"/>').format(x(check.worsening), middle),
     ]
-    told = f"{check.worsening:+.1%}, 99 % interval {low:+.1%} to {high:+.1%}, {check.tolerance:.1%} allowed."
-    return _image(key, f"Change of {check.label}", told, body, width=width, height=height)
+    description = (
+        f"{check.worsening:+.1%}, 99 % interval {low:+.1%} to {high:+.1%}, {check.tolerance:.1%} allowed."
+    )
+    return _image(key, f"Change of {check.label}", description, body, width=width, height=height)
 
 
 def bars(pairs: Sequence[Pair], *, key: str, title: str, unit: str) -> Markup:
-    """Two bars a pair: published hollow, measured solid, each with its figure."""
+    """Draw two bars for each pair, published hollow and measured solid, with their figures."""
     top = max((value for pair in pairs for value in (pair.published, pair.measured or 0)), default=0)
     row, bar, width, room = 58, 14, 480, 130
     x = Scale(low=0, high=top or 1, start=0, end=width - room)
@@ -197,13 +202,18 @@ def bars(pairs: Sequence[Pair], *, key: str, title: str, unit: str) -> Markup:
             at = y + 20 + place * (bar + 3)
             body.append(_rect(kind, 0.5, at, max(x(value), 1), bar))
             body.append(_text("value", x(value) + 6, at + 11, f"{_figure(value)} {kind}"))
-    told = "; ".join(
+    description = "; ".join(
         f"{pair.label}: published {_figure(pair.published)}"
         + (f", measured {_figure(pair.measured)}" if pair.measured is not None else "")
         for pair in pairs
     )
     return _image(
-        key, title, f"In {unit}. {told}." if unit else f"{told}.", body, width=width, height=row * len(pairs)
+        key,
+        title,
+        f"In {unit}. {description}." if unit else f"{description}.",
+        body,
+        width=width,
+        height=row * len(pairs),
     )
 
 
@@ -212,12 +222,20 @@ def _figure(value: float) -> str:
 
 
 def _image(
-    key: str, title: str, told: str, body: Sequence[Markup], *, width: int = WIDTH, height: int = HEIGHT
+    key: str,
+    title: str,
+    description: str,
+    body: Sequence[Markup],
+    *,
+    width: int = WIDTH,
+    height: int = HEIGHT,
 ) -> Markup:
     return Markup(
         '<svg class="chart" role="img" viewBox="0 0 {width} {height}" aria-labelledby="{key}-t {key}-d">'
-        '<title id="{key}-t">{title}</title><desc id="{key}-d">{told}</desc>{body}</svg>'
-    ).format(key=key, title=title, told=told, width=width, height=height, body=Markup("").join(body))
+        '<title id="{key}-t">{title}</title><desc id="{key}-d">{description}</desc>{body}</svg>'
+    ).format(
+        key=key, title=title, description=description, width=width, height=height, body=Markup("").join(body)
+    )
 
 
 def _axes(x: Scale, y: Scale, unit: str, below: str) -> Markup:

@@ -1,4 +1,4 @@
-"""Sessions as one self-contained HTML page, that works offline. Imports neither torch nor pytest.
+"""Makes one HTML page of sessions, which works offline. Imports neither torch nor pytest.
 
 Everything from data is escaped. Beyond that, the page's own policy (CSP) forbids every script and style but
 its own, and every request.
@@ -28,7 +28,7 @@ from perfsuite.results.session_file import SessionFile
 
 
 def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTable] = ()) -> str:
-    """The page of one or more sessions."""
+    """Return the page of one or more sessions."""
     unit = summary.speed_unit(result for session in sessions for result in session.results)
     extra = extras([result for session in sessions for result in session.results])
     views = _views(sessions, overview(unit, extra))
@@ -74,7 +74,7 @@ def _views(sessions: Sequence[SessionFile], columns: Sequence[Column]) -> list[C
 
 
 def _columns(views: Sequence[CaseView]) -> list[str]:
-    """Of the overview: those that any case has a figure for."""
+    """The headings of the overview: those for which any case has a figure."""
     known = [{name for name, cell in view.summary.items() if cell.number is not None} for view in views]
     return [name for name in (views[0].summary if views else ()) if name in set().union(*known)]
 

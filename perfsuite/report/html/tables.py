@@ -1,4 +1,4 @@
-"""The tables of one case in the HTML report: figures as text, for people. Pure.
+"""Makes the tables of one case on the HTML page: figures as text. Pure.
 
 Imports neither torch nor pytest. Nothing is escaped here: that is the template's part.
 """
@@ -28,7 +28,7 @@ from perfsuite.results.session_file import Measurement
 T = TypeVar("T")
 
 NONE = "\N{EN DASH}"
-"""In the place of a figure that is not known."""
+"""Stands where a figure is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +49,12 @@ class Table:
 
 
 def known(value: T | None, tell: Callable[[T], str]) -> str:
-    """A figure as `tell` says it, or `NONE`."""
+    """Return a figure as `tell` writes it, or `NONE`."""
     return NONE if value is None else tell(value)
 
 
 def checks(result: Measurement, anchor: str) -> Table | None:
-    """Each metric against its baseline; None if none was judged. `anchor` begins the ids of the charts."""
+    """Return the table of the judged metrics; None if none was judged. `anchor` begins the charts' ids."""
     rows = []
     for check in result.verdict.checks:
         low, high = check.interval or (None, None)
@@ -141,7 +141,7 @@ def _memory(ranks: Sequence[Memory]) -> tuple[str, str, str, str]:
 
 
 def health(runs: Sequence[Run]) -> list[Table]:
-    """GPUs and cores while steps were made, launch by launch; empty where nothing was sampled."""
+    """Return the tables of GPUs and cores while steps were made; empty where nothing was sampled."""
     seen = [(str(number), run.health) for number, run in enumerate(runs, 1) if run.health is not None]
     devices = [(number, device) for number, health in seen for device in health.devices]
     tables = []
@@ -171,20 +171,20 @@ def health(runs: Sequence[Run]) -> list[Table]:
 
 
 def health_summary(runs: Sequence[Run]) -> str:
-    """The worst of each figure in a line."""
+    """Return the worst of each figure of GPUs and cores, in one line."""
     seen = [run.health for run in runs if run.health is not None]
     devices = [device for health in seen for device in health.devices]
-    told = []
+    parts = []
     if clocks := [device.sm_clock_mhz_min for device in devices if device.sm_clock_mhz_min is not None]:
-        told.append(f"SM clock at least {min(clocks):,.0f} MHz")
+        parts.append(f"SM clock at least {min(clocks):,.0f} MHz")
     if temperatures := [device.temperature_c for device in devices if device.temperature_c is not None]:
-        told.append(f"up to {max(temperatures):.0f} °C")
+        parts.append(f"up to {max(temperatures):.0f} °C")
     if shares := [device.throttled for device in devices if device.throttled is not None]:
         worst = {name: max(share.get(name, 0) for share in shares) for share in shares for name in share}
-        told.append(f"throttled: {_throttled(worst)}")
+        parts.append(f"throttled: {_throttled(worst)}")
     if foreign := [health.foreign_cpu for health in seen if health.foreign_cpu is not None]:
-        told.append(f"other processes used up to {max(foreign):.0%} of the cores' time")
-    return "; ".join(told) or "what was sampled"
+        parts.append(f"other processes used up to {max(foreign):.0%} of the cores' time")
+    return "; ".join(parts) or "what was sampled"
 
 
 def _device(device: DeviceHealth) -> tuple[str, ...]:
@@ -203,8 +203,8 @@ def _device(device: DeviceHealth) -> tuple[str, ...]:
 
 def _throttled(shares: dict[str, float]) -> str:
     reasons = [(name, share) for name, share in shares.items() if share and name != "GpuIdle"]
-    told = [f"{name} {share:.0%}" + (" (bad)" if name in BAD_REASONS else "") for name, share in reasons]
-    return ", ".join(told) or "no"
+    shown = [f"{name} {share:.0%}" + (" (bad)" if name in BAD_REASONS else "") for name, share in reasons]
+    return ", ".join(shown) or "no"
 
 
 def _cores(health: Health) -> tuple[str, ...]:
@@ -218,7 +218,7 @@ def _cores(health: Health) -> tuple[str, ...]:
 
 
 def settings(runs: Sequence[Run]) -> Table:
-    """What ran, and in what environment, in the last launch that told."""
+    """Return the table of what the workers observed in the last launch that has it."""
     observed = next((run.observed for run in reversed(runs) if run.observed is not None), None)
     kinds: dict[str, dict[str, str]] = {}
     if observed is not None:
@@ -226,6 +226,6 @@ def settings(runs: Sequence[Run]) -> Table:
     kinds["before the workload"] = {
         name: f"{rate:,.4g}" for run in runs[-1:] for name, rate in run.device_probe.items()
     }
-    rows = [(name, value, kind) for kind, told in kinds.items() for name, value in told.items()]
+    rows = [(name, value, kind) for kind, entries in kinds.items() for name, value in entries.items()]
     caption = "From the last launch. Settings must equal the baseline's, the environment need not."
     return Table(caption=caption, headers=("name", "value", "kind"), rows=rows)
