@@ -4,12 +4,15 @@ PYTHON ?= python3
 ARGS ?=
 HARDWARE ?= cpu
 OUT ?= out
+SAMPLE ?= 0
+SEED ?= 0
 RESULTS ?=
 AS_PERFSUITE = -c user.name=perfsuite -c user.email=perfsuite@users.noreply.github.com
-export BASE CASES HARDWARE OUT REASON
+export BASE CASES HARDWARE OUT REASON TAG
 
-.PHONY: bench comparisons test versions test-lowest test-newest check unit selftest gpu-day format figures \
-	history-figures pictures browser clean night summary keep pages drift issue compare refresh propose git-login
+.PHONY: bench comparisons test versions test-lowest test-newest check unit docs dist mutants selftest gpu-day \
+	format figures history-figures pictures browser clean night summary history keep pages site drift issue \
+	compare refresh propose git-login
 
 bench: .venv/installed  ## measure a tiny model by every framework, compare with the last time
 	.venv/bin/pytest bench_cases/test_cpu.py $(ARGS)
@@ -20,7 +23,7 @@ comparisons: .venv/installed  ## the tiny twins of the published comparisons, on
 		--perf-store=.perfsuite/comparisons $(ARGS); status=$$?; \
 	.venv/bin/perfsuite report --comparison all --store .perfsuite/comparisons && exit $$status
 
-test: check unit  ## lint, types and the whole test suite
+test: check docs unit  ## lint, types, the documentation and the whole test suite
 
 versions:  ## the tests on the lowest torch that pyproject.toml names, and on the newest: 8 GB, half an hour each
 	$(MAKE) test-lowest PYTHON=python3.11
@@ -30,19 +33,34 @@ check: .venv/installed
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	.venv/bin/lint-imports --no-logo
 	.venv/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	.venv/bin/zizmor --offline --persona pedantic .github
 
 unit: .venv/installed
 	.venv/bin/pytest tests --numprocesses=2 $(ARGS)
 
+docs: .venv/installed  ## the documentation in build/docs, from build/docs/index.html on; warnings are errors
+	.venv/bin/sphinx-build --quiet --fail-on-warning --keep-going --doctree-dir build/doctrees docs build/docs
+
+dist: .venv-dist/installed  ## TAG=v0.1.0: sdist and wheel in dist/, checked; without TAG whatever the version is
+	rm -rf dist
+	.venv-dist/bin/python -m build
+	.venv-dist/bin/twine check --strict dist/*
+	.venv-dist/bin/check-wheel-contents dist/*.whl
+	version=$$(basename dist/*.tar.gz .tar.gz); [ "$${TAG:-v$${version#perfsuite-}}" = "v$${version#perfsuite-}" ] || \
+		{ echo "the tag is $$TAG, __version__ in perfsuite/__init__.py makes $$version: change one of them"; exit 1; }
+
 test-lowest test-newest: test-%: .venv-%/installed
 	.venv-$*/bin/pytest tests --numprocesses=2 -m "not simulation and not browser" $(ARGS)
+
+mutants: .venv/installed  ## SAMPLE=90 SEED=1: change one token at a time, and list what no unit test notices
+	nice -n 10 .venv/bin/python -m tests.mutants --sample $(SAMPLE) --seed $(SEED) $(ARGS)
 
 selftest: .venv/installed  ## inject every fault into real training, and see each caught (some minutes)
 	.venv/bin/perfsuite selftest
 
-gpu-day: .venv/installed  ## OUT=out: what only a GPU can show, in three parts (half an hour; tests/gpu/README.md)
+gpu-day: .venv/installed  ## OUT=out: what only a GPU can show, in three parts (half an hour; docs/gpu-day.md)
 	tests/gpu/day.sh 1 "$$OUT"; tests/gpu/day.sh 2 "$$OUT"; tests/gpu/day.sh 3 "$$OUT"
 
 figures: .venv/installed  ## what perfsuite itself costs
@@ -50,7 +68,7 @@ figures: .venv/installed  ## what perfsuite itself costs
 	.venv/bin/python -m tests.benchmarks.overhead
 	.venv/bin/python -m tests.benchmarks.report
 
-pictures: .venv/installed  ## docs/: the report of RESULTS or of the newest session here; a history (15 minutes)
+pictures: .venv/installed  ## docs/images/: the report of RESULTS or of the newest session here; a history (15 minutes)
 	.venv/bin/python -m tests.benchmarks.pictures $(RESULTS)
 	.venv/bin/python -m tests.benchmarks.history_picture
 
@@ -80,7 +98,7 @@ summary:  ## OUT: what is shown on the job's own page
 git-login:  ## git pushes with the token in GH_TOKEN
 	gh auth setup-git
 
-keep: .venv/installed  ## the results in nights/ into the branch perfsuite-history, which is pushed
+history:  ## the branch perfsuite-history in history/, empty if there is no such branch yet
 	rm -rf history
 	git worktree prune
 	if git rev-parse --quiet --verify origin/perfsuite-history; then \
@@ -89,6 +107,8 @@ keep: .venv/installed  ## the results in nights/ into the branch perfsuite-histo
 		git worktree add --force --detach history && \
 		git -C history checkout --quiet --orphan perfsuite-history && git -C history rm -rfq .; \
 	fi
+
+keep: .venv/installed history  ## the results in nights/ into the branch perfsuite-history, which is pushed
 	.venv/bin/perfsuite history add nights/*/results.json --history history
 	git -C history add --all
 	git -C history diff --cached --quiet || git -C history $(AS_PERFSUITE) commit --quiet -m "Results of a night"
@@ -97,6 +117,13 @@ keep: .venv/installed  ## the results in nights/ into the branch perfsuite-histo
 pages: .venv/installed  ## OUT=site: asv pages of history/ in site/html
 	.venv/bin/perfsuite history publish "$$OUT" --history history \
 		--commit-url "$${GITHUB_SERVER_URL:-https://github.com}/$${GITHUB_REPOSITORY:-}/commit/"
+
+site: docs  ## the documentation in build/site, asv pages of the branch perfsuite-history in build/site/history
+	rm -rf build/site build/pages
+	cp -r build/docs build/site
+	if git rev-parse --quiet --verify origin/perfsuite-history; then \
+		$(MAKE) history pages OUT=build/pages && cp -r build/pages/html build/site/history; \
+	fi
 
 drift: .venv/installed  ## OUT=trend: what crept in history/, also onto the job's own page; status 0 if found
 	mkdir -p "$$OUT"
@@ -149,5 +176,10 @@ propose:  ## HARDWARE=h100: the new baselines as a pull request, whose text GitH
 		--editable ".[dev]" "$(TORCH)"
 	touch $@
 
+.venv-dist/installed: constraints.txt
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python -m pip install --quiet --constraint constraints.txt build check-wheel-contents twine
+	touch $@
+
 clean:  ## what can be made again; not .perfsuite, where measurements are
-	rm -rf .venv .venv-lowest .venv-newest .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-lowest .venv-newest .venv-dist .pytest_cache .mypy_cache .ruff_cache build dist

@@ -9,6 +9,7 @@
     ├── GitHubError      gh, GitHub's command line, failed or is missing
     ├── LaunchError      a job that cannot be ended
     ├── MachineError     a machine that cannot be measured on as it is set up: names the GPU and what to do
+    ├── PackageError     an optional package that is not installed: with the command that installs it
     ├── PublishError     history pages that could not be made: with what asv said
     ├── MismatchError    what runs is not what was asked for; raised in a worker
     ├── ReportError      rank reports that do not fit together
@@ -55,6 +56,10 @@ class LaunchError(PerfsuiteError):
 
 class MachineError(PerfsuiteError):
     """A machine that cannot be measured on as it is set up."""
+
+
+class PackageError(PerfsuiteError):
+    """An optional package that is not installed."""
 
 
 class PublishError(PerfsuiteError):

@@ -13,7 +13,7 @@ package.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
@@ -25,6 +25,8 @@ FRAMEWORKS: Group = "perfsuite.frameworks"
 METRICS: Group = "perfsuite.metrics"
 LAUNCHERS: Group = "perfsuite.launchers"
 GROUPS: tuple[Group, ...] = (FRAMEWORKS, METRICS, LAUNCHERS)
+BUILT_IN_LAUNCHERS = frozenset({"local"})
+"""Names that no other package may give to a launcher. No option chooses a launcher yet."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,18 @@ def find(group: Group, name: str, *, built_in: Collection[str] = ()) -> Extensio
 def names(group: Group, *, built_in: Collection[str] = ()) -> list[str]:
     """Every name of a group, sorted: those built in, and those of other packages."""
     return sorted({*built_in, *(each.name for each in installed(group))})
+
+
+def problems(group: Group, built_in: Collection[str], load: Callable[[Extension], object]) -> list[str]:
+    """What is wrong with the extensions of a group, one message each; imports them all by `load`."""
+    messages = []
+    for name in sorted({each.name for each in installed(group)}):
+        try:
+            if (extension := find(group, name, built_in=built_in)) is not None:
+                load(extension)
+        except ExtensionError as error:
+            messages.append(str(error))
+    return messages
 
 
 def _taken(group: Group, name: str, first: str, second: Extension) -> ExtensionError:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import pytest
 
 from perfsuite import documents
-from perfsuite.frameworks.base import EXTRAS
+from perfsuite.frameworks.base import TRAINING
 from perfsuite.plugin_options import SESSION
 
 
@@ -71,7 +71,7 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
     """Add hardware and framework versions to pytest-benchmark's JSON."""
     machine_info["hardware"] = documents.plain(config.stash[SESSION].host.machine)
     versions = {}
-    for package in ("torch", "transformers", "accelerate", "nanotron", *sorted(EXTRAS)):
+    for package in TRAINING:
         with contextlib.suppress(PackageNotFoundError):
             versions[package] = version(package)
     machine_info["frameworks"] = versions

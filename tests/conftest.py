@@ -40,7 +40,7 @@ def _only_gpu_tests(config: pytest.Config) -> bool:
 def _lock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Sessions under test, and the processes of xdist, do not queue behind each other."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(LOCK_FILE, str(tmp_path_factory.mktemp("lock") / "perfsuite.launch.lock"))
+        patch.setenv(LOCK_FILE, str(tmp_path_factory.mktemp("lock") / "perfsuite.lock"))
         yield
 
 

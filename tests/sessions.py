@@ -7,7 +7,7 @@ from random import Random
 from statistics import fmean, median, quantiles
 
 from perfsuite.case.case import Case, Topology
-from perfsuite.case.model import MODELS
+from perfsuite.case.catalog import MODELS
 from perfsuite.frameworks.fake import Fake
 from perfsuite.results.baseline import from_runs
 from perfsuite.results.rank_report import Failure, Memory, Observed

@@ -58,7 +58,10 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     makefile = (ROOT / "Makefile").read_text()
     assert SELFTEST in makefile
     (here / "Makefile").write_text(makefile.replace(SELFTEST, f"{SELFTEST} --framework fake"))
-    (here / ".gitignore").write_text(".venv\n.perfsuite/\nout/\nsite/\nnights/\nhistory/\n__pycache__/\n")
+    (here / ".gitignore").write_text(".venv\n.perfsuite/\nbuild/\nout/\nnights/\nhistory/\n__pycache__/\n")
+    (here / "docs").mkdir()
+    (here / "docs" / "index.md").write_text("# A page\n")
+    shutil.copy(ROOT / "docs" / "conf.py", here / "docs")
     for name in ("pyproject.toml", "constraints.txt"):
         (here / name).write_text("")
     git(here, "init", "--quiet", "--initial-branch=main")
@@ -90,6 +93,7 @@ def use_this_interpreter(where: Path) -> None:
     scripts = {
         "python": f'[ "$2" = pip ] || exec {sys.executable} "$@"',
         "pytest": f'exec {sys.executable} -m pytest "$@"',
+        "sphinx-build": f'exec {sys.executable} -m sphinx "$@"',
         "perfsuite": f"exec {sys.executable} -c 'from perfsuite.cli.app import app; app()' \"$@\"",
     }
     directory = where / ".venv" / "bin"
@@ -128,8 +132,9 @@ def test_a_night_is_reported_kept_published_and_an_issue_opened(
     kept = git(repository, "ls-tree", "-r", "--name-only", "origin/perfsuite-history").splitlines()
     assert len([name for name in kept if not name.startswith("cases/")]) == 1, "the same session once"
     assert git(repository, "rev-parse", "--abbrev-ref", "HEAD") == "main"
-    make(repository, "pages", OUT="site")
-    assert (repository / "site" / "html" / "index.html").exists()
+    make(repository, "site")
+    assert "A page" in (repository / "build" / "site" / "index.html").read_text()
+    assert "asv" in (repository / "build" / "site" / "history" / "index.html").read_text()
     make(repository, "drift", OUT="nights/trend")
     assert "2 series in 1 sessions" in (tmp_path / "summary").read_text()
     make(repository, "issue", RUN_URL="https://example.org/runs/0")
@@ -154,10 +159,50 @@ def test_ci_tests_the_lowest_torch_and_python_that_pyproject_names() -> None:
     assert matrix["python"][0] == project["requires-python"].removeprefix(">=")
 
 
+def test_the_site_is_published_before_there_is_a_history(repository: Path) -> None:
+    make(repository, "site")
+    assert (repository / "build" / "site" / "index.html").exists()
+    assert not (repository / "build" / "site" / "history").exists()
+
+
+def test_the_pages_of_a_night_are_those_of_a_push() -> None:
+    workflows = ROOT / ".github" / "workflows"
+    pages = yaml.safe_load((workflows / "pages.yml").read_text())
+    assert pages["jobs"]["build"]["steps"][-2]["run"] == "make site"
+    night = yaml.safe_load((workflows / "nightly.yml").read_text())["jobs"]["pages"]
+    assert night["uses"] == "$/.github/workflows/pages.yml"
+    granted = [job["permissions"] for job in pages["jobs"].values()]
+    assert night["permissions"] == {name: level for each in granted for name, level in each.items()}
+
+
+def test_a_release_needs_approval_and_no_password() -> None:
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    jobs = yaml.safe_load(text)["jobs"]
+    assert jobs["build"]["permissions"] == {"contents": "read"}
+    assert jobs["publish"]["permissions"] == {"id-token": "write"}
+    assert jobs["publish"]["environment"]["name"] == "pypi"
+    assert "secrets" not in text
+
+
+def test_a_tag_that_is_not_the_version_is_not_built(tmp_path: Path) -> None:
+    tools = tmp_path / ".venv-dist" / "bin"
+    tools.mkdir(parents=True)
+    for name in ("python", "twine", "check-wheel-contents"):
+        (tools / name).write_text("#!/bin/sh\nmkdir -p dist; touch dist/perfsuite-1.2.0.tar.gz\n")
+        (tools / name).chmod(0o755)
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "constraints.txt").write_text("")
+    (tmp_path / ".venv-dist" / "installed").touch()
+    make(tmp_path, "dist")
+    make(tmp_path, "dist", TAG="v1.2.0")
+    said = make(tmp_path, "dist", TAG="v1.3.0", status=2)
+    assert "the tag is v1.3.0, __version__ in perfsuite/__init__.py makes perfsuite-1.2.0: change one" in said
+
+
 def test_runners_with_gpus_install_no_torch_for_cpus() -> None:
     files = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
     jobs = [job for file in files for job in yaml.safe_load(file.read_text())["jobs"].values()]
-    measuring = [job for job in jobs if "self-hosted" in job["runs-on"]]
+    measuring = [job for job in jobs if "self-hosted" in job.get("runs-on", ())]
     assert len(measuring) == 3
     assert not [job for job in measuring if "PIP_EXTRA_INDEX_URL" in job.get("env", {})]
 

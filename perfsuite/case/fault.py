@@ -1,41 +1,38 @@
-"""Faults that can be injected into a run to test the gate, as data."""
+"""Faults that can be injected into a launch to test the gate, as data."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Self
+from typing import Literal, Self, get_args
 
 from perfsuite.documents import Data
 from perfsuite.errors import CaseError
 
-if TYPE_CHECKING:
-    pass
-
+Share = Literal["slowdown", "leak"]
+Plain = Literal["nan", "loss", "missing-metric", "missing-rank", "crash", "exit", "oom", "hang"]
 
 AT_STEP = 5
-
-
-_WITH_PERCENT = ("slowdown", "leak")
-
-
-_PLAIN = ("nan", "loss", "missing-metric", "missing-rank", "crash", "exit", "oom", "hang")
+"""The step, counted from 0, at which a fault that breaks down does so."""
 
 
 class Fault(Data):
-    """One fault and its size: a share (0.3 for 30 %), or for `stall` a number of steps."""
+    """One fault."""
 
-    kind: str
+    kind: Share | Plain | Literal["stall"]
     size: float = 0
+    """`slowdown`, `leak`: a share of the step time or of the peak memory (0.3 for 30 %). `stall`: a number of
+    steps. 0 for all others, which have no size."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From the text of `--perf-inject`. Raises `CaseError` naming what is allowed."""
-        if match := re.fullmatch(rf"({'|'.join(_WITH_PERCENT)})=(\d+(?:\.\d+)?)%", text):
-            return cls(kind=match[1], size=float(match[2]) / 100)
+        """The fault that `--perf-inject` names. Raises `CaseError` naming what is allowed."""
+        if match := re.fullmatch(rf"({'|'.join(get_args(Share))})=(\d+(?:\.\d+)?)%", text):
+            return cls.model_validate({"kind": match[1], "size": float(match[2]) / 100})
         if match := re.fullmatch(r"stall=([1-9]\d*)", text):
             return cls(kind="stall", size=float(match[1]))
-        if text in _PLAIN:
-            return cls(kind=text)
+        if text in get_args(Plain):
+            return cls.model_validate({"kind": text})
         raise CaseError(
-            f"--perf-inject {text!r}: give slowdown=P%, leak=P%, stall=N, or one of {', '.join(_PLAIN)}"
+            f"--perf-inject {text!r}: give slowdown=P%, leak=P%, stall=N, or one of "
+            f"{', '.join(get_args(Plain))}"
         )

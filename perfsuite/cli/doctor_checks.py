@@ -17,16 +17,19 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Literal
 
-from perfsuite import documents
+from perfsuite import documents, extensions
+from perfsuite.case.framework import built_in
+from perfsuite.case.framework import load as load_framework
 from perfsuite.case.hardware import Machine
 from perfsuite.cli.selftest_faults import small_case
 from perfsuite.documents import Data
 from perfsuite.errors import FileError
-from perfsuite.launch.health import JobProcesses
+from perfsuite.extensions import BUILT_IN_LAUNCHERS, FRAMEWORKS, GROUPS, LAUNCHERS, METRICS
+from perfsuite.launch.job import JobProcesses
 from perfsuite.launch.nvml import Gpus
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.measure import Reference, measure
-from perfsuite.results import baseline
+from perfsuite.results import baseline, metric
 from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import RankReport
@@ -93,6 +96,7 @@ def _checked(check: str, found: str, *, ok: bool, advice: str) -> Row:
 def examine(machine: Machine, *, quick: bool, say: Callable[[str], None] = lambda text: None) -> list[Row]:
     """Run all checks of `machine`. `say` is called with what is being done now, which may take minutes."""
     rows = [machine_row(machine), *system_rows(machine), *gpu_rows(machine), neighbours_row(machine)]
+    rows.append(extensions_row())
     say("importing torch" if quick else "training a small model in one process, bare and under the clock")
     probed = _probe(machine, quick=quick)
     if isinstance(probed, Row):
@@ -105,6 +109,21 @@ def examine(machine: Machine, *, quick: bool, say: Callable[[str], None] = lambd
     if not quick and not any(row.check == "torch and GPUs" and row.status == "fail" for row in rows):
         rows += launch_rows(machine, say)
     return rows
+
+
+def extensions_row() -> Row:
+    """Import what other packages add to perfsuite: each must have a name of its own, and be of its kind."""
+    problems = [
+        *extensions.problems(FRAMEWORKS, built_in(), load_framework),
+        *extensions.problems(METRICS, (), lambda extension: metric.find(extension.name)),
+        *extensions.problems(LAUNCHERS, BUILT_IN_LAUNCHERS, lambda extension: extension.load()),
+    ]
+    names = [f"{each.name} of {each.package}" for group in GROUPS for each in extensions.installed(group)]
+    if problems:
+        return _failed(
+            "extensions", "; ".join(problems), "mend or remove these packages: what needs them fails"
+        )
+    return _passed("extensions", ", ".join(names) or "none installed")
 
 
 def _mhz(card: DeviceHealth) -> str | None:
@@ -198,7 +217,7 @@ def gpu_rows(machine: Machine, nvml: Any | None = None) -> list[Row]:
         return []
     if nvml is None:
         nvml = importlib.import_module("pynvml")
-    gpus = Gpus(nvml, machine.devices, JobProcesses())
+    gpus = Gpus(nvml, machine.devices, JobProcesses())  # nothing is launched
     cards = gpus.cards(gpus.used_bytes())
     notes = gpus.notes()
     gpus.finish()

@@ -15,11 +15,11 @@ from statistics import median
 from typing import Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from perfsuite import documents
 from perfsuite.errors import FileError
+from perfsuite.frameworks.base import require
 from perfsuite.history import store as history
 from perfsuite.history import trend as trends
 from perfsuite.history.asv import export as asv_export
@@ -27,7 +27,7 @@ from perfsuite.history.asv import pages as asv_pages
 from perfsuite.history.asv.export import Exported, Source
 from perfsuite.history.store import StoredResult
 from perfsuite.history.trend import Finding, Trend
-from perfsuite.report.terminal import console
+from perfsuite.report.terminal import console, plain_table
 from perfsuite.report.text import amount
 from perfsuite.results.store import BASELINES, STORE, Store
 
@@ -124,42 +124,49 @@ def list_history(
             row.first = row.first or row.last
             row.result = result
             row.outcomes[result.outcome] += 1
-    grid = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("hardware class", "case", "sessions", "first", "last", "ms/step", "memory", "verdicts"):
-        grid.add_column(heading, overflow="fold")
+    headings = ("hardware class", "case", "sessions", "first", "last", "ms/step", "memory", "verdicts")
+    grid = plain_table(headings, overflow="fold")
     for (of_class, case_id), row in sorted(rows.items()):
         grid.add_row(of_class, case_id, str(row.sessions), row.first, row.last, *_newest(row), _verdicts(row))
     console().print(grid if grid.row_count else f"nothing in {history_dir} matches")
 
 
-def _export(use: Callable[[Exported, Path], None]) -> Callable[..., None]:
-    """Make a command out of a function that uses an export: options of both commands are defined here
-    once."""
+def _export(
+    *packages: str,
+) -> Callable[[Callable[[Exported, Path], None]], Callable[..., None]]:
+    """Make a command of a function that uses an export: the options of both commands are defined here once.
 
-    def command(
-        out: Out,
-        history_dir: History = HISTORY,
-        repo: Repo = Path(),
-        branch: Branch = "",
-        commit_url: CommitUrl = "#",
-    ) -> None:
-        source = Source(history=history_dir, repo=repo, branch=branch, commit_url=commit_url)
-        exported = asv_export.export(source, out)
-        _print_exported(exported, out)
-        use(exported, out)
+    `packages`: what the function needs. Without them nothing is exported.
+    """
 
-    command.__doc__ = use.__doc__
-    return command
+    def decorate(use: Callable[[Exported, Path], None]) -> Callable[..., None]:
+        def command(
+            out: Out,
+            history_dir: History = HISTORY,
+            repo: Repo = Path(),
+            branch: Branch = "",
+            commit_url: CommitUrl = "#",
+        ) -> None:
+            require(*packages, purpose="to publish a history")
+            source = Source(history=history_dir, repo=repo, branch=branch, commit_url=commit_url)
+            exported = asv_export.export(source, out)
+            _print_exported(exported, out)
+            use(exported, out)
+
+        command.__doc__ = use.__doc__
+        return command
+
+    return decorate
 
 
 @app.command("export-asv")
-@_export
+@_export()
 def export_asv(exported: Exported, out: Path) -> None:
     """Write a history as asv's files (asv.conf.json, results/): one machine per hardware class."""
 
 
 @app.command("publish")
-@_export
+@_export("asv")
 def publish(exported: Exported, out: Path) -> None:
     """Make asv's pages of a history in OUT/html. They load nothing from the internet."""
     pages = asv_pages.publish(out, commits=exported.commits)
@@ -208,6 +215,7 @@ def trend(
 
     Exit status 1 if a worsening is still there and not accepted, 2 on an error.
     """
+    require("numpy", purpose="to look for trends")
     found = trends.trend(
         history_dir,
         hardware_class=hardware_class,

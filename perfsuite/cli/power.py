@@ -16,6 +16,7 @@ import typer
 
 from perfsuite import documents
 from perfsuite.errors import CaseError, FileError
+from perfsuite.frameworks.base import require
 from perfsuite.launch.machine import detect
 from perfsuite.report import power as report
 from perfsuite.report.power import Gate, Measured
@@ -33,46 +34,60 @@ DEGREES = 30
 """Degrees of freedom of the noise with --sigma and without --degrees."""
 
 
+Sigma = Annotated[
+    str | None, typer.Option(help="noise between launches: 1% or 0.01; without it, the class's own")
+]
+HardwareClass = Annotated[
+    str | None, typer.Option(help="whose baselines tell the noise (default: this machine's class)")
+]
+Baselines = Annotated[Path, typer.Option(help="reviewed baselines")]
+LocalStore = Annotated[Path, typer.Option(help="local store; its baselines/ come second")]
+Tolerance = Annotated[
+    str | None,
+    typer.Option(
+        help="slowdown that must not pass (default: the plugin's for tokens/s on this class; with --sigma 3%)"
+    ),
+]
+BaselineLaunches = Annotated[
+    int | None,
+    typer.Option(
+        min=2, max=1000, help="launches in the baseline (default: the class's median; with --sigma 10)"
+    ),
+]
+MaxLaunches = Annotated[int, typer.Option(min=3, max=1000, help="launches at the most")]
+Model = Annotated[NoiseModel, typer.Option(help="how launches scatter")]
+Trials = Annotated[int, typer.Option(min=1, help="simulated sessions for each drop")]
+Seed = Annotated[int, typer.Option(min=0, help="equal seeds give equal tables")]
+Drops = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="true slowdown to simulate, may be repeated (default: 0, 1, 2, 3, 5 % and the tolerance)"
+    ),
+]
+Degrees = Annotated[
+    str | None,
+    typer.Option(
+        help="degrees of freedom from which the noise is known, or own: the baseline's launches alone "
+        "(default: as many as the class has; with --sigma 30)"
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="for machines: shares from 0 to 1")]
+
+
 def power(
-    sigma: Annotated[
-        str | None, typer.Option(help="noise between launches: 1% or 0.01; without it, the class's own")
-    ] = None,
-    hardware_class: Annotated[
-        str | None, typer.Option(help="whose baselines tell the noise (default: this machine's class)")
-    ] = None,
-    baselines: Annotated[Path, typer.Option(help="reviewed baselines")] = BASELINES,
-    store: Annotated[Path, typer.Option(help="local store; its baselines/ come second")] = STORE,
-    tolerance: Annotated[
-        str | None,
-        typer.Option(
-            help="slowdown that must not pass (default: the plugin's for tokens/s on this class; "
-            "with --sigma 3%)"
-        ),
-    ] = None,
-    baseline_launches: Annotated[
-        int | None,
-        typer.Option(
-            min=2, max=1000, help="launches in the baseline (default: the class's median; with --sigma 10)"
-        ),
-    ] = None,
-    max_launches: Annotated[int, typer.Option(min=3, max=1000, help="launches at the most")] = MAX_LAUNCHES,
-    noise_model: Annotated[NoiseModel, typer.Option(help="how launches scatter")] = "normal",
-    trials: Annotated[int, typer.Option(min=1, help="simulated sessions for each drop")] = 20_000,
-    seed: Annotated[int, typer.Option(min=0, help="equal seeds give equal tables")] = 0,
-    drop: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="true slowdown to simulate, may be repeated (default: 0, 1, 2, 3, 5 % and the tolerance)"
-        ),
-    ] = None,
-    degrees: Annotated[
-        str | None,
-        typer.Option(
-            help="degrees of freedom from which the noise is known, or own: the baseline's launches alone "
-            "(default: as many as the class has; with --sigma 30)"
-        ),
-    ] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="for machines: shares from 0 to 1")] = False,
+    sigma: Sigma = None,
+    hardware_class: HardwareClass = None,
+    baselines: Baselines = BASELINES,
+    store: LocalStore = STORE,
+    tolerance: Tolerance = None,
+    baseline_launches: BaselineLaunches = None,
+    max_launches: MaxLaunches = MAX_LAUNCHES,
+    noise_model: Model = "normal",
+    trials: Trials = 20_000,
+    seed: Seed = 0,
+    drop: Drops = None,
+    degrees: Degrees = None,
+    json_output: AsJson = False,
 ) -> None:
     """What can this gate detect? Simulates the engine that judges real launches, beside fixed thresholds."""
     measured = None
@@ -93,6 +108,7 @@ def power(
         trials=trials,
         seed=seed,
     )
+    require("numpy", purpose="to simulate launches")
     table = _simulate(gate)
     for file in measured.left_out if measured else ():
         typer.echo(f"perfsuite power: {file} cannot be read; its noise is left out", err=True)

@@ -125,9 +125,8 @@ def _try(
     """Measure the case with one fault against the recorded baseline, and compare the verdict."""
     name = expected.inject or "nothing"
     if expected.inject == "hang":
-        case = case.replace(
-            timeout_s=HANG_TIMEOUT_S[machine.device] if framework_of(case).plan(case).needs_torch else 3
-        )
+        needs_torch = framework_of(case).plan(case).needs_torch
+        case = case.replace(timeout_s=HANG_TIMEOUT_S[machine.device] if needs_torch else 3)
     noise = class_noise([recorded])
     for attempt in range(1, UNHEALTHY_ATTEMPTS + 1):
         runs, verdict = measure(

@@ -7,17 +7,22 @@ point (docs/extending.md). This module imports neither torch nor pytest; `build`
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from perfsuite.case.case import Case
 from perfsuite.case.framework import FrameworkOptions, MissingFramework, not_installed
 from perfsuite.case.hardware import Machine
-from perfsuite.errors import CaseError
+from perfsuite.errors import CaseError, PackageError
 from perfsuite.results.rank_report import Memory
+
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +70,10 @@ class Workload:
     """What the worker cannot see and this framework knows: which kernel stands in for which, what was forced
     or patched. Kept in `Observed.settings`."""
     own_tokens_per_s: Callable[[], float | None] = lambda: None
-    """Returns the global tokens/s that the library itself reports, to be shown beside the clock's. Called
+    """Return the global tokens/s that the library itself reports, to be shown beside the clock's. Called
     after `run`."""
     memory: Callable[[], Memory] | None = None
-    """Returns the peak memory, if it is not that of this process."""
+    """Return the peak memory, if it is not that of this process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,16 +156,66 @@ def framework_of(case: Case) -> Framework:
 
 
 def missing_package(*packages: str) -> str | None:
-    """Which of these packages is not installed, and how to get it, or None. A broken one is not missing."""
+    """Which of these packages is not installed and how to get it, or None. A broken one is not missing.
+
+    A version that perfsuite's own metadata excludes counts as missing, too.
+    """
     for package in packages:
+        what = f"'perfsuite[{EXTRAS[package]}]'" if package in EXTRAS else package
         if importlib.util.find_spec(package) is None:
-            what = f"'perfsuite[{package}]'" if package in EXTRAS else package
             return f"it needs the package {package}, which is not installed: pip install {what}"
+        if (wrong := _wrong_version(package)) is not None:
+            return f"it needs {wrong} is installed: pip install {what}"
     return None
 
 
-EXTRAS = frozenset({"bitsandbytes", "lightning", "peft", "torchtitan"})
-"""Packages that are not installed with perfsuite but by an extra of their name."""
+def _wrong_version(package: str) -> str | None:
+    """What version of an optional package is needed and which one "is installed", or None if that is fine."""
+    wanted = _bounds().get(package)
+    try:
+        version = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # on the path, but not installed by pip
+        return None
+    if wanted is None or wanted.contains(version, prereleases=True):
+        return None
+    return f"{package}{wanted}, and {version}"
+
+
+@functools.cache
+def _bounds() -> Mapping[str, SpecifierSet]:
+    """The versions of optional packages that perfsuite's own metadata allows."""
+    from packaging.requirements import Requirement
+
+    try:
+        lines = importlib.metadata.requires("perfsuite") or ()
+    except importlib.metadata.PackageNotFoundError:  # a source tree on the path
+        return {}
+    requirements = map(Requirement, lines)
+    return {each.name: each.specifier for each in requirements if each.marker is not None}
+
+
+def require(*packages: str, purpose: str) -> None:
+    """Raise `PackageError` if one of these packages is not installed. `purpose`: what needs it."""
+    if (missing := missing_package(*packages)) is not None:
+        raise PackageError(f"{purpose}: {missing}")
+
+
+TRAINING = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "lightning",
+    "peft",
+    "bitsandbytes",
+    "nanotron",
+    "torchtitan",
+)
+EXTRAS: Mapping[str, str] = {
+    **{package: package for package in TRAINING},
+    "asv": "history",
+    "numpy": "history",
+}
+"""Packages that are not installed with perfsuite, and the extra that installs them."""
 
 
 NCCL_AFTER_S = 60

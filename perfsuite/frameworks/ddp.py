@@ -1,4 +1,7 @@
-"""DistributedDataParallel: every rank holds the whole model; gradients are all-reduced in buckets."""
+"""DistributedDataParallel: every rank holds the whole model; gradients are all-reduced in buckets.
+
+The shortest framework that trains: read it first.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +28,21 @@ class DDP(Framework):
     static_graph: bool = False
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """A static graph that would begin without a reduction."""
+        """A static graph whose first backward does not reduce gradients."""
         if self.static_graph and case.gradient_accumulation > 1:
             return "static_graph needs gradients reduced in the first backward: no gradient_accumulation"
         return None
 
     def expected(self, case: Case) -> dict[str, str]:
-        """One DistributedDataParallel."""
+        """One `DistributedDataParallel`."""
         return {"wrapper": "DistributedDataParallel"}
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """The model under DDP; ranks skip the all-reduce on all but the last micro-batch."""
         from torch.nn.parallel import DistributedDataParallel
 
-        from perfsuite.frameworks.common.model import build_model, data_parallel_workload
+        from perfsuite.frameworks.common.loop import data_parallel_workload
+        from perfsuite.frameworks.common.model import build_model
 
         model = DistributedDataParallel(
             build_model(case, ranks.device),

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from perfsuite.frameworks.base import Framework, Ranks, StepClock, Workload
-from perfsuite.frameworks.common.tensor_parallel import split_llama, tensor_parallel_unsupported
-from perfsuite.frameworks.fsdp import hybrid_unsupported, sharded_quantization_unsupported
+from perfsuite.frameworks.common.sharding import hybrid_unsupported, sharded_quantization_unsupported
+from perfsuite.frameworks.common.tensor_parallel import parallelize_llama, tensor_parallel_unsupported
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
@@ -35,7 +35,7 @@ class FSDP2(Framework):
     """Ranks, next to each other, that split each layer and see the same data (2-D mesh). 1: none."""
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """A mesh that the ranks do not fill, or a model that cannot be split."""
+        """Return why the ranks do not fill the mesh, or why the model cannot be split."""
         if self.tensor_parallel > 1:
             if self.shard_group is not None:
                 return f"tensor_parallel={self.tensor_parallel} does not go with shard_group (3-D mesh)"
@@ -48,17 +48,18 @@ class FSDP2(Framework):
         return sharded_quantization_unsupported(case)
 
     def expected(self, case: Case) -> dict[str, str]:
-        """DTensors, sharded in every block."""
+        """Return that the parameters of every block are DTensors with these placements."""
         placement = "Shard(0)" if self.shard_group is None else "Replicate, Shard(0)"
         if self.tensor_parallel > 1:  # norms; split by rows; split by columns
             placement = "Shard(0) and Shard(0), Shard(1) and StridedShard(0), Shard(0)"
         return {"wrapper": "FSDPModule", "sharding": placement}
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """The model under FSDP2, one unit per block, and the root."""
+        """Build the model under FSDP2: one unit per block, and the root."""
         from torch.distributed.fsdp import fully_shard
 
-        from perfsuite.frameworks.common.model import blocks, data_parallel_workload, model_without_weights
+        from perfsuite.frameworks.common.loop import data_parallel_workload
+        from perfsuite.frameworks.common.model import blocks, model_without_weights
         from perfsuite.frameworks.common.weights import initialise
 
         mesh = self._mesh(ranks)
@@ -70,8 +71,8 @@ class FSDP2(Framework):
         model = model_without_weights(case, ranks.device)
         units = blocks(model)
         if self.tensor_parallel > 1:
-            split_llama(model, mesh["tensor"])
-        if case.quantization != "none":  # quantised weights are made whole
+            parallelize_llama(model, mesh["tensor"])
+        if case.quantization != "none":  # quantised weights are made unsharded
             initialise(model, units, seed=case.seed, device=ranks.device)
         for unit in (*units, model):
             fully_shard(unit, **options)
@@ -95,7 +96,7 @@ class FSDP2(Framework):
 
 @contextmanager
 def _no_sync(model: Any) -> Iterator[None]:
-    """What DDP and FSDP1 have as a method: gradients are not reduced inside."""
+    """Keep ranks from reducing gradients inside, as DDP's and FSDP1's method `no_sync` does."""
     model.set_requires_gradient_sync(False)
     yield
     model.set_requires_gradient_sync(True)

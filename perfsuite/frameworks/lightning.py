@@ -1,4 +1,4 @@
-"""Lightning Fabric: its own strategies and precision plugins, under our launcher.
+"""Lightning Fabric: its own strategies and precision plugins, in ranks that perfsuite starts.
 
 FSDP1 shards per transformer block and recomputes by the strategy's own activation checkpointing. DDP and
 FSDP2 have none of their own: blocks are checkpointed as everywhere else.
@@ -6,14 +6,17 @@ FSDP2 have none of their own: blocks are checkpointed as everywhere else.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from perfsuite.case.framework import changed_fields
 from perfsuite.frameworks.base import Framework, Ranks, StepClock, Workload
-from perfsuite.frameworks.fsdp import FSDP, prefetch
+from perfsuite.frameworks.common.sharding import Prefetch, ShardingStrategy, fsdp1_unsupported, prefetch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
 
     from perfsuite.case.case import Case
     from perfsuite.case.hardware import Machine
@@ -24,7 +27,7 @@ FABRIC_PRECISION = {
     "bf16": "bf16-true",
     "fp16-mixed": "16-mixed",
 }
-"""Fabric's name of a case's precision."""
+"""Precision of a case -> Fabric's name for it."""
 
 
 class Lightning(Framework):
@@ -36,13 +39,13 @@ class Lightning(Framework):
 
     strategy: Literal["ddp", "fsdp", "fsdp2"]
     """`DDPStrategy`, `FSDPStrategy` (on GPUs only), or `ModelParallelStrategy` with FSDP2 in all ranks."""
-    sharding_strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"] = "FULL_SHARD"
+    sharding_strategy: ShardingStrategy = "FULL_SHARD"
     """For `fsdp`, as the next two. HYBRID_SHARD shards within a node."""
-    backward_prefetch: Literal["BACKWARD_PRE", "BACKWARD_POST", "none"] = "BACKWARD_PRE"
+    backward_prefetch: Prefetch = "BACKWARD_PRE"
     cpu_offload: bool = False
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """What Fabric refuses or would silently change."""
+        """Return what Fabric refuses or would silently change."""
         fp16 = FABRIC_PRECISION[case.precision] == "16-mixed"
         if self.strategy == "fsdp":
             if machine.device == "cpu":
@@ -51,8 +54,7 @@ class Lightning(Framework):
                 return (
                     "Fabric's FSDPStrategy recomputes whole blocks: no activation_checkpointing selective-op"
                 )
-            sharded = FSDP(sharding_strategy=self.sharding_strategy, cpu_offload=self.cpu_offload)
-            return sharded.unsupported(case, machine)
+            return fsdp1_unsupported(case, machine, self.sharding_strategy, cpu_offload=self.cpu_offload)
         if options := changed_fields(self, skip=frozenset({"strategy"})):
             return f"{', '.join(options)}: for strategy 'fsdp' only, not for {self.strategy!r}"
         if fp16 and self.strategy == "fsdp2":
@@ -62,7 +64,7 @@ class Lightning(Framework):
         return None
 
     def expected(self, case: Case) -> dict[str, str]:
-        """The wrapper and sharding of the strategy."""
+        """Return the wrapper and the sharding of the strategy."""
         return {
             "ddp": {"wrapper": "DistributedDataParallel"},
             "fsdp": {"wrapper": "FullyShardedDataParallel", "sharding": self.sharding_strategy},
@@ -70,11 +72,11 @@ class Lightning(Framework):
         }[self.strategy]
 
     def load(self, case: Case, device: Any) -> None:
-        """Some 40 MiB."""
+        """Import Fabric, which takes some 40 MiB."""
         import lightning.fabric  # noqa: F401
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """Model and optimizer as Fabric sets them up; gradients are reduced on the last micro-batch only."""
+        """Build model and optimizer by Fabric; gradients are reduced on the last micro-batch only."""
         from perfsuite.frameworks.common.model import blocks, build_model, build_optimizer
 
         checkpointed_here = case.replace(activation_checkpointing="none") if self.strategy == "fsdp" else case
@@ -90,7 +92,7 @@ class Lightning(Framework):
         )
 
     def strategy_object(self, case: Case, blocks: Sequence[Any]) -> Any:
-        """Fabric's strategy with its arguments, for a model of these blocks."""
+        """Return Fabric's strategy with its arguments, for a model of these blocks."""
         from lightning.fabric.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 
         world = case.topology.world_size
@@ -101,7 +103,7 @@ class Lightning(Framework):
         return FSDPStrategy(**self._fsdp_options(case, blocks))
 
     def _fsdp_options(self, case: Case, blocks: Sequence[Any]) -> dict[str, Any]:
-        """Arguments of `FSDPStrategy`: one unit per block, and the root."""
+        """Return the arguments of `FSDPStrategy`: one unit per block, and the root."""
         from perfsuite.frameworks.common.model import is_checkpointed
 
         mode, topology = case.activation_checkpointing, case.topology
@@ -122,9 +124,11 @@ class Lightning(Framework):
 
 
 def _fabric(case: Case, ranks: Ranks, strategy: Any) -> Any:
-    """Fabric in the processes and the process group that are there already."""
+    """Return Fabric, in the processes and the process group that exist already."""
     from lightning.fabric import Fabric
     from lightning.fabric.plugins.environments import TorchElasticEnvironment
+
+    from perfsuite.frameworks.common.loop import fixed_scaler
 
     fabric = Fabric(
         accelerator=ranks.device.type,
@@ -135,8 +139,6 @@ def _fabric(case: Case, ranks: Ranks, strategy: Any) -> Any:
         plugins=[TorchElasticEnvironment()],
     )
     fabric.launch()
-    from perfsuite.frameworks.common.model import fixed_scaler
-
     if (scaler := getattr(strategy.precision, "scaler", None)) is not None:
         strategy.precision.scaler = fixed_scaler(type(scaler), ranks.device.type)
     return fabric
@@ -154,7 +156,7 @@ def _settings(case: Case, strategy: Any) -> dict[str, str]:
 
 
 def _fully_shard(model: Any, mesh: Any) -> Any:
-    """FSDP2 over all ranks, one unit per block, and the root, which Fabric leaves to its user."""
+    """Apply FSDP2 over all ranks: one unit per block, and the root. Fabric leaves this to its user."""
     from torch.distributed.fsdp import fully_shard
 
     from perfsuite.frameworks.common.model import blocks
@@ -164,35 +166,38 @@ def _fully_shard(model: Any, mesh: Any) -> Any:
     return fully_shard(model, mesh=mesh["data_parallel"])
 
 
-def _training_loop(case: Case, ranks: Ranks, fabric: Any, model: Any, optimizer: Any) -> Any:
-    import itertools
+def _training_loop(
+    case: Case, ranks: Ranks, fabric: Any, model: Any, optimizer: Any
+) -> Callable[[int], list[Tensor]]:
+    """Return the loop of Fabric's manual; gradients are reduced on the last micro-batch only."""
+    from perfsuite.frameworks.common.loop import check_scale, next_token_loss, training_loop
+    from perfsuite.frameworks.common.model import synthetic_batches
 
-    import torch
-
-    from perfsuite.frameworks.common.model import check_scale, synthetic_batches
-
-    data = itertools.cycle(synthetic_batches(case, ranks.rank, ranks.device))
     share = 1 / case.gradient_accumulation
     scaler = getattr(fabric.strategy.precision, "scaler", None)
 
-    def step() -> torch.Tensor:
-        """One optimizer step; returns its mean loss, still on the device."""
-        total = torch.zeros((), device=ranks.device)
-        for micro in range(case.gradient_accumulation):
-            tokens = next(data)
-            is_last = micro == case.gradient_accumulation - 1
-            with fabric.no_backward_sync(model, enabled=not is_last):
-                loss = model(input_ids=tokens, labels=tokens).loss * share
-                fabric.backward(loss)
-            total += loss.detach()
+    def backward(loss: Tensor) -> Tensor:
+        loss = loss * share
+        fabric.backward(loss)
+        return loss
+
+    def step() -> None:
         if scaler is not None:
             scaler.unscale_(optimizer.optimizer)  # a fused optimizer would leave each rank to its own shard
         optimizer.step()
         optimizer.zero_grad()
-        return total
 
-    def run(steps: int) -> list[torch.Tensor]:
-        losses = [step() for _ in range(steps)]
+    train = training_loop(
+        synthetic_batches(case, ranks.rank, ranks.device),
+        case.gradient_accumulation,
+        forward=partial(next_token_loss, model),
+        backward=backward,
+        sync=lambda is_last: fabric.no_backward_sync(model, enabled=not is_last),
+        step=step,
+    )
+
+    def run(steps: int) -> list[Tensor]:
+        losses = train(steps)
         if scaler is not None:
             check_scale(case, scaler)
         return losses

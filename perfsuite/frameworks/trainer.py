@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
-from perfsuite.frameworks.accelerate.adapter import clear_environment, force_fsdp
 from perfsuite.frameworks.base import Framework, Ranks, StepClock, Workload
-from perfsuite.frameworks.fsdp import hybrid_unsupported
+from perfsuite.frameworks.common.accelerate_env import clear_environment, force_fsdp
+from perfsuite.frameworks.common.sharding import hybrid_within_nodes_unsupported, offload_unsupported
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
@@ -23,18 +23,18 @@ SHARDINGS = {
     "hybrid_shard": "HYBRID_SHARD",
     "hybrid_shard_zero2": "_HYBRID_SHARD_ZERO2",
 }
-"""torch's FSDP1 strategies by the Trainer's words. FSDP2 knows the first two words alone."""
+"""Word of the Trainer -> torch's FSDP1 strategy. With FSDP2 only the first two words can be given."""
 
 
 class Trainer(Framework):
-    """`TrainingArguments.fsdp` and the version in its `fsdp_config`; all else is the Trainer's default."""
+    """Options `fsdp` of `TrainingArguments` and `version` of its `fsdp_config`; the rest has its defaults."""
 
     name: ClassVar[str] = "trainer"
     packages: ClassVar[tuple[str, ...]] = ("accelerate",)
     ignores: ClassVar[frozenset[str]] = frozenset({"quantization"})
 
     fsdp: str = ""
-    """A sharding, perhaps with `offload` and `auto_wrap`, separated by spaces. Empty: DDP."""
+    """A sharding, and optionally `offload` and `auto_wrap`, separated by spaces. Empty: DDP."""
     fsdp_version: Literal[1, 2] = 2
 
     @field_validator("fsdp")
@@ -62,7 +62,7 @@ class Trainer(Framework):
         return next((word for word in self.fsdp.split() if word in SHARDINGS), None)
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """What the Trainer has no argument for; FSDP that cannot be."""
+        """Return what the Trainer has no argument for, or why its FSDP cannot run on `machine`."""
         if case.precision not in ("fp32", "bf16-mixed", "bf16"):
             return f"precision {case.precision!r} is not one of fp32, bf16-mixed, bf16"
         if case.activation_checkpointing == "selective-op":
@@ -73,21 +73,19 @@ class Trainer(Framework):
         if case.topology.world_size < 2:
             return "the Trainer wraps nothing on 1 process: it needs at least 2"
         if "offload" in self.fsdp.split():
-            if machine.device == "cpu":
-                return "offload copies from pinned memory to a GPU, this machine has none"
+            if (reason := offload_unsupported("offload", machine)) is not None:
+                return reason
             if self.fsdp_version == 2:
                 return (
                     "the Trainer's gradient norm of offloaded FSDP2 shards needs a backend for the CPU "
                     "beside NCCL, which this process group has not; take fsdp_version=1"
                 )
-        if self._sharding in ("hybrid_shard", "hybrid_shard_zero2"):
-            if machine.device == "cpu":
-                return f"{self._sharding} shards among the GPUs of a node, this machine has none"
-            return hybrid_unsupported(case.topology.processes_per_node, case)
+        if self._sharding is not None and self._sharding.startswith("hybrid_shard"):
+            return hybrid_within_nodes_unsupported(self._sharding, case, machine)
         return None
 
     def expected(self, case: Case) -> dict[str, str]:
-        """DDP, or FSDP of the version and sharding asked for."""
+        """Return the wrapper: DDP, or FSDP of this version with this sharding."""
         if self._sharding is None:
             return {"wrapper": "DistributedDataParallel"}
         if self.fsdp_version == 2:
@@ -95,11 +93,11 @@ class Trainer(Framework):
         return {"wrapper": "FullyShardedDataParallel", "sharding": SHARDINGS[self._sharding]}
 
     def load(self, case: Case, device: Any) -> None:
-        """Some 170 MiB."""
+        """Import the Trainer, which takes some 170 MiB."""
         import transformers.trainer  # noqa: F401
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """A Trainer on synthetic data. It wraps the model and makes the optimizer in `train`."""
+        """Build a Trainer on synthetic data. It wraps the model and makes the optimizer in `train`."""
         import torch
         import transformers
         from accelerate import FullyShardedDataParallelPlugin
@@ -174,7 +172,7 @@ class Trainer(Framework):
 
 
 class _Data:
-    """The samples of all ranks, as the Trainer deals out micro-batches in turn; this rank's are held."""
+    """The samples of all ranks in the order in which the Trainer deals them out; only this rank's exist."""
 
     def __init__(self, batches: list[Any], case: Case, ranks: Ranks) -> None:
         self._batches = batches
@@ -194,7 +192,7 @@ class _Data:
 
 
 def _keep_losses(model: Any) -> list[Any]:
-    """A list that gets the mean loss per token of each micro-batch, still on the device."""
+    """Return a list that gets the mean loss per token of each micro-batch, still on the device."""
     losses = []
 
     def keep(module: Any, args: Any, inputs: dict[str, Any], output: Any) -> None:

@@ -174,10 +174,10 @@ def places(
     if not history.is_dir():
         raise FileError(f"no history in {history}. Add sessions to one: perfsuite history add")
     hashes = "[0-9a-f]" * 40 + "*"  # other files may live beside: it may be a branch of a repository
-    found = [Place(file=file) for file in history.glob(f"{hardware_class}/{hashes}/*.json")]
-    found = [place for place in found if place.commit.startswith(commit.lower())]
-    found.sort(key=lambda place: place.file.name)
-    return [place for place in found if since is None or place.day >= f"{since:%Y%m%d}"]
+    sessions = [Place(file=file) for file in history.glob(f"{hardware_class}/{hashes}/*.json")]
+    sessions = [place for place in sessions if place.commit.startswith(commit.lower())]
+    sessions.sort(key=lambda place: place.file.name)
+    return [place for place in sessions if since is None or place.day >= f"{since:%Y%m%d}"]
 
 
 def read_cases(history: Path) -> dict[str, StoredCase]:
@@ -264,7 +264,7 @@ class _Tables:
 def _result(result: Measurement, cases: dict[str, StoredCase], tables: _Tables) -> StoredResult:
     runs = result.healthy_runs
     last = runs[-1]
-    seen = last.observed
+    observed = last.observed
     name, stored = stored_case(last.case)
     cases[name] = stored
     return StoredResult(
@@ -275,8 +275,8 @@ def _result(result: Measurement, cases: dict[str, StoredCase], tables: _Tables) 
         probe_s_p50=_column(runs, "probe_s_p50"),
         peak_memory_bytes=_column(runs, "peak_memory_bytes"),
         tokens_per_step=_tokens_per_step(last),
-        settings=tables.index(tables.settings, seen.settings if seen else {}),
-        environment=tables.index(tables.environments, seen.environment if seen else {}),
+        settings=tables.index(tables.settings, observed.settings if observed else {}),
+        environment=tables.index(tables.environments, observed.environment if observed else {}),
         device_probe={name: _rounded(rate) for name, rate in last.device_probe.items()},
     )
 

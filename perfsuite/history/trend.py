@@ -132,7 +132,7 @@ class _Circumstances:
 
     def number(self, session: StoredSession, result: StoredResult) -> int:
         """Return the number of a result's circumstances; new ones are added."""
-        seen = {
+        circumstances = {
             **session.environments[result.environment],
             **session.settings[result.settings],
             "driver": session.machine.driver or "none",
@@ -140,9 +140,9 @@ class _Circumstances:
             "perfsuite": session.perfsuite,
             "case definition": result.case.rpartition(".")[2],
         }
-        number = self.numbers.setdefault(frozenset(seen.items()), len(self.known))
+        number = self.numbers.setdefault(frozenset(circumstances.items()), len(self.known))
         if number == len(self.known):
-            self.known.append(seen)
+            self.known.append(circumstances)
         return number
 
 
@@ -169,9 +169,7 @@ def trend(
     unplaced: dict[str, str] = {}
     if repo is not None:
         branch = branch or git.current_branch(repo)
-        order = {commit: number for number, commit in enumerate(git.dates(repo, branch))}
-        unplaced = git.unplaced({place.commit for place in places} - order.keys(), repo, branch)
-        places = _in_order(places, order)
+        places, order, unplaced = _in_order(places, repo, branch)
         if not places:
             raise FileError(f"{directory} holds no session of a commit on {branch} of {repo}")
     circumstances = _Circumstances()
@@ -200,10 +198,18 @@ def trend(
     )
 
 
-def _in_order(places: Sequence[Place], order: Mapping[str, int]) -> list[Place]:
-    """Sort the sessions of these commits by commit, and by time within a commit; leave out all others."""
+def _in_order(
+    places: Sequence[Place], repo: Path, branch: str
+) -> tuple[list[Place], dict[str, int], dict[str, str]]:
+    """Sort sessions by their commits' places in a branch, and by time within a commit.
+
+    Returns the sessions, the place of each commit, and the commits that have none, with the reason.
+    """
+    order = {commit: number for number, commit in enumerate(git.dates(repo, branch))}
+    unplaced = git.unplaced({place.commit for place in places} - order.keys(), repo, branch)
     known = [place for place in places if place.commit in order]
-    return sorted(known, key=lambda place: order[place.commit])  # stable, and `places` are sorted by time
+    # The sort is stable, and `places` are sorted by time.
+    return sorted(known, key=lambda place: order[place.commit]), order, unplaced
 
 
 def _read(

@@ -1,55 +1,41 @@
-"""Was the machine itself well while it trained? Sampled by the driver beside the run, a few times a second.
+"""Samples the health of the machine beside a run: clocks, power, memory, other processes.
 
 Driver side; imports neither torch nor pytest, and pynvml only inside functions.
 
-GPUs are read through NVML, processors through /proc. A reading that a device does not give is None, never 0.
-Samples count while steps are being made: from the first finished step that the driver sees to the last one,
-warm-up included. `unhealthy` judges them: it is pure.
+GPUs are read through NVML (`perfsuite.launch.nvml`), cores through /proc (`perfsuite.launch.cpu`). A reading
+that a device does not give is None, never 0. Samples count while steps are being made: from the first
+finished step that the driver sees to the last one, warm-up included. `perfsuite.results.health` judges them.
 
 A call of NVML may wait for a driver that no longer answers. On a machine with GPUs a thread samples, so that
-whoever enforces the deadlines of the job never waits with it.
+the loop that enforces the deadlines of the job never waits for NVML.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby, takewhile
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-import psutil
-
 from perfsuite.case.hardware import Machine
+from perfsuite.launch.cpu import Cpu, allowed_cores, read_cpu, read_pressure
+from perfsuite.launch.job import RESCAN_S, JobProcesses
 from perfsuite.launch.nvml import Gpu, Gpus
 from perfsuite.results.health import FREE_S, HELD_BYTES
 from perfsuite.results.run import DeviceHealth, Health
 
 EVERY_S = 0.25
-"""Between samples. One is also taken when the step moves, so that first and last are at the end of a step:
-rank 0 tells its steps at most twice a second."""
-RESCAN_S = 2.0
-"""Between looks for new processes of the job: that reads every process of the machine."""
-
-
+"""Seconds between samples. One is also taken when the step moves, so that the first and the last are at the
+end of a step: rank 0 tells its steps at most twice a second."""
 FREE_POLL_S = 0.5
+"""Seconds between looks at the memory of the GPUs, until it is free before a launch."""
 SILENT_S = 5.0
-"""In which NVML should have answered: it does in milliseconds."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cpu:
-    """The cores that the job may use; seconds since boot, of all these cores together."""
-
-    processes_s: float
-    """In processes, whosever; without interrupts, which nobody can be charged with."""
-    steal_s: float
-    total_s: float
+"""Seconds in which NVML should have answered: it does in milliseconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +51,7 @@ class _Sample:
 
 
 class Sampler:
-    """Watches the machine beside one launch. `devices` GPUs, the first visible ones, are the job's.
+    """Samples the machine beside one launch. The first `devices` visible GPUs are the job's.
 
     `nvml` is the module `pynvml`, or None on a machine without GPU.
     """
@@ -90,7 +76,7 @@ class Sampler:
         self._step, self._sampled_at = 0, -EVERY_S
 
     def prepare(self) -> None:
-        """Before the launch: wait until the GPUs are free of what ran before, `FREE_S` at the most."""
+        """Wait before the launch, at most `FREE_S`, until the GPUs are free of earlier jobs."""
         if self._gpus is None:
             return
         until = self._clock() + FREE_S
@@ -101,14 +87,14 @@ class Sampler:
         self._cards = self._gpus.cards(held)
 
     def begin(self, launcher_pid: int) -> None:
-        """The job is this process and its descendants."""
+        """Take this process and its descendants for the job."""
         self._job.begin(launcher_pid)
 
     def sample(self, step: int) -> None:
-        """Called often, with the steps finished so far; most calls do nothing.
+        """Take a sample if it is time for one. Called often, with the number of steps finished so far.
 
-        What was seen while nothing shows that a step was being made does not count: neither before the first
-        step nor, as `step` then moves no more, after the last one and in a hang.
+        Only samples between two steps count: none before the first step, and none after the last one or in a
+        hang, when `step` no longer moves.
         """
         now = self._clock()
         wait = EVERY_S if step == self._step else EVERY_S / 4
@@ -124,14 +110,14 @@ class Sampler:
             self._pending.clear()
 
     def finish(self) -> Health | None:
-        """What was seen, None if nothing was; then NVML is let go."""
+        """Let NVML go. Return what was seen, None if nothing was."""
         if self._gpus is None:
-            return self._found(())
+            return self._seen(())
         notes = self._gpus.notes()
         self._gpus.finish()
-        return self._found(notes)
+        return self._seen(notes)
 
-    def _found(self, notes: tuple[str, ...]) -> Health | None:
+    def _seen(self, notes: tuple[str, ...]) -> Health | None:
         if self._slowest_s > SILENT_S:
             notes = (*notes, f"NVML took {self._slowest_s:.0f} s to answer: look at dmesg")
         if len(self._counted) > 1:
@@ -156,12 +142,12 @@ class Sampler:
             cpu=read_cpu(self._proc / "stat", self._cores),
             job_s=self._job.cpu_s(),
             load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-            pressure=_read_pressure(self._proc / "pressure" / "cpu"),
+            pressure=read_pressure(self._proc / "pressure" / "cpu"),
         )
 
 
 class BackgroundSampler(Sampler):
-    """A sampler that does its work in a thread: nobody waits longer than `SILENT_S` for a silent NVML."""
+    """A sampler that works in a thread: nobody waits longer than `SILENT_S` for NVML to answer."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -172,25 +158,25 @@ class BackgroundSampler(Sampler):
         self._thread = threading.Thread(target=self._work, name="perfsuite-health", daemon=True)
 
     def prepare(self) -> None:
-        """As `Sampler.prepare`. A job is launched even if NVML does not answer."""
+        """Do as `Sampler.prepare` does, but let the job be launched even if NVML does not answer."""
         self._thread.start()
         self._is_prepared.wait(FREE_S + SILENT_S)
 
     def sample(self, step: int) -> None:
-        """As `Sampler.sample`, at once: the thread does it."""
+        """Have the thread do as `Sampler.sample` does. Returns at once."""
         self._newest_step = step
         self._wake.set()
 
     def finish(self) -> Health | None:
-        """As `Sampler.finish`. If NVML does not answer even now, it is left alone."""
+        """Do as `Sampler.finish` does. If NVML does not answer even now, it is left alone."""
         if not self._thread.is_alive():
-            return super().finish() if self._error is None else self._found((self._error,))
+            return super().finish() if self._error is None else self._seen((self._error,))
         self._is_over = True
         self._wake.set()
         self._thread.join(SILENT_S)
         if self._thread.is_alive():
             silent = "NVML does not answer (a GPU that is lost?): look at `nvidia-smi` and dmesg"
-            return self._found((silent,))
+            return self._seen((silent,))
         return self.finish()
 
     def _work(self) -> None:
@@ -201,88 +187,18 @@ class BackgroundSampler(Sampler):
                 self._wake.wait()
                 self._wake.clear()
                 super().sample(self._newest_step)
-        except Exception as error:  # the launch is worth more than what is said of the machine
+        except Exception as error:  # the launch is worth more than its health
             self._error = f"the machine's health is unknown: {type(error).__name__}: {error}"
             self._is_prepared.set()
 
 
 def sampler(machine: Machine, devices: int) -> Sampler:
-    """A sampler for a job that uses the first `devices` devices of `machine`."""
+    """Return a sampler for a job on the first `devices` devices of `machine`."""
     if machine.device == "cpu":
         return Sampler()
     import pynvml
 
     return BackgroundSampler(devices=devices, nvml=pynvml)
-
-
-class JobProcesses:
-    """The launcher and its descendants. Elsewhere (Slurm's steps, say) it finds nobody but the launcher."""
-
-    def __init__(self) -> None:
-        self.pids: set[int] = set()
-        """Everyone there ever was: the dead stay in NVML's list for a while."""
-        self.scanned_at = -RESCAN_S
-        self._launcher: psutil.Process | None = None
-        self._processes: list[psutil.Process] = []
-
-    def begin(self, pid: int) -> None:
-        """Count the process `pid` and its descendants from now on; before, there are none."""
-        with contextlib.suppress(psutil.Error):
-            self._launcher = psutil.Process(pid)
-            self._processes = [self._launcher]
-        self.pids.add(pid)
-
-    def scan(self, now: float | None = None) -> None:
-        """Look for processes that were born meanwhile."""
-        if now is not None:
-            self.scanned_at = now
-        if self._launcher is None:
-            return
-        with contextlib.suppress(psutil.Error):
-            self._processes = [self._launcher, *self._launcher.children(recursive=True)]
-            self.pids |= {process.pid for process in self._processes}
-
-    def cpu_s(self) -> float:
-        """Of the living, and of the dead, whose time the kernel adds to the parent's that waited for them."""
-        seconds = 0.0
-        for process in self._processes:
-            with contextlib.suppress(psutil.Error):
-                times = process.cpu_times()
-                seconds += times.user + times.system + times.children_user + times.children_system
-        return seconds
-
-
-def allowed_cores() -> set[int]:
-    """Those that this process, and so the job, may use."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-
-
-def read_cpu(stat: Path, cores: set[int]) -> Cpu | None:
-    """From /proc/stat (proc_stat(5)), None where there is none."""
-    processes = steal = total = 0
-    try:
-        with stat.open() as file:
-            for line in takewhile(lambda line: line.startswith("cpu"), file):
-                name, *ticks = line.split()
-                if name == "cpu" or int(name[3:]) not in cores:
-                    continue
-                user, nice, system, idle, iowait, irq, softirq, stolen = map(int, ticks[:8])
-                processes += user + nice + system
-                steal += stolen
-                total += user + nice + system + idle + iowait + irq + softirq + stolen
-    except (OSError, ValueError):
-        return None
-    per_s = os.sysconf("SC_CLK_TCK")
-    return Cpu(processes_s=processes / per_s, steal_s=steal / per_s, total_s=total / per_s)
-
-
-def _read_pressure(file: Path) -> float | None:
-    """`some avg10` in percent, None where the kernel does not tell."""
-    try:
-        some = file.read_text().split("avg10=", 1)[1]
-        return float(some.split(maxsplit=1)[0])
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 def _health(samples: Sequence[_Sample], cards: Sequence[DeviceHealth], notes: tuple[str, ...]) -> Health:
@@ -308,7 +224,7 @@ def _health(samples: Sequence[_Sample], cards: Sequence[DeviceHealth], notes: tu
 
 
 def _cpu_shares(first: _Sample, last: _Sample) -> dict[str, float | None]:
-    """Over the whole time, not sample by sample: the kernel counts in ticks of 10 ms."""
+    """Return shares of the cores' time over all samples at once: the kernel counts in ticks of 10 ms."""
     if first.cpu is None or last.cpu is None or last.cpu.total_s <= first.cpu.total_s:
         return {}
     total = last.cpu.total_s - first.cpu.total_s
@@ -348,7 +264,7 @@ def _device(card: DeviceHealth, readings: Sequence[Gpu], seconds: float) -> Devi
 
 
 def _energy_j(readings: Sequence[Gpu], power_w: float | None, seconds: float) -> float | None:
-    """By the device's own counter; where it has none (before Volta), mean power times seconds."""
+    """Return the joules by the device's counter; if it has none (before Volta), mean power times seconds."""
     before, after = readings[0].energy_j, readings[-1].energy_j
     if before is not None and after is not None and after > before:
         return round(after - before, 3)

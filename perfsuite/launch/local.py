@@ -139,7 +139,7 @@ def _watch(
             sampler.sample(steps)
         on_progress(steps, tokens)
         now = time.monotonic()
-        reports = run_dir.count_reports()
+        reports = len(run_dir.all_ranks())  # one listing, however many ranks
         quiet_s = hang.quiet_s(now, is_training=tokens > 0, steps=steps, reports=reports)
         why = None
         if now - began > case.timeout_s:

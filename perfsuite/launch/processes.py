@@ -1,14 +1,19 @@
-"""The processes of a job: how they are marked, found and killed. Imports neither torch nor pytest."""
+"""The processes of a job: how they are marked, found and killed. Imports neither torch nor pytest.
+
+psutil is imported when it is used: ranks load this module with the agent, and must not need it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-
-import psutil
+from typing import TYPE_CHECKING
 
 from perfsuite.errors import LaunchError
+
+if TYPE_CHECKING:
+    import psutil
 
 KILL_S = 60
 """Seconds in which a killed process has to be gone."""
@@ -18,6 +23,8 @@ JOB_MARK = "PERFSUITE_JOB"
 
 def marked(mark: str) -> list[psutil.Process]:
     """Return the living processes of a job but this one, whatever session they have put themselves in."""
+    import psutil
+
     processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -29,6 +36,8 @@ def marked(mark: str) -> list[psutil.Process]:
 
 def sweep(mark: str) -> None:
     """Kill every process of a job but this one. Raises `LaunchError` if one cannot be killed."""
+    import psutil
+
     deadline = time.monotonic() + KILL_S
     while left := marked(mark):  # a process may fork while it is being killed
         for process in left:

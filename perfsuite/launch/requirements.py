@@ -1,6 +1,11 @@
-"""What a case needs of a machine and of the installed packages."""
+"""Checks what a case needs of a machine and of the installed packages.
+
+Driver side; imports neither torch nor pytest.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from perfsuite.case import torch_build
 from perfsuite.case.case import Case
@@ -9,53 +14,117 @@ from perfsuite.frameworks.base import framework_of, missing_package
 
 
 def unsupported(case: Case, machine: Machine) -> str | None:
-    """Why `case` cannot run on `machine`, or None. Knows before anything is launched, without torch."""
-    framework = framework_of(case)
-    reasons = [machine.why_not(hardware) for hardware in case.hardware]
-    topology = case.topology
-    if None not in reasons:
-        return "; ".join(reason for reason in reasons if reason)
-    if topology.nodes > 1:
-        return f"it needs {topology.nodes} nodes of {topology.processes_per_node}, this is one machine"
-    if topology.processes_per_node > machine.devices:
-        what = "GPUs" if machine.device == "cuda" else "cores"
-        needed = f"{topology.processes_per_node} {what} (one per process)"
-        return f"it needs {needed}, this machine has {machine.devices}"
-    if case.attention == "flash_attention_2":
-        if machine.device == "cpu":
-            return "flash_attention_2 runs on GPUs only"
-        if (missing := missing_package("flash_attn")) is not None:
-            return f"for flash_attention_2 {missing}"
-    for field in sorted(case.framework.ignores):
-        if (value := getattr(case, field)) != Case.model_fields[field].default:
-            return f"{case.framework.name} knows no {field}, and the case asks for {value!r}"
-    if case.lora is not None and (missing := missing_package("peft")) is not None:
-        return f"for lora {missing}"
-    if case.quantization != "none":
-        if machine.device == "cpu":
-            return f"quantization {case.quantization!r} runs on GPUs only"
-        if (missing := missing_package("bitsandbytes")) is not None:
-            return f"for quantization {missing}"
-    if not case.model.config and case.framework.builds_model:
-        return f"{case.framework.name} cannot build {case.model.name}: it has a name only, no configuration"
-    if (missing := _slow_mamba(case, machine)) is not None:
-        return missing
-    return missing_package(*case.framework.packages) or framework.unsupported(case, machine)
+    """Return why `case` cannot run on `machine`, or None: the first reason that one of `CHECKS` gives.
+
+    Needs no launch and no torch. Raises `CaseError` if the case's framework is not installed.
+    """
+    framework_of(case)
+    reasons = (check(case, machine) for check in CHECKS)
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def wrong_torch(case: Case, machine: Machine) -> str | None:
-    """Why `case`, which `machine` can run, cannot be trained there with the installed torch, or None.
+    """Return why `case`, which `machine` can run, cannot be trained there with the installed torch, or None.
 
     An error, not a reason to skip: the machine has the GPUs.
     """
-    return torch_build.wrong_build(machine) if framework_of(case).plan(case).needs_torch else None
-
-
-def _slow_mamba(case: Case, machine: Machine) -> str | None:
-    """Why a Mamba would take minutes a step on a GPU, or None: a million kernels, launched one by one."""
-    if case.model.config.get("model_type") != "mamba" or machine.device == "cpu":
+    plan = framework_of(case).plan(case)
+    if not plan.needs_torch:
         return None
-    if not (case.framework.builds_model and framework_of(case).plan(case).needs_torch):
+    if plan.command is not None and plan.command.starts_ranks and not torch_build.installed():
+        return None
+    return torch_build.wrong_build(machine)
+
+
+def _hardware(case: Case, machine: Machine) -> str | None:
+    reasons = [machine.why_not(hardware) for hardware in case.hardware]
+    return None if None in reasons else "; ".join(reason for reason in reasons if reason)
+
+
+def _topology(case: Case, machine: Machine) -> str | None:
+    topology = case.topology
+    if topology.nodes > 1:
+        return f"it needs {topology.nodes} nodes of {topology.processes_per_node}, this is one machine"
+    if topology.processes_per_node <= machine.devices:
+        return None
+    what = "GPUs" if machine.device == "cuda" else "cores"
+    needed = f"{topology.processes_per_node} {what} (one per process)"
+    return f"it needs {needed}, this machine has {machine.devices}"
+
+
+def _attention(case: Case, machine: Machine) -> str | None:
+    if case.attention != "flash_attention_2":
+        return None
+    if machine.device == "cpu":
+        return "flash_attention_2 runs on GPUs only"
+    return _needs("flash_attention_2", "flash_attn")
+
+
+def _fields(case: Case, machine: Machine) -> str | None:
+    """Refuse a case that sets a field which its framework does not look at."""
+    for field in sorted(case.framework.ignores):
+        if (value := getattr(case, field)) != Case.model_fields[field].default:
+            return f"{case.framework.name} knows no {field}, and the case asks for {value!r}"
+    return None
+
+
+def _lora(case: Case, machine: Machine) -> str | None:
+    return None if case.lora is None else _needs("lora", "peft")
+
+
+def _quantization(case: Case, machine: Machine) -> str | None:
+    if case.quantization == "none":
+        return None
+    if machine.device == "cpu":
+        return f"quantization {case.quantization!r} runs on GPUs only"
+    return _needs("quantization", "bitsandbytes")
+
+
+def _configuration(case: Case, machine: Machine) -> str | None:
+    if case.model.config or not case.framework.builds_model:
+        return None
+    return f"{case.framework.name} cannot build {case.model.name}: it has a name only, no configuration"
+
+
+def _fast_mamba(case: Case, machine: Machine) -> str | None:
+    """Without mamba_ssm, a step of a Mamba takes minutes on a GPU: a million kernels, launched one by one."""
+    is_on_gpu = case.model.config.get("model_type") == "mamba" and machine.device != "cpu"
+    if not (is_on_gpu and case.framework.builds_model and _trains(case)):
         return None
     missing = missing_package("mamba_ssm")
     return missing and f"for a Mamba on a GPU {missing}; transformers' own scan goes position by position"
+
+
+def _transformers(case: Case, machine: Machine) -> str | None:
+    if not (case.framework.builds_model and _trains(case)):
+        return None
+    return _needs(f"the model {case.model.name}", "transformers")
+
+
+def _framework(case: Case, machine: Machine) -> str | None:
+    missing = missing_package(*case.framework.packages)
+    return missing or framework_of(case).unsupported(case, machine)
+
+
+CHECKS: tuple[Callable[[Case, Machine], str | None], ...] = (
+    _hardware,
+    _topology,
+    _attention,
+    _fields,
+    _lora,
+    _quantization,
+    _configuration,
+    _fast_mamba,
+    _transformers,
+    _framework,
+)
+"""Each returns why a case cannot run on a machine, or None."""
+
+
+def _needs(what: str, package: str) -> str | None:
+    missing = missing_package(package)
+    return None if missing is None else f"for {what} {missing}"
+
+
+def _trains(case: Case) -> bool:
+    return framework_of(case).plan(case).needs_torch

@@ -217,7 +217,9 @@ _BUILT_IN = {
         ENERGY_PER_TOKEN,
     )
 }
-_TAKEN = frozenset(Figures.model_fields) | {"case_id", "framework", "outcome", "launches"}
+_TAKEN = frozenset(Figures.model_fields) | {
+    *("case_id", "framework", "outcome", "launches", "hardware_class", "reason", "shared", "blind")
+}
 """Names that no other package may give to a metric: fields of `Figures`, properties of a case in reports."""
 
 
@@ -226,7 +228,8 @@ def recorded() -> tuple[Metric, ...]:
 
     Raises `ExtensionError` for a name taken twice, and for one that cannot be imported or is no `Metric`.
     """
-    return tuple(filter(None, map(find, extensions.names(extensions.METRICS))))
+    metrics = map(_of_another_package, extensions.names(extensions.METRICS))
+    return tuple(metric for metric in metrics if metric is not None)
 
 
 def find(name: str) -> Metric | None:
@@ -234,8 +237,10 @@ def find(name: str) -> Metric | None:
 
     Raises `ExtensionError` as `recorded` does, for this name alone.
     """
-    if name in _BUILT_IN:
-        return _BUILT_IN[name]
+    return _BUILT_IN.get(name) or _of_another_package(name)
+
+
+def _of_another_package(name: str) -> Metric | None:
     extension = extensions.find(extensions.METRICS, name, built_in=_TAKEN)
     if extension is None:
         return None
@@ -257,7 +262,12 @@ def find(name: str) -> Metric | None:
 def described(name: str) -> Metric:
     """Return the metric of that name, or for one that is not installed any more, what can be said of it."""
     return find(name) or Metric(
-        name=name, label=f"{name} (its package is not installed)", unit="", better="lower", judged="shown"
+        name=name,
+        label=f"{name} (its package is not installed)",
+        unit="",
+        better="lower",
+        judged="shown",
+        format="{:,}".format,
     )
 
 

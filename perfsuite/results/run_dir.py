@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 from dataclasses import dataclass
@@ -82,10 +81,6 @@ class RunDir:
     def rank(self, rank: int) -> Path:
         """`RankReport`, by that rank."""
         return self.path / f"rank-{rank}.json"
-
-    def count_reports(self) -> int:
-        """Return how many ranks have written a report: one listing, however many ranks there are."""
-        return sum(re.fullmatch(r"rank-\d+\.json", name) is not None for name in os.listdir(self.path))
 
     def all_ranks(self) -> list[Path]:
         """Every `RankReport` that was written, in no particular order."""

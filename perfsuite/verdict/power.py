@@ -8,7 +8,7 @@ threshold. Must not import torch or pytest; imports numpy, for the draws, inside
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Literal
 
@@ -108,20 +108,11 @@ def simulate(
     nearest = min(drops, key=abs)
     detectable, blind = [], 0
     for baselines, unchanged in draws:
-        pooled = pooled_noise(baselines)
-        noise = Noise(
-            sigma=pooled.sigma,
-            degrees_of_freedom=pooled.degrees_of_freedom,
-            session_sigma=known_session_sigma,
-        )
+        noise = replace(pooled_noise(baselines), session_sigma=known_session_sigma)
         for drop, count in outcomes.items():
             launches = [seconds * (1 + drop) for seconds in unchanged]
             decision = _judge(baselines[0], launches, tolerance=tolerance, noise=noise)
-            count[decision.outcome] += 1
-            count["launches"] += decision.launches_used
-            ratio = launches[0] / baselines[0][0] - 1
-            count["fixed_5_percent"] += ratio > FIXED_THRESHOLD
-            count["fixed_tolerance"] += ratio > tolerance
+            _add(count, decision, single=launches[0] / baselines[0][0] - 1)
             if drop == nearest:
                 detectable.append(decision.minimum_detectable_drop)
                 blind += decision.blind
@@ -150,6 +141,14 @@ def _judge(
         if decision.outcome != "undecided":
             break
     return decision
+
+
+def _add(count: Counter[str], decision: Decision, *, single: float) -> None:
+    """Count a decision. `single` is the change from one baseline launch to one launch of today, relative."""
+    count[decision.outcome] += 1
+    count["launches"] += decision.launches_used
+    count["fixed_5_percent"] += single > FIXED_THRESHOLD
+    count["fixed_tolerance"] += single > decision.tolerance
 
 
 def _groups(baseline_launches: int, pooled_degrees: int | None) -> int:

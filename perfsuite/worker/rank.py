@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 from perfsuite import documents
 from perfsuite.case.case import CaseFile
 from perfsuite.case.fault import Fault
-from perfsuite.errors import FileError, MismatchError, ScriptError
+from perfsuite.errors import ExtensionError, FileError, MismatchError, ScriptError
 from perfsuite.frameworks.base import Ranks, framework_of
 from perfsuite.results.rank_report import Failure, FailureKind, RankReport
 from perfsuite.results.run_dir import RunDir
+from perfsuite.worker.extra_metrics import ExtraMetrics
 from perfsuite.worker.faults import Injector
 from perfsuite.worker.memory import CudaMemory, HostMemory
 from perfsuite.worker.recorder import Recorder
@@ -61,6 +62,7 @@ class Rank:
         """Rates of the device (`perfsuite.worker.preflight`)."""
         self.notes: list[str] = []
         """What a reader of the figures has to know."""
+        self._extra: ExtraMetrics | None = None
         self._injector: Injector | None = None
         if request.inject is not None:
             is_last_rank = report.rank == report.world_size - 1
@@ -103,7 +105,18 @@ class Rank:
         In this order: the first line of progress is written to a file system that may be slow.
         """
         self._tell_progress()
+        if self.request.metrics:
+            self._extra = ExtraMetrics(self.request.metrics)
+            self.recorder.between_steps = self._record_extra
         self.recorder.start()
+
+    def _record_extra(self, step: int) -> None:
+        assert self._extra is not None
+        self._extra.boundary(step, self._model, self.report.rank, self.report.world_size)
+
+    def _model(self) -> Any:
+        """What trains: of a script, known since its first step."""
+        return self.workload.model if self.observer is None else self.observer.model
 
     def finish(self) -> RankReport:
         """Stop the clock and collect what was measured, all but loss and FLOPs, which the caller adds.
@@ -122,17 +135,18 @@ class Rank:
             own_tokens_per_s=self.workload.own_tokens_per_s(),
             memory=memory,
             device_probe=self.device_probe,
+            extra={} if self._extra is None else self._extra.result(),
         )
         return report if self.observer is None else self._observed(report, self.observer)
 
     def _observed(self, report: RankReport, observer: Observer) -> RankReport:
-        from perfsuite.worker import software
+        from perfsuite.worker import flops, software
 
         observed = observer.result()  # before `evidence`, which compares with its fingerprint
         report = report.replace(
             observed=observed,
             evidence=observer.evidence(),
-            notes=(*self.notes, *software.compile_notes()),
+            notes=(*self.notes, *software.compile_notes(), *flops.notes(self.case)),
         )
         try:
             observer.check(observed)
@@ -220,6 +234,8 @@ def failure_of(error: BaseException, rank: int) -> Failure:
 
 
 def _kind(error: BaseException) -> FailureKind:
+    if isinstance(error, ExtensionError):
+        return "error"
     if isinstance(error, MismatchError):
         return "mismatch"
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":

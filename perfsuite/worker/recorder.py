@@ -47,6 +47,8 @@ class Recorder:
         self.memory = memory
         self.on_progress: Callable[[int], object] = lambda step: None
         """Is called with the number of steps that the device has finished, at most twice a second."""
+        self.between_steps: Callable[[int], object] | None = None
+        """Is called between two steps, in no step's time, with the number of steps that have ended."""
         self.probe_s: list[float] = []
         self.wall_s = 0.0
         """Host seconds from `start` to `finish`, without the work that is done between steps."""
@@ -92,6 +94,8 @@ class Recorder:
         if ended_at - self._progress_at > PROGRESS_EVERY_S:
             self._progress_at = ended_at
             self.on_progress(self._steps_past())
+        if self.between_steps is not None:
+            self.between_steps(len(self._ends))
         if self._probe is not None:
             probe_at = self.timer.host()
             self._probe()

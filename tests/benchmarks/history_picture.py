@@ -1,4 +1,4 @@
-"""docs/history.png: asv's page of a history that is measured here, at every commit of a small repository.
+"""docs/images/history.png: asv's page of a history that is measured here, commit by commit.
 
     python -m tests.benchmarks.history_picture [--keep DIR]
 
@@ -52,7 +52,7 @@ def test_train(bench, case, monkeypatch):
     monkeypatch.setenv("MICRO_BATCH", str(case.micro_batch))
     bench(case)
 """
-PICTURE = Path(__file__).parents[2] / "docs" / "history.png"
+PICTURE = Path(__file__).parents[2] / "docs" / "images" / "history.png"
 PERFSUITE = str(Path(sys.executable).with_name("perfsuite"))
 BENCHMARKS = {
     "seconds per token": "copy-decoder.1x2.fp32.seconds_per_step",

@@ -1,8 +1,8 @@
 """The README's pictures of reports, from real results: `make pictures [RESULTS="a/results.json ..."]`.
 
-docs/report.png is the HTML report of the given sessions, or of the newest one in the store, down to the first
-case that needs attention; docs/terminal.svg is their table as a terminal shows it. `make pictures` then has
-history_picture.py take docs/history.png.
+In docs/images, report.png is the HTML report of the given sessions, or of the newest one in the store, down
+to the first case that needs attention; terminal.svg is their table as a terminal shows it. `make pictures`
+then has history_picture.py take history.png.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ COLUMNS = 140
 
 def main() -> None:
     """Write both."""
-    docs = Path(__file__).parents[2] / "docs"
-    docs.mkdir(exist_ok=True)
+    images = Path(__file__).parents[2] / "docs" / "images"
+    images.mkdir(exist_ok=True)
     files = [Path(name) for name in sys.argv[1:]] or [newest(Path(".perfsuite"))]
     sessions = [documents.read(file, SessionFile) for file in files]
-    report(sessions, docs / "report.png")
-    terminal([result for session in sessions for result in session.results], docs / "terminal.svg")
+    report(sessions, images / "report.png")
+    terminal([result for session in sessions for result in session.results], images / "terminal.svg")
 
 
 def report(sessions: list[SessionFile], picture: Path) -> None:

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import pytest
 
 from perfsuite.case.case import Case, CaseFile, LoRA, Topology
+from perfsuite.case.catalog import MODELS, llama
 from perfsuite.case.hardware import ACCELERATORS
-from perfsuite.case.model import MODELS, Model, llama
+from perfsuite.case.model import Model
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.base import Framework
 from perfsuite.frameworks.ddp import DDP

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import tomllib
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from perfsuite.case import torch_build
 from tests.samples import make_gpu_machine, make_machine
 
+ROOT = Path(__file__).parents[2]
 FILE = """from typing import Optional
 
 __all__ = ['__version__', 'debug', 'cuda']
@@ -55,11 +57,35 @@ def test_a_build_without_cuda_is_wrong_where_there_are_gpus(
     )
 
 
-@pytest.mark.parametrize("spec", [None, ModuleSpec("torch", None)])
-def test_nothing_is_said_of_a_torch_that_cannot_be_read(
-    monkeypatch: pytest.MonkeyPatch, spec: ModuleSpec | None
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        (None, "torch is not installed, perfsuite needs 2.11 or newer: pip install 'torch>=2.11'"),
+        (ModuleSpec("torch", None), None),
+    ],
+    ids=["missing", "unreadable"],
+)
+def test_a_missing_torch_is_an_error_and_nothing_is_said_of_one_that_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch, spec: ModuleSpec | None, problem: str | None
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     assert torch_build.summary() == "not installed"
     assert torch_build.release() == (0, 0)
-    assert torch_build.wrong_build(make_gpu_machine()) is None
+    assert torch_build.wrong_build(make_gpu_machine()) == problem
+    assert torch_build.wrong_build(make_machine()) == problem
+
+
+@pytest.mark.parametrize("version", ["2.10.1", "1.13.1+cu117"])
+def test_an_older_torch_than_perfsuite_measures_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr(torch_build, "installed", lambda: {"__version__": version, "cuda": "13.0"})
+    problem = f"torch {version} is too old, perfsuite needs 2.11 or newer: pip install 'torch>=2.11'"
+    assert torch_build.wrong_build(make_gpu_machine()) == problem
+    assert torch_build.wrong_build(make_machine()) == problem
+
+
+def test_the_oldest_torch_is_the_one_that_the_extra_allows() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    oldest = ".".join(map(str, torch_build.MIN_TORCH))
+    assert project["optional-dependencies"]["torch"] == [f"torch>={oldest}"]

@@ -118,6 +118,19 @@ def test_list_without_a_history_says_how_to_begin_one() -> None:
     assert "no history in .perfsuite/history" in result.output
 
 
+def test_every_command_has_its_name_and_its_own_help() -> None:
+    shown = invoke("--help").output
+    for name, words in (
+        ("add", "Add sessions to a history"),
+        ("list", "What a history holds"),
+        ("export-asv", "Write a history as asv's files"),
+        ("publish", "Make asv's pages of a history"),
+        ("trend", "Find when a case got slower"),
+    ):
+        assert any(name in line.split() and words in line for line in shown.splitlines()), name
+        assert words in invoke(name, "--help").output
+
+
 SUITE = """
 import pytest
 from perfsuite import Case, Topology

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perfsuite import DDP, FSDP, FSDP2, Accelerate, Case, Fake, Framework, Lightning, LoRA, Topology, Trainer
+from perfsuite import (
+    DDP,
+    FSDP,
+    FSDP2,
+    Accelerate,
+    Case,
+    Fake,
+    Framework,
+    Lightning,
+    LoRA,
+    Model,
+    Nanotron,
+    Script,
+    Topology,
+    TorchTitan,
+    Trainer,
+)
+from perfsuite.errors import PackageError
+from perfsuite.frameworks.base import EXTRAS, missing_package, require
 from perfsuite.launch.machine import detect
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
 from perfsuite.results.run import Run
+from perfsuite.worker import flops
 from tests.samples import make_gpu_machine
 
 SMALL = Case(
@@ -203,21 +223,6 @@ def test_what_cannot_run_is_known_beforehand(framework: Framework, processes: in
     assert reason in str(unsupported(case, detect()))
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"topology": Topology(nodes=2, processes_per_node=1)}, "it needs 2 nodes of 1, this is one machine"),
-        ({"framework": DDP(static_graph=True), "gradient_accumulation": 2}, "no gradient_accumulation"),
-        ({"attention": "flash_attention_2"}, "flash_attention_2 runs on GPUs only"),
-        ({"lora": LoRA(rank=4, alpha=8), "framework": Fake()}, "fake knows no lora, and the case asks for"),
-        ({"lora": LoRA(rank=4, alpha=8), "quantization": "8bit"}, "quantization '8bit' runs on GPUs only"),
-        ({"hardware": ("h100", "a100")}, "it is meant for h100, this machine is cpu-"),
-    ],
-)
-def test_what_cannot_be_combined_is_known_beforehand(changes: dict[str, Any], reason: str) -> None:
-    assert reason in str(unsupported(SMALL.replace(**changes), detect()))
-
-
 @pytest.mark.parametrize("framework", [FULL, FSDP2()], ids=Framework.slug)
 @pytest.mark.parametrize(
     ("changes", "reason"),
@@ -237,37 +242,64 @@ def test_quantised_weights_that_cannot_be_sharded(
     assert str(reason) in str(unsupported(case, make_gpu_machine()))
 
 
-@pytest.mark.parametrize(
-    ("package", "field"), [("peft", "lora"), ("bitsandbytes", "quantization")], ids=lambda value: value
-)
-def test_an_extra_that_is_not_installed_is_named(
-    monkeypatch: pytest.MonkeyPatch, package: str, field: str
-) -> None:
+def remove(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    """Have these packages look as if they were not installed."""
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
-    case = SMALL.replace(hardware="gpu", lora=LoRA(rank=4, alpha=8), quantization="4bit")
-    reason = unsupported(case, make_gpu_machine())
-    assert reason == (
-        f"for {field} it needs the package {package}, which is not installed: "
-        f"pip install 'perfsuite[{package}]'"
-    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in packages else find(name))
 
 
-@pytest.mark.parametrize("installed", [False, True])
-def test_a_mamba_on_a_gpu_needs_its_kernels(monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
-    find = importlib.util.find_spec
-    found = find("torch") if installed else None
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: found if name == "mamba_ssm" else find(name)
-    )
-    mamba = SMALL.replace(model="mamba-tiny", hardware="gpu")
+def test_a_model_that_transformers_builds_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    remove(monkeypatch, "transformers")
     reason = (
-        "for a Mamba on a GPU it needs the package mamba_ssm, which is not installed: pip install mamba_ssm; "
-        "transformers' own scan goes position by position"
+        "for the model llama-tiny it needs the package transformers, which is not installed: "
+        "pip install 'perfsuite[transformers]'"
     )
-    assert unsupported(mamba, make_gpu_machine()) == (None if installed else reason)
-    assert unsupported(mamba.replace(hardware="cpu"), detect()) is None
-    assert unsupported(mamba.replace(framework=Fake()), make_gpu_machine()) is None
+    assert unsupported(SMALL, detect()) == reason
+    assert unsupported(SMALL.replace(framework=Fake()), detect()) is None
+    assert unsupported(SMALL.replace(framework=Script(path=__file__)), detect()) is None
+
+
+@pytest.mark.parametrize(
+    "framework", [TorchTitan(), Nanotron(), Lightning(strategy="ddp")], ids=lambda framework: framework.name
+)
+def test_a_framework_that_is_not_installed_is_named_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch, framework: Framework
+) -> None:
+    remove(monkeypatch, framework.name)
+    assert unsupported(SMALL.replace(framework=framework), detect()) == (
+        f"it needs the package {framework.name}, which is not installed: "
+        f"pip install 'perfsuite[{framework.name}]'"
+    )
+
+
+def test_a_version_that_an_extra_excludes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"transformers": "4.57.1", "nanotron": "0.4", "peft": "0.18.0.dev0"}
+    monkeypatch.setattr(importlib.metadata, "version", installed.__getitem__)
+    assert missing_package("nanotron", "peft") is None
+    assert missing_package("transformers") == (
+        "it needs transformers<6,>=5, and 4.57.1 is installed: pip install 'perfsuite[transformers]'"
+    )
+
+
+def test_a_package_that_no_extra_installs_is_asked_for_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PackageError, match=r"^to fly: it needs the package nosuch, .*: pip install nosuch$"):
+        require("nosuch", purpose="to fly")
+
+
+def test_every_optional_package_has_its_extra() -> None:
+    metadata = importlib.metadata.metadata("perfsuite")
+    assert set(metadata.get_all("Provides-Extra") or ()) == {*EXTRAS.values(), "all", "dev"}
+
+
+def test_a_script_knows_no_flops_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = SMALL.replace(framework=Script(path=__file__))
+    assert flops.notes(case) == ()
+    remove(monkeypatch, "transformers")
+    assert flops.count_known(case) is None
+    assert flops.notes(case) == (
+        "MFU is unknown: the FLOPs of llama-tiny are counted with transformers, which is not installed",
+    )
+    assert flops.notes(case.replace(model=Model.named("net"))) == ()
 
 
 @pytest.mark.launch

@@ -116,6 +116,66 @@ def test_a_change_among_alike_neighbours_must_be_clearer() -> None:
     assert changes(values, min_change=0.005, correlation=0.6) == []
 
 
+def told(change: Change) -> tuple[float, ...]:
+    return (change.index, change.earliest, change.latest, change.before, change.after, *change.interval)
+
+
+@pytest.mark.parametrize(
+    ("values", "alike", "expected"),
+    [
+        (
+            series((60, 1.0), (60, 1.016)),
+            0.0,
+            [(60, 56, 62, 1.0000656, 1.0146935, 0.0092696, 0.0200127)],
+        ),
+        (
+            series((60, 1.0), (60, 1.016)),
+            0.2,
+            [(60, 45, 71, 1.0000656, 1.0146935, 0.0072982, 0.022009)],
+        ),
+        (
+            series((60, 1.0), (60, 1.013), seed=3),
+            0.0,
+            [(60, 56, 65, 0.9971466, 1.0127975, 0.010513, 0.020905)],
+        ),
+        (
+            series((10, 1.0), (3, 1.06), (10, 1.0), seed=4),
+            0.0,
+            [
+                (10, 10, 10, 1.0017757, 1.0573668, 0.0362012, 0.0751433),
+                (13, 13, 13, 1.0573668, 1.0025811, -0.0691436, -0.0341605),
+            ],
+        ),
+    ],
+)
+def test_changes_are_what_they_were(
+    values: list[float], alike: float, expected: list[tuple[float, ...]]
+) -> None:
+    """Pinned: a difference here is another noise, threshold or interval."""
+    seen = changes(values, min_change=0.005, correlation=alike)
+    assert [told(change) for change in seen] == [pytest.approx(each, abs=1e-6) for each in expected]
+
+
+def test_a_correlation_is_what_it_was_and_at_most_09() -> None:
+    weeks = [correlation(good_and_bad_weeks(0.3, 200, seed)) for seed in range(4)]
+    assert weeks == pytest.approx([0.121985, 0.06439, 0.240578, 0.232423], abs=1e-5)
+    assert correlation(good_and_bad_weeks(0.99, 200, 0)) == 0.9
+
+
+def test_six_nights_may_hold_a_change() -> None:
+    [change] = found([1000.0] * 3 + [1100.0] * 3)
+    assert told(change)[:5] == pytest.approx((3, 3, 3, 1000, 1100))
+    assert found([1000.0] * 3 + [1100.0] * 2) == []
+
+
+def test_a_bad_night_hardly_moves_the_level_after_a_change() -> None:
+    values = series((30, 1.0), (9, 1.05), (40, 1.0), seed=3)
+    values[50] = 1.4
+    first, second = found(values)
+    assert told(first) == pytest.approx((30, 30, 30, 0.9982406, 1.045406, 0.0351142, 0.0595251), abs=1e-6)
+    assert told(second) == pytest.approx((39, 39, 39, 1.045406, 0.9993144, -0.0548433, -0.0332137), abs=1e-6)
+
+
 @pytest.mark.simulation
 def test_good_and_bad_weeks_are_no_changes() -> None:
     for share in (0.3, 0.6):

@@ -2,16 +2,21 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Sequence
 from datetime import date, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from perfsuite import documents
+from perfsuite.case.case import Case
 from perfsuite.cli import app as cli
 from perfsuite.errors import FileError
-from perfsuite.history.trend import Trend, trend
+from perfsuite.history import changepoint, store
+from perfsuite.history.changepoint import Change
+from perfsuite.history.trend import Trend, _differences, trend
 from perfsuite.results import baseline
 from tests.samples import IMAGES, make_case, make_figures, make_run
 from tests.synthetic import TOKENS_PER_STEP, Level, make_repository, write_history
@@ -237,6 +242,106 @@ def test_a_new_driver_or_another_definition_of_the_case_is_told(tmp_path: Path, 
     [told] = finding.environment
     assert told.startswith("case definition: ")
     assert finding.case == CASES[0].id == changed.id
+
+
+@pytest.mark.parametrize(("step_s", "accepts"), [(0.101, False), (0.102, True)])
+def test_a_baseline_nearer_to_the_new_level_than_to_the_old_accepts(
+    root: Path, tmp_path: Path, step_s: float, accepts: bool
+) -> None:
+    keep_baseline(tmp_path, CASES[0], tokens_per_s=TOKENS_PER_STEP / step_s)
+    slower = trend(root / "history", baselines=tmp_path).findings[0]
+    assert slower.accepted is accepts
+
+
+def keep_baseline(
+    directory: Path, case: Case, recorded_at: str = "2024-02-25T12:00:00+00:00", **figures: Any
+) -> None:
+    run = make_run(case=case, figures=make_figures(**figures))
+    kept = baseline.from_runs([run]).replace(recorded_at=recorded_at)
+    documents.write(directory / H100 / f"{case.id}.json", kept)
+
+
+@pytest.mark.parametrize(("gigabytes", "accepts"), [(20.0, False), (20.1, False), (20.3, True), (20.4, True)])
+def test_a_baseline_with_more_memory_accepts_more_memory(
+    root: Path, tmp_path: Path, gigabytes: float, accepts: bool
+) -> None:
+    keep_baseline(tmp_path, CASES[1], peak_memory_bytes=gigabytes * 1e9)
+    slower, larger = trend(root / "history", baselines=tmp_path).findings
+    assert larger.accepted is accepts
+    assert not slower.accepted
+
+
+def test_an_improvement_is_not_accepted_but_better(tmp_path: Path, commits: list[str]) -> None:
+    keep_baseline(tmp_path, CASES[0], tokens_per_s=TOKENS_PER_STEP / 0.1)
+    write_history(tmp_path / "history", commits, CASES[:1], lambda c, n: Level(step_s=0.9 if n >= 20 else 1))
+    [finding] = trend(tmp_path / "history", baselines=tmp_path).findings
+    assert (finding.worse, finding.accepted, finding.open, finding.state) == (False, False, False, "better")
+
+
+@pytest.mark.parametrize("figure", ["tokens_per_s", "peak_memory_bytes"])
+def test_a_baseline_that_lacks_a_figure_accepts_no_worsening_of_it(
+    root: Path, tmp_path: Path, figure: str
+) -> None:
+    figures: dict[str, Any] = {"tokens_per_s": 1.0, "peak_memory_bytes": 1e15, figure: None}
+    for case in CASES[:2]:
+        keep_baseline(tmp_path, case, **figures)
+    slower, larger = trend(root / "history", baselines=tmp_path).findings
+    assert (slower.accepted, larger.accepted) == (figure != "tokens_per_s", figure != "peak_memory_bytes")
+
+
+def test_a_baseline_whose_day_cannot_be_read_accepts_nothing(root: Path, tmp_path: Path) -> None:
+    keep_baseline(tmp_path, CASES[0], "some day", tokens_per_s=1.0)
+    assert not trend(root / "history", baselines=tmp_path).findings[0].accepted
+
+
+@pytest.mark.parametrize(("days", "is_open"), [(29, False), (30, True)])
+def test_a_case_is_measured_still_if_it_was_in_the_period(
+    tmp_path: Path, commits: list[str], days: int, is_open: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perfsuite.history.trend.PERIOD", timedelta(days=days))
+    write_history(tmp_path / "history", commits[:30], CASES[:1], lambda c, n: Level(step_s=1 + (n > 15) / 20))
+    write_history(tmp_path / "history", commits[30:], CASES[1:2], first=30)
+    assert [f.open for f in trend(tmp_path / "history", since=date(2024, 1, 1)).findings] == [is_open]
+
+
+def test_sessions_without_a_figure_are_not_counted_as_points(tmp_path: Path, commits: list[str]) -> None:
+    write_history(tmp_path / "history", commits, CASES[1:2], lambda c, n: levels(1, n))
+    for place in store.places(tmp_path / "history")[3:7]:
+        content = json.loads(place.file.read_text())
+        content["results"][0].update(peak_memory_bytes=[None], tokens_per_step=None)
+        place.file.write_text(json.dumps(content))
+    [larger] = trend(tmp_path / "history").findings
+    assert (larger.first_commit, larger.last_commit) == (commits[49], commits[50])
+    assert larger.change.index == 46
+
+
+def test_differences_are_told_in_order_and_once() -> None:
+    seen = [
+        {"torch": "1", "image": "a"},
+        {"torch": "2", "image": "a"},
+        {"torch": "2", "image": "a", "new": "x"},
+    ]
+    assert _differences(seen) == ("new: none -> x", "torch: 1 -> 2")
+    assert _differences([*seen, *seen[:1]]) == ("new: none -> x -> none", "torch: 1 -> 2 -> 1")
+    assert _differences(seen[:1]) == ()
+
+
+def test_the_correlation_of_a_machine_is_estimated_from_30_sessions_on(
+    tmp_path: Path, commits: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[float] = []
+    monkeypatch.setattr(changepoint, "correlation", lambda series: 0.25)
+
+    def changes(series: Sequence[float], *, min_change: float, correlation: float) -> list[Change]:
+        used.append(correlation)
+        return []
+
+    monkeypatch.setattr(changepoint, "changes", changes)
+    write_history(tmp_path / "history", commits[:29], CASES[:1])
+    trend(tmp_path / "history")
+    write_history(tmp_path / "history", commits[29:30], CASES[:1], first=29)
+    trend(tmp_path / "history")
+    assert used == [0.3, 0.0, 0.25, 0.25]
 
 
 # On the command line

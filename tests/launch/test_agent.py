@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import fields, make_dataclass
 from multiprocessing import forkserver
@@ -19,8 +20,10 @@ from perfsuite.frameworks.base import Command
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.script import Script
 from perfsuite.launch import agent
+from perfsuite.launch.processes import JOB_MARK
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run_dir import RUN_DIR, RunDir
+from perfsuite.worker import leash
 from tests.samples import make_case
 
 
@@ -117,8 +120,8 @@ class Process:
 def passing(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The times that were slept, which did not pass."""
     slept: list[float] = []
-    monkeypatch.setattr(agent.time, "sleep", slept.append)
-    monkeypatch.setattr(agent.time, "monotonic", lambda: sum(slept))
+    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(time, "monotonic", lambda: sum(slept))
     return slept
 
 
@@ -190,7 +193,7 @@ def python(code: str, directory: Path, *, starts_ranks: bool = True) -> Command:
 def test_a_command_finds_the_launch_and_our_startup_and_this_python_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent.leash, "die_with_parent", lambda: None)
+    monkeypatch.setattr(leash, "die_with_parent", lambda: None)
     monkeypatch.setenv("PYTHONPATH", "/theirs")
     run_dir = RunDir(tmp_path)
     names = ("PYTHONPATH", "PATH", RUN_DIR)
@@ -225,7 +228,7 @@ def test_a_command_finds_the_launch_and_our_startup_and_this_python_first(
 def test_how_a_command_ended_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, is_reported: bool, message: str | None
 ) -> None:
-    monkeypatch.setattr(agent.leash, "die_with_parent", lambda: None)
+    monkeypatch.setattr(leash, "die_with_parent", lambda: None)
     run_dir = RunDir(tmp_path)
     if is_reported:
         documents.write(run_dir.rank(0), REPORT)
@@ -238,7 +241,7 @@ def test_how_a_command_ended_is_told(
 def test_each_rank_of_a_script_is_started_with_its_number_log_and_a_free_port(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent.leash, "die_with_parent", lambda: None)
+    monkeypatch.setattr(leash, "die_with_parent", lambda: None)
     code = "import os; print(*(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'MASTER_PORT')))"
     run_dir = RunDir(tmp_path)
     failures = run(python(code, tmp_path, starts_ranks=False), run_dir)
@@ -253,9 +256,9 @@ def test_each_rank_of_a_script_is_started_with_its_number_log_and_a_free_port(
 def test_the_mark_is_what_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
     swept: list[str] = []
     monkeypatch.setattr(agent, "sweep", swept.append)
-    monkeypatch.delenv(agent.JOB_MARK, raising=False)
+    monkeypatch.delenv(JOB_MARK, raising=False)
     agent._sweep()
-    monkeypatch.setenv(agent.JOB_MARK, "mine")
+    monkeypatch.setenv(JOB_MARK, "mine")
     agent._sweep()
     assert swept == ["mine"]
 
@@ -263,6 +266,6 @@ def test_the_mark_is_what_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_signal_ends_the_job_and_then_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[Any] = []
     monkeypatch.setattr(agent, "_sweep", lambda: ended.append("swept"))
-    monkeypatch.setattr(agent.os, "_exit", ended.append)
+    monkeypatch.setattr(os, "_exit", ended.append)
     agent._end_the_job(signal.SIGTERM, None)
     assert ended == ["swept", 1]

@@ -5,7 +5,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,159 +14,19 @@ from typing import Any
 import psutil
 import pytest
 
-from perfsuite.launch import health, nvml
+from perfsuite.launch import health
+from perfsuite.launch.cpu import Cpu
 from perfsuite.launch.health import EVERY_S, Sampler
 from perfsuite.launch.local import launch
-from perfsuite.results.figures import _energy_per_token_j, _gpu_utilisation
-from perfsuite.results.health import BAD_REASONS, FREE_S, hardware_fault, is_shared, machine_problems
+from perfsuite.launch.nvml import Gpu
+from perfsuite.results.health import FREE_S, machine_problems
 from perfsuite.results.run import DeviceHealth, Health
 from perfsuite.results.run_dir import RunDir
+from tests.launch.fake_nvml import CARD, GIB, OTHER, OWN, Clock, NotSupported, Nvml, NVMLError, using, watched
+from tests.launch.test_cpu import stat
 from tests.samples import make_case, make_gpu_machine, make_machine
 
-GIB = 2**30
-OWN, OTHER = os.getpid(), 4_000_000  # the job is this test's process; no Linux has the other one
-SLOW_COPIES = "copies from and to the host are slower"
 SPIN = "import time\nuntil = time.monotonic() + 20\nwhile time.monotonic() < until: pass"
-
-
-class NVMLError(Exception):
-    pass
-
-
-class NotSupported(NVMLError):
-    pass
-
-
-class FunctionNotFound(NVMLError):
-    pass
-
-
-def using(pid: int, used: int | None) -> SimpleNamespace:
-    return SimpleNamespace(pid=pid, usedGpuMemory=used)
-
-
-# What a H100 SXM answers while it trains: at its power limit, which is how it is meant to run.
-TRAINING: dict[str, Any] = {
-    "nvmlDeviceGetClockInfo": (1755, 1980, 1740, 1770, 1755),
-    "nvmlDeviceGetUtilizationRates": tuple(SimpleNamespace(gpu=gpu, memory=45) for gpu in (98, 100)),
-    "nvmlDeviceGetPowerUsage": (684_512, 699_871, 691_020, 675_313, 688_400),
-    "nvmlDeviceGetTotalEnergyConsumption": range(9_000_000_000, 9_100_000_000, 172_500),
-    "nvmlDeviceGetTemperature": (61, 63, 64, 63),
-    "nvmlDeviceGetCurrentClocksEventReasons": (0x4,),
-    "nvmlDeviceGetComputeRunningProcesses": ([using(OWN, 60 * GIB)],),
-    "nvmlDeviceGetMemoryInfo": (SimpleNamespace(used=4 * 2**20), SimpleNamespace(used=63 * GIB + 4 * 2**20)),
-    "nvmlDeviceGetUUID": ("GPU-8932f937",),
-    "nvmlDeviceGetSerial": ("1654123000001",),
-    "nvmlDeviceGetEnforcedPowerLimit": (700_000,),
-    "nvmlDeviceGetPowerManagementDefaultLimit": (700_000,),
-    "nvmlDeviceGetPowerManagementLimitConstraints": ([200_000, 700_000],),
-    "nvmlDeviceGetMaxClockInfo": (1980,),
-    "nvmlDeviceGetApplicationsClock": (1980,),
-    "nvmlDeviceGetEccMode": ([1, 1],),
-    "nvmlDeviceGetPersistenceMode": (1,),
-    "nvmlDeviceGetRemappedRows": ((0, 0, 0, 0),),
-    "nvmlDeviceGetRetiredPagesPendingStatus": (0,),
-    "nvmlDeviceGetCurrPcieLinkWidth": (16,),
-    "nvmlDeviceGetMaxPcieLinkWidth": (16,),
-    "nvmlDeviceGetCurrPcieLinkGeneration": (5,),
-    "nvmlDeviceGetMaxPcieLinkGeneration": (5,),
-}
-CARD: dict[str, Any] = {
-    "pci_bus_id": "00000000:1B:00.0",
-    "uuid": "GPU-8932f937",
-    "serial": "1654123000001",
-    "power_limit_w": 700,
-    "power_limit_default_w": 700,
-    "power_limit_max_w": 700,
-    "sm_clock_limit_mhz": 1980,
-    "sm_clock_set_mhz": 1980,
-    "ecc": True,
-    "persistence": True,
-    "held_before_bytes": 4 * 2**20,
-    "held_before_by": (OWN,),
-}
-
-
-class Nvml:
-    """Stands in for the module pynvml: every device gives its recorded answers, one after the other."""
-
-    NVMLError = NVMLError
-    NVMLError_NotSupported = NotSupported
-    NVMLError_FunctionNotFound = FunctionNotFound
-    NVML_CLOCK_SM = 1
-    NVML_TEMPERATURE_GPU = 0
-    nvmlMemory_v2 = 33554472
-
-    def __init__(self, *devices: dict[str, Any], init: Exception | None = None) -> None:
-        self.devices = [{**TRAINING, **changes} for changes in devices]
-        self.calls: list[tuple[str, int]] = []
-        self.initialised = 0
-        self.init_error = init
-
-    def nvmlInit(self) -> None:
-        if self.init_error is not None:
-            raise self.init_error
-        self.initialised += 1
-
-    def nvmlShutdown(self) -> None:
-        if not self.initialised:
-            raise NVMLError("Uninitialized")
-        self.initialised -= 1
-
-    def nvmlDeviceGetCount(self) -> int:
-        return len(self.devices)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlDeviceGetPciInfo(self, handle: int) -> SimpleNamespace:
-        return SimpleNamespace(busId=f"00000000:{0x1B + handle:02X}:00.0".encode())
-
-    def __getattr__(self, function: str) -> Any:
-        if function not in {*TRAINING, "nvmlDeviceGetCurrentClocksThrottleReasons"}:
-            raise AttributeError(function)
-
-        def answer(handle: int, *arguments: int) -> Any:
-            asked = self.calls.count((function, handle))
-            self.calls.append((function, handle))
-            answers = self.devices[handle].get(function, NotSupported("Not Supported"))
-            value = answers[asked % len(answers)] if isinstance(answers, Sequence) else answers
-            if isinstance(value, Exception):
-                raise value
-            return value
-
-        return answer
-
-
-class Clock:
-    """Moves only when told."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture(autouse=True)
-def _all_gpus_visible(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-
-def watched(nvml: Nvml, *, samples: int = 20, devices: int | None = None) -> Health:
-    """What a sampler says that was asked every quarter of a second, a step finished in each."""
-    clock = Clock()
-    sampler = Sampler(devices=devices or len(nvml.devices), nvml=nvml, clock=clock)
-    sampler.prepare()
-    sampler.begin(OWN)
-    for step in range(1, samples + 1):
-        sampler.sample(step)
-        clock.now += EVERY_S
-    found = sampler.finish()
-    assert found is not None
-    assert nvml.initialised == 0
-    assert Health.model_validate_json(found.model_dump_json()) == found
-    return found
 
 
 def test_a_healthy_gpu() -> None:
@@ -205,89 +66,6 @@ def test_a_hot_gpu_among_healthy_ones_is_named() -> None:
     ]
 
 
-def test_other_processes_on_the_gpu_are_foreign() -> None:
-    processes = [using(OWN, 60 * GIB), using(OTHER, 12 * GIB), using(OTHER + 1, 1 * GIB)]
-    alone = processes[:1]
-    found = watched(Nvml({"nvmlDeviceGetComputeRunningProcesses": (alone, processes, alone)}))
-    assert found.devices[0].foreign_memory_bytes == 13 * GIB
-    assert machine_problems(found, make_gpu_machine(count=1)) == [
-        "GPU 0 (00000000:1B:00.0) was shared: other processes held 13,312 MiB (at most 256 MiB)"
-    ]
-
-
-def test_a_child_that_was_born_since_the_last_look_is_not_foreign() -> None:
-    clock = Clock()
-    nvml = Nvml({"nvmlDeviceGetComputeRunningProcesses": ([using(OWN, GIB)],)})
-    sampler = Sampler(devices=1, nvml=nvml, clock=clock)
-    sampler.begin(OWN)
-    sampler.sample(1)
-    with subprocess.Popen([sys.executable, "-c", SPIN]) as child:
-        listed = ([using(OWN, GIB), using(child.pid, GIB)],)
-        nvml.devices[0]["nvmlDeviceGetComputeRunningProcesses"] = listed
-        clock.now += EVERY_S
-        sampler.sample(2)
-        child.kill()
-    found = sampler.finish()
-    assert found is not None
-    assert found.devices[0].foreign_memory_bytes == 0
-
-
-def test_in_a_container_the_own_job_is_not_called_foreign() -> None:
-    nvml = Nvml({"nvmlDeviceGetComputeRunningProcesses": ([using(OTHER, 60 * GIB)],)})
-    found = watched(nvml)
-    assert found.devices[0].foreign_memory_bytes is None
-    assert len(found.notes) == 1
-    assert "GPU 0: NVML does not list this job's own processes" in found.notes[0]
-    assert machine_problems(found, make_gpu_machine(count=1)) == []
-
-
-def test_a_container_that_lists_nobody_leaves_it_open_too() -> None:
-    found = watched(Nvml({}, {"nvmlDeviceGetComputeRunningProcesses": ([],)}))
-    assert [device.foreign_memory_bytes for device in found.devices] == [0, None]
-    assert "GPU 1: NVML does not list" in found.notes[0]
-
-
-def test_foreign_memory_that_mig_does_not_tell_counts_as_none() -> None:
-    listed = ([using(OWN, None), using(OTHER, None)],)
-    found = watched(Nvml({"nvmlDeviceGetComputeRunningProcesses": listed}))
-    assert found.devices[0].foreign_memory_bytes == 0
-
-
-FIELDS = {
-    "nvmlDeviceGetClockInfo": {"sm_clock_mhz", "sm_clock_mhz_min"},
-    "nvmlDeviceGetUtilizationRates": {"utilisation"},
-    "nvmlDeviceGetPowerUsage": {"power_w"},
-    "nvmlDeviceGetTemperature": {"temperature_c"},
-    "nvmlDeviceGetCurrentClocksEventReasons": {"throttled"},
-    "nvmlDeviceGetComputeRunningProcesses": {"foreign_memory_bytes"},
-    "nvmlDeviceGetMemoryInfo": {"held_before_bytes", "job_memory_bytes"},
-    "nvmlDeviceGetUUID": {"uuid"},
-    "nvmlDeviceGetSerial": {"serial"},
-    "nvmlDeviceGetEnforcedPowerLimit": {"power_limit_w"},
-    "nvmlDeviceGetPowerManagementDefaultLimit": {"power_limit_default_w"},
-    "nvmlDeviceGetPowerManagementLimitConstraints": {"power_limit_max_w"},
-    "nvmlDeviceGetMaxClockInfo": {"sm_clock_limit_mhz"},
-    "nvmlDeviceGetApplicationsClock": {"sm_clock_set_mhz"},
-    "nvmlDeviceGetEccMode": {"ecc"},
-    "nvmlDeviceGetPersistenceMode": {"persistence"},
-    "nvmlDeviceGetRemappedRows": set(),
-    "nvmlDeviceGetRetiredPagesPendingStatus": set(),
-    "nvmlDeviceGetMaxPcieLinkWidth": set(),
-    "nvmlDeviceGetCurrPcieLinkGeneration": set(),
-}
-
-
-@pytest.mark.parametrize("function", FIELDS)
-def test_what_a_gpu_does_not_support_is_none_and_nothing_else_is(function: str) -> None:
-    nvml = Nvml({function: NotSupported("Not Supported")})
-    found = watched(nvml)
-    device = found.devices[0].model_dump()
-    assert {name for name, value in device.items() if value is None} == FIELDS[function]
-    assert found.notes == ()
-    assert nvml.calls.count((function, 0)) == 1  # it is not asked in vain again
-    assert machine_problems(found, make_gpu_machine(count=1)) == []
-
-
 def test_without_an_energy_counter_energy_is_mean_power_times_time() -> None:
     silent = {"nvmlDeviceGetTotalEnergyConsumption": NotSupported("Not Supported")}
     assert watched(Nvml(silent)).devices[0].energy_j == pytest.approx(687.823 * 4.75, abs=0.01)
@@ -295,69 +73,11 @@ def test_without_an_energy_counter_energy_is_mean_power_times_time() -> None:
     assert watched(Nvml(silent)).devices[0].energy_j is None
 
 
-def test_an_old_driver_is_asked_by_the_old_name() -> None:
-    old = {
-        "nvmlDeviceGetCurrentClocksEventReasons": FunctionNotFound("Function Not Found"),
-        "nvmlDeviceGetCurrentClocksThrottleReasons": (0x1, 0x20, 0x80, 0x800),
-    }
-    assert watched(Nvml(old)).devices[0].throttled == {
-        "GpuIdle": 0.25,
-        "SwThermalSlowdown": 0.25,
-        "HwPowerBrakeSlowdown": 0.25,
-        "0x800": 0.25,
-    }
-
-
-def test_an_error_is_noted_once_and_the_other_samples_count() -> None:
-    found = watched(Nvml({"nvmlDeviceGetTemperature": (60, NVMLError("GPU is lost"), 70)}))
-    assert found.devices[0].temperature_c == 70
-    assert found.notes == ("GPU 0 (00000000:1B:00.0): nvmlDeviceGetTemperature: GPU is lost",)
-
-
-def test_what_is_no_error_of_nvml_is_noted_too() -> None:
-    """As pynvml's NVMLLibraryMismatchError, which is a plain Exception."""
-    mismatch = Exception("Unversioned function called and the pyNVML version does not match the NVML lib")
-    found = watched(Nvml({"nvmlDeviceGetComputeRunningProcesses": mismatch}))
-    assert found.devices[0].foreign_memory_bytes is None
-    (note,) = found.notes
-    assert note.startswith("GPU 0 (00000000:1B:00.0): nvmlDeviceGetComputeRunningProcesses: Unversioned")
-
-
 def test_without_nvml_the_processor_is_still_watched() -> None:
     found = watched(Nvml(init=NVMLError("Driver Not Loaded")))
     assert found.devices == ()
     assert found.notes == ("the GPUs' health is unknown: Driver Not Loaded",)
     assert found.foreign_cpu is None or found.foreign_cpu >= 0
-
-
-def test_only_the_jobs_gpus_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,2")
-    nvml = Nvml({}, {"nvmlDeviceGetTemperature": (41,)}, {}, {"nvmlDeviceGetTemperature": (43,)})
-    found = watched(nvml, devices=2)
-    assert [(device.index, device.temperature_c) for device in found.devices] == [(0, 43), (1, 41)]
-
-
-def test_the_bits_are_those_of_the_library() -> None:
-    import pynvml
-
-    named = {
-        bit: name.removeprefix("nvmlClocksThrottleReason")
-        for name, bit in vars(pynvml).items()
-        if name.startswith("nvmlClocksThrottleReason")
-        and not name.endswith(("All", "None", "UserDefinedClocks"))
-    }
-    assert named == nvml.REASONS
-    assert set(BAD_REASONS) <= set(named.values())
-
-
-def test_the_stand_in_has_the_names_of_the_library() -> None:
-    import pynvml
-
-    mine = {name for name in {*vars(Nvml), *TRAINING} if name.startswith(("nvml", "NVML"))}
-    assert mine <= set(vars(pynvml))
-    assert hasattr(pynvml, "nvmlDeviceGetCurrentClocksThrottleReasons")
-    constants = ("NVML_CLOCK_SM", "NVML_TEMPERATURE_GPU", "nvmlMemory_v2")
-    assert [getattr(Nvml, name) for name in constants] == [getattr(pynvml, name) for name in constants]
 
 
 def test_only_time_in_which_steps_were_made_counts() -> None:
@@ -565,45 +285,9 @@ def test_a_gpu_that_does_not_tell_its_memory_is_not_waited_for() -> None:
     assert found.devices[0].held_before_bytes is None
 
 
-@pytest.mark.parametrize(
-    ("function", "answer", "note"),
-    [
-        ("RemappedRows", (0, 1, 1, 0), "rows of its memory wait to be remapped: reset the GPU"),
-        ("RemappedRows", (0, 9, 0, 1), "a row of its memory could not be remapped: have the card replaced"),
-        ("RetiredPagesPendingStatus", 1, "pages of its memory wait to be retired: reset the GPU"),
-        ("CurrPcieLinkWidth", 4, f"PCIe width x4, it can have x16: {SLOW_COPIES}"),
-        ("CurrPcieLinkGeneration", 1, f"PCIe generation 1, it can have 5: {SLOW_COPIES}"),
-    ],
-)
-def test_what_is_wrong_with_a_card_is_noted(function: str, answer: Any, note: str) -> None:
-    wrong = {f"nvmlDeviceGet{function}": (answer,)}
-    assert watched(Nvml({}, wrong)).notes == (f"GPU 1 (00000000:1C:00.0): {note}",)
-
-
 def test_the_clock_of_the_slowest_gpu_is_kept_by_step() -> None:
     slow = {"nvmlDeviceGetClockInfo": (1200, 1300, 1100)}
     assert watched(Nvml({}, slow), samples=3).sm_clocks_mhz == ((1, 1200), (2, 1300), (3, 1100))
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        "CUDA error: uncorrectable ECC error encountered",
-        "CUDA error: unspecified launch failure",
-        "nvmlDeviceGetPowerUsage: GPU is lost",
-        "NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus.",
-        "CUDA error: uncorrectable NVLink error detected during the execution",
-    ],
-)
-def test_what_speaks_of_broken_hardware_is_found(said: str) -> None:
-    assert hardware_fault(f"Traceback\n  {said}\nmore") == said
-    assert hardware_fault("RuntimeError: CUDA error: device-side assert triggered") is None
-
-
-def stat(*cores: tuple[int, ...]) -> str:
-    """Of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal and the two of guests."""
-    lines = [f"cpu{index} {' '.join(map(str, (*ticks, 0, 0)))}" for index, ticks in enumerate(cores)]
-    return "\n".join(["cpu 9 9 9 9 9 9 9 9 9 9", *lines, "intr 9 9 9", "cpufake 1", ""])
 
 
 def test_shares_of_the_cores_that_the_job_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -683,21 +367,6 @@ def test_a_busy_process_beside_the_job_is_foreign(launcher_and_stranger: int) ->
     assert any("other processes used" in reason for reason in said) == (found.foreign_cpu > 0.2)
 
 
-def test_the_time_of_the_jobs_dead_is_not_lost() -> None:
-    burn = "import time\nuntil = time.process_time() + 0.3\nwhile time.process_time() < until: pass"
-    run = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {burn!r}])"
-    parent = f"{run}\nprint(flush=True)\ninput()"
-    job = health.JobProcesses()
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", parent], stdin=pipe, stdout=pipe) as launcher:
-        job.begin(launcher.pid)
-        assert launcher.stdout is not None
-        launcher.stdout.readline()  # now the child is dead
-        job.scan()
-        assert job.cpu_s() >= 0.29
-        launcher.kill()
-
-
 def test_a_job_that_is_gone_is_no_error() -> None:
     sampler = Sampler()
     sampler.begin(OTHER)
@@ -705,91 +374,173 @@ def test_a_job_that_is_gone_is_no_error() -> None:
     assert sampler.finish() is None
 
 
-def make_health(device: dict[str, Any] | None = None, **changes: Any) -> Health:
-    devices = () if device is None else (DeviceHealth(index=0, **device),)
-    return Health(**{"samples": 20, "seconds": 5.0, "steps": 19, "devices": devices, **changes})
+def test_the_intervals() -> None:
+    assert (health.EVERY_S, health.FREE_POLL_S, health.SILENT_S) == (0.25, 0.5, 5)
 
 
-def test_nothing_known_is_not_unhealthy() -> None:
-    assert machine_problems(None, make_machine()) == []
-    assert machine_problems(make_health({}), make_gpu_machine()) == []
+def test_a_sample_is_taken_each_quarter_of_a_second_and_sooner_when_the_step_moves() -> None:
+    nvml, clock = Nvml({}), Clock()
+    sampler = Sampler(devices=1, nvml=nvml, clock=clock)
+    sampler.begin(OWN)
+    start = clock.now
+    taken = []
+    for after, step in (
+        (0, 0),
+        (0, 1),
+        (0.1875, 1),
+        (0.25, 1),
+        (0.25 + 0.03125, 2),
+        (0.25 + 0.0625, 2),
+        (0.5, 2),
+        (0.5625, 2),
+    ):
+        clock.now = start + after
+        before = nvml.calls.count(("nvmlDeviceGetPowerUsage", 0))
+        sampler.sample(step)
+        if nvml.calls.count(("nvmlDeviceGetPowerUsage", 0)) > before:
+            taken.append(after)
+    assert taken == [0, 0.25, 0.3125, 0.5625]
+
+
+def test_new_processes_are_looked_for_every_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    sampler = Sampler(clock=clock)
+    scans: list[float] = []
+    scan = sampler._job.scan
+
+    def scanning(now: float | None = None) -> None:
+        assert now is not None
+        scans.append(now)
+        scan(now)
+
+    monkeypatch.setattr(sampler._job, "scan", scanning)
+    start = clock.now
+    for step in range(1, 20):
+        sampler.sample(step)
+        clock.now += 0.5
+    assert scans == [start, start + 2, start + 4, start + 6, start + 8]
+
+
+def test_memory_that_is_healthy_to_hold_is_not_waited_for() -> None:
+    found, slept = prepared(Nvml({"nvmlDeviceGetMemoryInfo": (SimpleNamespace(used=GIB),)}))
+    assert slept == []
+    assert found.devices[0].held_before_bytes == GIB
+
+
+def test_an_answer_within_the_allowed_time_is_not_noted() -> None:
+    clock = Clock()
+
+    class Slow(Nvml):
+        def __getattr__(self, function: str) -> Any:
+            if function == "nvmlDeviceGetPowerUsage":
+                clock.now += 5
+            return super().__getattr__(function)
+
+    sampler = Sampler(devices=1, nvml=Slow({}), clock=clock)
+    sampler.begin(OWN)
+    for step in (1, 2, 3):
+        sampler.sample(step)
+        clock.now += EVERY_S
+    found = sampler.finish()
+    assert found is not None
+    assert found.notes == ()
+
+
+def sampled(at: float, **changes: Any) -> health._Sample:
+    cpu = Cpu(processes_s=at / 2, steal_s=0, total_s=at)
+    sample = health._Sample(at=at, step=int(at), gpus=(), cpu=cpu, job_s=0, load=None, pressure=None)
+    return replace(sample, **changes)
 
 
 @pytest.mark.parametrize(
-    "name", ["HwSlowdown", "HwThermalSlowdown", "SwThermalSlowdown", "HwPowerBrakeSlowdown"]
-)
-def test_throttling_for_more_than_a_moment_is_unhealthy(name: str) -> None:
-    assert machine_problems(make_health({"throttled": {name: 0.05}}), make_gpu_machine()) == []
-    assert machine_problems(make_health({"throttled": {name: 0.06}}), make_gpu_machine()) == [
-        f"GPU 0 was throttled: {name} in 6% of samples (at most 5% is healthy)"
-    ]
-
-
-@pytest.mark.parametrize(
-    "name",
+    ("first", "last", "shares"),
     [
-        "SwPowerCap",
-        "GpuIdle",
-        "ApplicationsClocksSetting",
-        "SyncBoost",
-        "DisplayClockSetting",
-        "BoardLimit",
-        "Reliability",
+        ({}, {}, {"job_cpu": 0, "foreign_cpu": 0.5, "steal": 0}),
+        ({"job_s": 2}, {"job_s": 4}, {"job_cpu": 0.25, "foreign_cpu": 0.25, "steal": 0}),
+        ({"job_s": 4}, {"job_s": 2}, {"job_cpu": 0, "foreign_cpu": 0.5, "steal": 0}),
+        ({}, {"job_s": 20}, {"job_cpu": 1, "foreign_cpu": 0, "steal": 0}),
+        ({"cpu": None}, {}, {}),
+        ({}, {"cpu": None}, {}),
+        ({}, {"cpu": Cpu(processes_s=9, steal_s=9, total_s=2)}, {}),
+        (
+            {},
+            {"cpu": Cpu(processes_s=2, steal_s=1, total_s=4)},
+            {"job_cpu": 0, "foreign_cpu": 0.5, "steal": 0.5},
+        ),
     ],
 )
-def test_reasons_that_are_normal(name: str) -> None:
-    assert machine_problems(make_health({"throttled": {name: 1.0}}), make_gpu_machine()) == []
-
-
-def test_a_little_foreign_memory_is_let_pass() -> None:
-    assert machine_problems(make_health({"foreign_memory_bytes": 256 * 2**20}), make_gpu_machine()) == []
-    assert (
-        len(machine_problems(make_health({"foreign_memory_bytes": 256 * 2**20 + 1}), make_gpu_machine())) == 1
-    )
-
-
-def test_a_busy_processor_is_unhealthy_where_it_trains() -> None:
-    busy = make_health(foreign_cpu=0.347, steal=0.12)
-    assert machine_problems(busy, make_machine()) == [
-        "other processes used 35% of the cores' time (at most 20% is healthy)",
-        "the hypervisor took 12% of the cores' time (steal; at most 10% is healthy)",
-    ]
-    assert machine_problems(busy, make_gpu_machine()) == []
-    assert machine_problems(make_health(foreign_cpu=0.2, steal=0.1), make_machine()) == []
-
-
-@pytest.mark.parametrize(
-    ("health", "on_cpu", "on_gpu"),
-    [
-        (None, False, False),
-        (make_health(), False, False),
-        (make_health(foreign_cpu=0.2, steal=0.1), False, False),
-        (make_health(foreign_cpu=0.21), True, False),
-        (make_health(steal=0.11), True, False),
-        (make_health({"foreign_memory_bytes": 256 * 2**20}), False, False),
-        (make_health({"foreign_memory_bytes": 2 * GIB}), False, True),
-        (make_health({"held_before_bytes": GIB}), False, False),
-        (make_health({"held_before_bytes": 2 * GIB}), False, True),
-        (make_health({"throttled": {"HwSlowdown": 1.0}}), False, False),
-    ],
-)
-def test_a_machine_is_shared_where_others_are_unhealthy_for_it(
-    health: Health | None, on_cpu: bool, on_gpu: bool
+def test_shares_are_of_the_time_between_the_first_and_the_last_sample(
+    first: dict[str, Any], last: dict[str, Any], shares: dict[str, float]
 ) -> None:
-    assert is_shared(health, make_machine()) is on_cpu
-    assert is_shared(health, make_gpu_machine()) is on_gpu
+    """A job whose processes end takes its time with it, and ticks of 10 ms may add up to more than all."""
+    assert health._cpu_shares(sampled(2, **first), sampled(10, **last)) == shares
 
 
-def test_figures() -> None:
-    devices = tuple(
-        DeviceHealth(index=index, utilisation=90.0 + index, energy_j=3000.0 + index) for index in range(3)
+def test_what_single_samples_lack_is_left_out_of_means() -> None:
+    samples = [sampled(1, load=1.0), sampled(2, load=None), sampled(3, load=2.5, pressure=7.0)]
+    found = health._health(samples, (), ("noted",))
+    assert (found.load_average, found.cpu_pressure) == (1.75, 7)
+    assert (found.samples, found.seconds, found.steps, found.notes) == (3, 2, 2, ("noted",))
+    assert (found.devices, found.sm_clocks_mhz) == ((), ())
+
+
+GPU = Gpu(
+    sm_clock_mhz=None,
+    utilisation=None,
+    power_w=None,
+    energy_j=None,
+    temperature_c=None,
+    reasons=None,
+    foreign_bytes=None,
+    used_bytes=None,
+)
+
+
+def device(*readings: Gpu, held: int | None = None) -> DeviceHealth:
+    return health._device(DeviceHealth(index=0, held_before_bytes=held), readings, seconds=10)
+
+
+def test_a_gpu_that_tells_nothing_has_no_figures() -> None:
+    assert device(GPU, GPU) == DeviceHealth(index=0)
+
+
+def test_figures_are_of_the_readings_that_there_are() -> None:
+    seen = device(
+        replace(GPU, sm_clock_mhz=1000, temperature_c=50, reasons=frozenset({"A", "B"}), foreign_bytes=3),
+        replace(GPU, sm_clock_mhz=1900, temperature_c=70, reasons=frozenset({"B"}), foreign_bytes=7),
+        replace(GPU, sm_clock_mhz=1800, temperature_c=60, reasons=frozenset(), foreign_bytes=5),
+        GPU,
     )
-    told = make_health(devices=devices)
-    assert _gpu_utilisation(told) == 91
-    assert _energy_per_token_j(told, 100) == pytest.approx(9003 / 1900)
-    silent = make_health(devices=(*devices, DeviceHealth(index=3)))
-    assert _gpu_utilisation(silent) == 91
-    assert _energy_per_token_j(silent, 100) is None
-    for nothing in (None, make_health()):
-        assert _gpu_utilisation(nothing) is None
-        assert _energy_per_token_j(nothing, 100) is None
+    assert (seen.sm_clock_mhz, seen.sm_clock_mhz_min, seen.temperature_c) == (1800, 1000, 70)
+    assert seen.throttled == {"A": 0.3333, "B": 0.6667}
+    assert seen.foreign_memory_bytes == 7
+
+
+@pytest.mark.parametrize(
+    ("used", "held", "job"), [((5, 9, 7), 4, 5), ((3,), 4, 0), ((9,), None, None), ((None,), 4, None)]
+)
+def test_the_jobs_memory_is_what_came_on_top(
+    used: tuple[int | None, ...], held: int | None, job: int | None
+) -> None:
+    readings = [replace(GPU, used_bytes=size) for size in used]
+    assert device(*readings, held=held).job_memory_bytes == job
+
+
+@pytest.mark.parametrize(
+    ("energy_j", "power_w", "expected"),
+    [
+        ((100.0, 350.5), (20.0, 30.0), 250.5),
+        ((100.0, 100.0), (20.0, 30.0), 250.0),
+        ((300.0, 100.0), (20.0, 30.0), 250.0),
+        ((None, 100.0), (20.0, 30.0), 250.0),
+        ((100.0, None), (20.0, 30.0), 250.0),
+        ((None, None), (20.0, None), 200.0),
+        ((None, None), (None, None), None),
+    ],
+)
+def test_energy_is_the_counters_or_else_power_times_time(
+    energy_j: tuple[float | None, ...], power_w: tuple[float | None, ...], expected: float | None
+) -> None:
+    """A counter that does not move, or was reset, counts nothing."""
+    readings = [replace(GPU, energy_j=e, power_w=p) for e, p in zip(energy_j, power_w, strict=True)]
+    assert device(*readings).energy_j == expected

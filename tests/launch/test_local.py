@@ -67,7 +67,7 @@ def driver(tmp_path: Path, case: Case, inject: str | None) -> subprocess.Popen[b
     code = (
         "import sys, pathlib; from perfsuite import documents, Case\n"
         "from perfsuite.measure import launch_once\n"
-        "from perfsuite.case.hardware import detect\n"
+        "from perfsuite.launch.machine import detect\n"
         f"case = documents.read(pathlib.Path({str(tmp_path / 'the-case.json')!r}), Case)\n"
         f"launch_once(case, detect(), pathlib.Path({str(tmp_path / 'run')!r}), inject={inject!r})\n"
     )

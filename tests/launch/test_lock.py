@@ -25,8 +25,8 @@ sys.stdin.read()
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(LOCK_FILE, str(tmp_path / "perfsuite.launch.lock"))
-    return tmp_path / "perfsuite.launch.lock"
+    monkeypatch.setenv(LOCK_FILE, str(tmp_path / "perfsuite.lock"))
+    return tmp_path / "perfsuite.lock"
 
 
 @contextmanager

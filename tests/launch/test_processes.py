@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -88,8 +89,8 @@ def test_who_cannot_be_killed_is_an_error_that_names_it(monkeypatch: pytest.Monk
         now += timeout
 
     monkeypatch.setattr(processes, "marked", lambda mark: [Stuck()])
-    monkeypatch.setattr(processes.psutil, "wait_procs", wait_procs)
-    monkeypatch.setattr(processes.time, "monotonic", lambda: now)
+    monkeypatch.setattr(psutil, "wait_procs", wait_procs)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     with pytest.raises(LaunchError, match="processes 4711 of this job cannot be killed") as caught:
         sweep("mine")
     assert "look at dmesg" in str(caught.value)

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -53,7 +54,7 @@ def test_a_process_that_does_not_react_is_not_waited_for_long(
 
 
 def test_who_is_gone_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacks.time, "sleep", lambda seconds: pytest.fail("waited"))
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("waited"))
     ended = subprocess.Popen([sys.executable, "-c", ""])
     process = psutil.Process(ended.pid)
     ended.wait()
@@ -76,7 +77,7 @@ def test_stacks_are_waited_for_until_they_grow_no_more(
             slept.append(seconds)
 
     slept: list[float] = []
-    monkeypatch.setattr(stacks.time, "sleep", sleep)
+    monkeypatch.setattr(time, "sleep", sleep)
     stacks.ask(RunDir(tmp_path), [psutil.Process()])
     assert file.read_text() == "Thread 1\nThread 2"
     assert slept == [stacks.POLL_S], "once more, to see that nothing came"

@@ -1,12 +1,28 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perfsuite.results.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, TOKENS_PER_S_MEAN, Metric
+from perfsuite.errors import ExtensionError
+from perfsuite.extensions import METRICS
+from perfsuite.results import metric as metric_module
+from perfsuite.results.metric import (
+    GATED,
+    PEAK_MEMORY,
+    TOKENS_PER_S,
+    TOKENS_PER_S_MEAN,
+    Metric,
+    extra_metrics,
+    find,
+    judged,
+    recorded,
+)
 from perfsuite.results.run import Figures
+from tests.packages import install
 
 HIGHER = (TOKENS_PER_S, TOKENS_PER_S_MEAN)
 LOWER = (PEAK_MEMORY,)
@@ -101,3 +117,105 @@ def test_the_change_of_the_figure_follows_from_that_of_its_cost(better: str, cha
 def test_a_metric_cannot_be_changed() -> None:
     with pytest.raises(FrozenInstanceError):
         TOKENS_PER_S.unit = "s"  # type: ignore[misc]
+
+
+# Metrics of other packages
+
+CODE = """
+    from perfsuite.results import Metric
+
+    def metric(name, **how):
+        values = {"label": name, "unit": "", "better": "lower", "judged": "shown", "read": lambda run: 1.0}
+        return Metric(**{"name": name, **values, **how})
+
+    GOOD = metric("good")
+    JUDGED = metric("judged", judged="exact", tolerances={"cpu": 0.1, "cuda": 0.1})
+    OTHER = metric("other_name")
+    NOTHING = metric("nothing", read=None)
+    MFU = metric("mfu")
+    NO_METRIC = 3
+"""
+Installs = Callable[..., Callable[[], None]]
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installs:
+    def install_metrics(
+        package: str = "extra-good", code: str = CODE, **entry_points: str
+    ) -> Callable[[], None]:
+        module = package.replace("-", "_")
+        return install(
+            tmp_path,
+            monkeypatch,
+            package=package,
+            group=METRICS,
+            entry_points={name: f"{module}:{value}" for name, value in entry_points.items()},
+            modules={module: code},
+        )
+
+    return install_metrics
+
+
+def test_perfsuites_own_figures_are_found_and_none_is_recorded() -> None:
+    assert find("tokens_per_s") is TOKENS_PER_S
+    assert find("nobody_has_it") is None
+    assert recorded() == ()
+
+
+def test_every_description_is_of_a_figure() -> None:
+    assert set(metric_module._BUILT_IN) <= set(Figures.model_fields)
+
+
+def test_a_metric_of_another_package_is_found_and_recorded(installed: Installs) -> None:
+    installed(good="GOOD", judged="JUDGED")
+    assert [metric.name for metric in recorded()] == ["good", "judged"]
+    good = find("good")
+    assert good is not None
+    assert good.of(Figures(extra={"good": 2.0})) == 2.0
+    assert good.of(Figures()) is None
+
+
+def test_only_what_launches_have_is_shown_and_judged(installed: Installs) -> None:
+    installed(good="GOOD", judged="JUDGED")
+    launches = [Figures(extra={"good": 1.0}), Figures(extra={"judged": 1.0, "gone": 1.0})]
+    assert [metric.name for metric in extra_metrics(launches)] == ["gone", "good", "judged"]
+    assert [metric.name for metric in judged(launches)] == [*(metric.name for metric in GATED), "judged"]
+    assert extra_metrics([Figures()]) == ()
+    assert judged([Figures()]) == GATED
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("mfu", "MFU", "taken twice: by perfsuite itself, and by extra-bad 1.0 (extra_bad:MFU)"),
+        ("x", "NO_METRIC", "extra-bad 1.0 (perfsuite.metrics): it is a int: an entry point of perfsuite"),
+        ("x", "OTHER", "the metric's own name is 'other_name': give entry point and metric the same name"),
+        ("nothing", "NOTHING", "nothing measures it: give the metric a recorder or read"),
+        ("x", "MISSING", "cannot be imported: AttributeError: module 'extra_bad' has no attribute 'MISSING'"),
+    ],
+)
+def test_a_metric_that_cannot_be_used_is_an_error_when_it_is_asked_for(
+    installed: Installs, name: str, value: str, message: str
+) -> None:
+    installed(good="GOOD")
+    installed("extra-bad", **{name: value})
+    assert find("good") is not None
+    with pytest.raises(ExtensionError) as caught:
+        recorded()
+    assert message in str(caught.value)
+    assert "pip uninstall extra-bad" in str(caught.value)
+
+
+def test_a_package_that_cannot_be_imported_is_an_error_that_names_it(installed: Installs) -> None:
+    installed("extra-broken", code="raise RuntimeError('no such GPU')", x="X")
+    with pytest.raises(ExtensionError, match=r"extra-broken 1\.0 .* imported: RuntimeError: no such GPU"):
+        find("x")
+
+
+def test_a_name_that_two_packages_take_is_an_error_that_names_both(installed: Installs) -> None:
+    installed("extra-one", good="GOOD")
+    installed("extra-two", good="GOOD")
+    with pytest.raises(ExtensionError, match=r"taken twice: by extra-one 1\.0, and by extra-two 1\.0"):
+        find("good")
+    with pytest.raises(ExtensionError, match="taken twice"):
+        recorded()

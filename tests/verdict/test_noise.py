@@ -57,7 +57,7 @@ def chi_squared_cdf(value: float, degrees: int) -> float:
     for k in range(1, 60):
         term *= x / (a + k)
         total += term
-    return x**a * math.exp(-x) * total
+    return math.pow(x, a) * math.exp(-x) * total
 
 
 @pytest.mark.parametrize(("degrees", "factor"), [*enumerate(_UPPER_LIMIT, 1)])
@@ -153,6 +153,12 @@ def test_an_exponent_of_0_is_believed_from_enough_launches(baselines: int, knows
     noise = class_noise(constant)
     assert (noise.probe_exponent, noise.knows_exponent) == (0, knows)
     assert class_noise([from_runs(drifting(seed)) for seed in range(4)]).knows_exponent
+
+
+@pytest.mark.parametrize(("launches", "knows"), [(21, True), (20, False)])
+def test_20_degrees_of_freedom_are_enough(launches: int, knows: bool) -> None:
+    constant = from_runs(make_launches(*[*SPEEDS, *SPEEDS, *SPEEDS][:launches], probe_s_p50=0.01))
+    assert class_noise([constant]).knows_exponent is knows
 
 
 def test_a_probe_that_the_speed_follows_takes_the_machine_out_of_both_speeds_only() -> None:

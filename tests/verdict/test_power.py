@@ -8,7 +8,7 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from perfsuite.verdict.power import NoiseModel, PowerTable, _draws, simulate
+from perfsuite.verdict.power import NoiseModel, PowerRow, PowerTable, _draws, simulate
 from perfsuite.verdict.sequential import MAX_LAUNCHES
 
 TRIALS = 2_000
@@ -33,6 +33,31 @@ def test_a_single_launch_more_than_the_fewest_may_be_allowed() -> None:
     assert 3 < table.row(0.0).mean_launches <= 4
     assert table.row(0.0).inconclusive > 0
     assert table.blind == 1
+
+
+def test_a_table_is_markdown_in_percent() -> None:
+    row = PowerRow(
+        drop=0.025,
+        passed=0.1,
+        improved=0.02,
+        regressed=0.7,
+        inconclusive=0.18,
+        mean_launches=3.456,
+        fixed_5_percent=0.2,
+        fixed_tolerance=0.3,
+    )
+    table = PowerTable(title="a gate", rows=(row,), minimum_detectable_drop=0.0234, blind=0.123)
+    assert table.row(0.025) is row
+    assert str(table).splitlines() == [
+        "a gate",
+        "",
+        "| true drop | regressed | inconclusive | passed | improved | launches"
+        " | fixed 5 % | fixed at tolerance |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| 2.5 % | 70.000 | 18.000 | 10.000 | 2.000 | 3.46 | 20.00 | 30.00 |",
+        "",
+        "minimum detectable drop 2.34 % (median), blind in 12.3 %",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,11 @@
+import math
 import random
+from statistics import fmean
 
 import pytest
 
 from perfsuite.verdict.probe_correction import Pair, corrected_noise, probe_corrected, probe_exponent
+from perfsuite.verdict.robust import SCALE_EFFICIENCY
 
 
 def launches(
@@ -93,3 +96,57 @@ def test_bad_input_is_named() -> None:
         probe_corrected([(1.0, 0.02)], [(1.0, 0.02)], exponent=1.5)
     with pytest.raises(ValueError, match="baseline seconds: no launches"):
         probe_corrected([], [(1.0, 0.02)])
+
+
+PARTLY = [
+    [(0.3036, 0.02075), (0.3046, 0.02091), (0.2941, 0.01943), (0.3005, 0.01976)],
+    [(0.3001, 0.02013), (0.3067, 0.02071), (0.2976, 0.0191), (0.3047, 0.02046), (0.3003, 0.01994)],
+    [
+        *[(0.3059, 0.02041), (0.3041, 0.01985), (0.3075, 0.02051)],
+        *[(0.2984, 0.02008), (0.2962, 0.0191), (0.3046, 0.01942)],
+    ],
+]
+"""Launches of three baselines, which follow their probe in part."""
+
+
+def test_a_slope_is_shrunk_by_what_chance_makes_of_it() -> None:
+    """By hand: the slope within the groups, its squared t statistic F, and (1 - E[F] / F)."""
+    x: list[float] = []
+    y: list[float] = []
+    for group in PARTLY:
+        for index, values in ((1, x), (0, y)):
+            logs = [math.log(pair[index]) for pair in group]
+            values += [value - fmean(logs) for value in logs]
+    degrees = len(x) - len(PARTLY) - 1
+    slope = sum(a * b for a, b in zip(x, y, strict=True)) / sum(a * a for a in x)
+    residual = sum((b - slope * a) ** 2 for a, b in zip(x, y, strict=True)) / degrees
+    f = slope**2 * sum(a * a for a in x) / residual
+    assert 0.2 < slope * (1 - degrees / (degrees - 2) / f) < 0.5
+    assert probe_exponent(PARTLY) == pytest.approx(slope * (1 - degrees / (degrees - 2) / f))
+
+
+def test_fewer_than_three_degrees_of_freedom_give_no_exponent() -> None:
+    """Launches minus baselines minus the slope."""
+    exact = [(p, p) for p in (1.0, 1.1, 1.2, 1.05, 1.3)]
+    assert probe_exponent([exact]) == pytest.approx(1)
+    assert probe_exponent([exact[:4]]) == 0
+    assert probe_exponent([exact[:3], exact[3:]]) == 0
+    assert probe_exponent([exact[:3], exact[2:]]) == pytest.approx(1)
+
+
+def test_a_probe_that_cannot_lower_the_noise_is_not_used() -> None:
+    """It is at its floor with and without correction."""
+    assert probe_exponent([[(1 + n / 1e5, 1 + n / 1e5) for n in range(9)]]) == 0
+
+
+def test_an_exponent_costs_one_degree_of_freedom() -> None:
+    assert corrected_noise(PARTLY, 0.0).degrees_of_freedom == pytest.approx(12 * SCALE_EFFICIENCY)
+    assert corrected_noise(PARTLY, 0.3).degrees_of_freedom == pytest.approx(11 * SCALE_EFFICIENCY)
+
+
+def test_exponents_from_0_to_1_are_allowed() -> None:
+    assert probe_corrected([(1.0, 0.02)], [(1.0, 0.04)], exponent=0).launches == (1.0,)
+    assert probe_corrected([(1.0, 0.02)], [(1.0, 0.04)], exponent=1).launches == (0.5,)
+    assert probe_corrected([(1.0, 0.02)], [(1.0, 0.08)], exponent=0.5).launches == (0.5,)
+    with pytest.raises(ValueError, match=r"exponent is -0\.1"):
+        probe_corrected([(1.0, 0.02)], [(1.0, 0.02)], exponent=-0.1)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -284,6 +285,8 @@ def test_fitted_parameters_cost_degrees_of_freedom() -> None:
 
 
 def test_noise_needs_launches_to_spare() -> None:
+    assert pooled_noise([[1.0, 1.1, 0.9]]).degrees_of_freedom == pytest.approx(1.6)
+    assert pooled_noise([[1.0, 1.1, 0.9, 1.05]], fitted=1).degrees_of_freedom == pytest.approx(1.6)
     with pytest.raises(ValueError, match=r"noise needs 2 launches beyond one .* got 1"):
         pooled_noise([[1.0, 1.1], [1.0]])
     with pytest.raises(ValueError, match="got 0"):
@@ -294,3 +297,115 @@ def test_importing_it_imports_nothing_heavy() -> None:
     code = "import sys, perfsuite.verdict.sequential; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "numpy", "scipy", "pytest"} & set(loaded.stdout.split())
+
+
+# Pinned: what the simulated tables were made with. A change here is a change of every verdict.
+
+QUIET = Noise(sigma=0.002, degrees_of_freedom=30)
+LOUD = Noise(sigma=0.1, degrees_of_freedom=30)
+DRIFTING = Noise(sigma=0.01, degrees_of_freedom=30, session_sigma=0.01)
+TIGHT = [1 + (s - 1) / 10 for s in BASELINE]
+
+
+def edge(outcome: str, launches: int, far: float, **settings: Any) -> float:
+    """The shift of the launches, in logarithms between 0 and `far`, at which they get or lose an outcome."""
+
+    def has(shift: float) -> bool:
+        today = [*UNCHANGED, *UNCHANGED][:launches]
+        return judge([s * math.exp(shift) for s in today], **settings).outcome == outcome
+
+    near = 0.0
+    at_first = has(near)
+    assert has(far) != at_first
+    for _ in range(40):
+        between = (near + far) / 2
+        near, far = (between, far) if has(between) == at_first else (near, between)
+    return near
+
+
+@pytest.mark.parametrize(
+    ("outcome", "launches", "far", "settings", "expected"),
+    [
+        ("passed", 2, 0.06, {}, 0.0095446),
+        ("passed", 5, 0.06, {}, 0.0113534),
+        ("passed", 2, -0.2, {}, -0.0111169),
+        ("passed", 15, -0.2, {}, -0.020058),
+        ("passed", 1, 0.06, {"noise": QUIET, "baseline": TIGHT}, 0.0187154),
+        ("regressed", 3, 0.2, {}, 0.0287116),
+        ("regressed", 5, 0.2, {}, 0.0211963),
+        ("regressed", 15, 0.2, {}, 0.0183717),
+        ("regressed", 4, 0.2, {"noise": DRIFTING}, 0.0434826),
+        ("improved", 3, -0.2, {}, -0.0335334),
+        ("improved", 8, -0.2, {}, -0.0194786),
+        ("inconclusive", 6, 0.5, {"noise": LOUD}, 0.0546661),
+        ("inconclusive", 6, -0.5, {"noise": LOUD}, -0.0213828),
+    ],
+)
+def test_outcomes_change_where_they_did(
+    outcome: str, launches: int, far: float, settings: dict[str, Any], expected: float
+) -> None:
+    assert edge(outcome, launches, far, **settings) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("launches", "settings", "expected"),
+    [
+        (UNCHANGED[:1], {}, (0.0039308, -0.0246161, 0.0333133, 0.0240202)),
+        (UNCHANGED[:3], {}, (0.0019086, -0.0159686, 0.0201107, 0.0239665)),
+        (UNCHANGED, {}, (0.0005774, -0.0103662, 0.011642, 0.0227602)),
+        ([1.05, 1.14, 1.02, 1.3], {}, (0.0939996, 0.0488631, 0.1410785, 0.0637155)),
+        (
+            UNCHANGED[:4],
+            {"noise": Noise(sigma=0.002, degrees_of_freedom=4)},
+            (0.0006765, -0.0150443, 0.0166481, 0.0191405),
+        ),
+        (
+            UNCHANGED[:2],
+            {"noise": Noise(sigma=0.02, degrees_of_freedom=8, session_sigma=0.01), "max_launches": 6},
+            (-0.0015839, -0.0585915, 0.0588758, 0.0981955),
+        ),
+        (
+            UNCHANGED[:5],
+            {"baseline": [s**3 for s in BASELINE]},
+            (-0.0006691, -0.0278573, 0.0272795, 0.0447136),
+        ),
+    ],
+)
+def test_figures_of_a_decision_are_what_they_were(
+    launches: list[float], settings: dict[str, Any], expected: tuple[float, ...]
+) -> None:
+    decision = judge(launches, **settings)
+    figures = (decision.estimate, *decision.interval, decision.minimum_detectable_drop)
+    assert figures == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("baselines", "sigma", "degrees"),
+    [
+        ([BASELINE], 0.00856365, 7.2),
+        ([BASELINE[:5], [2 * s for s in BASELINE[5:]]], 0.00846973, 6.4),
+        ([[*BASELINE[:4], 1.5]], 0.01808546, 3.2),
+    ],
+)
+def test_a_pooled_noise_is_what_it_was(baselines: list[list[float]], sigma: float, degrees: float) -> None:
+    noise = pooled_noise(baselines)
+    assert noise.sigma == pytest.approx(sigma, abs=1e-7)
+    assert noise.degrees_of_freedom == pytest.approx(degrees)
+
+
+def test_limits_of_the_settings_are_allowed() -> None:
+    assert Noise(sigma=1e6, degrees_of_freedom=1e9, session_sigma=0.0).sigma == 1e6
+    assert judge([1.0], tolerance=0.999, max_launches=3).tolerance == 0.999
+    assert judge([1.0] * 3, max_launches=3).launches_used == 3
+    with pytest.raises(ValueError, match=r"sigma is 1000001\.0, expected above 0 and at most 1e\+06"):
+        Noise(sigma=1e6 + 1, degrees_of_freedom=1)
+    with pytest.raises(ValueError, match=r"at most 1e\+09"):
+        Noise(sigma=1, degrees_of_freedom=2e9)
+    with pytest.raises(ValueError, match="session_sigma is inf"):
+        Noise(sigma=1, degrees_of_freedom=1, session_sigma=math.inf)
+
+
+def test_a_gate_is_blind_to_what_is_below_its_minimum() -> None:
+    decision = judge(UNCHANGED[:3])
+    assert not judge(UNCHANGED[:3], tolerance=decision.minimum_detectable_drop).blind
+    assert judge(UNCHANGED[:3], tolerance=decision.minimum_detectable_drop - 1e-6).blind

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from perfsuite.case.fault import AT_STEP, Fault
-from perfsuite.errors import CaseError
 from perfsuite.frameworks.base import Ranks
 from perfsuite.frameworks.fake import Fake
 from perfsuite.results.rank_report import Memory
@@ -22,48 +21,6 @@ from perfsuite.worker.memory import HostMemory
 from perfsuite.worker.recorder import Recorder
 from perfsuite.worker.timers import SimulatedTimer
 from tests.samples import make_case, make_report
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "size"),
-    [
-        ("slowdown=30%", "slowdown", 0.3),
-        ("slowdown=2.5%", "slowdown", 0.025),
-        ("leak=20%", "leak", 0.2),
-        ("stall=10", "stall", 10),
-        *(
-            (kind, kind, 0)
-            for kind in ["nan", "loss", "missing-metric", "missing-rank", "crash", "exit", "oom", "hang"]
-        ),
-    ],
-)
-def test_parse(text: str, kind: str, size: float) -> None:
-    assert Fault.parse(text) == Fault(kind=kind, size=size)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "slow",
-        "slowdown",
-        "slowdown=30",
-        "slowdown=-3%",
-        "slowdown=%",
-        "leak=20",
-        "stall=0",
-        "stall=10%",
-        "crash=1",
-        "crash ",
-        "Crash",
-    ],
-)
-def test_parse_names_the_text_and_what_is_allowed(text: str) -> None:
-    with pytest.raises(CaseError) as caught:
-        Fault.parse(text)
-    message = str(caught.value)
-    assert message.startswith(f"--perf-inject {text!r}: give slowdown=P%, leak=P%, stall=N, or one of nan, ")
-    assert message.endswith("crash, exit, oom, hang")
 
 
 def series(text: str | None, *, is_last_rank: bool = True, steps: int = 12) -> Recorder:

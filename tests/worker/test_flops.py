@@ -7,7 +7,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from perfsuite.case.case import LoRA
-from perfsuite.case.model import MODELS, Model, gpt2, llama
+from perfsuite.case.catalog import MODELS, gpt2, llama
+from perfsuite.case.model import Model
 from perfsuite.frameworks.common.model import build_model, transformers_config, transformers_model
 from perfsuite.worker.flops import FORMULA, count, flops_per_token
 from tests.frameworks.common.test_model import TINY as TINY_CASE

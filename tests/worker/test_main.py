@@ -18,7 +18,7 @@ from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import leash, stacks
 from perfsuite.worker import main as worker
-from perfsuite.worker.rank import Rank
+from perfsuite.worker.rank import LEAVE_S, WAIT_S, Rank
 from tests.samples import make_case, make_report
 
 
@@ -43,7 +43,7 @@ def test_a_measurement_is_written_before_the_ranks_part(
     alarms: list[int] = []
 
     def breaks() -> None:
-        assert alarms == [worker.WAIT_S + worker.LEAVE_S], "or it might hang here for ever"
+        assert alarms == [WAIT_S + LEAVE_S], "or it might hang here for ever"
         assert documents.read(run_dir.rank(0), RankReport) == make_report()
         raise StopError
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from perfsuite.frameworks.base import Ranks, Workload
 from perfsuite.frameworks.fake import Fake
 from perfsuite.results.rank_report import Evidence, FailureKind, Memory, Observed, RankReport
 from perfsuite.results.run_dir import RunDir
-from perfsuite.worker import rank as ranking
 from perfsuite.worker.observe import Observer
 from perfsuite.worker.rank import Rank, empty_report, failure_of, write_failure
 from perfsuite.worker.timers import SimulatedTimer
@@ -82,9 +82,17 @@ class Tracked:
                 raise MismatchError(mismatch)
 
         def saying(what: str, value: Any) -> Any:
-            return lambda *args: (self.order.append(what), value)[1]
+            def say(*args: Any) -> Any:
+                self.order.append(what)
+                return value
 
-        monkeypatch.setattr(rank.recorder, "finish", lambda: (self.order.append("clock"), finish())[1])
+            return say
+
+        def stop() -> None:
+            self.order.append("clock")
+            finish()
+
+        monkeypatch.setattr(rank.recorder, "finish", stop)
         self.observed = Observed(settings={"wrapper": "none"}, environment={})
         self.evidence = Evidence(data_parallel=2)
         monkeypatch.setattr(Observer, "result", saying("result", self.observed))
@@ -220,8 +228,8 @@ def test_a_rank_waits_for_the_reports_of_the_others_but_not_for_ever(
         if len(slept) == 2:
             rank.write(rank.report)
 
-    monkeypatch.setattr(ranking.time, "monotonic", lambda: now)
-    monkeypatch.setattr(ranking.time, "sleep", sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "sleep", sleep)
     rank.wait_for_others()
     assert len(slept) == 3, "60 s"
     slept.clear()

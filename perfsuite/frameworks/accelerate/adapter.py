@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -21,7 +21,8 @@ from perfsuite.frameworks.accelerate.config import (
     Sharding,
 )
 from perfsuite.frameworks.base import Framework, Ranks, StepClock, Workload
-from perfsuite.frameworks.fsdp import hybrid_unsupported
+from perfsuite.frameworks.common.accelerate_env import clear_environment, force_fsdp
+from perfsuite.frameworks.common.sharding import hybrid_within_nodes_unsupported, offload_unsupported
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
@@ -33,11 +34,11 @@ _OPTIONS: dict[str | None, tuple[str, ...]] = {
     "fsdp2": ("reshard_after_forward", "cpu_offload"),
     None: (),
 }
-"""Which options a strategy has; with a configuration file, none."""
+"""Strategy -> its options; with a configuration file (None) there are none."""
 
 
 class Accelerate(Framework):
-    """A strategy, its options by accelerate's names and defaults; or a file that `accelerate config` wrote.
+    """A strategy and its options by accelerate's names; or a file that `accelerate config` wrote.
 
     `Accelerate(strategy="fsdp2")`, `Accelerate(config="fsdp.yaml")`.
     """
@@ -74,36 +75,35 @@ class Accelerate(Framework):
         return self
 
     def slug(self) -> str:
-        """With a configuration file, its name."""
+        """Return the id's part: name and changed options, or the name of the file."""
         parts = changed_fields(self, skip=frozenset({"config"}))
         return "-".join([self.name, *([Path(self.config.file).stem] if self.config else []), *parts])
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """Precisions, shardings and offloading that cannot be; a file that wants the CPU where GPUs are."""
+        """Return why precision, sharding or offloading cannot run, or that the file wants a CPU for GPUs."""
         if case.precision not in MIXED_PRECISION:
             return f"precision {case.precision!r} is not one of {', '.join(MIXED_PRECISION)}"
         if self.config and self.config.fields.use_cpu and machine.device != "cpu":
             return f"{self.config.file}: use_cpu is true, but this machine trains on its GPUs"
         fsdp, processes = self._fsdp, case.topology.world_size
-        if fsdp is not None and fsdp.fsdp_offload_params and machine.device == "cpu":
-            return "cpu_offload copies from pinned memory to a GPU, this machine has none"
+        is_offloaded = fsdp is not None and fsdp.fsdp_offload_params
+        if is_offloaded and (reason := offload_unsupported("cpu_offload", machine)) is not None:
+            return reason
         if fsdp is not None and fsdp.fsdp_version == 2:
             return None
         if processes < 2:
             return "accelerate wraps nothing in DDP, and torch shards nothing in FSDP1, on 1 process: needs 2"
         if fsdp is not None and fsdp.sharding.startswith("HYBRID"):
-            if machine.device == "cpu":
-                return f"{fsdp.sharding} shards among the GPUs of a node, this machine has none"
-            return hybrid_unsupported(case.topology.processes_per_node, case)
+            return hybrid_within_nodes_unsupported(fsdp.sharding, case, machine)
         return None
 
     def check(self, case: Case) -> None:
-        """Raises `CaseError` for a file that contradicts the case."""
+        """Raise `CaseError` for a file that contradicts the case."""
         if self.config and (conflict := self.config.conflict(case)) is not None:
             raise CaseError(conflict)
 
     def expected(self, case: Case) -> dict[str, str]:
-        """The wrapper and sharding of the strategy, or of the file."""
+        """Return the wrapper and the sharding of the strategy, or of the file."""
         fsdp = self._fsdp
         if fsdp is None:
             return {"wrapper": "DistributedDataParallel"}
@@ -114,7 +114,7 @@ class Accelerate(Framework):
 
     @property
     def _fsdp(self) -> FsdpFields | None:
-        """What is asked of FSDP, as a configuration file would; None for DDP."""
+        """FSDP's options as fields of a configuration file; None for DDP."""
         if self.config is not None:
             return self.config.fields.fsdp_config
         match self.strategy:
@@ -134,11 +134,11 @@ class Accelerate(Framework):
         return None
 
     def load(self, case: Case, device: Any) -> None:
-        """Nearly nothing beyond transformers."""
+        """Import accelerate, which takes little memory beyond transformers'."""
         import accelerate  # noqa: F401
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """Model and optimizer through `Accelerator.prepare`, and the loop that accelerate's manual shows."""
+        """Build model and optimizer by `Accelerator.prepare`, and a loop of accelerate's calls."""
         from accelerate import Accelerator
 
         from perfsuite.frameworks.common.model import build_model, build_optimizer
@@ -165,16 +165,15 @@ class Accelerate(Framework):
             optimizer = accelerator.prepare(build_optimizer(case, model))
         else:
             model, optimizer = accelerator.prepare(model, build_optimizer(case, model))
-        step = _training_step(case, ranks, accelerator, model, optimizer)
         return Workload(
-            run=lambda steps: [step() for _ in range(steps)],
+            run=_training_loop(case, ranks, accelerator, model, optimizer),
             data_parallel=ranks.world_size,
             model=model,
             settings=settings,
         )
 
     def _set_environment(self, *, on_cpu: bool) -> dict[str, str]:
-        """As the file says, and nothing else. Returns what to record."""
+        """Set accelerate's variables to what the file says, and no others. Return the settings to record."""
         clear_environment()
         if self.config is None:
             return {}
@@ -209,43 +208,39 @@ class Accelerate(Framework):
         )
 
 
-def _training_step(
+def _training_loop(
     case: Case, ranks: Ranks, accelerator: Any, model: Any, optimizer: Any
-) -> Callable[[], Any]:
-    """One optimizer step as a function, which returns its mean loss, still on the device."""
+) -> Callable[[int], list[Any]]:
+    """Return the loop with accelerate's `accumulate` and `backward`, as in its manual."""
+    from perfsuite.frameworks.common.loop import next_token_loss, training_loop
     from perfsuite.frameworks.common.model import synthetic_batches
 
-    data = itertools.cycle(synthetic_batches(case, ranks.rank, ranks.device))
+    def backward(loss: Any) -> Any:
+        accelerator.backward(loss)  # divides by the number of micro-batches
+        return loss.detach() / case.gradient_accumulation
 
-    def step() -> Any:
-        total = 0.0
-        for _ in range(case.gradient_accumulation):
-            tokens = next(data)
-            with accelerator.accumulate(model):
-                loss = model(input_ids=tokens, labels=tokens).loss
-                accelerator.backward(loss)
-                optimizer.step()  # accelerate's wrapper: nothing but after the last micro-batch
-                optimizer.zero_grad()
-            total += loss.detach() / case.gradient_accumulation
-        return total
+    def step() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
 
-    return step
+    return training_loop(
+        synthetic_batches(case, ranks.rank, ranks.device),
+        case.gradient_accumulation,
+        forward=partial(next_token_loss, model),
+        backward=backward,
+        sync=lambda is_last: accelerator.accumulate(model),
+        step=step,
+    )
 
 
 def _is_path(value: Any) -> bool:
     return isinstance(value, str | Path)
 
 
-def clear_environment() -> None:
-    """Forget what accelerate would read of the user's environment: the case alone decides."""
-    for key in [key for key in os.environ if key.startswith(("ACCELERATE_", "FSDP_"))]:
-        del os.environ[key]
-
-
 def launcher_environment(config: LaunchConfig) -> dict[str, str]:
-    """What `accelerate launch --config_file` would set for each process, by accelerate's own code.
+    """Return the variables that `accelerate launch --config_file` would set, by accelerate's own code.
 
-    Without threads, ports and GPUs, which are the launch's.
+    Variables for threads, ports and GPUs are left out: perfsuite's launch sets them.
     """
     from accelerate.commands import launch
     from accelerate.utils import launch as prepare
@@ -261,25 +256,3 @@ def launcher_environment(config: LaunchConfig) -> dict[str, str]:
     else:
         _, environment = prepare.prepare_simple_launcher_cmd_env(arguments)
     return {key: value for key, value in environment.items() if key.startswith(("ACCELERATE_", "FSDP_"))}
-
-
-def force_fsdp(accelerator: Any, plugin: Any) -> str:
-    """On a CPU, where accelerate silently trains DDP instead: make it FSDP. Returns what to record.
-
-    FSDP1's plugin must be without `sync_module_states`; each rank makes the same weights anyway.
-    """
-    import torch
-    from accelerate.state import PartialState
-    from accelerate.utils import DistributedType
-
-    # AcceleratorState copies PartialState's attributes whenever somebody asks for it.
-    for state in (PartialState(), accelerator.state):
-        state.distributed_type = DistributedType.FSDP
-        state.device = torch.device("cpu")
-    accelerator.state.fsdp_plugin = plugin
-    if accelerator.mixed_precision != "no":
-        plugin.set_mixed_precision(accelerator.mixed_precision)
-    forced = "FSDP on a CPU, where accelerate turns it into DDP"
-    if plugin.fsdp_version == 1:
-        forced += "; without sync_module_states, which broadcasts from a GPU"
-    return forced

@@ -1,4 +1,4 @@
-"""A user's own `accelerate config` YAML: what is in it, and what in it contradicts a case.
+"""The file that `accelerate config` writes: its fields, and which of them contradict a case.
 
 Read on the driver's side, so that a bad file is known before anything is launched. Imports neither torch nor
 pytest, nor accelerate, which imports torch.
@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
-import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from perfsuite.documents import Data, digest, explain
+from perfsuite.documents import Data, explain
 from perfsuite.errors import FileError
+from perfsuite.frameworks.common.config_file import ConfigFile
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
 
 Sharding = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"]
-"""FSDP1's strategies; older files number them from 1 in this order."""
+"""FSDP1's strategies. Older files have numbers, from 1 in this order."""
 Prefetch = Literal["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"]
 
 MIXED_PRECISION = {"fp32": "no", "bf16-mixed": "bf16", "bf16": "no"}
-"""accelerate's `mixed_precision` by a case's precision."""
+"""Precision of a case -> accelerate's `mixed_precision`."""
 
 _FSDP1_ONLY = (
     "fsdp_sharding_strategy",
@@ -55,7 +55,7 @@ _Unused = Annotated[Any, AfterValidator(_unused)]
 
 
 class FsdpFields(Data):
-    """`fsdp_config`, with the defaults of `accelerate launch`."""
+    """The section `fsdp_config`, with the defaults of `accelerate launch`."""
 
     fsdp_version: Literal[1, 2] = 1
     fsdp_sharding_strategy: Annotated[Sharding | None, BeforeValidator(_named)] = None
@@ -78,7 +78,7 @@ class FsdpFields(Data):
     @model_validator(mode="before")
     @classmethod
     def _prefixed(cls, fields: Any) -> Any:
-        """accelerate takes the names without their prefix, too."""
+        """Add the prefix `fsdp_` to names without it, which accelerate accepts, too."""
         if not isinstance(fields, dict):
             return fields
         return {key if str(key).startswith("fsdp") else f"fsdp_{key}": fields[key] for key in fields}
@@ -112,9 +112,9 @@ class FsdpFields(Data):
 
     @property
     def sharding(self) -> str:
-        """What FSDP1 is asked to shard.
+        """Sharding strategy that the file gives to FSDP1.
 
-        accelerate 1.15 turns the newer name alone into FULL_SHARD; a worker then refuses the run.
+        accelerate 1.15 takes FULL_SHARD where the file has the newer name alone; a worker refuses that run.
         """
         return str(self.fsdp_sharding_strategy or self.fsdp_reshard_after_forward or "FULL_SHARD")
 
@@ -165,27 +165,20 @@ class LaunchFields(Data):
         return self
 
 
-class LaunchConfig(Data):
-    """Such a file as it is, read once: the case carries its text."""
+class LaunchConfig(ConfigFile):
+    """A file that `accelerate config` wrote, read once."""
+
+    kind: ClassVar[str] = "a YAML file that `accelerate config` wrote"
 
     file: str
-    """Its name, without directory."""
-    text: str = Field(repr=False)
+    """Name of the file, without directory."""
 
     @classmethod
     def read(cls, path: Path) -> LaunchConfig:
-        """Raises `FileError` naming the file, the field, its value, and what is allowed."""
-        try:
-            config = cls(file=path.name, text=path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise FileError(
-                f"cannot read {path}: {getattr(error, 'strerror', error)}. "
-                "Give a YAML file that `accelerate config` wrote."
-            ) from error
+        """Read a file. Raises `FileError` naming the file, the field, its value, and what is allowed."""
+        config = cls(file=path.name, text=cls.read_text(path))
         try:
             _ = config.fields
-        except yaml.YAMLError as error:
-            raise FileError(f"{path}: not YAML ({' '.join(str(error).split())})") from error
         except ValidationError as error:
             known = ", ".join((*LaunchFields.model_fields, *FsdpFields.model_fields))
             raise FileError(f"{path}: {explain(error)}. Known fields: {known}.") from None
@@ -193,18 +186,13 @@ class LaunchConfig(Data):
 
     @cached_property
     def fields(self) -> LaunchFields:
-        """Its content, checked."""
-        return LaunchFields.model_validate(yaml.safe_load(self.text))
-
-    @property
-    def digest(self) -> str:
-        """Of its content: the same whatever its comments and order."""
-        return digest(yaml.safe_load(self.text))
+        """The content, checked."""
+        return LaunchFields.model_validate(self.content)
 
     def conflict(self, case: Case) -> str | None:
-        """Which field contradicts `case`, or None."""
+        """Return which field contradicts `case`, or None."""
         fields = self.fields
-        asked = {
+        of_the_case = {
             "num_processes": (fields.num_processes, case.topology.world_size, "the topology"),
             "num_machines": (fields.num_machines, case.topology.nodes, "the topology"),
             "mixed_precision": (
@@ -213,7 +201,7 @@ class LaunchConfig(Data):
                 f"precision {case.precision!r}",
             ),
         }
-        for field, (got, wanted, by) in asked.items():
+        for field, (got, wanted, by) in of_the_case.items():
             if got != wanted:
                 return f"{self.file}: {field} is {got!r}, but {by} of the case asks for {wanted!r}"
         fsdp = fields.fsdp_config

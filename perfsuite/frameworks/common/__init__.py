@@ -1,1 +1,1 @@
-"""What several frameworks share: models, weights, fine-tuning, tensor parallelism."""
+"""What several frameworks share: models, weights, the training loop, sharding, fine-tuning."""

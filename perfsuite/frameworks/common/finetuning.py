@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 NOT_PEFTS = "not peft's"
-"""Begins what is observed of adapters that another library has made."""
+"""First words of what is observed of adapters that another library than peft has made."""
 
 
 def linear_layers(blocks: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
-    """The linear layers of these modules with the names that they have there; adapters are none of them."""
+    """Return the linear layers of these modules, without adapters, with their names there."""
     return [
         (name.removesuffix(".base_layer"), module)
         for block in blocks
@@ -33,16 +33,16 @@ def linear_layers(blocks: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether it is a matrix product with a weight; transformers' GPT-2 has a class of its own for it."""
+    """Return whether `module` is a matmul with a weight; transformers' GPT-2 has its own class, Conv1D."""
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
 def quantise_layers(
     kind: Quantization, blocks: Sequence[nn.Module], dtype: torch.dtype, compute: torch.dtype
 ) -> None:
-    """Put quantised layers in place of the linear ones. They have no values yet: see `quantised`.
+    """Replace linear layers by quantised ones without values: `quantised` makes these.
 
-    `dtype` is that of the other parameters: wrappers that shard want 4-bit weights packed in the same.
+    `dtype`: that of the other parameters, which 4-bit weights are packed in, as wrappers that shard need it.
     """
     from bitsandbytes.nn import Linear4bit, Linear8bitLt
 
@@ -61,7 +61,7 @@ def quantise_layers(
 
 
 def quantised(empty: Any, full: nn.Parameter) -> Any:
-    """A parameter of `quantise_layers`, `empty`, with these values, on their device."""
+    """Return a parameter like `empty`, which `quantise_layers` made, with the values of `full`."""
     from bitsandbytes.nn import Int8Params, Params4bit
 
     if isinstance(empty, Params4bit):
@@ -80,7 +80,7 @@ def add_adapters(
     dtype: torch.dtype,
     quantization: Quantization = "none",
 ) -> None:
-    """Freeze `model` and give adapters to the linear layers of its blocks. They have no values yet."""
+    """Freeze `model` and add adapters, without values yet, to the linear layers of its blocks."""
     from peft import LoraConfig, inject_adapter_in_model
 
     layers = linear_layers(blocks)
@@ -106,7 +106,7 @@ def add_adapters(
 
 
 def observed(model: nn.Module) -> dict[str, str]:
-    """What is trained; where not simply all of it is, also the adapters and the quantised layers."""
+    """Return which parameters are trained; unless all are, also the adapters and the quantised layers."""
     trains = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     if all(trains.values()):
         return {"trained": "all"}
@@ -115,7 +115,7 @@ def observed(model: nn.Module) -> dict[str, str]:
     adapted, others = _adapted(model), _not_pefts(model)
     lora = {}
     if adapted:
-        lora = {"lora": _told(*_ranks_and_alphas(adapted), (_last(name) for name in adapted))}
+        lora = {"lora": _described(*_ranks_and_alphas(adapted), (_last(name) for name in adapted))}
     elif others or adapters_only:
         ranks = " and ".join(map(str, _ranks(others))) or "not seen"
         lora = {"lora": " ".join([f"{NOT_PEFTS}, rank {ranks}, on", *sorted({*map(_last, others)})])}
@@ -130,9 +130,9 @@ def observed(model: nn.Module) -> dict[str, str]:
 def expected(
     case: Case, blocks: Sequence[nn.Module], lora_observed: str | None = None
 ) -> dict[str, str | None]:
-    """What `observed` must say of a model with these blocks; None: anything.
+    """Return what `observed` must say of a model with these blocks; None: any value.
 
-    `lora_observed` is what it says of `lora`: where that is not peft's, `check_asked` looks at the rank.
+    `lora_observed`: what it says of `lora`; if that is not peft's, `check_asked` compares the rank.
     """
     if case.lora is None:
         return {}
@@ -142,14 +142,14 @@ def expected(
     is_pefts = not (lora_observed or "").startswith(NOT_PEFTS)
     return {
         "trained": "adapters only",
-        "lora": _told([case.lora.rank], [case.lora.alpha], map(_last, chosen)) if is_pefts else None,
+        "lora": _described([case.lora.rank], [case.lora.alpha], map(_last, chosen)) if is_pefts else None,
         "adapters": str(len(chosen)) if is_pefts else None,
         "quantised_layers": f"{len(names)} {case.quantization}" if quantised else "0",
     }
 
 
 def check_asked(case: Case, model: nn.Module, observed: Mapping[str, str]) -> None:
-    """Raises `MismatchError` if only adapters are trained and the case does not say so, or another rank."""
+    """Raise `MismatchError` if only adapters are trained and the case says no adapters, or another rank."""
     if observed["trained"] != "adapters only":
         return
     if adapted := _adapted(model):
@@ -178,7 +178,7 @@ def check_asked(case: Case, model: nn.Module, observed: Mapping[str, str]) -> No
 
 
 def frozen_share(model: nn.Module) -> float:
-    """Share, 0 to 1, of the weights in linear layers that are not trained. Adapters are not counted."""
+    """Return the share, 0 to 1, of frozen weights in linear layers. Adapters are not counted."""
     sizes = [
         (_size(layer), getattr(layer.weight, "requires_grad", True)) for _, layer in linear_layers([model])
     ]
@@ -187,19 +187,19 @@ def frozen_share(model: nn.Module) -> float:
 
 
 def _size(layer: Any) -> int:
-    """Of the weight as it is multiplied with, however it is packed or sharded."""
+    """Return the number of weights in a layer's matmul, however they are packed or sharded."""
     if isinstance(layer, nn.Linear):
         return layer.in_features * layer.out_features
     return int(layer.nx * layer.nf)
 
 
 def _is_adapter(name: str) -> bool:
-    """Whether it is named as a LoRA's, or is peft's copy of a layer that is trained beside adapters."""
+    """Return whether the name is a LoRA's, or of peft's copy of a layer that is trained beside adapters."""
     return ".lora_" in f".{name}" or ".modules_to_save." in name
 
 
 def _adapted(model: nn.Module) -> dict[str, Any]:
-    """The layers that peft has given a low-rank adapter, by name."""
+    """Return the layers that peft has given a low-rank adapter, by name."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -208,22 +208,22 @@ def _adapted(model: nn.Module) -> dict[str, Any]:
 
 
 def _not_pefts(model: nn.Module) -> dict[str, int | None]:
-    """The layers with low-rank adapters of others (loralib, litgpt, torchtune), by name, with their ranks.
+    """Return the LoRA rank by layer name for adapters of others than peft (loralib, litgpt, torchtune).
 
-    None where the rank cannot be seen, as of a shard.
+    None where the rank cannot be seen, as in a shard.
     """
-    found = {}
+    ranks = {}
     for name, module in model.named_modules():
         parts = {**dict(module.named_parameters(recurse=False)), **dict(module.named_children())}
         for part in (parts[own] for own in ("lora_A", "lora_a", "lora_down") if own in parts):
             weight = getattr(part, "weight", part)
             if isinstance(weight, torch.Tensor):
-                found[name] = _rank(module, weight)
-    return found
+                ranks[name] = _rank(module, weight)
+    return ranks
 
 
 def _rank(module: nn.Module, a: torch.Tensor) -> int | None:
-    """As the layer says (loralib's `a` may hold the adapters of q, k and v), else by the shape of `a`."""
+    """Return the rank as the layer says it (loralib's `a` may hold q, k and v), else by the shape of `a`."""
     said = next((r for key in ("r", "rank") if isinstance(r := getattr(module, key, None), int)), 0)
     if said > 0:
         return said
@@ -240,13 +240,15 @@ def _ranks_and_alphas(adapted: Mapping[str, Any]) -> tuple[list[int], list[int]]
     return sorted(ranks), sorted(alphas)
 
 
-def _told(ranks: Sequence[int], alphas: Sequence[int], targets: Iterable[str]) -> str:
-    told = " and ".join(map(str, ranks)), " and ".join(map(str, alphas)), " ".join(sorted(set(targets)))
-    return "rank {}, alpha {}, on {}".format(*told)
+def _described(ranks: Sequence[int], alphas: Sequence[int], targets: Iterable[str]) -> str:
+    rank, alpha = " and ".join(map(str, ranks)), " and ".join(map(str, alphas))
+    return f"rank {rank}, alpha {alpha}, on {' '.join(sorted(set(targets)))}"
 
 
 def quantization_of(module: nn.Module) -> str | None:
-    """`4bit` or `8bit` where it is a linear layer of bitsandbytes (peft names adapters around it alike)."""
+    """Return `4bit` or `8bit` for a linear layer of bitsandbytes, else None.
+
+    (peft's classes around such a layer have the same names, but are no `nn.Linear`.)"""
     kinds = {"Linear4bit": "4bit", "Linear8bitLt": "8bit"}
     return kinds.get(type(module).__name__) if isinstance(module, nn.Linear) else None
 

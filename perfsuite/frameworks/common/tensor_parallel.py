@@ -1,8 +1,8 @@
 """Tensor parallelism for transformers' Llama: which shapes can be split, and how. Imports torch when used.
 
-Each block's products are split by columns and then by rows (Shoeybi et al. 2019, Megatron-LM), so that
+The matmuls of each block are split by columns and then by rows (Shoeybi et al. 2019, Megatron-LM), so that
 attention heads and MLP columns stay with their rank, and each half of a block needs one all-reduce. The
-embedding is split by vocabulary, the head too; its logits are gathered. Norms are whole on every rank.
+embedding and the head are split by vocabulary; the logits are gathered. Norms are replicated.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def tensor_parallel_unsupported(case: Case, ranks: int) -> str | None:
-    """Why the case's model cannot be split over so many ranks, or None."""
+    """Return why the case's model cannot be split over `ranks` ranks, or None."""
     config, name = case.model.config, case.model.name
     if case.compile:  # torch 2.13: the second loss is 0.2 % off, where uncompiled blocks train as DDP does
         return "tensor_parallel trains otherwise when its blocks are compiled: leave compile off"
@@ -40,7 +40,7 @@ def tensor_parallel_unsupported(case: Case, ranks: int) -> str | None:
     return None
 
 
-def split_llama(model: Any, mesh: Any) -> None:
+def parallelize_llama(model: Any, mesh: Any) -> None:
     """Split a transformers Llama, on the meta device or not, over a 1-D mesh."""
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -55,4 +55,4 @@ def split_llama(model: Any, mesh: Any) -> None:
         "lm_head": ColwiseParallel(output_layouts=Replicate()),
     }
     parallelize_module(model, mesh, plan)
-    model.tie_weights()  # where they were tied: each was split to a parameter of its own
+    model.tie_weights()  # `parallelize_module` gives each tied weight a parameter of its own

@@ -22,11 +22,11 @@ from perfsuite.frameworks.common.finetuning import quantised
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Parameters of modules made inside take no memory. Buffers are there in full, with their values."""
+    """Put parameters of modules made inside on the meta device. Buffers keep their memory and values."""
 
     def to_meta(module: nn.Module, name: str, parameter: Any) -> Any:
         if parameter is None or parameter.is_meta:
-            return None  # as it is, so that tied parameters stay tied
+            return None  # unchanged, so that tied parameters stay tied
         return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
     handle = register_module_parameter_registration_hook(to_meta)
@@ -40,7 +40,7 @@ def parameters_on_meta() -> Iterator[None]:
 def initialise(model: Any, units: Sequence[nn.Module], *, seed: int, device: torch.device) -> None:
     """Make the values of all parameters of `model`, which are on the meta device, on `device`.
 
-    `units` are parts of the model, such as its blocks: no two of them are held in full at once.
+    `units` are parts of the model, such as its blocks: only one of them is in memory unsharded at a time.
     Raises `MismatchError` for a parameter that no rule initialises.
     """
     names = {module: _name(name, module) for name, module in model.named_modules()}
@@ -63,7 +63,7 @@ def _initialise_modules(model: Any, names: dict[nn.Module, str], seed: int, devi
 
 
 def _name(name: str, module: nn.Module) -> str:
-    """That by which it is seeded: a layer keeps its own where an adapter was put around it."""
+    """Return the name that a module is seeded by: a layer keeps its own inside an adapter."""
     return f"{name} (adapter)" if _is_adapter(module) else name.removesuffix(".base_layer")
 
 
@@ -72,7 +72,7 @@ def _is_adapter(module: nn.Module) -> bool:
 
 
 def _seed_device(device: torch.device, text: str) -> None:
-    """As `torch.manual_seed`, which costs 100 times as much where there is no GPU."""
+    """Seed one device only: `torch.manual_seed` takes 100 times as long where there is no GPU."""
     seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
@@ -88,7 +88,7 @@ def _replace(modules: Iterable[nn.Module], by: Mapping[Any, nn.Parameter]) -> No
 
 
 def _whole(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
-    """All of it, whatever of it this rank keeps; not a number until it is initialised."""
+    """Return the unsharded parameter on `device`, filled with NaN until it is initialised."""
     full = torch.full(parameter.shape, torch.nan, dtype=parameter.dtype, device=device)
     return nn.Parameter(full, requires_grad=parameter.requires_grad)
 
@@ -102,7 +102,7 @@ def _by_own_rules(model: Any, module: Any) -> None:
 
 
 def _kept(on_meta: Any, full: nn.Parameter) -> nn.Parameter:
-    """What this rank keeps of a parameter: all, its shard, or all of it quantised."""
+    """Return what this rank keeps of a parameter: all, its shard, or all of it quantised."""
     from torch.distributed.tensor import DTensor
 
     if bool(full.isnan().any()):
@@ -115,12 +115,16 @@ def _kept(on_meta: Any, full: nn.Parameter) -> nn.Parameter:
 
 
 def _local(full: Tensor, like: Any) -> Tensor:
-    """This rank's part. The mesh's last dimension cuts first: FSDP2 shards what was split already."""
+    """Return this rank's part of `full`.
+
+    Placements are applied from the innermost mesh dimension outwards, as FSDP2 shards an already split
+    tensor.
+    """
     mesh = like.device_mesh
     for placement, size, rank in reversed(
         list(zip(like.placements, mesh.shape, mesh.get_coordinate(), strict=True))
     ):
-        dim = getattr(placement, "dim", None)  # none where it is replicated
+        dim = getattr(placement, "dim", None)  # None for Replicate
         if dim is not None:
             parts = full.chunk(size, dim)
             full = parts[rank] if rank < len(parts) else full.narrow(dim, 0, 0)

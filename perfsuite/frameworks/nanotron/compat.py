@@ -1,4 +1,4 @@
-"""What nanotron 0.4 needs to run, in one place. Worker side; imports torch. Importing this changes nothing.
+"""Changes that nanotron 0.4 needs to run. Worker side; imports torch. Importing this changes nothing.
 
 `load` imports nanotron through a finder of its own, which changes nanotron's source text in memory: no
 installed file is touched, no `.pyc` of it is read or written, nothing outside nanotron is replaced.
@@ -8,7 +8,7 @@ installed file is touched, no `.pyc` of it is read or written, nothing outside n
 | everywhere | `nanotron.logging` does not import `LoggingArgs` | the release cannot be imported: circular |
 | everywhere | no wandb | it would log each step wherever wandb is installed |
 | sdpa | flash_attn's attention, RMSNorm and rotary embedding by torch | flash_attn needs a GPU and a build |
-| CPU | the literal "cuda" is "cpu"; what torch.cuda has on GPUs only goes | they are written into it |
+| CPU | the literal "cuda" is "cpu"; calls that torch.cuda has on GPUs only are removed | nanotron has both |
 | CPU | initial weights are averaged through `.data` | gloo divides in place, which autograd refuses |
 | CPU | pipeline sends do not wait | 1f1b sends from both ends at once and counts on NCCL's buffers |
 """
@@ -20,6 +20,7 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import itertools
 import re
 import sys
 from collections.abc import Sequence
@@ -32,11 +33,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from perfsuite.errors import MismatchError
-from perfsuite.frameworks.nanotron.adapter import VERSION
+from perfsuite.frameworks.nanotron.config import VERSION
 
 
 class _Change(NamedTuple):
-    """A change of nanotron's source text: in one module, or in every one where it is None."""
+    """A change of nanotron's source text in `module`; None: in every module."""
 
     module: str | None
     old: bytes
@@ -48,7 +49,7 @@ _ALWAYS = (
         "nanotron.logging", rb"from nanotron\.config\.config import LoggingArgs", b"LoggingArgs = object"
     ),
 )
-_STAND_INS = tuple(
+_FALLBACKS = tuple(
     _Change(module, rb"from flash_attn[.\w]* import", b"from perfsuite.frameworks.nanotron.compat import")
     for module in ("nanotron.models.llama", "nanotron.models.starcoder2", "nanotron.nn.layer_norm")
 )
@@ -63,32 +64,32 @@ _CPU = (
 
 @functools.cache
 def load(*, cpu: bool, flash_attn: bool) -> str:
-    """Import nanotron, changed for this device and attention, once; say in a few words what was changed.
+    """Import nanotron, changed for this device and attention, once; return in a few words what was changed.
 
-    Raises `MismatchError` for another nanotron than 0.4: what is changed here is that release.
+    Raise `MismatchError` for another nanotron than 0.4: the changes are to the text of that release.
     """
     if (version := importlib.metadata.version("nanotron")) != VERSION:
         raise MismatchError(
             f"nanotron {version} is installed, this works with {VERSION}: pip install nanotron=={VERSION}"
         )
-    told = {"circular import": _ALWAYS, "torch for flash_attn": () if flash_attn else _STAND_INS}
-    told["cpu and gloo for cuda and nccl"] = _CPU if cpu else ()
-    sys.meta_path.insert(0, _Finder([change for changes in told.values() for change in changes]))
+    changes = {"circular import": _ALWAYS, "torch for flash_attn": () if flash_attn else _FALLBACKS}
+    changes["cpu and gloo for cuda and nccl"] = _CPU if cpu else ()
+    sys.meta_path.insert(0, _Finder(list(itertools.chain(*changes.values()))))
     trainer: Any = importlib.import_module("nanotron.trainer")
     trainer.wandb = None
     if cpu:
         _send_without_waiting()
-    return ", ".join(what for what, changes in told.items() if changes)
+    return ", ".join(what for what, made in changes.items() if made)
 
 
 class _Finder(MetaPathFinder):
-    """Finds nanotron's modules where they are, and gives them a loader that changes their text."""
+    """Finder of nanotron's modules, which gives them a loader that changes their text."""
 
     def __init__(self, changes: Sequence[_Change]) -> None:
         self.changes = changes
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
-        """None for whatever is not nanotron's."""
+        """Return the spec of a module of nanotron, with our loader; None for any other module."""
         if name.partition(".")[0] != "nanotron":
             return None
         spec = PathFinder.find_spec(name, path, target)
@@ -104,18 +105,18 @@ class _Loader(SourceFileLoader):
         self.changes = changes
 
     def get_code(self, fullname: str) -> Any:
-        """Compiled from the changed text, past every cache."""
+        """Return the code compiled from the changed text, past every cache."""
         path = self.get_filename(fullname)
         text = self.get_data(path)
         for change in self.changes:
-            text, found = re.subn(change.old, change.new, text)
-            if change.module is not None and not found:
+            text, replaced = re.subn(change.old, change.new, text)
+            if change.module is not None and not replaced:
                 raise MismatchError(f"{path} is not as released: it has no {change.old.decode()}")
         return self.source_to_code(text, path)
 
 
 def _send_without_waiting() -> None:
-    """As NCCL: a send returns at once. What is being sent is kept until it has arrived."""
+    """Make sends return at once, as NCCL's do. A tensor is kept until it has arrived."""
     distributed: Any = importlib.import_module("nanotron.distributed")
     p2p: Any = importlib.import_module("nanotron.parallel.pipeline_parallel.p2p")
     isend_tensors = p2p.P2P.isend_tensors
@@ -139,7 +140,7 @@ def _send_without_waiting() -> None:
     p2p.P2P.send_tensors = send_tensors
 
 
-# Stand-ins for flash_attn, by the names and signatures that nanotron's training uses.
+# Fallbacks for flash_attn in plain torch, with the names and signatures that nanotron's training uses.
 
 bert_padding = flash_attn_with_kvcache = None  # for generating text only
 
@@ -157,7 +158,7 @@ def flash_attn_varlen_func(
     causal: bool,
     **_: Any,
 ) -> Tensor:
-    """Attention over sequences of equal length: [sequences * length, heads, size] in and out."""
+    """Compute attention over sequences of equal length: [sequences * length, heads, size] in and out."""
     sequences = cu_seqlens_q.numel() - 1
     assert q.shape[0] == sequences * max_seqlen_q, "only sequences without padding"
     assert k.shape[0] == sequences * max_seqlen_k, "only sequences without padding"
@@ -177,7 +178,7 @@ def flash_attn_varlen_func(
 def layer_norm_fn(
     x: Tensor, weight: Tensor, bias: None, *, eps: float, is_rms_norm: bool, residual: None, **_: Any
 ) -> Tensor:
-    """RMSNorm over the last dimension."""
+    """Compute RMSNorm over the last dimension."""
     assert is_rms_norm, "Llama has no other norm"
     assert bias is None, "RMSNorm has no bias"
     assert residual is None, "nanotron's Llama adds the residual itself"
@@ -194,7 +195,7 @@ class RotaryEmbedding(torch.nn.Module):
         self.rotation: tuple[Tensor, Tensor] | None = None
 
     def forward(self, q: Tensor, *, kv: Tensor) -> tuple[Tensor, Tensor]:
-        """`q` as [batch, length, heads, size], `kv` as [batch, length, 2, heads, size]."""
+        """Rotate `q`, [batch, length, heads, size], and the keys in `kv`, [batch, length, 2, heads, size]."""
         if self.rotation is None or self.rotation[0].shape[0] != q.shape[1]:
             positions = torch.arange(q.shape[1], device=q.device, dtype=torch.float32)
             angle = torch.outer(positions, self.inverse.to(q.device))[:, None]

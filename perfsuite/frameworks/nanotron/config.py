@@ -1,6 +1,6 @@
 """nanotron's configuration file: made from a case, or a user's own, checked against nanotron and the case.
 
-Imports neither torch nor nanotron: which fields there are is read from the text of nanotron's own classes.
+Imports neither torch nor nanotron: the fields are read from the source text of nanotron's classes.
 """
 
 from __future__ import annotations
@@ -9,23 +9,21 @@ import ast
 import functools
 import importlib.util
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import yaml
-from pydantic import Field
-
-from perfsuite.documents import Data, digest
 from perfsuite.errors import CaseError
+from perfsuite.frameworks.common.config_file import ConfigFile
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
     from perfsuite.case.model import Model
-    from perfsuite.frameworks.nanotron.adapter import Nanotron
+
+VERSION = "0.4"
+"""The release of nanotron that perfsuite measures."""
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
-"""nanotron's dtype of parameters and of computing, by a case's precision."""
+"""Precision of a case -> nanotron's dtype of parameters and of computing."""
 
 SHAPE = (
     "hidden_act",
@@ -38,14 +36,14 @@ SHAPE = (
     "tie_word_embeddings",
     "vocab_size",
 )
-"""What nanotron's `LlamaConfig` takes from a transformers configuration: same names, same defaults."""
+"""Fields that nanotron's `LlamaConfig` has in common with transformers': same names, same defaults."""
 WITHOUT_COST = frozenset(
     "_name_or_path architectures auto_map bos_token_id dtype eos_token_id initializer_range "  # noqa: SIM905
     "max_position_embeddings model_type pad_token_id pretraining_tp rope_parameters rope_scaling rope_theta "
     "torch_dtype transformers_version use_cache".split()
 )
-"""What may stand there as it likes: it changes neither the work nor the memory of a step. nanotron rotates
-by theta 10000, unscaled, whatever is said."""
+"""Keys of a transformers configuration that are ignored: they change neither the work nor the memory of a
+step. nanotron always rotates with theta 10000, unscaled."""
 
 DECIDED_BY_THE_CASE = {
     "general.seed": "seed",
@@ -56,34 +54,41 @@ DECIDED_BY_THE_CASE = {
     "tokens.sequence_length": "sequence_length",
     **{f"model.model_config.{name}": "model" for name in SHAPE},
 }
-"""Fields of the file that say what a field of the case says."""
+"""Path of a field of the file -> the field of the case that decides it."""
 NOT_IN_A_MEASUREMENT = (
     "checkpoints.resume_checkpoint_path",
     "checkpoints.save_initial_state",
     "general.benchmark_csv_path",
     "profiler",
 )
+"""Fields that must be unset: they would add work to the measured steps."""
 SECTIONS = ("checkpoints", "general", "logging", "model", "optimizer", "parallelism", "tokens")
-"""That training needs, though the classes call most of them optional."""
+"""Sections that training needs, though nanotron's classes call most of them optional."""
 
-NEVER = 10**9
-"""An interval in steps that no training reaches. nanotron logs its first step all the same."""
+UNREACHED_STEPS = 10**9
+"""An interval in steps that no training reaches: nothing is saved or logged. (nanotron still logs step 1.)"""
 
 Config = dict[str, Any]
 
 
-def from_case(case: Case, options: Nanotron, *, files: Path, fused_adam: bool) -> Config:
-    """The configuration of a case: AdamW as everywhere, at a constant rate, unclipped; nothing is saved."""
+def from_case(
+    case: Case,
+    parallelism: Mapping[str, Any],
+    *,
+    zero_stage: int,
+    accumulate_grad_in_fp32: bool,
+    log_interval: int | None,
+    files: Path,
+    fused_adam: bool,
+) -> Config:
+    """Return the configuration of a case, with `parallelism` as its section of that name.
+
+    AdamW has the same options as in the other frameworks, at a constant learning rate and without clipping.
+    Nothing is saved. `log_interval` is in steps; None: no line in the log. `files`: directory of checkpoints.
+    """
     return {
         "general": {"project": "perfsuite", "run": case.id, "seed": case.seed, "ignore_sanity_checks": True},
-        "parallelism": {
-            "dp": options.dp,
-            "tp": options.tp,
-            "pp": options.pp,
-            "tp_mode": options.tp_mode,
-            "tp_linear_async_communication": options.tp_linear_async_communication,
-            "pp_engine": options.pp_engine,
-        },
+        "parallelism": dict(parallelism),
         "model": {
             "dtype": DTYPES[case.precision],
             "init_method": {"std": 0.02},
@@ -96,12 +101,12 @@ def from_case(case: Case, options: Nanotron, *, files: Path, fused_adam: bool) -
         "tokenizer": {"tokenizer_name_or_path": None},
         "checkpoints": {
             "checkpoints_path": str(files / "checkpoints"),
-            "checkpoint_interval": NEVER,
+            "checkpoint_interval": UNREACHED_STEPS,
         },
         "logging": {
             "log_level": "warning",
             "log_level_replica": "warning",
-            "iteration_step_info_interval": options.log_interval or NEVER,
+            "iteration_step_info_interval": log_interval or UNREACHED_STEPS,
         },
         "tokens": {
             "sequence_length": case.sequence_length,
@@ -110,8 +115,8 @@ def from_case(case: Case, options: Nanotron, *, files: Path, fused_adam: bool) -
             "batch_accumulation_per_replica": case.gradient_accumulation,
         },
         "optimizer": {
-            "zero_stage": options.zero_stage,
-            "accumulate_grad_in_fp32": options.accumulate_grad_in_fp32,
+            "zero_stage": zero_stage,
+            "accumulate_grad_in_fp32": accumulate_grad_in_fp32,
             "weight_decay": 0.1,
             "clip_grad": None,
             "adam_beta1": 0.9,
@@ -128,45 +133,44 @@ def from_case(case: Case, options: Nanotron, *, files: Path, fused_adam: bool) -
     }
 
 
-class ConfigFile(Data):
-    """A user's own file, kept with the case."""
+class TrainingConfig(ConfigFile):
+    """A user's own configuration file of nanotron."""
+
+    kind: ClassVar[str] = "a configuration file of nanotron, in YAML"
 
     name: str
-    text: str = Field(repr=False)
+    """Name of the file, without directory and suffix."""
 
     @classmethod
-    def read(cls, path: Path) -> ConfigFile:
-        """Raises `CaseError` where it cannot be read, or has other fields than nanotron."""
-        try:
-            file = cls(name=path.stem, text=path.read_text(encoding="utf-8"))
-            fields = yaml.safe_load(file.text)
-        except OSError as error:
-            raise CaseError(f"{path} cannot be read: {error.strerror}") from None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise CaseError(f"{path} is not YAML: {error}") from None
+    def read(cls, path: Path) -> TrainingConfig:
+        """Read a file. Raise `FileError` if it cannot be read, `CaseError` for fields that nanotron lacks.
+
+        Without nanotron the fields cannot be checked; the case is then skipped.
+        """
+        config = cls(name=path.stem, text=cls.read_text(path))
+        fields = config.content
         if not isinstance(fields, dict):
             raise CaseError(f"{path} is {type(fields).__name__}, not sections with fields")
         problems = [f"{name}: missing, training needs it" for name in SECTIONS if not fields.get(name)]
-        if problems := problems + _unknown(fields, "Config", ""):
+        if importlib.util.find_spec("nanotron") is not None:
+            problems += _unknown(fields, "Config", "")
+        if problems:
             raise CaseError(f"{path}: {'; '.join(problems)}")
-        return file
-
-    @cached_property
-    def fields(self) -> Config:
-        """What stands in it."""
-        fields: Config = yaml.safe_load(self.text)
-        return fields
+        return config
 
     @property
-    def digest(self) -> str:
-        """Of its content: the same whatever its comments and order."""
-        return digest(self.fields)
+    def fields(self) -> Config:
+        """The sections of the file, with their fields."""
+        fields: Config = self.content
+        return fields
 
 
-def conflicts(config: Config, case: Case, options: Nanotron) -> list[str]:
-    """Where a user's file and the case disagree, or the file asks for what a measurement cannot have."""
+def conflicts(config: Config, expected: Config, case: Case) -> list[str]:
+    """Return where a user's file contradicts the case, or asks for what a measurement cannot have.
+
+    `expected` is the configuration that perfsuite makes of the case.
+    """
     problems = []
-    expected = from_case(case, options, files=Path(), fused_adam=False)
     for path, field in DECIDED_BY_THE_CASE.items():
         has, needs = get(config, path), get(expected, path)
         if has != needs:
@@ -189,16 +193,14 @@ def conflicts(config: Config, case: Case, options: Nanotron) -> list[str]:
     return problems
 
 
-def layout(config: Config, case: Case) -> list[str]:
-    """What cannot be in a configuration, made or given: sizes that do not fit the topology or the model."""
+def size_problems(config: Config, case: Case) -> list[str]:
+    """Return which sizes of a configuration, made or given, do not fit the topology or the model."""
     parallelism = {name: get(config, f"parallelism.{name}") for name in _schema()["ParallelismArgs"]}
     shape = {name: get(config, f"model.model_config.{name}") for name in SHAPE}
     dp, tp, pp = (parallelism[name] for name in ("dp", "tp", "pp"))
     world = case.topology.world_size
     if dp * tp * pp != world or min(dp, tp, pp) < 1:
-        return [
-            f"dp {dp} x tp {tp} x pp {pp} is {dp * tp * pp}, but the case's topology has {world} processes"
-        ]
+        return [f"{layout_text(dp, tp, pp)} is {dp * tp * pp}, but the case's topology has {world} processes"]
     problems = []
     if (experts := parallelism["expert_parallel_size"]) != 1:
         problems.append(f"expert_parallel_size {experts}: Llama has no experts, only 1 is possible")
@@ -233,8 +235,13 @@ def layout(config: Config, case: Case) -> list[str]:
     return problems
 
 
+def layout_text(dp: int, tp: int, pp: int) -> str:
+    """Return a layout as it stands in `Observed.settings`."""
+    return f"dp {dp} x tp {tp} x pp {pp}"
+
+
 def cannot_build(model: Model) -> str | None:
-    """Why nanotron's Llama is not this model, or None."""
+    """Return why nanotron's Llama is not this model, or None."""
     config = model.config
     if config.get("model_type") != "llama":
         return f"of the models here nanotron has Llama alone, {model.name} is {config.get('model_type')}"
@@ -252,13 +259,13 @@ def cannot_build(model: Model) -> str | None:
 
 
 def get(config: Mapping[str, Any], path: str) -> Any:
-    """The value at a path such as `tokens.train_steps`, or nanotron's default for it."""
-    kind, found = "Config", config
+    """Return the value at a path such as `tokens.train_steps`, or nanotron's default for it."""
+    kind, values = "Config", config
     *sections, name = path.split(".")
     for section in sections:
         kind = _kind_of(_schema()[kind][section][0])
-        found = found.get(section) or {}
-    return found[name] if name in found else _schema()[kind][name][1]
+        values = values.get(section) or {}
+    return values[name] if name in values else _schema()[kind][name][1]
 
 
 def _unknown(section: Config, kind: str, path: str) -> list[str]:
@@ -276,12 +283,12 @@ def _unknown(section: Config, kind: str, path: str) -> list[str]:
 
 
 REQUIRED = object()
-"""In place of a default."""
+"""Stands in `_schema` in place of a default where nanotron has none."""
 
 
 @functools.cache
 def _schema() -> Mapping[str, Mapping[str, tuple[str, Any]]]:
-    """Class -> field -> (annotation, default), of the dataclasses in nanotron's `config` directory."""
+    """Return class -> field -> (annotation, default) of the dataclasses in nanotron's `config` directory."""
     spec = importlib.util.find_spec("nanotron")
     assert spec is not None
     assert spec.origin is not None
@@ -305,7 +312,7 @@ def _default(value: ast.expr | None) -> Any:
 
 
 def _fits(value: object, annotation: str) -> bool:
-    """Whether a plain value is of its type; others are left to nanotron."""
+    """Return whether a plain value has the annotated type; other types are left to nanotron."""
     kinds: dict[str, Any] = {"bool": bool, "float": (int, float), "int": int, "str": str}
     name = annotation.removeprefix("Optional[").removesuffix("]")
     if name not in kinds:
@@ -316,7 +323,7 @@ def _fits(value: object, annotation: str) -> bool:
 
 
 def _kind_of(annotation: str) -> str:
-    """The dataclass that an annotation names, or "". Of several models it is Llama's."""
+    """Return the dataclass that an annotation names, or "". Of several models it is Llama's."""
     if annotation == "NanotronConfigs":
         return "LlamaConfig"
     name = annotation.removeprefix("Optional[").removesuffix("]")

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
 from perfsuite.case import torch_build
 from perfsuite.frameworks.base import Framework, LaunchPlan, Ranks, StepClock, Workload
+from perfsuite.frameworks.torchtitan.limits import LOSS_CHUNKS, MIN_TORCH, PRECISIONS, unsupported_shape
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
     from perfsuite.case.hardware import Machine
-    from perfsuite.case.model import Model
-
-MIN_TORCH = (2, 13)
-"""The first on which torchtitan 0.3 trains: 2.11 lacks what it imports, on 2.12 a backward pass fails."""
-PRECISIONS = {
-    "fp32": ("float32", "float32"),
-    "bf16-mixed": ("float32", "bfloat16"),
-    "bf16": ("bfloat16", "bfloat16"),
-}
-"""dtype of parameters, and of what is computed; gradients are always reduced in fp32."""
-LOSS_CHUNKS = 8
-"""Parts of a sequence whose logits are computed one after the other: torchtitan's default."""
-HAS_ONLY = {"attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0, "hidden_act": "silu"}
-"""Options of transformers' Llama for which torchtitan's has one value."""
-ROPES = ("default", "llama3")
 
 
 class TorchTitan(Framework):
@@ -37,12 +22,12 @@ class TorchTitan(Framework):
     packages: ClassVar[tuple[str, ...]] = ("torchtitan",)
 
     tensor_parallel: int = Field(default=1, ge=1, strict=True)
-    """Ranks that compute one sequence together, with sequence parallelism between the matrix products."""
+    """Ranks that compute one sequence together, with sequence parallelism between the matmuls."""
     data_parallel_replicate: int = Field(default=1, ge=1, strict=True)
     """Groups of ranks that replicate, while the ranks of a group shard (HSDP)."""
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """Degrees that do not divide what they split, fp16, attention but sdpa, models but Llama."""
+        """Return which degree does not divide what it splits, or which part of the case torchtitan lacks."""
         ranks = case.topology.world_size
         if ranks % (self.tensor_parallel * self.data_parallel_replicate):
             return (
@@ -69,7 +54,7 @@ class TorchTitan(Framework):
         return LaunchPlan(process_group="library")
 
     def expected(self, case: Case) -> dict[str, str]:
-        """FSDP2 modules whatever the degrees, and DTensors on the mesh of these."""
+        """Return that modules are FSDP2's at all degrees, and parameters DTensors on their mesh."""
         replicate, tensor = self.data_parallel_replicate, self.tensor_parallel
         mesh = [f"fsdp {case.topology.world_size // (replicate * tensor)}"]
         placements = ["Shard(0)"]
@@ -82,17 +67,22 @@ class TorchTitan(Framework):
         return {"wrapper": "FSDPModule", "mesh": " x ".join(mesh), "sharding": " and ".join(placements)}
 
     def load(self, case: Case, device: Any) -> None:
-        """Some 140 MiB, and the patches that come before."""
+        """Patch and import torchtitan, which takes some 140 MiB."""
         from perfsuite.frameworks.torchtitan import compat
 
         compat.before_import(device.type)
         import perfsuite.frameworks.torchtitan.trainer  # noqa: F401
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """A Trainer with the case's configuration. It makes the process group."""
+        """Build a Trainer with the case's configuration. It makes the process group."""
         from perfsuite.frameworks.torchtitan.trainer import CaseTrainer, trainer_config
 
-        trainer = CaseTrainer(trainer_config(case, self), clock)
+        config = trainer_config(
+            case,
+            tensor_parallel=self.tensor_parallel,
+            data_parallel_replicate=self.data_parallel_replicate,
+        )
+        trainer = CaseTrainer(config, clock)
 
         def run(steps: int) -> list[Any]:
             assert steps == trainer.config.training.steps
@@ -104,28 +94,5 @@ class TorchTitan(Framework):
             data_parallel=trainer.data_parallel,
             model=trainer.model,
             settings=trainer.settings(),
-            own_tokens_per_s=lambda: trainer.own_log.metrics["throughput(tps)"] * ranks.world_size,
+            own_tokens_per_s=lambda: trainer.last_metrics.metrics["throughput(tps)"] * ranks.world_size,
         )
-
-
-def unsupported_shape(model: Model, tensor_parallel: int) -> str | None:
-    """Why torchtitan's Llama 3 cannot be `model`, split among so many ranks, or None."""
-    config: Mapping[str, Any] = model.config
-    if config["model_type"] != "llama":
-        return f"torchtitan's llama3 builds Llama models, {model.name} is a {config['model_type']}"
-    for key, only in HAS_ONLY.items():
-        if config.get(key, only) != only:
-            return f"torchtitan's llama3 has {key}={only!r} only, {model.name} has {config[key]!r}"
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    if rope_type not in ROPES:
-        return f"torchtitan's llama3 knows rope_type {' and '.join(ROPES)}, {model.name} has {rope_type!r}"
-    heads, hidden = config.get("num_attention_heads", 32), config.get("hidden_size", 4096)
-    if config.get("head_dim") not in (None, hidden // heads):
-        return (
-            f"torchtitan's llama3 has heads of size {hidden // heads}, {model.name} of {config['head_dim']}"
-        )
-    for key in ("num_attention_heads", "num_key_value_heads"):
-        if (count := config.get(key) or heads) % tensor_parallel:
-            return f"tensor_parallel={tensor_parallel} must divide {key}, {count}"
-    return None

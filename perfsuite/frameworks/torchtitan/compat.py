@@ -1,4 +1,4 @@
-"""What torchtitan 0.3.0 needs to run with a released torch, and on a CPU. Worker side; torch when used.
+"""Patches that torchtitan 0.3.0 needs for a released torch, and for a CPU. Worker side; torch when used.
 
 torchtitan 0.3.0 is written for a nightly torch on an accelerator. Nothing of the installed package is edited:
 the worker patches its own process, and the result names each patch.
@@ -23,15 +23,14 @@ ON_CPU = (
 
 
 def before_import(device_type: str) -> None:
-    """To be called before anything else of torchtitan is imported, for `cuda` or `cpu`."""
+    """Patch torch and torchtitan for a device, `cuda` or `cpu`; to be called before importing its Trainer."""
     _name_set_timeout()
     if device_type == "cpu":
         _know_the_cpu()
-        _do_without_triton()
 
 
 def after_build(trainer: Any) -> None:
-    """To be called with the Trainer, before it trains."""
+    """Patch a Trainer; to be called after it is built and before it trains."""
     trainer.metrics_processor.device_memory_monitor.reset_peak_stats = lambda: None
     if trainer.device.type == "cpu":
         for model in trainer.model_parts:
@@ -39,14 +38,14 @@ def after_build(trainer: Any) -> None:
 
 
 def patches(device_type: str) -> str:
-    """What the two change, for the result. The same whatever the torch, lest its next one look unlike."""
+    """Return the patches as text for the result: the same text with each torch, to keep results alike."""
     return "; ".join(EVERYWHERE + ON_CPU if device_type == "cpu" else EVERYWHERE)
 
 
 def _name_set_timeout() -> None:
-    """After its first step the Trainer calls `torch.distributed.set_timeout`, on every machine.
+    """Give torch.distributed the name `set_timeout`, which the Trainer calls after its first step.
 
-    torch 2.13 has the function as `_set_pg_timeout`; for lack of the public name training would end there.
+    torch 2.13 has the function as `_set_pg_timeout`; without the public name training would end there.
     """
     import torch.distributed as dist
 
@@ -55,7 +54,7 @@ def _name_set_timeout() -> None:
 
 
 def _know_the_cpu() -> None:
-    """torchtitan takes a machine without an accelerator for one with CUDA, and asks for its memory.
+    """Replace torchtitan's device module: without an accelerator it takes CUDA's, and asks for its memory.
 
     `torch.cpu` has no memory statistics, and its `current_device` is a name where torchtitan wants an index.
     """
@@ -78,10 +77,11 @@ def _know_the_cpu() -> None:
     )
 
 
-def _do_without_triton() -> None:
-    """torch for CPUs brings no Triton, and torchtitan imports its Triton kernels whatever the model.
+def without_triton() -> None:
+    """Let torchtitan's Trainer be imported where Triton is not installed; to be called before that import.
 
-    These are for mixtures of experts; used all the same, they fail, for each is None.
+    torch for CPUs brings no Triton, and torchtitan imports its Triton kernels whatever the model. They are
+    for mixtures of experts. Here each kernel is None, and fails if it is called.
     """
     if importlib.util.find_spec("triton") is None:
         kernels = ModuleType("torchtitan.distributed.minimal_async_ep.kernels")
@@ -95,7 +95,9 @@ def _none(name: str) -> None:
 
 
 def _reduce_by_sums(model: Any) -> None:
-    """torchtitan sets FSDP's gradient divisor to 1, which torch hands to the reduction as a factor."""
+    """Make FSDP reduce by plain sums, the only ones of gloo.
+
+    torchtitan sets FSDP's gradient divisor to 1, which torch hands to the reduction as a factor."""
     from torch.distributed.fsdp import FSDPModule
 
     for module in model.modules():

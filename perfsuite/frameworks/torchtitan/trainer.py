@@ -1,7 +1,9 @@
 """torchtitan's own Trainer for a case: configuration, model, data. Worker side; imports torchtitan.
 
-`perfsuite.frameworks.torchtitan.compat.before_import` comes first.
+To train on a CPU, call `perfsuite.frameworks.torchtitan.compat.before_import` before importing this module.
 """
+
+# ruff: noqa: E402  compat.without_triton comes before the imports of torchtitan
 
 from __future__ import annotations
 
@@ -15,6 +17,11 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils.data import IterableDataset
+
+from perfsuite.frameworks.torchtitan import compat
+
+compat.without_triton()
+
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.dataloader import ParallelAwareDataloader
 from torchtitan.components.loss import IGNORE_INDEX, ChunkedLossWrapper, CrossEntropyLoss
@@ -30,51 +37,49 @@ from torchtitan.trainer import Trainer
 
 from perfsuite.frameworks.base import NCCL_AFTER_S, StepClock
 from perfsuite.frameworks.common.model import synthetic_batches, transformers_config
-from perfsuite.frameworks.torchtitan import compat
-from perfsuite.frameworks.torchtitan.adapter import LOSS_CHUNKS, PRECISIONS
+from perfsuite.frameworks.torchtitan.limits import LOSS_CHUNKS, PRECISIONS
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
     from perfsuite.case.model import Model
-    from perfsuite.frameworks.torchtitan.adapter import TorchTitan
 
 
 class CaseTrainer(Trainer):  # type: ignore[misc]
-    """The Trainer, unchanged in what it does; it keeps the losses, and tells the clock when it is done."""
+    """torchtitan's Trainer, which also keeps the losses and tells the clock when it is done."""
 
     def __init__(self, config: Any, clock: StepClock) -> None:
         super().__init__(config)
         self._clock = clock
         self._micro_losses: list[Tensor] = []
-        self.metrics_processor.logger = self.own_log = LastMetrics()
+        self.metrics_processor.logger = self.last_metrics = LastMetrics()
         compat.after_build(self)
 
     @property
     def model(self) -> Any:
-        """The model as parallelised."""
+        """The parallelised model."""
         return self.model_parts[0]
 
     @property
     def data_parallel(self) -> int:
-        """Ranks that see different data."""
+        """Number of ranks that see different data."""
         return int(self.parallel_dims.dp_replicate * self.parallel_dims.dp_shard)
 
     def forward_backward_step(self, **batch: Any) -> Tensor:
-        """One micro-batch. Its loss is this rank's sum over the tokens of all ranks."""
+        """Train one micro-batch. Return its loss: this rank's sum, divided by all ranks' tokens."""
         loss: Tensor = super().forward_backward_step(**batch)
         kept = loss.detach()
         self._micro_losses.append(kept.to_local() if isinstance(kept, DTensor) else kept)
         return loss
 
     def should_continue_training(self) -> bool:
-        """Whether to make another step. After the last one `train` waits for two seconds."""
+        """Return whether to make another step; if not, end the measurement: `train` waits two seconds."""
         if more := bool(super().should_continue_training()):
             return more
         self._clock.finish()
         return False
 
     def settings(self) -> dict[str, str]:
-        """What runs, as found in the model and the optimizer."""
+        """Return the settings as the model and the optimizer have them."""
         modules = self.model.named_modules()
         attention = {type(module) for name, module in modules if name.endswith("inner_attention")}
         mesh = next(parameter.device_mesh for parameter in self.model.parameters())
@@ -92,27 +97,27 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         }
 
     def losses(self) -> list[Tensor]:
-        """Of each step, the mean over this rank's tokens."""
+        """Return the loss of each step: the mean over this rank's tokens."""
         micro = torch.stack(self._micro_losses).view(-1, self.gradient_accumulation_steps)
         return list(micro.sum(dim=1) * self.data_parallel)
 
 
 class LastMetrics(BaseLogger):  # type: ignore[misc]
-    """Keeps the figures that torchtitan logged last."""
+    """Logger that keeps the figures that torchtitan logged last."""
 
     metrics: dict[str, float]
 
     def log(self, metrics: dict[str, float], step: int) -> None:
-        """Called at the first and at the last step, after the optimizer's."""
+        """Keep the figures; called at the first and at the last step, after the optimizer's step."""
         self.metrics = metrics
 
 
-def trainer_config(case: Case, options: TorchTitan) -> Trainer.Config:
-    """Everything that torchtitan is told. What is not named here is its default."""
+def trainer_config(case: Case, *, tensor_parallel: int, data_parallel_replicate: int) -> Trainer.Config:
+    """Return torchtitan's configuration of a case. What is not named here has torchtitan's default."""
     dtype, compute_dtype = PRECISIONS[case.precision]
     spec = model_spec(case.model)
     watchdog_s = math.ceil(case.timeout_s) + NCCL_AFTER_S
-    ranks_with_data = case.topology.world_size // options.tensor_parallel
+    ranks_with_data = case.topology.world_size // tensor_parallel
     optimizer = default_adamw(lr=case.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
     optimizer.implementation = "fused" if torch.cuda.is_available() else "for-loop"
     return Trainer.Config(
@@ -139,8 +144,8 @@ def trainer_config(case: Case, options: TorchTitan) -> Trainer.Config:
             gc_freq=case.total_steps + 1,  # the clock collects garbage, between steps
         ),
         parallelism=ParallelismConfig(
-            tensor_parallel_degree=options.tensor_parallel,
-            data_parallel_replicate_degree=options.data_parallel_replicate,
+            tensor_parallel_degree=tensor_parallel,
+            data_parallel_replicate_degree=data_parallel_replicate,
             spmd_backend="partial_dtensor",  # its default wants a `fully_shard` that torch 2.13 does not have
         ),
         activation_checkpoint=activation_checkpoint(case.activation_checkpointing),
@@ -157,7 +162,7 @@ def trainer_config(case: Case, options: TorchTitan) -> Trainer.Config:
 
 
 def model_spec(model: Model) -> ModelSpec:
-    """torchtitan's Llama 3 in the sizes of a transformers Llama configuration."""
+    """Return torchtitan's Llama 3 in the sizes of a transformers Llama configuration."""
     shape = transformers_config(model)
     rope = shape.rope_parameters
     scaling: dict[str, Any] = {}
@@ -217,11 +222,11 @@ def model_spec(model: Model) -> ModelSpec:
 
 
 class EveryNthAC(FullAC):  # type: ignore[misc]
-    """Recompute every N-th block: what torchtitan called selective layer checkpointing before 0.3."""
+    """Policy that recomputes every N-th block: torchtitan's selective layer checkpointing before 0.3."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(FullAC.Config):  # type: ignore[misc]
-        """N."""
+        """Every `every`-th block is recomputed."""
 
         every: int
 
@@ -231,7 +236,7 @@ class EveryNthAC(FullAC):  # type: ignore[misc]
 
 
 def activation_checkpoint(mode: str) -> Any:
-    """torchtitan's policy for a case's `activation_checkpointing`."""
+    """Return torchtitan's policy for a case's `activation_checkpointing`."""
     if mode.startswith("every-"):
         return EveryNthAC.Config(every=int(mode.removeprefix("every-")))
     return {"none": None, "full": FullAC.Config(), "selective-op": SelectiveAC.Config()}[mode]
@@ -242,7 +247,7 @@ class SyntheticData(ParallelAwareDataloader):  # type: ignore[misc]
 
     @dataclass(kw_only=True, slots=True)
     class Config(ParallelAwareDataloader.Config):  # type: ignore[misc]
-        """The tokens of a data-parallel rank: see `perfsuite.frameworks.common.model.synthetic_batches`."""
+        """`batches`: data-parallel rank -> its `perfsuite.frameworks.common.model.synthetic_batches`."""
 
         batches: Callable[[int], list[Tensor]]
 
@@ -251,7 +256,7 @@ class SyntheticData(ParallelAwareDataloader):  # type: ignore[misc]
 
 
 class Pairs(IterableDataset[Any]):
-    """Input and labels, without end."""
+    """Pairs of input and labels, round and round without end."""
 
     def __init__(self, batches: list[Tensor]) -> None:
         self._pairs = [({"input": tokens}, next_tokens(tokens)) for tokens in batches]
@@ -262,14 +267,14 @@ class Pairs(IterableDataset[Any]):
 
 
 def next_tokens(tokens: Tensor) -> Tensor:
-    """What follows each token; nothing is known to follow the last, as in transformers' own loss."""
+    """Return the token after each one; the last has no label, as in transformers' own loss."""
     labels = tokens.roll(-1, dims=1)
     labels[:, -1] = IGNORE_INDEX
     return labels
 
 
 class NoTokenizer(BaseTokenizer):  # type: ignore[misc]
-    """There is no text."""
+    """A tokenizer in name only: there is no text."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseTokenizer.Config):  # type: ignore[misc]
@@ -279,13 +284,13 @@ class NoTokenizer(BaseTokenizer):  # type: ignore[misc]
         super().__init__()
 
     def encode(self, *_: Any, **__: Any) -> list[int]:
-        """Never asked."""
+        """Never called."""
         raise NotImplementedError
 
     def decode(self, *_: Any, **__: Any) -> str:
-        """Never asked."""
+        """Never called."""
         raise NotImplementedError
 
     def get_vocab_size(self) -> int:
-        """Never asked."""
+        """Never called."""
         raise NotImplementedError

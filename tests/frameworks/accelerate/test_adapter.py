@@ -8,7 +8,8 @@ import pytest
 from perfsuite import Accelerate, Topology
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import CaseError, FileError
-from perfsuite.frameworks.accelerate.adapter import clear_environment, launcher_environment
+from perfsuite.frameworks.accelerate.adapter import launcher_environment
+from perfsuite.frameworks.common.accelerate_env import clear_environment
 from tests.frameworks.accelerate.test_config import AGREES, FSDP1, FSDP2, read
 from tests.frameworks.test_base import SMALL, measured
 from tests.samples import make_case, make_gpu_machine, make_machine

@@ -11,7 +11,8 @@ from perfsuite.errors import MismatchError
 from perfsuite.frameworks.common import finetuning
 from perfsuite.frameworks.common.model import build_model, build_optimizer
 from perfsuite.worker.second_step import layers
-from tests.frameworks.common.test_model import CPU, TINY, losses, workload
+from tests.frameworks.common.test_loop import losses, workload
+from tests.frameworks.common.test_model import CPU, TINY
 
 ADAPTED = TINY.replace(lora=LoRA(rank=4, alpha=8), learning_rate=1e-2)
 """Quantised, too, it can be built on a CPU; only the driver wants a GPU for it."""

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from perfsuite.case.case import Case, Topology
-from perfsuite.errors import MismatchError
-from perfsuite.frameworks.base import Ranks, Workload
-from perfsuite.frameworks.common.model import build_model, data_parallel_workload
+from perfsuite.frameworks.base import Ranks
+from perfsuite.frameworks.common.model import DISTINCT_BATCHES, synthetic_batches
 from perfsuite.frameworks.ddp import DDP
 
 CPU = torch.device("cpu")
@@ -23,22 +24,21 @@ TINY = Case(
 )
 
 
-def workload(case: Case) -> Workload:
-    return data_parallel_workload(case, ALONE, build_model(case, CPU), autocast=True)
+@pytest.mark.launch
+def test_a_rank_that_builds_no_model_needs_no_optional_package() -> None:
+    code = (
+        "import perfsuite.frameworks.common.loop, perfsuite.frameworks.common.model, sys\n"
+        "print({'transformers', 'accelerate', 'peft', 'bitsandbytes'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
 
 
-def losses(case: Case, steps: int = 4) -> list[float]:
-    return [float(loss) for loss in workload(case).run(steps)]
-
-
-def test_losses_under_a_gradient_scaler_are_not_scaled() -> None:
-    whole = losses(TINY)
-    scaled = losses(TINY.replace(precision="fp16-mixed"))
-    assert scaled == pytest.approx(whole, rel=1e-3)
-    assert scaled != whole
-
-
-def test_steps_that_a_gradient_scaler_skips_are_not_taken_for_steps() -> None:
-    diverging = workload(TINY.replace(precision="fp16-mixed", learning_rate=1e9))
-    with pytest.raises(MismatchError, match=r"^fp16-mixed: gradients were not finite .* skipped"):
-        diverging.run(5)
+def test_each_data_rank_has_tokens_of_its_own_whatever_the_micro_batch() -> None:
+    case = TINY.replace(micro_batch=2)
+    first, second = synthetic_batches(case, 0, CPU), synthetic_batches(case, 1, CPU)
+    assert [batch.shape for batch in first] == [(2, 8)] * DISTINCT_BATCHES
+    assert first[0].dtype == torch.int64
+    assert not torch.equal(first[0], second[0])
+    larger = synthetic_batches(case.replace(micro_batch=4), 0, CPU)
+    assert torch.equal(larger[0][:2], first[0])

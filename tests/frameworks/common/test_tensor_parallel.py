@@ -7,10 +7,12 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from perfsuite.case.case import LoRA, Topology
-from perfsuite.case.model import Model, llama
+from perfsuite.case.catalog import llama
+from perfsuite.case.model import Model
 from perfsuite.frameworks.base import framework_of
-from perfsuite.frameworks.common.model import build_model, data_parallel_workload, model_without_weights
-from perfsuite.frameworks.common.tensor_parallel import split_llama
+from perfsuite.frameworks.common.loop import data_parallel_workload
+from perfsuite.frameworks.common.model import build_model, model_without_weights
+from perfsuite.frameworks.common.tensor_parallel import parallelize_llama
 from perfsuite.frameworks.fsdp2 import FSDP2
 from perfsuite.worker.observe import wrapping
 from tests.fake_group import CPU, fake_group
@@ -135,5 +137,5 @@ def test_a_tied_embedding_stays_tied() -> None:
     case = SPLIT.replace(model=llama("x", **SHAPE, tie_word_embeddings=True))
     with fake_group(0, 2):
         model: Any = model_without_weights(case, CPU)
-        split_llama(model, init_device_mesh("cpu", (2,)))
+        parallelize_llama(model, init_device_mesh("cpu", (2,)))
         assert model.lm_head.weight is model.model.embed_tokens.weight

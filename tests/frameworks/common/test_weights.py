@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from perfsuite.case.model import MODELS, llama
+from perfsuite.case.catalog import MODELS, llama
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.common.model import (
     blocks,

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from perfsuite import Case, Nanotron, Topology
-from perfsuite.errors import CaseError
-from perfsuite.frameworks.nanotron.config import ConfigFile, from_case
+from perfsuite.errors import CaseError, FileError
+from perfsuite.frameworks.nanotron.config import TrainingConfig
 from perfsuite.launch.machine import detect_cpu
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
@@ -34,11 +34,6 @@ def measured(case: Case, directory: Path) -> Run:
     result = launch_once(case, MACHINE, directory)
     assert result.failure is None, f"{result.failure.message}\n{result.failure.traceback}"
     return result
-
-
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return measured(SMALL.replace(framework=Nanotron(pp=2)), tmp_path_factory.mktemp("pipeline"))
 
 
 @pytest.mark.launch
@@ -93,26 +88,6 @@ def test_tensor_parallel(tmp_path: Path) -> None:
     assert result.figures.step_s_p50 == pytest.approx(4 * 32 / result.figures.tokens_per_s)
 
 
-@pytest.mark.launch
-def test_a_pipeline_of_split_batches_trains_the_same(pipeline: Run, tmp_path: Path) -> None:
-    """While no sequence has come twice: four steps of four."""
-    case = SMALL.replace(framework=Nanotron(pp=2), micro_batch=1, gradient_accumulation=4)
-    split = measured(case, tmp_path)
-    assert split.loss[:4] == pytest.approx(pipeline.loss[:4], rel=1e-4)
-    assert split.observed is not None
-    assert split.observed.settings["parallelism"] == "dp 1 x tp 1 x pp 2"
-    assert split.observed.settings["pp_engine"] == "1f1b"
-
-
-@pytest.mark.launch
-def test_a_pipeline_resumed_from_a_checkpoint_goes_on_as_if_it_had_not_stopped(
-    pipeline: Run, tmp_path: Path
-) -> None:
-    resumed = measured(SMALL.replace(framework=Nanotron(pp=2, resume=True)), tmp_path)
-    assert resumed.loss[:10] == pytest.approx(pipeline.loss[2:], rel=1e-4)
-    assert not (tmp_path / "checkpoints").exists()
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -143,7 +118,7 @@ def test_a_contradiction_is_an_error_before_anything_is_launched(tmp_path: Path)
         CaseError, match="nanotron-dp2-tp2: dp 2 x tp 2 x pp 1 is 4, but the case's topology has 2"
     ):
         launch_once(SMALL.replace(framework=Nanotron(dp=2, tp=2)), MACHINE, tmp_path / "launch")
-    config = from_case(SMALL, Nanotron(dp=1), files=tmp_path, fused_adam=False)
+    config = Nanotron(dp=1).from_options(SMALL, files=tmp_path)
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump(config))
     case = SMALL.replace(framework=Nanotron(config=file), micro_batch=2)
@@ -155,7 +130,7 @@ def test_a_contradiction_is_an_error_before_anything_is_launched(tmp_path: Path)
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
     file = tmp_path / "mine.yaml"
-    file.write_text(yaml.safe_dump(from_case(SMALL, Nanotron(dp=2), files=tmp_path, fused_adam=False)))
+    file.write_text(yaml.safe_dump(Nanotron(dp=2).from_options(SMALL, files=tmp_path)))
     return file
 
 
@@ -166,7 +141,7 @@ def test_a_file_decides_everything(mine: Path) -> None:
 
 def test_a_file_that_is_wrong_is_an_error_when_the_case_is_made(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    with pytest.raises(CaseError, match=r"config: \S*mine.yaml cannot be read: No such file"):
+    with pytest.raises(FileError, match=r"^cannot read \S*mine.yaml: No such file"):
         Nanotron(config=file)
     file.write_text("parallelism: {dp: 2}")
     with pytest.raises(CaseError, match=r"config: \S*mine.yaml: checkpoints: missing, training needs it"):
@@ -190,7 +165,7 @@ def test_a_comment_in_the_file_changes_no_case(mine: Path, tmp_path: Path) -> No
     assert str(one) == str(other), "what judge compares"
     changed = tmp_path / "mine.yaml"
     changed.write_text(mine.read_text().replace("seed: 0", "seed: 1"))
-    assert ConfigFile.read(changed).digest != one.config.digest
+    assert TrainingConfig.read(changed).digest != one.config.digest
 
 
 def test_ids(mine: Path) -> None:

@@ -1,4 +1,4 @@
-"""Run by `test_torchtitan.py` under torchrun: what torchtitan learns from the weights of our own model."""
+"""Run by `test_adapter.py` under torchrun: what torchtitan learns from the weights of our own model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ def torchtitan_losses(case: Any) -> list[float]:
     """Of each step, mean over ranks, starting from the weights of `build_model`."""
     from perfsuite.frameworks.torchtitan.trainer import CaseTrainer, trainer_config
 
-    config = trainer_config(case, case.framework)
+    config = trainer_config(
+        case,
+        tensor_parallel=case.framework.tensor_parallel,
+        data_parallel_replicate=case.framework.data_parallel_replicate,
+    )
     trainer = CaseTrainer(config, Recorder(HostTimer()))
     unsharded = dict(
         with_weights_of(build_model(case, torch.device("cpu")), config.model_spec).named_parameters()

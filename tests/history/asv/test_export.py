@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import subprocess
+from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,9 +19,9 @@ from perfsuite.frameworks.fsdp import FSDP
 from perfsuite.history import store
 from perfsuite.history.asv import export as asv_export
 from perfsuite.history.asv.export import Exported, Source, export
-from perfsuite.history.asv.results import METRICS
-from tests.samples import IMAGES, make_case
-from tests.synthetic import TOKENS_PER_STEP, Level, make_repository, write_history
+from perfsuite.history.asv.results import COLUMNS, METRICS
+from tests.samples import IMAGES, make_case, make_machine
+from tests.synthetic import BEGIN, TOKENS_PER_STEP, Level, make_repository, write_history
 
 H100 = "h100-80gb-sxm"
 CASES = [
@@ -185,6 +186,33 @@ def test_what_counts_as_a_regression_is_the_gates_tolerance(kept: Path, out: Pat
     assert sorted(conf.regressions_thresholds.values()) == [0.01, 0.03]
     assert list(conf.regressions_first_commits.values()) == [None]
     assert (conf.branches, conf.show_commit_url) == (["main"], "https://example.org/commit/")
+
+
+def test_a_night_began_with_its_newest_session(kept: Path, out: Path, repo: Path, commits: list[str]) -> None:
+    """asv shows it. Sessions of one commit are pooled; write_history begins at 03:00 UTC."""
+    write_history(kept, commits[:1], CASES[:1], first=40)
+    export(Source(history=kept, repo=repo), out)
+    [file] = (out / "results" / H100).glob(f"{commits[0]}-*.json")
+    [pooled] = {row[COLUMNS.index("started_at")] for row in json.loads(file.read_text())["results"].values()}
+    assert pooled == 1000 * (BEGIN + timedelta(days=40, hours=3)).timestamp()
+
+
+def test_a_machine_is_described(kept: Path, out: Path, repo: Path) -> None:
+    export(Source(history=kept, repo=repo), out)
+    assert json.loads((out / "results" / H100 / "machine.json").read_text()) == {
+        "version": 1,
+        "machine": H100,
+        "gpu": "NVIDIA H100 80GB HBM3",
+        "num_gpu": "8",
+        "ram": "80 GiB",
+    }
+    assert asv_export._machine(make_machine()) == {
+        "version": 1,
+        "machine": "cpu-test-2c",
+        "cpu": make_machine().device_name,
+        "num_cpu": "2",
+        "ram": f"{make_machine().memory_bytes / 2**30:.0f} GiB",
+    }
 
 
 # Again

@@ -1,0 +1,176 @@
+"""The built-in models: published shapes by name. Imports neither torch nor pytest.
+
+`tests/case/test_catalog.py` builds each on the meta device and compares its parameter count with the
+published one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+
+from pydantic import JsonValue
+
+from perfsuite.case.model import Model
+from perfsuite.errors import CaseError
+
+NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+
+
+def gpt2(name: str, *, layers: int, heads: int, hidden: int, **changes: JsonValue) -> Model:
+    """A GPT-2 shape (OpenAI 2019): learned positions, tied embeddings, dropout 0.1 as published."""
+    config: dict[str, JsonValue] = {
+        "model_type": "gpt2",
+        "n_layer": layers,
+        "n_head": heads,
+        "n_embd": hidden,
+        "n_positions": 1024,
+        "vocab_size": 50257,
+    }
+    return Model(name=name, config={**config, **changes})
+
+
+def llama(
+    name: str,
+    *,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    hidden: int,
+    mlp: int,
+    vocab: int,
+    **changes: JsonValue,
+) -> Model:
+    """A Llama shape (Touvron 2023, Dubey 2024): rotary positions, grouped-query attention, SwiGLU."""
+    config: dict[str, JsonValue] = {
+        "model_type": "llama",
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "hidden_size": hidden,
+        "intermediate_size": mlp,
+        "vocab_size": vocab,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+    }
+    return Model(name=name, config={**config, **changes})
+
+
+def mamba(name: str, *, layers: int, hidden: int, vocab: int, **changes: JsonValue) -> Model:
+    """A Mamba shape (Gu and Dao 2023): state 16, expansion 2, convolution over 4, tied embeddings."""
+    config: dict[str, JsonValue] = {
+        "model_type": "mamba",
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "state_size": 16,
+        "expand": 2,
+        "conv_kernel": 4,
+        "vocab_size": vocab,
+        "tie_word_embeddings": True,
+    }
+    return Model(name=name, config={**config, **changes})
+
+
+def _llama3(name: str, *, layers: int, heads: int, hidden: int, mlp: int, **changes: JsonValue) -> Model:
+    """A Llama 3 shape (Dubey 2024): 8 key-value heads, 128,256 tokens, 8,192 positions."""
+    config: dict[str, JsonValue] = {
+        "max_position_embeddings": 8192,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+    }
+    return llama(
+        name,
+        layers=layers,
+        heads=heads,
+        kv_heads=8,
+        hidden=hidden,
+        mlp=mlp,
+        vocab=128256,
+        **{**config, **changes},
+    )
+
+
+def _llama31(
+    name: str,
+    *,
+    layers: int,
+    heads: int,
+    hidden: int,
+    mlp: int,
+    rope_factor: float = 8.0,
+    **changes: JsonValue,
+) -> Model:
+    """A Llama 3.1 or 3.2 shape: as Llama 3, with rotary positions scaled up to 131,072."""
+    rope: dict[str, JsonValue] = {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": rope_factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    return _llama3(
+        name,
+        layers=layers,
+        heads=heads,
+        hidden=hidden,
+        mlp=mlp,
+        **{"max_position_embeddings": 131072, "rope_parameters": rope, **changes},
+    )
+
+
+MODELS: Mapping[str, Model] = {
+    model.name: model
+    for model in (
+        # For machines without a GPU: milliseconds a step.
+        gpt2("gpt2-tiny", layers=2, heads=4, hidden=128, n_positions=128, vocab_size=512, **NO_DROPOUT),
+        llama(
+            "llama-tiny",
+            layers=4,
+            heads=4,
+            kv_heads=2,
+            hidden=128,
+            mlp=384,
+            vocab=512,
+            max_position_embeddings=256,
+        ),
+        mamba("mamba-tiny", layers=2, hidden=64, vocab=512),
+        gpt2("gpt2", layers=12, heads=12, hidden=768),
+        gpt2("gpt2-large", layers=36, heads=20, hidden=1280),
+        gpt2("gpt2-xl", layers=48, heads=25, hidden=1600),
+        # Lightning's shapes for minGPT, called 3 B (96 layers of gpt2-xl's width), 4.4 B and 8.4 B.
+        gpt2("gpt2-xxl", layers=96, heads=25, hidden=1600),
+        gpt2("gpt2-xxxl", layers=100, heads=30, hidden=1920),
+        gpt2("gpt2-4xl", layers=190, heads=30, hidden=1920),
+        llama("llama-2-13b", layers=40, heads=40, kv_heads=40, hidden=5120, mlp=13824, vocab=32000),
+        llama("llama-2-70b", layers=80, heads=64, kv_heads=8, hidden=8192, mlp=28672, vocab=32000),
+        _llama3("llama-3-8b", layers=32, heads=32, hidden=4096, mlp=14336),
+        _llama3("llama-3-70b", layers=80, heads=64, hidden=8192, mlp=28672),
+        _llama31("llama-3.1-8b", layers=32, heads=32, hidden=4096, mlp=14336),
+        _llama31(
+            "llama-3.2-1b",
+            layers=16,
+            heads=32,
+            hidden=2048,
+            mlp=8192,
+            rope_factor=32.0,
+            tie_word_embeddings=True,
+        ),
+        # LightOn's 1.6 B, of which the shape was not published with its throughput: 56 layers of the width
+        # of Mamba-1.4B come nearest, with a vocabulary of 64,000.
+        mamba("mamba-1.6b", layers=56, hidden=2048, vocab=64000),
+    )
+}
+
+
+def find(name: str) -> Model:
+    """The model of that name. Raises `CaseError` naming the known ones."""
+    try:
+        return MODELS[name]
+    except KeyError:
+        near = get_close_matches(name, MODELS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise CaseError(
+            f"unknown model {name!r}.{hint} Known: {', '.join(MODELS)}; "
+            "or give Model.from_config('config.json', name=...)."
+        ) from None

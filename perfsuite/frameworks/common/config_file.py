@@ -1,0 +1,51 @@
+"""A library's own YAML file of the user, read once and kept in the case. Imports neither torch nor pytest.
+
+It imports yaml when used: a rank of another framework must not need it.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from perfsuite.documents import Data, digest
+from perfsuite.errors import FileError
+
+
+class ConfigFile(Data):
+    """A YAML file as text: the case carries it, so that ranks and later readers need no copy of the file."""
+
+    kind: ClassVar[str]
+    """What a user should give, for error messages: "a YAML file that ... wrote"."""
+
+    text: str = Field(repr=False)
+
+    @cached_property
+    def content(self) -> Any:
+        """The YAML as plain Python values. Raises `yaml.YAMLError`."""
+        import yaml
+
+        return yaml.safe_load(self.text)
+
+    @property
+    def digest(self) -> str:
+        """Digest of the content: the same whatever the comments and the order of keys."""
+        return digest(self.content)
+
+    @classmethod
+    def read_text(cls, path: Path) -> str:
+        """Return the text of a YAML file. Raise `FileError` if it cannot be read or is not YAML."""
+        import yaml
+
+        try:
+            text = path.read_text(encoding="utf-8")
+            yaml.safe_load(text)
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", error)
+            raise FileError(f"cannot read {path}: {reason}. Give {cls.kind}.") from error
+        except yaml.YAMLError as error:
+            raise FileError(f"{path}: not YAML ({' '.join(str(error).split())}). Give {cls.kind}.") from error
+        return text

@@ -1,0 +1,83 @@
+"""What the adapters that shard share: why a case cannot be sharded, and torch's names for options.
+
+Imports torch when used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from perfsuite.case.case import Case
+    from perfsuite.case.hardware import Machine
+
+ShardingStrategy = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"]
+"""What FSDP1 shards: all; gradients and optimizer state; nothing; all, but within groups of ranks only."""
+Prefetch = Literal["BACKWARD_PRE", "BACKWARD_POST", "none"]
+"""When FSDP1 gathers the next block's parameters in backward: before this block's gradients, after, never."""
+
+
+def prefetch(name: Prefetch) -> Any:
+    """Return torch's `BackwardPrefetch` of that name; None for `none`."""
+    from torch.distributed.fsdp import BackwardPrefetch
+
+    return None if name == "none" else BackwardPrefetch[name]
+
+
+def fsdp1_unsupported(
+    case: Case,
+    machine: Machine,
+    strategy: ShardingStrategy,
+    *,
+    shard_group: int | None = None,
+    cpu_offload: bool = False,
+) -> str | None:
+    """Return why FSDP1 cannot shard `case` so on `machine`, or None.
+
+    `shard_group`: ranks in a group of HYBRID_SHARD; None: the ranks of one node.
+    """
+    if cpu_offload and (reason := offload_unsupported("cpu_offload", machine)) is not None:
+        return reason
+    if (reason := sharded_quantization_unsupported(case)) is not None:
+        return reason
+    if strategy in ("FULL_SHARD", "SHARD_GRAD_OP") and case.topology.world_size < 2:
+        return f"{strategy} needs at least 2 processes (torch turns it into NO_SHARD on 1)"
+    if strategy == "HYBRID_SHARD":
+        return hybrid_unsupported(shard_group or case.topology.processes_per_node, case)
+    if shard_group is not None:
+        return f"shard_group={shard_group} is for HYBRID_SHARD, not for {strategy}"
+    return None
+
+
+def hybrid_unsupported(group: int, case: Case) -> str | None:
+    """Return why ranks cannot be split into at least two groups of `group` that each shard, or None."""
+    ranks = case.topology.world_size
+    if group < 2 or ranks % group or ranks // group < 2:
+        return (
+            f"hybrid sharding in groups of {group} needs at least 2 groups of at least 2 processes: "
+            f"{ranks} processes cannot be split so"
+        )
+    return None
+
+
+def hybrid_within_nodes_unsupported(strategy: str, case: Case, machine: Machine) -> str | None:
+    """Return why `strategy`, which shards among the GPUs of each node, cannot run on `machine`, or None."""
+    if machine.device == "cpu":
+        return f"{strategy} shards among the GPUs of a node, this machine has none"
+    return hybrid_unsupported(case.topology.processes_per_node, case)
+
+
+def offload_unsupported(option: str, machine: Machine) -> str | None:
+    """Return why `option`, which keeps shards in host memory, cannot be given on `machine`, or None."""
+    if machine.device == "cpu":
+        return f"{option} copies from pinned memory to a GPU, this machine has none"
+    return None
+
+
+def sharded_quantization_unsupported(case: Case) -> str | None:
+    """Return why quantised weights cannot be sharded with the others, or None."""
+    if case.quantization == "8bit":
+        return "8bit weights cannot be sharded (their scales are not in the parameter): give '4bit', or DDP"
+    if case.quantization == "4bit" and "mixed" in case.precision:
+        return f"packed 4bit weights cannot be cast, as {case.precision} does where it shards: give 'bf16'"
+    return None

@@ -1,0 +1,278 @@
+"""For tests of what builds on perfsuite: sample data, the simulated framework, and `check_framework`.
+
+    from perfsuite.testing import check_framework
+
+    def test_it_trains_as_it_says() -> None:
+        check_framework(DeepSpeed(stage=2))
+
+Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from perfsuite import documents
+from perfsuite.case.case import Case, CaseFile, Topology
+from perfsuite.case.framework import FrameworkOptions
+from perfsuite.case.hardware import Machine
+from perfsuite.errors import CaseError
+from perfsuite.frameworks.base import Framework, framework_of
+from perfsuite.frameworks.fake import Fake
+from perfsuite.launch.machine import detect_cpu
+from perfsuite.launch.requirements import unsupported
+from perfsuite.measure import launch_once
+from perfsuite.results.baseline import Baseline, from_runs
+from perfsuite.results.rank_report import FailureKind, Memory, RankReport
+from perfsuite.results.run import Figures, Run
+
+__all__ = [
+    "Fake",
+    "check_framework",
+    "make_baseline",
+    "make_case",
+    "make_figures",
+    "make_launches",
+    "make_machine",
+    "make_report",
+    "make_run",
+]
+
+
+# Sample data: each function takes the fields that a test wants to be different.
+
+
+def make_case(**changes: Any) -> Case:
+    """A case of two simulated processes on a CPU: at most 5 steps of warm-up, 20 measured steps."""
+    values: dict[str, Any] = {
+        "model": "gpt2-tiny",
+        "framework": Fake(),
+        "sequence_length": 64,
+        "micro_batch": 2,
+        "topology": Topology(processes_per_node=2),
+        "hardware": "cpu",
+        "max_warmup_steps": 5,
+        "steps": 20,
+    }
+    return Case(**{**values, **changes})
+
+
+def make_machine(**changes: Any) -> Machine:
+    """A processor with two cores."""
+    values: dict[str, Any] = {
+        "device": "cpu",
+        "device_name": "Test CPU",
+        "hardware_class": "cpu-test-2c",
+        "devices": 2,
+        "memory_bytes": 8 * 2**30,
+    }
+    return Machine(**{**values, **changes})
+
+
+def make_figures(**changes: Any) -> Figures:
+    """The figures of a launch: 1,000 tokens/s in 64 MiB, rather even steps."""
+    values = {
+        "tokens_per_s": 1000.0,
+        "tokens_per_s_mean": 990.0,
+        "step_jitter": 1.1,
+        "peak_memory_bytes": 64.0 * 2**20,
+    }
+    return Figures(**{**values, **changes})
+
+
+def make_run(**changes: Any) -> Run:
+    """A launch that went well."""
+    values: dict[str, Any] = {
+        "case": make_case(),
+        "machine": make_machine(),
+        "started_at": "2026-01-02T03:04:05+00:00",
+        "duration_s": 1.5,
+        "figures": make_figures(),
+        "step_s": (0.25,) * 25,
+        "loss": tuple(7 - 0.1 * step for step in range(25)),
+        "window": (0, 25),
+        "slowest_rank": 1,
+    }
+    return Run(**{**values, **changes})
+
+
+def make_launches(*speeds: float, machine: Machine | None = None, **figures: Any) -> list[Run]:
+    """One launch per speed, relative to 1,000 tokens/s; `figures` are those of every launch."""
+    return [
+        make_run(
+            machine=machine or make_machine(),
+            figures=make_figures(
+                **{"tokens_per_s": 1000 * speed, "tokens_per_s_mean": 990 * speed, **figures}
+            ),
+        )
+        for speed in speeds
+    ]
+
+
+def make_baseline(*runs: Run) -> Baseline:
+    """A baseline of these launches, or of five equal ones."""
+    return from_runs(runs or [make_run()] * 5)
+
+
+def make_report(rank: int = 0, **changes: Any) -> RankReport:
+    """The report of one rank of `make_case`: 25 steps of 0.1 s, 256 tokens each, a falling loss."""
+    steps = changes.get("step_s", (0.1,) * 25)
+    values: dict[str, Any] = {
+        "rank": rank,
+        "world_size": 2,
+        "host": "here",
+        "clock": "simulated",
+        "tokens_per_step": 256,
+        "step_s": steps,
+        "wall_s": sum(steps),
+        "loss": tuple(7 - 0.1 * step for step in range(25)),
+        "memory": Memory(peak=10**6, method="simulated"),
+    }
+    return RankReport(**{**values, **changes})
+
+
+# The promises of a framework.
+
+
+def check_framework(framework: Framework, *, case: Case | None = None) -> Run:
+    """Train with `framework` on two CPU ranks, and check everything that a framework promises.
+
+    A tiny Llama is trained for 12 steps by the same launcher as in a benchmark; or `case`, whose framework is
+    replaced. Returns the launch. Raises `AssertionError` that says which promise is broken and what to do:
+    ranks find the framework by its name; options survive JSON; ids differ where options do; `unsupported`,
+    `check` and `plan` do not import torch; the clock counted every optimizer step; what the ranks observed is
+    what `expected` says; the loss fell.
+    """
+    case = (_tiny_case() if case is None else case).replace(framework=framework)
+    _check_json(case)
+    _check_ids(case)
+    with tempfile.TemporaryDirectory(prefix="perfsuite-check-") as directory:
+        _check_without_torch(case, Path(directory))
+        machine = detect_cpu("check_framework runs on the CPU")
+        if (reason := unsupported(case, machine)) is not None:
+            raise AssertionError(
+                f"{framework.name} cannot run the case of this check: {reason}. "
+                "Give a case that it can run on a CPU: check_framework(framework, case=...)"
+            )
+        run = launch_once(case, machine, Path(directory) / "launch")
+    _check_run(case, run)
+    return run
+
+
+def _tiny_case() -> Case:
+    return make_case(
+        model="llama-tiny",
+        sequence_length=32,
+        max_warmup_steps=2,
+        steps=10,
+        learning_rate=1e-2,
+        timeout_s=300,
+    )
+
+
+def _check_json(case: Case) -> None:
+    text = case.model_dump_json()
+    try:
+        back = Case.model_validate_json(text)
+    except ValueError as error:
+        raise AssertionError(
+            f"{case.framework!r} cannot be read back from its JSON {text}: {error}. "
+            "Ranks read their case from a file: give options types that pydantic writes and reads"
+        ) from error
+    assert back == case, (
+        f"{case.framework!r} comes back from its JSON as {back.framework!r}. Ranks read their case from a "
+        "file: give options types that survive it, such as tuples in place of lists"
+    )
+
+
+def _check_ids(case: Case) -> None:
+    """Two cases whose options differ must not share an id, which names their baselines."""
+    ids = {case.id: case.framework}
+    for other in _variants(case.framework):
+        name = case.replace(framework=other).id
+        assert name not in ids or ids[name] == other, (
+            f"{ids[name]!r} and {other!r} both have the id {name}, so that one would be compared with the "
+            "baseline of the other: let slug() tell them apart"
+        )
+        ids[name] = other
+
+
+def _variants(options: FrameworkOptions) -> Iterator[FrameworkOptions]:
+    """The same framework with one option changed, for every option that a simple change leaves valid."""
+    for name, info in type(options).model_fields.items():
+        value = getattr(options, name)
+        for changed in _other_values(info.annotation, value):
+            try:
+                yield options.replace(**{name: changed})
+            except CaseError:  # this option has bounds, or goes with others only
+                continue
+
+
+def _other_values(annotation: Any, value: Any) -> list[Any]:
+    if get_origin(annotation) is Literal:
+        return [each for each in get_args(annotation) if each != value]
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int | float):
+        return [value + 1, value * 2]
+    return []
+
+
+_WITHOUT_TORCH = """
+import sys
+from pathlib import Path
+from perfsuite import documents
+from perfsuite.case.case import CaseFile
+from perfsuite.frameworks import framework_of
+from perfsuite.launch.machine import detect_cpu
+case = documents.read(Path(sys.argv[1]), CaseFile).case
+framework = framework_of(case)
+framework.unsupported(case, detect_cpu("check_framework")), framework.check(case), framework.plan(case)
+sys.exit("torch" if "torch" in sys.modules else 0)
+"""
+
+
+def _check_without_torch(case: Case, directory: Path) -> None:
+    """Reads the case in a process of its own, as a session does that only collects."""
+    file = directory / "case.json"
+    documents.write(file, CaseFile(case=case, device="cpu"))
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_TORCH, str(file)], capture_output=True, text=True, check=False
+    )
+    assert done.stderr.strip() != "torch", (
+        f"{case.framework.name} imports torch when it is loaded, or in unsupported, check or plan. Thousands "
+        "of cases are collected without it: import torch inside load and build"
+    )
+    assert done.returncode == 0, (
+        f"{case.framework.name} cannot be loaded in a process of its own:\n{done.stderr}"
+    )
+
+
+_ADVICE: Mapping[FailureKind, str] = {
+    "ranks_disagree": "run(steps) must return one loss per step, and make that many steps of the first torch "
+    "optimizer that steps, which is the clock; without one, call clock.boundary() after each step",
+    "mismatch": "correct what build() trains, or what expected() says of it",
+    "loss": "run(steps) must return the loss of each step in order, as this rank saw it",
+}
+
+
+def _check_run(case: Case, run: Run) -> None:
+    """The launch checks most promises itself; that `expected` says something is checked here."""
+    name = case.framework.name
+    if (failure := run.failure) is not None:
+        advice = f". {_ADVICE[failure.kind]}" if failure.kind in _ADVICE else ""
+        detail = f"\n{failure.traceback}" if failure.traceback else ""
+        raise AssertionError(
+            f"the launch with {name} failed: {failure.kind}: {failure.message}{advice}{detail}"
+        )
+    if run.observed is not None and "wrapper" not in framework_of(case).expected(case):
+        wrapper = run.observed.settings["wrapper"]
+        raise AssertionError(
+            f"expected() of {name} says nothing about the wrapper, so that nobody would notice if the "
+            f"library fell back to another: return {{'wrapper': {wrapper!r}}} if that is what should have run"
+        )

@@ -1,0 +1,64 @@
+"""Metrics of other packages, recorded in one rank between its steps. Worker side; imports no torch itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from perfsuite.errors import ExtensionError
+from perfsuite.results.metric import MetricRecorder, find
+
+
+class ExtraMetrics:
+    """The recorders of the metrics that a case file names.
+
+    An error of a recorder is kept until `result`, because a training script may not see it: it is then this
+    rank's failure.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._recorders: dict[str, MetricRecorder] = {}
+        self._error: ExtensionError | None = None
+        for name in names:
+            metric = find(name)
+            if metric is None:
+                raise ExtensionError(
+                    f"metric {name!r} is not installed in the environment of the ranks: install the "
+                    "package that brings it there, too"
+                )
+            if metric.recorder is not None:
+                self._recorders[name] = self._call(name, metric.recorder)
+
+    def boundary(self, step: int, model: Callable[[], Any], rank: int, world_size: int) -> None:
+        """Let every recorder begin after step 1 (the first), and look after each later one."""
+        for name, recorder in self._recorders.items():
+            if step == 1:
+                self._call(name, recorder.begin, model(), rank, world_size)
+            else:
+                self._call(name, recorder.boundary, step)
+
+    def result(self) -> dict[str, float]:
+        """Return the value of each metric that has one. Raises `ExtensionError` for the first that failed."""
+        values = {name: self._call(name, _value, recorder) for name, recorder in self._recorders.items()}
+        if self._error is not None:
+            raise self._error
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a recorder's function, unless one has failed already; keep its error."""
+        if self._error is not None:
+            return None
+        try:
+            return function(*arguments)
+        except Exception as error:
+            self._error = ExtensionError(
+                f"the recorder of metric {name!r} failed: {type(error).__name__}: {error}. Mend the package "
+                "that brings it, or uninstall it"
+            )
+            self._error.__cause__ = error
+            return None
+
+
+def _value(recorder: MetricRecorder) -> float | None:
+    value = recorder.result()
+    return None if value is None else float(value)

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from perfsuite.case.catalog import MODELS, find, mamba
+from perfsuite.errors import CaseError
+from perfsuite.frameworks.common.model import blocks, transformers_config, transformers_model
+from perfsuite.worker.flops import count
+
+PUBLISHED = {
+    "gpt2": 124_439_808,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "llama-2-13b": 13_015_864_320,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3-70b": 70_553_706_496,
+    "llama-3-8b": 8_030_261_248,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.2-1b": 1_235_814_400,
+}
+
+
+@pytest.mark.parametrize(("name", "parameters"), PUBLISHED.items(), ids=list(PUBLISHED))
+def test_parameters_are_as_published(name: str, parameters: int) -> None:
+    assert count(MODELS[name], 128).parameters == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden", "millions"),
+    [("gpt2-xxl", 1600, 2951), ("gpt2-xxxl", 1920, 4426), ("gpt2-4xl", 1920, 8409)],
+)
+def test_large_gpt2_have_the_blocks_that_mingpt_counts(name: str, hidden: int, millions: int) -> None:
+    """minGPT counts the blocks and the final norm, without embeddings."""
+    embeddings = (50257 + 1024) * hidden
+    assert count(MODELS[name], 128).parameters - embeddings == pytest.approx(millions * 1e6, rel=2e-4)
+
+
+def test_mamba_is_of_the_size_that_lighton_gives() -> None:
+    assert count(MODELS["mamba-1.6b"], 128).parameters == pytest.approx(1.6e9, rel=0.01)
+
+
+def test_a_mamba_of_a_published_shape_has_the_published_parameters() -> None:
+    """Mamba-1.4B: 1,372,178,432 parameters with its vocabulary of 50,280."""
+    published = mamba("mamba-1.4b", layers=48, hidden=2048, vocab=50280)
+    assert count(published, 128).parameters == 1_372_178_432
+
+
+def test_every_model_is_checked_against_something_published() -> None:
+    tiny = {"gpt2-tiny", "llama-tiny", "mamba-tiny"}
+    assert set(MODELS) - set(PUBLISHED) - tiny == {"gpt2-xxl", "gpt2-xxxl", "gpt2-4xl", "mamba-1.6b"}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_names_its_positions_and_blocks(name: str) -> None:
+    model = MODELS[name]
+    assert model.name == name
+    with torch.device("meta"):
+        built: Any = transformers_model(transformers_config(model), attention="sdpa")
+    assert len(blocks(built)) == model.config.get("n_layer", model.config.get("num_hidden_layers"))
+    assert model.max_sequence_length == getattr(built.config, "max_position_embeddings", None)
+
+
+def test_find() -> None:
+    assert find("llama-3.1-8b") is MODELS["llama-3.1-8b"]
+    with pytest.raises(CaseError, match=r"unknown model 'llama-3.1-8B'\. Did you mean 'llama-3.1-8b'\?"):
+        find("llama-3.1-8B")
+    with pytest.raises(CaseError, match=r"unknown model 'xyzzy'\. Known: gpt2-tiny, .*Model\.from_config"):
+        find("xyzzy")

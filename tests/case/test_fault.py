@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+
+from perfsuite.case.fault import Fault
+from perfsuite.errors import CaseError
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "size"),
+    [
+        ("slowdown=30%", "slowdown", 0.3),
+        ("slowdown=2.5%", "slowdown", 0.025),
+        ("leak=20%", "leak", 0.2),
+        ("stall=10", "stall", 10),
+        *(
+            (kind, kind, 0)
+            for kind in ["nan", "loss", "missing-metric", "missing-rank", "crash", "exit", "oom", "hang"]
+        ),
+    ],
+)
+def test_parse(text: str, kind: str, size: float) -> None:
+    fault = Fault.parse(text)
+    assert (fault.kind, fault.size) == (kind, size)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "slow",
+        "slowdown",
+        "slowdown=30",
+        "slowdown=-3%",
+        "slowdown=%",
+        "leak=20",
+        "stall=0",
+        "stall=10%",
+        "crash=1",
+        "crash ",
+        "Crash",
+    ],
+)
+def test_parse_names_the_text_and_what_is_allowed(text: str) -> None:
+    with pytest.raises(CaseError) as caught:
+        Fault.parse(text)
+    message = str(caught.value)
+    assert message.startswith(f"--perf-inject {text!r}: give slowdown=P%, leak=P%, stall=N, or one of nan, ")
+    assert message.endswith("crash, exit, oom, hang")

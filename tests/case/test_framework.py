@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from perfsuite import documents
+from perfsuite.case.case import Case, CaseFile
+from perfsuite.case.framework import (
+    BUILT_IN,
+    FrameworkOptions,
+    MissingFramework,
+    built_in,
+    framework_class,
+)
+from perfsuite.errors import CaseError, ExtensionError, FileError
+from perfsuite.frameworks import framework_of
+from perfsuite.frameworks.ddp import DDP
+from perfsuite.launch.requirements import unsupported
+from perfsuite.measure import launch_once
+from perfsuite.results.run import Run
+from tests.fake_packages import Packages, packages
+from tests.samples import make_case, make_machine, make_run
+
+__all__ = ["packages"]
+
+SIMULATED = """
+from typing import ClassVar
+from perfsuite.frameworks.fake import Fake
+
+class Mine(Fake):
+    name: ClassVar[str] = "mine"
+    stage: int = 1
+"""
+
+
+def write_case(directory: Path, **framework: Any) -> Path:
+    """`case.json` of a framework, as the perfsuite wrote it that had the framework."""
+    file = directory / "case.json"
+    content = documents.plain(CaseFile(case=make_case(), device="cpu"))
+    content["case"]["framework"] = framework
+    file.write_text(json.dumps(content))
+    return file
+
+
+# Built-in frameworks
+
+
+def test_every_built_in_framework_is_one_file_or_folder() -> None:
+    there = {
+        path.stem for path in BUILT_IN.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert built_in() == there - {"__init__", "base", "common"}
+    for name in built_in():
+        kind = framework_class(name)
+        assert kind is not None
+        assert kind.name == name
+
+
+# Frameworks of other packages
+
+
+def test_a_framework_of_another_package_is_found_by_its_name(packages: Packages) -> None:
+    packages.install("perf-mine", SIMULATED, frameworks="mine = perf_mine:Mine")
+    case = make_case(framework={"name": "mine", "stage": 2})
+    assert case.id.startswith("mine-stage2-gpt2-tiny-")
+    assert type(case.framework).__module__ == "perf_mine"
+    assert make_case(framework=case.framework) == case
+    assert json.loads(case.model_dump_json())["framework"] == {
+        "name": "mine",
+        "package": "perf-mine",
+        "step_ms": 10,
+        "noise": 0.01,
+        "memory_mb": 100,
+        "stage": 2,
+    }
+    assert Case.model_validate_json(case.model_dump_json()) == case
+
+
+@pytest.mark.launch
+def test_it_is_launched_as_any_other(
+    packages: Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages.install("perf-mine", SIMULATED, frameworks="mine = perf_mine:Mine")
+    monkeypatch.setenv("PYTHONPATH", str(packages.directory))
+    run = launch_once(make_case(framework="mine"), make_machine(), tmp_path / "launch")
+    assert run.failure is None
+    assert len(run.step_s) == 25
+
+
+def test_a_typing_error_is_compared_with_names_of_other_packages_too(packages: Packages) -> None:
+    packages.install("perf-mine", SIMULATED, frameworks="deepspeed = perf_mine:Mine")
+    with pytest.raises(
+        CaseError, match=r"unknown framework 'deepsped'\. Did you mean 'deepspeed'\? Known: acc"
+    ):
+        make_case(framework="deepsped")
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("Mine = 3", "3 is not a subclass of perfsuite.frameworks.Framework: derive it from that"),
+        ("class Mine: name = 'mine'", "is not a subclass of perfsuite.frameworks.Framework"),
+        (SIMULATED.replace('"mine"', '"other"'), "Mine.name is 'other': set it to 'mine'"),
+        (SIMULATED.replace("stage", "package"), "Mine has an option called 'package'"),
+        ("raise OSError('no disk')", "cannot be imported: OSError: no disk"),
+    ],
+)
+def test_a_broken_framework_names_its_package(packages: Packages, code: str, said: str) -> None:
+    packages.install("perf-mine", code, frameworks="mine = perf_mine:Mine")
+    assert make_case(framework="ddp").framework == DDP()  # it is nobody's business until it is asked for
+    with pytest.raises(ExtensionError) as caught:
+        make_case(framework="mine")
+    assert str(caught.value).startswith("mine = 'perf_mine:Mine' of perf-mine 1.5 (perfsuite.frameworks)")
+    assert said in str(caught.value)
+    assert "pip uninstall perf-mine" in str(caught.value)
+
+
+def test_a_taken_name(packages: Packages) -> None:
+    packages.install("perf-mine", SIMULATED, frameworks="mine = perf_mine:Mine")
+    packages.install("perf-too", SIMULATED, frameworks="mine = perf_too:Mine")
+    with pytest.raises(ExtensionError, match=r"taken twice: by perf-mine 1\.5, and by perf-too 1\.5"):
+        make_case(framework="mine")
+
+
+def test_the_name_of_a_built_in_framework_cannot_be_taken(packages: Packages) -> None:
+    code = SIMULATED.replace('"mine"', '"ddp"')
+    packages.install("perf-mine", code, frameworks="ddp = perf_mine:Mine")
+    import perf_mine  # type: ignore[import-not-found]
+
+    assert make_case(framework="ddp").framework == DDP()
+    with pytest.raises(ExtensionError, match=r"'ddp' .* by perfsuite itself, and by perf-mine 1\.5"):
+        make_case(framework=perf_mine.Mine())
+
+
+def test_options_without_behaviour_cannot_run(packages: Packages) -> None:
+    code = SIMULATED.replace("frameworks.fake import Fake", "case.framework import FrameworkOptions as Fake")
+    packages.install("perf-mine", code, frameworks="mine = perf_mine:Mine")
+    with pytest.raises(
+        CaseError, match=r"Mine has the options of .*'mine', but cannot run it: derive it from"
+    ):
+        framework_of(make_case(framework="mine"))
+
+
+# A framework that is not installed
+
+
+def test_a_case_of_a_missing_framework_is_read_as_data(packages: Packages, tmp_path: Path) -> None:
+    packages.install("perf-mine", SIMULATED, frameworks="mine = perf_mine:Mine")
+    file = tmp_path / "case.json"
+    documents.write(file, CaseFile(case=make_case(framework={"name": "mine", "stage": 2}), device="cpu"))
+    before = file.read_text()
+    packages.uninstall("perf-mine")
+    case = documents.read(file, CaseFile).case
+    assert isinstance(case.framework, MissingFramework)
+    assert (case.framework.name, case.framework.package) == ("mine", "perf-mine")
+    assert case.id.startswith("mine-memory_mb100-noise0.01-stage2-step_ms10-gpt2-tiny-s64-")
+    assert case.replace(micro_batch=4).framework == case.framework
+    assert documents.read(file, CaseFile).case == case
+    documents.write(file, CaseFile(case=case, device="cpu"))
+    assert file.read_text() == before
+
+
+def test_a_case_of_a_missing_framework_cannot_run_and_says_what_to_install(tmp_path: Path) -> None:
+    file = write_case(tmp_path, name="gone", package="perf-gone", stage=2)
+    case = documents.read(file, CaseFile).case
+    said = r"^the framework 'gone' comes from the package perf-gone, .*: pip install perf-gone$"
+    with pytest.raises(CaseError, match=said):
+        framework_of(case)
+    with pytest.raises(CaseError, match=said):
+        unsupported(case, make_machine())
+    with pytest.raises(CaseError, match=said):
+        launch_once(case, make_machine(), tmp_path / "launch")
+    assert not (tmp_path / "launch").exists()
+
+
+def test_a_package_that_is_not_known_is_asked_for(tmp_path: Path) -> None:
+    case = documents.read(write_case(tmp_path, name="gone", package=["?"]), CaseFile).case
+    with pytest.raises(
+        CaseError, match=r"^unknown framework 'gone'\. Known: .*; for another, pip install the pack"
+    ):
+        framework_of(case)
+
+
+def test_runs_of_a_missing_framework_are_read(tmp_path: Path) -> None:
+    content = documents.plain(make_run())
+    content["case"]["framework"] = {"name": "gone", "package": "perf-gone", "nested": {"a": [1, None]}}
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(content))
+    run = documents.read(file, Run)
+    assert documents.plain(run) == content
+    assert run.case.framework.asks_of_loss == "falls"
+
+
+def test_two_missing_frameworks_are_equal_if_their_names_and_options_are(tmp_path: Path) -> None:
+    def read(**framework: Any) -> FrameworkOptions:
+        return documents.read(write_case(tmp_path, **framework), CaseFile).case.framework
+
+    assert read(name="gone", stage=1) == read(name="gone", stage=1)
+    assert read(name="gone", stage=1) != read(name="gone", stage=2)
+    assert read(name="gone", stage=1) != read(name="lost", stage=1)
+
+
+def test_only_a_file_may_name_a_missing_framework(tmp_path: Path) -> None:
+    content = {**documents.plain(make_case()), "framework": {"name": "gone", "package": "perf-gone"}}
+    with pytest.raises(CaseError, match="pip install perf-gone"):
+        make_case(framework=content["framework"])
+    with pytest.raises(ValueError, match="pip install perf-gone"):
+        Case.model_validate(content)
+
+
+def test_unknown_options_of_an_installed_framework_are_an_error_in_a_file_too(tmp_path: Path) -> None:
+    with pytest.raises(
+        FileError, match=r"case\.json: .*no_such: unknown field.*Options of ddp: bucket_cap_mb"
+    ):
+        documents.read(write_case(tmp_path, name="ddp", no_such=1), CaseFile)
+
+
+def test_a_class_that_no_rank_would_find(packages: Packages) -> None:
+    class Mine(DDP):
+        name: ClassVar[str] = "mine"
+
+    with pytest.raises(CaseError) as caught:
+        make_case(framework=Mine())
+    assert 'add [project.entry-points."perfsuite.frameworks"] mine = "' in str(caught.value)
+    assert "pip install -e that (docs/extending.md)" in str(caught.value)
+    packages.install("perf-mine", SIMULATED, frameworks="mine = perf_mine:Mine")
+    with pytest.raises(CaseError, match="Mine stands in"):  # another class has that name
+        make_case(framework=Mine())
+
+
+@pytest.mark.launch
+def test_cases_import_nothing_of_frameworks() -> None:
+    code = (
+        "import perfsuite.case.case, sys; print([m for m in sys.modules if m.startswith('perfsuite.frame')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

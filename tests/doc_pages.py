@@ -1,0 +1,120 @@
+"""The pages of the documentation as data: blocks of code with their marks, links, code in the text.
+
+A mark is an HTML comment before a block, which neither GitHub nor the site shows:
+
+    <!-- needs: gpu -->             a test cannot run the commands; `NEEDS` lists the reasons
+    <!-- file: cases/test_a.py -->  the block is written to this file, from the root of the project
+    <!-- exits: 1 -->               each command ends with this exit status, not with 0
+    <!-- shows: regressed -->       the last command prints this
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+ROOT = Path(__file__).parent.parent
+NEEDS = {
+    "gpu": "a machine with GPUs",
+    "github": "a repository on GitHub",
+    "root": "the rights of root",
+    "minutes": "minutes of measuring, building or downloading",
+    "browser": "a browser, or a server that runs until it is stopped",
+}
+MARKS = frozenset({"needs", "file", "exits", "shows"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A fenced block of code."""
+
+    where: str
+    """Page and line, for messages."""
+    language: str
+    text: str
+    marks: dict[str, str]
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands of a shell block, a line each; a line that ends in a backslash goes on in the next."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        return [line for line in lines if line.strip() and not line.startswith("#")]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A Markdown file."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The path from the root of the repository."""
+        return str(self.path.relative_to(ROOT))
+
+    @cached_property
+    def text(self) -> str:
+        """The file's content."""
+        return self.path.read_text(encoding="utf-8")
+
+    @cached_property
+    def _tokens(self) -> list[Token]:
+        return MarkdownIt("commonmark").enable("table").parse(self.text)
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """Every fenced block, in the order of the page."""
+        found, marks = [], dict[str, str]()
+        for token in self._tokens:
+            if token.type == "fence":
+                assert token.map is not None
+                where = f"{self.name}:{token.map[0] + 1}"
+                found.append(Block(where=where, language=token.info.strip(), text=token.content, marks=marks))
+            is_comment = token.type == "html_block"
+            marks = marks | dict(re.findall(r"<!-- (\w+): (.+?) -->", token.content)) if is_comment else {}
+        return found
+
+    @cached_property
+    def _inline(self) -> list[Token]:
+        return [child for token in self._tokens for child in token.children or ()]
+
+    @cached_property
+    def code(self) -> list[str]:
+        """What stands between backquotes in the text."""
+        return [token.content for token in self._inline if token.type == "code_inline"]
+
+    @cached_property
+    def links(self) -> list[str]:
+        """Targets of links and pictures, those in the internet left out."""
+        attributes = [token.attrs.get("href") or token.attrs.get("src") for token in self._inline]
+        links = [str(link) for link in attributes if link is not None]
+        return [link for link in links if not re.match(r"[a-z]+:", link)]
+
+    @cached_property
+    def anchors(self) -> set[str]:
+        """What a link to a heading of this page may end in, as GitHub and MyST name it."""
+        after_open = zip(self._tokens, self._tokens[1:], strict=False)
+        headings = [title.content for token, title in after_open if token.type == "heading_open"]
+        return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+    @cached_property
+    def commands(self) -> list[str]:
+        """Every command on the page: in shell blocks, and between backquotes in the text."""
+        in_blocks = [
+            command for block in self.blocks for command in block.commands if block.language == "shell"
+        ]
+        return in_blocks + self.code
+
+
+def pages() -> list[Page]:
+    """README, CONTRIBUTING, and every page of the site."""
+    return [
+        Page(ROOT / "README.md"),
+        Page(ROOT / "CONTRIBUTING.md"),
+        *map(Page, sorted((ROOT / "docs").glob("*.md"))),
+    ]

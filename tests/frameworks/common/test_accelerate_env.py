@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from perfsuite.frameworks.common.accelerate_env import clear_environment, force_fsdp
+
+
+def test_a_users_variables_of_accelerate_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    monkeypatch.setenv("TORCH_FSDP", "kept")
+    clear_environment()
+    assert not [key for key in os.environ if key.startswith(("ACCELERATE_", "FSDP_"))]
+    assert os.environ["TORCH_FSDP"] == "kept"
+
+
+@pytest.mark.parametrize(
+    ("version", "precision", "forced"),
+    [
+        (2, "no", "FSDP on a CPU, where accelerate turns it into DDP"),
+        (
+            1,
+            "bf16",
+            "FSDP on a CPU, where accelerate turns it into DDP; without sync_module_states, which broadcasts "
+            "from a GPU",
+        ),
+    ],
+)
+def test_fsdp_is_forced_on_a_cpu_and_said(
+    monkeypatch: pytest.MonkeyPatch, version: int, precision: str, forced: str
+) -> None:
+    partial = SimpleNamespace()
+    monkeypatch.setattr("accelerate.state.PartialState", lambda: partial)
+    precisions: list[str] = []
+    plugin: Any = SimpleNamespace(fsdp_version=version, set_mixed_precision=precisions.append)
+    accelerator: Any = SimpleNamespace(state=SimpleNamespace(), mixed_precision=precision)
+    assert force_fsdp(accelerator, plugin) == forced
+    assert accelerator.state.fsdp_plugin is plugin
+    for state in (partial, accelerator.state):
+        assert (state.distributed_type, state.device.type) == ("FSDP", "cpu")
+    assert precisions == ([] if precision == "no" else [precision])

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from perfsuite.case.case import Case
+from perfsuite.errors import MismatchError
+from perfsuite.frameworks.base import Workload
+from perfsuite.frameworks.common.loop import data_parallel_workload, training_loop
+from perfsuite.frameworks.common.model import build_model
+from tests.frameworks.common.test_model import ALONE, CPU, TINY
+
+
+def workload(case: Case) -> Workload:
+    return data_parallel_workload(case, ALONE, build_model(case, CPU), autocast=True)
+
+
+def losses(case: Case, steps: int = 4) -> list[float]:
+    return [float(loss) for loss in workload(case).run(steps)]
+
+
+def test_a_step_takes_the_next_micro_batches_and_reduces_gradients_after_the_last() -> None:
+    events: list[str] = []
+
+    @contextmanager
+    def sync(is_last: bool) -> Iterator[None]:
+        events.append("reduced (" if is_last else "kept (")
+        yield
+        events.append(")")
+
+    def forward(tokens: Tensor) -> Tensor:
+        events.append(f"forward {int(tokens)}")
+        return tokens
+
+    def backward(loss: Tensor) -> Tensor:
+        events.append("backward")
+        return loss / 2
+
+    train = training_loop(
+        [torch.tensor(value) for value in (1.0, 2.0, 6.0)],
+        2,
+        forward=forward,
+        backward=backward,
+        sync=sync,
+        step=lambda: events.append("step"),
+    )
+    assert [float(loss) for loss in train(1)] == [1.5]
+    assert " ".join(events) == ("kept ( forward 1 backward ) reduced ( forward 2 backward ) step")
+    assert [float(loss) for loss in train(2)] == [3.5, 4.0], "6 and 1, then 2 and 6: round and round"
+
+
+def test_no_step_waits_for_the_device() -> None:
+    """A fake tensor has no value: reading one, as `.item()` would, raises."""
+    with FakeTensorMode():
+        weight = torch.ones(3, requires_grad=True)
+
+        def backward(loss: Tensor) -> Tensor:
+            loss.backward()
+            return loss
+
+        @contextmanager
+        def sync(is_last: bool) -> Iterator[None]:
+            yield
+
+        train = training_loop(
+            [torch.ones(2, 3)],
+            2,
+            forward=lambda tokens: (weight * tokens).mean(),
+            backward=backward,
+            sync=sync,
+            step=lambda: None,
+        )
+        assert all(isinstance(loss, FakeTensor) and not loss.requires_grad for loss in train(3))
+
+
+def test_micro_batches_train_as_one_batch_of_their_size() -> None:
+    """While no sequence has come twice: the same tokens, in two parts or in one."""
+    whole = losses(TINY.replace(micro_batch=2))
+    parts = losses(TINY.replace(micro_batch=1, gradient_accumulation=2))
+    assert parts == pytest.approx(whole, rel=1e-4)
+    assert parts[-1] < parts[0]
+
+
+def test_losses_under_a_gradient_scaler_are_not_scaled() -> None:
+    whole = losses(TINY)
+    scaled = losses(TINY.replace(precision="fp16-mixed"))
+    assert scaled == pytest.approx(whole, rel=1e-3)
+    assert scaled != whole
+
+
+def test_steps_that_a_gradient_scaler_skips_are_not_taken_for_steps() -> None:
+    diverging = workload(TINY.replace(precision="fp16-mixed", learning_rate=1e9))
+    with pytest.raises(MismatchError, match=r"^fp16-mixed: gradients were not finite .* skipped"):
+        diverging.run(5)

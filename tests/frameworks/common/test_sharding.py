@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch.distributed.fsdp import BackwardPrefetch
+
+from perfsuite import LoRA, Topology
+from perfsuite.frameworks.common.sharding import (
+    fsdp1_unsupported,
+    hybrid_unsupported,
+    hybrid_within_nodes_unsupported,
+    offload_unsupported,
+    prefetch,
+    sharded_quantization_unsupported,
+)
+from tests.samples import make_case, make_gpu_machine, make_machine
+
+CPU, GPUS = make_machine(), make_gpu_machine()
+
+
+def test_a_prefetch_is_torchs() -> None:
+    assert prefetch("BACKWARD_POST") is BackwardPrefetch.BACKWARD_POST
+    assert prefetch("none") is None
+
+
+@pytest.mark.parametrize(("group", "fits"), [(2, True), (4, True), (8, False), (1, False), (3, False)])
+def test_groups_that_shard_are_two_or_more_of_two_or_more(group: int, fits: bool) -> None:
+    reason = hybrid_unsupported(group, make_case(topology=Topology(processes_per_node=8)))
+    refused = (
+        f"hybrid sharding in groups of {group} needs at least 2 groups of at least 2 processes: "
+        "8 processes cannot be split so"
+    )
+    assert reason == (None if fits else refused)
+
+
+def test_what_needs_gpus() -> None:
+    two_nodes = make_case(topology=Topology(nodes=2, processes_per_node=2))
+    one_node = make_case(topology=Topology(processes_per_node=2))
+    assert offload_unsupported("offload", GPUS) is None
+    assert offload_unsupported("offload", CPU) == (
+        "offload copies from pinned memory to a GPU, this machine has none"
+    )
+    assert hybrid_within_nodes_unsupported("HYBRID", two_nodes, GPUS) is None
+    assert "2 processes cannot be split so" in str(hybrid_within_nodes_unsupported("HYBRID", one_node, GPUS))
+    assert hybrid_within_nodes_unsupported("HYBRID", two_nodes, CPU) == (
+        "HYBRID shards among the GPUs of a node, this machine has none"
+    )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "processes", "reason"),
+    [
+        ("FULL_SHARD", {}, 2, None),
+        ("SHARD_GRAD_OP", {}, 1, "SHARD_GRAD_OP needs at least 2 processes"),
+        ("NO_SHARD", {}, 1, None),
+        ("NO_SHARD", {"shard_group": 2}, 4, "shard_group=2 is for HYBRID_SHARD, not for NO_SHARD"),
+        ("NO_SHARD", {"cpu_offload": True}, 1, "cpu_offload copies from pinned memory"),
+        ("HYBRID_SHARD", {"shard_group": 2}, 4, None),
+        ("HYBRID_SHARD", {}, 4, "hybrid sharding in groups of 4 needs"),
+    ],
+)
+def test_what_fsdp1_cannot_shard(
+    strategy: Any, options: dict[str, Any], processes: int, reason: str | None
+) -> None:
+    case = make_case(topology=Topology(processes_per_node=processes))
+    result = fsdp1_unsupported(case, CPU, strategy, **options)
+    assert result is None if reason is None else str(result).startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "precision", "reason"),
+    [
+        ("none", "bf16-mixed", None),
+        ("4bit", "bf16", None),
+        ("4bit", "bf16-mixed", "packed 4bit weights cannot be cast, as bf16-mixed does where it shards"),
+        ("8bit", "bf16", "8bit weights cannot be sharded"),
+    ],
+)
+def test_quantised_weights_that_cannot_be_sharded(
+    quantization: str, precision: str, reason: str | None
+) -> None:
+    case = make_case(
+        quantization=quantization, precision=precision, lora=LoRA(rank=4, alpha=8), hardware="gpu"
+    )
+    result = sharded_quantization_unsupported(case)
+    assert result is None if reason is None else str(result).startswith(reason)

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, ShardingStrategy
+
+from perfsuite import FSDP, Topology
+from perfsuite.frameworks.base import framework_of
+from tests.fake_group import fake_group
+from tests.frameworks.common.test_model import TINY
+from tests.samples import make_gpu_machine, make_machine
+
+TWO = Topology(processes_per_node=2)
+FULL = TINY.replace(framework=FSDP(sharding_strategy="FULL_SHARD"), topology=TWO)
+
+
+def units(framework: FSDP, **changes: Any) -> list[FullyShardedDataParallel]:
+    """The modules that FSDP wraps on the first of two ranks: the model, and its four blocks."""
+    case = FULL.replace(framework=framework, **changes)
+    with fake_group(0, 2) as ranks:
+        workload = framework.build(case, ranks, None)  # type: ignore[arg-type]
+        assert workload.data_parallel == 2
+        return [module for module in workload.model.modules() if isinstance(module, FullyShardedDataParallel)]
+
+
+@pytest.mark.parametrize(
+    ("framework", "strategy", "prefetch"),
+    [
+        (
+            FSDP(sharding_strategy="FULL_SHARD"),
+            ShardingStrategy.FULL_SHARD,
+            BackwardPrefetch.BACKWARD_PRE,
+        ),
+        (
+            FSDP(sharding_strategy="SHARD_GRAD_OP", backward_prefetch="none"),
+            ShardingStrategy.SHARD_GRAD_OP,
+            None,
+        ),
+    ],
+)
+def test_options_reach_every_unit(
+    framework: FSDP, strategy: ShardingStrategy, prefetch: BackwardPrefetch | None
+) -> None:
+    wrapped = units(framework)
+    assert len(wrapped) == 5
+    assert {unit.sharding_strategy for unit in wrapped} == {strategy}
+    assert {unit.backward_prefetch for unit in wrapped} == {prefetch}
+    assert framework.expected(FULL)["sharding"] == strategy.name
+
+
+@pytest.mark.parametrize(("precision", "compute"), [("fp32", None), ("bf16-mixed", torch.bfloat16)])
+def test_mixed_precision_computes_low_and_reduces_in_fp32(precision: str, compute: Any) -> None:
+    for unit in units(FSDP(sharding_strategy="FULL_SHARD"), precision=precision):
+        policy = unit.mixed_precision
+        assert policy.param_dtype == compute
+        assert policy.reduce_dtype == (None if compute is None else torch.float32)
+
+
+def test_what_cannot_run_and_what_can() -> None:
+    framework = FSDP(sharding_strategy="HYBRID_SHARD", cpu_offload=True)
+    case = FULL.replace(framework=framework, topology=Topology(nodes=2, processes_per_node=2))
+    assert "this machine has none" in str(framework_of(case).unsupported(case, make_machine()))
+    assert framework.unsupported(case, make_gpu_machine()) is None
+    assert "4 processes cannot be split so" in str(
+        framework.unsupported(case.replace(topology=Topology(processes_per_node=4)), make_gpu_machine())
+    )

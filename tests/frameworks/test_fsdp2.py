@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch.distributed.fsdp import FSDPModule
+
+from perfsuite import FSDP2, Topology
+from perfsuite.frameworks.base import framework_of
+from perfsuite.frameworks.fsdp2 import _no_sync
+from perfsuite.worker.observe import wrapping
+from tests.fake_group import fake_group
+from tests.frameworks.common.test_model import TINY
+from tests.samples import make_machine
+
+FOUR = Topology(processes_per_node=4)
+
+
+@pytest.mark.parametrize("framework", [FSDP2(), FSDP2(shard_group=2)], ids=FSDP2.slug)
+def test_what_is_built_is_what_is_expected(framework: FSDP2) -> None:
+    case = TINY.replace(framework=framework, topology=FOUR)
+    with fake_group(0, 4) as ranks:
+        workload: Any = framework.build(case, ranks, None)  # type: ignore[arg-type]
+        assert wrapping(workload.model).items() >= framework.expected(case).items()
+        assert workload.data_parallel == 4
+
+
+def test_gradients_are_not_reduced_inside_no_sync() -> None:
+    syncs: list[bool] = []
+
+    class Model:
+        def set_requires_gradient_sync(self, is_reduced: bool) -> None:
+            syncs.append(is_reduced)
+
+    with _no_sync(Model()):
+        assert syncs == [False]
+    assert syncs == [False, True]
+
+
+def test_every_block_and_the_root_are_units() -> None:
+    framework = FSDP2()
+    case = TINY.replace(framework=framework, topology=FOUR)
+    with fake_group(0, 4) as ranks:
+        workload: Any = framework.build(case, ranks, None)  # type: ignore[arg-type]
+        assert sum(isinstance(module, FSDPModule) for module in workload.model.modules()) == 5
+
+
+def test_a_mesh_of_three_dimensions_is_refused() -> None:
+    case = TINY.replace(framework=FSDP2(tensor_parallel=2, shard_group=2), topology=FOUR)
+    assert framework_of(case).unsupported(case, make_machine()) == (
+        "tensor_parallel=2 does not go with shard_group (3-D mesh)"
+    )

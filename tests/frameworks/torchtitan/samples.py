@@ -1,0 +1,41 @@
+"""A case of torchtitan, and the marks of the tests that import it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perfsuite import Case, Topology, TorchTitan
+from perfsuite.case import torch_build
+from perfsuite.case.catalog import MODELS
+from perfsuite.case.model import Model
+from perfsuite.frameworks.torchtitan.limits import MIN_TORCH
+
+SMALL = Case(
+    model="llama-tiny",
+    framework=TorchTitan(),
+    sequence_length=32,
+    micro_batch=2,
+    topology=Topology(processes_per_node=2),
+    hardware="cpu",
+    max_warmup_steps=2,
+    steps=10,
+    timeout_s=240,
+)
+LLAMAS = [name for name, model in MODELS.items() if model.config["model_type"] == "llama"]
+
+MARKS = [
+    pytest.mark.skipif(
+        torch_build.release() < MIN_TORCH,
+        reason=f"torchtitan 0.3 needs a newer torch: {torch_build.summary()}",
+    ),
+    # torch's own compiler, which torchtitan loads, warns of torch's own torch.jit; torchdata of torch.
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
+]
+
+
+def changed(**config: Any) -> Model:
+    """llama-tiny with other fields."""
+    return Model.from_config({**MODELS["llama-tiny"].config, **config}, name="changed")

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from perfsuite import Case, Topology, TorchTitan
+from perfsuite.case.case import CaseFile
+from perfsuite.case.catalog import MODELS
+from perfsuite.frameworks.common.model import synthetic_batches, transformers_config, transformers_model
+from perfsuite.worker.flops import count
+from tests.frameworks.torchtitan.samples import LLAMAS, MARKS, SMALL, changed
+
+pytestmark = MARKS
+
+
+def configuration(titan: Any, case: Case) -> Any:
+    options = case.framework
+    assert isinstance(options, TorchTitan)
+    return titan.trainer_config(
+        case,
+        tensor_parallel=options.tensor_parallel,
+        data_parallel_replicate=options.data_parallel_replicate,
+    )
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("tensor_parallel", [1, 2])
+def test_from_the_same_weights_it_learns_what_a_plain_loop_learns(tensor_parallel: int) -> None:
+    case = SMALL.replace(framework=TorchTitan(tensor_parallel=tensor_parallel))
+    asked = CaseFile(case=case, device="cpu").model_dump_json()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*torchrun, "-m", "tests.frameworks.torchtitan.losses", asked],
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    losses = json.loads(done.stdout.splitlines()[-1])
+    assert len(losses["plain"]) == 12
+    assert losses["torchtitan"] == pytest.approx(losses["plain"], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+def test_its_llama_has_the_parameters_and_flops_of_ours(titan: Any, name: str) -> None:
+    config = titan.model_spec(MODELS[name]).model
+    with torch.device("meta"):
+        model = config.build()
+    ours = count(MODELS[name], 4096)
+    parameters, flops = config.get_nparams_and_flops(model, 4096)
+    assert parameters == sum(p.numel() for p in model.parameters()) == ours.parameters
+    norms = (2 * len(config.layers) + 1) * config.dim
+    assert flops == ours.per_token + 6 * norms, "it counts the norms' weights, we do not"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rms_norm_eps": 1e-2},
+        {"tie_word_embeddings": True},
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 500000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            }
+        },
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_its_llama_computes_what_transformers_computes(titan: Any, changes: dict[str, Any]) -> None:
+    from torchtitan.distributed.utils import set_spmd_backend
+
+    from tests.frameworks.torchtitan.losses import with_weights_of
+
+    set_spmd_backend("partial_dtensor")
+    shape = changed(**changes)
+    theirs = transformers_model(transformers_config(shape), attention="sdpa").eval()
+    its = with_weights_of(theirs, titan.model_spec(shape))
+    tokens = torch.randint(512, (2, 64), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(its(tokens), theirs(tokens).logits)
+
+
+def test_what_torchtitan_is_told(titan: Any) -> None:
+    case = SMALL.replace(
+        framework=TorchTitan(tensor_parallel=2, data_parallel_replicate=2),
+        topology=Topology(processes_per_node=8),
+        gradient_accumulation=3,
+        precision="bf16-mixed",
+        compile=True,
+        learning_rate=0.01,
+        seed=7,
+    )
+    config = configuration(titan, case)
+    training, parallelism = config.training, config.parallelism
+    assert (training.local_batch_size, training.global_batch_size) == (2, 2 * 3 * 4)
+    assert (training.seq_len, training.steps, training.max_norm) == (32, 12, float("inf"))
+    assert (training.dtype, training.mixed_precision_param) == ("float32", "bfloat16")
+    assert (parallelism.tensor_parallel_degree, parallelism.data_parallel_replicate_degree) == (2, 2)
+    assert config.compile.enable
+    assert config.debug.seed == 7
+    assert (config.comm.init_timeout_seconds, config.comm.train_timeout_seconds) == (300, 300), (
+        "NCCL's watchdog ends a rank only after the driver would have, after timeout_s=240"
+    )
+    assert config.optimizer.param_groups[0].optimizer_kwargs == {
+        "lr": 0.01,
+        "betas": (0.9, 0.95),
+        "eps": 1e-8,
+        "weight_decay": 0.1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtypes"),
+    [("fp32", ("float32", "float32")), ("bf16", ("bfloat16", "bfloat16"))],
+)
+def test_precisions(titan: Any, precision: str, dtypes: tuple[str, str]) -> None:
+    case = SMALL.replace(precision=precision)
+    training = configuration(titan, case).training
+    assert (training.dtype, training.mixed_precision_param) == dtypes
+
+
+@pytest.mark.parametrize(
+    ("mode", "policy", "wrapped"),
+    [("full", "FullAC", 4), ("selective-op", "SelectiveAC", 4), ("every-3", "EveryNthAC", 2)],
+)
+def test_activation_checkpointing_by_its_own_policies(
+    titan: Any, mode: str, policy: str, wrapped: int
+) -> None:
+    with torch.device("meta"):
+        model = titan.model_spec(MODELS["llama-tiny"]).model.build()
+    built = titan.activation_checkpoint(mode).build(dump_folder="")
+    assert type(built).__name__ == policy
+    built.apply(model)
+    kinds = [type(block).__name__ for block in model.layers.children()]
+    assert kinds.count("CheckpointWrapper") == wrapped
+    assert kinds[0] == "CheckpointWrapper"
+
+
+def test_no_activation_checkpointing(titan: Any) -> None:
+    assert titan.activation_checkpoint("none") is None
+
+
+def test_each_data_parallel_rank_trains_on_our_tokens(titan: Any) -> None:
+    loader = configuration(titan, SMALL).dataloader.build(
+        dp_world_size=2, dp_rank=1, tokenizer=None, seq_len=32, local_batch_size=2
+    )
+    inputs, labels = next(iter(loader))
+    tokens = synthetic_batches(SMALL, 1, torch.device("cpu"))[0]
+    assert torch.equal(inputs["input"], tokens)
+    assert torch.equal(labels[:, :-1], tokens[:, 1:])
+    assert set(labels[:, -1].tolist()) == {-100}
+
+
+@pytest.mark.launch
+def test_it_imports_alone_with_or_without_triton() -> None:
+    """torch for CPUs brings no Triton; nothing has called `compat.before_import`."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import perfsuite.frameworks.torchtitan.trainer"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

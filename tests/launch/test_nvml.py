@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from perfsuite.launch import nvml
+from perfsuite.launch.health import EVERY_S, Sampler
+from perfsuite.results.health import BAD_REASONS, machine_problems
+from tests.launch.fake_nvml import (
+    GIB,
+    OTHER,
+    OWN,
+    TRAINING,
+    Clock,
+    FunctionNotFound,
+    NotSupported,
+    Nvml,
+    NVMLError,
+    using,
+    watched,
+)
+from tests.samples import make_gpu_machine
+
+SLOW_COPIES = "copies from and to the host are slower"
+SPIN = "import time\nuntil = time.monotonic() + 20\nwhile time.monotonic() < until: pass"
+
+
+def test_other_processes_on_the_gpu_are_foreign() -> None:
+    processes = [using(OWN, 60 * GIB), using(OTHER, 12 * GIB), using(OTHER + 1, 1 * GIB)]
+    alone = processes[:1]
+    found = watched(Nvml({"nvmlDeviceGetComputeRunningProcesses": (alone, processes, alone)}))
+    assert found.devices[0].foreign_memory_bytes == 13 * GIB
+    assert machine_problems(found, make_gpu_machine(count=1)) == [
+        "GPU 0 (00000000:1B:00.0) was shared: other processes held 13,312 MiB (at most 256 MiB)"
+    ]
+
+
+def test_a_child_that_was_born_since_the_last_look_is_not_foreign() -> None:
+    clock = Clock()
+    nvml = Nvml({"nvmlDeviceGetComputeRunningProcesses": ([using(OWN, GIB)],)})
+    sampler = Sampler(devices=1, nvml=nvml, clock=clock)
+    sampler.begin(OWN)
+    sampler.sample(1)
+    with subprocess.Popen([sys.executable, "-c", SPIN]) as child:
+        listed = ([using(OWN, GIB), using(child.pid, GIB)],)
+        nvml.devices[0]["nvmlDeviceGetComputeRunningProcesses"] = listed
+        clock.now += EVERY_S
+        sampler.sample(2)
+        child.kill()
+    found = sampler.finish()
+    assert found is not None
+    assert found.devices[0].foreign_memory_bytes == 0
+
+
+def test_in_a_container_the_own_job_is_not_called_foreign() -> None:
+    nvml = Nvml({"nvmlDeviceGetComputeRunningProcesses": ([using(OTHER, 60 * GIB)],)})
+    found = watched(nvml)
+    assert found.devices[0].foreign_memory_bytes is None
+    assert len(found.notes) == 1
+    assert "GPU 0: NVML does not list this job's own processes" in found.notes[0]
+    assert machine_problems(found, make_gpu_machine(count=1)) == []
+
+
+def test_a_container_that_lists_nobody_leaves_it_open_too() -> None:
+    found = watched(Nvml({}, {"nvmlDeviceGetComputeRunningProcesses": ([],)}))
+    assert [device.foreign_memory_bytes for device in found.devices] == [0, None]
+    assert "GPU 1: NVML does not list" in found.notes[0]
+
+
+def test_foreign_memory_that_mig_does_not_tell_counts_as_none() -> None:
+    listed = ([using(OWN, None), using(OTHER, None)],)
+    found = watched(Nvml({"nvmlDeviceGetComputeRunningProcesses": listed}))
+    assert found.devices[0].foreign_memory_bytes == 0
+
+
+FIELDS = {
+    "nvmlDeviceGetClockInfo": {"sm_clock_mhz", "sm_clock_mhz_min"},
+    "nvmlDeviceGetUtilizationRates": {"utilisation"},
+    "nvmlDeviceGetPowerUsage": {"power_w"},
+    "nvmlDeviceGetTemperature": {"temperature_c"},
+    "nvmlDeviceGetCurrentClocksEventReasons": {"throttled"},
+    "nvmlDeviceGetComputeRunningProcesses": {"foreign_memory_bytes"},
+    "nvmlDeviceGetMemoryInfo": {"held_before_bytes", "job_memory_bytes"},
+    "nvmlDeviceGetUUID": {"uuid"},
+    "nvmlDeviceGetSerial": {"serial"},
+    "nvmlDeviceGetEnforcedPowerLimit": {"power_limit_w"},
+    "nvmlDeviceGetPowerManagementDefaultLimit": {"power_limit_default_w"},
+    "nvmlDeviceGetPowerManagementLimitConstraints": {"power_limit_max_w"},
+    "nvmlDeviceGetMaxClockInfo": {"sm_clock_limit_mhz"},
+    "nvmlDeviceGetApplicationsClock": {"sm_clock_set_mhz"},
+    "nvmlDeviceGetEccMode": {"ecc"},
+    "nvmlDeviceGetPersistenceMode": {"persistence"},
+    "nvmlDeviceGetRemappedRows": set(),
+    "nvmlDeviceGetRetiredPagesPendingStatus": set(),
+    "nvmlDeviceGetMaxPcieLinkWidth": set(),
+    "nvmlDeviceGetCurrPcieLinkGeneration": set(),
+}
+
+
+@pytest.mark.parametrize("function", FIELDS)
+def test_what_a_gpu_does_not_support_is_none_and_nothing_else_is(function: str) -> None:
+    nvml = Nvml({function: NotSupported("Not Supported")})
+    found = watched(nvml)
+    device = found.devices[0].model_dump()
+    assert {name for name, value in device.items() if value is None} == FIELDS[function]
+    assert found.notes == ()
+    assert nvml.calls.count((function, 0)) == 1  # it is not asked in vain again
+    assert machine_problems(found, make_gpu_machine(count=1)) == []
+
+
+def test_an_old_driver_is_asked_by_the_old_name() -> None:
+    old = {
+        "nvmlDeviceGetCurrentClocksEventReasons": FunctionNotFound("Function Not Found"),
+        "nvmlDeviceGetCurrentClocksThrottleReasons": (0x1, 0x20, 0x80, 0x800),
+    }
+    assert watched(Nvml(old)).devices[0].throttled == {
+        "GpuIdle": 0.25,
+        "SwThermalSlowdown": 0.25,
+        "HwPowerBrakeSlowdown": 0.25,
+        "0x800": 0.25,
+    }
+
+
+def test_an_error_is_noted_once_and_the_other_samples_count() -> None:
+    found = watched(Nvml({"nvmlDeviceGetTemperature": (60, NVMLError("GPU is lost"), 70)}))
+    assert found.devices[0].temperature_c == 70
+    assert found.notes == ("GPU 0 (00000000:1B:00.0): nvmlDeviceGetTemperature: GPU is lost",)
+
+
+def test_what_is_no_error_of_nvml_is_noted_too() -> None:
+    """As pynvml's NVMLLibraryMismatchError, which is a plain Exception."""
+    mismatch = Exception("Unversioned function called and the pyNVML version does not match the NVML lib")
+    found = watched(Nvml({"nvmlDeviceGetComputeRunningProcesses": mismatch}))
+    assert found.devices[0].foreign_memory_bytes is None
+    (note,) = found.notes
+    assert note.startswith("GPU 0 (00000000:1B:00.0): nvmlDeviceGetComputeRunningProcesses: Unversioned")
+
+
+def test_only_the_jobs_gpus_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,2")
+    nvml = Nvml({}, {"nvmlDeviceGetTemperature": (41,)}, {}, {"nvmlDeviceGetTemperature": (43,)})
+    found = watched(nvml, devices=2)
+    assert [(device.index, device.temperature_c) for device in found.devices] == [(0, 43), (1, 41)]
+
+
+def test_the_bits_are_those_of_the_library() -> None:
+    import pynvml
+
+    named = {
+        bit: name.removeprefix("nvmlClocksThrottleReason")
+        for name, bit in vars(pynvml).items()
+        if name.startswith("nvmlClocksThrottleReason")
+        and not name.endswith(("All", "None", "UserDefinedClocks"))
+    }
+    assert named == nvml.REASONS
+    assert set(BAD_REASONS) <= set(named.values())
+
+
+def test_the_stand_in_has_the_names_of_the_library() -> None:
+    import pynvml
+
+    mine = {name for name in {*vars(Nvml), *TRAINING} if name.startswith(("nvml", "NVML"))}
+    assert mine <= set(vars(pynvml))
+    assert hasattr(pynvml, "nvmlDeviceGetCurrentClocksThrottleReasons")
+    constants = ("NVML_CLOCK_SM", "NVML_TEMPERATURE_GPU", "nvmlMemory_v2")
+    assert [getattr(Nvml, name) for name in constants] == [getattr(pynvml, name) for name in constants]
+
+
+@pytest.mark.parametrize(
+    ("function", "answer", "note"),
+    [
+        ("RemappedRows", (0, 1, 1, 0), "rows of its memory wait to be remapped: reset the GPU"),
+        ("RemappedRows", (0, 9, 0, 1), "a row of its memory could not be remapped: have the card replaced"),
+        ("RetiredPagesPendingStatus", 1, "pages of its memory wait to be retired: reset the GPU"),
+        ("CurrPcieLinkWidth", 4, f"PCIe width x4, it can have x16: {SLOW_COPIES}"),
+        ("CurrPcieLinkGeneration", 1, f"PCIe generation 1, it can have 5: {SLOW_COPIES}"),
+    ],
+)
+def test_what_is_wrong_with_a_card_is_noted(function: str, answer: Any, note: str) -> None:
+    wrong = {f"nvmlDeviceGet{function}": (answer,)}
+    assert watched(Nvml({}, wrong)).notes == (f"GPU 1 (00000000:1C:00.0): {note}",)

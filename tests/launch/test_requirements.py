@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+from perfsuite import DDP, Fake, LoRA, Model, Topology
+from perfsuite.case import torch_build
+from perfsuite.launch.machine import detect
+from perfsuite.launch.requirements import unsupported, wrong_torch
+from tests.samples import make_case, make_gpu_machine, make_machine
+
+SMALL = make_case(framework=DDP())
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"topology": Topology(nodes=2, processes_per_node=1)}, "it needs 2 nodes of 1, this is one machine"),
+        ({"framework": DDP(static_graph=True), "gradient_accumulation": 2}, "no gradient_accumulation"),
+        ({"attention": "flash_attention_2"}, "flash_attention_2 runs on GPUs only"),
+        ({"lora": LoRA(rank=4, alpha=8), "framework": Fake()}, "fake knows no lora, and the case asks for"),
+        ({"lora": LoRA(rank=4, alpha=8), "quantization": "8bit"}, "quantization '8bit' runs on GPUs only"),
+        ({"hardware": ("h100", "a100")}, "it is meant for h100, this machine is cpu-"),
+    ],
+)
+def test_what_cannot_be_combined_is_known_beforehand(changes: dict[str, Any], reason: str) -> None:
+    assert reason in str(unsupported(SMALL.replace(**changes), detect()))
+
+
+@pytest.mark.parametrize(
+    ("package", "field"), [("peft", "lora"), ("bitsandbytes", "quantization")], ids=lambda value: value
+)
+def test_an_extra_that_is_not_installed_is_named(
+    monkeypatch: pytest.MonkeyPatch, package: str, field: str
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
+    case = SMALL.replace(hardware="gpu", lora=LoRA(rank=4, alpha=8), quantization="4bit")
+    reason = unsupported(case, make_gpu_machine())
+    assert reason == (
+        f"for {field} it needs the package {package}, which is not installed: "
+        f"pip install 'perfsuite[{package}]'"
+    )
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_mamba_on_a_gpu_needs_its_kernels(monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
+    find = importlib.util.find_spec
+    found = find("torch") if installed else None
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: found if name == "mamba_ssm" else find(name)
+    )
+    mamba = SMALL.replace(model="mamba-tiny", hardware="gpu")
+    reason = (
+        "for a Mamba on a GPU it needs the package mamba_ssm, which is not installed: pip install mamba_ssm; "
+        "transformers' own scan goes position by position"
+    )
+    assert unsupported(mamba, make_gpu_machine()) == (None if installed else reason)
+    assert unsupported(mamba.replace(hardware="cpu"), detect()) is None
+    assert unsupported(mamba.replace(framework=Fake()), make_gpu_machine()) is None
+
+
+def test_what_fits_is_supported() -> None:
+    assert unsupported(SMALL, make_machine()) is None
+    two = Topology(processes_per_node=2)
+    assert unsupported(SMALL.replace(hardware="gpu", topology=two), make_gpu_machine(count=2)) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"topology": Topology(processes_per_node=9)},
+            "it needs 9 GPUs (one per process), this machine has 8",
+        ),
+        ({"topology": Topology(nodes=2, processes_per_node=8)}, "it needs 2 nodes of 8, this is one machine"),
+        (
+            {"hardware": ("t4", "cpu")},
+            "it is meant for t4, this machine is {0}; it is meant for cpu, this machine is {0}",
+        ),
+        ({"hardware": ("t4", "gpu")}, None),
+        ({"model": Model.named("mine")}, "ddp cannot build mine: it has a name only, no configuration"),
+        (
+            {"model": Model.named("mine"), "framework": Fake()},
+            "fake cannot build mine: it has a name only, no configuration",
+        ),
+    ],
+)
+def test_each_requirement_has_its_reason(changes: dict[str, Any], reason: str | None) -> None:
+    machine = make_gpu_machine(count=8)
+    case = SMALL.replace(**{"hardware": "gpu", **changes})
+    told = None if reason is None else reason.format(machine.hardware_class)
+    assert unsupported(case, machine) == told
+
+
+@pytest.mark.parametrize("package", ["flash_attn", "transformers_of_the_framework"])
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
+    monkeypatch.setattr(DDP, "packages", (package,))
+    case = SMALL.replace(hardware="gpu")
+    missing = f"it needs the package {package}, which is not installed: pip install {package}"
+    assert unsupported(case, make_gpu_machine()) == missing
+    if package == "flash_attn":
+        asks = case.replace(attention="flash_attention_2")
+        assert unsupported(asks, make_gpu_machine()) == f"for flash_attention_2 {missing}"
+
+
+def test_another_reason_comes_before_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that could never run the case is no reason to install something."""
+    monkeypatch.setattr(DDP, "packages", ("not_there",))
+    assert str(unsupported(SMALL.replace(hardware="t4"), make_machine())).startswith("it is meant for t4")
+
+
+def test_a_framework_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DDP, "unsupported", lambda framework, case, machine: f"not on {machine.device}")
+    assert unsupported(SMALL, make_machine()) == "not on cpu"
+
+
+def test_torchs_build_matters_only_where_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_build, "wrong_build", lambda machine: f"no {machine.device}")
+    assert wrong_torch(SMALL, make_gpu_machine()) == "no cuda"
+    assert wrong_torch(SMALL.replace(framework=Fake()), make_gpu_machine()) is None

@@ -1,0 +1,166 @@
+"""Mutation tests: change one token of a module, and see whether a unit test of that module fails.
+
+    python -m tests.mutants --sample 90 --seed 1 [perfsuite/case/hardware.py ...]
+
+cosmic-ray makes the mutants and runs the tests; what it lacks stands here: a random sample, the tests of the
+mutated module alone, and `any`/`all`, `min`/`max`. Works in a copy of the repository. Exit status 1 if fewer
+than `ENOUGH` of the mutants are killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar
+
+import cosmic_ray.plugins
+from cosmic_ray.ast import ast_nodes, get_ast_from_path
+from cosmic_ray.mutating import mutate_and_test, mutate_code
+from cosmic_ray.operators.operator import Operator
+from cosmic_ray.testing import run_tests
+from cosmic_ray.work_item import MutationSpec, TestOutcome
+
+ROOT = Path(__file__).parent.parent
+ENOUGH = 0.92
+MODULES = (
+    "perfsuite/case/hardware.py",
+    "perfsuite/launch/hang.py",
+    "perfsuite/launch/health.py",
+    "perfsuite/results",
+    "perfsuite/verdict",
+)
+OPERATORS = re.compile(
+    r"core/(ReplaceBinaryOperator_(Add_Sub|Sub_Add|Mul_Div|Div_Mul|FloorDiv_Mul|Mod_Mul|Pow_Mul)"
+    r"|ReplaceComparisonOperator_(Eq_NotEq|NotEq_Eq|Lt_LtE|LtE_Lt|Gt_GtE|GtE_Gt|Is_IsNot|IsNot_Is)"
+    r"|ReplaceUnaryOperator_(USub_UAdd|Delete_Not)|AddNot|ReplaceTrueWithFalse|ReplaceFalseWithTrue"
+    r"|ReplaceAndWithOr|ReplaceOrWithAnd|ReplaceBreakWithContinue|ReplaceContinueWithBreak|NumberReplacer)"
+    r"|perfsuite/.*"
+)
+"""One or two for each kind of token. Not `|` and `*`, which stand in annotations and signatures, too."""
+LEFT_OUT = {
+    (
+        "perfsuite/case/hardware.py",
+        r'"[^"]+": Accelerator\(.*',
+    ): "a datasheet's figures: a test would be a copy",
+}
+"""Mutants that no test can or should kill, by module and changed line (a regular expression): the reason."""
+
+
+class Swap(Operator):  # type: ignore[misc]
+    """`any` becomes `all`, `min` becomes `max`, and back."""
+
+    OTHER: ClassVar = {"any": "all", "all": "any", "min": "max", "max": "min"}
+
+    def mutation_positions(self, node: Any) -> Iterator[tuple[Any, Any]]:
+        if node.type == "name" and node.value in self.OTHER and node.get_next_leaf().value == "(":
+            yield node.start_pos, node.end_pos
+
+    def mutate(self, node: Any, index: int) -> Any:
+        node.value = self.OTHER[node.value]
+        return node
+
+    @classmethod
+    def examples(cls) -> Sequence[Any]:
+        return ()
+
+
+def mutants(module: Path) -> Iterator[MutationSpec]:
+    """Every mutant of a module."""
+    tree = get_ast_from_path(module)
+    for name in filter(OPERATORS.fullmatch, cosmic_ray.plugins.operator_names()):
+        operator = cosmic_ray.plugins.get_operator(name)()
+        places = [place for node in ast_nodes(tree) for place in operator.mutation_positions(node)]
+        for number, (start, end) in enumerate(places):
+            yield MutationSpec(module, name, number, start, end)
+
+
+def command(module: Path) -> str:
+    """The unit tests of a module: the file of its name, or, without one, the folder of its package."""
+    folder = Path("tests", *module.parts[1:-1])
+    file = folder / f"test_{module.name}"
+    return shlex.join(
+        [
+            *(sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider"),
+            *("-m", "not launch and not simulation and not browser", str(file if file.exists() else folder)),
+        ]
+    )
+
+
+def changed_line(mutant: MutationSpec) -> str:
+    """The first line that a mutant changes, as changed."""
+    before = mutant.module_path.read_text()
+    operator = cosmic_ray.plugins.get_operator(mutant.operator_name)()
+    after = mutate_code(before, operator, mutant.occurrence)
+    assert after is not None
+    lines = zip(before.splitlines(), after.splitlines(), strict=True)
+    return next(new.strip() for old, new in lines if old != new)
+
+
+def is_left_out(mutant: MutationSpec) -> bool:
+    """Whether `LEFT_OUT` names a mutant."""
+    lines = [line for module, line in LEFT_OUT if module == mutant.module_path.as_posix()]
+    return bool(lines) and any(re.fullmatch(line, changed_line(mutant)) for line in lines)
+
+
+def copy(directory: Path) -> None:
+    """Copy what git tracks or would track."""
+    listed = ("git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    for name in subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]:
+        if (ROOT / name).is_file():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, directory / name)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Mutation tests: see CONTRIBUTING.md.")
+    parser.add_argument("--sample", type=int, default=0, help="so many mutants, drawn at random; 0: all")
+    parser.add_argument("--seed", type=int, default=0, help="equal seeds draw equal samples of equal code")
+    parser.add_argument("paths", nargs="*", default=MODULES, help="modules or folders")
+    options = parser.parse_args()
+    cosmic_ray.plugins.OPERATOR_PROVIDERS["perfsuite"] = {"Swap": Swap}
+    with tempfile.TemporaryDirectory() as directory:
+        copy(Path(directory))
+        os.chdir(directory)
+        files = [file for path in map(Path, options.paths) for file in sorted([path, *path.rglob("*.py")])]
+        every = [mutant for file in files if file.is_file() for mutant in mutants(file)]
+        random.Random(options.seed).shuffle(every)
+        counted = (mutant for mutant in every if not is_left_out(mutant))
+        chosen = list(islice(counted, options.sample or None))
+        return test(sorted(chosen, key=lambda mutant: (mutant.module_path, mutant.start_pos)))
+
+
+def test(chosen: Sequence[MutationSpec]) -> int:
+    """Test each mutant, tell the survivors, and return the exit status."""
+    alive = 0
+    timeouts: dict[Path, float] = {}
+    for number, mutant in enumerate(chosen, 1):
+        module = mutant.module_path
+        if module not in timeouts:
+            began = time.monotonic()
+            outcome, output = run_tests(command(module), 600)
+            assert outcome is TestOutcome.SURVIVED, f"{command(module)} fails without a mutant: {output}"
+            timeouts[module] = 30 + 5 * (time.monotonic() - began)
+        result = mutate_and_test([mutant], command(module), timeouts[module])
+        if result.test_outcome is not TestOutcome.KILLED:
+            assert result.test_outcome is TestOutcome.SURVIVED, result.output
+            alive += 1
+            place = f"{module}:{mutant.start_pos[0]}"
+            print(f"{number}/{len(chosen)} alive: {place}: {changed_line(mutant)}", flush=True)
+    share = 1 - alive / len(chosen)
+    print(f"{len(chosen) - alive} of {len(chosen)} mutants killed ({share:.0%})")
+    return 0 if share >= ENOUGH else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,329 @@
+"""What the pages say is true: commands run, Python runs, and every option, field, file and link exists."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from importlib.metadata import entry_points
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+from typer.main import get_command
+
+import perfsuite
+from perfsuite import MODELS, Case, Fake, KnownIssue, LoRA, Script, Topology
+from perfsuite.frameworks.base import Framework
+from perfsuite.launch.lock import USUAL
+from perfsuite.results.outcome import Outcome
+from perfsuite.results.rank_report import FailureKind
+from tests.doc_pages import MARKS, NEEDS, ROOT, Block, Page, pages
+from tests.test_workflows import CASES, commit, git, use_this_interpreter
+
+PAGES = pages()
+SITE = [page for page in PAGES if page.path.parent.name == "docs"]
+CHECKED_BY_PARSING = {
+    "toml": tomllib.loads,
+    "json": lambda text: [json.loads(line) for line in text.splitlines()],
+    "yaml": yaml.safe_load,
+}
+FRAMEWORKS = [
+    value
+    for value in vars(perfsuite).values()
+    if isinstance(value, type) and issubclass(value, Framework) and value not in (Framework, Fake)
+]
+SIMULATED = """
+import pytest
+from perfsuite import Fake
+
+@pytest.fixture
+def bench(bench):
+    '''Measure simulated training in place of the framework that the page's case names.'''
+    def measure(case):
+        is_simulated = isinstance(case.framework, Fake)
+        return bench(case if is_simulated else case.replace(framework=Fake(step_ms=20)))
+    return measure
+"""
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def blocks(language: str) -> list[Block]:
+    return [block for page in PAGES for block in page.blocks if block.language == language]
+
+
+def cli_commands() -> dict[str, Any]:
+    """Every command of `perfsuite`, such as `baseline accept`."""
+    (script,) = entry_points(group="console_scripts", name="perfsuite")
+    found: dict[str, Any] = {}
+    for name, command in get_command(script.load()).commands.items():  # type: ignore[attr-defined]
+        below = getattr(command, "commands", None)
+        found |= {f"{name} {sub}": each for sub, each in below.items()} if below else {name: command}
+    return found
+
+
+def options_of(command: Any) -> set[str]:
+    names = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    return {name for name in names if name.startswith("-")} | {"--help"}
+
+
+def perf_options(config: pytest.Config) -> set[str]:
+    """The plugin's options, as they are typed."""
+    return {f"--{name.replace('_', '-')}" for name in vars(config.option) if name.startswith("perf_")}
+
+
+def has_ini_key(config: pytest.Config, key: str) -> bool:
+    try:
+        config.getini(key)
+    except ValueError:
+        return False
+    return True
+
+
+# Blocks
+
+
+def test_every_block_is_run_or_checked_or_says_why_not() -> None:
+    for page in PAGES:
+        for block in page.blocks:
+            known = {"shell", "python", "text", *CHECKED_BY_PARSING}
+            assert block.language in known or block.language.startswith("{"), block.where
+            assert set(block.marks) <= MARKS, block.where
+            assert block.marks.get("needs", "gpu") in NEEDS, block.where
+
+
+@pytest.mark.parametrize("language", CHECKED_BY_PARSING)
+def test_data_on_pages_can_be_parsed(language: str) -> None:
+    for block in blocks(language):
+        CHECKED_BY_PARSING[language](block.text)
+
+
+@every_page
+def test_python_on_pages_runs(page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {name: getattr(perfsuite, name) for name in perfsuite.__all__}
+    for block in page.blocks:
+        write_file(block, tmp_path)
+        if block.language == "python" and "needs" not in block.marks:
+            exec(compile(block.text, block.where, "exec"), names)
+
+
+def write_file(block: Block, root: Path) -> None:
+    if "file" in block.marks:
+        file = root / block.marks["file"]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(block.text)
+
+
+# Commands
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with one simulated case, its reviewed baseline, and a session in the local store."""
+    root = tmp_path_factory.mktemp("project") / "clone"
+    (root / "bench_cases").mkdir(parents=True)
+    (root / "bench_cases" / "test_cases.py").write_text(CASES)
+    (root / "conftest.py").write_text(SIMULATED)
+    (root / ".gitignore").write_text(
+        ".venv\n.perfsuite/\n__pycache__/\n.pytest_cache/\nnights/\n.benchmarks/\n"
+    )
+    for name in ("Makefile", "bench_cases/published.json"):
+        shutil.copy(ROOT / name, root / name)
+    git(root, "init", "--quiet", "--initial-branch=main")
+    git(root, "config", "user.name", "t")
+    git(root, "config", "user.email", "t@example.org")
+    commit(root, "first")
+    use_this_interpreter(root)
+    run("pytest bench_cases --perf-min-launches=5 --perf-record-launches=5", root)
+    run("perfsuite baseline accept --reason first", root)
+    commit(root, "baselines")
+    run("pytest bench_cases --perf-min-launches=5 --perf-json nights/cpu/results.json", root)
+    return root
+
+
+def run(command: str, root: Path) -> subprocess.CompletedProcess[str]:
+    """Run a line as a reader does who has activated the environment."""
+    environment = os.environ | {
+        "PATH": f"{root / '.venv' / 'bin'}:{os.environ['PATH']}",
+        "PYTEST_ADDOPTS": "-p no:hypothesispytest -p no:anyio -p no:xdist",
+        "COLUMNS": "200",
+    }
+    return subprocess.run(
+        ["bash", "-c", command], cwd=root, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+WITH_COMMANDS = [
+    page
+    for page in PAGES
+    if any(block.language == "shell" and "needs" not in block.marks for block in page.blocks)
+]
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.name)
+def test_commands_on_pages_run(page: Page, template: Path, tmp_path: Path) -> None:
+    root = tmp_path / "clone"
+    shutil.copytree(template, root, symlinks=True)
+    for block in page.blocks:
+        write_file(block, root)
+        if block.language != "shell" or "needs" in block.marks:
+            continue
+        for command in block.commands:
+            done = run(command, root)
+            said = f"{block.where}: {command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+            assert done.returncode == int(block.marks.get("exits", "0")), said
+        assert block.marks.get("shows", "") in done.stdout, said
+
+
+@pytest.mark.launch
+def test_the_case_of_the_tutorial_trains_for_real(tmp_path: Path) -> None:
+    (first, *_) = [block for block in page_of("tutorial").blocks if "file" in block.marks]
+    write_file(first, tmp_path)
+    use_this_interpreter(tmp_path)
+    done = run(f"pytest {first.marks['file']} --perf-record-launches=1 --perf-allow-shared", tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "ddp-llama-tiny" in done.stdout
+
+
+# Names that pages use exist
+
+
+@every_page
+def test_links_lead_to_files_and_headings(page: Page) -> None:
+    for link in page.links:
+        path, _, anchor = link.partition("#")
+        target = (page.path.parent / path).resolve() if path else page.path
+        assert target.exists(), f"{page.name}: {link}"
+        assert not anchor or anchor in Page(target).anchors, f"{page.name}: {link}"
+
+
+@every_page
+def test_files_that_pages_name_exist(page: Page) -> None:
+    named = [
+        code for code in page.code if re.match(r"(perfsuite|tests|docs|bench_cases|\.github)/[\w./-]+$", code)
+    ]
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@every_page
+def test_options_that_pages_name_exist(page: Page, pytestconfig: pytest.Config) -> None:
+    named = set(re.findall(r"--perf-[a-z-]*[a-z]", page.text))
+    assert named <= perf_options(pytestconfig)
+    keys = {key for code in page.code for key in re.findall(r"\bperf_[a-z_]*[a-z]\b", code)}
+    assert [key for key in sorted(keys) if not has_ini_key(pytestconfig, key)] == []
+
+
+def words_after(program: str, line: str) -> list[str]:
+    """The words of a command line that follow a program's name, up to the next program."""
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError:  # not a command: text with one quotation mark
+        return []
+    names = [Path(word).name for word in words]
+    if program not in names:
+        return []
+    after = words[names.index(program) + 1 :]
+    return list(takewhile(lambda word: word not in ("|", "||", "&&", ";", ">"), after))
+
+
+@every_page
+def test_commands_that_pages_name_exist(page: Page) -> None:
+    known = cli_commands()
+    groups = {name.split()[0] for name in known if " " in name}
+    for line in page.commands:
+        words = words_after("perfsuite", line)
+        if not words or words[0].startswith("-") or (words == [words[0]] and words[0] in groups):
+            continue
+        name = " ".join(words[:2]) if words[0] in groups else words[0]
+        assert name in known, f"{page.name}: {line}"
+        named = {word.partition("=")[0] for word in words if word.startswith("--")}
+        assert named <= options_of(known[name]), f"{page.name}: {line}"
+
+
+@every_page
+def test_make_targets_that_pages_name_exist(page: Page) -> None:
+    rules = re.findall(r"^([a-z][a-z -]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets = {name for names in rules for name in names.split()}
+    for line in page.commands:
+        assert {word for word in words_after("make", line) if "=" not in word} <= targets, (
+            f"{page.name}: {line}"
+        )
+
+
+# What the code has stands on a page
+
+
+def page_of(name: str) -> Page:
+    (page,) = [page for page in SITE if page.path.stem == name]
+    return page
+
+
+def words_in_code(*names: str) -> set[str]:
+    """Every word between backquotes on these pages of the site."""
+    return {
+        word
+        for page in SITE
+        if page.path.stem in names
+        for code in page.code
+        for word in re.findall(r"[\w-]+", code)
+    }
+
+
+def test_every_field_of_a_case_is_explained() -> None:
+    fields = {name for kind in (Case, Topology, LoRA, KnownIssue) for name in kind.model_fields}
+    assert fields - words_in_code("cases") == set()
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_every_option_of_a_framework_is_explained(framework: type[Framework]) -> None:
+    page = "your-own-script" if framework is Script else "frameworks"
+    assert set(framework.model_fields) - words_in_code(page) == set()
+
+
+def test_every_model_and_verdict_is_explained() -> None:
+    assert [name for name in MODELS if f"`{name}`" not in page_of("cases").text] == []
+    outcomes = {*get_args(Outcome), *get_args(FailureKind)} - {"undecided"}  # which ends no session
+    assert outcomes - words_in_code("verdicts") == set()
+
+
+def test_the_lock_is_the_one_that_pages_name() -> None:
+    assert f"`{USUAL}`" in page_of("verdicts").text
+
+
+def test_the_reference_is_of_every_public_package() -> None:
+    text = page_of("reference").text
+    files = [ROOT / "perfsuite" / "__init__.py", *(ROOT / "perfsuite").glob("*/__init__.py")]
+    public = [file.parent for file in files if "__all__" in file.read_text()]
+    names = [".".join(package.relative_to(ROOT).parts) for package in public]
+    assert [name for name in names if f".. automodule:: {name}\n" not in text] == []
+
+
+def test_every_option_and_ini_key_is_explained(pytestconfig: pytest.Config) -> None:
+    options = perf_options(pytestconfig)
+    words = words_in_code("options")
+    assert {name for name in options if name not in words} == set()
+    keys = {option[2:].replace("-", "_") for option in options}
+    assert {key for key in keys if has_ini_key(pytestconfig, key)} - words == set()
+
+
+@pytest.mark.parametrize("name", cli_commands())
+def test_every_command_is_explained_with_its_options(name: str) -> None:
+    text = page_of("options").text
+    assert f"\n### `perfsuite {name}`\n" in text
+    section = text.partition(f"\n### `perfsuite {name}`\n")[2].partition("\n##")[0]
+    missing = [
+        option for option in options_of(cli_commands()[name]) - {"--help"} if f"`{option}" not in section
+    ]
+    assert missing == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150

@@ -1,0 +1,58 @@
+"""The page docs/extending.md, done as it says: its package is written, installed, and measured with."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
+FILE = re.compile(r"<!-- file: (\S+) -->\n(?:<!-- [^\n]* -->\n)?\n```\w+\n(.*?)```", re.DOTALL)
+SHELL = re.compile(r"```shell\n(.*?)```", re.DOTALL)
+
+
+@pytest.mark.launch
+def test_the_package_of_the_page_is_installed_and_measured_with(tmp_path: Path) -> None:
+    text = PAGE.read_text()
+    files = dict(FILE.findall(text))
+    assert set(files) == {
+        "pyproject.toml",
+        "perfsuite_compressed.py",
+        "test_compressed.py",
+        "bench_cases/test_compression.py",
+    }
+    project, installed = tmp_path / "project", tmp_path / "installed"
+    for name, content in files.items():
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(content)
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PIP_TARGET": str(installed),
+        "PIP_NO_INDEX": "1",
+        "PYTHONPATH": str(installed),
+        "PYTEST_ADDOPTS": "-p no:xdist -p no:hypothesispytest --perf-allow-shared --perf-record-launches=1",
+    }
+    commands = [command for block in SHELL.findall(text) for command in block.splitlines()]
+    assert [command.split()[0] for command in commands] == ["pip", "pytest", "pytest"]
+    for command in commands:
+        if command.startswith("pytest"):  # the installed module is tested, not the file beside the test
+            (project / "perfsuite_compressed.py").unlink(missing_ok=True)
+        done = subprocess.run(
+            command, shell=True, cwd=project, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    (results,) = project.glob(".perfsuite/runs/*/results.json")
+    measured = {each["framework"]: each["runs"] for each in json.loads(results.read_text())["results"]}
+    assert set(measured) == {"ddp", "compressed_ddp"}
+    (run, *_) = measured["compressed_ddp"]
+    assert run["observed"]["settings"]["hook"] == "fp16_compress_hook"
+    assert run["case"]["framework"] == {
+        "name": "compressed_ddp",
+        "package": "perfsuite-compressed",
+        "dtype": "fp16",
+    }

@@ -1,0 +1,143 @@
+"""The page docs/extending-metrics.md, done as it says: its package is installed, and measured with."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from perfsuite import documents
+from perfsuite.case.case import Case
+from perfsuite.extensions import METRICS
+from perfsuite.frameworks.ddp import DDP
+from perfsuite.frameworks.fake import Fake
+from perfsuite.launch.machine import detect_cpu
+from perfsuite.measure import launch_once
+from perfsuite.report import markdown
+from perfsuite.report.html import page
+from perfsuite.report.summary import properties
+from perfsuite.report.terminal import explanation
+from perfsuite.results import Run
+from perfsuite.results.baseline import Baseline, from_runs
+from perfsuite.results.metric import find
+from perfsuite.verdict.judge import Policy, judge
+from tests.packages import install
+from tests.samples import BEFORE, NOISE, make_case, make_result
+from tests.sessions import make_session
+
+PAGE = Path(__file__).parents[1] / "docs" / "extending-metrics.md"
+FILE = re.compile(r"<!-- file: (\S+) -->\n\n```\w+\n(.*?)```", re.DOTALL)
+
+
+@pytest.fixture
+def uninstall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Installs the page's package; uninstalls it when called."""
+    files = dict(FILE.findall(PAGE.read_text()))
+    project = tomllib.loads(files["pyproject.toml"])["project"]
+    return install(
+        tmp_path / "site",
+        monkeypatch,
+        package=project["name"],
+        group=METRICS,
+        entry_points=project["entry-points"][METRICS],
+        modules={"perfsuite_weights": files["perfsuite_weights.py"]},
+    )
+
+
+def launched(case: Case, directory: Path) -> Run:
+    run = launch_once(case, detect_cpu("a test"), directory)
+    assert run.failure is None, run.failure
+    return run
+
+
+@pytest.mark.launch
+def test_every_launch_measures_the_metrics_of_the_page(tmp_path: Path, uninstall: Callable[[], None]) -> None:
+    case = make_case(framework=DDP(), max_warmup_steps=2, steps=10)
+    run = launched(case, tmp_path / "launch-1")
+    extra = run.figures.extra
+    assert set(extra) == {"weight_bytes", "step_s_p99"}
+    assert run.flops is not None
+    assert extra["weight_bytes"] == 4 * run.flops.parameters
+    assert max(run.measured_steps) >= extra["step_s_p99"] >= (run.figures.step_s_p95 or 0)
+    read_again = documents.read(tmp_path / "launch-1" / "run.json", Run)
+    assert read_again.figures == run.figures
+
+
+@pytest.mark.launch
+def test_what_a_framework_does_not_give_is_not_measured(
+    tmp_path: Path, uninstall: Callable[[], None]
+) -> None:
+    run = launched(make_case(framework=Fake()), tmp_path / "launch-1")
+    assert set(run.figures.extra) == {"step_s_p99"}
+
+
+def with_weights(run: Run, mib: float) -> Run:
+    extra = {"weight_bytes": int(mib * 2**20), "step_s_p99": 0.0456}
+    return run.replace(figures=run.figures.replace(extra=extra))
+
+
+def test_a_metric_is_judged_and_shown_like_any_other(uninstall: Callable[[], None], tmp_path: Path) -> None:
+    baseline = from_runs([with_weights(BEFORE, 100)] * 5)
+    documents.write(tmp_path / "b.json", baseline)
+    assert documents.read(tmp_path / "b.json", Baseline) == baseline
+    larger = [with_weights(BEFORE, 103)]
+    verdict = judge(larger, baseline, NOISE, Policy(max_launches=1))
+    assert [check.metric for check in verdict.checks][-1:] == ["weight_bytes"]
+    assert (verdict.outcome, verdict.checks[-1].outcome) == ("regressed", "regressed")
+    result = make_result(*larger, verdict=verdict)
+    words = explanation(result)
+    assert "weights: 103.0 MiB, baseline 100.0 MiB: 3.0% more, 1.0% allowed: regressed" in words
+    assert "99th percentile of a step: 45.6 ms (not judged)" in words
+    session = make_session(0).replace(results=(result,))
+    html = page.render([session])
+    for heading, cell in (("weights", "103.0 MiB"), ("p99", "45.6 ms")):
+        assert html.count(f">{heading}</th>") == 2 + (heading == "weights")  # overview, launches, checks
+        assert f">{cell}</td>" in html
+    text = markdown.render([session])
+    assert "| memory | p99 | weights |" in text
+    assert "| 64.0 MiB | 45.6 ms | 103.0 MiB |" in text
+    told = properties(result)
+    assert (told["weight_bytes"], told["step_s_p99"]) == (103 * 2**20, 0.0456)
+    assert told["weight_bytes_worsening"] == pytest.approx(0.03, rel=1e-3)
+
+
+def test_a_baseline_without_the_metric_is_inconclusive_until_accepted_anew(
+    uninstall: Callable[[], None],
+) -> None:
+    verdict = judge([with_weights(BEFORE, 103)] * 3, from_runs([BEFORE] * 5), NOISE, Policy())
+    assert verdict.checks[-1].metric == "weight_bytes"
+    assert verdict.checks[-1].outcome == "inconclusive"
+    assert verdict.checks[-1].note == "not in the baseline: accept or record it anew"
+
+
+def test_what_the_baseline_has_must_be_measured(uninstall: Callable[[], None]) -> None:
+    baseline = from_runs([with_weights(BEFORE, 100)] * 5)
+    verdict = judge([BEFORE], baseline, NOISE, Policy())
+    assert (verdict.outcome, verdict.failure) == ("failed", "missing_metric")
+    assert verdict.checks[-1].note == "the baseline has it, this run does not"
+
+
+def test_after_the_package_is_uninstalled_its_metrics_are_read_and_named(
+    uninstall: Callable[[], None], tmp_path: Path
+) -> None:
+    before = [with_weights(BEFORE, 100)] * 5
+    documents.write(tmp_path / "b.json", from_runs(before))
+    old = make_result(before[0], verdict=judge(before[:1], from_runs(before), NOISE, Policy()))
+    uninstall()
+    assert find("weight_bytes") is None
+    baseline = documents.read(tmp_path / "b.json", Baseline)
+    assert baseline.median("weight_bytes") == 104_858_000  # to six digits
+    verdict = judge([BEFORE], baseline, NOISE, Policy())
+    assert verdict.outcome == "passed"
+    assert verdict.changed == tuple(
+        f"metric {name}: in the baseline; the package that measures it is not installed, so it is not judged"
+        for name in ("step_s_p99", "weight_bytes")
+    )
+    assert "weight_bytes (its package is not installed): 104,857,600.0 (not judged)" in explanation(old)
+    assert "weights: 100.0 MiB, baseline 100.0 MiB" in explanation(old)
+    assert "weight_bytes (its package is not installed)" in page.render(
+        [make_session(0).replace(results=(old,))]
+    )

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from importlib import metadata
+from importlib.metadata import EntryPoints
+
+import pytest
+
+from perfsuite import extensions
+from perfsuite.errors import ExtensionError
+from perfsuite.extensions import FRAMEWORKS, GROUPS, LAUNCHERS, METRICS
+from tests.fake_packages import Packages, packages
+
+__all__ = ["packages"]
+
+
+def test_nothing_is_imported_before_its_name_is_asked_for(packages: Packages) -> None:
+    packages.install("perf-broken", "raise RuntimeError('imported')", launchers="k8s = perf_broken:K8s")
+    (extension,) = extensions.installed(LAUNCHERS)
+    assert (extension.name, extension.package, extension.version) == ("k8s", "perf-broken", "1.5")
+    assert extensions.names(LAUNCHERS, built_in={"local"}) == ["k8s", "local"]
+    found = extensions.find(LAUNCHERS, "k8s")
+    assert found is extension
+    with pytest.raises(ExtensionError) as caught:
+        found.load()
+    assert str(caught.value) == (
+        "k8s = 'perf_broken:K8s' of perf-broken 1.5 (perfsuite.launchers) cannot be imported: "
+        "RuntimeError: imported. Mend it (pip install --upgrade perf-broken) or remove it "
+        "(pip uninstall perf-broken)."
+    )
+
+
+@pytest.mark.parametrize("code", ["", "import a_module_that_nobody_has", "def x(:"])
+def test_a_broken_import_names_the_package(packages: Packages, code: str) -> None:
+    packages.install("perf-broken", code, metrics="m = perf_broken:M")
+    extension = extensions.find(METRICS, "m")
+    assert extension is not None
+    with pytest.raises(ExtensionError, match=r"of perf-broken 1\.5 .*pip install --upgrade perf-broken"):
+        extension.load()
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_name_that_nobody_took(packages: Packages, group: extensions.Group) -> None:
+    assert extensions.find(group, "nobody") is None
+    assert extensions.installed(group) == ()
+
+
+def test_a_name_taken_twice_names_both_packages(packages: Packages) -> None:
+    packages.install("perf-one", "", frameworks="mine = perf_one:Mine")
+    packages.install("perf-two", "", frameworks="mine = perf_two:Mine\nother = perf_two:Other")
+    with pytest.raises(ExtensionError) as caught:
+        extensions.find(FRAMEWORKS, "mine")
+    assert str(caught.value) == (
+        "the name 'mine' (perfsuite.frameworks) is taken twice: by perf-one 1.5, and by perf-two 1.5 "
+        "(perf_two:Mine). Remove one (pip uninstall perf-two), or have it choose another name."
+    )
+    assert extensions.find(FRAMEWORKS, "other") is not None
+
+
+def test_a_name_that_is_built_in_is_taken(packages: Packages) -> None:
+    packages.install("perf-one", "", launchers="local = perf_one:Local")
+    with pytest.raises(ExtensionError, match=r"taken twice: by perfsuite itself, and by perf-one 1\.5"):
+        extensions.find(LAUNCHERS, "local", built_in={"local"})
+    assert extensions.find(LAUNCHERS, "slurm", built_in={"local", "slurm"}) is None
+
+
+def test_metadata_is_read_once_and_only_if_needed(
+    packages: Packages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def entry_points(*, group: str) -> EntryPoints:
+        read.append(group)
+        return metadata.entry_points(group=group)
+
+    monkeypatch.setattr("perfsuite.extensions.entry_points", entry_points)
+    extensions.find(FRAMEWORKS, "nobody")
+    extensions.find(FRAMEWORKS, "nobody")
+    assert read == [FRAMEWORKS]
+
+
+def test_problems_of_every_extension_are_listed(packages: Packages) -> None:
+    packages.install("perf-good", "Good = object()", launchers="good = perf_good:Good")
+    packages.install("perf-broken", "1 / 0", launchers="broken = perf_broken:X")
+    packages.install("perf-taken", "", launchers="local = perf_taken:X\ngood = perf_taken:X")
+    found = extensions.problems(LAUNCHERS, {"local"}, lambda extension: extension.load())
+    assert [error.split(" cannot")[0].split(" (perf")[0] for error in found] == [
+        "broken = 'perf_broken:X' of perf-broken 1.5",
+        "the name 'good'",
+        "the name 'local'",
+    ]

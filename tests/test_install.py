@@ -1,0 +1,223 @@
+"""The wheel in environments that have no more than what it names: of the driver, and of a rank.
+
+Each environment is a venv whose packages are links to those of the environment that runs the tests: the
+packages that are named, what they depend on, down to the last one, and no other. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from perfsuite import Case, Fake, Model, Script, Topology, documents
+from perfsuite.case.case import CaseFile
+from perfsuite.launch.machine import detect
+from perfsuite.measure import launch_once
+from perfsuite.results.rank_report import RankReport
+from perfsuite.results.run_dir import RunDir
+
+ROOT = Path(__file__).parent.parent
+HEAVY = (
+    "torch",
+    "numpy",
+    "transformers",
+    "accelerate",
+    "lightning",
+    "peft",
+    "bitsandbytes",
+    "nanotron",
+    "torchtitan",
+    "asv",
+)
+DRIVER_ONLY = ("psutil", "rich", "typer", "pynvml", "yaml", "pytest", "packaging", *HEAVY[1:])
+"""What a rank must do without. jinja2 it may have: torch depends on it."""
+MISSING_TORCH = "torch is not installed, perfsuite needs 2.11 or newer: pip install 'torch>=2.11'"
+
+pytestmark = pytest.mark.launch
+
+
+def dependencies(names: Iterable[str]) -> dict[str, importlib.metadata.Distribution]:
+    """These distributions and all that they depend on, by name."""
+    found: dict[str, importlib.metadata.Distribution] = {}
+    left = list(names)
+    while left:
+        name = canonicalize_name(left.pop())
+        if name in found:
+            continue
+        found[name] = importlib.metadata.distribution(name)
+        requirements = map(Requirement, found[name].requires or ())
+        left += [each.name for each in requirements if not each.marker or each.marker.evaluate({"extra": ""})]
+    return found
+
+
+def environment(directory: Path, names: Iterable[str], wheel: Path) -> Path:
+    """A venv with these distributions, what they depend on, and perfsuite. Returns its Python."""
+    venv.create(directory, symlinks=True, with_pip=False)
+    [site] = directory.glob("lib/python*/site-packages")
+    for distribution in dependencies(names).values():
+        for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+            (site / top).unlink(missing_ok=True)  # several distributions share a namespace
+            (site / top).symlink_to(Path(str(distribution.locate_file(top))).resolve())
+    python = directory / "bin" / "python"
+    run(
+        *(sys.executable, "-m", "pip", "--isolated", "--python", str(python)),
+        *("install", "--quiet", "--no-index", "--no-deps", "--no-compile", str(wheel)),
+    )
+    return python
+
+
+def run(*words: str, cwd: Path = ROOT, status: int = 0, **variables: str) -> str:
+    """Run a command whose exit status must be this one, and return all that it writes."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        words,
+        cwd=cwd,
+        env={**inherited, "COLUMNS": "200", "CUDA_VISIBLE_DEVICES": "", **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stdout
+    return done.stdout
+
+
+def has(python: Path, *packages: str) -> list[str]:
+    """Which of these packages an environment has."""
+    code = "import importlib.util as u, sys; print(*(name for name in sys.argv[1:] if u.find_spec(name)))"
+    return run(str(python), "-c", code, *packages).split()
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source, wheels = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheels")
+    for file in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / file, source)
+    shutil.copytree(ROOT / "perfsuite", source / "perfsuite", ignore=shutil.ignore_patterns("__pycache__"))
+    run(
+        *(sys.executable, "-m", "pip", "--isolated", "wheel", "--quiet", "--no-index", "--no-deps"),
+        *("--no-build-isolation", f"--wheel-dir={wheels}", str(source)),
+    )
+    [built] = wheels.iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
+def driver(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment that `pip install perfsuite` makes."""
+    requirements = map(Requirement, importlib.metadata.requires("perfsuite") or ())
+    names = [each.name for each in requirements if not each.marker]
+    return environment(tmp_path_factory.mktemp("driver"), names, wheel)
+
+
+@pytest.fixture(scope="module")
+def rank(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment that has torch, pydantic and perfsuite."""
+    return environment(tmp_path_factory.mktemp("rank"), ["torch", "pydantic"], wheel)
+
+
+CASES = """
+import pytest
+from perfsuite import Case, DDP, Fake, Script, Topology
+
+def case(framework):
+    return Case(
+        model="gpt2-tiny", framework=framework, sequence_length=64, micro_batch=2,
+        topology=Topology(processes_per_node=1), hardware="cpu",
+    )
+
+@pytest.mark.parametrize("case", [case(Fake()), case(DDP()), case(Script(path=__file__))], ids=lambda c: c.id)
+def test_case(bench, case):
+    bench(case)
+"""
+
+
+def test_the_driver_needs_what_pip_installs_with_it_and_names_what_is_missing(
+    driver: Path, tmp_path: Path
+) -> None:
+    assert has(driver, *HEAVY, "perfsuite", "pytest") == ["perfsuite", "pytest"]
+    perfsuite = str(driver.with_name("perfsuite"))
+    assert "hardware class  cpu-" in run(perfsuite, "hardware", "--expect=cpu", cwd=tmp_path)
+    assert MISSING_TORCH in run(perfsuite, "hardware", cwd=tmp_path, status=2)
+    told = run(perfsuite, "history", "trend", cwd=tmp_path, status=2)
+    assert "pip install 'perfsuite[history]'" in told
+    (tmp_path / "test_cases.py").write_text(CASES)
+    pytest_words = (str(driver), "-m", "pytest", "-rs", "--perf-record-launches=1")
+    assert MISSING_TORCH in run(*pytest_words, "-k", "script", cwd=tmp_path, status=4)
+    told = run(*pytest_words, "-k", "not script", cwd=tmp_path)
+    assert "1 skipped, 1 deselected, 1 recorded" in told
+    assert "for the model gpt2-tiny it needs the package transformers, which is not installed" in told
+
+
+TRAIN = """
+import importlib.util, os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+absent = os.environ["ABSENT"].split()
+assert not [name for name in absent if importlib.util.find_spec(name)]
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(16, 16))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for step in range(100):
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(step))
+    (model(x) - x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_rank_needs_torch_and_pydantic_alone(rank: Path, tmp_path: Path) -> None:
+    """Two ranks of a script in an environment of its own, measured by the driver of this one."""
+    assert has(rank, "torch", "pydantic", "perfsuite", *DRIVER_ONLY) == ["torch", "pydantic", "perfsuite"]
+    (tmp_path / "train.py").write_text(TRAIN)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    framework = Script(
+        command=(str(rank), *torchrun, str(tmp_path / "train.py")), env={"ABSENT": " ".join(DRIVER_ONLY)}
+    )
+    case = Case(
+        model=Model.named("net"),
+        framework=framework,
+        sequence_length=16,
+        micro_batch=4,
+        topology=Topology(processes_per_node=2),
+        hardware="cpu",
+        max_warmup_steps=2,
+        steps=10,
+        timeout_s=240,
+    )
+    launch = launch_once(case, detect(), tmp_path / "launch-1")
+    assert launch.failure is None
+    assert launch.observed is not None
+    assert launch.observed.settings["wrapper"] == "DistributedDataParallel"
+    assert "transformers" not in launch.observed.environment
+
+
+def test_the_worker_needs_no_more(rank: Path, tmp_path: Path) -> None:
+    case = Case(
+        model="gpt2-tiny",
+        framework=Fake(),
+        sequence_length=64,
+        micro_batch=2,
+        topology=Topology(processes_per_node=1),
+        hardware="cpu",
+    )
+    run_dir = RunDir(tmp_path)
+    documents.write(run_dir.case, CaseFile(case=case, device="cpu"))
+    started = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    run(str(rank), "-m", "perfsuite.worker", str(tmp_path), cwd=tmp_path, **started)
+    assert documents.read(run_dir.rank(0), RankReport).failure is None
+    modules = ("perfsuite.launch.agent", "perfsuite.worker.attach", "perfsuite.worker.observe")
+    run(str(rank), "-c", f"import {', '.join(modules)}", cwd=tmp_path)

@@ -1,0 +1,58 @@
+"""The names of the public packages, and nothing else, can be imported from them."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+import typing
+from types import ModuleType
+
+import pytest
+
+import perfsuite
+
+PUBLIC = ["perfsuite", "perfsuite.frameworks", "perfsuite.results", "perfsuite.testing"]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_is_there_once_and_nothing_else_is_public(name: str) -> None:
+    module = importlib.import_module(name)
+    names = module.__all__
+    assert len(set(names)) == len(names)
+    for each in names:
+        assert getattr(module, each) is not None
+    if name != "perfsuite.testing":  # a module of functions imports what it works with
+        others = {
+            each
+            for each, value in vars(module).items()
+            if not each.startswith("_") and not isinstance(value, ModuleType) and each not in names
+        }
+        assert others <= {"annotations", "Any", "TYPE_CHECKING"}
+
+
+def test_every_package_that_lists_its_names_is_public() -> None:
+    packages = [each.name for each in pkgutil.iter_modules(perfsuite.__path__, "perfsuite.") if each.ispkg]
+    listed = [each for each in packages if hasattr(importlib.import_module(each), "__all__")]
+    assert set(listed) == set(PUBLIC) - {"perfsuite", "perfsuite.testing"}
+
+
+def test_the_top_names_are_those_that_type_checkers_see() -> None:
+    assert sorted(perfsuite._MODULES) == sorted(set(perfsuite.__all__) - {"__version__"})
+    assert dir(perfsuite) == sorted(perfsuite.__all__)
+    for name, module in perfsuite._MODULES.items():
+        assert getattr(importlib.import_module(f"perfsuite.{module}"), name) is getattr(perfsuite, name)
+    with pytest.raises(AttributeError, match="module 'perfsuite' has no attribute 'Csae'"):
+        typing.cast(typing.Any, perfsuite).Csae  # noqa: B018
+
+
+@pytest.mark.launch
+def test_a_name_is_imported_when_it_is_first_used() -> None:
+    code = (
+        "import sys, perfsuite; before = set(sys.modules); perfsuite.DDP; "
+        "print(any('pydantic' in name for name in before), 'perfsuite.frameworks.ddp' in sys.modules, "
+        "'perfsuite.frameworks.nanotron' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True", "False"]

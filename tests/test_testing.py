@@ -1,0 +1,162 @@
+"""`check_framework` finds each broken promise, and says what to do."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+
+import perfsuite.testing
+from perfsuite.case.case import Case
+from perfsuite.errors import CaseError
+from perfsuite.frameworks import Framework
+from perfsuite.frameworks.fake import Fake
+from perfsuite.frameworks.script import Script
+from perfsuite.results.rank_report import Observed
+from perfsuite.testing import check_framework, make_baseline, make_case, make_run
+from tests.fake_packages import Packages, packages
+
+__all__ = ["packages"]
+
+HEAD = """
+from typing import Any, ClassVar
+from perfsuite.frameworks import LaunchPlan, Workload
+from perfsuite.frameworks.fake import Fake
+"""
+MINE = f"""{HEAD}
+class Mine(Fake):
+    name: ClassVar[str] = "mine"
+"""
+
+
+@pytest.fixture
+def mine(packages: Packages, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Installs a framework whose class has this body more, and returns it with its defaults."""
+    monkeypatch.setenv("PYTHONPATH", str(packages.directory))
+
+    def install(body: str) -> Framework:
+        packages.install("perf-mine", MINE + body, frameworks="mine = perf_mine:Mine")
+        framework = make_case(framework="mine").framework
+        assert isinstance(framework, Framework)
+        return framework
+
+    return install
+
+
+def test_every_sample_is_valid() -> None:
+    for name in perfsuite.testing.__all__:
+        if name.startswith("make_"):
+            assert getattr(perfsuite.testing, name)() is not None
+    assert make_baseline(make_run()).case == make_case()
+
+
+@pytest.mark.launch
+def test_a_framework_that_keeps_its_promises(mine: Any) -> None:
+    run = check_framework(mine("    level: int = 1\n"))
+    assert len(run.step_s) == len(run.loss) == 12
+    assert run.case.framework.name == "mine"
+
+
+@pytest.mark.launch
+def test_a_built_in_framework(mine: Any) -> None:
+    run = check_framework(Fake(step_ms=5), case=make_case(steps=15))
+    assert len(run.step_s) == 20
+
+
+def test_a_class_that_ranks_do_not_find() -> None:
+    class Nowhere(Fake):
+        name: ClassVar[str] = "nowhere"
+
+    with pytest.raises(CaseError, match=r"Nowhere stands in tests\.test_testing, where ranks"):
+        check_framework(Nowhere())
+
+
+def test_options_that_json_changes(mine: Any) -> None:
+    body = """
+    seen: Any = (1, 2)
+"""
+    with pytest.raises(AssertionError, match=r"comes back from its JSON as Mine\(.*\[1, 2\].*such as tuples"):
+        check_framework(mine(body))
+
+
+def test_options_that_share_an_id(mine: Any) -> None:
+    body = """
+    stage: int = 1
+
+    def slug(self) -> str:
+        return self.name
+"""
+    with pytest.raises(AssertionError, match=r"both have the id mine-llama-tiny-.*let slug\(\) tell"):
+        check_framework(mine(body))
+
+
+@pytest.mark.launch
+def test_torch_imported_too_early(mine: Any) -> None:
+    body = """
+    def plan(self, case: Any) -> LaunchPlan:
+        import torch
+        return LaunchPlan(needs_torch=False)
+"""
+    with pytest.raises(AssertionError, match=r"mine imports torch when .* torch inside load and build"):
+        check_framework(mine(body))
+
+
+@pytest.mark.launch
+def test_an_error_in_a_process_of_its_own_is_shown(mine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    framework = mine("")
+    monkeypatch.setenv("PYTHONPATH", "")
+    with pytest.raises(
+        AssertionError, match=r"(?s)mine cannot be loaded in a process of its own:\n.*perf-mine"
+    ):
+        check_framework(framework)
+
+
+@pytest.mark.launch
+def test_a_case_that_it_cannot_run(mine: Any) -> None:
+    body = """
+    def unsupported(self, case: Any, machine: Any) -> str:
+        return "it wants 8 GPUs"
+"""
+    with pytest.raises(AssertionError, match=r"mine cannot run .*: it wants 8 GPUs\. Give a case that it"):
+        check_framework(mine(body))
+
+
+BUILD = """
+    def build(self, case: Any, ranks: Any, clock: Any) -> Any:
+        whole = super().build(case, ranks, clock)
+        return Workload(run=lambda steps: {run}, data_parallel=ranks.world_size, memory=whole.memory)
+"""
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        ("whole.run(steps - 1)", r"12 losses were asked for, 11 were recorded\. run\(steps\) must return"),
+        ("whole.run(steps + 1)[:steps]", r"12 steps .*, 13 were made\. .* call clock\.boundary\(\) after"),
+        ("whole.run(steps)[1:]", r"12 losses .*, 11 were recorded\. run\(steps\) must return one loss per"),
+        ("whole.run(steps)[::-1]", r"mine failed: loss: the loss does not fall.* of each step in order"),
+        ("1 / 0", r"the launch with mine failed: crash: ZeroDivisionError: .*\nTraceback"),
+    ],
+)
+def test_a_broken_run(mine: Any, run: str, said: str) -> None:
+    with pytest.raises(AssertionError, match=said):
+        check_framework(mine(BUILD.format(run=run)))
+
+
+def test_an_expectation_that_says_nothing() -> None:
+    case: Case = make_case()
+    observed = Observed(settings={"wrapper": "FSDPModule"}, environment={})
+    run = make_run(case=case, observed=observed, step_s=(0.1,) * 25)
+    with pytest.raises(
+        AssertionError, match=r"expected\(\) of fake says nothing .*\{'wrapper': 'FSDPModule'\}"
+    ):
+        perfsuite.testing._check_run(case, run)
+
+
+def test_options_are_changed_one_by_one() -> None:
+    variants = list(perfsuite.testing._variants(Script(path="a.py")))
+    assert Script(path="a.py", loss="falls") not in variants  # not a plain Literal: it may be None
+    assert Script(path="a.py", tokens="vary") in variants
+    assert Script(path="a.py", replicas="differ") in variants
+    assert Fake(memory_mb=200) in list(perfsuite.testing._variants(Fake()))

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite.case.case import CaseFile
+from perfsuite.errors import ExtensionError
+from perfsuite.extensions import METRICS
+from perfsuite.results.run_dir import RunDir
+from perfsuite.worker.extra_metrics import ExtraMetrics
+from perfsuite.worker.rank import Rank, empty_report, failure_of
+from perfsuite.worker.timers import SimulatedTimer
+from tests.packages import install
+from tests.samples import make_case
+
+CODE = """
+    from perfsuite.results import Metric
+
+    CALLS = []
+
+    class Recorder:
+        def begin(self, model, rank, world_size):
+            CALLS.append(("begin", model, rank, world_size))
+
+        def boundary(self, step):
+            CALLS.append(("boundary", step))
+
+        def result(self):
+            return len(CALLS)
+
+    class Fails(Recorder):
+        def boundary(self, step):
+            raise RuntimeError(f"at step {step}")
+
+    class Silent(Recorder):
+        def result(self):
+            return None
+
+    def metric(name, **how):
+        return Metric(name=name, label=name, unit="", better="lower", judged="shown", **how)
+
+    CALLED = metric("called", recorder=Recorder)
+    FAILING = metric("failing", recorder=Fails)
+    SILENT = metric("silent", recorder=Silent)
+    LENGTH = metric("length", read=lambda run: float(len(run.step_s)))
+"""
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Installs the package above; what its recorders were asked."""
+    names = ("called", "failing", "silent", "length")
+    install(
+        tmp_path,
+        monkeypatch,
+        package="extra-calls",
+        group=METRICS,
+        entry_points={name: f"extra_calls:{name.upper()}" for name in names},
+        modules={"extra_calls": CODE},
+    )
+    import extra_calls  # type: ignore[import-not-found]
+
+    calls: list[tuple[Any, ...]] = extra_calls.CALLS
+    calls.clear()
+    return calls
+
+
+def model() -> str:
+    return "a model"
+
+
+def after_steps(metrics: ExtraMetrics, steps: int, model: Callable[[], Any] = model) -> dict[str, float]:
+    for step in range(1, steps + 1):
+        metrics.boundary(step, model, 1, 2)
+    return metrics.result()
+
+
+def test_a_recorder_begins_after_the_first_step_and_looks_after_each_later_one(
+    calls: list[tuple[Any, ...]],
+) -> None:
+    assert after_steps(ExtraMetrics(["called"]), 3) == {"called": 3}
+    assert calls == [("begin", "a model", 1, 2), ("boundary", 2), ("boundary", 3)]
+
+
+def test_a_metric_that_is_read_on_the_driver_has_nothing_in_the_rank(calls: list[tuple[Any, ...]]) -> None:
+    assert after_steps(ExtraMetrics(["length"]), 2) == {}
+
+
+def test_a_recorder_without_a_value_leaves_none(calls: list[tuple[Any, ...]]) -> None:
+    assert after_steps(ExtraMetrics(["silent", "called"]), 1) == {"called": 2}
+
+
+def test_an_error_of_a_recorder_is_raised_at_the_end_and_names_the_metric(
+    calls: list[tuple[Any, ...]],
+) -> None:
+    metrics = ExtraMetrics(["failing", "called"])
+    with pytest.raises(ExtensionError, match="recorder of metric 'failing' failed: RuntimeError: at step 2"):
+        after_steps(metrics, 3)
+    assert ("boundary", 3) not in calls  # nothing is asked any more
+
+
+def test_an_error_of_a_recorder_is_no_crash_of_the_training(calls: list[tuple[Any, ...]]) -> None:
+    assert failure_of(ExtensionError("x"), 0).kind == "error"
+
+
+def test_a_metric_that_the_rank_does_not_know_is_an_error() -> None:
+    with pytest.raises(ExtensionError, match="'gone' is not installed in the environment of the ranks"):
+        ExtraMetrics(["gone"])
+
+
+def test_a_rank_reports_the_metrics_that_its_case_file_names(
+    tmp_path: Path, calls: list[tuple[Any, ...]]
+) -> None:
+    case = make_case()
+    request = CaseFile(case=case, device="cpu", metrics=("called", "length"))
+    rank = Rank(RunDir(tmp_path), request, empty_report(1, 2))
+    rank.build(SimulatedTimer())
+    rank.start()
+    rank.workload.run(case.total_steps)
+    assert rank.finish().extra == {"called": case.total_steps}
+    assert calls[0] == ("begin", None, 1, 2)
+
+
+def test_without_metrics_nothing_is_called_between_steps(tmp_path: Path) -> None:
+    rank = Rank(RunDir(tmp_path), CaseFile(case=make_case(), device="cpu"), empty_report(0, 2))
+    rank.build(SimulatedTimer())
+    rank.start()
+    assert rank.recorder.between_steps is None
+    rank.workload.run(rank.case.total_steps)
+    assert rank.finish().extra == {}
