@@ -1,6 +1,6 @@
-"""Baselines: accepted measurements, one file per hardware class and case.
+"""Baselines: what a case reached when it was accepted or recorded. Pure; imports neither torch nor pytest.
 
-Imports neither torch nor pytest.
+Their files are read and written by `perfsuite.results.store.BaselineStore`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class BaselineLaunch(Data):
     """One launch of a baseline."""
 
     figures: Figures
-    """Rounded to what is significant."""
+    """The figures, rounded to 6 significant digits."""
     loss: tuple[float, ...] = ()
     """The loss curve, see `loss_curve`."""
     device_probe: dict[str, float] = Field(default_factory=dict)
     """What the device could do before the workload was built."""
     session: str | None = None
-    """In which it was measured. Launches of a baseline that do not say count as those of one session."""
+    """The session that measured it. Launches without one count as launches of the same session."""
 
 
 class Acceptance(Data):
@@ -38,7 +38,7 @@ class Acceptance(Data):
     by: str
     date: str
     commit: str | None
-    """Of the repository that holds the baseline, at the time."""
+    """The commit of the repository that holds the baseline, at that time."""
     reason: str | None = None
 
 
@@ -81,9 +81,10 @@ class Baseline(Document):
 def from_runs(
     runs: Sequence[Run], *, sessions: Sequence[str] | None = None, accepted: Acceptance | None = None
 ) -> Baseline:
-    """A baseline out of runs of one case on one hardware class, oldest first: as the newest one ran.
+    """Make a baseline of runs of one case on one hardware class, oldest first.
 
-    `sessions` names the session of each run; without it, all are of one that has no name.
+    Case, FLOPs and what was observed are those of the newest run. `sessions` names the session of each run;
+    without it, all count as launches of one session without a name.
     """
     named: Sequence[str | None] = sessions or [None] * len(runs)
     first, newest = runs[0], runs[-1]
@@ -119,7 +120,7 @@ def _rounded(figures: Figures) -> Figures:
 
 
 def _cut(value: float, digits: int = 6) -> float:
-    """As far as a number means something, so that a diff shows changes and not noise."""
+    """The value, rounded to so many significant digits, so that a diff shows changes and not noise."""
     if not value or not math.isfinite(value):
         return value
     return round(value, digits - 1 - math.floor(math.log10(abs(value))))

@@ -1,4 +1,4 @@
-"""Which readings of a machine say that it, and not the code, is slow. Pure."""
+"""Decides from readings of a machine whether it, rather than the code, was slow. Pure."""
 
 from __future__ import annotations
 
@@ -6,33 +6,22 @@ from perfsuite.case.hardware import Machine
 from perfsuite.results.run import DeviceHealth, Health
 
 THROTTLED_SHARE = 0.05
-"""Of the samples: a GPU that is slowed down for longer is not healthy."""
-
-
+"""Largest share of samples in which a healthy GPU may be throttled."""
 FOREIGN_MEMORY_BYTES = 256 * 2**20
-"""On a GPU: a monitor holds less, a program that computes holds more."""
-
-
+"""Most GPU memory of other processes: a monitor holds less, a program that computes holds more."""
 FOREIGN_CPU_SHARE = 0.20
-"""Of the cores' time: on 2 cores this is less than half of one."""
-
-
+"""Largest share of the cores' time that other processes may use: on 2 cores less than half of one."""
 HELD_BYTES = 2**30
-"""Of a GPU's memory before a launch: a desktop or a monitor holds less, a job that did not let go more."""
+"""Most memory of a GPU in use before a launch: a desktop holds less, a job that did not end holds more."""
 FREE_S = 30.0
-"""At the most, until the memory of the GPUs is free before a launch: a driver tears a dead process down."""
+"""Most seconds to wait before a launch until the GPUs' memory is free: a driver cleans up after a process."""
 STEAL_SHARE = 0.10
-"""Of the cores' time, taken by the hypervisor."""
-
-
+"""Largest share of the cores' time that the hypervisor may take."""
 POWER_LIMIT = "gpu_power_limit_w"
-"""In a run's environment: the power limit that the driver enforces; of GPUs that differ, each, ascending."""
-
-
+"""Key of a run's environment: the enforced power limit; of GPUs that differ, each, in ascending order."""
 BAD_REASONS = ("HwSlowdown", "HwThermalSlowdown", "SwThermalSlowdown", "HwPowerBrakeSlowdown")
-"""The machine is too hot or short of power. The others, SwPowerCap above all, are how GPUs normally run."""
-
-
+"""Throttle reasons of a machine that is too hot or short of power. The others, SwPowerCap above all, are how
+GPUs normally run."""
 HARDWARE_FAULTS = (
     "uncorrectable ecc",
     "uncorrectable nvlink",
@@ -43,12 +32,12 @@ HARDWARE_FAULTS = (
     "nvrm: xid",
     "xid error",
 )
-"""What CUDA, NCCL and NVML say when a card or its link is broken; an unspecified launch failure may also be a
-kernel's own bug."""
+"""Messages of CUDA, NCCL and NVML about a broken card or link. An unspecified launch failure may also be a
+bug in a kernel."""
 
 
 def gpu_setup(health: Health | None) -> dict[str, str]:
-    """How the GPUs are set up, by name; for several that differ, each value once."""
+    """The settings of the GPUs by name; where GPUs differ, each value once."""
     cards = health.devices if health is not None else ()
     values: dict[str, list[float | bool | None]] = {
         POWER_LIMIT: [card.power_limit_w for card in cards],
@@ -57,22 +46,22 @@ def gpu_setup(health: Health | None) -> dict[str, str]:
         "gpu_ecc": [card.ecc for card in cards],
         "gpu_persistence": [card.persistence for card in cards],
     }
-    told = {name: sorted({value for value in each if value is not None}) for name, each in values.items()}
-    return {name: ", ".join(map(_setup, each)) for name, each in told.items() if each}
+    known = {name: sorted({value for value in each if value is not None}) for name, each in values.items()}
+    return {name: ", ".join(map(_setup, each)) for name, each in known.items() if each}
 
 
 def _setup(value: float | bool) -> str:
     return ("off", "on")[value] if isinstance(value, bool) else f"{value:g}"
 
 
-def hardware_fault(said: str) -> str | None:
-    """The first line of what a failed job said that speaks of broken hardware, or None."""
-    lines = (line.strip() for line in said.splitlines())
+def hardware_fault(text: str) -> str | None:
+    """The first line of a failed job's messages that names a hardware fault, or None."""
+    lines = (line.strip() for line in text.splitlines())
     return next((line for line in lines if any(fault in line.lower() for fault in HARDWARE_FAULTS)), None)
 
 
 def machine_problems(health: Health | None, machine: Machine) -> list[str]:
-    """Why this machine's figures are not the code's, with the values; empty if nothing speaks against it."""
+    """Reasons to discard a launch because of its machine, with the values; empty if it was healthy."""
     if health is None:
         return []
     found = [reason for device in health.devices for reason in _unhealthy_gpu(device)]

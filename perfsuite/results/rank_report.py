@@ -1,7 +1,4 @@
-"""What is measured, as versioned files: the reports of ranks, and runs.
-
-Imports neither torch nor pytest.
-"""
+"""What one rank reports, as a versioned file. Imports neither torch nor pytest."""
 
 from __future__ import annotations
 
@@ -34,19 +31,19 @@ class Failure(Data):
     """One line: what happened."""
     rank: int | None = None
     traceback: str | None = None
-    """Of the first failing rank, or what it last wrote."""
+    """The traceback of that rank, or what it wrote last."""
     at: float = 0
-    """Seconds since the epoch."""
+    """When it happened, in seconds since the epoch."""
 
 
 class Memory(Data):
-    """Of one rank, in bytes. On a GPU the caching allocator's counters; on CPU only `peak`."""
+    """Memory of one rank, in bytes. On a GPU by the caching allocator's counters; on CPU only `peak`."""
 
     peak: int
     """Peak allocated. On CPU: peak resident set above its level before the model was built."""
     reserved: int | None = None
     alloc_retries: int | None = None
-    """Times that the allocator had to free its cache to serve a request: each one stalls a step."""
+    """How often the allocator had to free its cache to serve a request: each time stalls a step."""
     method: str
     """How it was read."""
 
@@ -59,34 +56,35 @@ class Flops(Data):
     parameters: int
     matmul_parameters: int
     trained_parameters: int | None = None
-    """None: all of them."""
+    """Parameters that are trained; None: all of them."""
 
 
 class Observed(Data):
     """What a worker found to be running, as opposed to what was asked for."""
 
     settings: dict[str, str]
-    """World size, wrapper, sharding, dtypes, attention ...: runs that differ here cannot be compared."""
+    """World size, wrapper, sharding, dtypes and so on: runs that differ here cannot be compared."""
     environment: dict[str, str]
-    """Versions and the like: differences are listed beside a verdict."""
+    """Versions and variables: differences are listed beside a verdict."""
 
 
 class Evidence(Data):
-    """What one rank tells that only all ranks together can answer: see `perfsuite.results.agreement`."""
+    """What one rank observed for questions that need all ranks (`perfsuite.results.agreement`)."""
 
     data_parallel: int = Field(ge=1)
     """Ranks that see different data."""
     tokens: int | None = None
-    """Elements of the model's first integer input in the second step; None where it is given no integers."""
+    """Elements of the model's first integer input in the second step; None if it was given no integers."""
     padding: int = 0
-    """Of these, those that the attention mask takes out."""
+    """How many of these tokens the attention mask takes out."""
     forwards: int = 0
-    """Calls of the model that these tokens came with."""
+    """How many calls of the model these tokens came with."""
     collectives: int | None = None
-    """From the first optimizer step to the last, in groups of several ranks; None where nobody counts."""
+    """Number of collectives in groups of several ranks, from the first optimizer step to the last; None if
+    they were not counted."""
     replicated: dict[str, tuple[float, float]] = Field(default_factory=dict)
-    """Of each trained parameter that data-parallel ranks hold whole: its L1 norm before the first optimizer
-    step and after the last."""
+    """L1 norms before the first optimizer step and after the last, by the name of each trained parameter that
+    data-parallel ranks hold whole."""
 
 
 class RankReport(Document):
@@ -99,16 +97,17 @@ class RankReport(Document):
     clock: str
     """Which clock stamped the steps: `cuda events`, `perf_counter`, `simulated`."""
     tokens_per_step: int = 0
-    """Of all ranks together."""
+    """Tokens of all ranks together in one step."""
     step_s: tuple[float, ...] = ()
     """Every optimizer step from the first, warm-up included."""
     probe_s: tuple[float, ...] = ()
-    """On CPU: the fixed piece of work done after each step, timed apart from it."""
+    """On CPU: seconds of the fixed piece of work after each step, which is timed apart from the step."""
     wall_s: float = 0
-    """Host clock over all steps, less what was done between them; agrees with the sum of `step_s`."""
+    """Seconds of all steps by the host clock, without what was done between them; should agree with the sum
+    of `step_s`."""
     loss: tuple[float, ...] = ()
     own_tokens_per_s: float | None = None
-    """Of all ranks together, by the framework's own log; None where it keeps none."""
+    """Tokens/s of all ranks together as reported by the framework; None if it reports none."""
     memory: Memory | None = None
     flops: Flops | None = None
     observed: Observed | None = None

@@ -1,4 +1,5 @@
-"""One launch as one document: what all its ranks, and the machine, have to tell."""
+"""One launch as one document: what its ranks measured, and how the machine was. Imports neither torch nor
+pytest."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from perfsuite.results.rank_report import Failure, Flops, Memory, Observed
 
 
 class DeviceHealth(Data):
-    """One GPU while steps were being made. None where NVML does not tell."""
+    """One GPU while steps were being made. A field is None where NVML does not know it."""
 
     index: int = Field(ge=0)
-    """Among those that the job may see."""
+    """Its number among the GPUs that the job may see."""
     pci_bus_id: str | None = None
     """As `nvidia-smi` prints it: with it, `uuid` or `serial` a card is found again."""
     uuid: str | None = None
@@ -32,7 +33,7 @@ class DeviceHealth(Data):
     ecc: bool | None = None
     persistence: bool | None = None
     held_before_bytes: int | None = None
-    """Of its memory, just before the launch, by processes other than the job's."""
+    """Bytes of its memory in use just before the launch, by processes other than the job's."""
     held_before_by: tuple[int, ...] = ()
     """The processes that NVML listed then."""
     sm_clock_mhz: float | None = None
@@ -41,11 +42,11 @@ class DeviceHealth(Data):
     utilisation: float | None = None
     """Percent of the time in which a kernel ran, mean: NVML's figure, which does not say how full it was."""
     power_w: float | None = None
-    """Mean."""
+    """The mean of the samples."""
     energy_j: float | None = None
-    """Over `Health.seconds`."""
+    """Joules over `Health.seconds`."""
     temperature_c: float | None = None
-    """Highest."""
+    """The highest sample."""
     throttled: dict[str, float] | None = None
     """Share of samples, 0 to 1, in which each reason for a lower clock was active, by NVML's names."""
     foreign_memory_bytes: int | None = None
@@ -99,7 +100,7 @@ class Figures(Data):
     tokens_per_s_mean: float | None = None
     """By the mean step time: stalls show here."""
     own_tokens_per_s: float | None = None
-    """By the framework's own log, warm-up and all as it counts: never gated, shown beside the clock's."""
+    """As reported by the framework, which may count warm-up: never judged, shown beside the clock's."""
     step_s_p50: float | None = None
     step_s_p95: float | None = None
     step_s_mean: float | None = None
@@ -107,7 +108,7 @@ class Figures(Data):
     """p95 over p50 of the step times: 1 is perfectly even. Shown, never judged."""
     probe_s_p50: float | None = None
     peak_memory_bytes: float | None = None
-    """Of the rank that used most, as all memory figures."""
+    """Memory of the rank that used most, as all memory figures."""
     reserved_memory_bytes: float | None = None
     alloc_retries: float | None = None
     tflops_per_device: float | None = None
@@ -117,9 +118,10 @@ class Figures(Data):
     sm_clock_mhz: float | None = None
     """Median over the window, of the GPU with the slowest clock."""
     device_memory_bytes: float | None = None
-    """Of the GPU where the job used most, by NVML: also what the allocator does not know. Never gated."""
+    """Memory in use on the GPU where the job used most, by NVML: also what the allocator does not count.
+    Never judged."""
     energy_per_token_j: float | None = None
-    """Of all GPUs together; the tokens are those of the steps made while it was measured."""
+    """Joules of all GPUs together, per token of the steps that were made while energy was measured."""
     loss_first: float | None = None
     loss_last: float | None = None
     extra: dict[str, float] = Field(default_factory=dict)
@@ -162,8 +164,8 @@ class Run(Document):
     """The fault that was injected; such a run can never become a baseline."""
     figures: Figures = Figures()
     step_s: tuple[float, ...] = ()
-    """From the moment when every rank had finished the step before until every rank had finished this one,
-    warm-up included."""
+    """Seconds of each step, warm-up included: from the moment when every rank had finished the step before
+    until every rank had finished this one."""
     probe_s: tuple[float, ...] = ()
     loss: tuple[float, ...] = ()
     """Mean over ranks."""
@@ -177,7 +179,7 @@ class Run(Document):
     health: Health | None = None
     """None on a CPU where the run was too short to be sampled."""
     device_probe: dict[str, float] = Field(default_factory=dict)
-    """Of the slowest rank, figure by figure."""
+    """What the device could do before the workload was built: the slowest rank's, figure by figure."""
     notes: tuple[str, ...] = ()
     """What a reader of the figures should know."""
     failure: Failure | None = None

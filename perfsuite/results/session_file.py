@@ -1,4 +1,4 @@
-"""What a session found out, as one versioned file: `results.json`. Imports neither torch nor pytest."""
+"""What a session measured, as one versioned file: `results.json`. Imports neither torch nor pytest."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Measurement(Data):
     verdict: Verdict
     baseline_file: str | None
     directory: str
-    """The files of the launches."""
+    """The directory with the files of its launches."""
     excused: Excuse | None = None
 
     @property
     def hardware_class(self) -> str | None:
-        """Where it was measured; None if nothing was launched."""
+        """The hardware class it was measured on; None if nothing was launched."""
         return self.runs[0].machine.hardware_class if self.runs else None
 
     @property
@@ -42,7 +42,7 @@ class Measurement(Data):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def shared(self) -> bool:
-        """Whether others used the machine in the launches that the figures are of: shown, and no evidence."""
+        """Whether others used the machine in the launches that are shown: their figures prove nothing."""
         none_is_healthy = not self.verdict.healthy(self.runs)
         return none_is_healthy and any(is_shared(run.health, run.machine) for run in self.runs)
 
@@ -54,7 +54,7 @@ class Measurement(Data):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def unit(self) -> Unit:
-        """What its speeds count: `figures.tokens_per_s` of a case without tokens is in samples/s."""
+        """What its speeds count. `figures.tokens_per_s` of a case without tokens is in samples/s."""
         return self.runs[0].case.unit if self.runs else "tokens"
 
     @computed_field  # type: ignore[prop-decorator]
@@ -106,4 +106,4 @@ class SessionFile(Document):
     interrupted_case: str | None = None
     """The case that an interrupt cut short."""
     interrupted_launches: tuple[Run, ...] = ()
-    """Those of that case that were over by then."""
+    """The launches of that case that had ended by then."""

@@ -1,4 +1,4 @@
-"""The stacks that the processes of a hanging job wrote, as one text."""
+"""Reads the stacks that the processes of a hanging job wrote. Imports neither torch nor pytest."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ import re
 from perfsuite.results.run_dir import RunDir
 
 MAX_LINES = 40
-"""Told of the stacks of one process."""
-
-
+"""Lines that are shown of the stacks of one process."""
 MAX_PLACES = 8
-"""Told of a job: processes with the same stacks are one."""
+"""Different stacks that are shown of one job; processes with equal stacks count once."""
 
 
 def read_stacks(run_dir: RunDir) -> str:
-    """What was written, the most telling first; empty if nothing was.
+    """The stacks as one text; empty if no process wrote any.
 
-    First the ranks that stand where the fewest others do. Of two such places, first the one outside of torch:
-    the others wait for it inside, in a collective.
+    Stacks are sorted by their number of ranks, rarest first; of two with equally many, first the one outside
+    of torch, because the other ranks wait in a collective. Stacks of processes without a rank come last.
     """
     places: dict[str, list[tuple[int | None, int]]] = {}
     for rank, pid, file in run_dir.all_stacks():

@@ -1,4 +1,4 @@
-"""Where warm-up ends: found in the finished series of steps. Pure; imports nothing outside the stdlib."""
+"""Finds where warm-up ends in a finished series of step times. Pure; imports the standard library alone."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from statistics import median
 from typing import NamedTuple
 
 ROLL = 5
-"""Steps in the rolling median: one slow step moves it little, five are soon past."""
+"""Steps of the rolling median: one slow step moves it little, and five steps are soon past."""
 FLAT = 0.05
-"""How far a rolling median may lie from the level that the series ends on."""
+"""Relative difference that is allowed between a rolling median and the level on which the series ends."""
 
 NEVER = 2
-"""Steps of a case that are never measured: in the second the worker looks at what runs
+"""First steps of a case that are never measured: in the second one the worker observes what runs
 (`perfsuite.worker.observe`)."""
 
 

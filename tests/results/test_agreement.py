@@ -81,6 +81,13 @@ def test_ranks_that_train_one_model_or_do_not_tell(ranks: list[Evidence | None])
     assert agreement.trained_apart(reports(*ranks), case_of()) is None
 
 
+@pytest.mark.parametrize(("norm", "is_apart"), [(99.0, False), (98.9, True), (101.1, True)])
+def test_replicas_may_differ_by_a_hundredth_of_what_training_moved(norm: float, is_apart: bool) -> None:
+    """Parameter "a" goes from 0 to 100 on one rank, and to `norm` on the other."""
+    moved = [Evidence(data_parallel=2, collectives=25, replicated={"a": (0.0, end)}) for end in (100.0, norm)]
+    assert (agreement.trained_apart(reports(*moved), case_of()) is not None) is is_apart
+
+
 def test_ranks_that_trained_apart_are_no_measurement(tmp_path: Path) -> None:
     run = run_of(make_case(), tmp_path, reports(told(11), told(13)))
     assert run.failure is not None

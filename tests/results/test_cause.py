@@ -152,6 +152,16 @@ def test_what_a_rank_says_is_not_followed_by_torchs_launcher(tmp_path: Path) -> 
     assert failure_of(collected(run_dir)).traceback == f"{alone}\nlast lines of launcher.log:\nOut of disk"
 
 
+def test_of_an_unknown_rank_all_logs_are_shown_and_one_that_says_something_replaces_torchs_launcher(
+    tmp_path: Path,
+) -> None:
+    run_dir = write_launch(tmp_path, make_report(0), ended=(COMMAND_FAILED,))
+    run_dir.rank_log(0).touch()
+    run_dir.rank_log(1).write_text("bad option\n")
+    run_dir.launcher_log.write_text(ELASTIC)
+    assert failure_of(collected(run_dir)).traceback == "last lines of rank-1.log:\nbad option"
+
+
 @pytest.mark.parametrize("empty", [True, False])
 def test_a_log_in_which_nothing_stands_is_said_to_be_empty(tmp_path: Path, empty: bool) -> None:
     run_dir = write_launch(tmp_path)

@@ -199,6 +199,20 @@ def test_a_loss_that_does_not_fall_is_a_failure(tmp_path: Path, loss: tuple[floa
     assert said in failure.message
 
 
+def test_of_many_steps_a_tenth_at_each_end_tells_whether_the_loss_falls(tmp_path: Path) -> None:
+    case = make_case(steps=100, max_warmup_steps=10)
+    reports = [make_report(rank, step_s=(0.1,) * 110, wall_s=11.0, loss=(6.2,) * 110) for rank in (0, 1)]
+    failure = failure_of(collected(write_launch(tmp_path, *reports, case=case)))
+    assert "6.2000 is the mean of the first 11 steps, 6.2000 that of the last 11:" in failure.message
+
+
+def test_allocator_retries_of_one_rank_are_a_note(tmp_path: Path) -> None:
+    memories = [Memory(peak=10**6, alloc_retries=retries, method="m") for retries in (0, 3)]
+    reports = [make_report(rank, memory=memory) for rank, memory in enumerate(memories)]
+    run = collected(write_launch(tmp_path, *reports))
+    assert run.notes == ("3 allocator retries: memory is nearly full, which slows steps down",)
+
+
 WARM_UP = tuple(2.3 + 0.01 * (step % 5) for step in range(25))
 """Of random data, or of a learning rate that is still next to 0."""
 

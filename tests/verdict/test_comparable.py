@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from perfsuite.case.model import Model
+from perfsuite.results.baseline import Baseline, from_runs
+from perfsuite.results.rank_report import Flops, Observed
+from perfsuite.results.run import Run
+from perfsuite.verdict.judge import MAX_UNHEALTHY
+from tests.samples import (
+    DISTURBED,
+    make_case,
+    make_figures,
+    make_launches,
+    make_machine,
+    make_run,
+)
+from tests.verdict.judging import (
+    BASELINE,
+    H100,
+    PROBED,
+    check_of,
+    in_environment,
+    judged,
+    noise_of,
+    on_gpu,
+    on_machine,
+    run_with,
+    session,
+    usual,
+    with_stack,
+)
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "said"),
+    [
+        (
+            {"machine": make_machine(hardware_class="cpu-other-8c")},
+            {},
+            "hardware class was 'cpu-test-2c' in the baseline and is 'cpu-other-8c'",
+        ),
+        (
+            {"flops": Flops(formula="palm-2", per_token=1, parameters=1, matmul_parameters=1)},
+            {"flops": Flops(formula="palm-1", per_token=1, parameters=1, matmul_parameters=1)},
+            "FLOP formula was 'palm-1' in the baseline and is 'palm-2'",
+        ),
+        (
+            {"observed": Observed(settings={"wrapper": "DDP"}, environment={})},
+            {"observed": Observed(settings={"wrapper": "FSDPModule"}, environment={})},
+            "observed wrapper was 'FSDPModule' in the baseline and is 'DDP'",
+        ),
+        (
+            {"observed": Observed(settings={}, environment={})},
+            {"observed": Observed(settings={"attention": "eager"}, environment={})},
+            "observed attention was 'eager' in the baseline and is '?'",
+        ),
+        ({"case": make_case(micro_batch=4)}, {}, "micro_batch was '2' in the baseline and is '4'"),
+        (
+            {"case": make_case(learning_rate=0.5)},
+            {},
+            "learning_rate was '0.001' in the baseline and is '0.5'",
+        ),
+    ],
+)
+def test_unlike_things_are_not_compared_and_both_values_are_named(
+    now: dict[str, Any], before: dict[str, Any], said: str
+) -> None:
+    verdict = judged([make_run(**now)], from_runs([make_run(**before)] * 3))
+    assert (verdict.outcome, verdict.failure, verdict.checks) == ("failed", "unlike", ())
+    assert verdict.reasons == (f"cannot be compared: {said}",)
+
+
+def test_a_setting_that_was_not_looked_at_when_the_baseline_was_recorded_is_a_change() -> None:
+    """As after an update of perfsuite, which must not make every baseline useless."""
+    run = make_run(observed=Observed(settings={"wrapper": "x", "attention_kernel": "math"}, environment={}))
+    before = make_run(observed=Observed(settings={"wrapper": "x"}, environment={}))
+    verdict = judged([run], from_runs([before] * 3))
+    assert (verdict.outcome, verdict.changed) == ("passed", ("attention_kernel: not looked at -> math",))
+
+
+@pytest.mark.parametrize("before", [{}, {"trained": "all"}])
+def test_a_baseline_that_says_nothing_of_what_was_trained_trained_all(before: dict[str, str]) -> None:
+    """As those of an earlier perfsuite."""
+    then = from_runs([make_run(observed=Observed(settings=before, environment={}))] * 3)
+    verdict = judged([make_run(observed=Observed(settings={"trained": "all"}, environment={}))], then)
+    assert (verdict.outcome, verdict.changed) == ("passed", ())
+    adapters = {"trained": "adapters only", "adapters": "2", "lora": "rank 4", "quantised_layers": "0"}
+    verdict = judged([make_run(observed=Observed(settings=adapters, environment={}))], then)
+    assert (verdict.failure, verdict.changed) == ("unlike", ())
+    assert verdict.reasons == (
+        "cannot be compared: observed trained was 'all' in the baseline and is 'adapters only'",
+    )
+
+
+def test_every_unlike_thing_is_named() -> None:
+    run = make_run(case=make_case(micro_batch=4, seed=5))
+    verdict = judged([run])
+    assert [reason.split(" was ")[0] for reason in verdict.reasons] == [
+        "cannot be compared: micro_batch",
+        "cannot be compared: seed",
+    ]
+
+
+def test_unlike_in_a_later_launch_is_unlike() -> None:
+    assert judged([*usual()[:2], make_run(case=make_case(seed=5))]).failure == "unlike"
+
+
+def test_where_and_how_long_a_case_may_run_does_not_make_it_another() -> None:
+    run = make_run(case=make_case(timeout_s=7, hardware=("cpu", "h100")))
+    assert judged([run]).outcome == "passed"
+
+
+def test_what_changed_around_it_is_listed_and_forbids_nothing() -> None:
+    before = in_environment(torch="2.11", OMP_NUM_THREADS="1", same="x")
+    now = in_environment(torch="2.12", NCCL_ALGO="Tree", same="x")
+    verdict = judged([now], from_runs([before] * 3))
+    assert (verdict.outcome, verdict.failure) == ("passed", None)
+    assert verdict.changed == (
+        "NCCL_ALGO: unset -> Tree",
+        "OMP_NUM_THREADS: 1 -> unset",
+        "torch: 2.11 -> 2.12",
+    )
+
+
+def test_what_changed_is_listed_with_a_regression() -> None:
+    slow = in_environment(torch="2.12").replace(figures=make_figures(tokens_per_s=500))
+    verdict = session([slow] * 5, from_runs([in_environment(torch="2.11")] * 3))
+    assert (verdict.outcome, verdict.changed) == ("regressed", ("torch: 2.11 -> 2.12",))
+
+
+@pytest.mark.parametrize(("now", "before"), [(True, False), (False, True)])
+def test_nothing_observed_on_one_side_is_no_difference(now: bool, before: bool) -> None:
+    seen = Observed(settings={"wrapper": "DDP"}, environment={"torch": "2.11"})
+    run, then = (make_run(observed=seen if told else None) for told in (now, before))
+    verdict = judged([run], from_runs([then] * 3))
+    assert (verdict.outcome, verdict.changed) == ("passed", ())
+
+
+@pytest.mark.parametrize("baseline", [None, BASELINE])
+def test_a_disturbed_machine_is_unhealthy_with_or_without_a_baseline(baseline: Baseline | None) -> None:
+    runs = [make_run(health=DISTURBED)] * 9
+    verdict = session(runs, baseline)
+    assert (verdict.outcome, verdict.launches) == ("unhealthy", MAX_UNHEALTHY)
+    assert verdict.reasons[0].startswith("launch 1 set aside: other processes used 60% of the cores' time")
+
+
+def test_every_reason_of_a_launch_is_told() -> None:
+    verdict = session([on_machine(0.5).replace(health=DISTURBED)] * 3, PROBED)
+    assert re.fullmatch(
+        r"launch 3 set aside: other processes used 60% .*; by the probe, the machine ran at 50% .*",
+        verdict.reasons[2],
+    )
+
+
+@pytest.mark.parametrize(
+    ("matmul", "copy", "outcome"),
+    [
+        (700, 3000, "passed"),
+        (631, 2701, "passed"),
+        (629, 3000, "unhealthy"),
+        (700, 2699, "unhealthy"),
+        (900, 9000, "passed"),
+        (None, 3000, "passed"),
+    ],
+)
+def test_a_gpu_that_is_slower_than_at_the_baseline_before_the_workload_is_unhealthy(
+    matmul: float | None, copy: float, outcome: str
+) -> None:
+    baseline = from_runs([on_gpu(rate, copy=3000) for rate in (700, 1, 710, 690, 700)])
+    verdict = session([on_gpu(matmul, copy=copy, other=1)] * 3, baseline)
+    assert verdict.outcome == outcome
+    if outcome == "unhealthy":
+        what = "matmul_tflops was 629, at the baseline 700 (10% less is healthy)"
+        if matmul != 629:
+            what = "copy was 2699, at the baseline 3000 (10% less is healthy)"
+        assert verdict.reasons[0].startswith("launch 1 set aside: before the workload, ")
+        assert verdict.reasons[0].endswith(what)
+
+
+@pytest.mark.parametrize(
+    ("rates", "rate", "outcome"),
+    [
+        ((240, 239, 241, 240, 238), 217, "passed"),
+        ((240, 239, 241, 240, 238), 215, "unhealthy"),
+        ((240, 200, 275, 230, 255), 190, "passed"),  # links that scatter between launches of the baseline
+        ((240, 200, 275, 230, 255), 120, "unhealthy"),
+        ((240, 200), 190, "unhealthy"),  # two launches tell no scatter
+    ],
+)
+def test_a_probe_may_be_as_slow_as_the_baselines_own_launches_scatter(
+    rates: tuple[float, ...], rate: float, outcome: str
+) -> None:
+    before = [run.replace(device_probe={"all_reduce_gb_s": 240}) for run in usual(machine=H100)][: len(rates)]
+    before = [
+        run.replace(device_probe={"all_reduce_gb_s": rate}) for run, rate in zip(before, rates, strict=True)
+    ]
+    today = on_gpu(None, all_reduce_gb_s=rate)
+    assert session([today] * 3, from_runs(before)).outcome == outcome
+
+
+def with_limit(watts: str | None) -> Run:
+    environment = {} if watts is None else {"gpu_power_limit_w": watts}
+    return on_gpu(None).replace(observed=Observed(settings={}, environment=environment))
+
+
+@pytest.mark.parametrize(
+    ("now", "then", "outcome"),
+    [
+        ("700", "700", "passed"),
+        ("695", "700", "passed"),
+        ("500", "700", "unhealthy"),
+        ("500, 700", "700", "unhealthy"),  # one card of several
+        ("700", "500", "passed"),
+        ("500, 700", "500, 700", "passed"),
+        ("500", None, "passed"),  # a baseline of before this was read
+        (None, "700", "passed"),
+    ],
+)
+def test_gpus_that_may_draw_less_power_than_at_the_baseline_are_unhealthy(
+    now: str | None, then: str | None, outcome: str
+) -> None:
+    verdict = session([with_limit(now)] * 3, from_runs([with_limit(then)] * 5))
+    assert verdict.outcome == outcome
+    if outcome == "unhealthy":
+        assert verdict.reasons[0] == (
+            "launch 1 set aside: the GPUs' power limit is 500 W, at the baseline it was 700 W "
+            "(`nvidia-smi -pl`)"
+        )
+    if now != then:
+        assert verdict.changed == (f"gpu_power_limit_w: {then or 'unset'} -> {now or 'unset'}",)
+
+
+@pytest.mark.parametrize(("grown_mib", "is_told"), [(255, False), (257, True), (-5000, False)])
+def test_memory_outside_the_allocator_that_grew_is_told_and_not_judged(grown_mib: int, is_told: bool) -> None:
+    def holding(mib: int) -> Run:
+        (run,) = make_launches(1, machine=H100, device_memory_bytes=mib * 2.0**20)
+        return run
+
+    verdict = session([holding(20480 + grown_mib)] * 3, from_runs([holding(20480)] * 5))
+    assert verdict.outcome == "passed"
+    told = "GPU memory in use, by NVML, also outside torch's allocator: 20.00 GiB -> 20.25 GiB (+0.25 GiB)"
+    assert verdict.changed == ((told,) if is_told else ())
+
+
+@pytest.mark.parametrize("changed", ["nccl", "torch", "driver", "cuda", "cudnn"])
+def test_a_probe_that_is_slower_with_other_software_blames_no_machine(changed: str) -> None:
+    """A new NCCL whose all-reduce is 15 % slower is what the gate is for."""
+    before = [with_stack(run.replace(device_probe={"all_reduce": 200})) for run in usual(machine=H100)]
+    slower = [
+        with_stack(run.replace(device_probe={"all_reduce": 170}), **{changed: "9.9"})
+        for run in usual(0.92, machine=H100)
+    ]
+    verdict = session(slower, from_runs(before))
+    assert (verdict.outcome, verdict.unhealthy_launches) == ("regressed", ())
+    assert any(line.startswith(f"{changed}: ") and line.endswith(" -> 9.9") for line in verdict.changed)
+    assert "all_reduce: 200 -> 170 (-15%)" in verdict.changed
+    same = [with_stack(run) for run in slower]
+    assert session(same, from_runs(before)).outcome == "unhealthy"
+
+
+def test_a_baseline_that_does_not_name_the_driver_still_knows_a_slow_gpu() -> None:
+    bare = Observed(settings={}, environment={"torch": "2.13.0"})
+    before = from_runs([on_gpu(700).replace(observed=bare) for _ in range(5)])
+    verdict = session([with_stack(on_gpu(600)) for _ in range(3)], before)
+    assert verdict.outcome == "unhealthy"
+
+
+def test_the_order_of_keys_in_a_model_is_no_difference() -> None:
+    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}
+    one, other = (
+        make_run(case=make_case(model=Model(name="mine", config=dict(items))))
+        for items in (config.items(), reversed(config.items()))
+    )
+    assert judged([one], from_runs([other] * 3)).failure is None
+
+
+def test_on_a_cpu_the_device_probe_says_nothing() -> None:
+    probed = [run.replace(device_probe={"copy": rate}) for rate, run in zip((9, 1), usual(), strict=False)]
+    assert judged(probed[1:], from_runs(probed[:1])).outcome == "passed"
+
+
+@pytest.mark.parametrize("speed", [0.81, 1, 1.24])
+def test_a_machine_about_as_fast_as_at_the_baseline_is_healthy(speed: float) -> None:
+    verdict = session([on_machine(speed)], PROBED)
+    assert (verdict.outcome, verdict.reasons) == ("passed", ())
+
+
+@pytest.mark.parametrize(("now", "before"), [(None, 0.01), (0.01, None), (None, None)])
+def test_without_a_probe_on_both_sides_every_machine_is_healthy(
+    now: float | None, before: float | None
+) -> None:
+    baseline = from_runs([run_with(probe_s_p50=before)] * 3)
+    verdict = judged([run_with(probe_s_p50=now)], baseline, noise_of(0.005, exponent=1))
+    assert verdict.outcome == "passed"
+    assert check_of(verdict, "tokens_per_s").note is None
