@@ -600,8 +600,8 @@ def test_a_script_and_a_framework_that_train_the_same_agree(tmp_path: Path, lora
     )
     text = f"""
 import torch, torch.distributed as dist
-from perfsuite.case import Case
-from perfsuite.torch_model import build_model, build_optimizer, synthetic_batches
+from perfsuite.case.case import Case
+from perfsuite.frameworks.common.model import build_model, build_optimizer, synthetic_batches
 dist.init_process_group("gloo")
 case = Case.model_validate_json({ddp.model_dump_json()!r})
 model = torch.nn.parallel.DistributedDataParallel(build_model(case, torch.device("cpu")))
