@@ -89,12 +89,10 @@ def command(module: Path) -> str:
     """The unit tests of a module: the file of its name, or, without one, the folder of its package."""
     folder = Path("tests", *module.parts[1:-1])
     file = folder / f"test_{module.name}"
-    return shlex.join(
-        [
-            *(sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider"),
-            *("-m", "not launch and not simulation and not browser", str(file if file.exists() else folder)),
-        ]
-    )
+    options = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+    unit = "not launch and not simulation and not browser"
+    tests = str(file if file.exists() else folder)
+    return shlex.join([sys.executable, "-m", "pytest", *options, "-m", unit, tests])
 
 
 def changed_line(mutant: MutationSpec) -> str:
