@@ -99,7 +99,7 @@ def changed_line(mutant: MutationSpec) -> str:
     """The first line that a mutant changes, as changed."""
     before = mutant.module_path.read_text()
     operator = cosmic_ray.plugins.get_operator(mutant.operator_name)()
-    after = mutate_code(before, operator, mutant.occurrence)
+    after: str | None = mutate_code(before, operator, mutant.occurrence)
     assert after is not None
     lines = zip(before.splitlines(), after.splitlines(), strict=True)
     return next(new.strip() for old, new in lines if old != new)
