@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from perfsuite.frameworks.script import Script
     from perfsuite.frameworks.torchtitan import TorchTitan
     from perfsuite.frameworks.trainer import Trainer
-
-__version__ = "0.1.0"
-"""The one place of the version: `pyproject.toml` reads it here."""
+    from perfsuite.results.session_file import Measurement
 
 __version__ = "0.1.0"
 """The one place of the version: `pyproject.toml` reads it here."""
@@ -47,6 +45,7 @@ __all__ = [
     "Lightning",
     "LoRA",
     "Machine",
+    "Measurement",
     "Model",
     "Nanotron",
     "PerfsuiteError",
@@ -71,6 +70,7 @@ _MODULES = {
     "Lightning": "frameworks.lightning",
     "LoRA": "case.case",
     "Machine": "case.hardware",
+    "Measurement": "results.session_file",
     "Model": "case.model",
     "Nanotron": "frameworks.nanotron",
     "PerfsuiteError": "errors",

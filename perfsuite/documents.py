@@ -21,22 +21,24 @@ FROM_FILE = {"from_file": True}
 """The validation context of data from a file: it may name a framework that is not installed here."""
 
 
-class Data(BaseModel):
+if TYPE_CHECKING:  # a type checker shall see the fields in calls, not **values
+    _DataType = type(BaseModel)
+else:
+
+    class _DataType(type(BaseModel)):
+        def __call__(cls, **values: Any) -> Any:
+            """Make an object as `cls(...)` does. Only such calls raise `CaseError`, as pydantic makes nested
+            objects without them: their errors keep the path to the field."""
+            try:
+                return super().__call__(**values)
+            except ValidationError as error:
+                raise CaseError(f"{cls.__name__}: {explain(error)}") from None
+
+
+class Data(BaseModel, metaclass=_DataType):  # type: ignore[metaclass]  # dynamic to a type checker
     """Frozen, keyword-only data without unknown fields. Raises `CaseError` on bad values."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True, ser_json_inf_nan="strings")
-
-    if not TYPE_CHECKING:  # a type checker shall see the fields, not **values
-
-        def __init__(self, **values: Any) -> None:
-            try:
-                super().__init__(**values)
-            except ValidationError as error:
-                raise CaseError(f"{type(self).__name__}: {explain(error)}") from None
-
-        # As pydantic marks its own __init__: nested values are then validated in place, with their
-        # path in the error, instead of through this wrapper.
-        __init__.__pydantic_base_init__ = True
 
     def replace(self, **changes: Any) -> Self:
         """A copy with `changes`, validated as a new object is."""

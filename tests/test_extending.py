@@ -35,7 +35,7 @@ def test_the_package_of_the_page_is_installed_and_measured_with(tmp_path: Path) 
         "PIP_TARGET": str(installed),
         "PIP_NO_INDEX": "1",
         "PYTHONPATH": str(installed),
-        "PYTEST_ADDOPTS": "-p no:xdist -p no:hypothesispytest -p no:cacheprovider",
+        "PYTEST_ADDOPTS": "-p no:xdist -p no:hypothesispytest --perf-allow-shared --perf-record-launches=1",
     }
     commands = [command for block in SHELL.findall(text) for command in block.splitlines()]
     assert [command.split()[0] for command in commands] == ["pip", "pytest", "pytest"]

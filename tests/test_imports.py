@@ -22,6 +22,7 @@ FILES = {
 WORKER_ONLY = (
     "perfsuite.frameworks.common.",
     "perfsuite.frameworks.nanotron.compat",
+    "perfsuite.frameworks.nanotron.trainer",
     "perfsuite.frameworks.torchtitan.trainer",
     "perfsuite.launch.preload",
     "perfsuite.worker.",

@@ -1,1 +1,1 @@
-"""What to run: a case, its model, the hardware that it is meant for. Plain data."""
+"""What runs: a case with its model, framework and hardware, as plain data."""

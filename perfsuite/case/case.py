@@ -26,7 +26,7 @@ Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
 Quantization = Literal["none", "8bit", "4bit"]
 Unit = Literal["tokens", "samples"]
-"""What a case counts (`Case.unit`). Fields of figures are named after tokens, whatever is counted."""
+"""What a case counts (`Case.unit`). Figures are named after tokens even if samples are counted."""
 
 
 class Topology(Data):
@@ -37,26 +37,26 @@ class Topology(Data):
 
     @property
     def world_size(self) -> int:
-        """Processes in all."""
+        """The number of processes on all machines."""
         return self.nodes * self.processes_per_node
 
 
 class LoRA(Data):
-    """Low-rank adapters (Hu et al. 2021): all that is trained; the model itself is frozen."""
+    """Low-rank adapters (Hu et al. 2021). Only they are trained; the model itself is frozen."""
 
     rank: int = Field(ge=1, strict=True)
     alpha: int = Field(ge=1, strict=True)
-    """What an adapter adds is scaled by alpha / rank."""
+    """The output of an adapter is multiplied by alpha / rank."""
     targets: tuple[str, ...] = ()
-    """Names of the linear layers that get one, as `"q_proj"`; none given: all those of the blocks."""
+    """The names of the linear layers that get an adapter, such as `"q_proj"`. Empty: all in the blocks."""
 
 
 class KnownIssue(Data):
-    """A failure of somebody else's that is waited for: any other is a failure like every other."""
+    """A failure with a known cause outside this repository. Any other failure of the case still counts."""
 
     url: str = Field(pattern=r"^https?://\S+$")
     failure: Literal["crash", "timeout", "loss"]
-    """How it shows: `timeout` for a hang."""
+    """How a launch fails: `timeout` for a hang."""
 
 
 class Case(Data):
@@ -74,35 +74,37 @@ class Case(Data):
         PlainSerializer(as_json),
     ]
     sequence_length: Annotated[int, Field(ge=2, strict=True)] | None
-    """Tokens. None: a sample is what is counted, and every speed is in samples/s; for a `Script` only."""
+    """Tokens per sequence. None, for a `Script` only: samples are counted, and speeds are in samples/s."""
     micro_batch: int = Field(ge=1, strict=True)
     gradient_accumulation: int = Field(default=1, ge=1, strict=True)
     precision: Precision = "fp32"
     activation_checkpointing: str = Field(
         default="none", pattern=r"^(none|full|selective-op|every-[1-9]\d*)$"
     )
-    """`none`, `full` (every block), `every-N` (every N-th block) or `selective-op` (by operator)."""
+    """What is recomputed in backward: `none`, `full` (every block), `every-N` (every N-th block) or
+    `selective-op` (by operator)."""
     attention: Attention = "sdpa"
     compile: bool = Field(default=False, strict=True)
     lora: LoRA | None = None
     quantization: Quantization = "none"
-    """Of the frozen weights in the blocks: `4bit` (NF4, as QLoRA) or `8bit` (LLM.int8). Needs `lora`."""
+    """Frozen weights of the blocks in `4bit` (NF4, as in QLoRA) or `8bit` (LLM.int8). Needs `lora`."""
     topology: Topology
     hardware: tuple[str, ...]
-    """What it is meant for: `"cpu"`, `"h100"`, `"a100-80gb"`, or several. Each gives a pytest marker."""
+    """What the case runs on: `"cpu"`, `"h100"`, `"a100-80gb"`, or several. Each gives a pytest marker."""
     learning_rate: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
     seed: int = Field(default=0, strict=True)
     max_warmup_steps: int = Field(default=20, ge=2, strict=True)
-    """Steps before the window at the most; where it really begins is found in the series. The first two are
-    never measured."""
+    """The largest number of steps before the measured window, whose beginning is found in the step times. The
+    first two steps are never measured."""
     steps: int = Field(default=50, ge=10, strict=True)
-    """Steps measured at the least."""
+    """The smallest number of measured steps."""
     timeout_s: float = Field(default=900, gt=0, allow_inf_nan=False)
     """Seconds after which a launch is killed."""
     known_issue: KnownIssue | None = None
-    """Why this case fails where it does; the report says whether it still does."""
+    """A known reason why this case fails; the report says whether it still does."""
     may_run_out_of_memory: bool = Field(default=False, strict=True)
-    """Whether out of memory is an answer, as in a batch sweep, where no baseline says that it fits."""
+    """Whether running out of memory is a result, not a failure, as in a batch sweep; unless a baseline says
+    that the case fits."""
 
     @field_validator("sequence_length", mode="wrap")
     @classmethod
@@ -110,8 +112,8 @@ class Case(Data):
         try:
             return check(value)
         except ValidationError as error:
-            said = error.errors(include_url=False)[0]["msg"]
-            raise ValueError(f"{said}; None where a Script counts samples and no tokens") from None
+            problem = error.errors(include_url=False)[0]["msg"]
+            raise ValueError(f"{problem}; None where a Script counts samples and no tokens") from None
 
     @field_validator("hardware", mode="before")
     @classmethod
@@ -155,7 +157,7 @@ class Case(Data):
 
     @cached_property
     def id(self) -> str:
-        """Stable, unique, fit for a file name: the framework, the model, and what differs from defaults."""
+        """The name of the case, stable, unique and fit for a file name: framework, model, changed fields."""
         parts = self.parameters
         accumulation = parts["gradient_accumulation"]
         batch = f"b{parts['micro_batch']}" + (f"x{accumulation}" if accumulation != "1" else "")
@@ -175,7 +177,7 @@ class Case(Data):
 
     @cached_property
     def parameters(self) -> dict[str, str]:
-        """What tells this case from others, as text fit for a file name: the parts of its id."""
+        """The parts of the id, each as text fit for a file name."""
         ac = self.activation_checkpointing
         options = [f"ac_{ac}"] if ac != "none" else []
         options += changed_fields(self, skip=_IN_ID_ALREADY | NOT_IN_ID)
@@ -193,23 +195,23 @@ class Case(Data):
 
     @property
     def unit(self) -> Unit:
-        """What is counted: each speed is so many of them per second."""
+        """What speeds count per second."""
         return "samples" if self.sequence_length is None else "tokens"
 
     @property
     def sample_length(self) -> int:
-        """Units in a sample: the tokens of a sequence, or the sample itself."""
+        """The number of units in a sample: the tokens of a sequence, or 1."""
         return 1 if self.sequence_length is None else self.sequence_length
 
     @property
     def markers(self) -> list[str]:
-        """The pytest markers that select this case; one for any GPU is meant for each of them."""
+        """The pytest markers that select this case; `gpu` stands for every GPU."""
         names = {name.split("-")[0] for name in self.hardware}
         return sorted(names | (set(ACCELERATORS) - {"cpu"} if "gpu" in names else set()))
 
     @property
     def total_steps(self) -> int:
-        """Steps that a launch makes."""
+        """The number of steps that a launch makes."""
         return self.max_warmup_steps + self.steps
 
 
@@ -228,18 +230,18 @@ _IN_ID_ALREADY = frozenset(
     }
 )
 NOT_IN_ID = frozenset({"hardware", "timeout_s", "known_issue", "may_run_out_of_memory"})
-"""They choose where a case runs, how long it may take and how it may fail, not what is measured."""
+"""Fields that say where a case runs, how long it may take and how it may fail, but not what is measured."""
 
 
 class CaseFile(Document):
-    """`case.json`: what a launch is asked to run, read by the launcher and by every worker."""
+    """`case.json`: what a launch runs, read by the agent and by every rank."""
 
     schema_version: Literal[1] = 1
     case: Case
     device: Literal["cpu", "cuda"]
     peak_flops: float | None = None
-    """Of one device at the case's precision, FLOP/s; None where unknown."""
+    """The peak of one device at the case's precision in FLOP/s; None if unknown."""
     inject: str | None = None
-    """A fault to inject, to test the gate: see `perfsuite.worker.faults`."""
+    """A fault to inject, to test the gate: see `perfsuite.case.fault`."""
     metrics: tuple[str, ...] = ()
     """Metrics of other packages that every rank records: entry points of `perfsuite.metrics`."""

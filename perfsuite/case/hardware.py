@@ -1,4 +1,4 @@
-"""What machine this is, its hardware class, and what its accelerator can do.
+"""A machine as data: its hardware class, and the peak of its accelerator. Known accelerators in a table.
 
 Imports neither torch nor pytest.
 
@@ -16,21 +16,21 @@ from perfsuite.documents import Data
 
 
 class Accelerator(NamedTuple):
-    """One product as NVML names it. Peaks are dense (no sparsity), in TFLOP/s, per device; None where no
-    datasheet tells them."""
+    """One product. Peaks are dense (no sparsity), in TFLOP/s, per device; None if no datasheet gives them."""
 
     family: str
     memory_gb: int
     form_factor: str
     peak_16bit: float | None
-    """bf16 with fp32 accumulation; fp16 on Volta and Turing, which have no bf16."""
+    """The peak of bf16 with fp32 accumulation; of fp16 on Volta and Turing, which have no bf16."""
     peak_fp32: float | None
-    """Of the ordinary cores: torch leaves TF32 off by default."""
+    """The peak of fp32 outside the tensor cores, because torch leaves TF32 off by default."""
     source: str
+    """Where the peaks are published."""
 
     @property
     def hardware_class(self) -> str:
-        """`family-memory-form factor`."""
+        """The class, as `h100-80gb-sxm`: family, memory, form factor."""
         return f"{self.family}-{self.memory_gb}gb-{self.form_factor}"
 
 
@@ -48,7 +48,7 @@ _AD102 = "NVIDIA Ada whitepaper, 2022 (tensor cores with fp32 accumulation, dens
 _GB202 = "NVIDIA RTX Blackwell whitepaper, 2025 (tensor cores with fp32 accumulation, dense)"
 _LEONARDO = "a chip of its own, with more cores than the A100's datasheet tells of"
 
-PRODUCTS: Mapping[str, Accelerator] = {
+PRODUCTS: Mapping[str, Accelerator] = {  # by the name that NVML gives
     "Tesla V100-SXM2-16GB": Accelerator("v100", 16, "sxm", 125, 15.7, _V100),
     "Tesla V100-SXM2-32GB": Accelerator("v100", 32, "sxm", 125, 15.7, _V100),
     "Tesla V100-PCIE-16GB": Accelerator("v100", 16, "pcie", 112, 14, _V100),
@@ -89,12 +89,12 @@ PRODUCTS: Mapping[str, Accelerator] = {
 }
 
 ACCELERATORS: tuple[str, ...] = ("cpu", "gpu", *sorted({product.family for product in PRODUCTS.values()}))
-"""Every name that a case's `hardware` may begin with, and so every hardware marker. `gpu` is any of them, and
-those that the table does not have."""
+"""Every name that a case's `hardware` may begin with, and so every hardware marker. `gpu` is any GPU, in the
+table or not."""
 
 
 def hardware_error(name: str) -> str | None:
-    """Why no machine ever matches a case's `hardware` entry, or None."""
+    """Return why no machine can match an entry of a case's `hardware`, or None."""
     family = name.split("-")[0]
     classes = [product.hardware_class for product in PRODUCTS.values() if product.family == family]
     near = next(iter(get_close_matches(family.lower(), ACCELERATORS)), family)
@@ -113,34 +113,35 @@ def hardware_error(name: str) -> str | None:
 
 
 class Machine(Data):
-    """This machine, as the driver sees it."""
+    """A machine as the driver sees it."""
 
     device: Literal["cpu", "cuda"]
     device_name: str
     hardware_class: str
-    """Accelerator, memory and form factor; on a machine without one the processor and its cores."""
+    """The accelerator's class; on a machine without one the processor and the number of its cores."""
     devices: int
-    """GPUs, or cores that this process may use."""
+    """The number of GPUs, or of cores that this process may use."""
     memory_bytes: int
-    """Of one GPU, or of the machine."""
+    """The memory of one GPU, or of the machine, in bytes."""
     driver: str | None = None
+    """The version of the GPU driver."""
     note: str | None = None
     """What could not be found out, and why."""
 
     @property
     def product(self) -> Accelerator | None:
-        """The accelerator's entry in `PRODUCTS`, None where it has none."""
+        """The accelerator's entry in `PRODUCTS`, or None."""
         return PRODUCTS.get(self.device_name) if self.device == "cuda" else None
 
     def peak_flops(self, precision: str) -> float | None:
-        """Dense peak of one device at a case's precision in FLOP/s; None where unknown: never guessed."""
+        """The dense peak of one device at a case's precision in FLOP/s, or None: it is never guessed."""
         if self.product is None:
             return None
         peak = self.product.peak_fp32 if precision == "fp32" else self.product.peak_16bit
         return None if peak is None else 1e12 * peak
 
     def why_not(self, hardware: str) -> str | None:
-        """Why a case meant for `hardware` does not belong here, or None. `a100` matches `a100-80gb-sxm`."""
+        """Return why a case for `hardware` does not run here, or None. `a100` matches `a100-80gb-sxm`."""
         if hardware == "gpu" and self.device == "cuda":
             return None
         parts = hardware.split("-")

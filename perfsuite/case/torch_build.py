@@ -1,4 +1,4 @@
-"""What the installed torch was built for, as its `version.py` says: read, not imported.
+"""The version of the installed torch and the CUDA that it was built for: read, not imported.
 
 Imports neither torch nor pytest.
 """
@@ -17,10 +17,7 @@ _OR_NEWER = "perfsuite needs {0}.{1} or newer: pip install 'torch>={0}.{1}'".for
 
 
 def installed() -> dict[str, object]:
-    """What `torch/version.py` assigns: `__version__`, and `cuda`, which is None for a build without CUDA.
-
-    Empty without torch.
-    """
+    """The constants in `torch/version.py`, empty without torch. `cuda` is None for a build without CUDA."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return {}
@@ -42,7 +39,7 @@ def release() -> tuple[int, int]:
 
 
 def summary() -> str:
-    """In one line, as `perfsuite hardware` shows it."""
+    """One line about the installed torch, for `perfsuite hardware`."""
     build = installed()
     if not build:
         return "not installed"
@@ -51,7 +48,7 @@ def summary() -> str:
 
 
 def wrong_build(machine: Machine) -> str | None:
-    """Why the installed torch cannot train on `machine` and what to do, or None.
+    """Return why the installed torch cannot train on `machine` and what to do, or None.
 
     pip does not look after torch (perfsuite does not depend on it, so that it never replaces a build).
     """

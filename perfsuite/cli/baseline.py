@@ -15,20 +15,26 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from perfsuite import documents
 from perfsuite.errors import FileError, GitError, PerfsuiteError
 from perfsuite.git import git
 from perfsuite.launch.machine import detect
-from perfsuite.report import summary
-from perfsuite.report.terminal import console
+from perfsuite.report import summary, text
+from perfsuite.report.terminal import console, plain_table
 from perfsuite.report.text import amount, plural
 from perfsuite.results import baseline
 from perfsuite.results.baseline import Acceptance, Baseline
-from perfsuite.results.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, Metric
-from perfsuite.results.run import Run
+from perfsuite.results.metric import (
+    GATED,
+    PEAK_MEMORY,
+    TOKENS_PER_S,
+    Metric,
+    extra_metrics,
+    judged,
+)
+from perfsuite.results.run import Figures, Run
 from perfsuite.results.store import BASELINES, STORE, BaselineStore, Store
 from perfsuite.verdict.comparable import differences, environment_changes, launch_problems
 from perfsuite.verdict.loss import loss_differs
@@ -52,9 +58,8 @@ CaseGlob = Annotated[str, typer.Argument(help="Case ids; * and ? match.")]
 @app.command("list")
 def list_baselines(baselines: BaselinesOption = BASELINES, store: StoreOption = STORE) -> None:
     """Every baseline, reviewed or merely recorded here."""
-    grid = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("hardware class", "case", "tokens/s", "memory", "launches", "from", "accepted"):
-        grid.add_column(heading, overflow="fold")
+    headings = ("hardware class", "case", "tokens/s", "memory", "launches", "from", "accepted")
+    grid = plain_table(headings, overflow="fold")
     known = BaselineStore(baselines, Store(store).baselines)
     for file in known.files():
         grid.add_row(*_cells(documents.read(file, Baseline)))
@@ -101,8 +106,8 @@ def _details(shown: Baseline) -> list[str]:
             f"accepted by {accepted.by} on {accepted.date} at {accepted.commit or 'no commit'}",
             f"reason: {accepted.reason or 'none given'}",
         ]
-    for metric in GATED:
-        values = ", ".join(amount(value, metric.unit) for value in shown.values(metric.name))
+    for metric in (*GATED, *extra_metrics(_figures(shown))):
+        values = ", ".join(text.value(metric, value) for value in shown.values(metric.name))
         label = metric.counting(shown.case.unit).label
         lines.append(f"{label}: {values or 'not measured'}{_noise(shown, metric)}")
     if (observed := shown.observed) is not None:
@@ -262,7 +267,7 @@ def _changed_among(runs: list[Run]) -> list[str]:
 
 def _require_reason(before: Baseline, now: Baseline, runs: Sequence[Run]) -> None:
     """Raise `_Refused` if a metric gets worse or is missing, or if the loss differs."""
-    for metric in GATED:
+    for metric in judged(_figures(before, now)):
         old, new = before.median(metric.name), now.median(metric.name)
         if old is None:
             continue
@@ -275,7 +280,7 @@ def _require_reason(before: Baseline, now: Baseline, runs: Sequence[Run]) -> Non
             else metric.tolerance(runs[-1].machine.device)
         )
         if _is_worse(metric, old, new, allowed):
-            change = f"{amount(old, metric.unit)} -> {amount(new, metric.unit)}"
+            change = f"{text.value(metric, old)} -> {text.value(metric, new)}"
             raise _Refused(f"{label} gets worse ({change}): say why with --reason")
     if (difference := loss_differs(runs, before)) is not None:
         raise _Refused(f"{difference}: say why with --reason")
@@ -308,22 +313,27 @@ def _before_after(before: Baseline | None, now: Baseline | None) -> Text:
     """Show each metric of a baseline before and after, with the noise between launches."""
     either = now or before
     assert either is not None
-    text = _title(either)
-    text.append(
+    shown = _title(either)
+    shown.append(
         f"\n  launches: {_launches(before) if before else 'new'} -> {_launches(now) if now else 'removed'}"
     )
-    for metric in GATED:
+    for metric in (*GATED, *extra_metrics(_figures(before, now))):
         old = before.median(metric.name) if before else None
         new = now.median(metric.name) if now else None
         if old is None and new is None:
             continue
         label = metric.counting(either.case.unit).label
         change = f" ({metric.worsening(new, old):+.1%} cost)" if old and new else ""
-        text.append(
-            f"\n  {label}: {amount(old, metric.unit) if before else 'new'}{_noise(before, metric)} -> "
-            f"{amount(new, metric.unit) if now else 'removed'}{_noise(now, metric)}{change}"
+        shown.append(
+            f"\n  {label}: {text.value(metric, old) if before else 'new'}{_noise(before, metric)} -> "
+            f"{text.value(metric, new) if now else 'removed'}{_noise(now, metric)}{change}"
         )
-    return text
+    return shown
+
+
+def _figures(*baselines: Baseline | None) -> list[Figures]:
+    """Return the figures of every launch of these baselines."""
+    return [launch.figures for shown in baselines if shown is not None for launch in shown.launches]
 
 
 def _launches(shown: Baseline) -> str:

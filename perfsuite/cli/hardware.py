@@ -8,14 +8,13 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from perfsuite.case import torch_build
 from perfsuite.case.hardware import ACCELERATORS, Machine, hardware_error
 from perfsuite.errors import CaseError
 from perfsuite.launch.machine import detect
-from perfsuite.report.terminal import console
+from perfsuite.report.terminal import console, plain_table
 
 
 def hardware(
@@ -33,9 +32,7 @@ def hardware(
     out = console()
     for heading, value in _facts(machine):
         out.print(Text.assemble((f"{heading:<16}", "bold"), value))
-    grid = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("marker", "here", "why not"):
-        grid.add_column(heading)
+    grid = plain_table(("marker", "here", "why not"))
     for name in ACCELERATORS:
         reason = _why_not(machine, name)
         grid.add_row(f"-m {name}", "no" if reason else "yes", reason or "")

@@ -15,7 +15,6 @@ from statistics import median
 from typing import Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from perfsuite import documents
@@ -28,7 +27,7 @@ from perfsuite.history.asv import pages as asv_pages
 from perfsuite.history.asv.export import Exported, Source
 from perfsuite.history.store import StoredResult
 from perfsuite.history.trend import Finding, Trend
-from perfsuite.report.terminal import console
+from perfsuite.report.terminal import console, plain_table
 from perfsuite.report.text import amount
 from perfsuite.results.store import BASELINES, STORE, Store
 
@@ -125,9 +124,8 @@ def list_history(
             row.first = row.first or row.last
             row.result = result
             row.outcomes[result.outcome] += 1
-    grid = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("hardware class", "case", "sessions", "first", "last", "ms/step", "memory", "verdicts"):
-        grid.add_column(heading, overflow="fold")
+    headings = ("hardware class", "case", "sessions", "first", "last", "ms/step", "memory", "verdicts")
+    grid = plain_table(headings, overflow="fold")
     for (of_class, case_id), row in sorted(rows.items()):
         grid.add_row(of_class, case_id, str(row.sessions), row.first, row.last, *_newest(row), _verdicts(row))
     console().print(grid if grid.row_count else f"nothing in {history_dir} matches")

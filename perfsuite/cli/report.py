@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from perfsuite import documents
 from perfsuite.errors import FileError
@@ -17,7 +16,7 @@ from perfsuite.report import markdown as markdown_report
 from perfsuite.report import summary
 from perfsuite.report.html import page
 from perfsuite.report.published import PUBLISHED, ComparisonTable, PublishedFile, compare, concerned, latest
-from perfsuite.report.terminal import console, explanation, table
+from perfsuite.report.terminal import console, explanation, plain_table, table
 from perfsuite.report.text import relative
 from perfsuite.results.session_file import SessionFile
 from perfsuite.results.store import STORE, Store
@@ -82,9 +81,7 @@ def _show_comparisons(tables: list[ComparisonTable]) -> None:
     for each in tables:
         out.print(each.title, style="bold")
         out.print(f"{each.source}. {each.conditions}.")
-        grid = Table(box=None, header_style="bold", pad_edge=False)
-        for header in each.headers:
-            grid.add_column(header)
+        grid = plain_table(each.headers)
         for cells in each.rows:
             grid.add_row(*cells)
         out.print(grid)

@@ -1,4 +1,7 @@
-"""DistributedDataParallel: every rank holds the whole model; gradients are all-reduced in buckets."""
+"""DistributedDataParallel: every rank holds the whole model; gradients are all-reduced in buckets.
+
+The shortest framework that trains: read it first.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,13 @@ class DDP(Framework):
     static_graph: bool = False
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """A static graph that would begin without a reduction."""
+        """A static graph whose first backward does not reduce gradients."""
         if self.static_graph and case.gradient_accumulation > 1:
             return "static_graph needs gradients reduced in the first backward: no gradient_accumulation"
         return None
 
     def expected(self, case: Case) -> dict[str, str]:
-        """One DistributedDataParallel."""
+        """One `DistributedDataParallel`."""
         return {"wrapper": "DistributedDataParallel"}
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:

@@ -1,4 +1,4 @@
-"""No training at all: a simulated clock and loss. Drives the whole pipeline in tests, without torch."""
+"""No training: a simulated clock and loss, for tests of the whole pipeline without torch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
 
 class Fake(Framework):
-    """Steps of `step_ms` simulated milliseconds with relative `noise`; no time passes."""
+    """Options of a simulation in which no time passes."""
 
     name: ClassVar[str] = "fake"
 
     step_ms: float = Field(default=10, gt=0)
+    """The median step time in milliseconds; the first step takes three times as long."""
     noise: float = Field(default=0.01, ge=0, lt=0.3)
+    """The standard deviation of the logarithm of the step time."""
     memory_mb: int = Field(default=100, gt=0)
+    """The peak memory in MB (10**6 bytes)."""
 
     def plan(self, case: Case) -> LaunchPlan:
         """Plain processes, which start in milliseconds."""

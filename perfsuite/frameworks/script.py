@@ -1,4 +1,7 @@
-"""Any training script, unmodified: the clock attaches to it from outside (`perfsuite.worker.attach`)."""
+"""Any training script, unmodified: the clock attaches to it from outside (`perfsuite.worker.attach`).
+
+Imports neither torch nor pytest.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +53,9 @@ class Script(Framework):
     ignores: ClassVar[frozenset[str]] = frozenset()
 
     path: Text | None = None
-    """A Python file, run by `python PATH ARGUMENTS` once per rank, with torchrun's environment variables."""
+    """A Python file, run as `python PATH ARGUMENTS` once per rank, with torchrun's environment variables."""
     module: str | None = None
-    """The same for `python -m MODULE ARGUMENTS`."""
+    """A Python module, run as `python -m MODULE ARGUMENTS` in the same way."""
     command: tuple[Text, ...] | None = Field(default=None, min_length=1)
     """A command that starts its own ranks, word by word: `("torchrun", "--nproc-per-node=2", "train.py")`.
     The directory of the Python that runs pytest comes first on its PATH."""
@@ -62,23 +65,25 @@ class Script(Framework):
     env: Variables = Field(default_factory=lambda: MappingProxyType({}))
     """Environment variables that it needs beside those of pytest."""
     label: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60)
-    """What ids call it in place of the script's own name, where two scripts are both called `main.py`."""
+    """The name in ids in place of the script's own, for two scripts that are both called `main.py`."""
     data_parallel: int | None = Field(default=None, ge=1, strict=True)
-    """Ranks that see different data. None: all; fewer with tensor or pipeline parallelism."""
+    """The number of ranks that see different data. None: all; with tensor or pipeline parallelism, fewer."""
     loss: LossRule | None = "finite"
-    """What is asked of what it calls backward on, summed over the micro-batches of a step: `"finite"`, or
-    that it also `"falls"`. None, where that is not the loss (gradient scaling, a pipeline schedule): it is
-    not observed."""
+    """The rule for the loss, which is the tensor that the script calls `backward` on, summed over the
+    micro-batches of a step: it must be `"finite"`, or also `"falls"`. None if that tensor is not the loss
+    (gradient scaling, a pipeline schedule): it is then not observed."""
     clock: str | None = Field(default=None, pattern=r"^[^\W\d]\w*(:[1-9]\d*)?$")
     """The class of the optimizer whose steps are counted and timed: `"AdamW"`; `"AdamW:2"` is the second
     AdamW that steps. None: the first optimizer that steps."""
     tokens: Literal["fixed", "vary"] = "fixed"
-    """Whether each step has the tokens that the case claims, as is checked in the second. `vary`: their
-    number differs from step to step; tokens/s counts what is claimed, and a note says what the second had."""
+    """`fixed`: each step has the number of tokens that the case says, which is checked in the second step.
+    `vary`: that number differs from step to step; tokens/s uses the number that the case says, and a note
+    gives the number in the second step."""
     replicas: Literal["agree", "differ"] = "agree"
-    """Whether parameters that are whole on each data-parallel rank are the same on all after the last step,
-    as is checked. `differ`: not compared, for experts or embedding rows that each rank has its own of, and
-    for replicas that are averaged now and then. Some collective has to run in either case."""
+    """`agree`: parameters that are not sharded are equal on all data-parallel ranks after the last step,
+    which is checked. `differ`: they are not compared, for experts or embedding rows that differ between
+    ranks, and for replicas that are averaged now and then. At least one collective must run in either
+    case."""
 
     @field_validator("command", "arguments", mode="before")
     @classmethod
@@ -110,37 +115,37 @@ class Script(Framework):
 
     @property
     def asks_of_loss(self) -> LossRule | None:
-        """As the user says."""
+        """The rule that the user gives."""
         return self.loss
 
     @classmethod
     def upgraded(cls, options: dict[str, Any]) -> dict[str, Any]:
-        """`loss` was a flag."""
+        """In earlier versions `loss` was true or false."""
         if isinstance(options.get("loss"), bool):
             return {**options, "loss": "finite" if options["loss"] else None}
         return options
 
     @property
     def tokens_vary(self) -> bool:
-        """As the user says."""
+        """Whether the user says that they vary."""
         return self.tokens == "vary"
 
     @property
     def replicas_differ(self) -> bool:
-        """As the user says."""
+        """Whether the user says that they differ."""
         return self.replicas == "differ"
 
     def slug(self) -> str:
-        """What runs, options, and a digest of arguments, directories and variables."""
+        """The name of what runs, options, and a digest of arguments, directories and variables."""
         what = self.label or _name(self.command or (self.path or self.module or "",))
-        told = {name: getattr(self, name) for name in _IN_DIGEST}
-        told |= {name: _from_here(told[name]) for name in ("path", "cwd")}
-        text = json.dumps(told, default=dict, sort_keys=True)
+        fields = {name: getattr(self, name) for name in _IN_DIGEST}
+        fields |= {name: _from_here(fields[name]) for name in ("path", "cwd")}
+        text = json.dumps(fields, default=dict, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:6]
         return "-".join([self.name, what, *changed_fields(self, skip=_IN_DIGEST | {"label"}), digest])
 
     def check(self, case: Case) -> None:
-        """Raises `CaseError` if there is nothing to run."""
+        """Raise `CaseError` if the file, module, command or directory does not exist."""
         if not Path(self.cwd).is_dir():
             raise CaseError(f"cwd={self.cwd!r}: no such directory in {Path.cwd()}")
         if self.path is not None:
@@ -160,7 +165,7 @@ class Script(Framework):
         return LaunchPlan(environment=self.env, command=self._command())
 
     def _command(self) -> Command:
-        """The command, its first word looked up; or this Python, unbuffered as under torchrun."""
+        """The command with the path of its program; or this Python, unbuffered as under torchrun."""
         if self.command is not None:
             first = _found(self.command[0]) or self.command[0]
             return Command(words=(first, *self.command[1:]), directory=self.cwd, starts_ranks=True)
@@ -169,7 +174,7 @@ class Script(Framework):
         return Command(words=words, directory=self.cwd, starts_ranks=False)
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """What a case can say of a script but neither cause nor observe."""
+        """Fields of a case that can be neither set nor observed in a script."""
         for field in ("learning_rate", "seed"):
             if getattr(case, field) != type(case).model_fields[field].default:
                 return (
@@ -186,7 +191,7 @@ class Script(Framework):
         return None
 
     def expected(self, case: Case) -> dict[str, str | None]:
-        """What a case does not say of a script: the dtype of its parameters, that it has one optimizer."""
+        """Leave out what a case does not say about a script: parameter dtype, number of optimizers."""
         expected: dict[str, str | None] = {"parameter_dtype": None, "optimizer_parameters": None}
         if not case.model.config:
             expected |= {"attention": None, "recomputing_blocks": None}
@@ -195,14 +200,14 @@ class Script(Framework):
         return expected
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """Of what `perfsuite.worker.attach` finds in a process that trains: nothing is left to run."""
+        """A workload with nothing to run: `perfsuite.worker.attach` found a process that trains already."""
         return Workload(run=lambda steps: [], data_parallel=self.data_parallel or case.topology.world_size)
 
 
 def _name(words: Sequence[str]) -> str:
-    """Of the Python file that is run, else of the module after `-m`, else the program and what it is to do.
+    """The stem of the first Python file, else the module after `-m`, else the program and its first word.
 
-    The first Python file: what follows it are its own arguments, such as a configuration.
+    Words after the first Python file are its arguments, such as a configuration.
     """
     if (file := next((word for word in words if word.endswith(".py")), None)) is not None:
         return Path(file).stem
@@ -213,7 +218,7 @@ def _name(words: Sequence[str]) -> str:
 
 
 def _from_here(path: str | None) -> str | None:
-    """Relative to the directory that pytest is started in, if it is in there: the same in every clone."""
+    """The path relative to the current directory if it is below it, so that it is the same in every clone."""
     if path is None or not (where := Path(path)).is_relative_to(Path.cwd()):
         return path
     return str(where.relative_to(Path.cwd()))
@@ -234,7 +239,7 @@ def _check_python(path: Path) -> None:
 
 
 def _found(program: str) -> str | None:
-    """The absolute path of a program, looked for beside this Python first."""
+    """The absolute path of a program, searched for beside this Python first; None if there is none."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     found = shutil.which(program, path=path)
     return None if found is None else str(Path(found).absolute())

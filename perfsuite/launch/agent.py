@@ -1,14 +1,18 @@
-"""The agent: a process that starts every rank of one job on this machine.
+"""The launcher process: starts every rank of one job on this machine, and waits for them.
 
-Run as `python -m perfsuite.launch.agent RUNDIR`.
+Run as `python -m perfsuite.launch.agent RUNDIR`. Imports torch only inside functions, and no pytest.
 
-It is a process of its own because torch's elastic launcher owns signals and imports torch. Ranks of ours are
-started through a fork server that has imported torch once (`perfsuite.launch.preload`), inside this
-process's group: one `killpg` ends them all, which torchrun's own subprocesses, each a session of its own,
-would survive. A script's ranks are plain processes in which nothing of ours comes before its first line, and
-a case may be a command that starts ranks of its own: either's Python processes measure themselves
-(`perfsuite.worker.startup`). Whoever started what, this sweeps up the whole job before it dies of a signal
-or an error. Never imports pytest.
+It is a process of its own because torch's elastic launcher takes over signals and imports torch. There are
+three ways to start ranks:
+
+- Ranks of perfsuite's own worker are forked by a server that has imported torch once
+  (`perfsuite.launch.preload`). They stay in this process's group, so that one `killpg` ends them all; the
+  subprocesses of torchrun, each in a session of its own, would survive that.
+- The ranks of a script are plain processes, or a command starts them by itself. The Python processes among
+  them measure themselves (`perfsuite.worker.startup`).
+- Ranks that train nothing are forked from this process.
+
+Before this process ends by a signal or an error, it kills every process of the job, whoever started it.
 """
 
 from __future__ import annotations
@@ -26,7 +30,6 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, NoReturn
 
-import perfsuite
 from perfsuite import documents
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import FileError
@@ -39,14 +42,15 @@ from perfsuite.worker import leash
 from perfsuite.worker import main as worker
 
 DRIVER_DIED = signal.SIGUSR2
-"""Not SIGTERM, which torch elastic takes for itself."""
+"""The signal that the kernel sends when the driver dies. Not SIGTERM, which torch elastic handles itself."""
 POLL_S = 0.1
+"""Seconds between two looks at the ranks of a script."""
 GRACE_S = 5
-"""For the other ranks of a script to end by themselves, and say why, when one has failed."""
+"""Seconds in which the other ranks of a script may end by themselves, and say why, when one has failed."""
 
 
 def main(path: str) -> int:
-    """Run the job to its end and write `launch.json`. Exit status 0 if every rank ended well."""
+    """Run the job to its end and write `launch.json`. Return the exit status: 0 if every rank ended well."""
     for number in (signal.SIGTERM, DRIVER_DIED):
         signal.signal(number, _end_the_job)
     leash.die_with_parent(DRIVER_DIED)
@@ -60,24 +64,24 @@ def main(path: str) -> int:
 
 
 def _launch(run_dir: RunDir) -> list[Failure]:
-    asked = documents.read(run_dir.case, CaseFile)
+    request = documents.read(run_dir.case, CaseFile)
     run_dir.files.mkdir()
     os.environ[FILES] = str(run_dir.files)
-    plan = framework_of(asked.case).plan(asked.case)
+    plan = framework_of(request.case).plan(request.case)
     for name in plan.environment:
         os.environ[name] = os.environ[name].replace(LAUNCH_DIR, str(run_dir.files))
     if plan.command is not None:
-        failures = _run(plan.command, run_dir, asked)
+        failures = _run(plan.command, run_dir, request)
     elif plan.needs_torch:
-        failures = _elastic(run_dir, asked)
+        failures = _elastic(run_dir, request)
     else:
-        failures = _fork(run_dir, asked)
+        failures = _fork(run_dir, request)
     documents.write(run_dir.launch, LaunchFile(failures=tuple(failures)))
     return failures
 
 
 def _sweep() -> None:
-    """Kill what this has started, in whatever session it is."""
+    """Kill every process of the job, whatever session it is in."""
     if JOB_MARK in os.environ:
         sweep(os.environ[JOB_MARK])
 
@@ -87,7 +91,8 @@ def _end_the_job(number: int, frame: Any) -> NoReturn:
     os._exit(1)
 
 
-def _elastic(run_dir: RunDir, asked: CaseFile) -> list[Failure]:
+def _elastic(run_dir: RunDir, request: CaseFile) -> list[Failure]:
+    """Start ranks of perfsuite's worker with torch's elastic launcher."""
     multiprocessing.set_forkserver_preload(["perfsuite.launch.preload"])
     forkserver.ensure_running()  # it imports torch while this process does
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
@@ -97,7 +102,7 @@ def _elastic(run_dir: RunDir, asked: CaseFile) -> list[Failure]:
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
-        nproc_per_node=asked.case.topology.processes_per_node,
+        nproc_per_node=request.case.topology.processes_per_node,
         run_id=run_dir.path.name,
         rdzv_backend="c10d",
         rdzv_endpoint="127.0.0.1:0",
@@ -115,24 +120,24 @@ def _elastic(run_dir: RunDir, asked: CaseFile) -> list[Failure]:
     return []
 
 
-def _failure(rank: int, told: Any) -> Failure:
-    """Out of torch elastic's `ProcessFailure`, whose message is a text or the content of an error file."""
-    traceback = told.message
+def _failure(rank: int, failure: Any) -> Failure:
+    """Convert torch elastic's `ProcessFailure`, whose message is a text or the content of an error file."""
+    traceback = failure.message
     if isinstance(traceback, dict):
         traceback = traceback.get("extraInfo", {}).get("py_callstack") or traceback.get("message")
-    signal = f" ({told.signal_name()})" if told.exitcode < 0 else ""
+    signal = f" ({failure.signal_name()})" if failure.exitcode < 0 else ""
     return Failure(
         kind="crash",
-        message=f"exit code {told.exitcode}{signal}",
+        message=f"exit code {failure.exitcode}{signal}",
         rank=rank,
         traceback=str(traceback),
-        at=told.timestamp,
+        at=failure.timestamp,
     )
 
 
-def _run(command: Command, run_dir: RunDir, asked: CaseFile) -> list[Failure]:
-    """Run what finds `perfsuite.worker.startup` when its Python processes start."""
-    startup = str(Path(perfsuite.__file__).parent / "worker" / "startup")
+def _run(command: Command, run_dir: RunDir, request: CaseFile) -> list[Failure]:
+    """Run a command whose Python processes find `perfsuite.worker.startup`, once or once per rank."""
+    startup = str(Path(worker.__file__).parent / "startup")
     first = {"PYTHONPATH": startup, "PATH": str(Path(sys.executable).parent)}
     paths = {
         name: os.pathsep.join(filter(None, [path, os.environ.get(name)])) for name, path in first.items()
@@ -140,17 +145,17 @@ def _run(command: Command, run_dir: RunDir, asked: CaseFile) -> list[Failure]:
     environment = {**os.environ, **paths, RUN_DIR: str(run_dir.path)}
     if command.starts_ranks:
         return _run_once(command, run_dir, environment)
-    with socket.socket() as held:  # bound, so that nobody else is given the port before rank 0 listens to it
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
-        world, port = asked.case.topology.world_size, held.getsockname()[1]
+    with socket.socket() as reserved:  # bound: nobody else is given the port before rank 0 listens to it
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        world, port = request.case.topology.world_size, reserved.getsockname()[1]
         ranks = {
             rank: _start(
                 command, run_dir, {**environment, **_rank(rank, world, port)}, run_dir.rank_log(rank)
             )
             for rank in range(world)
         }
-        return _wait(ranks, run_dir, asked)
+        return _wait(ranks, run_dir, request)
 
 
 def _run_once(command: Command, run_dir: RunDir, environment: Mapping[str, str]) -> list[Failure]:
@@ -166,7 +171,7 @@ def _run_once(command: Command, run_dir: RunDir, environment: Mapping[str, str])
 def _start(
     command: Command, run_dir: RunDir, environment: Mapping[str, str], log: Path | None
 ) -> subprocess.Popen[bytes]:
-    """With its output in `log`, or where this process's own goes."""
+    """Start a process of `command`, with its output in `log`, or where this process's own output goes."""
     with contextlib.ExitStack() as files:
         return subprocess.Popen(
             [word.replace(LAUNCH_DIR, str(run_dir.files)) for word in command.words],
@@ -180,7 +185,7 @@ def _start(
 
 
 def _rank(rank: int, world: int, port: int) -> dict[str, str]:
-    """The environment variables of torchrun (torch's docs, "torchrun", "Environment Variables")."""
+    """Return torchrun's environment variables (torch's docs, "torchrun", "Environment Variables")."""
     return {
         "LOCAL_RANK": str(rank),
         "RANK": str(rank),
@@ -199,8 +204,8 @@ def _rank(rank: int, world: int, port: int) -> dict[str, str]:
     }
 
 
-def _wait(running: dict[int, subprocess.Popen[bytes]], run_dir: RunDir, asked: CaseFile) -> list[Failure]:
-    """Until every rank has ended; once one has failed, no longer than `GRACE_S`."""
+def _wait(running: dict[int, subprocess.Popen[bytes]], run_dir: RunDir, request: CaseFile) -> list[Failure]:
+    """Wait until every rank has ended; once one has failed, no longer than `GRACE_S`."""
     failures = []
     until = float("inf")
     while running and time.monotonic() < until:
@@ -210,7 +215,7 @@ def _wait(running: dict[int, subprocess.Popen[bytes]], run_dir: RunDir, asked: C
             del running[rank]
             is_measured = _is_measured(run_dir, rank)
             if code or not run_dir.rank(rank).exists():
-                failures.append(_ended(rank, code, asked, is_reported=run_dir.rank(rank).exists()))
+                failures.append(_ended(rank, code, request, is_reported=run_dir.rank(rank).exists()))
             if not is_measured:
                 until = min(until, time.monotonic() + GRACE_S)
     for process in running.values():
@@ -225,10 +230,10 @@ def _is_measured(run_dir: RunDir, rank: int) -> bool:
         return False
 
 
-def _ended(rank: int, code: int, asked: CaseFile, *, is_reported: bool) -> Failure:
+def _ended(rank: int, code: int, request: CaseFile, *, is_reported: bool) -> Failure:
     message = _exit_code(code)
     if not is_reported:
-        message = f"the script ended after 0 of {asked.case.total_steps} optimizer steps, with {message}"
+        message = f"the script ended after 0 of {request.case.total_steps} optimizer steps, with {message}"
         if not code:
             message += ": it does not train, or not with an optimizer of torch"
     return Failure(kind="crash", message=message, rank=rank, at=time.time())
@@ -238,10 +243,10 @@ def _exit_code(code: int) -> str:
     return f"exit code {code}" + (f" ({signal.Signals(-code).name})" if code < 0 else "")
 
 
-def _fork(run_dir: RunDir, asked: CaseFile) -> list[Failure]:
-    """For a framework without torch: plain forks, milliseconds each."""
+def _fork(run_dir: RunDir, request: CaseFile) -> list[Failure]:
+    """Fork ranks that need no torch, which takes milliseconds."""
     context = multiprocessing.get_context("fork")
-    world = asked.case.topology.world_size
+    world = request.case.topology.world_size
     processes = [context.Process(target=_forked, args=(run_dir, rank, world)) for rank in range(world)]
     for process in processes:
         process.start()

@@ -1,4 +1,4 @@
-"""One session measures at a time on a machine; the next one queues. Imports neither torch nor pytest.
+"""Lets one session at a time measure on a machine; others queue. Imports neither torch nor pytest.
 
 The lock is flock(2) on a file, which the kernel lets go when its holder ends, however that ends. Who holds
 it stands in the file. Sessions on other GPUs of the machine queue, too: they would share its cores, its
@@ -25,16 +25,16 @@ from perfsuite.documents import Data, plain
 from perfsuite.errors import BusyError, FileError
 
 LOCK_FILE = "PERFSUITE_LOCK"
-"""Environment variable: another file, for sessions that may run beside those that use the usual one."""
+"""Environment variable: another lock file, for sessions that may run beside those with the usual one."""
 USUAL = Path("/tmp/perfsuite.lock")
-"""The same for every user: `tempfile.gettempdir()` may be one's own."""
+"""The usual lock file, the same for every user: `tempfile.gettempdir()` may be a user's own."""
 POLL_S = 1.0
 LONGEST = 4096
-"""Bytes read of what another user may have written."""
+"""Bytes that are read at the most of what another user may have written."""
 
 
 class Holder(Data):
-    """Who measures now."""
+    """The session that measures now."""
 
     pid: int
     user: str
@@ -48,14 +48,14 @@ class Holder(Data):
 
 
 class MachineLock:
-    """Taken before the first launch of a session, let go at its end."""
+    """The lock of this machine: taken before the first launch of a session, released at its end."""
 
     def __init__(self, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._sleep = sleep
         self._descriptor: int | None = None
 
     def take(self, say: Callable[[str], None], *, wait: bool = True) -> None:
-        """Hold the lock; while another session does, wait for it, however long, and say for whom.
+        """Take the lock. While another session holds it, wait, however long, and say for whom.
 
         Raises `BusyError` instead of waiting unless `wait`, and `FileError` if the lock cannot be opened.
         """
@@ -95,7 +95,7 @@ class MachineLock:
 
 @contextlib.contextmanager
 def machine_lock(say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock inside of a `with`; `say` is told for whom it waits. Raises `FileError`."""
+    """Hold the lock inside of a `with`; `say` prints for whom it waits. Raises `FileError`."""
     lock = MachineLock()
     lock.take(say)
     try:
@@ -105,7 +105,7 @@ def machine_lock(say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _open(file: Path) -> int:
-    """Open to every user. Where /tmp is protected, O_CREAT may not meet a file of another user."""
+    """Open a file that every user may open. In a protected /tmp, O_CREAT fails on another user's file."""
     try:
         try:
             return os.open(file, os.O_RDWR | os.O_NOFOLLOW)

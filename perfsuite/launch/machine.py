@@ -17,18 +17,18 @@ from perfsuite.case.hardware import PRODUCTS, Machine
 from perfsuite.errors import MachineError
 
 AMD_DRIVER = Path("/dev/kfd")
-"""There is one where Linux drives an AMD GPU."""
+"""A device file that exists where Linux drives an AMD GPU."""
 
 
 CUDA_ORDER = "PCI_BUS_ID"
-"""CUDA's value of CUDA_DEVICE_ORDER that numbers GPUs as NVML does."""
+"""The value of CUDA_DEVICE_ORDER with which CUDA numbers GPUs as NVML does."""
 
 
 def detect() -> Machine:
-    """This machine. GPUs are found through NVML, so that torch need not be imported.
+    """Return this machine. GPUs are found through NVML, so that torch need not be imported.
 
-    Raises `MachineError` where GPUs are visible that cannot be measured on: one that NVML cannot read, one
-    that is split by MIG, or unlike ones in an order of which NVML knows nothing.
+    Raises `MachineError` if a visible GPU cannot be measured on: one that NVML cannot read, one that is split
+    by MIG, or one of several unlike GPUs in an order that NVML does not know.
     """
     try:
         return _detect_gpu()
@@ -38,7 +38,7 @@ def detect() -> Machine:
 
 
 class _NoGpu(Exception):
-    """There is no GPU to be found; the text says why."""
+    """No GPU was found; the text says why."""
 
 
 def _detect_gpu() -> Machine:
@@ -78,9 +78,9 @@ def _detect_gpu() -> Machine:
 
 
 def visible_handles(pynvml: Any) -> list[Any]:
-    """NVML sees every GPU; a process sees those that CUDA_VISIBLE_DEVICES leaves.
+    """Return NVML's handles of the GPUs that CUDA_VISIBLE_DEVICES leaves; NVML itself sees every GPU.
 
-    Raises `MachineError` for one of these that NVML cannot read.
+    Raises `MachineError` if NVML cannot read one of them.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = pynvml.nvmlDeviceGetCount()
@@ -103,7 +103,7 @@ def _by_index(pynvml: Any, index: int) -> Any:
 
 
 def _named(pynvml: Any, entry: str, count: int) -> Any | None:
-    """The handle of an entry of CUDA_VISIBLE_DEVICES: an index, a UUID, or the beginning of just one UUID."""
+    """Return the handle of an entry of CUDA_VISIBLE_DEVICES: an index, a UUID, or how one UUID begins."""
     if entry.isdigit():
         return _by_index(pynvml, int(entry)) if int(entry) < count else None
     unknown = (pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument)
@@ -121,7 +121,7 @@ def _named(pynvml: Any, entry: str, count: int) -> Any | None:
 
 
 def pci_bus_id(pynvml: Any, handle: Any) -> str | None:
-    """Where the card of a handle sits, as `nvidia-smi` prints it; None where NVML does not tell."""
+    """Return the PCI bus id of a card, as `nvidia-smi` prints it; None if NVML does not tell."""
     try:
         return text(pynvml.nvmlDeviceGetPciInfo(handle).busId)
     except Exception:
@@ -153,7 +153,7 @@ def _without(pynvml: Any, gpu: str) -> str:
 
 
 def _memory_bytes(pynvml: Any, handle: Any) -> int | None:
-    """None of a GPU that has no memory of its own, as in a GB10 or a Jetson."""
+    """Return the GPU's memory; None if it has none of its own, as in a GB10 or a Jetson."""
     try:
         return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
     except pynvml.NVMLError_NotSupported:
@@ -161,7 +161,7 @@ def _memory_bytes(pynvml: Any, handle: Any) -> int | None:
 
 
 def _refuse_mig(pynvml: Any, index: int, handle: Any) -> None:
-    """Of a GPU that MIG splits, CUDA sees one instance, whatever class and peak the whole card has."""
+    """Raise `MachineError` for a GPU that MIG splits: CUDA sees an instance, not the card that NVML names."""
     try:
         is_split = pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
     except pynvml.NVMLError:  # a card without MIG, or an instance
@@ -175,7 +175,7 @@ def _refuse_mig(pynvml: Any, index: int, handle: Any) -> None:
 
 
 def _refuse_other_order(pynvml: Any) -> None:
-    """With unlike GPUs in another order, those that are watched would not be those that train."""
+    """Raise `MachineError` for unlike GPUs in another order: others would be watched than train."""
     order = os.environ.get("CUDA_DEVICE_ORDER", CUDA_ORDER)
     if order == CUDA_ORDER:
         return
@@ -196,7 +196,7 @@ def text(value: str | bytes) -> str:
 
 
 def gpu_machine(names: list[str], *, count: int, memory_bytes: int, driver: str | None) -> Machine:
-    """A machine with `count` GPUs of these NVML names. An unknown name gets a class but no peak."""
+    """Return a machine with `count` GPUs of these NVML names. An unknown name gets a class but no peak."""
     name = " + ".join(names)
     product = PRODUCTS.get(name)
     note = None
@@ -222,7 +222,7 @@ def gpu_machine(names: list[str], *, count: int, memory_bytes: int, driver: str 
 
 
 def detect_cpu(reason: str) -> Machine:
-    """This machine without its GPUs; `reason` says why without."""
+    """Return this machine without its GPUs. `reason` says why, and becomes the machine's note."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     name = _cpu_name()
     return Machine(

@@ -30,8 +30,8 @@ REASONS: dict[int, str] = {
     0x200: "BoardLimit",
     0x400: "Reliability",
 }
-"""Bits of nvmlClocksEventReasons (nvml.h), older name nvmlClocksThrottleReasons. The last two have a name
-under the older prefix only."""
+"""The bits of nvmlClocksEventReasons (nvml.h), earlier nvmlClocksThrottleReasons. The last two have a name
+with the earlier prefix only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,12 +82,12 @@ class Gpus:
         ]
 
     def finish(self) -> None:
-        """Let NVML go."""
+        """Shut NVML down."""
         with contextlib.suppress(Exception):
             self._nvml.nvmlShutdown()
 
     def notes(self) -> tuple[str, ...]:
-        """What could not be found out so far, and why; and what is wrong with a card."""
+        """Return what could not be read so far, and why, and what is wrong with a card."""
         hidden = sorted(self._listed - self._own_seen)
         if not hidden:
             return tuple(self._notes)
@@ -99,18 +99,18 @@ class Gpus:
         return (*self._notes, unseen)
 
     def used_bytes(self) -> list[int | None]:
-        """Of the memory of each GPU, now, without what the driver reserves; None where it does not tell."""
+        """Return the used memory of each GPU in bytes, without the driver's; None if NVML does not tell."""
         return [self._used_bytes(index, handle) for index, handle in enumerate(self._handles)]
 
     def cards(self, held: Sequence[int | None]) -> tuple[DeviceHealth, ...]:
-        """Which cards these are, how they are set up, and who holds what of their memory before the job."""
+        """Return which cards these are and how they are set up. `held` bytes are in use before the job."""
         return tuple(
             self._card(index, handle, size)
             for index, (handle, size) in enumerate(zip(self._handles, held, strict=True))
         )
 
     def read(self) -> tuple[Gpu, ...]:
-        """All GPUs of the job, now."""
+        """Read every GPU of the job."""
         return tuple(self._read(index, handle) for index, handle in enumerate(self._handles))
 
     def _card(self, index: int, handle: Any, held: int | None) -> DeviceHealth:
@@ -158,7 +158,7 @@ class Gpus:
             self._notes[f"{name}: pages of its memory wait to be retired: reset the GPU"] = None
 
     def _note_link(self, index: int, handle: Any) -> None:
-        """Once, under load: an idle card lowers the generation of its link."""
+        """Note a slow PCIe link, once and under load: an idle card lowers the generation of its link."""
         if index in self._link_seen:
             return
         self._link_seen.add(index)
@@ -192,12 +192,12 @@ class Gpus:
         )
 
     def _used_bytes(self, index: int, handle: Any) -> int | None:
-        """By the second version of the call: the first one counts what the driver reserves as used."""
+        """Ask by the second version of the call: the first one counts what the driver reserves as used."""
         memory = self._ask(index, "nvmlDeviceGetMemoryInfo", handle, self._nvml.nvmlMemory_v2)
         return None if memory is None else int(memory.used)
 
     def _foreign_bytes(self, index: int, handle: Any) -> int | None:
-        """None where not even the job's own processes are seen: then nobody can be called foreign."""
+        """Return the bytes of others; None if NVML does not list the job's own processes either."""
         processes = self._ask(index, "nvmlDeviceGetComputeRunningProcesses", handle)
         if processes is None:
             return None
@@ -226,7 +226,7 @@ class Gpus:
 
 
 def _reasons(bits: int) -> Iterable[str]:
-    """Of each bit that is set; a bit that this file does not know stands for itself."""
+    """Name each bit that is set; a bit without a name is given in hexadecimal."""
     for bit in (1 << position for position in range(bits.bit_length())):
         if bits & bit:
             yield REASONS.get(bit, hex(bit))

@@ -1,7 +1,7 @@
-"""Imported by the fork server alone: what the ranks share, and a leash. Import has the side effect.
+"""Imported by the fork server alone, to load torch and to tie itself to the launcher.
 
-The ranks are the fork server's children and die with it; it must die with the launcher. Closing its pipe is
-not enough, because the ranks hold that pipe, too.
+The ranks are the fork server's children and die with it; the server must die with the launcher. That its pipe
+is closed is not enough, because the ranks have that pipe open, too.
 """
 
 import torch  # noqa: F401  imported once here instead of once per rank

@@ -1,4 +1,4 @@
-"""Who else uses the machine between two launches, and waiting until nobody does. Driver side.
+"""Sees who else uses the machine between two launches, and waits until nobody does. Driver side.
 
 Imports neither torch nor pytest, and pynvml only inside functions. Quiet is what `perfsuite.launch.health`
 calls healthy: on a CPU the share of the cores' time that others use, on GPUs the memory that they hold.
@@ -24,16 +24,18 @@ from perfsuite.launch.machine import visible_handles
 from perfsuite.results.health import FOREIGN_CPU_SHARE, FOREIGN_MEMORY_BYTES, STEAL_SHARE
 
 QUIET_S = 5.0
-"""So long nobody may use the machine before it counts as quiet."""
+"""Seconds without any other user after which the machine counts as quiet."""
 LOOK_EVERY_S = 1.0
+"""Seconds between two looks at the machine."""
 WAIT_S = 120.0
-"""Waited for quiet at the most, by default: a compiler or a run of tests often ends by then, a neighbour's
-training takes hours. The two launches that would else be made in vain take about as long."""
+"""Seconds that quiet is waited for at the most, by default: a compiler or a run of tests often ends by then,
+a neighbour's training takes hours. The two launches that would else be made in vain take about as long."""
 NAMED = 3
-"""Processes that a line names at the most,"""
+"""Processes that a line names at the most."""
 WORTH_NAMING = 0.02
-"""if they use this share of the cores' time or more."""
+"""The share of the cores' time from which on a process is named."""
 LONGEST_NAME = 40
+"""Characters of a process's name that are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +48,7 @@ class Cores(Cpu):
 
 
 def cores() -> Cores:
-    """As they are now."""
+    """Read the cores now."""
     allowed = allowed_cores()
     cpu = read_cpu(Path("/proc/stat"), allowed) or Cpu(processes_s=0, steal_s=0, total_s=0)
     by_process = {}
@@ -64,7 +66,7 @@ def cores() -> Cores:
 
 
 def others(before: Cores, after: Cores, own_pid: int) -> list[str]:
-    """Why the time between two moments was not quiet; empty if it was."""
+    """Return why the time between two moments was not quiet; empty if it was."""
     total = after.total_s - before.total_s
     if total <= 0:
         return []
@@ -80,7 +82,7 @@ def others(before: Cores, after: Cores, own_pid: int) -> list[str]:
 
 
 def who(before: Cores, after: Cores, own_pid: int) -> str:
-    """The processes that used most of the cores' time between two moments, as far as they still live."""
+    """Name the processes that used most of the cores' time between two moments, if they still live."""
     total = after.total_s - before.total_s
     spent = {pid: seconds / total for (pid, _), seconds in _spent(before, after).items() if total > 0}
     most = sorted(
@@ -103,7 +105,7 @@ def _spent(before: Cores, after: Cores) -> dict[tuple[int, float], float]:
 
 
 def name_of(pid: int) -> str:
-    """`python train.py (pid 4711)`: the program and the first word after it that is no option."""
+    """Return the program and its first word that is no option: `python train.py (pid 4711)`."""
     try:
         process = psutil.Process(pid)
         program, *words = process.cmdline() or [process.name()]
@@ -118,7 +120,7 @@ def name_of(pid: int) -> str:
 
 
 def gpu_users(nvml: Any, devices: int) -> list[str]:
-    """Who holds memory of the first `devices` visible GPUs, beyond what is healthy."""
+    """Return who holds more memory of the first `devices` visible GPUs than is healthy."""
     found = []
     nvml.nvmlInit()
     try:
@@ -134,7 +136,7 @@ def gpu_users(nvml: Any, devices: int) -> list[str]:
 
 
 def see_gpus(devices: int) -> list[str]:
-    """`gpu_users` of this machine; empty if NVML fails, as a launch then says in its notes."""
+    """Return `gpu_users` of this machine; empty if NVML fails, as the notes of a launch then say."""
     import pynvml
 
     try:
@@ -153,7 +155,7 @@ class Neighbours:
     say: Callable[[str], None]
     show: Callable[[str], None]
     most_s: float = WAIT_S
-    """Waited at the most."""
+    """Seconds to wait at the most."""
     see_cores: Callable[[], Cores] = cores
     see_gpus: Callable[[int], list[str]] = see_gpus
     """Who holds memory of the first so many GPUs."""
@@ -165,18 +167,18 @@ class Neighbours:
     costs one wait, not one for each launch."""
 
     def launch_begins(self, machine: Machine) -> None:
-        """From now on, see who uses `machine`."""
+        """Begin to see who uses `machine`."""
         self._before = self.see_cores() if machine.device == "cpu" else None
 
     def during_launch(self, machine: Machine, devices: int) -> str:
-        """Who has used it since, in words. Call it when nothing of the launch lives any more."""
+        """Return who has used it since `launch_begins`. No process of the launch may still live."""
         if machine.device == "cuda":
             return "; ".join(self.see_gpus(devices)) or "nobody is seen now"
         assert self._before is not None
         return who(self._before, self.see_cores(), os.getpid())
 
     def wait(self, machine: Machine, devices: int) -> bool:
-        """Wait until `machine` is quiet. Whether it is; False after `most_s` seconds without quiet."""
+        """Wait until `machine` is quiet. Return False if it was not within `most_s` seconds."""
         most_s = QUIET_S if self._in_vain else max(self.most_s, QUIET_S)
         if not self._in_vain:
             self.say(
@@ -202,13 +204,13 @@ class Neighbours:
         return False
 
     def look(self, machine: Machine, devices: int) -> list[str]:
-        """What others do within `LOOK_EVERY_S` seconds, in words; nothing if it is quiet."""
+        """Return what others do within `LOOK_EVERY_S` seconds; empty if it is quiet."""
         seen = self._look(machine, devices)
         self.sleep(LOOK_EVERY_S)
         return seen()
 
     def _look(self, machine: Machine, devices: int) -> Callable[[], list[str]]:
-        """What others do from one call to the next, in words; nothing if it is quiet."""
+        """Return a function that says what others did since its last call; nothing if it was quiet."""
         if machine.device == "cuda":
             return lambda: self.see_gpus(devices)
         last = self.see_cores()

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from perfsuite.report.terminal import plain_table
 from perfsuite.verdict.power import NoiseModel, PowerRow, PowerTable
 
 FOUND = 0.95
@@ -141,7 +141,7 @@ def _sessions(measured: Measured | None) -> str:
 
 def render(gate: Gate, measured: Measured | None, table: PowerTable) -> RenderableType:
     """Render what was simulated, a table with a row for each drop, and the sentence, for a terminal."""
-    grid = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
+    grid = plain_table(())
     heads = ["true\ndrop", "\nfound", "false\nalarms", "incon-\nclusive", "\npassed", "im-\nproved"]
     heads += ["launches\nused", "fixed\n5 %", f"fixed\n{_percent(gate.tolerance)}"]
     for heading in heads:

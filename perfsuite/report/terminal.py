@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from rich.console import Console
+from rich.console import Console, OverflowMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -47,10 +47,18 @@ def console(*, stderr: bool = False) -> Console:
     return made
 
 
+def plain_table(headings: Iterable[str], *, overflow: OverflowMethod = "ellipsis") -> Table:
+    """Return a table without lines. `overflow` says what becomes of text that is wider than the terminal."""
+    made = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in headings:
+        made.add_column(heading, overflow=overflow)
+    return made
+
+
 def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> str:
     """The results as a terminal table in `width` columns (80 or more); None: as wide as it needs."""
     narrow = width is not None and width < NARROW
-    grid = Table(box=None, header_style="bold", pad_edge=False, show_edge=False)
+    grid = plain_table(())
     if not narrow:
         grid.add_column("case", overflow="fold", ratio=1, min_width=20)
     columns = _columns(speed_unit(results), narrow=narrow)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from perfsuite.results.metric import Metric, described
+from perfsuite.results.metric import Metric, described, find
 from perfsuite.results.outcome import Check
 
 _TIME_PER = {"tokens/s": "token", "samples/s": "sample"}
@@ -56,8 +56,10 @@ def baseline(check: Check) -> str:
 
 
 def _judged(check: Check, figure: float | None) -> str:
-    form = described(check.metric).format
-    return amount(figure, check.unit) if form is None or figure is None else form(figure)
+    metric = find(check.metric)
+    if metric is None or metric.format is None or figure is None:
+        return amount(figure, check.unit)
+    return metric.format(figure)
 
 
 def value(metric: Metric, figure: float | None) -> str:
@@ -78,7 +80,7 @@ def amount(value: float | None, unit: str) -> str:
 
 def rate(value: float) -> str:
     """Return a number to three digits at least, with a comma for thousands: `0.123`, `12.3`, `1,234`."""
-    return f"{value:.3g}" if 0 < value < 100 else f"{value:,.0f}"
+    return f"{value:.3g}" if 0 < abs(value) < 100 else f"{value:,.0f}"
 
 
 def percent(change: float) -> str:

@@ -1,4 +1,5 @@
-"""What only all ranks together can answer: do they train one model, on the tokens that the case claims?
+"""Checks what only all ranks together can show: that they train one model, on the tokens that the case
+claims.
 
 Driver side; imports neither torch nor pytest.
 """
@@ -12,32 +13,33 @@ from perfsuite.case.case import Case
 from perfsuite.results.rank_report import Evidence, RankReport
 
 OF_THE_MOVE = 0.01
-"""Share of what training moved a parameter's norm by, from which two replicas are two models."""
+"""Difference between two replicas of a parameter's norm, as a share of what training changed that norm by,
+from which the ranks train two models."""
 ROUNDING = 5e-7
-"""Relative difference of norms that are summed up on unlike devices."""
+"""Relative difference of norms that rounding explains, where devices sum in another order."""
 TOKENS_OFF = 0.02
-"""Share by which tokens seen may differ from those claimed before tokens/s is wrong."""
+"""Share by which the tokens that a model was given may differ from those that the case claims."""
 
 
 def trained_apart(reports: Sequence[RankReport], case: Case) -> str | None:
-    """Why the ranks are copies that train alone, or None. In words for a `mismatch`."""
-    told = [report.evidence for report in reports if report.evidence is not None]
-    if len(told) < 2 or len(told) < len(reports) or told[0].data_parallel < 2:
+    """Why the ranks do not train one model, or None: the message of a `mismatch`."""
+    evidence = [report.evidence for report in reports if report.evidence is not None]
+    if len(evidence) < 2 or len(evidence) < len(reports) or evidence[0].data_parallel < 2:
         return None
-    if all(evidence.collectives == 0 for evidence in told):
-        return f"the {len(told)} ranks trained apart: no collective ran after the first step. {_WRAP}"
+    if all(each.collectives == 0 for each in evidence):
+        return f"the {len(evidence)} ranks trained apart: no collective ran after the first step. {_WRAP}"
     if case.framework.replicas_differ:
         return None
-    common = set.intersection(*(set(evidence.replicated) for evidence in told))
-    apart = sorted(name for name in common if _differ([evidence.replicated[name] for evidence in told]))
+    common = set.intersection(*(set(each.replicated) for each in evidence))
+    apart = sorted(name for name in common if _differ([each.replicated[name] for each in evidence]))
     if not apart:
         return None
     return (
-        f"the {len(told)} ranks trained apart: {len(apart)} of {len(common)} parameters are not the same on "
-        f"all of them after the last step, as {apart[0]}. {_WRAP} If they are not to be the same: with "
-        "tensor or pipeline parallelism, say data_parallel=, the number of ranks that see different data; "
-        "with experts or embeddings that each rank has its own of, or replicas that are averaged now and "
-        "then, say Script(replicas='differ'), and they are not compared"
+        f"the {len(evidence)} ranks trained apart: {len(apart)} of {len(common)} parameters are not the "
+        f"same on all of them after the last step, as {apart[0]}. {_WRAP} If they are not to be the same: "
+        "with tensor or pipeline parallelism, say data_parallel=, the number of ranks that see different "
+        "data; with experts or embeddings that each rank has its own of, or replicas that are averaged now "
+        "and then, say Script(replicas='differ'), and they are not compared"
     )
 
 
@@ -45,13 +47,14 @@ _WRAP = "Their gradients are not exchanged: wrap the whole model in DDP or FSDP,
 
 
 def _differ(norms: Sequence[tuple[float, float]]) -> bool:
+    """Whether a parameter differs between ranks, by its norm on each of them before and after training."""
     after = [end for _, end in norms]
     moved = max(abs(end - begin) for begin, end in norms)
     return max(after) - min(after) > max(OF_THE_MOVE * moved, ROUNDING * max(after))
 
 
 def tokens_differ(reports: Sequence[RankReport], case: Case) -> str | None:
-    """Why the case's tokens are not those that ran, or None. In words for a `mismatch`."""
+    """Why the model was not given the tokens that the case claims, or None: the message of a `mismatch`."""
     seen = _tokens(reports, case)
     claimed = reports[0].tokens_per_step
     if seen is None or case.framework.tokens_vary:
@@ -72,7 +75,7 @@ def _is_near(tokens: float, claimed: int) -> bool:
 
 
 def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
-    """What a reader of tokens/s should know."""
+    """Notes for a reader of tokens/s, where the model was given other tokens than the case claims."""
     seen, claimed = _tokens(reports, case), reports[0].tokens_per_step
     if seen is None or (seen.tokens == claimed and not seen.padding):
         return ()
@@ -87,16 +90,16 @@ def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
 
 
 class _Seen:
-    """Of the second step: what all data-parallel ranks together were given."""
+    """The tokens that all data-parallel ranks together were given in the second step."""
 
-    def __init__(self, told: Sequence[Evidence], world_size: int) -> None:
+    def __init__(self, of_ranks: Sequence[Evidence], world_size: int) -> None:
         self.world_size = world_size
-        self.data_parallel = told[0].data_parallel
-        self.tokens = fmean(evidence.tokens or 0 for evidence in told) * self.data_parallel
+        self.data_parallel = of_ranks[0].data_parallel
+        self.tokens = fmean(evidence.tokens or 0 for evidence in of_ranks) * self.data_parallel
         self.of_all_ranks = self.tokens * world_size / self.data_parallel
-        """As many where no two ranks were given the same: where sequences are split among some of them."""
-        self.padding = fmean(evidence.padding for evidence in told) * self.data_parallel
-        self.forwards = fmean(evidence.forwards for evidence in told)
+        """Their number if no two ranks were given the same: where sequences are split among ranks."""
+        self.padding = fmean(evidence.padding for evidence in of_ranks) * self.data_parallel
+        self.forwards = fmean(evidence.forwards for evidence in of_ranks)
 
     def __str__(self) -> str:
         padding = f", {self.padding / self.tokens:.0%} of them padding" if self.padding else ""
@@ -104,10 +107,11 @@ class _Seen:
 
 
 def _tokens(reports: Sequence[RankReport], case: Case) -> _Seen | None:
-    """By the ranks that saw any: later stages of a pipeline are given none, and split layers the same.
+    """The tokens of the ranks that were given any; later stages of a pipeline are given none.
 
-    None where the case counts samples: integers that a model is given are not the samples."""
+    None where the case counts samples: integers that a model is given are not the samples.
+    """
     if case.unit == "samples":
         return None
-    told = [report.evidence for report in reports if report.evidence is not None and report.evidence.tokens]
-    return _Seen(told, reports[0].world_size) if told else None
+    given = [report.evidence for report in reports if report.evidence is not None and report.evidence.tokens]
+    return _Seen(given, reports[0].world_size) if given else None

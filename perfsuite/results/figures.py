@@ -1,4 +1,4 @@
-"""The figures of one launch: out of the reports of its ranks. Pure."""
+"""Computes the figures of one launch from the reports of its ranks. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Figures, Health, Run
 
 SETTLED_WARMUP_S, SETTLED_WINDOW_S = 10, 20
-"""Fewest seconds of warm-up and of window on a GPU, for launches of other machines or days to compare."""
+"""Fewest seconds of warm-up and of measured window on a GPU: with less, its clock and temperature have not
+settled, and launches of other machines or days differ."""
 
 
 def job_steps(step_s: Sequence[Sequence[float]]) -> list[float]:
@@ -24,7 +25,7 @@ def job_steps(step_s: Sequence[Sequence[float]]) -> list[float]:
     twice.
     """
     behind = [0.0] * len(step_s)
-    """Of each rank: C(i-1) less its own sum."""
+    """For each rank: C(i-1) minus the sum of its own first i-1 steps."""
     series = []
     for steps in zip(*step_s, strict=True):
         took = max(step - lag for step, lag in zip(steps, behind, strict=True))
@@ -33,21 +34,24 @@ def job_steps(step_s: Sequence[Sequence[float]]) -> list[float]:
     return series
 
 
-def _slowest_probe(reports: list[RankReport]) -> dict[str, float]:
-    """Of each figure the lowest: they are rates, all of them."""
+def lowest_device_probe(reports: list[RankReport]) -> dict[str, float]:
+    """The device probe of the slowest rank, figure by figure: the lowest, as all of them are rates."""
     names = sorted({name for report in reports for name in report.device_probe})
     return {name: min(r.device_probe[name] for r in reports if name in r.device_probe) for name in names}
 
 
-def _in_tf32(run: Run) -> bool:
-    """Whether matrix products that the case calls fp32 were less."""
+def in_tf32(run: Run) -> bool:
+    """Whether matmuls of a case in fp32 ran in a lower precision on a GPU."""
     settings = run.observed.settings if run.observed is not None else {}
-    is_less = settings.get("fp32_matmul", "ieee") != "ieee"
-    return run.case.precision == "fp32" and run.machine.device == "cuda" and is_less
+    is_lower = settings.get("fp32_matmul", "ieee") != "ieee"
+    return run.case.precision == "fp32" and run.machine.device == "cuda" and is_lower
 
 
 def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) -> Figures:
-    """The figures of a run whose steps are known. `peak_flops` is of one device, FLOP/s, or None."""
+    """The figures of a run whose steps are known.
+
+    `peak_flops` is the peak of one device in FLOP/s; None where it is not known, and MFU is not either.
+    """
     steps = run.measured_steps
     tokens_per_step = reports[0].tokens_per_step
     own = [report.own_tokens_per_s for report in reports if report.own_tokens_per_s is not None]
@@ -138,9 +142,11 @@ def median_figures(launches: Sequence[Figures]) -> Figures:
     return Figures.of({name: median(each) for name, each in values.items()})
 
 
-def _unsettled(run: Run) -> list[str]:
-    """What to set where a GPU is measured before its clocks and temperature settle: they do so in seconds,
-    while a case counts in steps."""
+def settling_notes(run: Run) -> list[str]:
+    """The options to raise where a GPU is measured before its clock and temperature settle.
+
+    They settle in seconds, while a case counts in steps.
+    """
     if run.machine.device == "cpu":
         return []
     measured_s, step_s = sum(run.measured_steps), median(run.measured_steps)
@@ -163,8 +169,8 @@ def _tens(steps: float) -> int:
 
 
 def _sm_clock_mhz(run: Run) -> float | None:
-    told = run.health.sm_clocks_mhz if run.health is not None else ()
-    clocks = [clock for step, clock in told if run.window[0] < step <= run.window[1]]
+    samples = run.health.sm_clocks_mhz if run.health is not None else ()
+    clocks = [clock for step, clock in samples if run.window[0] < step <= run.window[1]]
     return median(clocks) if clocks else None
 
 
@@ -175,13 +181,15 @@ def _device_memory_bytes(health: Health | None) -> float | None:
 
 def _gpu_utilisation(health: Health | None) -> float | None:
     devices = health.devices if health is not None else ()
-    told = [device.utilisation for device in devices if device.utilisation is not None]
-    return fmean(told) if told else None
+    shares = [device.utilisation for device in devices if device.utilisation is not None]
+    return fmean(shares) if shares else None
 
 
 def _energy_per_token_j(health: Health | None, tokens_per_step: int) -> float | None:
-    """Joules of all GPUs, over the steps made meanwhile. One GPU that does not tell, and it is unknown."""
+    """Energy per token in joules: of all GPUs, over the steps made meanwhile; None if a GPU has no figure."""
     if health is None or not health.devices or not health.steps or not tokens_per_step:
         return None
-    told = [device.energy_j for device in health.devices if device.energy_j is not None]
-    return sum(told) / (health.steps * tokens_per_step) if len(told) == len(health.devices) else None
+    energies = [device.energy_j for device in health.devices if device.energy_j is not None]
+    if len(energies) < len(health.devices):
+        return None
+    return sum(energies) / (health.steps * tokens_per_step)

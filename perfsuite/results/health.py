@@ -77,12 +77,12 @@ def machine_problems(health: Health | None, machine: Machine) -> list[str]:
         return []
     found = [reason for device in health.devices for reason in _unhealthy_gpu(device)]
     if machine.device == "cpu":
-        if (health.foreign_cpu or 0) > FOREIGN_CPU_SHARE:
+        if _exceeds(health.foreign_cpu, FOREIGN_CPU_SHARE):
             found.append(
                 f"other processes used {health.foreign_cpu:.0%} of the cores' time "
                 f"(at most {FOREIGN_CPU_SHARE:.0%} is healthy)"
             )
-        if (health.steal or 0) > STEAL_SHARE:
+        if _exceeds(health.steal, STEAL_SHARE):
             found.append(
                 f"the hypervisor took {health.steal:.0%} of the cores' time "
                 f"(steal; at most {STEAL_SHARE:.0%} is healthy)"
@@ -95,12 +95,17 @@ def is_shared(health: Health | None, machine: Machine) -> bool:
     if health is None:
         return False
     if machine.device == "cpu":
-        return (health.foreign_cpu or 0) > FOREIGN_CPU_SHARE or (health.steal or 0) > STEAL_SHARE
+        return _exceeds(health.foreign_cpu, FOREIGN_CPU_SHARE) or _exceeds(health.steal, STEAL_SHARE)
     return any(
-        (device.foreign_memory_bytes or 0) > FOREIGN_MEMORY_BYTES
-        or (device.held_before_bytes or 0) > HELD_BYTES
+        _exceeds(device.foreign_memory_bytes, FOREIGN_MEMORY_BYTES)
+        or _exceeds(device.held_before_bytes, HELD_BYTES)
         for device in health.devices
     )
+
+
+def _exceeds(value: float | None, bound: float) -> bool:
+    """Whether a reading is beyond a bound; one that the machine does not give never is."""
+    return value is not None and value > bound
 
 
 def _unhealthy_gpu(device: DeviceHealth) -> list[str]:
@@ -113,14 +118,14 @@ def _unhealthy_gpu(device: DeviceHealth) -> list[str]:
         if device.sm_clock_mhz is not None:
             facts.append(f"median clock {device.sm_clock_mhz:.0f} MHz")
         found.append(f"{device.name} was throttled: {', '.join(bad)} of samples ({'; '.join(facts)})")
-    if (device.foreign_memory_bytes or 0) > FOREIGN_MEMORY_BYTES:
-        held = f"{(device.foreign_memory_bytes or 0) / 2**20:,.0f} MiB"
+    if (foreign := device.foreign_memory_bytes) is not None and foreign > FOREIGN_MEMORY_BYTES:
+        held = f"{foreign / 2**20:,.0f} MiB"
         let_pass = f"{FOREIGN_MEMORY_BYTES / 2**20:.0f} MiB"
         found.append(f"{device.name} was shared: other processes held {held} (at most {let_pass})")
-    if (device.held_before_bytes or 0) > HELD_BYTES:
+    if (before := device.held_before_bytes) is not None and before > HELD_BYTES:
         pids = ", ".join(map(str, device.held_before_by))
         found.append(
-            f"{device.name}: {(device.held_before_bytes or 0) / 2**30:.1f} GiB held before the launch by "
+            f"{device.name}: {before / 2**30:.1f} GiB held before the launch by "
             f"{f'pid {pids}' if pids else 'no process that NVML lists'} "
             f"(at most {HELD_BYTES / 2**30:.0f} GiB is healthy; waited {FREE_S:.0f} s)"
         )

@@ -90,6 +90,10 @@ class RunDir:
         """What that rank wrote to stdout and stderr."""
         return self.path / f"rank-{rank}.log"
 
+    def all_rank_logs(self) -> list[Path]:
+        """The `rank_log` of every rank that has one, sorted by name."""
+        return sorted(self.path.glob("rank-*.log"))
+
     def stacks(self, rank: int | None, pid: int) -> Path:
         """The file into which that process writes its stacks when asked (`perfsuite.worker.stacks`)."""
         return self.path / f"stacks-{'unknown' if rank is None else rank}-{pid}.txt"

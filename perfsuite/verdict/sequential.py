@@ -1,5 +1,4 @@
-"""Decides whether a case is slower than its baseline: a sequential test whose observations are whole
-launches.
+"""Decides whether a case is slower than its baseline, by a sequential test on whole launches.
 
 Pure functions, data in and decision out: no clock, no disk, no random numbers. Must not import
 torch, pytest, numpy or scipy: a pytest plugin imports it, and `power` runs it a million times.
@@ -216,9 +215,9 @@ def _relative(logarithm: float) -> float:
 def _noise_of_case(reference: list[float], logs: list[float], noise: Noise) -> Noise:
     """Combine the class's noise with the spread of this case's own launches.
 
-    The variance of today's launches (sorted logarithms `logs`) is averaged with the class's, weighted by
-    degrees of freedom. A share of the case's own standard deviation, baseline (`reference`) and today, is the
-    least.
+    `logs` are today's launches and `reference` those of the baseline, as sorted logarithms. Today's variance
+    is averaged with the class's, weighted by degrees of freedom. The resulting sigma is at least
+    `_OWN_SPREAD` times the case's own standard deviation, over today's launches and the baseline's.
     """
     today = squares(logs)
     degrees = SCALE_EFFICIENCY * (len(logs) - 1)
@@ -229,7 +228,7 @@ def _noise_of_case(reference: list[float], logs: list[float], noise: Noise) -> N
 
 
 def _later(noise: Noise, launches: int) -> Noise:
-    """Return the same noise with the degrees of freedom that it has after so many more launches."""
+    """Return the same noise with the degrees of freedom that so many more launches add."""
     degrees = noise.degrees_of_freedom + SCALE_EFFICIENCY * launches
     return replace(noise, degrees_of_freedom=degrees)
 

@@ -218,7 +218,7 @@ class Attached:
         """Return the error of a script that came to its end by itself."""
         steps, clock = self.steps, self._optimizers.wanted
         if not steps and clock is not None:
-            return ScriptError(f"clock={clock!r}: no such optimizer stepped. {self._optimizers.told()}")
+            return ScriptError(f"clock={clock!r}: no such optimizer stepped. {self._optimizers.summary()}")
         ended = f"the script ended after {steps} of {self.case.total_steps} optimizer steps"
         if self.run_dir.is_first:
             return ScriptError(

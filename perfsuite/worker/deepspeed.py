@@ -1,4 +1,4 @@
-"""DeepSpeed: the step of its engine is the clock, and what it partitions belongs to the engine. Worker side.
+"""Measures DeepSpeed: its engine's step is the clock, and the engine owns what it partitions. Worker side.
 
 ZeRO steps an optimizer of torch over flat partitions that are no module's parameters, once for each group of
 parameters, and also when it is built, to make the optimizer's state. `DeepSpeedEngine._take_model_step` runs
@@ -17,20 +17,22 @@ from typing import Any
 from perfsuite.errors import MismatchError
 
 STEP = "_take_model_step"
-"""The method of an engine that makes one step of training."""
+"""The method of an engine that makes one training step."""
 NAME = "DeepSpeedEngine"
 
 
 class Engines:
-    """Follows each engine that steps: `before` and `after` are called around its steps from the second on,
-    with the optimizer in it. (The first one is known by its optimizer, when half of it is over.)"""
+    """Calls `before` and `after` around the steps of each engine, with the optimizer in it.
+
+    From the second step on: the first step shows which optimizer is in an engine, when half of it is over.
+    """
 
     def __init__(self, before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
         self._before = before
         self._after = after
 
     def take(self, optimizer: Any) -> bool:
-        """Whether the step that `optimizer` makes just now is a part of what DeepSpeed does.
+        """Whether the step that `optimizer` makes just now is part of a step of DeepSpeed.
 
         Raises `MismatchError` for a DeepSpeed that steps it elsewhere.
         """
@@ -65,7 +67,7 @@ class Engines:
 
 
 def _callers() -> list[tuple[str, Any]]:
-    """DeepSpeed's functions that are running, innermost first, with their `self`."""
+    """Return the running functions of DeepSpeed, innermost first, with their `self`."""
     found = []
     frame: Any = sys._getframe()
     while frame is not None:
@@ -76,7 +78,7 @@ def _callers() -> list[tuple[str, Any]]:
 
 
 def engine_of(optimizer: Any) -> Any:
-    """The living engine that `optimizer` is in, None where there is none."""
+    """Return the living engine that `optimizer` is in, None if there is none."""
     module: Any = sys.modules.get("deepspeed.runtime.engine")
     if module is None:
         return None
@@ -85,11 +87,11 @@ def engine_of(optimizer: Any) -> Any:
 
 
 def _wrapped(optimizer: Any) -> list[Any]:
-    """ZeRO's optimizer, and what it steps."""
+    """Return ZeRO's optimizer and the one that it wraps."""
     return [optimizer, getattr(optimizer, "optimizer", None)]
 
 
 def sharding(engine: Any) -> str | None:
-    """What an engine partitions among ranks: by its stage of ZeRO, or None."""
+    """Return the ZeRO stage of an engine, which says what it partitions among ranks, or None."""
     stage = int(engine.zero_optimization_stage())
     return f"DeepSpeed ZeRO-{stage}" if stage else None

@@ -1,4 +1,4 @@
-"""What `perfsuite doctor` can only learn in a process that imports torch.
+"""Measures what `perfsuite doctor` can only learn in a process that imports torch.
 
 Run as `python -m perfsuite.worker.doctor_probe FILE DEVICE [--quick]`; the driver reads the file that it
 writes. Worker side; imports no pytest, and torch only inside functions.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PAIRS, STEPS = 10, 20
 """The same steps bare and under the clock, alternating, so that what the machine does to both cancels."""
 BLOCK_BYTES = 64 * 2**20
-"""Allocated to see whether the peak that perfsuite reads moves by as much."""
+"""Bytes that are allocated to see whether the peak that perfsuite reads rises by as much."""
 
 
 class TorchFacts(Data):
@@ -137,7 +137,7 @@ def clock_facts(device: Any, pairs: int = PAIRS) -> ClockFacts:
 
 @contextmanager
 def one_rank(case: Case, device: Any) -> Iterator[Callable[[int], list[Any]]]:
-    """The training loop of `case`, built in this process as the only rank of its group."""
+    """Build the training loop of `case` in this process, as the only rank of its group."""
     import torch
     import torch.distributed as dist
 
@@ -159,7 +159,7 @@ def one_rank(case: Case, device: Any) -> Iterator[Callable[[int], list[Any]]]:
 
 
 def timed(run: Callable[[int], list[Any]], device: Any, pairs: int) -> ClockFacts:
-    """Blocks of `STEPS` steps of a loop, bare and under the clock in turn, then under the profiler."""
+    """Time blocks of `STEPS` steps of a loop, bare and under the clock in turn, then under the profiler."""
     bare_s(run, device)  # warms up
     blocks = []
     for pair in range(pairs):
@@ -177,7 +177,7 @@ def timed(run: Callable[[int], list[Any]], device: Any, pairs: int) -> ClockFact
 
 
 def bare_s(run: Callable[[int], list[Any]], device: Any) -> float:
-    """Seconds per step, timed from outside as a whole, with the device synchronised before and after."""
+    """Return seconds per step, timed as a whole, with the device synchronised before and after."""
     from perfsuite.worker.timers import clock_for
 
     timer, _ = clock_for(device)
@@ -193,7 +193,7 @@ def bare_s(run: Callable[[int], list[Any]], device: Any) -> float:
 
 
 def under_the_clock(run: Callable[[int], list[Any]], device: Any) -> Recorder:
-    """The recorder of the same steps, measured as in a rank."""
+    """Return the recorder of the same steps, measured as in a rank."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     from perfsuite.worker.recorder import Recorder
@@ -210,7 +210,7 @@ def under_the_clock(run: Callable[[int], list[Any]], device: Any) -> Recorder:
 
 
 def _profiled_s(run: Callable[[int], list[Any]]) -> float:
-    """Seconds per step between the first and the last moment at which torch's profiler sees a kernel."""
+    """Return seconds per step from the first to the last moment at which torch's profiler sees a kernel."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 

@@ -1,4 +1,4 @@
-"""Faults on request, to test the gate: `--perf-inject`. Worker side; imports torch only when it must.
+"""Carries out a fault on request, to test the gate: `--perf-inject`. Imports torch only inside functions.
 
 | text              | what happens                                            |
 | ---               | ---                                                     |
@@ -56,7 +56,7 @@ class Injector:
             time.sleep(1)
 
     def report(self, report: RankReport) -> RankReport | None:
-        """The report that the rank shall write instead, None for no report."""
+        """Return the report that the rank writes instead; None if it writes none."""
         kind = self.fault.kind
         memory = report.memory
         if kind == "nan":
@@ -71,7 +71,7 @@ class Injector:
 
 
 def _run_out_of_memory(recorder: Recorder) -> None:
-    """On a GPU by asking its allocator for twice the memory that it has: the error is then a real one."""
+    """Raise an error; on a GPU a real one, by allocating twice the memory that it has."""
     device = getattr(recorder.memory, "device", None)
     if device is None:
         raise MemoryError("injected: out of memory")
@@ -82,7 +82,7 @@ def _run_out_of_memory(recorder: Recorder) -> None:
 
 
 def _hold(share: float, recorder: Recorder) -> Any:
-    """Allocate, and touch, that share of the peak so far, as it is gated."""
+    """Allocate and touch that share of the peak so far: of the peak that is judged."""
     if recorder.memory is None:
         return None  # a simulated run: its report is changed instead
     import torch

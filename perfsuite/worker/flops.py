@@ -1,10 +1,10 @@
-"""FLOPs of a training step by one versioned formula. The formula is pure; counting a model imports torch.
+"""FLOPs of a training step by a versioned formula. The formula is pure; counting a model imports torch.
 
 `palm-1`, after Chowdhery et al. 2022 (PaLM), appendix B: per token
 
     6 N + 12 L H Q S
 
-N: parameters that take part in a matrix product: every linear layer and the language-model head, tied to the
+N: parameters that take part in a matmul: every linear layer and the language-model head, tied to the
 embedding or not. The embedding look-up, norms, biases and positions are not in N. L layers, H heads of size
 Q, S tokens in a sequence. A multiplication and its addition are two FLOPs; backward costs twice the forward;
 activation recomputation is not counted (model FLOPs, not hardware FLOPs); attention is counted in full, not
@@ -41,20 +41,20 @@ def flops_per_token(
     sequence_length: int,
     frozen: int = 0,
 ) -> float:
-    """FLOPs of forward and backward for one token, by the formula above. `frozen`: of the parameters."""
-    products = 6.0 * matmul_parameters - 2.0 * frozen
-    return products + 12.0 * layers * heads * head_size * sequence_length
+    """Return the FLOPs of forward and backward for one token; `frozen` parameters do not train."""
+    matmuls = 6.0 * matmul_parameters - 2.0 * frozen
+    return matmuls + 12.0 * layers * heads * head_size * sequence_length
 
 
 def count_known(case: Case, *, frozen_share: float = 0.0) -> Flops | None:
-    """`count` of a case's model, or None: only its name is known, no tokens count, or `notes` says why."""
+    """Return `count` of a case's model, or None: no configuration, no tokens, or for a reason in `notes`."""
     if not case.model.config or case.sequence_length is None or notes(case):
         return None
     return count(case.model, case.sequence_length, case.lora, frozen_share=frozen_share)
 
 
 def notes(case: Case) -> tuple[str, ...]:
-    """Why FLOPs are unknown although the model is known: a script may train without transformers."""
+    """Return why FLOPs are unknown although the model is known: a script may train without transformers."""
     if not case.model.config or missing_package("transformers") is None:
         return ()
     counted = f"the FLOPs of {case.model.name} are counted with transformers"

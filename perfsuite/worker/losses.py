@@ -1,4 +1,4 @@
-"""The losses of a training loop that is not ours: what it calls backward on. Worker side; imports torch."""
+"""Collects the losses of a script: what it calls backward on. Worker side; imports torch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from torch import Tensor
 from perfsuite.errors import MismatchError
 
 
-def before_backward(told: Callable[[Any, Any], None]) -> None:
-    """Have `told` called with the tensors and their gradients before each `torch.autograd.backward`, which
-    `Tensor.backward` calls, too."""
+def before_backward(see: Callable[[Any, Any], None]) -> None:
+    """Call `see` with the tensors and their gradients before each `torch.autograd.backward`.
+
+    `Tensor.backward` calls that function, too.
+    """
     original = torch.autograd.backward
 
     @functools.wraps(original)
     def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-        told(tensors, grad_tensors)
+        see(tensors, grad_tensors)
         original(tensors, grad_tensors, *args, **kwargs)
 
     torch.autograd.backward = backward
@@ -39,11 +41,11 @@ class Losses:
 
     def __init__(self) -> None:
         self._sums: list[tuple[Tensor | None, int]] = []
-        """Of each step, and of how many losses."""
+        """The loss of each step, and the number of losses that it is the sum of."""
         self._first: list[Tensor] = []
         """The losses of the first step."""
         self._counts: list[bool] = []
-        """Which of a step's losses do, by their places; known after the second step."""
+        """Which of a step's losses count, by their places; known after the second step."""
         self._stepped: set[int] = set()
         """Identities of the tensors that the clock steps; known after the first step."""
         self._begin_step()
@@ -51,12 +53,12 @@ class Losses:
     def _begin_step(self) -> None:
         self._place = 0
         self._seen: list[Tensor] = []
-        """In the first two steps. Afterwards a sum is kept, and no more."""
+        """The losses of this step, in the first two steps. Afterwards only a sum is kept."""
         self._total: Tensor | None = None
         self._counted = 0
 
     def see(self, loss: Tensor) -> None:
-        """Backward is about to be called on it."""
+        """Take in a loss that backward is about to be called on."""
         local = getattr(loss, "_local_tensor", loss).detach()
         # A copy: a script may go on to average its loss over the ranks, in place.
         value = local.to(torch.float32, copy=True)
@@ -70,7 +72,7 @@ class Losses:
             self._counted += 1
 
     def end_step(self, optimizer: Any) -> None:
-        """The optimizer has stepped."""
+        """End a step, which `optimizer` has made."""
         match len(self._sums):
             case 0:
                 self._first = self._seen
@@ -85,13 +87,13 @@ class Losses:
         self._begin_step()
 
     def _sum_of(self, losses: list[Tensor]) -> tuple[Tensor | None, int]:
-        """Of those that count, where there are as many as places."""
+        """Sum the losses that count; all of them, if there are not as many as places."""
         if len(losses) == len(self._counts):
             losses = [loss for loss, counts in zip(losses, self._counts, strict=True) if counts]
         return _sum(losses)
 
     def of_steps(self, micro_batches: int) -> tuple[float, ...]:
-        """The loss of each step. Raises `MismatchError` where that is not what was seen."""
+        """Return the loss of each step. Raises `MismatchError` if it is not of `micro_batches` losses."""
         passes = [counted for _, counted in self._sums]
         if 0 in passes:
             raise MismatchError(
@@ -111,7 +113,7 @@ def _sum(losses: list[Tensor]) -> tuple[Tensor | None, int]:
 
 
 def _leads_to(loss: Tensor, wanted: set[int]) -> bool:
-    """Whether backward from `loss` ends in one of these tensors: a search of its graph, nearest first."""
+    """Whether backward from `loss` ends in one of these tensors; searches its graph, nearest first."""
     if loss.grad_fn is None:
         return id(loss) in wanted
     seen = {loss.grad_fn}

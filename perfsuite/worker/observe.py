@@ -1,4 +1,4 @@
-"""What really runs: wrapper, sharding, dtypes, attention, versions. Worker side; imports torch.
+"""Observes what really runs: wrapper, sharding, dtypes, attention, versions. Worker side; imports torch.
 
 Asked-for and observed can differ without an error (a library that falls back from FSDP to DDP on a CPU, an
 optimizer that steps parameters nobody uses), so the worker looks, and refuses a run that is not the one asked
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from perfsuite.frameworks.base import Workload
 
 NO_ATTENTION = "none"
-"""Observed of a model that has none, such as Mamba: it runs what a case asks for by default, and no other."""
+"""The attention of a model without any, such as Mamba; only a case's default attention fits to it."""
 FIELDS = {
     "recomputing_blocks": "activation_checkpointing",
     "compute_dtype": "precision",
@@ -43,7 +43,7 @@ FIELDS = {
     "adapters": "lora",
     "quantised_layers": "quantization",
 }
-"""Where a case says of a script what is observed in it."""
+"""The field of a case that describes a script, for each setting that is observed in it."""
 
 
 class Observer:
@@ -64,7 +64,7 @@ class Observer:
         self._settings: dict[str, str] = {}
 
     def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """For `register_optimizer_step_pre_hook`. The first optimizer seen is the one that is looked at."""
+        """Look before a step; for `register_optimizer_step_pre_hook`. The first optimizer seen counts."""
         if self._optimizer is None:
             self._optimizer = optimizer
             if self.model is None:
@@ -79,7 +79,7 @@ class Observer:
         return self.case.compile or software.compiled_graphs() > 0
 
     def result(self) -> Observed:
-        """Everything observed, after the run."""
+        """Return everything observed, after the run."""
         if not self._settings:
             raise MismatchError("nothing trained: no optimizer made two steps")
         self._after = replicas.fingerprint(self.model)
@@ -94,7 +94,7 @@ class Observer:
         return Observed(settings=settings, environment=environment)
 
     def evidence(self) -> Evidence:
-        """What the driver has to compare between ranks, after `result`."""
+        """Return what the driver has to compare between ranks. Call it after `result`."""
         assert self._second_step is not None
         tokens = self._second_step.tokens
         count = replicas.collectives()
@@ -116,11 +116,11 @@ class Observer:
         )
 
     def frozen_share(self) -> float:
-        """Of the weights in linear layers: see `finetuning.frozen_share`."""
+        """Return the share of frozen weights in linear layers (`finetuning.frozen_share`)."""
         return finetuning.frozen_share(self.model)
 
     def check(self, observed: Observed) -> None:
-        """Raises `MismatchError` where what was observed is not what the case asks for."""
+        """Raise `MismatchError` if what was observed is not what the case asks for."""
         case, settings = self.case, observed.settings
         finetuning.check_asked(case, self.model, settings)
         for key, asked in {**self._expected(settings), **framework_of(case).expected(case)}.items():
@@ -155,7 +155,7 @@ class Observer:
         return expected
 
     def _advice(self, key: str, settings: Mapping[str, str]) -> str:
-        """How to correct a case that describes a script wrongly."""
+        """Return how to correct a case that describes a script wrongly."""
         if self.case.framework.builds_model or key not in FIELDS:
             return ""
         told = f"another {FIELDS[key]}"
@@ -193,7 +193,7 @@ class Observer:
 
 
 def owner(optimizer: Any) -> nn.Module:
-    """The outermost living module that has all parameters of `optimizer`: what it trains, as wrapped."""
+    """Return the outermost living module that has all parameters of `optimizer`: what trains, as wrapped."""
     if (engine := deepspeed.engine_of(optimizer)) is not None:
         return cast(nn.Module, engine)
     wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -205,7 +205,7 @@ def owner(optimizer: Any) -> nn.Module:
 
 
 def wrapping(model: nn.Module) -> dict[str, str]:
-    """Which wrapper really is around the model (or inside it), and how it shards."""
+    """Return which wrapper really is around the model (or inside it), and how it shards."""
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
     from torch.distributed.tensor import DTensor
     from torch.nn.parallel import DistributedDataParallel
@@ -231,7 +231,7 @@ def wrapping(model: nn.Module) -> dict[str, str]:
 
 
 def _attention(model: nn.Module) -> dict[str, str]:
-    """Which attention runs; in a Mamba, whether the scan runs by mamba_ssm or by transformers' own loop."""
+    """Return which attention runs; of a Mamba, whether mamba_ssm runs the scan or transformers' own loop."""
     configs: Any = (getattr(module, "config", None) for module in model.modules())
     config: Any = next((config for config in configs if hasattr(config, "_attn_implementation")), None)
     if config is None:

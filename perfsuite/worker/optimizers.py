@@ -1,4 +1,4 @@
-"""All optimizers that step in a process, and which of them is the clock. Worker side; imports no pytest."""
+"""Tracks the optimizers that step in a process, and which of them is the clock. Worker side."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Optimizers:
-    """All that step, in order, and which of them is the clock: the first, or the one that is `wanted`.
+    """The optimizers that step, in order, and which of them is the clock: the first, or the `wanted` one.
 
     `wanted` is the name of a class, or with a number, as in `AdamW:2`, the second of that class.
     """
@@ -19,20 +19,20 @@ class Optimizers:
         self._clock: Stepping | None = None
 
     def is_clock(self, optimizer: Any) -> bool:
-        """Whether its steps are those that are timed."""
+        """Whether the steps of `optimizer` are those that are timed."""
         return self._of(optimizer) is self._clock
 
     def count(self, optimizer: Any) -> None:
-        """It has stepped."""
+        """Count a step of `optimizer`."""
         self._of(optimizer).steps += 1
 
     def begin(self) -> None:
-        """The clock makes its first step: only those from here on are compared in `notes`."""
+        """Begin with the clock's first step: `notes` compares only steps from here on."""
         for each in self.seen:
             each.steps_before = each.steps
 
     def notes(self) -> tuple[str, ...]:
-        """Which of them step at another rate than the clock, asked right after its last step."""
+        """Return which optimizers step at another rate than the clock, after the clock's last step."""
         if self._clock is None:
             return ()
         name, intervals = self._clock.name, self._clock.measured - 1
@@ -43,8 +43,8 @@ class Optimizers:
             if each.measured and abs(each.measured - intervals) > 1
         )
 
-    def told(self) -> str:
-        """For a message: which stepped, and how often."""
+    def summary(self) -> str:
+        """Return which optimizers stepped and how often, for a message."""
         steps = ", ".join(f"{each.name} ({each.steps} steps)" for each in self.seen)
         return f"Those that did: {steps}" if steps else "None of torch did"
 

@@ -1,4 +1,4 @@
-"""What the device can do before the workload is built: a matrix product, a memory copy, an all-reduce.
+"""Probes what the device can do before the workload is built: a matmul, a memory copy, an all-reduce.
 
 Worker side; imports no pytest, and torch only inside functions. These are not the data sheet's figures but
 always the same piece of work: compared with those of other launches they tell a slow machine from slow code.
@@ -17,7 +17,7 @@ WAKE_S = 0.2
 
 
 def device_probe(device: Any) -> dict[str, float]:
-    """Rates of this rank's `torch.device`; the more the better. Every rank of the process group must call it.
+    """Return rates of this rank's `torch.device`, higher is better. Every rank of the group must call it.
 
     - `matmul_tflops`: 4096 x 4096 in bf16 (fp16 where the GPU has no bf16), best of 5; on a CPU 384 x 384 in
       fp32 with the process's threads, median of 20. 2 n^3 operations each.
@@ -38,11 +38,11 @@ def device_probe(device: Any) -> dict[str, float]:
         }
         if _has_peers():
             probed["all_reduce_gb_s"] = _all_reduce_gb_s(device, seconds)
-    return _told(probed, on_gpu)
+    return _rounded(probed, on_gpu)
 
 
 def all_reduce_probe(device: Any) -> dict[str, float]:
-    """`all_reduce_gb_s` of `device_probe` alone: where a library makes the process group with its model."""
+    """Return `all_reduce_gb_s` of `device_probe` alone: if a library makes the process group itself."""
     import torch
 
     if not _has_peers():
@@ -50,7 +50,7 @@ def all_reduce_probe(device: Any) -> dict[str, float]:
     on_gpu = device.type == "cuda"
     with torch.no_grad():
         rate = _all_reduce_gb_s(device, _gpu_seconds if on_gpu else _cpu_seconds)
-    return _told({"all_reduce_gb_s": rate}, on_gpu)
+    return _rounded({"all_reduce_gb_s": rate}, on_gpu)
 
 
 def _has_peers() -> bool:
@@ -59,7 +59,7 @@ def _has_peers() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def _told(probed: dict[str, float], on_gpu: bool) -> dict[str, float]:
+def _rounded(probed: dict[str, float], on_gpu: bool) -> dict[str, float]:
     if on_gpu:
         _forget_gpu_memory()
     return {name: float(f"{rate:.4g}") for name, rate in probed.items()}
@@ -114,7 +114,7 @@ def _cpu_seconds(work: Callable[[], object], times: int) -> list[float]:
 
 
 def _gpu_seconds(work: Callable[[], object], times: int) -> list[float]:
-    """By events, without waiting between them."""
+    """Time each call by events, without waiting between them."""
     import torch
 
     for _ in range(3):
@@ -139,7 +139,7 @@ def _wake(work: Callable[[], object]) -> None:
 
 
 def _forget_gpu_memory() -> None:
-    """Give back the buffers, and cuBLAS's workspace, which torch would keep."""
+    """Free the buffers and cuBLAS's workspace, which torch would keep."""
     import torch
 
     torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Whether data-parallel ranks train one model: what each rank tells of it. Worker side; imports torch.
+"""What a rank tells so that the driver sees whether data-parallel ranks train one model. Imports torch.
 
 `perfsuite.results.agreement` compares it, in the driver.
 """
@@ -13,7 +13,7 @@ from torch import nn
 
 
 def fingerprint(model: nn.Module) -> dict[str, float]:
-    """A number per trained parameter, over this rank's shard, that a step changes: its L1 norm."""
+    """Return the L1 norm of each trained parameter over this rank's shard: a number that a step changes."""
     with torch.no_grad():
         return {
             name: float(torch.linalg.vector_norm(local, ord=1, dtype=torch.float32))
@@ -23,13 +23,13 @@ def fingerprint(model: nn.Module) -> dict[str, float]:
 
 
 def _local(parameter: Any) -> torch.Tensor:
-    """What this rank holds: a DTensor's shard, ZeRO 3's partition, or all of it."""
+    """Return what this rank holds of a parameter: a DTensor's shard, ZeRO 3's partition, or all of it."""
     local: torch.Tensor = getattr(parameter, "ds_tensor", getattr(parameter, "_local_tensor", parameter))
     return local
 
 
 def replicated(model: nn.Module) -> set[str]:
-    """Names of the parameters that every data-parallel rank holds whole."""
+    """Return the names of the parameters that every data-parallel rank holds whole."""
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
     sharded = {
@@ -55,7 +55,7 @@ def _is_whole(parameter: Any) -> bool:
 
 
 def collectives() -> int | None:
-    """Collectives that this process has begun in groups of more than one rank; None where nobody counts."""
+    """Return how many collectives this process began in groups of several ranks; None if nobody counts."""
     if not dist.is_initialized():
         return None
     groups: Any = dist.distributed_c10d._world.pg_map

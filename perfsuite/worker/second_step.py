@@ -1,4 +1,4 @@
-"""What hooks see of one step: blocks, dtypes, the kernel of attention, tokens. Worker side; imports torch.
+"""Observes one step by hooks: blocks, dtypes, the attention kernel, tokens. Worker side; imports torch.
 
 The second step is never measured, so its hooks may cost time, and one of them may read a value on the host.
 """
@@ -18,15 +18,15 @@ from perfsuite.frameworks.common import finetuning
 NOT_OBSERVED = "not observed (compiled)"
 NO_LINEAR = "not observed (no linear layer)"
 NO_KERNEL = "none seen"
-"""Of attention: no autograd node of the blocks looks like it."""
+"""The attention kernel, if no autograd node of the blocks looks like one."""
 UNFUSED = "math"
-"""The kernel of attention by matrix products and a softmax, as torch calls it."""
+"""torch's name for attention by matmuls and a softmax."""
 NODES_NEAR = 300
-"""Nodes of the autograd graph that are looked through: attention is some nodes before a linear layer."""
+"""Autograd nodes that are searched at most: attention is some nodes before a linear layer."""
 
 
 class SecondStep:
-    """Hooks for the length of one step. `inside`: not on the outermost module alone, but on all in it.
+    """Hooks for the length of one step, on the outermost module, and with `inside` on all modules in it.
 
     A hook inside of what is compiled would not run, or change what is compiled.
     """
@@ -38,9 +38,9 @@ class SecondStep:
         blocks = layers(model) if inside else []
         firsts = [linear for block in blocks if (linear := first_linear(block)) is not None]
         self.forwards = [0] * len(firsts)
-        """Of the first linear layer of each block, but for those in backward."""
+        """Forwards of the first linear layer of each block, without those in backward."""
         self.recomputed = [0] * len(firsts)
-        """The same in backward: those of recomputed activations."""
+        """The same in backward: activations are recomputed."""
         self.inside = inside
         self._errors = self.tokens.errors
         self._handles = [
@@ -76,7 +76,7 @@ class SecondStep:
             self.attention_kernel = attention_kernel(args[0]) or self.attention_kernel
 
     def finish(self) -> None:
-        """Take the hooks away. Raises what one of them has kept from the model."""
+        """Remove the hooks. Raise the error, if any, that a hook has kept from the model."""
         for handle in self._handles:
             handle.remove()
         self.tokens.finish()
@@ -84,16 +84,16 @@ class SecondStep:
             raise self._errors[0]
 
     def recomputing(self) -> str:
-        """How many blocks ran their forward in backward, too."""
+        """Return how many blocks ran their forward again in backward."""
         if not self.inside:
             return NOT_OBSERVED
         return f"{sum(count > 0 for count in self.recomputed)} of {len(self.recomputed)}"
 
 
 class TokenCount:
-    """Tokens that a model is given in training: elements of its first tensor, where that holds integers.
+    """Counts the tokens that a model is given: elements of its first tensor, if that holds integers.
 
-    Calls count of the outermost module of `model` that is called: a script may call what it has wrapped.
+    Only calls of the outermost module that is called count: a script may call the module that it wrapped.
     """
 
     def __init__(self, model: nn.Module, *, inside: bool) -> None:
@@ -101,7 +101,7 @@ class TokenCount:
         self._padding: list[Tensor] = []
         self._depth = 0
         self.errors: list[Exception] = []
-        """Of hooks: a model must not fail by them."""
+        """Errors of hooks, kept: a model must not fail because of a hook."""
         self._look = _guarded(self._see, self.errors) if inside else self._see  # plain for the compiler
         modules = [m for m in model.modules() if next(m.children(), None) is not None] if inside else []
         self._handles = [
@@ -134,17 +134,17 @@ class TokenCount:
             self._padding.append((mask == 0).sum())
 
     def finish(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
     def padding(self) -> int:
-        """Tokens that the attention mask takes out. Waits for the device."""
+        """Return the tokens that the attention mask takes out. Waits for the device."""
         return sum(int(count) for count in self._padding)
 
 
 def _guarded(hook: Callable[..., None], errors: list[Exception]) -> Callable[..., None]:
-    """A hook that keeps its error for later."""
+    """Return a hook that keeps its error for later."""
 
     def run(*args: Any) -> None:
         try:
@@ -156,7 +156,7 @@ def _guarded(hook: Callable[..., None], errors: list[Exception]) -> Callable[...
 
 
 def _tensors(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a call with their names, in a batch as well: `labels` are nothing that a model reads."""
+    """Yield a call's tensors with their names, also those in a batch, but no labels: no model reads them."""
     for name, value in [*((str(index), each) for index, each in enumerate(args)), *kwargs.items()]:
         if str(name).startswith(("label", "target")):
             continue
@@ -169,7 +169,7 @@ def _tensors(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor
 
 
 def attention_kernel(value: Tensor) -> str | None:
-    """The attention that made `value`, by the nodes of its autograd graph nearby; None where there is none.
+    """Return the attention that made `value`, by the autograd nodes near it; None if there is none.
 
     Torch names a node after its kernel: `ScaledDotProductFlashAttentionBackward0` is `FlashAttention`.
     """
@@ -190,12 +190,12 @@ def attention_kernel(value: Tensor) -> str | None:
 
 
 def in_backward() -> bool:
-    """Whether this runs within a backward pass: a forward there recomputes activations."""
+    """Whether a backward pass is running: a forward inside one recomputes activations."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 def layers(model: nn.Module) -> list[nn.Module]:
-    """The transformer blocks, in a model of any library: the longest list of modules with linear layers."""
+    """Return the transformer blocks of any model: the longest list of modules with linear layers."""
     return max(_containers(model), key=len, default=[])
 
 
@@ -212,7 +212,7 @@ def _containers(module: nn.Module) -> Iterator[list[nn.Module]]:
 
 
 def first_linear(module: nn.Module) -> nn.Module | None:
-    """The first linear layer in `module`, None where there is none."""
+    """Return the first linear layer in `module`, None if there is none."""
     return next((m for m in module.modules() if finetuning.is_linear(m)), None)
 
 

@@ -1,4 +1,4 @@
-"""Versions, variables and switches that a run depends on. Worker side; imports torch."""
+"""Records versions, variables and switches that a run depends on. Worker side; imports torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 from perfsuite.results.run_dir import FILES, LAUNCH_DIR
 
 PACKAGES = ("transformers", "triton", "peft", "bitsandbytes", "flash_attn", "mamba_ssm", "deepspeed")
-"""Recorded wherever they are installed: kernels come from them without being asked for."""
+"""Packages that are recorded if they are installed: libraries take kernels from them by themselves."""
 VARIABLES = (
     "NCCL_",
     "CUDA_",
@@ -32,13 +32,13 @@ VARIABLES = (
     "OMP_",
     "GLOO_",
 )
-"""What a recorded environment variable may begin with."""
+"""The beginnings of environment variables that are recorded."""
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
-"""Never recorded: `NVIDIA_API_KEY` begins as the others do."""
+"""Words in a variable's name that keep it from being recorded: `NVIDIA_API_KEY` is a secret."""
 
 
 def environment(packages: tuple[str, ...] = ()) -> dict[str, str]:
-    """Versions and variables that may explain a change but do not make runs incomparable."""
+    """Return versions and variables that may explain a change but do not make runs incomparable."""
     seen = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -65,7 +65,7 @@ def _installed() -> dict[str, str]:
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Those of `VARIABLES` that hold no secret; the launch's own directory is `LAUNCH_DIR` in them."""
+    """Return the `VARIABLES` that hold no secret, with `LAUNCH_DIR` in place of the launch's directory."""
     new = environ.get(FILES) or LAUNCH_DIR
     return {
         key: value.replace(new, LAUNCH_DIR)
@@ -75,8 +75,8 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def arithmetic(device: str) -> dict[str, str]:
-    """How fp32 is computed on this kind of device, `ieee` or what is faster; whether only deterministic
-    kernels are allowed."""
+    """Return how fp32 is computed on this kind of device (`ieee`, or a faster way), and whether only
+    deterministic kernels are allowed."""
     backends: Any = torch.backends
     on_gpu = device == "cuda"
     matmul = (backends.cuda if on_gpu else backends.mkldnn).matmul.fp32_precision
@@ -92,18 +92,18 @@ def arithmetic(device: str) -> dict[str, str]:
 
 
 def _dynamo() -> Mapping[str, Mapping[str, int]]:
-    """The counters of torch.compile: empty as long as nobody has loaded it."""
+    """Return the counters of torch.compile; none if it was never loaded."""
     module: Any = sys.modules.get("torch._dynamo.utils")
     return {} if module is None else module.counters
 
 
 def compiled_graphs() -> int:
-    """Graphs that torch.compile has made in this process."""
+    """Return how many graphs torch.compile has made in this process."""
     return _dynamo().get("stats", Counter[str]()).get("unique_graphs", 0)
 
 
 def compile_notes() -> tuple[str, ...]:
-    """Why parts of what was compiled may run as Python all the same."""
+    """Return why parts of a compiled model may run as plain Python."""
     counters = _dynamo()
     notes = []
     if breaks := sum(counters.get("graph_break", {}).values()):

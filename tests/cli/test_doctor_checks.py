@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from perfsuite.cli import app as cli
-from perfsuite.cli import doctor as doctor_cli
 from perfsuite.cli import doctor_checks
 from perfsuite.cli.doctor_checks import (
     LAUNCHES,
@@ -265,24 +261,6 @@ def test_a_probe_that_dies_is_one_row_that_says_what_it_said(monkeypatch: pytest
     rows = examine(make_machine(), quick=True)
     assert (rows[-1].check, rows[-1].status) == ("torch", "fail")
     assert "it ended with status 1" in rows[-1].found
-
-
-def answer(monkeypatch: pytest.MonkeyPatch, *rows: Row) -> None:
-    monkeypatch.setattr(doctor_cli, "examine", lambda machine, quick, say: list(rows))
-
-
-@pytest.mark.parametrize(("status", "code"), [("pass", 0), ("unknown", 0), ("fail", 1)])
-def test_the_exit_status_is_1_if_a_check_fails(
-    status: doctor_checks.Status, code: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer(monkeypatch, Row(check="clock", status=status, found="x", advice="do y"))
-    shown = CliRunner().invoke(cli.app, ["doctor"])
-    assert shown.exit_code == code
-    assert shown.stdout.splitlines()[:2] == [f"{status:<9}clock  x", f"{'':<16}-> do y"]
-    as_json = CliRunner().invoke(cli.app, ["doctor", "--json"])
-    assert json.loads(as_json.stdout)["rows"] == [
-        {"check": "clock", "status": status, "found": "x", "advice": "do y"}
-    ]
 
 
 @pytest.mark.launch

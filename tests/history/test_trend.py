@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Sequence
 from datetime import date, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -253,7 +254,7 @@ def test_a_baseline_nearer_to_the_new_level_than_to_the_old_accepts(
 
 
 def keep_baseline(
-    directory: Path, case: Case, recorded_at: str = "2024-02-25T12:00:00+00:00", **figures: object
+    directory: Path, case: Case, recorded_at: str = "2024-02-25T12:00:00+00:00", **figures: Any
 ) -> None:
     run = make_run(case=case, figures=make_figures(**figures))
     kept = baseline.from_runs([run]).replace(recorded_at=recorded_at)
@@ -281,8 +282,9 @@ def test_an_improvement_is_not_accepted_but_better(tmp_path: Path, commits: list
 def test_a_baseline_that_lacks_a_figure_accepts_no_worsening_of_it(
     root: Path, tmp_path: Path, figure: str
 ) -> None:
+    figures: dict[str, Any] = {"tokens_per_s": 1.0, "peak_memory_bytes": 1e15, figure: None}
     for case in CASES[:2]:
-        keep_baseline(tmp_path, case, **{"tokens_per_s": 1.0, "peak_memory_bytes": 1e15, figure: None})
+        keep_baseline(tmp_path, case, **figures)
     slower, larger = trend(root / "history", baselines=tmp_path).findings
     assert (slower.accepted, larger.accepted) == (figure != "tokens_per_s", figure != "peak_memory_bytes")
 

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,10 @@ import psutil
 import pytest
 
 from perfsuite.launch import health
+from perfsuite.launch.cpu import Cpu
 from perfsuite.launch.health import EVERY_S, Sampler
 from perfsuite.launch.local import launch
+from perfsuite.launch.nvml import Gpu
 from perfsuite.results.health import FREE_S, machine_problems
 from perfsuite.results.run import DeviceHealth, Health
 from perfsuite.results.run_dir import RunDir
@@ -369,3 +372,175 @@ def test_a_job_that_is_gone_is_no_error() -> None:
     sampler.begin(OTHER)
     sampler.sample(1)
     assert sampler.finish() is None
+
+
+def test_the_intervals() -> None:
+    assert (health.EVERY_S, health.FREE_POLL_S, health.SILENT_S) == (0.25, 0.5, 5)
+
+
+def test_a_sample_is_taken_each_quarter_of_a_second_and_sooner_when_the_step_moves() -> None:
+    nvml, clock = Nvml({}), Clock()
+    sampler = Sampler(devices=1, nvml=nvml, clock=clock)
+    sampler.begin(OWN)
+    start = clock.now
+    taken = []
+    for after, step in (
+        (0, 0),
+        (0, 1),
+        (0.1875, 1),
+        (0.25, 1),
+        (0.25 + 0.03125, 2),
+        (0.25 + 0.0625, 2),
+        (0.5, 2),
+        (0.5625, 2),
+    ):
+        clock.now = start + after
+        before = nvml.calls.count(("nvmlDeviceGetPowerUsage", 0))
+        sampler.sample(step)
+        if nvml.calls.count(("nvmlDeviceGetPowerUsage", 0)) > before:
+            taken.append(after)
+    assert taken == [0, 0.25, 0.3125, 0.5625]
+
+
+def test_new_processes_are_looked_for_every_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    sampler = Sampler(clock=clock)
+    scans: list[float] = []
+    scan = sampler._job.scan
+
+    def scanning(now: float | None = None) -> None:
+        assert now is not None
+        scans.append(now)
+        scan(now)
+
+    monkeypatch.setattr(sampler._job, "scan", scanning)
+    start = clock.now
+    for step in range(1, 20):
+        sampler.sample(step)
+        clock.now += 0.5
+    assert scans == [start, start + 2, start + 4, start + 6, start + 8]
+
+
+def test_memory_that_is_healthy_to_hold_is_not_waited_for() -> None:
+    found, slept = prepared(Nvml({"nvmlDeviceGetMemoryInfo": (SimpleNamespace(used=GIB),)}))
+    assert slept == []
+    assert found.devices[0].held_before_bytes == GIB
+
+
+def test_an_answer_within_the_allowed_time_is_not_noted() -> None:
+    clock = Clock()
+
+    class Slow(Nvml):
+        def __getattr__(self, function: str) -> Any:
+            if function == "nvmlDeviceGetPowerUsage":
+                clock.now += 5
+            return super().__getattr__(function)
+
+    sampler = Sampler(devices=1, nvml=Slow({}), clock=clock)
+    sampler.begin(OWN)
+    for step in (1, 2, 3):
+        sampler.sample(step)
+        clock.now += EVERY_S
+    found = sampler.finish()
+    assert found is not None
+    assert found.notes == ()
+
+
+def sampled(at: float, **changes: Any) -> health._Sample:
+    cpu = Cpu(processes_s=at / 2, steal_s=0, total_s=at)
+    sample = health._Sample(at=at, step=int(at), gpus=(), cpu=cpu, job_s=0, load=None, pressure=None)
+    return replace(sample, **changes)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "shares"),
+    [
+        ({}, {}, {"job_cpu": 0, "foreign_cpu": 0.5, "steal": 0}),
+        ({"job_s": 2}, {"job_s": 4}, {"job_cpu": 0.25, "foreign_cpu": 0.25, "steal": 0}),
+        ({"job_s": 4}, {"job_s": 2}, {"job_cpu": 0, "foreign_cpu": 0.5, "steal": 0}),
+        ({}, {"job_s": 20}, {"job_cpu": 1, "foreign_cpu": 0, "steal": 0}),
+        ({"cpu": None}, {}, {}),
+        ({}, {"cpu": None}, {}),
+        ({}, {"cpu": Cpu(processes_s=9, steal_s=9, total_s=2)}, {}),
+        (
+            {},
+            {"cpu": Cpu(processes_s=2, steal_s=1, total_s=4)},
+            {"job_cpu": 0, "foreign_cpu": 0.5, "steal": 0.5},
+        ),
+    ],
+)
+def test_shares_are_of_the_time_between_the_first_and_the_last_sample(
+    first: dict[str, Any], last: dict[str, Any], shares: dict[str, float]
+) -> None:
+    """A job whose processes end takes its time with it, and ticks of 10 ms may add up to more than all."""
+    assert health._cpu_shares(sampled(2, **first), sampled(10, **last)) == shares
+
+
+def test_what_single_samples_lack_is_left_out_of_means() -> None:
+    samples = [sampled(1, load=1.0), sampled(2, load=None), sampled(3, load=2.5, pressure=7.0)]
+    found = health._health(samples, (), ("noted",))
+    assert (found.load_average, found.cpu_pressure) == (1.75, 7)
+    assert (found.samples, found.seconds, found.steps, found.notes) == (3, 2, 2, ("noted",))
+    assert (found.devices, found.sm_clocks_mhz) == ((), ())
+
+
+GPU = Gpu(
+    sm_clock_mhz=None,
+    utilisation=None,
+    power_w=None,
+    energy_j=None,
+    temperature_c=None,
+    reasons=None,
+    foreign_bytes=None,
+    used_bytes=None,
+)
+
+
+def device(*readings: Gpu, held: int | None = None) -> DeviceHealth:
+    return health._device(DeviceHealth(index=0, held_before_bytes=held), readings, seconds=10)
+
+
+def test_a_gpu_that_tells_nothing_has_no_figures() -> None:
+    assert device(GPU, GPU) == DeviceHealth(index=0)
+
+
+def test_figures_are_of_the_readings_that_there_are() -> None:
+    seen = device(
+        replace(GPU, sm_clock_mhz=1000, temperature_c=50, reasons=frozenset({"A", "B"}), foreign_bytes=3),
+        replace(GPU, sm_clock_mhz=1900, temperature_c=70, reasons=frozenset({"B"}), foreign_bytes=7),
+        replace(GPU, sm_clock_mhz=1800, temperature_c=60, reasons=frozenset(), foreign_bytes=5),
+        GPU,
+    )
+    assert (seen.sm_clock_mhz, seen.sm_clock_mhz_min, seen.temperature_c) == (1800, 1000, 70)
+    assert seen.throttled == {"A": 0.3333, "B": 0.6667}
+    assert seen.foreign_memory_bytes == 7
+
+
+@pytest.mark.parametrize(
+    ("used", "held", "job"), [((5, 9, 7), 4, 5), ((3,), 4, 0), ((9,), None, None), ((None,), 4, None)]
+)
+def test_the_jobs_memory_is_what_came_on_top(
+    used: tuple[int | None, ...], held: int | None, job: int | None
+) -> None:
+    readings = [replace(GPU, used_bytes=size) for size in used]
+    assert device(*readings, held=held).job_memory_bytes == job
+
+
+@pytest.mark.parametrize(
+    ("energy_j", "power_w", "expected"),
+    [
+        ((100.0, 350.5), (20.0, 30.0), 250.5),
+        ((100.0, 100.0), (20.0, 30.0), 250.0),
+        ((300.0, 100.0), (20.0, 30.0), 250.0),
+        ((None, 100.0), (20.0, 30.0), 250.0),
+        ((100.0, None), (20.0, 30.0), 250.0),
+        ((None, None), (20.0, None), 200.0),
+        ((None, None), (None, None), None),
+    ],
+)
+def test_energy_is_the_counters_or_else_power_times_time(
+    energy_j: tuple[float | None, ...], power_w: tuple[float | None, ...], expected: float | None
+) -> None:
+    """A counter that does not move, or was reset, counts nothing."""
+    readings = [replace(GPU, energy_j=e, power_w=p) for e, p in zip(energy_j, power_w, strict=True)]
+    assert device(*readings).energy_j == expected

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from perfsuite.case.case import KnownIssue
@@ -20,7 +18,7 @@ from perfsuite.report.summary import (
     tally,
     verdict,
 )
-from perfsuite.report.text import percent, relative
+from perfsuite.report.text import percent
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Health
 from perfsuite.verdict.noise import ClassNoise
@@ -139,19 +137,6 @@ def test_a_note_of_several_cases_is_one_line() -> None:
     told = in_short([many])
     assert len(told) == 6
     assert told[-1] == "2 notes more: -v or the HTML report tells"
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("baseline: /repo/baselines/x.json", "baseline: baselines/x.json"),
-        ('File "/repo/a.py" or /repo/b', 'File "a.py" or b'),
-        ("/var/repo/x /repository/x /repo", "/var/repo/x /repository/x /repo"),
-    ],
-)
-def test_paths_are_told_from_the_root_directory(text: str, told: str) -> None:
-    assert relative(text, Path("/repo")) == told
-    assert relative(text, Path("/")) == text
 
 
 def test_what_is_not_known_of_the_machine_is_told_once_and_not_with_each_case() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from statistics import fmean, quantiles
 from typing import Any
 
 import pytest
@@ -10,12 +12,15 @@ from perfsuite.results.figures import (
     _energy_per_token_j,
     _gpu_utilisation,
     extra_figures,
+    job_steps,
     median_figures,
 )
 from perfsuite.results.metric import Metric
-from perfsuite.results.run import DeviceHealth, Figures, Run
+from perfsuite.results.rank_report import Flops, Memory
+from perfsuite.results.run import DeviceHealth, Figures, Health, Run
+from tests.collected import FLOPS, collected, on_gpu
 from tests.results.test_health import make_health
-from tests.samples import make_report, make_run
+from tests.samples import make_case, make_report, make_run, write_launch
 
 
 def make_metric(**changes: Any) -> Metric:
@@ -93,3 +98,161 @@ def test_utilisation_and_energy_are_those_of_the_gpus_that_tell() -> None:
     for nothing in (None, make_health()):
         assert _gpu_utilisation(nothing) is None
         assert _energy_per_token_j(nothing, 100) is None
+
+
+def synchronous(work_s: list[list[float]], late_s: list[list[float]]) -> list[list[float]]:
+    """Step times by rank of a job whose ranks meet in a collective in each step: before it rank r works for
+    `work_s[r][i]`, after it, until its optimizer steps, for `late_s[r][i]`."""
+    at = [0.0] * len(work_s)
+    taken: list[list[float]] = [[] for _ in work_s]
+    for step in range(len(work_s[0])):
+        meet = max(at[rank] + work[step] for rank, work in enumerate(work_s))
+        for rank, late in enumerate(late_s):
+            taken[rank].append(meet + late[step] - at[rank])
+            at[rank] = meet + late[step]
+    return taken
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_a_stall_counts_once_though_the_other_ranks_see_it_a_step_later(tmp_path: Path, ranks: int) -> None:
+    work, late = ([[seconds] * 25 for _ in range(ranks)] for seconds in (0.09, 0.01))
+    for rank in range(ranks):
+        late[rank][6 + 2 * rank] += 1.0  # each has a hiccup of its own, after its last collective
+    steps = synchronous(work, late)
+    assert sum(max(each) for each in zip(*steps, strict=True)) == pytest.approx(2.5 + 2 * ranks)  # twice
+    reports = [make_report(rank, step_s=tuple(each), world_size=ranks) for rank, each in enumerate(steps)]
+    case = make_case(topology={"processes_per_node": ranks})
+    run = collected(write_launch(tmp_path, *reports, case=case))
+    assert sum(run.step_s) == pytest.approx(max(map(sum, steps)))
+    assert sum(run.step_s) == pytest.approx(2.5 + ranks)
+    assert run.figures.step_s_p50 == pytest.approx(0.1)
+    assert run.window == (2, 25)
+
+
+def test_of_one_rank_or_of_equal_ones_the_steps_are_its_own_to_the_last_digit() -> None:
+    steps = [0.1 + 1e-7 * step**2 for step in range(50)]
+    assert job_steps([steps]) == steps
+    assert job_steps([steps] * 8) == steps
+
+
+def test_a_rank_that_starts_late_waits_less_in_the_first_step_only() -> None:
+    work = [[0.1] * 20, [0.1] * 20]
+    early, late = synchronous(work, [[0.0] * 20] * 2)
+    early[0] += 3.0  # its clock began before the other's
+    assert job_steps([early, late]) == pytest.approx([3.1] + [0.1] * 19)
+
+
+def test_figures_are_those_of_the_window(tmp_path: Path) -> None:
+    measured = [0.1 + 0.0001 * step for step in range(22)]
+    steps = (5.0, 4.0, 3.0, *measured)
+    probes = (9.0,) * 3 + (0.02,) * 22
+    reports = [make_report(rank, step_s=steps, probe_s=probes) for rank in (0, 1)]
+    run = collected(write_launch(tmp_path, *reports))
+    figures = run.figures
+    assert run.window == (3, 25)
+    assert run.measured_steps == tuple(measured)
+    assert figures.step_s_p50 == pytest.approx(0.10105)
+    assert figures.step_s_p95 == pytest.approx(quantiles(measured, n=20, method="inclusive")[18])
+    assert figures.step_s_mean == pytest.approx(fmean(measured))
+    assert figures.tokens_per_s == pytest.approx(256 / 0.10105)
+    assert figures.step_jitter == pytest.approx(quantiles(measured, n=20, method="inclusive")[18] / 0.10105)
+    assert figures.tokens_per_s_mean == pytest.approx(256 / fmean(measured))
+    assert figures.probe_s_p50 == 0.02
+
+
+def test_a_stall_shows_in_the_mean_and_not_in_the_median(tmp_path: Path) -> None:
+    steps = (0.1,) * 15 + (10.0,) + (0.1,) * 9
+    run = collected(write_launch(tmp_path, *(make_report(rank, step_s=steps) for rank in (0, 1))))
+    assert run.figures.tokens_per_s == pytest.approx(2560)
+    assert run.figures.tokens_per_s_mean == pytest.approx(256 * 23 / 12.2)
+    assert run.figures.step_jitter == 1  # one stall in 25 steps lies beyond the 95th percentile
+
+
+def test_uneven_steps_show_in_the_jitter(tmp_path: Path) -> None:
+    steps = (0.1,) * 20 + (0.3,) * 5
+    run = collected(write_launch(tmp_path, *(make_report(rank, step_s=steps) for rank in (0, 1))))
+    assert run.figures.step_jitter == pytest.approx(3)
+
+
+def test_the_loss_is_the_mean_over_ranks_and_the_last_one_over_the_last_tenth(tmp_path: Path) -> None:
+    first = make_report(0, loss=tuple(8.0 - step * 0.1 for step in range(25)))
+    second = make_report(1, loss=tuple(6.0 - step * 0.1 for step in range(25)))
+    run = collected(write_launch(tmp_path, first, second))
+    assert run.loss == pytest.approx([7.0 - step * 0.1 for step in range(25)])
+    assert run.figures.loss_first == pytest.approx(7.0)
+    assert run.figures.loss_last == pytest.approx((4.7 + 4.6) / 2)
+
+
+def test_memory_is_that_of_the_rank_that_used_most(tmp_path: Path) -> None:
+    one = Memory(peak=10, reserved=40, alloc_retries=0, method="x")
+    other = Memory(peak=20, reserved=30, alloc_retries=2, method="x")
+    run = collected(write_launch(tmp_path, make_report(0, memory=one), make_report(1, memory=other)))
+    figures = run.figures
+    assert run.memory == (one, other)
+    assert (figures.peak_memory_bytes, figures.reserved_memory_bytes, figures.alloc_retries) == (20, 40, 2)
+    assert run.notes == ("2 allocator retries: memory is nearly full, which slows steps down",)
+
+
+def test_memory_that_one_rank_did_not_tell_is_no_figure(tmp_path: Path) -> None:
+    run = collected(write_launch(tmp_path, make_report(0), make_report(1, memory=None)))
+    assert run.failure is None
+    assert run.figures.peak_memory_bytes is None
+    assert run.figures.reserved_memory_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("flops", "peak_flops", "tflops", "mfu"),
+    [
+        (FLOPS, 10e12, 2.56, 0.256),
+        (FLOPS, None, 2.56, None),
+        (None, 10e12, None, None),
+    ],
+)
+def test_mfu_only_where_the_peak_is_known(
+    tmp_path: Path, flops: Flops | None, peak_flops: float | None, tflops: float | None, mfu: float | None
+) -> None:
+    reports = [make_report(rank, flops=flops) for rank in (0, 1)]
+    figures = collected(write_launch(tmp_path, *reports, peak_flops=peak_flops)).figures
+    assert figures.tflops_per_device == (None if tflops is None else pytest.approx(tflops))
+    assert figures.mfu == (None if mfu is None else pytest.approx(mfu))
+
+
+@pytest.mark.parametrize(
+    ("step_s", "note"),
+    [
+        (
+            0.19,
+            "the measured window is 4 s, after 1 s of warm-up at the most: a GPU's clocks and temperature "
+            "settle in 30 to 60 s; set steps=110 and max_warmup_steps=60, or more",
+        ),
+        (
+            1.0,
+            "the measured window is 23 s, after 5 s of warm-up at the most: a GPU's clocks and temperature "
+            "settle in 30 to 60 s; set max_warmup_steps=10, or more",
+        ),
+        (2.1, None),
+    ],
+)
+def test_a_gpu_that_is_measured_before_it_settles_is_a_note(
+    tmp_path: Path, step_s: float, note: str | None
+) -> None:
+    reports = [make_report(rank, step_s=(step_s,) * 25) for rank in (0, 1)]
+    run_dir = write_launch(tmp_path, *reports)
+    assert on_gpu(run_dir).notes == (() if note is None else (note,))
+    assert collected(run_dir).notes == ()
+
+
+def test_of_a_gpu_the_clock_in_the_window_and_the_memory_by_nvml_are_figures(tmp_path: Path) -> None:
+    run_dir = write_launch(tmp_path, *(make_report(rank) for rank in (0, 1)))
+    health = Health(
+        samples=5,
+        seconds=2.0,
+        steps=20,
+        devices=(DeviceHealth(index=0, job_memory_bytes=7), DeviceHealth(index=1, job_memory_bytes=9)),
+        sm_clocks_mhz=((2, 1980), (3, 1700), (9, 1750), (25, 1720)),
+    )
+    run = on_gpu(run_dir, health)
+    assert run.window == (2, 25)
+    assert (run.figures.sm_clock_mhz, run.figures.device_memory_bytes) == (1720, 9)
+    run = on_gpu(run_dir, health.replace(devices=(), sm_clocks_mhz=((1, 1980),)))
+    assert (run.figures.sm_clock_mhz, run.figures.device_memory_bytes) == (None, None)

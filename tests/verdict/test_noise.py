@@ -57,7 +57,7 @@ def chi_squared_cdf(value: float, degrees: int) -> float:
     for k in range(1, 60):
         term *= x / (a + k)
         total += term
-    return x**a * math.exp(-x) * total
+    return math.pow(x, a) * math.exp(-x) * total
 
 
 @pytest.mark.parametrize(("degrees", "factor"), [*enumerate(_UPPER_LIMIT, 1)])

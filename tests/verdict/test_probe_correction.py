@@ -111,7 +111,8 @@ PARTLY = [
 
 def test_a_slope_is_shrunk_by_what_chance_makes_of_it() -> None:
     """By hand: the slope within the groups, its squared t statistic F, and (1 - E[F] / F)."""
-    x, y = [], []
+    x: list[float] = []
+    y: list[float] = []
     for group in PARTLY:
         for index, values in ((1, x), (0, y)):
             logs = [math.log(pair[index]) for pair in group]

@@ -285,6 +285,8 @@ def test_fitted_parameters_cost_degrees_of_freedom() -> None:
 
 
 def test_noise_needs_launches_to_spare() -> None:
+    assert pooled_noise([[1.0, 1.1, 0.9]]).degrees_of_freedom == pytest.approx(1.6)
+    assert pooled_noise([[1.0, 1.1, 0.9, 1.05]], fitted=1).degrees_of_freedom == pytest.approx(1.6)
     with pytest.raises(ValueError, match=r"noise needs 2 launches beyond one .* got 1"):
         pooled_noise([[1.0, 1.1], [1.0]])
     with pytest.raises(ValueError, match="got 0"):

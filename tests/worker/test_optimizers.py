@@ -62,10 +62,10 @@ def test_the_same_rate_is_none_nor_is_what_stepped_before() -> None:
 
 def test_those_that_stepped_are_told() -> None:
     optimizers = Optimizers("Sgd")
-    assert optimizers.told() == "None of torch did"
+    assert optimizers.summary() == "None of torch did"
     kept = [Adam(), Adam()]
     stepping(optimizers, [*kept, *kept, kept[0]])
-    assert optimizers.told() == "Those that did: Adam (3 steps), Adam:2 (2 steps)"
+    assert optimizers.summary() == "Those that did: Adam (3 steps), Adam:2 (2 steps)"
 
 
 def test_an_optimizer_that_is_gone_is_not_taken_for_a_new_one() -> None:

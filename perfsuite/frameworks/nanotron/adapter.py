@@ -7,11 +7,7 @@ to run it.
 
 from __future__ import annotations
 
-import copy
 import importlib.metadata
-import itertools
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -19,11 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from perfsuite.case.framework import changed_fields
-from perfsuite.documents import write_text
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.base import Framework, LaunchPlan, Ranks, StepClock, Workload
 from perfsuite.frameworks.nanotron import config as nanotron_config
-from perfsuite.frameworks.nanotron.config import VERSION
+from perfsuite.frameworks.nanotron.config import VERSION, layout_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,8 +26,6 @@ if TYPE_CHECKING:
     from perfsuite.case.case import Case
     from perfsuite.case.hardware import Machine
 
-STEPS_BEFORE_RESUME = 2
-"""Steps before the checkpoint that `resume` starts from."""
 PARALLELISM = ("dp", "tp", "pp", "tp_mode", "tp_linear_async_communication", "pp_engine")
 """Options that stand in nanotron's section `parallelism`."""
 
@@ -128,7 +121,7 @@ class Nanotron(Framework):
         dp, zero = get(config, "parallelism.dp"), get(config, "optimizer.zero_stage")
         in_fp32 = get(config, "optimizer.accumulate_grad_in_fp32")
         expected: dict[str, str | None] = {
-            "parallelism": _layout(*(get(config, f"parallelism.{name}") for name in ("dp", "tp", "pp"))),
+            "parallelism": layout_text(*(get(config, f"parallelism.{name}") for name in ("dp", "tp", "pp"))),
             "wrapper": "DistributedDataParallel" if dp > 1 and not (in_fp32 and zero) else "none",
             "sharding": "optimizer (ZeRO 1)" if zero else "none",
             "gradient_dtype": "float32" if in_fp32 else nanotron_config.DTYPES[case.precision],
@@ -145,28 +138,35 @@ class Nanotron(Framework):
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """Build nanotron's trainer from a file in the launch's directory: the options' or the user's."""
+        from perfsuite.frameworks.nanotron.trainer import (
+            losses_on_every_rank,
+            resumed,
+            settings_of,
+            started,
+            yaml_text,
+        )
+
         patched = _load(case, ranks.device)  # imported already: this only returns what was changed
         on_gpu = ranks.device.type == "cuda"
         config = self.configuration(case, files=ranks.directory, fused_adam=on_gpu)
         if self.resume:
-            trainer, batches = _resumed(case, config, ranks)
+            trainer, batches = resumed(case, config, ranks)
         else:
-            text = _yaml(config) if self.config is None else self.config.text
-            trainer = _trainer(_write(text, ranks, "nanotron.yaml"))
-            batches = _micro_batches(case, trainer, ranks)
+            text = yaml_text(config) if self.config is None else self.config.text
+            trainer, batches = started(case, text, ranks)
         begun_at = trainer.start_iteration_step
         trainer.config.tokens.train_steps = begun_at + case.total_steps
 
         def run(steps: int) -> list[Tensor]:
             trainer.train(batches)
-            return _losses_on_every_rank(trainer, ranks)
+            return losses_on_every_rank(trainer, ranks)
 
         def own_tokens_per_s() -> float | None:
             first = begun_at + case.max_warmup_steps
             measured = [tokens_per_s for step, tokens_per_s in trainer.tokens_per_s if step > first]
             return median(measured) if measured else None
 
-        settings = {**_settings(trainer), "patched": patched}
+        settings = {**settings_of(trainer), "patched": patched}
         if self.config is not None:
             settings["config_sha256"] = self.config.digest
         return Workload(
@@ -207,134 +207,5 @@ def _load(case: Case, device: Any) -> str:
     return compat.load(cpu=device.type == "cpu", flash_attn=case.attention == "flash_attention_2")
 
 
-def _resumed(
-    case: Case, config: nanotron_config.Config, ranks: Ranks
-) -> tuple[Any, Iterator[dict[str, Any]]]:
-    """Train and save with one trainer; return a second one, made from that checkpoint, and the data left."""
-    import torch.distributed as dist
-
-    before, after = copy.deepcopy(config), copy.deepcopy(config)
-    before["tokens"]["train_steps"] = before["checkpoints"]["checkpoint_interval"] = STEPS_BEFORE_RESUME
-    after["tokens"]["train_steps"] += STEPS_BEFORE_RESUME
-    after["checkpoints"]["resume_checkpoint_path"] = config["checkpoints"]["checkpoints_path"]
-    trainer = _trainer(_write(_yaml(before), ranks, "nanotron-before.yaml"))
-    batches = _micro_batches(case, trainer, ranks)
-    trainer.train(batches)
-    del trainer  # before the next one takes as much memory
-    trainer = _trainer(_write(_yaml(after), ranks, "nanotron.yaml"))
-    dist.barrier()  # all have loaded
-    if ranks.rank == 0:
-        shutil.rmtree(config["checkpoints"]["checkpoints_path"])
-    return trainer, batches
-
-
 def _read(path: str | Path) -> nanotron_config.TrainingConfig:
     return nanotron_config.TrainingConfig.read(Path(path))
-
-
-def _yaml(config: nanotron_config.Config) -> str:
-    import yaml
-
-    text: str = yaml.safe_dump(config, sort_keys=False)
-    return text
-
-
-def _write(text: str, ranks: Ranks, name: str) -> Path:
-    """Write a file into the launch's directory, by rank 0, for every rank to read."""
-    import torch.distributed as dist
-
-    file = ranks.directory / name
-    if ranks.rank == 0:
-        write_text(file, text)
-    dist.barrier()
-    return file
-
-
-def _trainer(file: Path) -> Any:
-    from nanotron.trainer import DistributedTrainer
-
-    class Trainer(DistributedTrainer):  # type: ignore[misc]
-        """Keeps each step's loss, on the device, and the tokens/s that nanotron logs."""
-
-        def setup_log_writers(self) -> Any:
-            self.losses: list[Tensor | None] = []
-            self.tokens_per_s: list[tuple[int, float]] = []
-            return None if super().setup_log_writers() is None else self
-
-        def add_scalars_from_list(self, items: list[Any], step: int) -> None:
-            self.tokens_per_s += [(step, item.scalar_value) for item in items if item.tag == "tokens_per_sec"]
-
-        def training_step(self, dataloader: Any) -> Any:
-            outputs, loss = super().training_step(dataloader)
-            self.losses.append(loss)
-            return outputs, loss
-
-    return Trainer(str(file))
-
-
-def _micro_batches(case: Case, trainer: Any, ranks: Ranks) -> Iterator[dict[str, Any]]:
-    """Yield our tokens on the pipeline stages that need them. A position's label is the token after it."""
-    import torch
-    import torch.distributed as dist
-    from nanotron.parallel.pipeline_parallel.tensor_pointer import TensorPointer
-
-    from perfsuite.frameworks.common.model import synthetic_batches
-
-    context, model = trainer.parallel_context, trainer.unwrapped_model
-    stage = dist.get_rank(context.pp_pg)
-    elsewhere_first, elsewhere_last = TensorPointer(model.input_pp_rank), TensorPointer(model.output_pp_rank)
-    made = []
-    for tokens in synthetic_batches(case, dist.get_rank(context.dp_pg), ranks.device):
-        everywhere = torch.ones_like(tokens, dtype=torch.bool)
-        has_successor = everywhere.clone()
-        has_successor[:, -1] = False
-        is_first, is_last = stage == model.input_pp_rank, stage == model.output_pp_rank
-        made.append(
-            {
-                "input_ids": tokens if is_first else elsewhere_first,
-                "input_mask": everywhere if is_first else elsewhere_first,
-                "label_ids": tokens.roll(-1, dims=1) if is_last else elsewhere_last,
-                "label_mask": has_successor if is_last else elsewhere_last,
-            }
-        )
-    return itertools.cycle(made)
-
-
-def _losses_on_every_rank(trainer: Any, ranks: Ranks) -> list[Tensor]:
-    """Return the loss of each step on every rank. Only the last pipeline stage has it: the others add 0."""
-    import torch
-    import torch.distributed as dist
-
-    zero = torch.zeros((), device=ranks.device)
-    losses = torch.stack([zero if loss is None else loss for loss in trainer.losses])
-    dist.all_reduce(losses, group=trainer.parallel_context.pp_pg)
-    return list(losses)
-
-
-def _settings(trainer: Any) -> dict[str, str]:
-    """Return the settings as the process groups, modules and optimizer have them."""
-    from nanotron.config.utils_config import cast_pipeline_engine_to_str
-    from nanotron.models import llama
-    from nanotron.optim.zero import ZeroDistributedOptimizer
-    from nanotron.parallel.tensor_parallel.nn import TensorParallelColumnLinear
-
-    context = trainer.parallel_context
-    linear = next(m for m in trainer.model.modules() if isinstance(m, TensorParallelColumnLinear))
-    is_real = llama.flash_attn_varlen_func.__module__.startswith("flash_attn")
-    is_zero = isinstance(trainer.optimizer, ZeroDistributedOptimizer)
-    accumulator = trainer.grad_accumulator
-    gradients = linear.weight if accumulator is None else accumulator._contiguous_fp32_grad_buffer
-    return {
-        "parallelism": _layout(context.dp_pg.size(), context.tp_pg.size(), context.pp_pg.size()),
-        "sharding": "optimizer (ZeRO 1)" if is_zero else "none",
-        "gradient_dtype": str(gradients.dtype).removeprefix("torch."),
-        "tp_mode": linear.mode.name,
-        "tp_linear_async_communication": str(linear.async_communication),
-        "pp_engine": cast_pipeline_engine_to_str(trainer.config.parallelism.pp_engine),
-        "attention": "flash_attention_2" if is_real else "sdpa",
-        "rope": "theta 10000, unscaled",
-    }
-
-
-def _layout(dp: int, tp: int, pp: int) -> str:
-    return f"dp {dp} x tp {tp} x pp {pp}"

@@ -200,9 +200,7 @@ def size_problems(config: Config, case: Case) -> list[str]:
     dp, tp, pp = (parallelism[name] for name in ("dp", "tp", "pp"))
     world = case.topology.world_size
     if dp * tp * pp != world or min(dp, tp, pp) < 1:
-        return [
-            f"dp {dp} x tp {tp} x pp {pp} is {dp * tp * pp}, but the case's topology has {world} processes"
-        ]
+        return [f"{layout_text(dp, tp, pp)} is {dp * tp * pp}, but the case's topology has {world} processes"]
     problems = []
     if (experts := parallelism["expert_parallel_size"]) != 1:
         problems.append(f"expert_parallel_size {experts}: Llama has no experts, only 1 is possible")
@@ -235,6 +233,11 @@ def size_problems(config: Config, case: Case) -> list[str]:
     if get(config, "optimizer.accumulate_grad_in_fp32") and case.precision == "fp32":
         problems.append("accumulate_grad_in_fp32 is for precision 'bf16': of 'fp32' nanotron makes no copy")
     return problems
+
+
+def layout_text(dp: int, tp: int, pp: int) -> str:
+    """Return a layout as it stands in `Observed.settings`."""
+    return f"dp {dp} x tp {tp} x pp {pp}"
 
 
 def cannot_build(model: Model) -> str | None:

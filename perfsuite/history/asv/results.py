@@ -1,11 +1,11 @@
-"""Converts launches to asv's results: names, parameters and statistics. Pure; imports neither torch nor
-pytest.
+"""Converts launches to asv's results: names, parameters and statistics. Pure.
 
 An asv benchmark is here a metric of a model on a topology in a precision. Its parameters are what else
 distinguishes cases, so that they can be compared on one page, and few combinations are without a case. Names
 depend on the case alone: a new case never renames an old series.
 
-All metrics are costs (more is worse), because asv takes every increase for a regression.
+All metrics are costs (more is worse), because asv takes every increase for a regression. Imports neither
+torch nor pytest.
 """
 
 from __future__ import annotations

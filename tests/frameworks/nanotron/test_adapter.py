@@ -36,11 +36,6 @@ def measured(case: Case, directory: Path) -> Run:
     return result
 
 
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return measured(SMALL.replace(framework=Nanotron(pp=2)), tmp_path_factory.mktemp("pipeline"))
-
-
 @pytest.mark.launch
 def test_data_parallel_by_the_options_and_by_a_users_own_file(tmp_path: Path) -> None:
     """The file shards the optimizer and logs each step: the same training, and nanotron's own tokens/s."""
@@ -91,26 +86,6 @@ def test_tensor_parallel(tmp_path: Path) -> None:
     assert result.observed.environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
     assert result.figures.tokens_per_s is not None
     assert result.figures.step_s_p50 == pytest.approx(4 * 32 / result.figures.tokens_per_s)
-
-
-@pytest.mark.launch
-def test_a_pipeline_of_split_batches_trains_the_same(pipeline: Run, tmp_path: Path) -> None:
-    """While no sequence has come twice: four steps of four."""
-    case = SMALL.replace(framework=Nanotron(pp=2), micro_batch=1, gradient_accumulation=4)
-    split = measured(case, tmp_path)
-    assert split.loss[:4] == pytest.approx(pipeline.loss[:4], rel=1e-4)
-    assert split.observed is not None
-    assert split.observed.settings["parallelism"] == "dp 1 x tp 1 x pp 2"
-    assert split.observed.settings["pp_engine"] == "1f1b"
-
-
-@pytest.mark.launch
-def test_a_pipeline_resumed_from_a_checkpoint_goes_on_as_if_it_had_not_stopped(
-    pipeline: Run, tmp_path: Path
-) -> None:
-    resumed = measured(SMALL.replace(framework=Nanotron(pp=2, resume=True)), tmp_path)
-    assert resumed.loss[:10] == pytest.approx(pipeline.loss[2:], rel=1e-4)
-    assert not (tmp_path / "checkpoints").exists()
 
 
 @pytest.mark.parametrize(

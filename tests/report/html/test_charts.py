@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from perfsuite.report.html import charts
 from perfsuite.report.html.charts import BUCKETS, Band, Scale, thin
 from perfsuite.report.published import Pair
-from perfsuite.report.text import duration
 from perfsuite.results.outcome import Check
 from tests.samples import deterministic, make_run
 
@@ -220,7 +219,3 @@ def test_bars_are_as_long_as_their_figures() -> None:
     whole = float(published[0]["width"])
     assert [float(bar["width"]) / whole for bar in (*measured, published[1])] == [0.5, 0.25]
     assert told(svg)[1] == "In tokens/s. a <b>: published 1,000, measured 500; c: published 250."
-
-
-def test_durations_are_for_people() -> None:
-    assert [duration(seconds) for seconds in (0.0123, 1.5, 12)] == ["12.3 ms", "1,500.0 ms", "12.00 s"]

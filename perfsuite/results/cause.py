@@ -1,0 +1,129 @@
+"""Finds why a launch failed, from the reports of its ranks, its launcher and its logs.
+
+Driver side; imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from perfsuite.case.case import Case
+from perfsuite.results import stacks
+from perfsuite.results.rank_report import Failure, RankReport
+from perfsuite.results.run_dir import RunDir
+
+PEERS_SAY = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "sigterm",
+    "signalexception",
+    "remote process exited or there was a network error",
+    "ncclremoteerror",
+    "watchdog caught collective operation timeout",
+    "nccl communicator was aborted",
+)
+"""What a healthy rank says when another one died, by gloo, torch elastic or NCCL: never the cause."""
+WATCHDOG_SAYS = "watchdog caught collective operation timeout"
+"""What NCCL's process group writes when a collective hung for as long as the group allows."""
+ELASTIC_SAYS = re.compile(r"[A-Z]\d{4} [\d:.]+ \d+ torch/(distributed/elastic|multiprocessing)/")
+"""The beginning of a line in which torch's launcher says that a rank has ended."""
+LOG_TAIL_LINES = 60
+"""Lines of each log that a failure shows."""
+LOG_TAIL_BYTES = 2**18
+"""Bytes from the end of a log in which these lines are looked for."""
+
+
+def first_cause(
+    reports: Mapping[int, RankReport], ended: Sequence[Failure], run_dir: RunDir, case: Case
+) -> Failure | None:
+    """The cause of a failed launch; None if every rank reported a measurement.
+
+    It is the earliest failure that does not merely report the death of another rank. `ended` says how
+    processes ended, by the launcher.
+    """
+    by_ranks = [report.failure for report in reports.values() if report.failure is not None]
+    missing = [rank for rank in range(case.topology.world_size) if rank not in reports]
+    silent = [failure for failure in ended if failure.rank in missing or (failure.rank is None and missing)]
+    hung = {failure.at: line for failure in by_ranks if (line := _watchdog_line(_text(failure))) is not None}
+    by_watchdog = []
+    for failure in silent:  # the watchdog ends a process from a thread, which leaves no report, only a log
+        if (line := _watchdog_line(f"{_text(failure)}\n{_end(_log(failure, run_dir))}")) is not None:
+            by_watchdog.append(failure)
+            hung[failure.at] = line
+    causes = [each for each in by_ranks + silent if each not in by_watchdog and not is_peer(each)]
+    if causes:
+        return min(causes, key=lambda failure: failure.at)
+    if hung:
+        at = min(hung)
+        return Failure(kind="timeout", message=f"NCCL's watchdog ended a hang: {hung[at]}", at=at)
+    if not missing:
+        return min(by_ranks, key=lambda failure: failure.at, default=None)
+    return _missing_ranks(missing, by_ranks, run_dir, case)
+
+
+def _missing_ranks(missing: list[int], by_ranks: Sequence[Failure], run_dir: RunDir, case: Case) -> Failure:
+    """The failure of ranks that left no report. `by_ranks` only tell that another rank was gone."""
+    ranks = f"rank {', '.join(map(str, missing))} of {case.topology.world_size}"
+    if by_ranks:
+        message = f"{ranks} died without a report; rank {by_ranks[0].rank} then said: {by_ranks[0].message}"
+        return Failure(kind="crash", rank=missing[0], message=message)
+    return Failure(
+        kind="missing_report", rank=missing[0], message=f"no report from {ranks}: see {run_dir.path}"
+    )
+
+
+def is_peer(failure: Failure) -> bool:
+    """Whether a failure only reports that another rank died."""
+    text = _text(failure).lower()
+    return any(phrase in text for phrase in PEERS_SAY)
+
+
+def _text(failure: Failure) -> str:
+    return f"{failure.message}\n{failure.traceback}"
+
+
+def _log(failure: Failure, run_dir: RunDir) -> Path:
+    """The log of the rank that failed; the ranks of a command write to the launcher's."""
+    return run_dir.launcher_log if failure.rank is None else run_dir.rank_log(failure.rank)
+
+
+def _watchdog_line(text: str) -> str | None:
+    """The line in which NCCL's watchdog says that a collective hung."""
+    return next((line.strip() for line in text.splitlines() if WATCHDOG_SAYS in line.lower()), None)
+
+
+def with_log(failure: Failure, run_dir: RunDir) -> Failure:
+    """The failure; where it has no traceback, with what the processes wrote.
+
+    That is the stacks of a job that hung, and the last lines of the failed rank's log, or of every rank's
+    where none is named.
+    """
+    if failure.traceback and "\n" in failure.traceback:
+        return failure
+    logs = run_dir.all_rank_logs() if failure.rank is None else [run_dir.rank_log(failure.rank)]
+    tails = [(log.name, _tail(log)) for log in logs]
+    by_launcher = _tail(run_dir.launcher_log)
+    if any(tail for _, tail in tails):  # a rank says why: that a process ended is no news then
+        kept = [line for line in by_launcher.splitlines() if ELASTIC_SAYS.match(line) is None]
+        by_launcher = "\n".join(kept).strip()
+    tails.append((run_dir.launcher_log.name, by_launcher))
+    written = [f"last lines of {name}:\n{tail}" for name, tail in tails if tail]
+    if where := stacks.read_stacks(run_dir):
+        written.insert(0, where)
+    return failure.replace(traceback="\n".join(written) or "no process wrote anything")
+
+
+def _tail(path: Path) -> str:
+    return "\n".join(_end(path).splitlines()[-LOG_TAIL_LINES:])
+
+
+def _end(path: Path) -> str:
+    """The last `LOG_TAIL_BYTES` of a file; empty if there is none."""
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
+        return file.read().decode(errors="replace")

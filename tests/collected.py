@@ -1,0 +1,34 @@
+"""Runs collected from the files of launches that tests write, and failures that occur in them."""
+
+from __future__ import annotations
+
+from perfsuite.results.collect import collect
+from perfsuite.results.rank_report import Failure, Flops
+from perfsuite.results.run import Health, Run
+from perfsuite.results.run_dir import RunDir
+from tests.samples import make_gpu_machine, make_machine
+
+FLOPS = Flops(formula="palm-1", per_token=2e9, parameters=3, matmul_parameters=2)
+TIMEOUT = Failure(kind="timeout", message="killed after 900 s", at=9)
+COMMAND_FAILED = Failure(kind="crash", message="the command ended with exit code 1", at=2)
+
+
+def collected(run_dir: RunDir, *, failure: Failure | None = None) -> Run:
+    run = collect(run_dir, make_machine(), started_at="now", duration_s=1.23456, failure=failure)
+    assert Run.model_validate_json(run.model_dump_json()).case == run.case
+    return run
+
+
+def failure_of(run: Run) -> Failure:
+    assert run.failure is not None
+    assert run.figures.tokens_per_s is None or run.failure.kind == "loss"
+    return run.failure
+
+
+def crash(rank: int, at: float, message: str = "RuntimeError: bad", traceback: str | None = None) -> Failure:
+    return Failure(kind="crash", message=message, rank=rank, traceback=traceback, at=at)
+
+
+def on_gpu(run_dir: RunDir, health: Health | None = None, driver: str | None = None) -> Run:
+    machine = make_gpu_machine().replace(driver=driver)
+    return collect(run_dir, machine, started_at="now", duration_s=1.0, failure=None, health=health)

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from perfsuite import Nanotron
+from perfsuite.frameworks.nanotron.trainer import yaml_text
+from perfsuite.results.run import Run
+from tests.frameworks.nanotron.test_adapter import SMALL, measured
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return measured(SMALL.replace(framework=Nanotron(pp=2)), tmp_path_factory.mktemp("pipeline"))
+
+
+def test_a_configuration_as_text_reads_back_in_its_order() -> None:
+    config = Nanotron(dp=2).from_options(SMALL)
+    assert yaml.safe_load(yaml_text(config)) == config
+    assert yaml_text(config).startswith("general:")
+
+
+@pytest.mark.launch
+def test_a_pipeline_of_split_batches_trains_the_same(pipeline: Run, tmp_path: Path) -> None:
+    """While no sequence has come twice: four steps of four."""
+    case = SMALL.replace(framework=Nanotron(pp=2), micro_batch=1, gradient_accumulation=4)
+    split = measured(case, tmp_path)
+    assert split.loss[:4] == pytest.approx(pipeline.loss[:4], rel=1e-4)
+    assert split.observed is not None
+    assert split.observed.settings["parallelism"] == "dp 1 x tp 1 x pp 2"
+    assert split.observed.settings["pp_engine"] == "1f1b"
+
+
+@pytest.mark.launch
+def test_a_pipeline_resumed_from_a_checkpoint_goes_on_as_if_it_had_not_stopped(
+    pipeline: Run, tmp_path: Path
+) -> None:
+    resumed = measured(SMALL.replace(framework=Nanotron(pp=2, resume=True)), tmp_path)
+    assert resumed.loss[:10] == pytest.approx(pipeline.loss[2:], rel=1e-4)
+    assert not (tmp_path / "checkpoints").exists()

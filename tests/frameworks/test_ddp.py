@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch.nn.parallel import DistributedDataParallel
+
+from perfsuite.frameworks import LaunchPlan, framework_of
+from perfsuite.frameworks.ddp import DDP
+from perfsuite.worker.observe import wrapping
+from tests.fake_group import fake_group
+from tests.samples import make_case, make_machine
+
+
+@pytest.mark.parametrize(
+    ("static_graph", "accumulation", "reason"),
+    [
+        (False, 4, None),
+        (True, 1, None),
+        (True, 2, "static_graph needs gradients reduced in the first backward: no gradient_accumulation"),
+    ],
+)
+def test_a_static_graph_reduces_in_its_first_backward(
+    static_graph: bool, accumulation: int, reason: str | None
+) -> None:
+    case = make_case(framework=DDP(static_graph=static_graph), gradient_accumulation=accumulation)
+    assert framework_of(case).unsupported(case, make_machine()) == reason
+
+
+def test_what_is_built_is_what_is_expected() -> None:
+    framework = DDP(bucket_cap_mb=1, gradient_as_bucket_view=True, static_graph=True)
+    case = make_case(framework=framework, model="llama-tiny")
+    assert framework.plan(case) == LaunchPlan(process_group="eager", needs_torch=True)
+    with fake_group(0, 2) as ranks:
+        workload: Any = framework.build(case, ranks, None)  # type: ignore[arg-type]
+        assert isinstance(workload.model, DistributedDataParallel)
+        assert wrapping(workload.model).items() >= framework.expected(case).items()
+        assert workload.model.bucket_bytes_cap == 2**20
+        assert workload.model.gradient_as_bucket_view
+        assert workload.model.static_graph
+        assert workload.data_parallel == 2

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite.report import text
+from perfsuite.report.text import amount, duration, percent, plural, rate, relative, sentence
+from perfsuite.results.metric import GATED, MFU, STEP_S_P50, TOKENS_PER_S
+from perfsuite.results.outcome import Check
+from tests.samples import make_result, now
+
+MIB = 2.0**20
+
+
+def check(**changes: Any) -> Check:
+    values: dict[str, Any] = {
+        "metric": "tokens_per_s",
+        "label": "tokens/s",
+        "unit": "tokens/s",
+        "outcome": "passed",
+        "measured": 98_765.0,
+        "baseline": 123_456.0,
+        "tolerance": 0.15,
+    }
+    return Check(**{**values, **changes})
+
+
+MEMORY: dict[str, Any] = {
+    "metric": "peak_memory_bytes",
+    "label": "peak memory",
+    "unit": "bytes",
+    "measured": 80 * MIB,
+    "baseline": 64 * MIB,
+    "tolerance": 0.01,
+}
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (
+            check(outcome="regressed", worsening=0.25, interval=(0.21, 0.29)),
+            "tokens/s: 98,765, baseline 123,456: 25.0% more time per token "
+            "(99 % interval +21.0% to +29.0%), 15.0% allowed: regressed",
+        ),
+        (
+            check(outcome="improved", worsening=-0.1, interval=(-0.2, 0.004)),
+            "tokens/s: 98,765, baseline 123,456: 10.0% less time per token "
+            "(99 % interval -20.0% to +0.4%), 15.0% allowed: improved",
+        ),
+        (
+            check(worsening=0.0, interval=(-1.0, math.inf), minimum_detectable=0.1),
+            "tokens/s: 98,765, baseline 123,456: 0.0% more time per token "
+            "(99 % interval -100.0% to +inf%), 15.0% allowed: passed",
+        ),
+        (
+            check(**MEMORY, outcome="regressed", worsening=0.25),
+            "peak memory: 80.0 MiB, baseline 64.0 MiB: 25.0% more, 1.0% allowed: regressed",
+        ),
+        (
+            check(**MEMORY, outcome="improved", worsening=-0.25),
+            "peak memory: 80.0 MiB, baseline 64.0 MiB: 25.0% less, 1.0% allowed: improved",
+        ),
+    ],
+)
+def test_sentence_says_what_against_what_by_how_much_how_sure_and_how_much_is_allowed(
+    told: Check, words: str
+) -> None:
+    assert sentence(told) == words
+
+
+def test_sentence_says_blind_where_the_gate_is() -> None:
+    blind = check(outcome="inconclusive", worsening=0.01, interval=(-0.2, 0.3), minimum_detectable=0.324)
+    assert sentence(blind).endswith(
+        "15.0% allowed: inconclusive; blind: this gate finds only 32.4% or more reliably"
+    )
+    sharp = check(worsening=0.01, interval=(-0.01, 0.03), minimum_detectable=0.15)
+    assert "blind" not in sentence(sharp)
+
+
+def test_sentence_ends_with_the_note() -> None:
+    noted = check(worsening=0.01, minimum_detectable=0.2, note="not in the baseline yet")
+    assert sentence(noted).endswith(
+        "; blind: this gate finds only 20.0% or more reliably; not in the baseline yet"
+    )
+
+
+def test_sentence_says_how_far_the_probe_corrects() -> None:
+    assert sentence(check(worsening=0.01, probe_exponent=0.5)).endswith(
+        ": passed; corrected for the machine's own speed (probe, exponent 0.50)"
+    )
+
+
+def test_sentence_of_a_unit_that_has_no_words_of_its_own() -> None:
+    told = sentence(check(metric="energy_per_token_j", unit="J", worsening=0.05))
+    assert ": 98,765 J, baseline 123,456 J: 5.0% more, 15.0% allowed" in told
+    assert ": 5.0% worse, 15.0% allowed" in sentence(check(metric="mfu", unit="share", worsening=0.05))
+    assert ": 5.0% better, 15.0% allowed" in sentence(check(metric="mfu", unit="share", worsening=-0.05))
+
+
+def test_sentence_of_what_was_not_measured() -> None:
+    missing = check(**{**MEMORY, "measured": None}, outcome="failed", note="the baseline has it")
+    assert sentence(missing) == ("peak memory: not measured, baseline 64.0 MiB: failed; the baseline has it")
+    never = check(measured=None, baseline=None, outcome="failed", note="was not measured")
+    assert sentence(never) == "tokens/s: not measured: failed; was not measured"
+
+
+def test_sentence_where_the_noise_is_unknown() -> None:
+    unknown = check(outcome="inconclusive", note="the noise between launches is unknown")
+    assert sentence(unknown) == (
+        "tokens/s: 98,765, baseline 123,456: inconclusive; the noise between launches is unknown"
+    )
+
+
+def test_sentence_without_a_baseline_says_what_was_measured() -> None:
+    assert sentence(check(outcome="recorded", baseline=None)) == "tokens/s: 98,765"
+
+
+def test_every_gated_metric_has_a_sentence_from_its_judgement() -> None:
+    verdict = make_result(*[now()] * 3).verdict
+    told = [sentence(each) for each in verdict.checks]
+    assert [words.split(":")[0] for words in told] == [metric.label for metric in GATED]
+    pattern = r"0\.0% (more|less)( time per token)? \(99 % interval -\d\.\d% to \+\d\.\d%\), \d+\.0% allowed"
+    for words in told:
+        assert re.search(pattern + ": passed$", words)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "words"),
+    [
+        (None, "bytes", "not measured"),
+        (None, "", "not measured"),
+        (0, "bytes", "0.0 MiB"),
+        (1.5 * MIB, "bytes", "1.5 MiB"),
+        (1023.9 * MIB, "bytes", "1023.9 MiB"),
+        (2.0**30, "bytes", "1.00 GiB"),
+        (2.0**30 * 12.345, "bytes", "12.35 GiB"),
+        (93_600.4, "tokens/s", "93,600"),
+        (99.96, "samples/s", "100"),
+        (3.14159, "samples/s", "3.14"),
+        (0.0, "samples/s", "0"),
+        (1.2345, "", "1.23"),
+        (math.nan, "tokens/s", "nan"),
+    ],
+)
+def test_amount(value: float | None, unit: str, words: str) -> None:
+    assert amount(value, unit) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(0, "0"), (0.1234, "0.123"), (12.34, "12.3"), (99.96, "100"), (1234.5, "1,234"), (-0.5, "-0.5")],
+)
+def test_rate(value: float, words: str) -> None:
+    assert rate(value) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "words"),
+    [
+        (0.423, "share", "42.3%"),
+        (97.4, "%", "97 %"),
+        (1.104, "ratio", "1.10"),
+        (0.0123, "s", "12.3 ms"),
+        (12.0, "s", "12.00 s"),
+        (412.345, "TFLOP/s", "412.35"),
+        (0.0321, "J per token", "32.10 mJ per token"),
+        (0.002, "J per sample", "2.00 mJ per sample"),
+        (1234.5, "W", "1,234 W"),
+    ],
+)
+def test_the_unit_says_how_a_value_is_written(value: float, unit: str, words: str) -> None:
+    assert amount(value, unit) == words
+
+
+def test_a_metric_may_say_how_its_values_are_written() -> None:
+    assert text.value(MFU, 0.5) == "50.0%"
+    assert text.value(STEP_S_P50, 0.25) == "250.0 ms"
+    assert text.value(TOKENS_PER_S, None) == "not measured"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"), [(0.05, "+5.0%"), (-0.051, "-5.1%"), (0, "+0.0%"), (-0.0001, "+0.0%")]
+)
+def test_percent(change: float, words: str) -> None:
+    assert percent(change) == words
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "words"),
+    [
+        (1, "launch", "1 launch"),
+        (2, "launch", "2 launches"),
+        (0, "case", "0 cases"),
+        (3, "session", "3 sessions"),
+    ],
+)
+def test_plural(count: int, noun: str, words: str) -> None:
+    assert plural(count, noun) == words
+
+
+def test_duration_is_in_milliseconds_up_to_ten_seconds() -> None:
+    assert [duration(seconds) for seconds in (0.0123, 1.5, 12)] == ["12.3 ms", "1,500.0 ms", "12.00 s"]
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("baseline: /repo/baselines/x.json", "baseline: baselines/x.json"),
+        ('File "/repo/a.py" or /repo/b', 'File "a.py" or b'),
+        ("/var/repo/x /repository/x /repo", "/var/repo/x /repository/x /repo"),
+    ],
+)
+def test_paths_are_told_from_the_root_directory(path: str, told: str) -> None:
+    assert relative(path, Path("/repo")) == told
+    assert relative(path, Path("/")) == path

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfsuite.results.cause import LOG_TAIL_LINES
+from perfsuite.results.rank_report import Failure, RankReport
+from tests.collected import COMMAND_FAILED, TIMEOUT, collected, crash, failure_of
+from tests.samples import make_report, write_launch
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_missing_rank_is_named(tmp_path: Path, missing: int) -> None:
+    run = collected(write_launch(tmp_path, make_report(1 - missing)))
+    failure = failure_of(run)
+    assert (failure.kind, failure.rank) == ("missing_report", missing)
+    assert failure.message == f"no report from rank {missing} of 2: see {tmp_path}"
+
+
+def test_every_missing_rank_is_named(tmp_path: Path) -> None:
+    failure = failure_of(collected(write_launch(tmp_path)))
+    assert failure.message.startswith("no report from rank 0, 1 of 2")
+
+
+WATCHDOG = (
+    "[rank0]:[E ProcessGroupNCCL.cpp:685] [Rank 0] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=12, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600071 milliseconds"
+)
+
+
+ABORTED = "exit code -6 (SIGABRT)"
+
+
+def test_a_hang_that_only_nccls_watchdog_ended_is_a_timeout(tmp_path: Path) -> None:
+    run_dir = write_launch(tmp_path, ended=(crash(0, 5.0, ABORTED), crash(1, 6.0, "SignalException: 15")))
+    run_dir.rank_log(0).write_text(f"step 7\n{WATCHDOG}\n" + "frame #0\n" * 200)
+    failure = failure_of(collected(run_dir))
+    assert (failure.kind, failure.message) == ("timeout", f"NCCL's watchdog ended a hang: {WATCHDOG}")
+
+
+def test_a_commands_hang_that_only_nccls_watchdog_ended_is_a_timeout(tmp_path: Path) -> None:
+    run_dir = write_launch(tmp_path, ended=(COMMAND_FAILED,))
+    run_dir.launcher_log.write_text(f"{WATCHDOG}\n")
+    assert failure_of(collected(run_dir)).kind == "timeout"
+
+
+def test_a_rank_that_died_is_the_cause_though_the_others_were_ended_by_the_watchdog(tmp_path: Path) -> None:
+    killed = crash(1, 700.0, "exit code -9 (SIGKILL)")
+    run_dir = write_launch(tmp_path, ended=(crash(0, 5.0, ABORTED), killed))
+    run_dir.rank_log(0).write_text(WATCHDOG)
+    failure = failure_of(collected(run_dir))
+    assert (failure.kind, failure.message) == ("crash", "exit code -9 (SIGKILL)")
+
+
+def test_a_rank_that_said_why_it_failed_is_the_cause_though_its_log_has_the_watchdog(tmp_path: Path) -> None:
+    own = Failure(kind="out_of_memory", message="OutOfMemoryError: x", rank=0, traceback="a\nb", at=3)
+    run_dir = write_launch(tmp_path, make_report(0, failure=own), ended=(crash(0, 603.0, ABORTED),))
+    run_dir.rank_log(0).write_text(WATCHDOG)
+    assert failure_of(collected(run_dir)) == own
+
+
+def test_a_crash_by_another_abort_stays_a_crash(tmp_path: Path) -> None:
+    run_dir = write_launch(tmp_path, make_report(0), ended=(crash(1, 5.0, ABORTED),))
+    assert failure_of(collected(run_dir)).kind == "crash"
+
+
+PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:6843"
+
+
+def test_the_cause_is_the_first_failure_that_is_not_a_peers_death(tmp_path: Path) -> None:
+    noticed = make_report(0, failure=crash(0, 10.0, PEER, "Traceback\n  ..."))
+    cause = make_report(1, failure=crash(1, 11.0, "ValueError: the cause", "Traceback\n  the cause"))
+    failure = failure_of(collected(write_launch(tmp_path, noticed, cause)))
+    assert (failure.rank, failure.message) == (1, "ValueError: the cause")
+    assert failure.traceback == "Traceback\n  the cause"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Connection reset by peer",
+        "Broken pipe",
+        "exit code -15 (SIGTERM)",
+        "DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp:1927, remote process exited or there was a "
+        "network error, NCCL version 2.27.3",
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting.",
+        "DistBackendError: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, "
+        "OpType=ALLREDUCE, NumelIn=1024, NumelOut=1024, Timeout(ms)=600000) ran for 600071 milliseconds",
+        "DistBackendError: NCCL communicator was aborted on rank 0.",
+    ],
+)
+def test_what_a_healthy_rank_says_when_another_died_is_never_the_cause(tmp_path: Path, said: str) -> None:
+    reports = [make_report(0, failure=crash(0, 1.0, said)), make_report(1, failure=crash(1, 2.0))]
+    assert failure_of(collected(write_launch(tmp_path, *reports))).rank == 1
+
+
+def test_of_two_causes_the_earlier_one_counts(tmp_path: Path) -> None:
+    reports = [make_report(0, failure=crash(0, 2.0)), make_report(1, failure=crash(1, 1.0))]
+    assert failure_of(collected(write_launch(tmp_path, *reports))).rank == 1
+
+
+def test_if_all_only_saw_a_peer_die_the_first_of_them_is_told(tmp_path: Path) -> None:
+    reports = [make_report(0, failure=crash(0, 2.0, PEER)), make_report(1, failure=crash(1, 1.0, PEER))]
+    assert failure_of(collected(write_launch(tmp_path, *reports))).rank == 1
+
+
+def test_a_rank_that_died_without_a_word_is_the_cause(tmp_path: Path) -> None:
+    noticed = make_report(0, failure=crash(0, 1.0, PEER))
+    killed = crash(1, 5.0, "exit code -9 (SIGKILL)")
+    failure = failure_of(collected(write_launch(tmp_path, noticed, ended=(killed,))))
+    assert (failure.rank, failure.message) == (1, "exit code -9 (SIGKILL)")
+
+
+def test_a_ranks_own_report_tells_more_than_the_launcher(tmp_path: Path) -> None:
+    own = Failure(kind="out_of_memory", message="OutOfMemoryError: x", rank=1, traceback="a\nb", at=3)
+    reports = [make_report(0), make_report(1, failure=own)]
+    seen = crash(1, 4.0, "exit code 1")
+    assert failure_of(collected(write_launch(tmp_path, *reports, ended=(seen,)))) == own
+
+
+def test_without_a_traceback_the_end_of_that_ranks_log_is_shown(tmp_path: Path) -> None:
+    run_dir = write_launch(tmp_path, make_report(0), ended=(crash(1, 1.0, "exit code 13"),))
+    run_dir.rank_log(0).write_text("of another rank\n")
+    run_dir.rank_log(1).write_bytes(b"\xff" + b"".join(b"line %d\n" % line for line in range(100)))
+    shown = failure_of(collected(run_dir)).traceback
+    expected = [f"line {line}" for line in range(100 - LOG_TAIL_LINES, 100)]
+    assert shown == "\n".join(["last lines of rank-1.log:", *expected])
+
+
+def test_without_a_log_of_the_rank_the_launchers_is_shown(tmp_path: Path) -> None:
+    run_dir = write_launch(tmp_path)
+    run_dir.launcher_log.write_text("ImportError: no module\n")
+    assert failure_of(collected(run_dir)).traceback == "last lines of launcher.log:\nImportError: no module"
+
+
+ELASTIC = """\
+W1121 19:57:47.255000 8705 torch/multiprocessing/spawn.py:165] Terminating process 8717 via signal SIGTERM
+E1121 19:57:47.303000 8705 torch/distributed/elastic/multiprocessing/api.py:836] failed (exitcode: 1)
+E1121 19:57:47.303000 8705 torch/distributed/elastic/multiprocessing/api.py:836] Traceback (most recent call
+"""
+
+
+def test_what_a_rank_says_is_not_followed_by_torchs_launcher(tmp_path: Path) -> None:
+    run_dir = write_launch(tmp_path, make_report(0), ended=(crash(1, 1.0, "exit code 2"),))
+    run_dir.launcher_log.write_text(ELASTIC)
+    assert str(failure_of(collected(run_dir)).traceback).endswith(ELASTIC.strip()), "all that is known"
+    run_dir.rank_log(1).write_text("train.py: error: unrecognized arguments: --foo\n")
+    alone = "last lines of rank-1.log:\ntrain.py: error: unrecognized arguments: --foo"
+    assert failure_of(collected(run_dir)).traceback == alone
+    run_dir.launcher_log.write_text(f"{ELASTIC}Out of disk\n")
+    assert failure_of(collected(run_dir)).traceback == f"{alone}\nlast lines of launcher.log:\nOut of disk"
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_a_log_in_which_nothing_stands_is_said_to_be_empty(tmp_path: Path, empty: bool) -> None:
+    run_dir = write_launch(tmp_path)
+    if empty:
+        run_dir.launcher_log.touch()
+    assert failure_of(collected(run_dir)).traceback == "no process wrote anything"
+
+
+PEER_GONE = Failure(kind="crash", rank=0, message="Connection closed by peer", at=1.0)
+
+
+@pytest.mark.parametrize(
+    "reports",
+    [
+        pytest.param((), id="no report"),
+        pytest.param((make_report(0),), id="one report"),
+        pytest.param((make_report(0, failure=PEER_GONE),), id="only that a peer is gone"),
+    ],
+)
+def test_a_timeout_that_the_driver_saw_is_the_failure(
+    tmp_path: Path, reports: tuple[RankReport, ...]
+) -> None:
+    run_dir = write_launch(tmp_path, *reports)
+    run_dir.launcher_log.write_text("waiting\n")
+    failure = failure_of(collected(run_dir, failure=TIMEOUT))
+    assert failure == TIMEOUT.replace(traceback="last lines of launcher.log:\nwaiting")
+
+
+def test_a_rank_that_said_why_it_failed_is_the_failure_though_others_hung(tmp_path: Path) -> None:
+    run_dir = write_launch(tmp_path, make_report(0, failure=crash(0, 1.0)))
+    assert failure_of(collected(run_dir, failure=TIMEOUT)).kind == "crash"
+
+
+def test_a_command_that_fails_before_is_the_cause_unless_a_rank_knows_it(tmp_path: Path) -> None:
+    peer = make_report(0, failure=crash(0, 1.0, PEER))
+    assert failure_of(collected(write_launch(tmp_path, peer, ended=(COMMAND_FAILED,)))).rank is None
+    cause = make_report(0, failure=crash(0, 1.0, "ValueError: the cause"))
+    assert failure_of(collected(write_launch(tmp_path, cause, ended=(COMMAND_FAILED,)))).rank == 0
