@@ -32,17 +32,11 @@ MOST_ENTRIES = 22
 
 NO_TEST_FILE = {
     "perfsuite.errors": "nothing but classes: each message is tested where it is raised",
-    "perfsuite.cli.doctor": "prints what cli/test_doctor_checks.py tests",
-    "perfsuite.frameworks.ddp": "launched by frameworks/test_base.py",
-    "perfsuite.frameworks.fake": "launched by test_plugin.py and test_session.py",
     "perfsuite.launch.base": "a Protocol: test_session.py implements it",
     "perfsuite.launch.preload": "one import, in every launch",
-    "perfsuite.report.columns": "tested in the three tables that it describes: report/test_terminal.py",
-    "perfsuite.report.text": "tested in what is written with it: report/test_summary.py",
     "perfsuite.results.rank_report": "fields without code: every launch writes and reads them",
     "perfsuite.verdict.comparable": "its sentences are part of verdicts: verdict/test_judge.py",
     "perfsuite.verdict.loss": "one of the checks of verdict/test_judge.py",
-    "perfsuite.worker.doctor_probe": "run by cli/test_doctor_checks.py",
     "perfsuite.worker.startup.sitecustomize": "run by frameworks/test_script.py",
 }
 """Modules without a test file at the mirrored place: the reason, or where their tests are."""
