@@ -89,19 +89,17 @@ def command(module: Path) -> str:
     """The unit tests of a module: the file of its name, or, without one, the folder of its package."""
     folder = Path("tests", *module.parts[1:-1])
     file = folder / f"test_{module.name}"
-    return shlex.join(
-        [
-            *(sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider"),
-            *("-m", "not launch and not simulation and not browser", str(file if file.exists() else folder)),
-        ]
-    )
+    options = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+    unit = "not launch and not simulation and not browser"
+    tests = str(file if file.exists() else folder)
+    return shlex.join([sys.executable, "-m", "pytest", *options, "-m", unit, tests])
 
 
 def changed_line(mutant: MutationSpec) -> str:
     """The first line that a mutant changes, as changed."""
     before = mutant.module_path.read_text()
     operator = cosmic_ray.plugins.get_operator(mutant.operator_name)()
-    after = mutate_code(before, operator, mutant.occurrence)
+    after: str | None = mutate_code(before, operator, mutant.occurrence)
     assert after is not None
     lines = zip(before.splitlines(), after.splitlines(), strict=True)
     return next(new.strip() for old, new in lines if old != new)

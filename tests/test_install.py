@@ -216,8 +216,8 @@ def test_the_worker_needs_no_more(rank: Path, tmp_path: Path) -> None:
     )
     run_dir = RunDir(tmp_path)
     documents.write(run_dir.case, CaseFile(case=case, device="cpu"))
-    started = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    run(str(rank), "-m", "perfsuite.worker", str(tmp_path), cwd=tmp_path, **started)
+    words = (str(rank), "-m", "perfsuite.worker", str(tmp_path))
+    run(*words, cwd=tmp_path, RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
     assert documents.read(run_dir.rank(0), RankReport).failure is None
     modules = ("perfsuite.launch.agent", "perfsuite.worker.attach", "perfsuite.worker.observe")
     run(str(rank), "-c", f"import {', '.join(modules)}", cwd=tmp_path)
