@@ -35,8 +35,6 @@ NO_TEST_FILE = {
     "perfsuite.launch.base": "a Protocol: test_session.py implements it",
     "perfsuite.launch.preload": "one import, in every launch",
     "perfsuite.results.rank_report": "fields without code: every launch writes and reads them",
-    "perfsuite.verdict.comparable": "its sentences are part of verdicts: verdict/test_judge.py",
-    "perfsuite.verdict.loss": "one of the checks of verdict/test_judge.py",
     "perfsuite.worker.startup.sitecustomize": "run by frameworks/test_script.py",
 }
 """Modules without a test file at the mirrored place: the reason, or where their tests are."""
