@@ -9,6 +9,7 @@ from perfsuite.case.model import Model
 from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.rank_report import Flops, Observed
 from perfsuite.results.run import Run
+from perfsuite.verdict.comparable import differences
 from perfsuite.verdict.judge import MAX_UNHEALTHY
 from tests.samples import (
     DISTURBED,
@@ -297,3 +298,11 @@ def test_without_a_probe_on_both_sides_every_machine_is_healthy(
     verdict = judged([run_with(probe_s_p50=now)], baseline, noise_of(0.005, exponent=1))
     assert verdict.outcome == "passed"
     assert check_of(verdict, "tokens_per_s").note is None
+
+
+@pytest.mark.parametrize("has_formula", [True, False])
+def test_a_flop_formula_that_one_side_lacks_is_no_difference(has_formula: bool) -> None:
+    flops = Flops(formula="palm-1", per_token=1, parameters=1, matmul_parameters=1)
+    with_formula, without = make_run(flops=flops), make_run()
+    now, before = (with_formula, without) if has_formula else (without, with_formula)
+    assert differences(now, from_runs([before])) == {}
