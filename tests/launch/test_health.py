@@ -467,6 +467,11 @@ def sampled(at: float, **changes: Any) -> health._Sample:
             {"cpu": Cpu(processes_s=2, steal_s=1, total_s=4)},
             {"job_cpu": 0, "foreign_cpu": 0.5, "steal": 0.5},
         ),
+        (
+            {"cpu": Cpu(processes_s=1, steal_s=0.5, total_s=2)},
+            {"cpu": Cpu(processes_s=2, steal_s=1, total_s=4)},
+            {"job_cpu": 0, "foreign_cpu": 0.5, "steal": 0.25},
+        ),
     ],
 )
 def test_shares_are_of_the_time_between_the_first_and_the_last_sample(
@@ -544,3 +549,7 @@ def test_energy_is_the_counters_or_else_power_times_time(
     """A counter that does not move, or was reset, counts nothing."""
     readings = [replace(GPU, energy_j=e, power_w=p) for e, p in zip(energy_j, power_w, strict=True)]
     assert device(*readings).energy_j == expected
+
+
+def test_seconds_are_told_to_the_millisecond() -> None:
+    assert health._health([sampled(1), sampled(1.12345)], (), ()).seconds == 0.123
