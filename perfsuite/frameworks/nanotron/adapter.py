@@ -7,7 +7,6 @@ to run it.
 
 from __future__ import annotations
 
-import importlib.metadata
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -88,8 +87,6 @@ class Nanotron(Framework):
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         """Return what nanotron 0.4 does not have, of what the case needs."""
-        if (version := importlib.metadata.version("nanotron")) != VERSION:
-            return f"it needs nanotron {VERSION}, {version} is installed: pip install nanotron=={VERSION}"
         if case.precision not in nanotron_config.DTYPES:
             return (
                 f"nanotron has no precision {case.precision}: choose fp32 or bf16 (with "

@@ -108,8 +108,11 @@ def test_what_it_does_not_have_is_said_beforehand(changes: dict[str, Any], reaso
 
 def test_another_release_is_refused_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unsupported(SMALL, MACHINE) is None
-    monkeypatch.setattr(importlib.metadata, "version", lambda package: "0.5")
-    reason = "it needs nanotron 0.4, 0.5 is installed: pip install nanotron==0.4"
+    version = importlib.metadata.version
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda name: "0.5" if name == "nanotron" else version(name)
+    )
+    reason = "it needs nanotron==0.4, and 0.5 is installed: pip install 'perfsuite[nanotron]'"
     assert unsupported(SMALL, MACHINE) == reason
 
 
