@@ -12,7 +12,6 @@ import pytest
 
 from perfsuite.launch.lock import LOCK_FILE
 from perfsuite.launch.machine import detect
-from tests.suite import CASES
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 
@@ -46,6 +45,8 @@ def _lock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    from tests.suite import CASES  # not at the top: test_conftest.py copies this file alone
+
     # Plugins of no concern here, which each inner run would import anew.
     monkeypatch.setenv(
         "PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:anyio -W ignore::pytest.PytestAssertRewriteWarning"
