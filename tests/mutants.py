@@ -53,6 +53,58 @@ LEFT_OUT = {
         "perfsuite/case/hardware.py",
         r'"[^"]+": Accelerator\(.*',
     ): "a datasheet's figures: a test would be a copy",
+    (
+        "perfsuite/results/agreement.py",
+        r".*reports\[ -1\]\.(tokens_per_step|world_size).*",
+    ): "collect has checked that all ranks say the same",
+    (
+        "perfsuite/results/agreement.py",
+        r".*(evidence\[ -?1\]|of_ranks\[ -1\])\.data_parallel.*",
+    ): "the case says it, the same for all ranks",
+    (
+        "perfsuite/results/agreement.py",
+        r"self\.tokens = fmean\(evidence\.tokens or -?1 .*",
+    ): "ranks without tokens are left out before",
+    (
+        "perfsuite/results/baseline.py",
+        r"if tenth <= 1:",
+    ): "of ten steps each mean is over one",
+    (
+        "perfsuite/results/collect.py",
+        r".*reports\[ -1\]\.(world_size|loss|step_s)\b.*",
+    ): "the ranks have just been found to agree",
+    (
+        "perfsuite/results/collect.py",
+        r".*strict=False\).*",
+    ): "checked just before: as many values of each rank",
+    (
+        "perfsuite/results/collect.py",
+        r"\)\.most_common\( ?(2\)\[0|1\)\[ -1)\]\[0\]",
+    ): "the same first entry",
+    (
+        "perfsuite/results/figures.py",
+        r".*in zip\(steps, (lag|behind), strict=False\).*",
+    ): "both have one entry a rank",
+    (
+        "perfsuite/results/health.py",
+        r".*\.get\(name, -1\).*",
+    ): "no share is below 0, and both are no throttling",
+    (
+        "perfsuite/results/run_dir.py",
+        r"return sorted\(files, key=lambda each: \( ?- ?2 if .*",
+    ): "before every rank, as -1 is",
+    (
+        "perfsuite/results/run_dir.py",
+        r"return sorted\(.*key=lambda each: each\.number or -?1\)",
+    ): "only for mypy: None is left out before",
+    (
+        "perfsuite/results/stacks.py",
+        r"innermost = place\.splitlines\(\)\[ 0:2\]",
+    ): "the head of a stack names no file",
+    (
+        "perfsuite/results/window.py",
+        r"middle = \(start - count\) // 2",
+    ): "the same step, counted from the end",
 }
 """Mutants that no test can or should kill, by module and changed line (a regular expression): the reason."""
 

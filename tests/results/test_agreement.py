@@ -88,6 +88,22 @@ def test_replicas_may_differ_by_a_hundredth_of_what_training_moved(norm: float, 
     assert (agreement.trained_apart(reports(*moved), case_of()) is not None) is is_apart
 
 
+def test_what_training_moved_is_that_of_the_rank_where_it_moved_most() -> None:
+    """Parameter "a" goes from 0 to 100 on one rank, and hardly anywhere on the other."""
+    moved = [
+        Evidence(data_parallel=2, collectives=25, replicated={"a": norms})
+        for norms in ((0.0, 100.0), (99.5, 99.25))
+    ]
+    assert agreement.trained_apart(reports(*moved), case_of()) is None
+
+
+@pytest.mark.parametrize(("norm", "is_apart"), [(2e6 - 1, False), (2e6 - 1.01, True)])
+def test_rounding_explains_one_part_in_two_million_of_the_larger_norm(norm: float, is_apart: bool) -> None:
+    """Of parameters that training did not move at all."""
+    still = [Evidence(data_parallel=2, collectives=25, replicated={"a": (end, end)}) for end in (2e6, norm)]
+    assert (agreement.trained_apart(reports(*still), case_of()) is not None) is is_apart
+
+
 def test_ranks_that_trained_apart_are_no_measurement(tmp_path: Path) -> None:
     run = run_of(make_case(), tmp_path, reports(told(11), told(13)))
     assert run.failure is not None
@@ -216,3 +232,26 @@ def test_a_case_that_counts_samples_claims_no_tokens() -> None:
     assert agreement.tokens_differ(ranks, make_case()) is not None
     assert agreement.tokens_differ(ranks, IMAGES) is None
     assert agreement.token_notes(ranks, IMAGES) == ()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "is_other"), [(244, True), (245, False), (250, False), (255, False), (256, True)]
+)
+def test_tokens_may_differ_by_a_fiftieth_of_what_the_case_claims(tokens: int, is_other: bool) -> None:
+    [alone] = reports(Evidence(data_parallel=1, tokens=tokens), tokens_per_step=250, world_size=1)
+    assert (agreement.tokens_differ([alone], case_of()) is not None) is is_other
+    assert bool(agreement.token_notes([alone], case_of())) is (tokens != 250)
+
+
+def test_ranks_that_tell_nothing_were_given_the_tokens_that_are_claimed() -> None:
+    silent = reports(None, None)
+    assert agreement.tokens_differ(silent, case_of()) is None
+    assert agreement.token_notes(silent, case_of()) == ()
+
+
+def test_sequences_may_be_split_among_some_of_the_ranks() -> None:
+    """Two data-parallel groups of two ranks, each with a half of its group's sequences."""
+    ranks = [report.replace(world_size=4) for report in saw(64, 64, 64, 64)]
+    assert agreement.tokens_differ(ranks, case_of()) is None
+    [note] = agreement.token_notes(ranks, case_of())
+    assert "where each of the 4 ranks has its own part of them" in note

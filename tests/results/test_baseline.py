@@ -185,3 +185,21 @@ def test_median_over_the_launches_that_have_the_figure() -> None:
 def test_a_baseline_without_launches_cannot_be() -> None:
     with pytest.raises(CaseError, match=r"Baseline: launches: .*at least 1 item"):
         recorded().replace(launches=())
+
+
+def test_what_ran_is_what_the_newest_run_says_and_the_oldest_when() -> None:
+    oldest, middle, newest = (
+        make_run(
+            started_at=f"at {number}",
+            observed=Observed(settings={"n": str(number)}, environment={}),
+            flops=Flops(formula="palm-1", per_token=number, parameters=2, matmul_parameters=3),
+        )
+        for number in range(3)
+    )
+    made = baseline.from_runs([oldest, middle, newest])
+    assert (made.flops, made.observed, made.recorded_at) == (newest.flops, newest.observed, "at 0")
+
+
+def test_a_session_has_to_be_named_for_each_run() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        baseline.from_runs(make_launches(1, 2), sessions=["a"])

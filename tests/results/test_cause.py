@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.results.cause import LOG_TAIL_LINES
 from perfsuite.results.rank_report import Failure, RankReport
 from tests.collected import COMMAND_FAILED, TIMEOUT, collected, crash, failure_of
-from tests.samples import make_report, write_launch
+from tests.samples import make_case, make_report, write_launch
 
 
 @pytest.mark.parametrize("missing", [0, 1])
@@ -21,6 +20,7 @@ def test_a_missing_rank_is_named(tmp_path: Path, missing: int) -> None:
 def test_every_missing_rank_is_named(tmp_path: Path) -> None:
     failure = failure_of(collected(write_launch(tmp_path)))
     assert failure.message.startswith("no report from rank 0, 1 of 2")
+    assert failure.rank == 0
 
 
 WATCHDOG = (
@@ -124,7 +124,7 @@ def test_without_a_traceback_the_end_of_that_ranks_log_is_shown(tmp_path: Path) 
     run_dir.rank_log(0).write_text("of another rank\n")
     run_dir.rank_log(1).write_bytes(b"\xff" + b"".join(b"line %d\n" % line for line in range(100)))
     shown = failure_of(collected(run_dir)).traceback
-    expected = [f"line {line}" for line in range(100 - LOG_TAIL_LINES, 100)]
+    expected = [f"line {line}" for line in range(40, 100)]
     assert shown == "\n".join(["last lines of rank-1.log:", *expected])
 
 
@@ -200,3 +200,66 @@ def test_a_command_that_fails_before_is_the_cause_unless_a_rank_knows_it(tmp_pat
     assert failure_of(collected(write_launch(tmp_path, peer, ended=(COMMAND_FAILED,)))).rank is None
     cause = make_report(0, failure=crash(0, 1.0, "ValueError: the cause"))
     assert failure_of(collected(write_launch(tmp_path, cause, ended=(COMMAND_FAILED,)))).rank == 0
+
+
+def test_of_ranks_that_are_gone_and_ranks_that_saw_it_the_first_of_each_is_named(tmp_path: Path) -> None:
+    reports = [make_report(rank, failure=crash(rank, 1.0, f"{PEER}{rank}")) for rank in (0, 1)]
+    case = make_case(topology={"processes_per_node": 4})
+    failure = failure_of(collected(write_launch(tmp_path, *reports, case=case)))
+    assert (failure.kind, failure.rank) == ("crash", 2)
+    assert failure.message == f"rank 2, 3 of 4 died without a report; rank 0 then said: {PEER}0"
+
+
+def test_how_a_rank_ended_that_had_reported_is_not_why_another_one_is_missing(tmp_path: Path) -> None:
+    ended = (crash(0, 1.0, "exit code 1"), crash(1, 5.0, "exit code -9 (SIGKILL)"))
+    failure = failure_of(collected(write_launch(tmp_path, make_report(0), ended=ended)))
+    assert (failure.rank, failure.message) == (1, "exit code -9 (SIGKILL)")
+
+
+def test_a_command_that_fails_when_every_rank_has_reported_is_no_cause(tmp_path: Path) -> None:
+    run = collected(write_launch(tmp_path, make_report(0), make_report(1), ended=(COMMAND_FAILED,)))
+    assert run.failure is None
+
+
+def test_of_two_ranks_that_the_watchdog_ended_the_earlier_one_is_told(tmp_path: Path) -> None:
+    run_dir = write_launch(tmp_path, ended=(crash(0, 7.0, ABORTED), crash(1, 5.0, ABORTED)))
+    run_dir.rank_log(0).write_text(f"{WATCHDOG} late")
+    run_dir.rank_log(1).write_text(f"{WATCHDOG} early")
+    failure = failure_of(collected(run_dir))
+    assert (failure.at, failure.message) == (5.0, f"NCCL's watchdog ended a hang: {WATCHDOG} early")
+
+
+def test_a_hang_that_the_ranks_themselves_report_by_the_watchdogs_words_is_a_timeout(tmp_path: Path) -> None:
+    reports = [make_report(rank, failure=crash(rank, 7.0 - rank, f"E: {WATCHDOG}")) for rank in (0, 1)]
+    failure = failure_of(collected(write_launch(tmp_path, *reports)))
+    assert (failure.kind, failure.at) == ("timeout", 6.0)
+
+
+def test_a_traceback_of_one_line_says_less_than_the_log(tmp_path: Path) -> None:
+    failed = make_report(1, failure=crash(1, 1.0, traceback="exit code 1"))
+    run_dir = write_launch(tmp_path, make_report(0), failed)
+    run_dir.rank_log(1).write_text("bad option\n")
+    assert failure_of(collected(run_dir)).traceback == "last lines of rank-1.log:\nbad option"
+
+
+def test_where_the_processes_stood_comes_before_the_logs(tmp_path: Path) -> None:
+    run_dir = write_launch(tmp_path)
+    run_dir.stacks(0, 7).write_text("Thread\n  waits")
+    run_dir.rank_log(0).write_text("step 7\n")
+    run_dir.launcher_log.write_text("waiting\n")
+    assert str(failure_of(collected(run_dir, failure=TIMEOUT)).traceback).splitlines() == [
+        "rank 0 stood here:",
+        "Thread",
+        "  waits",
+        "last lines of rank-0.log:",
+        "step 7",
+        "last lines of launcher.log:",
+        "waiting",
+    ]
+
+
+@pytest.mark.parametrize(("more", "first"), [(0, "first"), (1, "irst")])
+def test_of_a_long_log_the_last_256_kib_are_read(tmp_path: Path, more: int, first: str) -> None:
+    run_dir = write_launch(tmp_path)
+    run_dir.launcher_log.write_text("first\n" + "y" * (256 * 1024 - len("first\n") + more))
+    assert str(failure_of(collected(run_dir)).traceback).splitlines()[1] == first

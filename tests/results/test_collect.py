@@ -97,7 +97,15 @@ def test_a_world_other_than_asked_for_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("step_s", [0.0, -0.1, math.nan, math.inf])
 def test_steps_that_take_no_time_give_a_failure_and_no_crash(tmp_path: Path, step_s: float) -> None:
     reports = [make_report(rank, step_s=(step_s,) * 25) for rank in (0, 1)]
-    assert collected(write_launch(tmp_path, *reports)).failure is not None
+    assert failure_of(collected(write_launch(tmp_path, *reports))).message == (
+        f"rank 0: a step cannot take {step_s} s"
+    )
+
+
+def test_of_several_impossible_steps_the_first_is_told(tmp_path: Path) -> None:
+    bad = make_report(1, step_s=(0.1, 0.0, *[0.1] * 22, -1.0))
+    failure = failure_of(collected(write_launch(tmp_path, make_report(0), bad)))
+    assert (failure.kind, failure.message) == ("ranks_disagree", "rank 1: a step cannot take 0.0 s")
 
 
 """How a rank ends that NCCL's watchdog, a thread of its own, has ended: it leaves no report."""
@@ -145,7 +153,11 @@ def test_a_bad_launch_file_is_named(tmp_path: Path) -> None:
 def test_a_report_in_another_ranks_file_is_an_error(tmp_path: Path) -> None:
     run_dir = write_launch(tmp_path, make_report(0))
     documents.write(run_dir.rank(1), make_report(0))
-    assert failure_of(collected(run_dir)).kind in ("missing_report", "ranks_disagree")
+    failure = failure_of(collected(run_dir))
+    assert (failure.kind, failure.message) == (
+        "ranks_disagree",
+        "the files of ranks 0 to 1 hold the reports of [0, 0]",
+    )
 
 
 def test_a_crash_after_every_report_was_written_is_a_note(tmp_path: Path) -> None:
@@ -304,6 +316,60 @@ def test_as_many_ranks_as_the_case_has(tmp_path: Path, world: int) -> None:
     assert run.failure is None
     assert len(run.memory) == world
     assert run.figures.tokens_per_s_per_device == pytest.approx(2560 / world)
+
+
+def test_a_probe_takes_as_long_as_on_its_slowest_rank_and_what_ran_is_what_rank_0_says(
+    tmp_path: Path,
+) -> None:
+    seen = [Observed(settings={"rank": str(rank)}, environment={}) for rank in (0, 1)]
+    first = make_report(0, probe_s=(0.1, 0.4) * 12 + (0.1,), flops=FLOPS, observed=seen[0])
+    second = make_report(
+        1, probe_s=(0.2, 0.3) * 12 + (0.1,), flops=FLOPS.replace(per_token=1.0), observed=seen[1]
+    )
+    run = collected(write_launch(tmp_path, first, second))
+    assert run.probe_s == (0.2, 0.4) * 12 + (0.1,)
+    assert (run.flops, run.observed) == (FLOPS, seen[0])
+
+
+def test_the_device_probe_of_a_launch_is_the_slowest_ranks(tmp_path: Path) -> None:
+    reports = [make_report(rank, device_probe={"matmul": rate}) for rank, rate in enumerate((7.0, 5.0))]
+    assert collected(write_launch(tmp_path, *reports)).device_probe == {"matmul": 5.0}
+
+
+@pytest.mark.parametrize(("wall_s", "told"), [(20.0, False), (20.1, True)])
+def test_a_wall_clock_may_differ_by_a_twentieth(tmp_path: Path, wall_s: float, told: bool) -> None:
+    """The steps sum to 19 s to the last digit."""
+    steps = (1.0, 0.5) * 12 + (1.0,)
+    reports = [make_report(0, step_s=steps), make_report(1, step_s=steps, wall_s=wall_s)]
+    notes = collected(write_launch(tmp_path, *reports)).notes
+    assert [note.startswith("rank 1: the steps sum to 19.000 s") for note in notes] == [True] * told
+
+
+def test_of_ranks_that_tell_no_memory_there_is_none_and_no_note(tmp_path: Path) -> None:
+    run = collected(write_launch(tmp_path, *(make_report(rank, memory=None) for rank in (0, 1))))
+    assert (run.failure, run.memory, run.notes) == (None, (), ())
+
+
+def test_of_several_losses_that_are_no_number_the_first_is_told(tmp_path: Path) -> None:
+    loss = (7.0, math.inf, *[6.0] * 22, math.nan)
+    reports = [make_report(rank, loss=loss) for rank in (0, 1)]
+    assert failure_of(collected(write_launch(tmp_path, *reports))).message == "the loss is inf at step 1"
+
+
+@pytest.mark.parametrize(
+    ("own", "kind"),
+    [
+        (crash(1, 1.0, "ValueError: x"), "crash"),
+        (crash(1, 1.0, "Connection closed by peer"), "timeout"),
+        (None, "timeout"),
+    ],
+)
+def test_why_a_launch_was_killed_is_told_unless_a_rank_knows_better(
+    tmp_path: Path, own: Failure | None, kind: str
+) -> None:
+    reports = [make_report(0)] if own is None else [make_report(0), make_report(1, failure=own)]
+    assert failure_of(collected(write_launch(tmp_path, *reports), failure=TIMEOUT)).kind == kind
+    assert failure_of(collected(write_launch(tmp_path, *reports))).kind != "timeout"
 
 
 # Metrics of other packages

@@ -12,15 +12,19 @@ from perfsuite.results.figures import (
     _energy_per_token_j,
     _gpu_utilisation,
     extra_figures,
+    figures_of,
+    in_tf32,
     job_steps,
+    lowest_device_probe,
     median_figures,
+    settling_notes,
 )
 from perfsuite.results.metric import Metric
-from perfsuite.results.rank_report import Flops, Memory
+from perfsuite.results.rank_report import Flops, Memory, Observed
 from perfsuite.results.run import DeviceHealth, Figures, Health, Run
 from tests.collected import FLOPS, collected, on_gpu
 from tests.results.test_health import make_health
-from tests.samples import make_case, make_report, make_run, write_launch
+from tests.samples import make_case, make_gpu_machine, make_machine, make_report, make_run, write_launch
 
 
 def make_metric(**changes: Any) -> Metric:
@@ -256,3 +260,89 @@ def test_of_a_gpu_the_clock_in_the_window_and_the_memory_by_nvml_are_figures(tmp
     assert (run.figures.sm_clock_mhz, run.figures.device_memory_bytes) == (1720, 9)
     run = on_gpu(run_dir, health.replace(devices=(), sm_clocks_mhz=((1, 1980),)))
     assert (run.figures.sm_clock_mhz, run.figures.device_memory_bytes) == (None, None)
+
+
+def test_ranks_of_unequally_many_steps_are_an_error() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        job_steps([[0.1, 0.1], [0.1]])
+
+
+def test_of_the_device_probe_each_figure_is_that_of_the_slowest_rank_that_has_it() -> None:
+    probes: list[dict[str, float]] = [{"matmul": 7.0, "copy": 2.0}, {"matmul": 5.0}, {"copy": 3.0}]
+    reports = [make_report(rank, device_probe=probe) for rank, probe in enumerate(probes)]
+    assert lowest_device_probe(reports) == {"copy": 2.0, "matmul": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("precision", "on_gpu", "matmul", "expected"),
+    [
+        ("fp32", True, "tf32", True),
+        ("fp32", True, "ieee", False),
+        ("fp32", True, None, False),
+        ("fp32", False, "tf32", False),
+        ("bf16", True, "tf32", False),
+        ("bf16", False, "tf32", False),
+        ("bf16", True, "ieee", False),
+    ],
+)
+def test_only_fp32_on_a_gpu_runs_in_tf32(
+    precision: Any, on_gpu: bool, matmul: str | None, expected: bool
+) -> None:
+    settings = {} if matmul is None else {"fp32_matmul": matmul}
+    run = make_run(
+        case=make_case(precision=precision),
+        machine=make_gpu_machine() if on_gpu else make_machine(),
+        observed=Observed(settings=settings, environment={}),
+    )
+    assert in_tf32(run) is expected
+    assert not in_tf32(run.replace(observed=None))
+
+
+@pytest.mark.parametrize(
+    ("losses", "last"), [(3, 1), (9, 1), (10, 1), (19, 1), (20, 1.5), (29, 1.5), (30, 2)]
+)
+def test_the_last_loss_is_the_mean_of_a_tenth_of_the_steps_and_of_one_at_least(
+    losses: int, last: float
+) -> None:
+    run = make_run(loss=tuple(float(step) for step in range(losses, 0, -1)))
+    figures = figures_of(run, [make_report()], None)
+    assert (figures.loss_first, figures.loss_last) == (losses, last)
+
+
+def test_probes_are_those_of_the_window() -> None:
+    run = make_run(step_s=(0.1,) * 8, probe_s=(1.0, 2.0, 4.0, 5.0, 7.0, 20.0, 30.0, 40.0), window=(2, 5))
+    assert figures_of(run, [make_report()], None).probe_s_p50 == 5
+    assert figures_of(run.replace(probe_s=()), [make_report()], None).probe_s_p50 is None
+
+
+def test_what_the_framework_reports_is_the_median_over_the_ranks_that_report() -> None:
+    reports = [make_report(rank, own_tokens_per_s=speed) for rank, speed in enumerate((100.0, None, 400.0))]
+    assert figures_of(make_run(), reports, None).own_tokens_per_s == 250
+    assert figures_of(make_run(), reports[1:2], None).own_tokens_per_s is None
+
+
+@pytest.mark.parametrize(
+    ("step_s", "measured", "options"),
+    [
+        (2.0, 10, []),
+        (2.0, 9, ["steps=10"]),
+        (1.0, 20, ["max_warmup_steps=10"]),
+        (1.999, 10, ["steps=20", "max_warmup_steps=10"]),
+    ],
+)
+def test_ten_seconds_of_warm_up_and_twenty_measured_settle_a_gpu(
+    step_s: float, measured: int, options: list[str]
+) -> None:
+    """Of `make_case`, which allows 5 steps of warm-up."""
+    run = make_run(machine=make_gpu_machine(), step_s=(step_s,) * 25, window=(5, 5 + measured))
+    assert [f"set {' and '.join(options)}, or more" in note for note in settling_notes(run)] == (
+        [True] if options else []
+    )
+
+
+def test_energy_per_token_needs_gpus_steps_and_tokens() -> None:
+    known = make_health({"energy_j": 3800.0})
+    assert _energy_per_token_j(known, 100) == 2
+    assert _energy_per_token_j(known.replace(steps=0), 100) is None
+    assert _energy_per_token_j(known.replace(devices=()), 100) is None
+    assert _energy_per_token_j(known, 0) is None

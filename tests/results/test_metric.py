@@ -119,6 +119,11 @@ def test_a_metric_cannot_be_changed() -> None:
         TOKENS_PER_S.unit = "s"  # type: ignore[misc]
 
 
+def test_a_metric_is_made_of_named_values_alone() -> None:
+    with pytest.raises(TypeError, match="positional"):
+        Metric(*EVERYTHING.values())  # type: ignore[call-arg]
+
+
 # Metrics of other packages
 
 CODE = """

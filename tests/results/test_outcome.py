@@ -1,10 +1,21 @@
 from __future__ import annotations
 
-from typing import get_args
+from dataclasses import FrozenInstanceError
+from typing import Any, get_args
 
 import pytest
 
-from perfsuite.results.outcome import QUIET, STYLES, UNMEASURED, WORST_FIRST, Check, Excuse, Outcome, Verdict
+from perfsuite.results.outcome import (
+    QUIET,
+    STYLES,
+    UNMEASURED,
+    WORST_FIRST,
+    Check,
+    Excuse,
+    Outcome,
+    OutcomeStyle,
+    Verdict,
+)
 from tests.samples import make_run
 
 EXCUSES = set(get_args(Excuse))
@@ -63,3 +74,11 @@ def test_launches_are_counted_from_1_where_some_are_no_evidence() -> None:
     first, second, third = (make_run(duration_s=seconds) for seconds in (1, 2, 3))
     verdict = Verdict(outcome="passed", launches=3, unhealthy_launches=(1, 3))
     assert verdict.healthy([first, second, third]) == [second]
+
+
+def test_a_style_is_made_of_named_values_and_cannot_be_changed() -> None:
+    values: list[Any] = ["failed", "x", "red"]
+    with pytest.raises(TypeError, match="positional"):
+        OutcomeStyle(*values)  # type: ignore[call-arg]
+    with pytest.raises(FrozenInstanceError):
+        STYLES["failed"].quiet = True  # type: ignore[misc]

@@ -3,8 +3,12 @@ from __future__ import annotations
 import json
 import math
 
+import pytest
+
 from perfsuite import documents
-from perfsuite.results.run import Figures
+from perfsuite.errors import CaseError
+from perfsuite.results.run import DeviceHealth, Figures, Health, Run
+from tests.samples import make_case, make_machine, make_run
 
 
 def test_figures_by_name_are_what_was_measured_other_packages_metrics_last() -> None:
@@ -29,3 +33,22 @@ def test_a_file_without_other_packages_metrics_reads_and_none_is_written() -> No
 def test_what_is_no_number_reads_back() -> None:
     figures = Figures(mfu=math.inf, extra={"a": -math.inf})
     assert Figures.model_validate(json.loads(json.dumps(documents.plain(figures)))) == figures
+
+
+def test_a_gpu_is_called_by_its_number_and_its_bus_where_that_is_known() -> None:
+    assert DeviceHealth(index=0).name == "GPU 0"
+    assert DeviceHealth(index=3, pci_bus_id="00000000:5B:00.0").name == "GPU 3 (00000000:5B:00.0)"
+    with pytest.raises(CaseError, match="index"):
+        DeviceHealth(index=-1)
+
+
+def test_a_run_too_short_for_samples_has_none_and_never_fewer() -> None:
+    assert Health(samples=0, seconds=0, steps=0).samples == 0
+    with pytest.raises(CaseError, match="samples"):
+        Health(samples=-1, seconds=0, steps=0)
+
+
+def test_measured_steps_are_those_of_the_window() -> None:
+    assert make_run(step_s=(1.0, 2.0, 3.0, 4.0), window=(1, 3)).measured_steps == (2.0, 3.0)
+    bare = Run(case=make_case(), machine=make_machine(), started_at="now", duration_s=1)
+    assert (bare.window, bare.measured_steps) == ((0, 0), ())

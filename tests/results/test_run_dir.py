@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
@@ -45,13 +46,31 @@ def test_all_ranks_are_the_reports_alone(tmp_path: Path) -> None:
 
 def test_stacks_are_found_with_rank_and_process_those_of_no_known_rank_first(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
-    processes: list[tuple[int | None, int]] = [(10, 100), (2, 101), (2, 99), (None, 98)]
+    processes: list[tuple[int | None, int]] = [
+        (10, 100),
+        (2, 101),
+        (2, 99),
+        (2, 7),
+        (2, 300),
+        (2, 55),
+        (0, 97),
+        (None, 98),
+    ]
     for rank, pid in processes:
         run_dir.stacks(rank, pid).touch()
     assert [(rank, pid) for rank, pid, _ in run_dir.all_stacks()] == [
         (None, 98),
+        (0, 97),
+        (2, 7),
+        (2, 55),
         (2, 99),
         (2, 101),
+        (2, 300),
         (10, 100),
     ]
     assert all(file == run_dir.stacks(rank, pid) for rank, pid, file in run_dir.all_stacks())
+
+
+def test_a_run_dir_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        RunDir(Path("d")).path = Path("e")  # type: ignore[misc]

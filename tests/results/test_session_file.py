@@ -156,3 +156,25 @@ def test_json_keeps_the_order_and_tells_what_was_skipped() -> None:
 def test_json_of_nothing(status: str) -> None:
     written = strict([], status=status)
     assert (written["results"], written["skipped"], written["status"]) == ([], [], status)
+
+
+def test_a_session_is_clean_and_was_not_interrupted_unless_it_says_so() -> None:
+    written = strict([])
+    assert (written["dirty"], written["interrupted_case"], written["interrupted_launches"]) == (
+        False,
+        None,
+        [],
+    )
+
+
+def test_the_hardware_class_is_known_of_what_was_launched() -> None:
+    assert make_result(now()).hardware_class == "cpu-test-2c"
+    assert never_run().hardware_class is None
+
+
+def test_one_launch_that_others_disturbed_is_enough_where_none_counts() -> None:
+    verdict = Verdict(outcome="unhealthy", launches=2, unhealthy_launches=(1, 2))
+    for runs in ((now(), now().replace(health=DISTURBED)), (now().replace(health=DISTURBED), now())):
+        told = make_result(*runs, verdict=verdict)
+        assert told.shared
+        assert told.healthy_runs == list(runs)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
@@ -236,3 +237,11 @@ def test_launches_of_a_store_are_found_by_session_case_and_number(tmp_path: Path
     assert [launch.run_dir.run for launch in launches] == [written[n] for n in (4, 2, 1, 3, 0)]
     assert [launch.session for launch in launches] == ["1", "1", "1", "1", "2"]
     assert [launch.run_dir.run for launch in Store(tmp_path).launches("g*")] == [written[4]]
+
+
+def test_where_a_store_is_cannot_be_changed() -> None:
+    for place in (Store(), Store().new_session()):
+        with pytest.raises(FrozenInstanceError):
+            place.path = Path("x")  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError):
+        BaselineStore(Path("a")).reviewed = Path("x")  # type: ignore[misc]

@@ -120,3 +120,9 @@ def test_the_median_of_the_window_is_that_of_the_flat_part(slow: list[float], fl
     window = find_window(series, len(slow))
     assert median(series[window.start :]) == 1.0
     assert window.steady
+
+
+@pytest.mark.parametrize(("first", "start"), [(1.28, NEVER), (1.29, 6)])
+def test_a_noisy_series_is_flat_within_twice_its_noise(first: float, start: int) -> None:
+    """Steps of 0.9 and 1.1 s in turn: 0.2 s from step to step, 0.141 s around the level."""
+    assert find_window([first] * 6 + [0.9, 1.1] * 20, 6) == Window(start, 46, True)
