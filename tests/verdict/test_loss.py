@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -144,7 +145,7 @@ def test_a_loss_is_not_compared_with_none() -> None:
     assert judged([with_loss(9)], from_runs([bare, bare, with_loss(1)])).failure == "loss"
 
 
-def told(baseline: list[tuple[float, ...]], now: tuple[float, ...]) -> str | None:
+def told(baseline: Sequence[tuple[float, ...]], now: tuple[float, ...]) -> str | None:
     """What differs between the loss of a launch and those of a baseline's launches."""
     return loss_differs([make_run(loss=now)], from_runs([make_run(loss=loss) for loss in baseline]))
 
