@@ -105,6 +105,62 @@ LEFT_OUT = {
         "perfsuite/results/window.py",
         r"middle = \(start - count\) // 2",
     ): "the same step, counted from the end",
+    (
+        "perfsuite/verdict/loss.py",
+        r".*default= -1\)\)",
+    ): "equivalent: range(-1) is as empty as range(0)",
+    (
+        "perfsuite/verdict/loss.py",
+        r".* if mean else -1\.0 for .*",
+    ): "equivalent: it sorts as 0 does; where the median falls on it, each tenth's own spread allows more",
+    (
+        "perfsuite/verdict/loss.py",
+        r".*zip\(spreads, means, strict=False\).*",
+    ): "equivalent: both have one value for each tenth",
+    (
+        "perfsuite/verdict/comparable.py",
+        r".* abs\(math\.log\(today / then\)\) >= DEVICE_PROBE_SLOWER:",
+    ): "equivalent: no quotient has a logarithm of just 0.1",
+    (
+        "perfsuite/verdict/judge.py",
+        r'outcome = "regressed" if worsening >= 0 .*',
+    ): "equivalent: the worsening is beyond the tolerance, hence not 0",
+    (
+        "perfsuite/verdict/power.py",
+        r"trials: int = \d+,",
+    ): "so many trials take minutes",
+    (
+        "perfsuite/verdict/power.py",
+        r"for used in range\(1, len\(available\) \+ 2\):",
+    ): "equivalent: when all launches are used, the outcome is never `undecided`",
+    (
+        "perfsuite/verdict/power.py",
+        r".* - session_sigma \* rng\.normal\(\)",
+    ): "equivalent: the distribution is symmetric",
+    (
+        "perfsuite/verdict/power.py",
+        r".*\(rng\.random\(size\) <= 1 / 20\)",
+    ): "equivalent: no draw is just 1/20",
+    (
+        "perfsuite/verdict/robust.py",
+        r".*math\.sqrt\(degrees \* .* if exponent (<= 700|< 699|< 701) else math\.inf",
+    ): "equivalent: either is beyond any figure, and Python's floats end at 709",
+    (
+        "perfsuite/verdict/robust.py",
+        r"for _ in range\( (99|101)\):.*",
+    ): "equivalent: the iteration ends long before",
+    (
+        "perfsuite/verdict/robust.py",
+        r".*high if x >= high else x for x in logs.*",
+    ): "equivalent: at the bound, the value is the bound",
+    (
+        "perfsuite/verdict/robust.py",
+        r".*low if x <= low else high .*",
+    ): "equivalent: at the bound, the value is the bound",
+    (
+        "perfsuite/verdict/sequential.py",
+        r"regresses = change \+ shift >= .*",
+    ): "equivalent: no estimate is just the bound",
 }
 """Mutants that no test can or should kill, by module and changed line (a regular expression): the reason."""
 

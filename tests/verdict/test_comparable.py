@@ -9,7 +9,7 @@ from perfsuite.case.model import Model
 from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.rank_report import Flops, Observed
 from perfsuite.results.run import Run
-from perfsuite.verdict.comparable import differences
+from perfsuite.verdict.comparable import changes, differences, launch_problems
 from perfsuite.verdict.judge import MAX_UNHEALTHY
 from tests.samples import (
     DISTURBED,
@@ -306,3 +306,94 @@ def test_a_flop_formula_that_one_side_lacks_is_no_difference(has_formula: bool) 
     with_formula, without = make_run(flops=flops), make_run()
     now, before = (with_formula, without) if has_formula else (without, with_formula)
     assert differences(now, from_runs([before])) == {}
+
+
+@pytest.mark.parametrize(("probe_s", "is_healthy"), [(1.26, False), (1.25, False), (1.24, True)])
+def test_a_machine_at_four_fifths_of_the_speed_at_the_baseline_is_no_longer_healthy(
+    probe_s: float, is_healthy: bool
+) -> None:
+    baseline = from_runs([run_with(probe_s_p50=1.0)] * 3)
+    assert (launch_problems(run_with(probe_s_p50=probe_s), baseline) == []) == is_healthy
+
+
+@pytest.mark.parametrize(("probe_s", "is_healthy"), [(0.79, False), (0.8, False), (0.81, True)])
+def test_a_machine_at_five_quarters_of_the_speed_at_the_baseline_is_no_longer_healthy(
+    probe_s: float, is_healthy: bool
+) -> None:
+    baseline = from_runs([run_with(probe_s_p50=1.0)] * 3)
+    assert (launch_problems(run_with(probe_s_p50=probe_s), baseline) == []) == is_healthy
+
+
+def test_a_probe_of_no_time_at_all_is_no_healthy_machine() -> None:
+    assert launch_problems(run_with(probe_s_p50=0.0), PROBED) == [
+        "by the probe, the machine ran at inf% of its speed at the baseline"
+    ]
+
+
+@pytest.mark.parametrize(("rate", "problems"), [(900, 0), (899.9, 1)])
+def test_a_gpu_may_be_slower_than_at_the_baseline_by_exactly_a_tenth(rate: float, problems: int) -> None:
+    assert len(launch_problems(on_gpu(rate), from_runs([on_gpu(1000)] * 5))) == problems
+
+
+@pytest.mark.parametrize(
+    ("before", "healthy", "unhealthy"),
+    [
+        ((240, 200), 199, 197),  # two launches tell no scatter: a tenth
+        ((240, 200, 275), 100, 99),  # t of 2 degrees of freedom at 2 standard deviations
+        ((240, 200, 275, 230, 255), 165, 164),  # of 4
+        ((240, 200, 0, 275, 275), 217, 215),  # a rate of 0 has no logarithm
+    ],
+)
+def test_how_much_slower_a_gpu_may_be_follows_from_how_many_launches_scatter_how_far(
+    before: tuple[float, ...], healthy: float, unhealthy: float
+) -> None:
+    baseline = from_runs([on_gpu(rate) for rate in before])
+    assert launch_problems(on_gpu(healthy), baseline) == []
+    assert len(launch_problems(on_gpu(unhealthy), baseline)) == 1
+
+
+@pytest.mark.parametrize(("now", "problems"), [("990", 0), ("989.9", 1)])
+def test_a_power_limit_may_be_lower_by_exactly_one_percent(now: str, problems: int) -> None:
+    assert len(launch_problems(with_limit(now), from_runs([with_limit("1000")] * 5))) == problems
+
+
+@pytest.mark.parametrize(
+    ("today", "said"),
+    [
+        (0.01106, ("probe beside the steps (s): 0.01 -> 0.01106 (+11%)",)),
+        (0.01104, ()),
+        (0.00906, ()),
+        (0.00904, ("probe beside the steps (s): 0.01 -> 0.00904 (-10%)",)),
+        (0.0, ()),
+        (None, ()),
+    ],
+)
+def test_a_probe_that_differs_by_a_tenth_is_told(today: float | None, said: tuple[str, ...]) -> None:
+    assert changes(run_with(probe_s_p50=today), PROBED) == said
+
+
+@pytest.mark.parametrize("before", [None, 0.0])
+def test_a_probe_that_was_no_size_at_the_baseline_is_no_change(before: float | None) -> None:
+    assert changes(run_with(probe_s_p50=0.01), from_runs([run_with(probe_s_p50=before)] * 3)) == ()
+
+
+@pytest.mark.parametrize(("grown_mib", "is_told"), [(256, False), (256.5, True)])
+def test_memory_outside_the_allocator_may_grow_by_exactly_256_mib(grown_mib: float, is_told: bool) -> None:
+    before, now = (run_with(device_memory_bytes=1e9 + mib * 2.0**20) for mib in (0, grown_mib))
+    assert bool(changes(now, from_runs([before] * 3))) == is_told
+
+
+@pytest.mark.parametrize(("now", "before"), [(2.0**40, None), (None, 2.0**30)])
+def test_memory_outside_the_allocator_that_one_side_lacks_is_no_change(
+    now: float | None, before: float | None
+) -> None:
+    baseline = from_runs([run_with(device_memory_bytes=before)] * 3)
+    assert changes(run_with(device_memory_bytes=now), baseline) == ()
+
+
+def test_metrics_that_nothing_measures_any_more_are_told_in_order() -> None:
+    one, other = (run_with(extra=dict.fromkeys(names, 1.0)) for names in (("zz_gone",), ("aa_gone",)))
+    assert changes(make_run(), from_runs([one, other, one])) == tuple(
+        f"metric {name}: in the baseline; the package that measures it is not installed, so it is not judged"
+        for name in ("aa_gone", "zz_gone")
+    )

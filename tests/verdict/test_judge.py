@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from perfsuite.case.hardware import Machine
 from perfsuite.results.baseline import Baseline, from_runs
-from perfsuite.results.metric import GATED
-from perfsuite.results.outcome import UNMEASURED, Outcome
+from perfsuite.results.metric import GATED, PEAK_MEMORY
+from perfsuite.results.outcome import UNMEASURED, Check, Outcome
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
 from perfsuite.verdict import judge as judge_module
-from perfsuite.verdict.judge import MAX_UNHEALTHY, TOO_FEW_LAUNCHES, Policy
+from perfsuite.verdict.judge import MAX_UNHEALTHY, TOO_FEW_LAUNCHES, Policy, _exact
 from perfsuite.verdict.noise import ClassNoise, class_noise
 from perfsuite.verdict.sequential import MAX_LAUNCHES, Noise
 from tests.samples import (
@@ -895,3 +895,68 @@ def test_what_measured_nothing_are_outcomes() -> None:
 
 def test_a_policy_has_defaults() -> None:
     assert Policy() == Policy(max_launches=MAX_LAUNCHES, min_launches=1, record_launches=3)
+
+
+def test_a_disturbed_cpu_that_needs_more_memory_is_unhealthy_not_regressed() -> None:
+    """On a CPU memory is judged by statistics, of healthy launches."""
+    run = run_with(peak_memory_bytes=128 * MIB).replace(health=DISTURBED)
+    assert session([run] * 3).outcome == "unhealthy"
+
+
+def test_a_sick_gpu_whose_memory_was_not_measured_is_unhealthy() -> None:
+    sick = SICK_GPU.replace(figures=make_figures(peak_memory_bytes=None))
+    assert session([sick] * 3, from_runs([on_gpu(700)] * 5)).outcome == "unhealthy"
+
+
+def test_what_changed_is_that_of_the_last_launch() -> None:
+    runs = [with_stack(run) for run in usual()[:3]]
+    later = [*runs[:2], with_stack(runs[2], OMP_NUM_THREADS="2")]
+    assert judged(later, from_runs(runs)).changed == ("OMP_NUM_THREADS: unset -> 2",)
+    assert judged(later[::-1], from_runs(runs)).changed == ()
+
+
+def test_whether_the_probe_runs_through_other_software_is_seen_in_the_last_launch() -> None:
+    before = from_runs([with_stack(on_machine(1)) for _ in range(5)])
+    slower = [with_stack(on_machine(0.82, tokens=0.82)) for _ in range(4)]
+    other = with_stack(slower[0], torch="2.14.0")
+    noise = noise_of(0.005, exponent=1)
+    assert check_of(judged([*slower, other], before, noise), "tokens_per_s").outcome == "inconclusive"
+    assert check_of(judged([other, *slower], before, noise), "tokens_per_s").outcome == "passed"
+
+
+def test_the_first_of_several_figures_that_are_no_size_is_named() -> None:
+    verdict = judged([run_with(tokens_per_s=-1.0), run_with(tokens_per_s=0.0)])
+    assert check_of(verdict, "tokens_per_s").note == "the measured value is -1.0"
+
+
+def test_three_launches_can_show_a_regression_and_say_which() -> None:
+    check = check_of(session(usual(), max_launches=3), "tokens_per_s")
+    assert check.minimum_detectable is not None
+    assert session(usual(0.8), max_launches=3).outcome == "regressed"
+
+
+@pytest.mark.parametrize(
+    ("measured", "outcome"),
+    [(126, "regressed"), (125, "passed"), (100, "passed"), (75, "passed"), (74, "improved")],
+)
+def test_an_exact_metric_may_change_by_just_its_tolerance(measured: float, outcome: str) -> None:
+    check = Check(
+        metric=PEAK_MEMORY.name,
+        label="",
+        unit="bytes",
+        outcome="recorded",
+        measured=measured,
+        baseline=100,
+        tolerance=0.25,
+    )
+    assert _exact(PEAK_MEMORY, check).outcome == outcome
+
+
+def test_unhealthy_launches_end_a_case_by_default_with_the_third() -> None:
+    runs = [make_run(health=DISTURBED)] * 4
+    assert [judged(runs[:used]).outcome for used in (1, 2, 3, 4)] == [
+        "undecided",
+        "undecided",
+        "unhealthy",
+        "unhealthy",
+    ]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -9,7 +10,7 @@ from perfsuite.results.baseline import from_runs
 from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.judge import Policy, judge
-from perfsuite.verdict.loss import loss_differs
+from perfsuite.verdict.loss import _near, loss_differs
 from tests.samples import (
     make_run,
 )
@@ -142,3 +143,70 @@ def test_a_loss_is_not_compared_with_none() -> None:
     bare = with_loss(1).replace(loss=())
     assert judged([with_loss(9)], from_runs([bare] * 5)).outcome == "passed"
     assert judged([with_loss(9)], from_runs([bare, bare, with_loss(1)])).failure == "loss"
+
+
+def told(baseline: Sequence[tuple[float, ...]], now: tuple[float, ...]) -> str | None:
+    """What differs between the loss of a launch and those of a baseline's launches."""
+    return loss_differs([make_run(loss=now)], from_runs([make_run(loss=loss) for loss in baseline]))
+
+
+@pytest.mark.parametrize(
+    ("launches", "allowed"),
+    [
+        ((0.99, 1.0, 1.01), 0.1474),  # t of 6 degrees of freedom at 4.3 standard deviations: 12.77
+        ((0.99, 0.99, 1.0, 1.01, 1.01), 0.0757),  # t of 12: 6.91
+    ],
+)
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_the_scatter_is_estimated_from_three_launches_on_and_counts_for_the_mean_too(
+    launches: tuple[float, ...], allowed: float, sign: int
+) -> None:
+    baseline = [(level,) * 10 for level in launches]
+    assert told(baseline, (1 + sign * 0.998 * allowed,) * 10) is None
+    assert told(baseline, (1 + sign * 1.002 * allowed,) * 10) is not None
+
+
+def test_a_loss_may_differ_by_two_percent_where_nothing_scatters() -> None:
+    for launches in (1, 2, 3, 4):
+        assert told([(1.0,) * 10] * launches, (1.0199,) * 10) is None
+        assert told([(1.0,) * 10] * launches, (1.0201,) * 10) is not None
+
+
+@pytest.mark.parametrize("launches", [1, 2, 3])
+def test_a_loss_equal_to_the_baselines_does_not_differ_though_nothing_is_allowed(launches: int) -> None:
+    assert told([(0.0,) * 10] * launches, (0.0,) * 10) is None
+    assert told([(0.0,) * 10] * launches, (1e-9,) * 10) is not None
+
+
+def test_curves_of_different_lengths_are_compared_as_far_as_they_go() -> None:
+    baseline = [(1.0,) * 5, (1.0,) * 5, (1.0,) * 6]
+    assert told(baseline, (1.0,) * 9) is None
+    assert told(baseline, (1.0,) * 4) is None
+    assert told(baseline, (1.0,) * 5 + (1.1,)) is not None  # of which one launch tells no scatter
+    assert told(baseline, (1.0,) * 6 + (9.0,)) is None
+
+
+def test_two_launches_that_are_longer_than_the_others_tell_scatter() -> None:
+    steady = [(1.0,) * 9] * 3
+    assert told([*steady, (1.0,) * 9 + (0.97,), (1.0,) * 9 + (1.03,)], (1.0,) * 9 + (1.1,)) is None
+
+
+def test_where_most_of_a_loss_is_zero_the_rest_may_differ_no_more() -> None:
+    baseline = [(1.0, *(0.0,) * 9)] * 3
+    assert told(baseline, (1.0199, *(0.0,) * 9)) is None
+    assert told(baseline, (1.0201, *(0.0,) * 9)) is not None
+
+
+@pytest.mark.parametrize(
+    ("spreads", "near"),
+    [
+        ((0, 0, 6, 0, 0), (0, math.sqrt(12), 6, math.sqrt(12), 0)),
+        ((3, 4, 4), (math.sqrt(12.5), 4, 4)),
+        ((4, 4, 3), (4, 4, math.sqrt(12.5))),
+        ((5,), (5,)),
+    ],
+)
+def test_a_spread_is_at_least_that_of_the_tenth_with_its_two_neighbours(
+    spreads: tuple[float, ...], near: tuple[float, ...]
+) -> None:
+    assert [_near(spreads, tenth) for tenth in range(len(spreads))] == pytest.approx(near)

@@ -4,12 +4,14 @@ Bounds of simulations leave room for the noise of 2,000 trials: 0.1 % is 2 of th
 """
 
 import math
+from collections import Counter
 from statistics import fmean, pstdev
 
 import pytest
 
-from perfsuite.verdict.power import NoiseModel, PowerRow, PowerTable, _draws, simulate
-from perfsuite.verdict.sequential import MAX_LAUNCHES
+from perfsuite.verdict import power
+from perfsuite.verdict.power import NoiseModel, PowerRow, PowerTable, _add, _draws, simulate
+from perfsuite.verdict.sequential import MAX_LAUNCHES, Noise, decide
 
 TRIALS = 2_000
 
@@ -274,3 +276,76 @@ def test_what_it_states_does_not_depend_on_the_largest_drop() -> None:
     few = simulate(sigma=0.01, baseline_launches=5, pooled_degrees=None, drops=(0.0,), trials=200)
     many = simulate(sigma=0.01, baseline_launches=5, pooled_degrees=None, drops=(0.0, 0.05), trials=200)
     assert few.minimum_detectable_drop == many.minimum_detectable_drop
+
+
+def drawn(
+    monkeypatch: pytest.MonkeyPatch, baselines: list[list[float]], today: list[float], **options: float
+) -> PowerRow:
+    """What one trial of these launches, in seconds, gives for unchanged code."""
+    monkeypatch.setattr(power, "_draws", lambda *_: iter([(baselines, today)]))
+    return simulate(sigma=0.01, drops=(0.0,), trials=1, **options).row(0.0)  # type: ignore[arg-type]
+
+
+QUIET = [1.0, 1.001, 0.999, 1.002, 0.998]
+
+
+def test_todays_launches_are_compared_with_the_first_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = [[factor * seconds for seconds in QUIET] for factor in (2.0, 0.5)]
+    assert drawn(monkeypatch, [QUIET, *others], QUIET).passed == 1
+    assert drawn(monkeypatch, [others[0], QUIET, QUIET], QUIET).improved == 1
+    assert drawn(monkeypatch, [others[1], QUIET, QUIET], QUIET).regressed == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "fixed_5_percent", "fixed_tolerance"), [(1.04, 0, 1), (1.06, 1, 1), (1.02, 0, 0)]
+)
+def test_a_fixed_threshold_sees_the_first_launch_of_each(
+    monkeypatch: pytest.MonkeyPatch, first: float, fixed_5_percent: int, fixed_tolerance: int
+) -> None:
+    row = drawn(monkeypatch, [QUIET, [2.0] * 5], [first, 1.2, 0.9, 1.2, 0.9])
+    assert (row.fixed_5_percent, row.fixed_tolerance) == (fixed_5_percent, fixed_tolerance)
+    later = drawn(monkeypatch, [[2.0, *QUIET], QUIET], [2 * first, *QUIET])
+    assert (later.fixed_5_percent, later.fixed_tolerance) == (fixed_5_percent, fixed_tolerance)
+
+
+@pytest.mark.parametrize(
+    ("single", "tolerance", "counted"),
+    [(0.05, 0.03, (0, 1)), (0.0501, 0.06, (1, 0)), (0.0625, 0.0625, (1, 0)), (0.0626, 0.0625, (1, 1))],
+)
+def test_a_change_of_just_a_fixed_threshold_is_not_above_it(
+    single: float, tolerance: float, counted: tuple[int, int]
+) -> None:
+    count = Counter[str]()
+    noise = Noise(sigma=0.01, degrees_of_freedom=30)
+    _add(count, decide([1.0], [1.0], tolerance=tolerance, noise=noise), single=single)
+    assert (count["fixed_5_percent"], count["fixed_tolerance"]) == counted
+
+
+def test_what_is_simulated_by_default() -> None:
+    options = {"drops": (0.0, 0.02), "trials": 3}
+    stated = simulate(
+        sigma=0.02,
+        tolerance=0.03,
+        baseline_launches=10,
+        pooled_degrees=30,
+        max_launches=MAX_LAUNCHES,
+        model="normal",
+        case_noise=1.0,
+        session_sigma=0.0,
+        known_session_sigma=0.0,
+        seed=0,
+        **options,  # type: ignore[arg-type]
+    )
+    assert simulate(sigma=0.02, **options) == stated  # type: ignore[arg-type]
+    assert "tolerance 3 %, 4 baselines of 10, " in stated.title
+
+
+def test_the_outcomes_of_all_trials_are_shares_of_one() -> None:
+    row = simulate(sigma=0.03, drops=(0.0,), max_launches=4, trials=20).row(0.0)
+    assert row.passed + row.improved + row.regressed + row.inconclusive == pytest.approx(1)
+    assert 0 < row.inconclusive < 1
+
+
+def test_without_a_drop_there_is_nothing_to_simulate() -> None:
+    with pytest.raises(ValueError, match="nothing to simulate: 5 trials, 0 drops"):
+        simulate(sigma=0.01, drops=(), trials=5)
