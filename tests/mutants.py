@@ -161,6 +161,47 @@ LEFT_OUT = {
         "perfsuite/verdict/sequential.py",
         r"regresses = change \+ shift >= .*",
     ): "equivalent: no estimate is just the bound",
+    (
+        "perfsuite/launch/hang.py",
+        r"def quiet_s\(self, now: float, /, .*",
+    ): "`*` of a signature: nothing is computed",
+    (
+        "perfsuite/launch/hang.py",
+        r"self\._longest_warm_up_s = -?1\.0",
+    ): "equivalent: three times as long is less than `HANG_S`",
+    (
+        "perfsuite/launch/hang.py",
+        r"self\._last_at = -?1\.0",
+    ): "equivalent: the first sign of life sets it before it is read",
+    (
+        "perfsuite/launch/hang.py",
+        r"warm_up_s = -?1\.0 if self\._longest_s else self\._longest_warm_up_s",
+    ): "equivalent: three times as long is less than `HANG_S`",
+    (
+        "perfsuite/launch/health.py",
+        r"@dataclass\((frozen=False, kw_only=True|frozen=True, kw_only=False)\)",
+    ): "equivalent: nothing changes a sample or gives its fields by position",
+    ("perfsuite/launch/health.py", r"/,"): "`*` of a signature: nothing is computed",
+    (
+        "perfsuite/launch/health.py",
+        r"self\._slowest_s = -?1\.0",
+    ): "equivalent: only what exceeds `SILENT_S` counts",
+    (
+        "perfsuite/launch/health.py",
+        r"self\._step, self\._sampled_at = -?1, -EVERY_S",
+    ): "equivalent: the first sample is due anyway, and counts when the second step does",
+    (
+        "perfsuite/launch/health.py",
+        r"while any\(\(size or -?1\) > HELD_BYTES .*",
+    ): "equivalent: so little is no more than `HELD_BYTES`",
+    (
+        "perfsuite/launch/health.py",
+        r"self\._newest_step = -1",
+    ): "equivalent: no step to a sampler, as 0 is",
+    (
+        "perfsuite/launch/health.py",
+        r".*zip\(.*, strict=False\).*",
+    ): "equivalent: every look and the cards are of the same GPUs",
 }
 """Mutants that no test can or should kill, by module and changed line (a regular expression): the reason."""
 

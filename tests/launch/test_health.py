@@ -170,6 +170,7 @@ def test_nobody_waits_for_an_nvml_that_does_not_answer(monkeypatch: pytest.Monke
             return super().__getattr__(function)
 
     sampler = health.BackgroundSampler(devices=1, nvml=Silent({}))
+    assert sampler._thread.daemon, "nor does the driver when it ends"
     sampler.prepare()
     sampler.begin(OWN)
     sampler.sample(1)
@@ -182,6 +183,41 @@ def test_nobody_waits_for_an_nvml_that_does_not_answer(monkeypatch: pytest.Monke
     assert found.samples == 0
     assert [device.uuid for device in found.devices] == ["GPU-8932f937"]
     assert found.notes == ("NVML does not answer (a GPU that is lost?): look at `nvidia-smi` and dmesg",)
+
+
+def test_a_launch_waits_until_memory_should_be_free_and_nvml_should_have_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sampler = health.BackgroundSampler(devices=1, nvml=Nvml({}))
+    waited: list[float] = []
+    wait = sampler._is_prepared.wait
+
+    def waiting(seconds: float) -> bool:
+        waited.append(seconds)
+        return wait(seconds)
+
+    monkeypatch.setattr(sampler._is_prepared, "wait", waiting)
+    sampler.prepare()
+    sampler.finish()
+    assert waited == [35], "30 s until the memory is free, 5 s for the answer"
+
+
+def test_a_launch_without_a_step_is_not_sampled_at_its_end() -> None:
+    nvml = Nvml({})
+    sampler = health.BackgroundSampler(devices=1, nvml=nvml)
+    sampler.prepare()
+    sampler.begin(OWN)
+    sampler.finish()
+    assert ("nvmlDeviceGetUUID", 0) in nvml.calls
+    assert ("nvmlDeviceGetPowerUsage", 0) not in nvml.calls
+
+
+def test_without_a_number_of_devices_no_gpu_is_the_jobs() -> None:
+    nvml = Nvml({}, {})
+    sampler = Sampler(nvml=nvml)
+    sampler.prepare()
+    assert sampler.finish() is None
+    assert nvml.calls == []
 
 
 def test_a_job_is_launched_though_nvml_is_silent_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,6 +426,7 @@ def test_a_sample_is_taken_each_quarter_of_a_second_and_sooner_when_the_step_mov
         (0.1875, 1),
         (0.25, 1),
         (0.25 + 0.03125, 2),
+        (0.25 + 0.0546875, 2),
         (0.25 + 0.0625, 2),
         (0.5, 2),
         (0.5625, 2),
@@ -400,6 +437,28 @@ def test_a_sample_is_taken_each_quarter_of_a_second_and_sooner_when_the_step_mov
         if nvml.calls.count(("nvmlDeviceGetPowerUsage", 0)) > before:
             taken.append(after)
     assert taken == [0, 0.25, 0.3125, 0.5625]
+
+
+def test_the_first_sample_is_taken_at_once_even_by_a_clock_that_begins_at_zero() -> None:
+    nvml, clock = Nvml({}), Clock()
+    clock.now = 0
+    sampler = Sampler(devices=1, nvml=nvml, clock=clock)
+    sampler.begin(OWN)
+    sampler.sample(1)
+    assert nvml.calls.count(("nvmlDeviceGetPowerUsage", 0)) == 1
+
+
+def test_the_load_is_that_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = iter(((7, 5, 3), (8, 2, 1)))
+    monkeypatch.setattr(os, "getloadavg", lambda: next(loads))
+    clock = Clock()
+    sampler = Sampler(clock=clock)
+    for step in (1, 2):
+        sampler.sample(step)
+        clock.now += 1
+    found = sampler.finish()
+    assert found is not None
+    assert found.load_average == 7.5
 
 
 def test_new_processes_are_looked_for_every_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -472,6 +531,11 @@ def sampled(at: float, **changes: Any) -> health._Sample:
             {"cpu": Cpu(processes_s=2, steal_s=1, total_s=4)},
             {"job_cpu": 0, "foreign_cpu": 0.5, "steal": 0.25},
         ),
+        (
+            {},
+            {"cpu": Cpu(processes_s=3, steal_s=1, total_s=5)},
+            {"job_cpu": 0, "foreign_cpu": 0.6667, "steal": 0.3333},
+        ),
     ],
 )
 def test_shares_are_of_the_time_between_the_first_and_the_last_sample(
@@ -535,6 +599,7 @@ def test_the_jobs_memory_is_what_came_on_top(
     ("energy_j", "power_w", "expected"),
     [
         ((100.0, 350.5), (20.0, 30.0), 250.5),
+        ((100.0, 350.5679), (20.0, 30.0), 250.568),
         ((100.0, 100.0), (20.0, 30.0), 250.0),
         ((300.0, 100.0), (20.0, 30.0), 250.0),
         ((None, 100.0), (20.0, 30.0), 250.0),
@@ -553,3 +618,7 @@ def test_energy_is_the_counters_or_else_power_times_time(
 
 def test_seconds_are_told_to_the_millisecond() -> None:
     assert health._health([sampled(1), sampled(1.12345)], (), ()).seconds == 0.123
+
+
+def test_energy_by_power_is_told_to_the_millijoule() -> None:
+    assert health._energy_j([GPU, GPU], 20.123, 1.23) == 24.751
