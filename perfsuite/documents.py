@@ -80,7 +80,7 @@ def plain(data: Data) -> Any:
 
 
 def digest(content: Any, length: int = 16) -> str:
-    """Of JSON values (or what YAML makes), whatever the order of keys: so many hexadecimal digits."""
+    """Return `length` hexadecimal digits that tell JSON values apart, whatever the order of keys."""
     text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 

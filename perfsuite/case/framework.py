@@ -18,7 +18,7 @@ from pydantic import ConfigDict, ValidationError, ValidationInfo
 
 from perfsuite import extensions
 from perfsuite.documents import FROM_FILE, Data, explain
-from perfsuite.errors import CaseError
+from perfsuite.errors import CaseError, ExtensionError
 from perfsuite.extensions import FRAMEWORKS, Extension
 
 BUILT_IN = Path(__file__).parents[1] / "frameworks"
@@ -73,7 +73,7 @@ class FrameworkOptions(Data):
 
 
 class MissingFramework(FrameworkOptions):
-    """A framework that a file names and that is not installed here: readable, but not to be run."""
+    """A framework of a file that is not installed here, or broken: readable, but not to be run."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -95,8 +95,8 @@ class MissingFramework(FrameworkOptions):
 def parse(value: Any, info: ValidationInfo) -> FrameworkOptions:
     """The framework of a case: from itself, from its name, or from `{"name": ..., **options}`.
 
-    Raises `CaseError` for a name that is not installed here; returns it as a `MissingFramework` if it is read
-    from a file. Raises `ExtensionError` if the package that brings it is broken.
+    Raises `CaseError` for a name that is not installed here, and `ExtensionError` if the package that brings
+    it is broken. Read from a file, either is a `MissingFramework`: what was measured stays readable.
     """
     if isinstance(value, FrameworkOptions):
         _check_findable(type(value))
@@ -107,8 +107,14 @@ def parse(value: Any, info: ValidationInfo) -> FrameworkOptions:
         raise CaseError(f"a framework is given as an object or by name, got {value!r}")
     options = {key: option for key, option in value.items() if key not in RESERVED}
     name, package, slug = value["name"], _text(value.get("package")), _text(value.get("slug"))
-    kind = framework_class(name)
-    if kind is None and info.context is not None and info.context.items() >= FROM_FILE.items():
+    is_from_file = info.context is not None and info.context.items() >= FROM_FILE.items()
+    try:
+        kind = framework_class(name)
+    except ExtensionError:
+        if not is_from_file:
+            raise
+        kind = None
+    if kind is None and is_from_file:
         kind = _missing(name, package, slug)
     if kind is None:
         raise CaseError(not_installed(name, package))

@@ -25,6 +25,7 @@ from perfsuite.cli.selftest_faults import small_case
 from perfsuite.documents import Data
 from perfsuite.errors import FileError
 from perfsuite.extensions import BUILT_IN_LAUNCHERS, FRAMEWORKS, GROUPS, LAUNCHERS, METRICS
+from perfsuite.frameworks.base import missing_package
 from perfsuite.launch.job import JobProcesses
 from perfsuite.launch.nvml import Gpus
 from perfsuite.launch.quiet import Neighbours
@@ -106,7 +107,8 @@ def examine(machine: Machine, *, quick: bool, say: Callable[[str], None] = lambd
         rows.append(memory_row(probed.memory))
     if probed.clock is not None:
         rows += clock_rows(probed.clock)
-    if not quick and not any(row.check == "torch and GPUs" and row.status == "fail" for row in rows):
+    failed = {row.check for row in rows if row.status == "fail"}
+    if not quick and not failed & {"torch and GPUs", "extensions"}:  # with these, no launch is measured
         rows += launch_rows(machine, say)
     return rows
 
@@ -277,6 +279,11 @@ def _say_nothing(text: str) -> None:
 
 def _probe(machine: Machine, *, quick: bool) -> DoctorFile | Row:
     """Import torch and train in a separate process. Returns what it measured, or the row of its failure."""
+    missing = missing_package("torch") or (None if quick else missing_package("transformers"))
+    if missing is not None:
+        return _failed(
+            "torch", f"to check it, {missing}", "run the command above, then perfsuite doctor again"
+        )
     with tempfile.TemporaryDirectory(prefix="perfsuite-doctor-") as directory:
         file = Path(directory) / "probe.json"
         words = [sys.executable, "-m", "perfsuite.worker.doctor_probe", str(file), machine.device]

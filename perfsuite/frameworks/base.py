@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from perfsuite.case.case import Case
-from perfsuite.case.framework import FrameworkOptions, MissingFramework, not_installed
+from perfsuite.case.framework import FrameworkOptions, MissingFramework, framework_class, not_installed
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError, PackageError
 from perfsuite.results.rank_report import Memory
@@ -143,9 +143,13 @@ class Framework(FrameworkOptions):
 
 
 def framework_of(case: Case) -> Framework:
-    """The framework that runs `case`. Raises `CaseError` if it is not installed here, or only has options."""
+    """The framework that runs `case`.
+
+    Raises `CaseError` if it is not installed here, or only has options; `ExtensionError` if it is broken.
+    """
     framework = case.framework
     if isinstance(framework, MissingFramework):
+        framework_class(framework.name)  # raises the error of a broken one
         raise CaseError(not_installed(framework.name, framework.package))
     if not isinstance(framework, Framework):
         raise CaseError(

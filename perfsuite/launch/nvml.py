@@ -47,7 +47,7 @@ class Gpu:
     reasons: frozenset[str] | None
     foreign_bytes: int | None
     used_bytes: int | None
-    """Of its memory, by whomever; without what the driver reserves."""
+    """Memory in use, by whomever; without what the driver reserves."""
 
 
 class Gpus:

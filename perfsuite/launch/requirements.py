@@ -101,9 +101,12 @@ def _transformers(case: Case, machine: Machine) -> str | None:
     return _needs(f"the model {case.model.name}", "transformers")
 
 
+def _packages(case: Case, machine: Machine) -> str | None:
+    return missing_package(*case.framework.packages)
+
+
 def _framework(case: Case, machine: Machine) -> str | None:
-    missing = missing_package(*case.framework.packages)
-    return missing or framework_of(case).unsupported(case, machine)
+    return framework_of(case).unsupported(case, machine)
 
 
 CHECKS: tuple[Callable[[Case, Machine], str | None], ...] = (
@@ -114,6 +117,7 @@ CHECKS: tuple[Callable[[Case, Machine], str | None], ...] = (
     _lora,
     _quantization,
     _configuration,
+    _packages,  # before those that ask for the framework's plan, which may read a file as its library does
     _fast_mamba,
     _transformers,
     _framework,

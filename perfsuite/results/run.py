@@ -71,9 +71,9 @@ class Health(Data):
     steps: int
     """Finished in these seconds."""
     devices: tuple[DeviceHealth, ...] = ()
-    """Of the job's GPUs; empty on a CPU."""
+    """The job's GPUs; empty on a CPU."""
     sm_clocks_mhz: tuple[tuple[int, float], ...] = ()
-    """Of the GPU with the slowest SM clock: steps finished by then, and the clock."""
+    """Samples of the GPU with the slowest SM clock: steps finished by then, and the clock."""
     job_cpu: float | None = None
     """Share, 0 to 1, of the time of all cores that the job may use, as the next two."""
     foreign_cpu: float | None = None
@@ -81,7 +81,7 @@ class Health(Data):
     steal: float | None = None
     """Taken by the hypervisor."""
     load_average: float | None = None
-    """Of one minute, mean."""
+    """Mean of the load averages over one minute."""
     cpu_pressure: float | None = None
     """Percent of the last 10 s in which some process (the job's included) waited for a core, mean."""
     notes: tuple[str, ...] = ()

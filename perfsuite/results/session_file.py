@@ -97,7 +97,7 @@ class SessionFile(Document):
     started_at: str
     """ISO 8601, with time zone."""
     commit: str | None = None
-    """Of the repository that holds the cases; None outside of git."""
+    """The commit of the repository that holds the cases; None outside of git."""
     dirty: bool = False
     """Whether that repository had uncommitted changes to tracked files."""
     machine: Machine

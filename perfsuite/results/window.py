@@ -12,7 +12,7 @@ ROLL = 5
 FLAT = 0.05
 """Relative difference that is allowed between a rolling median and the level on which the series ends."""
 
-NEVER = 2
+UNMEASURED_STEPS = 2
 """First steps of a case that are never measured: in the second one the worker observes what runs
 (`perfsuite.worker.observe`)."""
 
@@ -30,8 +30,8 @@ def find_window(step_s: Sequence[float], max_warmup: int) -> Window:
 
     The level is the median of the steps after `max_warmup`. Warm-up ends at the first step from which
     `ROLL` steps have a median within `FLAT` of that level (or within the series' own noise, on a machine
-    noisier than that): after `NEVER` steps at the earliest, after `max_warmup` at the latest. The launch
-    is steady if the first and the second half of the window agree within the same bound.
+    noisier than that): after `UNMEASURED_STEPS` steps at the earliest, after `max_warmup` at the latest. The
+    launch is steady if the first and the second half of the window agree within the same bound.
     """
     count = len(step_s)
     if not 0 <= max_warmup <= count - 2 * ROLL:
@@ -44,7 +44,11 @@ def find_window(step_s: Sequence[float], max_warmup: int) -> Window:
     deviation = median(abs(after - before) for before, after in pairwise(tail)) / 2**0.5
     bound = max(FLAT * level, 2 * deviation)
     start = next(
-        (i for i in range(NEVER, max_warmup) if abs(median(step_s[i : i + ROLL]) - level) <= bound),
+        (
+            i
+            for i in range(UNMEASURED_STEPS, max_warmup)
+            if abs(median(step_s[i : i + ROLL]) - level) <= bound
+        ),
         max_warmup,
     )
     # A rolling median is flat while up to two of its first steps are not: leave those out as well.

@@ -14,8 +14,8 @@ A Mamba has no attention term. Its scan and its convolution over 4 tokens are no
 add 0.3 % to `mamba-1.6b`, 6 % to `mamba-tiny`.
 
 Frozen weights have no gradient of their own: 4 for each of their parameters instead of 6. Adapters are
-trained weights. What comes before the first adapter needs no gradient at all, and is counted as if it did:
-that is at most the first block's. Quantised weights count as what they stand for.
+trained weights. Layers before the first adapter need no activation gradient; we count it all the same, which
+overcounts by at most one block. Quantised weights count as the weights that they encode.
 """
 
 from __future__ import annotations
@@ -55,10 +55,9 @@ def count_known(case: Case, *, frozen_share: float = 0.0) -> Flops | None:
 
 def notes(case: Case) -> tuple[str, ...]:
     """Return why FLOPs are unknown although the model is known: a script may train without transformers."""
-    if not case.model.config or missing_package("transformers") is None:
+    if not case.model.config or (missing := missing_package("transformers")) is None:
         return ()
-    counted = f"the FLOPs of {case.model.name} are counted with transformers"
-    return (f"MFU is unknown: {counted}, which is not installed",)
+    return (f"MFU is unknown: to count the FLOPs of {case.model.name} {missing}",)
 
 
 def count(
@@ -66,7 +65,7 @@ def count(
 ) -> Flops:
     """Count a model built on the meta device: no memory, whatever the size. Imports torch.
 
-    `frozen_share`: of its matrix products' weights, 0 to 1, as observed where a script trains less than all;
+    `frozen_share`: share of the matmuls' weights, 0 to 1, as observed where a script trains less than all;
     with `lora` the adapters tell.
     """
     import torch
@@ -98,5 +97,5 @@ def count(
         ),
         parameters=sum(parameter.numel() for parameter in built.parameters()),
         matmul_parameters=matmul,
-        trained_parameters=None if trained == matmul else trained,  # adapters are matrix products only
+        trained_parameters=None if trained == matmul else trained,  # adapters are matmuls only
     )

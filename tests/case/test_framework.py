@@ -274,3 +274,14 @@ def test_cases_import_nothing_of_frameworks() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_case_of_a_broken_framework_is_read_as_data_and_cannot_run(
+    packages: Packages, tmp_path: Path
+) -> None:
+    packages.install("perf-mine", "raise OSError('no disk')", frameworks="mine = perf_mine:Mine")
+    file = write_case(tmp_path, name="mine", package="perf-mine", slug="mine", stage=2)
+    case = documents.read(file, CaseFile).case
+    assert isinstance(case.framework, MissingFramework)
+    with pytest.raises(ExtensionError, match=r"cannot be imported: OSError: no disk\. Mend it \(pip install"):
+        framework_of(case)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -333,3 +334,38 @@ def test_bad_extensions_say_what_is_wrong(
     assert said in row.found
     assert "pip uninstall perf-mine" in row.found
     assert row.advice is not None
+
+
+@pytest.mark.parametrize(("package", "quick"), [("torch", True), ("torch", False), ("transformers", False)])
+def test_a_package_that_the_probe_needs_is_named_with_its_command(
+    monkeypatch: pytest.MonkeyPatch, package: str, quick: bool
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
+    monkeypatch.setattr(
+        doctor_checks, "neighbours_row", lambda machine: Row(check="x", status="pass", found="")
+    )
+    row = examine(make_machine(), quick=quick)[-1]
+    assert (row.check, row.status) == ("torch", "fail")
+    assert row.found == (
+        f"to check it, it needs the package {package}, which is not installed: "
+        f"pip install 'perfsuite[{package}]'"
+    )
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_no_launch_is_tried_while_an_extension_is_broken(
+    monkeypatch: pytest.MonkeyPatch, packages: Packages, broken: bool
+) -> None:
+    """Each launch would end in that error, and every other row would be lost."""
+    if broken:
+        packages.install("perf-mine", "1 / 0", metrics="m = perf_mine:M")
+    launched = Row(check="launches", status="pass", found="")
+    ended = Row(check="neighbours", status="pass", found="")
+    file = DoctorFile(torch=TorchFacts(version="2.13.0", cuda=None, nccl=None, devices=0))
+    monkeypatch.setattr(doctor_checks, "neighbours_row", lambda machine: ended)
+    monkeypatch.setattr(doctor_checks, "_probe", lambda machine, quick: file)
+    monkeypatch.setattr(doctor_checks, "launch_rows", lambda machine, say: [launched])
+    rows = examine(make_machine(), quick=False)
+    assert (launched in rows) is not broken
+    assert statuses(rows)["extensions"] == ("fail" if broken else "pass")

@@ -297,7 +297,8 @@ def test_a_script_knows_no_flops_without_transformers(monkeypatch: pytest.Monkey
     remove(monkeypatch, "transformers")
     assert flops.count_known(case) is None
     assert flops.notes(case) == (
-        "MFU is unknown: the FLOPs of llama-tiny are counted with transformers, which is not installed",
+        "MFU is unknown: to count the FLOPs of llama-tiny it needs the package transformers, which is not "
+        "installed: pip install 'perfsuite[transformers]'",
     )
     assert flops.notes(case.replace(model=Model.named("net"))) == ()
 

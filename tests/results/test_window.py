@@ -8,24 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.results.window import FLAT, NEVER, ROLL, Window, find_window
+from perfsuite.results.window import FLAT, ROLL, UNMEASURED_STEPS, Window, find_window
 from tests.samples import deterministic
 
 SERIES = st.lists(st.floats(min_value=1e-6, max_value=1e3), min_size=2 * ROLL, max_size=60)
 
 
 def test_flat_from_the_start() -> None:
-    assert find_window([0.1] * 30, 20) == Window(NEVER, 30, True)
+    assert find_window([0.1] * 30, 20) == Window(UNMEASURED_STEPS, 30, True)
 
 
 def test_small_noise_is_flat() -> None:
     series = [1 + 0.01 * (-1) ** step for step in range(40)]
-    assert find_window(series, 20) == Window(NEVER, 40, True)
+    assert find_window(series, 20) == Window(UNMEASURED_STEPS, 40, True)
 
 
 @pytest.mark.parametrize("slow", [1, 2, 3, 4, 7, 12])
 def test_slow_first_steps_are_left_out(slow: int) -> None:
-    assert find_window([0.5] * slow + [0.1] * 40, 20) == Window(max(slow, NEVER), slow + 40, True)
+    assert find_window([0.5] * slow + [0.1] * 40, 20) == Window(max(slow, UNMEASURED_STEPS), slow + 40, True)
 
 
 def test_decaying_warm_up_ends_where_it_comes_within_the_bound() -> None:
@@ -45,7 +45,7 @@ def test_one_slow_step_among_equal_ones_moves_nothing_else(at: int) -> None:
     series = [1.0] * 40
     series[at] = 10.0
     window = find_window(series, 20)
-    assert (window.start, window.stop, window.steady) == (NEVER, 40, True)
+    assert (window.start, window.stop, window.steady) == (UNMEASURED_STEPS, 40, True)
 
 
 def test_slow_warm_up_longer_than_allowed_is_cut_at_the_bound() -> None:
@@ -79,7 +79,7 @@ def test_noise_is_no_drift(seed: int) -> None:
 
 @pytest.mark.parametrize("max_warmup", [2, 3, 20])
 def test_the_step_in_which_the_worker_looks_at_what_runs_is_never_measured(max_warmup: int) -> None:
-    assert find_window([1.0] * 40, max_warmup).start == NEVER == 2
+    assert find_window([1.0] * 40, max_warmup).start == UNMEASURED_STEPS == 2
 
 
 def test_no_warm_up_allowed() -> None:
@@ -87,7 +87,7 @@ def test_no_warm_up_allowed() -> None:
 
 
 def test_an_empty_clock_is_flat() -> None:
-    assert find_window([0.0] * 20, 5) == Window(NEVER, 20, True)
+    assert find_window([0.0] * 20, 5) == Window(UNMEASURED_STEPS, 20, True)
 
 
 @pytest.mark.parametrize(("count", "max_warmup"), [(0, 0), (9, 0), (29, 20), (20, -1)])
@@ -101,7 +101,7 @@ def test_too_few_steps_are_an_error_that_says_how_many_must_remain(count: int, m
 def test_bounds(series: list[float], draw: st.DataObject) -> None:
     max_warmup = draw.draw(st.integers(0, len(series) - 2 * ROLL))
     window = find_window(series, max_warmup)
-    assert min(NEVER, max_warmup) <= window.start <= max_warmup
+    assert min(UNMEASURED_STEPS, max_warmup) <= window.start <= max_warmup
     assert window.stop == len(series)
 
 
@@ -122,7 +122,7 @@ def test_the_median_of_the_window_is_that_of_the_flat_part(slow: list[float], fl
     assert window.steady
 
 
-@pytest.mark.parametrize(("first", "start"), [(1.28, NEVER), (1.29, 6)])
+@pytest.mark.parametrize(("first", "start"), [(1.28, UNMEASURED_STEPS), (1.29, 6)])
 def test_a_noisy_series_is_flat_within_twice_its_noise(first: float, start: int) -> None:
     """Steps of 0.9 and 1.1 s in turn: 0.2 s from step to step, 0.141 s around the level."""
     assert find_window([first] * 6 + [0.9, 1.1] * 20, 6) == Window(start, 46, True)
