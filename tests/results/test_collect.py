@@ -9,7 +9,7 @@ import pytest
 from perfsuite import Script, documents
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.extensions import METRICS
-from perfsuite.results.rank_report import Failure, Memory, Observed
+from perfsuite.results.rank_report import Evidence, Failure, Memory, Observed
 from perfsuite.results.run import DeviceHealth, Health
 from perfsuite.results.run_dir import RunDir
 from tests.collected import COMMAND_FAILED, FLOPS, TIMEOUT, collected, crash, failure_of, on_gpu
@@ -420,3 +420,14 @@ def test_ranks_that_disagree_on_a_metric_that_has_to_be_equal_are_a_failure(tmp_
     assert failure is not None
     assert failure.kind == "ranks_disagree"
     assert failure.message.startswith("ranks disagree on equal (rank 0: 3, rank 1: 4)")
+
+
+@pytest.mark.parametrize("collectives", [0, 25])
+def test_a_launch_whose_ranks_trained_apart_is_none_of_the_case(tmp_path: Path, collectives: int) -> None:
+    evidence = Evidence(data_parallel=2, collectives=collectives, replicated={"a": (10.0, 11.0)})
+    run = collected(write_launch(tmp_path, *(make_report(rank, evidence=evidence) for rank in (0, 1))))
+    if collectives:
+        assert run.failure is None
+    else:
+        assert failure_of(run).kind == "mismatch"
+        assert "the 2 ranks trained apart" in failure_of(run).message
