@@ -429,5 +429,6 @@ def test_a_launch_whose_ranks_trained_apart_is_none_of_the_case(tmp_path: Path, 
     if collectives:
         assert run.failure is None
     else:
-        assert failure_of(run).kind == "mismatch"
-        assert "the 2 ranks trained apart" in failure_of(run).message
+        assert run.failure is not None
+        assert run.failure.kind == "mismatch"
+        assert "the 2 ranks trained apart" in run.failure.message
