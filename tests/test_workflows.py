@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parent.parent
 CASES = """
 import pytest
+from perfsuite.case.torch_build import MIN_TORCH
 from perfsuite import Case, Fake, Topology
 
 @pytest.mark.parametrize("case", [
@@ -148,9 +149,10 @@ def test_a_night_is_reported_kept_published_and_an_issue_opened(
 
 def test_ci_tests_the_lowest_torch_and_python_that_pyproject_names() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    (bound,) = (Requirement(name) for name in project["dependencies"] if name.startswith("torch>="))
+    (bound,) = map(Requirement, project["optional-dependencies"]["torch"])
     installed = make(ROOT, "--dry-run", "--always-make", ".venv-lowest/installed", ".venv-newest/installed")
     lowest = str(bound.specifier).removeprefix(">=")
+    assert lowest == "{}.{}".format(*MIN_TORCH)
     assert re.findall(r'"(torch.*)"$', installed, re.MULTILINE) == [f"torch=={lowest}.*", "torch"]
     job = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]["versions"]
     matrix = job["strategy"]["matrix"]

@@ -16,7 +16,7 @@ from perfsuite.launch.lock import LOCK_FILE, MachineLock
 
 HOLDS = """
 import sys
-from perfsuite.lock import MachineLock
+from perfsuite.launch.lock import MachineLock
 MachineLock().take(print)
 print("held", flush=True)
 sys.stdin.read()
