@@ -15,10 +15,11 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from perfsuite.case.torch_build import MIN_TORCH
+
 ROOT = Path(__file__).parent.parent
 CASES = """
 import pytest
-from perfsuite.case.torch_build import MIN_TORCH
 from perfsuite import Case, Fake, Topology
 
 @pytest.mark.parametrize("case", [
