@@ -58,9 +58,14 @@ class Extension:
         return ExtensionError(f"{self}: {problem}, or remove it (pip uninstall {self.package}).")
 
 
+@functools.cache
 def installed(group: Group) -> tuple[Extension, ...]:
     """Every extension of a group, sorted by name; none of them is imported. Read once per process."""
-    return _installed(group)
+    extensions = []
+    for each in entry_points(group=group):
+        assert each.dist is not None  # it was found in a distribution
+        extensions.append(Extension(group, each.name, each.dist.name, each.dist.version, each))
+    return tuple(sorted(extensions, key=lambda each: (each.name, each.package)))
 
 
 def find(group: Group, name: str, *, built_in: Collection[str] = ()) -> Extension | None:
@@ -98,12 +103,3 @@ def _taken(group: Group, name: str, first: str, second: Extension) -> ExtensionE
         f"({second.entry_point.value}). Remove one (pip uninstall {second.package}), or have it choose "
         "another name."
     )
-
-
-@functools.cache
-def _installed(group: Group) -> tuple[Extension, ...]:
-    extensions = []
-    for each in entry_points(group=group):
-        assert each.dist is not None  # it was found in a distribution
-        extensions.append(Extension(group, each.name, each.dist.name, each.dist.version, each))
-    return tuple(sorted(extensions, key=lambda each: (each.name, each.package)))

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
-from perfsuite import git
+from perfsuite import __version__, git
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import BusyError, CaseError, PerfsuiteError
@@ -304,7 +303,7 @@ class Session:
 def session_file(session: Session, status: Literal["complete", "interrupted"]) -> SessionFile:
     """Everything that a session found out."""
     return SessionFile(
-        perfsuite=version("perfsuite"),
+        perfsuite=__version__,
         status=status,
         started_at=session.started_at,
         commit=session.revision.commit,

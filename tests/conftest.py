@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,15 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # they are sessions of their own
     pytester.makepyfile(test_cases=CASES)
     return pytester
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """`tests.packages.Packages`: no other package adds anything to perfsuite but what the test installs."""
+    from tests.packages import site  # not at the top, either
+
+    with site(tmp_path / "site", monkeypatch) as packages:
+        yield packages
 
 
 def pytest_collection_finish() -> None:

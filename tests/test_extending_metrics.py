@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import tomllib
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from perfsuite.results import Run
 from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.metric import find
 from perfsuite.verdict.judge import Policy, judge
-from tests.packages import install
+from tests.packages import Packages
 from tests.samples import BEFORE, NOISE, make_case, make_result
 from tests.sessions import make_session
 
@@ -33,18 +34,13 @@ FILE = re.compile(r"<!-- file: (\S+) -->\n\n```\w+\n(.*?)```", re.DOTALL)
 
 
 @pytest.fixture
-def uninstall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def uninstall(packages: Packages) -> Callable[[], None]:
     """Installs the page's package; uninstalls it when called."""
     files = dict(FILE.findall(PAGE.read_text()))
     project = tomllib.loads(files["pyproject.toml"])["project"]
-    return install(
-        tmp_path / "site",
-        monkeypatch,
-        package=project["name"],
-        group=METRICS,
-        entry_points=project["entry-points"][METRICS],
-        modules={"perfsuite_weights": files["perfsuite_weights.py"]},
-    )
+    lines = [f"{name} = {value}" for name, value in project["entry-points"][METRICS].items()]
+    packages.install(project["name"], files["perfsuite_weights.py"], metrics="\n".join(lines))
+    return functools.partial(packages.uninstall, project["name"])
 
 
 def launched(case: Case, directory: Path) -> Run:

@@ -8,9 +8,7 @@ import pytest
 from perfsuite import extensions
 from perfsuite.errors import ExtensionError
 from perfsuite.extensions import FRAMEWORKS, GROUPS, LAUNCHERS, METRICS
-from tests.packages import Packages, packages
-
-__all__ = ["packages"]
+from tests.packages import Packages
 
 
 def test_nothing_is_imported_before_its_name_is_asked_for(packages: Packages) -> None:

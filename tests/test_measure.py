@@ -8,7 +8,6 @@ import pytest
 
 from perfsuite import measure as flow
 from perfsuite.errors import ExtensionError, FileError, PerfsuiteError
-from perfsuite.extensions import METRICS
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.measure import Reference, WhenShared, launch_once, measure
 from perfsuite.results import baseline
@@ -16,7 +15,7 @@ from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.verdict.judge import Policy
-from tests.packages import install
+from tests.packages import Packages
 from tests.samples import DISTURBED, make_case, make_launches, make_machine, make_run
 
 CASE, MACHINE = make_case(), make_machine()
@@ -152,16 +151,9 @@ def test_a_directory_that_holds_a_launch_is_refused(tmp_path: Path) -> None:
 
 
 def test_nothing_is_launched_while_a_metric_of_another_package_is_broken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, packages: Packages
 ) -> None:
-    install(
-        tmp_path / "site",
-        monkeypatch,
-        package="extra-broken",
-        group=METRICS,
-        entry_points={"x": "extra_broken:X"},
-        modules={"extra_broken": "raise RuntimeError('no such GPU')"},
-    )
-    with pytest.raises(ExtensionError, match=r"extra-broken 1\.0 .*RuntimeError: no such GPU.*pip uninstall"):
+    packages.install("extra-broken", "raise RuntimeError('no such GPU')", metrics="x = extra_broken:X")
+    with pytest.raises(ExtensionError, match=r"extra-broken 1\.5 .*RuntimeError: no such GPU.*pip uninstall"):
         launch_once(CASE, MACHINE, tmp_path / "launch-1")
     assert not RunDir(tmp_path / "launch-1").case.exists()

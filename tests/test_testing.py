@@ -14,9 +14,7 @@ from perfsuite.frameworks.fake import Fake
 from perfsuite.frameworks.script import Script
 from perfsuite.results.rank_report import Observed
 from perfsuite.testing import check_framework, make_baseline, make_case, make_run
-from tests.packages import Packages, packages
-
-__all__ = ["packages"]
+from tests.packages import Packages
 
 HEAD = """
 from typing import Any, ClassVar
@@ -30,9 +28,8 @@ class Mine(Fake):
 
 
 @pytest.fixture
-def mine(packages: Packages, monkeypatch: pytest.MonkeyPatch) -> Any:
+def mine(packages: Packages) -> Any:
     """Installs a framework whose class has this body more, and returns it with its defaults."""
-    monkeypatch.setenv("PYTHONPATH", str(packages.directory))
 
     def install(body: str) -> Framework:
         packages.install("perf-mine", MINE + body, frameworks="mine = perf_mine:Mine")

@@ -89,14 +89,14 @@ def _configuration(case: Case, machine: Machine) -> str | None:
 def _fast_mamba(case: Case, machine: Machine) -> str | None:
     """Without mamba_ssm, a step of a Mamba takes minutes on a GPU: a million kernels, launched one by one."""
     is_on_gpu = case.model.config.get("model_type") == "mamba" and machine.device != "cpu"
-    if not (is_on_gpu and case.framework.builds_model and _trains(case)):
+    if not (is_on_gpu and _builds_model(case)):
         return None
     missing = missing_package("mamba_ssm")
     return missing and f"for a Mamba on a GPU {missing}; transformers' own scan goes position by position"
 
 
 def _transformers(case: Case, machine: Machine) -> str | None:
-    if not (case.framework.builds_model and _trains(case)):
+    if not _builds_model(case):
         return None
     return _needs(f"the model {case.model.name}", "transformers")
 
@@ -130,5 +130,6 @@ def _needs(what: str, package: str) -> str | None:
     return None if missing is None else f"for {what} {missing}"
 
 
-def _trains(case: Case) -> bool:
-    return framework_of(case).plan(case).needs_torch
+def _builds_model(case: Case) -> bool:
+    """Whether each rank builds the case's model: neither a script's nor a simulated one does."""
+    return case.framework.builds_model and framework_of(case).plan(case).needs_torch

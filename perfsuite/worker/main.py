@@ -41,13 +41,12 @@ def main(path: str) -> None:
     stacks.listen(run_dir, report.rank)
     try:
         rank = Rank(run_dir, documents.read(run_dir.case, CaseFile), report)
-        needs_torch = rank.framework.plan(rank.case).needs_torch
-        measured = _measure(rank) if needs_torch else _simulate(rank)
+        measured = _measure(rank) if rank.plan.needs_torch else _simulate(rank)
     except BaseException as error:
         write_failure(run_dir, report, failure_of(error, report.rank))
         raise
     rank.write(measured)
-    if needs_torch:
+    if rank.plan.needs_torch:
         _leave_process_group()
 
 
@@ -86,7 +85,7 @@ def _measure(rank: Rank) -> RankReport:
     case = rank.case
     device = _device(rank.request)
     timer, probe = clock_for(device)
-    process_group = rank.framework.plan(case).process_group
+    process_group = rank.plan.process_group
     if process_group != "library":
         _init_process_group(case, device, connects_at_once=process_group == "eager")
     flops = count_known(case)  # imports transformers and builds the model once, on the meta device

@@ -55,6 +55,7 @@ class Rank:
         self.request = request
         self.case = request.case
         self.framework = framework_of(request.case)
+        self.plan = self.framework.plan(request.case)
         self.report = report
         self.device: Any = None
         """The `torch.device` that it trains on; there since `build`, None in a simulated job."""

@@ -30,10 +30,8 @@ from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile
 from perfsuite.testing import make_baseline
-from tests.packages import Packages, packages
+from tests.packages import Packages
 from tests.samples import make_case, make_figures, make_machine, make_result, make_run, write_session
-
-__all__ = ["packages"]
 
 SIMULATED = """
 from typing import ClassVar
@@ -90,11 +88,8 @@ def test_a_framework_of_another_package_is_found_by_its_name(packages: Packages)
 
 
 @pytest.mark.launch
-def test_it_is_launched_as_any_other(
-    packages: Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_launched_as_any_other(packages: Packages, tmp_path: Path) -> None:
     packages.install("perf-mine", SIMULATED, frameworks="mine = perf_mine:Mine")
-    monkeypatch.setenv("PYTHONPATH", str(packages.directory))
     run = launch_once(make_case(framework="mine"), make_machine(), tmp_path / "launch")
     assert run.failure is None
     assert len(run.step_s) == 25

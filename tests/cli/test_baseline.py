@@ -9,14 +9,13 @@ from typer.testing import CliRunner, Result
 
 from perfsuite import documents
 from perfsuite.cli import app as cli
-from perfsuite.extensions import METRICS
 from perfsuite.launch.machine import detect
 from perfsuite.results import baseline
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Health, Run
 from perfsuite.results.store import BASELINES, BaselineStore, Store
-from tests.packages import install
+from tests.packages import Packages
 from tests.samples import IMAGES, make_case, make_figures, make_machine, make_run
 
 CASE = make_case()
@@ -336,7 +335,7 @@ def test_diff_against_a_git_ref(repository: Path) -> None:
 
 
 def test_metrics_of_other_packages_are_shown_and_a_worse_one_needs_a_reason(
-    repository: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    repository: Path, packages: Packages
 ) -> None:
     code = """
         from perfsuite.results import Metric
@@ -346,14 +345,7 @@ def test_metrics_of_other_packages_are_shown_and_a_worse_one_needs_a_reason(
             tolerances={"cpu": 0.01, "cuda": 0.01}, read=lambda run: None,
         )
     """
-    uninstall = install(
-        tmp_path_factory.mktemp("site"),
-        monkeypatch,
-        package="extra-weights",
-        group=METRICS,
-        entry_points={"weights": "extra_weights:WEIGHTS"},
-        modules={"extra_weights": code},
-    )
+    packages.install("extra-weights", code, metrics="weights = extra_weights:WEIGHTS")
     measured("1", 5, figures=make_figures(extra={"weights": 2e9}))
     assert "weights: new -> 1.86 GiB" in invoke("accept").output
     assert "weights: 1.86 GiB, 1.86 GiB, " in invoke("show", "*").output
@@ -361,6 +353,6 @@ def test_metrics_of_other_packages_are_shown_and_a_worse_one_needs_a_reason(
     result = invoke("accept")
     assert result.exit_code == 1
     assert "weights gets worse (1.86 GiB -> 3.73 GiB): say why with --reason" in result.output
-    uninstall()
+    packages.uninstall("extra-weights")
     assert "weights (its package is not installed): 2,000,000,000.0, " in invoke("show", "*").output
     assert invoke("accept").exit_code == 0

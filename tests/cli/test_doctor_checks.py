@@ -31,10 +31,8 @@ from perfsuite.launch.requirements import unsupported
 from perfsuite.results.outcome import Verdict
 from perfsuite.worker.doctor_probe import ClockFacts, DoctorFile, MemoryFacts, TorchFacts
 from tests.launch.fake_nvml import Nvml
-from tests.packages import Packages, packages
+from tests.packages import Packages
 from tests.samples import make_gpu_machine, make_launches, make_machine, make_report, make_run
-
-__all__ = ["packages"]
 
 TORCH = TorchFacts(version="2.13.0", cuda="13.0", nccl="2.29.3", devices=8)
 CLOCK = ClockFacts(overhead=(1.001,) * 5, wall=(1.0002,) * 5, step_s=0.1)

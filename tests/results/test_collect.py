@@ -8,12 +8,11 @@ import pytest
 
 from perfsuite import Script, documents
 from perfsuite.case.case import Case, CaseFile
-from perfsuite.extensions import METRICS
 from perfsuite.results.rank_report import Evidence, Failure, Memory, Observed
 from perfsuite.results.run import DeviceHealth, Health
 from perfsuite.results.run_dir import RunDir
 from tests.collected import COMMAND_FAILED, FLOPS, TIMEOUT, collected, crash, failure_of, on_gpu
-from tests.packages import install
+from tests.packages import Packages
 from tests.samples import make_case, make_machine, make_report, write_launch
 
 
@@ -376,7 +375,7 @@ def test_why_a_launch_was_killed_is_told_unless_a_rank_knows_better(
 
 
 @pytest.fixture
-def extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def extra(packages: Packages) -> None:
     """Installs a metric that ranks record, and one that is read out of the launch."""
     code = """
         from perfsuite.results import Metric
@@ -387,13 +386,8 @@ def extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         EQUAL = metric("equal", across_ranks="equal", recorder=object)
         STEPS = metric("steps", read=lambda run: run.figures.tokens_per_s)
     """
-    install(
-        tmp_path / "site",
-        monkeypatch,
-        package="extra-metrics",
-        group=METRICS,
-        entry_points={"equal": "extra_metrics:EQUAL", "steps": "extra_metrics:STEPS"},
-        modules={"extra_metrics": code},
+    packages.install(
+        "extra-metrics", code, metrics="equal = extra_metrics:EQUAL\nsteps = extra_metrics:STEPS"
     )
 
 

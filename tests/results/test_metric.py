@@ -1,14 +1,13 @@
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perfsuite.errors import ExtensionError
-from perfsuite.extensions import METRICS
 from perfsuite.results import metric as metric_module
 from perfsuite.results.metric import (
     GATED,
@@ -22,7 +21,7 @@ from perfsuite.results.metric import (
     recorded,
 )
 from perfsuite.results.run import Figures
-from tests.packages import install
+from tests.packages import Packages
 
 HIGHER = (TOKENS_PER_S, TOKENS_PER_S_MEAN)
 LOWER = (PEAK_MEMORY,)
@@ -144,19 +143,14 @@ Installs = Callable[..., Callable[[], None]]
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installs:
+def installed(packages: Packages) -> Installs:
     def install_metrics(
         package: str = "extra-good", code: str = CODE, **entry_points: str
     ) -> Callable[[], None]:
         module = package.replace("-", "_")
-        return install(
-            tmp_path,
-            monkeypatch,
-            package=package,
-            group=METRICS,
-            entry_points={name: f"{module}:{value}" for name, value in entry_points.items()},
-            modules={module: code},
-        )
+        lines = [f"{name} = {module}:{value}" for name, value in entry_points.items()]
+        packages.install(package, code, metrics="\n".join(lines))
+        return functools.partial(packages.uninstall, package)
 
     return install_metrics
 
@@ -192,8 +186,8 @@ def test_only_what_launches_have_is_shown_and_judged(installed: Installs) -> Non
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("mfu", "MFU", "taken twice: by perfsuite itself, and by extra-bad 1.0 (extra_bad:MFU)"),
-        ("x", "NO_METRIC", "extra-bad 1.0 (perfsuite.metrics): it is a int: an entry point of perfsuite"),
+        ("mfu", "MFU", "taken twice: by perfsuite itself, and by extra-bad 1.5 (extra_bad:MFU)"),
+        ("x", "NO_METRIC", "extra-bad 1.5 (perfsuite.metrics): it is a int: an entry point of perfsuite"),
         ("x", "OTHER", "the metric's own name is 'other_name': give entry point and metric the same name"),
         ("nothing", "NOTHING", "nothing measures it: give the metric a recorder or read"),
         ("x", "MISSING", "cannot be imported: AttributeError: module 'extra_bad' has no attribute 'MISSING'"),
@@ -213,14 +207,14 @@ def test_a_metric_that_cannot_be_used_is_an_error_when_it_is_asked_for(
 
 def test_a_package_that_cannot_be_imported_is_an_error_that_names_it(installed: Installs) -> None:
     installed("extra-broken", code="raise RuntimeError('no such GPU')", x="X")
-    with pytest.raises(ExtensionError, match=r"extra-broken 1\.0 .* imported: RuntimeError: no such GPU"):
+    with pytest.raises(ExtensionError, match=r"extra-broken 1\.5 .* imported: RuntimeError: no such GPU"):
         find("x")
 
 
 def test_a_name_that_two_packages_take_is_an_error_that_names_both(installed: Installs) -> None:
     installed("extra-one", good="GOOD")
     installed("extra-two", good="GOOD")
-    with pytest.raises(ExtensionError, match=r"taken twice: by extra-one 1\.0, and by extra-two 1\.0"):
+    with pytest.raises(ExtensionError, match=r"taken twice: by extra-one 1\.5, and by extra-two 1\.5"):
         find("good")
     with pytest.raises(ExtensionError, match="taken twice"):
         recorded()

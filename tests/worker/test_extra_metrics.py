@@ -8,12 +8,11 @@ import pytest
 
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import ExtensionError
-from perfsuite.extensions import METRICS
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker.extra_metrics import ExtraMetrics
 from perfsuite.worker.rank import Rank, empty_report, failure_of
 from perfsuite.worker.timers import SimulatedTimer
-from tests.packages import install
+from tests.packages import Packages
 from tests.samples import make_case
 
 CODE = """
@@ -50,17 +49,11 @@ CODE = """
 
 
 @pytest.fixture
-def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+def calls(packages: Packages) -> list[tuple[Any, ...]]:
     """Installs the package above; what its recorders were asked."""
     names = ("called", "failing", "silent", "length")
-    install(
-        tmp_path,
-        monkeypatch,
-        package="extra-calls",
-        group=METRICS,
-        entry_points={name: f"extra_calls:{name.upper()}" for name in names},
-        modules={"extra_calls": CODE},
-    )
+    lines = [f"{name} = extra_calls:{name.upper()}" for name in names]
+    packages.install("extra-calls", CODE, metrics="\n".join(lines))
     import extra_calls  # type: ignore[import-not-found]
 
     calls: list[tuple[Any, ...]] = extra_calls.CALLS
