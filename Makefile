@@ -7,10 +7,15 @@ OUT ?= out
 SAMPLE ?= 0
 SEED ?= 0
 RESULTS ?=
+DRY_CI = (accelerate-ddp or accelerate-fsdp1 or ddp-gpt2 or fsdp-shard_grad_op) and gpt2-large \
+	or lightning-fsdp-none-gpt2-xl-s128-b1-fp16-mixed-eager \
+	or llama-3.1-8b and (trainer and ac_full or nanotron-dp4-tp4 and b4-bf16 and 4x4 or fsdp2-no_reshard) \
+	or llama-3.2-1b and ddp and 1x8 and (lora and not 4bit and not 8bit or selective-op) \
+	or llama-3-8b and every-2 and (fsdp2 or torchtitan)
 AS_PERFSUITE = -c user.name=perfsuite -c user.email=perfsuite@users.noreply.github.com
 export BASE CASES HARDWARE OUT REASON TAG
 
-.PHONY: bench comparisons test versions test-lowest test-newest check unit docs dist mutants selftest gpu-day \
+.PHONY: bench dry dry-ci comparisons test versions test-lowest test-newest check unit docs dist mutants selftest gpu-day \
 	format figures history-figures pictures browser clean night summary history keep pages site drift issue \
 	compare refresh propose git-login
 
@@ -56,6 +61,12 @@ test-lowest test-newest: test-%: .venv-%/installed
 
 mutants: .venv/installed  ## SAMPLE=90 SEED=1: change one token at a time, and list what no unit test notices
 	nice -n 10 .venv/bin/python -m tests.mutants --sample $(SAMPLE) --seed $(SEED) $(ARGS)
+
+dry: .venv/installed  ## every case that is not for a CPU, at its full size without its hardware (an hour)
+	.venv/bin/pytest bench_cases --perf-dry -m "not cpu" --numprocesses=2 --benchmark-disable $(ARGS)
+
+dry-ci:  ## some of them that cover every framework, judged by the reviewed counts (minutes)
+	$(MAKE) dry ARGS='-k "$(DRY_CI)" --perf-no-baseline=fail $(ARGS)'
 
 selftest: .venv/installed  ## inject every fault into real training, and see each caught (some minutes)
 	.venv/bin/perfsuite selftest

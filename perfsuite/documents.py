@@ -73,10 +73,29 @@ class Document(Data):
 
     schema_version: int
 
+    def as_json(self) -> str:
+        """What its file holds: sorted, indented JSON."""
+        return json.dumps(plain(self), sort_keys=True, indent=1) + "\n"
+
 
 def plain(data: Data) -> Any:
     """As JSON values. NaN and infinities, which JSON does not know, become text that reads back."""
     return json.loads(data.model_dump_json())
+
+
+def lines(value: Any, indent: int = 0) -> str:
+    """JSON values as sorted, indented JSON in which what holds no other list or object takes one line."""
+    is_object = isinstance(value, dict)
+    inner = value.values() if is_object else value if isinstance(value, list) else ()
+    if not any(isinstance(each, dict | list) for each in inner):
+        return json.dumps(value, sort_keys=True)
+    margin = "\n" + " " * indent
+    parts = [
+        (f"{json.dumps(key)}: " if is_object else "") + lines(each, indent + 1)
+        for key, each in (sorted(value.items()) if is_object else enumerate(value))
+    ]
+    start, end = "{}" if is_object else "[]"
+    return start + ",".join(f"{margin} {part}" for part in parts) + margin + end
 
 
 def digest(content: Any, length: int = 16) -> str:
@@ -86,8 +105,8 @@ def digest(content: Any, length: int = 16) -> str:
 
 
 def write(path: Path, document: Document) -> None:
-    """Write as sorted, indented JSON: never half a file, whoever kills this process when."""
-    write_text(path, json.dumps(plain(document), sort_keys=True, indent=1) + "\n")
+    """Write the text of a document: never half a file, whoever kills this process when."""
+    write_text(path, document.as_json())
 
 
 def write_text(path: Path, text: str) -> None:

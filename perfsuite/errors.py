@@ -3,6 +3,7 @@
     PerfsuiteError
     ├── BusyError        another session measures on this machine, and nobody wants to wait
     ├── CaseError        a case, model or option that cannot be: the message says what is allowed
+    ├── DryRunError      a case that cannot be run dry, or a package without a name that a dry run replaces
     ├── ExtensionError   what another package adds to perfsuite and cannot be used: names the package
     ├── FileError        a JSON file that cannot be read or written: names the file and the field
     ├── GitError         a git command that failed: with what it said
@@ -32,6 +33,10 @@ class BusyError(PerfsuiteError):
 
 class CaseError(PerfsuiteError, ValueError):
     """A case, model or option that cannot be."""
+
+
+class DryRunError(PerfsuiteError):
+    """A case cannot be run dry, or not with these packages."""
 
 
 class ExtensionError(PerfsuiteError):

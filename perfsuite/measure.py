@@ -61,6 +61,7 @@ def measure(
     *,
     runs: list[Run] | None = None,
     inject: str | None = None,
+    counts: bool = True,
     neighbours: Neighbours | None = None,
     when_shared: WhenShared = "again",
     on_launch: Callable[[int], None] = lambda number: None,
@@ -79,7 +80,9 @@ def measure(
         if neighbours is not None:
             neighbours.launch_begins(machine)
         launch_directory = RunDir.of_launch(directory, number).path
-        run = launch_once(case, machine, launch_directory, inject=inject, on_progress=on_progress)
+        run = launch_once(
+            case, machine, launch_directory, inject=inject, counts=counts, on_progress=on_progress
+        )
         runs.append(run)
         others = neighbours if run.failure is None and is_shared(run.health, machine) else None
         if others is not None:
@@ -114,6 +117,7 @@ def launch_once(
     directory: Path,
     *,
     inject: str | None = None,
+    counts: bool = True,
     on_progress: OnProgress = no_progress,
 ) -> Run:
     """Launch `case` once in fresh processes and collect what its ranks measured.
@@ -132,6 +136,7 @@ def launch_once(
         device=machine.device,
         peak_flops=machine.peak_flops(case.precision),
         inject=inject,
+        counts=counts,
         metrics=tuple(metric.name for metric in recorded()),
     )
     documents.write(run_dir.case, request)

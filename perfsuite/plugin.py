@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from perfsuite import documents
-from perfsuite.case.case import Case
+from perfsuite.case.case import Case, CaseList
 from perfsuite.case.hardware import ACCELERATORS
 from perfsuite.errors import BusyError, PerfsuiteError
-from perfsuite.plugin_benchmark import CLOCK, raise_in, replay, set_clock
+from perfsuite.plugin_benchmark import CLOCK, raise_in, replay, replay_nothing, set_clock
 from perfsuite.plugin_benchmark import (
     pytest_benchmark_compare_machine_info as pytest_benchmark_compare_machine_info,
 )
@@ -33,7 +33,7 @@ from perfsuite.report.published import PublishedFile, concerned
 from perfsuite.report.text import plural, relative
 from perfsuite.results.outcome import STYLES
 from perfsuite.results.session_file import Measurement, SessionFile
-from perfsuite.session import Session, check_same, session_file
+from perfsuite.session import DrySession, Session, check_same, session_file
 
 # Of a test:
 PASSED = pytest.StashKey[bool]()
@@ -57,8 +57,11 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in ACCELERATORS:
         config.addinivalue_line("markers", f"{name}: a perfsuite case meant for {name}")
     progress = config.stash[PROGRESS] = _progress(config)
-    config.stash[SESSION] = Session(options(config), progress)
+    kind = DrySession if config.getoption("--perf-dry") else Session
+    config.stash[SESSION] = kind(options(config), progress)
     config.stash[COMPARISONS] = published_comparisons(config)
+    if not _is_worker(config):
+        config.pluginmanager.register(CollectsFromWorkers(config.stash[SESSION]))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -130,7 +133,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.own_markers = with_case
             item.stash[EMPTY] = True
     seen: dict[str, Case] = {}
-    for case in filter(None, map(_case, items)):
+    for case in filter(None, map(_case, benchmarks)):
         with usage_error():
             check_same(seen.setdefault(case.id, case), case)
 
@@ -149,6 +152,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         cases = map(_case, benchmarks)
         with usage_error():
             progress.cases = sum(case is None or host.why_not(case) is None for case in cases)
+    if (file := session.config.getoption("--perf-cases")) is not None:
+        by_id = {case.id: case for case in filter(None, map(_case, benchmarks))}
+        documents.write(Path(file), CaseList(cases=tuple(by_id.values())))
     terminal = _terminal(session.config)
     progress.is_live = terminal is not None and terminal.isatty
 
@@ -162,10 +168,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip, with the reason, what this machine cannot run; give pytest-benchmark a clock that replays."""
     if not _uses_bench(item):
         return
-    if hasattr(item.config, "workerinput"):
+    if _is_worker(item.config) and not item.config.getoption("--perf-dry"):
         pytest.fail(
             "perfsuite does not run under pytest-xdist: cases side by side would disturb each other. "
-            "Run without -n (or with -p no:xdist).",
+            "Run without -n (or with -p no:xdist); --perf-dry, which times nothing, may have it.",
             pytrace=False,
         )
     if EMPTY in item.stash:
@@ -221,12 +227,15 @@ def _measure(item: pytest.Item, case: Case, benchmark: Any) -> Measurement:
     if refusal is not None:  # raised here, pytest has no second exception to show
         raise_in(benchmark, refusal)
     item.stash[MEASUREMENT] = measurement
+    if measurement.dry:
+        replay_nothing(benchmark)
     properties = summary.properties(measurement)
     benchmark.extra_info.update(properties)
     item.user_properties += [(f"perf_{name}", value) for name, value in properties.items()]
-    if not measurement.measured_steps:
-        raise_in(benchmark, _failure(item.config, measurement))
-    replay(benchmark, item.stash[CLOCK], measurement.measured_steps)
+    if not measurement.dry:
+        if not measurement.measured_steps:
+            raise_in(benchmark, _failure(item.config, measurement))
+        replay(benchmark, item.stash[CLOCK], measurement.measured_steps)
     if session.options.is_failing(measurement) or measurement.excused is not None:
         raise _failure(item.config, measurement)
     return measurement
@@ -248,10 +257,29 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     measurement = item.stash.get(MEASUREMENT, None)
     if measurement is None or test_report.when != "call":
         return test_report
+    if _is_worker(item.config):
+        test_report.perf_measurement = documents.plain(measurement)  # type: ignore[attr-defined]
     is_failing = item.config.stash[SESSION].options.is_failing(measurement)
     if test_report.outcome == ("failed" if is_failing else "passed"):  # else the test itself had more to say
         test_report.perf_outcome = measurement.outcome  # type: ignore[attr-defined]
     return test_report
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    """Whether this is a process of pytest-xdist, which another one collects the reports of."""
+    return hasattr(config, "workerinput")
+
+
+class CollectsFromWorkers:
+    """Where pytest-xdist runs the tests: takes what its processes measured into this process's session."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep the measurement of a test that ran in another process."""
+        if (measurement := getattr(report, "perf_measurement", None)) is not None:
+            self.session.results.append(Measurement.model_validate(measurement, context=documents.FROM_FILE))
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, Any] | None:
@@ -275,7 +303,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if count := len(session.shown_only):
         terminalreporter.write_line(
             f"--perf-allow-shared: {plural(count, 'case')} measured while others used the "
-            "machine: figures to look at, nothing was judged or recorded"
+            "machine: figures to look at, nothing was judged or recorded by them"
         )
     if (why := config.stash.get(UNWRITTEN, None)) is not None:
         terminalreporter.section("perfsuite: the results were not written", red=True, bold=True)
@@ -287,9 +315,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def _write_verdicts(terminal: Any, config: pytest.Config, measurements: list[Measurement]) -> None:
-    machines = {run.machine for measurement in measurements for run in measurement.runs}
-    names = sorted(f"{machine.hardware_class} ({machine.device_name})" for machine in machines)
-    terminal.section(f"perfsuite: {', '.join(names) or 'nothing was launched'}")
+    terminal.section(f"perfsuite: {summary.hardware(measurements) or 'nothing was launched'}")
     for note in summary.machine_notes(measurements):
         terminal.write_line(f"note: {note}")
     width = shutil.get_terminal_size().columns if terminal.isatty else None
@@ -328,7 +354,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     config = session.config
     if _nothing_measured(config) and exitstatus in NO_ERROR:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-    if config.option.collectonly or exitstatus == pytest.ExitCode.USAGE_ERROR:
+    if config.option.collectonly or exitstatus == pytest.ExitCode.USAGE_ERROR or _is_worker(config):
         return
     was_cut_short = session.shouldstop or session.shouldfail
     is_complete = exitstatus in (*NO_ERROR, pytest.ExitCode.TESTS_FAILED) and not was_cut_short

@@ -66,6 +66,16 @@ def raise_in(benchmark: Any, error: BaseException) -> NoReturn:
     raise error
 
 
+class _Nothing(Exception):
+    """Ends a benchmark that is none."""
+
+
+def replay_nothing(benchmark: Any) -> None:
+    """Tell `benchmark` that it has nothing to show, where nothing is wrong: nothing was timed."""
+    with contextlib.suppress(_Nothing):
+        raise_in(benchmark, _Nothing())
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
     """Add hardware and framework versions to pytest-benchmark's JSON."""

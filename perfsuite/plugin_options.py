@@ -44,6 +44,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="inject a fault to test the gate, for example slowdown=30%%; such runs are never recorded",
     )
     group.addoption(
+        "--perf-dry",
+        action="store_true",
+        help="run every case dry instead of launching it: at its full size, in one process, without its "
+        "hardware; what a step does is counted and judged, nothing is timed",
+    )
+    group.addoption(
+        "--perf-cases", metavar="FILE", help="write the selected cases to FILE as JSON (with --collect-only)"
+    )
+    group.addoption(
+        "--perf-no-counts",
+        action="store_true",
+        help="do not count what a step does (collectives, FLOPs, kernels, memory): nothing of it is judged",
+    )
+    group.addoption(
         "--perf-max-launches",
         metavar="N",
         help=f"launches at the most until a case is inconclusive (default {MAX_LAUNCHES}); "
@@ -101,6 +115,9 @@ def options(config: pytest.Config) -> Options:
     if (no_baseline := option("no-baseline")) not in NO_BASELINE:
         raise pytest.UsageError(f"perf_no_baseline={no_baseline}: give {' or '.join(NO_BASELINE)}")
     inject = config.getoption("--perf-inject")
+    for other in ("--perf-inject", "--perf-no-counts"):
+        if config.getoption("--perf-dry") and config.getoption(other):
+            raise pytest.UsageError(f"--perf-dry with {other}: a dry run only counts; leave one of them out")
     with usage_error():
         if inject:
             Fault.parse(inject)
@@ -122,6 +139,7 @@ def options(config: pytest.Config) -> Options:
         baselines=config.rootpath / option("baselines"),
         policy=policy,
         inject=inject,
+        counts=not config.getoption("--perf-no-counts"),
         fail_without_baseline=no_baseline == "fail",
         strict_improved=config.getoption("--perf-strict-improved"),
         strict_inconclusive=config.getoption("--perf-strict-inconclusive"),

@@ -16,6 +16,9 @@ from typing import Literal
 from perfsuite import __version__, git
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
+from perfsuite.dry import limits
+from perfsuite.dry.driver import dry_run
+from perfsuite.dry.machine import Device, pretended
 from perfsuite.errors import BusyError, CaseError, PerfsuiteError
 from perfsuite.launch.base import Listener
 from perfsuite.launch.lock import MachineLock
@@ -24,12 +27,17 @@ from perfsuite.launch.quiet import WAIT_S, Neighbours
 from perfsuite.launch.requirements import unsupported, wrong_torch
 from perfsuite.measure import Reference, WhenShared, measure
 from perfsuite.report.text import plural
-from perfsuite.results import baseline
+from perfsuite.results import baseline, count_baseline
 from perfsuite.results.baseline import Baseline
+from perfsuite.results.count_baseline import target_of
+from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.outcome import UNMEASURED, Verdict
 from perfsuite.results.run import Run
+from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement, SessionFile, Skipped
-from perfsuite.results.store import BaselineStore, FoundBaseline, SessionDir, Store
+from perfsuite.results.store import BaselineStore, FoundBaseline, FoundCounts, SessionDir, Store
+from perfsuite.verdict.combined import with_counts
+from perfsuite.verdict.exact import counted
 from perfsuite.verdict.excuse import excuse
 from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.noise import ClassNoise, class_noise
@@ -51,6 +59,8 @@ class Options:
     policy: Policy
     inject: str | None = None
     """A fault to inject into every launch: such launches are judged and never recorded."""
+    counts: bool = True
+    """Count what a step does, in every launch."""
     fail_without_baseline: bool = False
     strict_improved: bool = False
     strict_inconclusive: bool = False
@@ -162,10 +172,14 @@ class Session:
         this hardware class has a reviewed one: it could run there once, and a package or a GPU is missing.
         """
         reason = self.host.why_not(case)
-        file = self.baselines.reviewed_file(self.host.machine_for(case).hardware_class, case.id)
+        file = self._reviewed_file(case)
         if reason is not None and self.options.fail_without_baseline and file.exists():
             raise CaseError(f"{reason}; but there is {file}, and --perf-no-baseline=fail")
         return reason
+
+    def _reviewed_file(self, case: Case) -> Path:
+        """Where the reviewed baseline of a case stands, or would."""
+        return self.baselines.reviewed_file(self.host.machine_for(case).hardware_class, case.id)
 
     def record_skip(self, case: Case, nodeid: str, reason: str) -> None:
         """Keep a case that this machine cannot run."""
@@ -195,10 +209,16 @@ class Session:
             self.record_error(case, nodeid, error, self.launches)
             raise
         self.results.append(measurement)
-        if measurement.outcome == "recorded":
-            runs = measurement.healthy_runs
-            self.baselines.write_local(baseline.from_runs(runs, sessions=[self.directory.name] * len(runs)))
+        self._record(measurement)
         return measurement
+
+    def _record(self, measurement: Measurement) -> None:
+        """Write the local baselines of times and of counts that a case turned out to need."""
+        verdict, runs = measurement.verdict, measurement.healthy_runs
+        if verdict.is_recorded:
+            self.baselines.write_local(baseline.from_runs(runs, sessions=[self.directory.name] * len(runs)))
+        if verdict.counts is not None and verdict.counts.outcome == "recorded":
+            self.baselines.counts.write_local(count_baseline.from_runs(counted(measurement.runs)))
 
     def _measure(self, case: Case, nodeid: str) -> Measurement:
         check_same(self._cases.setdefault(case.id, case), case)
@@ -208,6 +228,8 @@ class Session:
             found if found is not None and _is_too_small(found.baseline, self.options.policy) else None
         )
         known = found if too_small is None else None
+        target = target_of(machine, dry=False)
+        counts = self.baselines.counts.find(target, case)
         required = self._required(machine, too_small) if known is None else None
         may_fail = case.known_issue is not None or case.may_run_out_of_memory
         if required is not None and (self.options.inject is not None or not may_fail):
@@ -215,6 +237,8 @@ class Session:
         verdict = self._launch(case, machine, known.baseline if known else None)
         if required is not None and verdict.outcome == "recorded":
             verdict = required.replace(launches=len(self.launches))
+        file = counts.file if counts else self.baselines.counts.local_file(target, case.id)
+        verdict = with_counts(verdict, self.launches, counts.baseline if counts else None, str(file))
         self.listener.end(verdict.outcome)
         return self._measurement(case, nodeid, self.launches, verdict, known)
 
@@ -229,6 +253,7 @@ class Session:
             Reference(baseline=known, noise=self.noise(machine.hardware_class), policy=self.options.policy),
             runs=self.launches,
             inject=self.options.inject,
+            counts=self.options.counts,
             neighbours=self.neighbours,
             when_shared=self.options.when_shared,
             on_launch=lambda number: self.listener.begin(case.id, case.total_steps, number, case.unit),
@@ -246,7 +271,7 @@ class Session:
         known: FoundBaseline | None = None,
     ) -> Measurement:
         file = known.file if known else None
-        if verdict.outcome == "recorded":
+        if verdict.is_recorded:
             file = self.baselines.local_file(runs[-1].machine.hardware_class, case.id)
         return Measurement(
             nodeid=nodeid,
@@ -298,6 +323,67 @@ class Session:
         return not self.shown_only and all(
             result.outcome in UNMEASURED and result.excused != "known issue" for result in self.results
         )
+
+
+class DryHost(Host):
+    """The machines that dry runs pretend, and which cases can be run dry on them."""
+
+    def __init__(self, device: Device | None = None) -> None:
+        self.device = device
+
+    def machine_for(self, case: Case) -> Machine:
+        """The machine that is pretended for `case`."""
+        return pretended(case, self.device)[0]
+
+    def why_not(self, case: Case) -> str | None:
+        """Why `case` cannot be run dry, or None."""
+        return limits.why_not(case, self.machine_for(case))
+
+
+@dataclass
+class DrySession(Session):
+    """Runs one case after another dry, whatever this machine is: nothing is timed, counts are judged."""
+
+    host: DryHost = field(default_factory=DryHost)
+    ranks: tuple[int, ...] | None = None
+    """The ranks to run. None: those that tell what all do; only these are recorded."""
+
+    def _reviewed_file(self, case: Case) -> Path:
+        return self.baselines.counts.reviewed_file(self._target(case), case.id)
+
+    def _target(self, case: Case) -> str:
+        return target_of(self.host.machine_for(case), dry=True)
+
+    def _record(self, measurement: Measurement) -> None:
+        counts = measurement.verdict.counts
+        if counts is not None and counts.outcome == "recorded" and self.ranks is None:
+            self.baselines.counts.write_local(count_baseline.from_runs(measurement.runs))
+
+    def _measure(self, case: Case, nodeid: str) -> Measurement:
+        check_same(self._cases.setdefault(case.id, case), case)
+        target = self._target(case)
+        known = self.baselines.counts.find(target, case)
+        self.running = case.id
+        self.listener.begin(case.id, COUNTED_STEP, 1, case.unit)
+        directory = RunDir.of_launch(self._case_directory(case), 1).path
+        run = dry_run(case, directory, ranks=self.ranks, device=self.host.device)
+        self.launches, self.running = [run], None
+        file = known.file if known else self.baselines.counts.local_file(target, case.id)
+        verdict = with_counts(
+            self._uncounted(run, target, known), [run], known.baseline if known else None, str(file)
+        )
+        self.listener.end(verdict.outcome)
+        return self._measurement(case, nodeid, [run], verdict).replace(baseline_file=None)
+
+    def _uncounted(self, run: Run, target: str, known: FoundCounts | None) -> Verdict:
+        """What a dry run says before its counts are looked at."""
+        if run.failure is not None:
+            reason = f"{run.failure.kind}: {run.failure.message}"
+            return Verdict(outcome="failed", launches=1, failure=run.failure.kind, reasons=(reason,))
+        if known is None and self.options.fail_without_baseline:
+            reason = f"no baseline of counts for {target} in {self.baselines}, and --perf-no-baseline=fail"
+            return Verdict(outcome="failed", launches=1, failure="no_baseline", reasons=(reason,))
+        return Verdict(outcome="passed" if known else "recorded", launches=1)
 
 
 def session_file(session: Session, status: Literal["complete", "interrupted"]) -> SessionFile:

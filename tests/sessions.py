@@ -15,9 +15,16 @@ from perfsuite.results.run import DeviceHealth, Figures, Health, Run
 from perfsuite.results.session_file import Measurement, SessionFile, Skipped
 from perfsuite.verdict.judge import Policy, judge
 from perfsuite.verdict.noise import class_noise
+from tests.counted import EXPLAINED, make_check, make_collective, make_counts, make_entries
 from tests.samples import make_gpu_machine
 
 GIB = 2**30
+COUNTS = make_counts(
+    collectives=(
+        make_collective(ranks=8),
+        make_collective(ranks=8, kind="reduce_scatter", phase="backward", dtype="float32", bytes=30 * GIB),
+    )
+)
 TRACEBACK = """Traceback (most recent call last):
   File "/opt/train/loop.py", line 88, in step
     loss.backward()
@@ -123,6 +130,7 @@ def make_gpu_run(
             foreign_cpu=0.01,
             steal=0.0,
         ),
+        counts=make_entries(COUNTS, ranks=8),
         device_probe={"matmul_tflops": random.gauss(712, 2), "copy_gb_per_s": random.gauss(2900, 9)},
     )
 
@@ -132,6 +140,11 @@ def make_blind(result: Measurement) -> Measurement:
     [first, *others] = result.verdict.checks
     checks = (first.replace(minimum_detectable=0.324), *others)
     return result.replace(verdict=result.verdict.replace(checks=checks))
+
+
+def make_explained(result: Measurement) -> Measurement:
+    """The same, with counts that regressed and explain why it is slower."""
+    return result.replace(verdict=result.verdict.replace(counts=make_check(), explained=EXPLAINED))
 
 
 def make_gpu_result(number: int, kind: str = "passed", launches: int = 3) -> Measurement:

@@ -249,3 +249,32 @@ def test_write_text_names_the_file_and_what_to_do(tmp_path: Path, below: str) ->
     with pytest.raises(FileError, match="Give a directory that you may write to") as caught:
         documents.write_text(tmp_path / below, "")
     assert str(tmp_path / below) in str(caught.value)
+
+
+def test_in_lines_what_holds_no_other_list_or_object_takes_one() -> None:
+    value: Any = {"b": [{"y": 1, "x": [1, 2]}, {"z": "]"}], "a": {}, "c": None}
+    assert documents.lines(value).splitlines() == [
+        "{",
+        ' "a": {},',
+        ' "b": [',
+        "  {",
+        '   "x": [1, 2],',
+        '   "y": 1',
+        "  },",
+        '  {"z": "]"}',
+        " ],",
+        ' "c": null',
+        "}",
+    ]
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+)
+
+
+@given(json_values)
+@deterministic
+def test_json_in_lines_reads_back(value: Any) -> None:
+    assert json.loads(documents.lines(value)) == value

@@ -20,8 +20,14 @@ FILES = {
 """Every module and its file."""
 
 WORKER_ONLY = (
+    "perfsuite.dry.attention",
+    "perfsuite.dry.cuda",
+    "perfsuite.dry.group",
+    "perfsuite.dry.rank",
+    "perfsuite.dry.values",
     "perfsuite.frameworks.common.",
     "perfsuite.frameworks.nanotron.compat",
+    "perfsuite.frameworks.nanotron.pretend",
     "perfsuite.frameworks.nanotron.trainer",
     "perfsuite.frameworks.torchtitan.trainer",
     "perfsuite.launch.preload",
@@ -31,7 +37,10 @@ WORKER_ONLY = (
 MOST_ENTRIES = 22
 
 NO_TEST_FILE = {
+    "perfsuite.dry.cuda": "run by dry/test_guard.py, and by every dry run on a pretended GPU",
+    "perfsuite.dry.group": "run by dry/test_rank.py, and by every dry run",
     "perfsuite.errors": "nothing but classes: each message is tested where it is raised",
+    "perfsuite.frameworks.nanotron.pretend": "compared with real launches by dry/test_rank.py",
     "perfsuite.launch.base": "a Protocol: test_session.py implements it",
     "perfsuite.launch.preload": "one import, in every launch",
     "perfsuite.results.rank_report": "fields without code: every launch writes and reads them",
@@ -134,10 +143,11 @@ def test_the_driver_side_never_loads_torch() -> None:
 
 
 @pytest.mark.launch
-def test_the_worker_never_loads_pytest() -> None:
+def test_the_worker_never_loads_pytest_nor_what_pretends_a_gpu() -> None:
     loaded = modules_after(
         "import perfsuite.worker.main, perfsuite.launch.agent, perfsuite.launch.preload\n"
-        "import perfsuite.worker.observe"
+        "import perfsuite.worker.observe, perfsuite.worker.counting"
     )
     assert "torch" in loaded
     assert not loaded & {"pytest", "_pytest", "perfsuite.plugin"}
+    assert not {module for module in loaded if module.startswith("perfsuite.dry")}

@@ -16,16 +16,20 @@ import pytest
 
 from perfsuite import documents, measure, session
 from perfsuite.case import torch_build
+from perfsuite.case.case import Case, CaseList
 from perfsuite.case.hardware import Machine
+from perfsuite.dry import guard
+from perfsuite.dry.machine import pretended
 from perfsuite.errors import MachineError
 from perfsuite.launch import lock
 from perfsuite.launch.lock import MachineLock
 from perfsuite.launch.machine import gpu_machine
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.results import collect
+from perfsuite.results.counts import Counts, merged
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile
-from tests.samples import DISTURBED
+from tests.samples import DISTURBED, make_run
 from tests.suite import CASES, edit_baseline, local_baseline, read_json, run_cpu
 
 pytestmark = pytest.mark.launch
@@ -728,3 +732,78 @@ def test_another_repository_needs_only_the_package(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 recorded" in done.stdout
+
+
+DRY_CASES = CASES.replace('hardware="cpu"', 'hardware="h100"').replace("framework=Fake()", "framework=DDP()")
+
+
+@pytest.fixture
+def dry_flops(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Stands in for the processes of dry runs: what the next one counts."""
+    flops = [100]
+
+    def dry_run(case: Case, directory: Path, **options: Any) -> Run:
+        counts = merged({0: Counts(flops={"forward": flops[-1]})})
+        machine = pretended(case)[0]
+        return make_run(case=case, machine=machine, dry=True, step_s=(), window=(0, 0), counts=counts)
+
+    monkeypatch.setattr(session, "dry_run", dry_run)
+    monkeypatch.setattr(guard, "why_not", lambda: None)
+    return flops
+
+
+def test_dry_runs_are_judged_by_counts_whatever_this_machine_is(
+    suite: pytest.Pytester, dry_flops: list[int]
+) -> None:
+    suite.makepyfile(test_cases=DRY_CASES)
+    first = suite.runpytest("--perf-dry")
+    assert first.ret == 0
+    first.stdout.fnmatch_lines(["*ddp-llama-tiny-s64-b4-fp32-1x2*recorded*", "*2 recorded*"])
+    folders = {file.parent.name for file in suite.path.glob(".perfsuite/baselines/counts/*/*.json")}
+    assert folders == {"dry-sm80", "dry-sm90"}
+    second = suite.runpytest("--perf-dry", "-m", "h100", "--perf-json", "out.json")
+    assert second.ret == 0
+    second.stdout.fnmatch_lines(["*ddp-llama-tiny-s64-b4-fp32-1x2*passed*"])
+    (result,) = read_json(suite)["results"]
+    assert result["runs"][0]["dry"] is True
+    dry_flops.append(200)
+    worse = suite.runpytest("--perf-dry", "-m", "h100")
+    assert worse.ret == 1
+    worse.stdout.fnmatch_lines(["*ddp-llama-tiny-s64-b4-fp32-1x2: regressed*", "*forward*100*200*"])
+
+
+def test_dry_runs_want_a_baseline_on_request(suite: pytest.Pytester, dry_flops: list[int]) -> None:
+    suite.makepyfile(test_cases=DRY_CASES)
+    result = suite.runpytest("--perf-dry", "-m", "h100", "--perf-no-baseline=fail")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*no baseline of counts for dry-sm90 in *, and --perf-no-baseline=fail*"])
+
+
+def test_what_cannot_be_run_dry_is_skipped_with_the_reason(suite: pytest.Pytester) -> None:
+    result = run_cpu(suite, "--perf-dry", "-rs")
+    result.stdout.fnmatch_lines(["SKIPPED*not by a dry run: fake does not say how it builds*"])
+    assert result.ret == 1  # not a pass
+
+
+@pytest.mark.parametrize("other", ["--perf-inject=nan", "--perf-no-counts"])
+def test_dry_runs_and_what_they_cannot_do_are_refused(suite: pytest.Pytester, other: str) -> None:
+    result = suite.runpytest("--perf-dry", other)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*--perf-dry with {other.partition('=')[0]}: a dry run only counts*"])
+
+
+def test_dry_runs_may_run_side_by_side(suite: pytest.Pytester) -> None:
+    suite.makepyfile(test_cases=DRY_CASES.replace('hardware="h100"', 'hardware="cpu"'))
+    result = suite.runpytest_subprocess(
+        "--perf-dry", "-m", "cpu", "-n", "1", "--benchmark-disable", "--perf-json", "out.json"
+    )
+    assert result.ret == 0, result.outlines
+    result.stdout.fnmatch_lines(["*ddp-llama-tiny-s64-b4-fp32-1x2*recorded*", "*1 recorded*"])
+    (case,) = read_json(suite)["results"]
+    assert case["runs"][0]["counts"][0]["ranks"] == [0]
+
+
+def test_the_selected_cases_are_written_on_request(suite: pytest.Pytester) -> None:
+    assert suite.runpytest("--collect-only", "--perf-cases=cases.json", "-m", "cpu").ret == 0
+    (case,) = documents.read(suite.path / "cases.json", CaseList).cases
+    assert case.id == "fake-llama-tiny-s64-b4-fp32-1x2"

@@ -63,7 +63,7 @@ def test_every_comparison_has_twins_for_a_cpu(comparison: Comparison, cases: dic
 
 
 def test_the_memory_rule_is_worked_out_right() -> None:
-    """Figures of the rule are 16 bytes a parameter, over the ranks that share them."""
+    """Figures of the rule are 16 bytes a parameter, over the ranks that share them, and DDP's buckets."""
     for comparison in PUBLISHED:
         for row in comparison.rows:
             for figure in row.figures:
@@ -72,7 +72,10 @@ def test_the_memory_rule_is_worked_out_right() -> None:
                         row.settings[0].split(",")[0][-2:]
                     ]
                     sharded = "/ 8" in figure.reported
-                    rule = model_memory(parameters, ranks=8, zero_stage=3 if sharded else 0)
+                    assert ("buckets" in figure.reported) == row.case.startswith("ddp-")
+                    rule = model_memory(
+                        parameters, ranks=8, zero_stage=3 if sharded else 0, buckets=not sharded
+                    )
                     assert figure.value == pytest.approx(rule.total)
 
 

@@ -17,13 +17,15 @@ from perfsuite.report.progress import Progress
 from perfsuite.report.summary import interruption
 from perfsuite.results import baseline
 from perfsuite.results.baseline import Baseline
-from perfsuite.results.outcome import Verdict
+from perfsuite.results.count_baseline import CountBaseline
+from perfsuite.results.outcome import Check, CountCheck, Verdict
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile, Skipped
 from perfsuite.session import Options, Session, session_file
 from perfsuite.verdict.judge import Policy
 from tests.samples import DISTURBED, make_case, make_figures, make_run, make_shared, never_run
+from tests.twin_counts import baseline_of, counts, launch
 
 
 class Unlocked(MachineLock):
@@ -299,6 +301,101 @@ def test_an_injected_fault_finds_a_baseline_of_too_few_launches_too_little(
     ours.options = replace(ours.options, policy=Policy(record_launches=1))
     stand_in(monkeypatch, [make_run()], Verdict(outcome="passed", launches=1))
     assert ours.measure(make_case(), "test").outcome == "passed"
+
+
+# Counts
+
+MORE = counts(host_reads={"forward": 2, "optimizer": 39})
+RECORDED = Verdict(outcome="recorded", launches=1)
+PASSED = Verdict(outcome="passed", launches=1)
+
+
+def measured(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, run: Run, verdict: Verdict, **options: Any
+) -> Measurement:
+    """What a session finds that launches a case once."""
+    stand_in(monkeypatch, [run], verdict)
+    ours = make_session(directory)
+    ours.options = replace(ours.options, **options)
+    return ours.measure(make_case(), "test")
+
+
+def counts_in(directory: Path) -> list[str]:
+    store = make_session(directory).baselines.counts
+    return [documents.read(file, CountBaseline).target for file in store.files()]
+
+
+def test_counts_are_recorded_beside_the_times_and_judged_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = measured(tmp_path, monkeypatch, launch(), RECORDED)
+    file = make_session(tmp_path).baselines.counts.local_file("cpu", make_case().id)
+    assert file.exists()
+    assert first.verdict.counts == CountCheck(outcome="recorded", compared=False, baseline_file=str(file))
+    ours = make_session(tmp_path)
+    ours.baselines.write_local(baseline.from_runs([make_run(machine=ours.host.machine)] * 3))
+    second = measured(tmp_path, monkeypatch, launch(MORE), PASSED)
+    assert (second.outcome, second.verdict.counts and second.verdict.counts.outcome) == ("regressed",) * 2
+    assert ours.options.is_failing(second)
+    third = measured(tmp_path, monkeypatch, launch(), PASSED)
+    assert third.outcome == "passed"
+    assert third.verdict.counts == CountCheck(outcome="passed", baseline_file=str(file))
+
+
+def test_a_reviewed_baseline_of_counts_serves_a_machine_whose_times_are_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_session(tmp_path).baselines.counts.write_reviewed(baseline_of())
+    worse = measured(tmp_path, monkeypatch, launch(MORE), RECORDED)
+    assert (worse.outcome, worse.baseline_file) == ("regressed", None)
+    assert not (tmp_path / "store" / "baselines").exists()
+    better = measured(tmp_path, monkeypatch, launch(counts(host_reads={})), checked("recorded"))
+    assert better.outcome == "improved"
+    assert better.baseline_file is not None
+    assert Path(better.baseline_file).exists()
+    assert counts_in(tmp_path) == ["cpu"]
+
+
+def checked(outcome: Any) -> Verdict:
+    check = Check(metric="x", label="x", unit="", outcome=outcome, measured=1, baseline=None, tolerance=0.1)
+    return Verdict(outcome=outcome, launches=1, checks=(check,))
+
+
+@pytest.mark.parametrize(
+    ("run", "verdict", "options"),
+    [
+        (launch(inject="nan"), PASSED, {}),
+        (launch(), Verdict(outcome="regressed", launches=1), {}),
+        (launch(), Verdict(outcome="failed", launches=1, failure="loss"), {}),
+        (launch(), RECORDED, {"fail_without_baseline": True}),
+        (launch(counts=()), PASSED, {}),
+    ],
+)
+def test_what_is_worse_failed_injected_or_not_counted_is_never_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run, verdict: Verdict, options: dict[str, Any]
+) -> None:
+    measured(tmp_path, monkeypatch, run, verdict, **options)
+    assert counts_in(tmp_path) == []
+
+
+def test_only_a_baseline_of_times_can_be_required(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = make_session(tmp_path)
+    ours.baselines.write_reviewed(baseline.from_runs([make_run(machine=ours.host.machine)] * 3))
+    result = measured(tmp_path, monkeypatch, launch(), PASSED, fail_without_baseline=True)
+    assert result.outcome == "passed"
+    assert counts_in(tmp_path) == ["cpu"]
+
+
+def test_a_bad_file_of_counts_fails_its_case_before_it_is_launched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = make_session(tmp_path)
+    file = ours.baselines.counts.write_reviewed(baseline_of())
+    file.write_text(file.read_text().replace('"schema_version": 1', '"schema_version": 2'))
+    monkeypatch.setattr(session, "measure", lambda *args, **options: pytest.fail("launched"))
+    with pytest.raises(PerfsuiteError, match="this perfsuite reads 1, got 2"):
+        ours.measure(make_case(), "test")
+    assert [result.outcome for result in ours.results] == ["failed"]
 
 
 # Others on the machine

@@ -233,6 +233,13 @@ NOT_IN_ID = frozenset({"hardware", "timeout_s", "known_issue", "may_run_out_of_m
 """Fields that say where a case runs, how long it may take and how it may fail, but not what is measured."""
 
 
+class CaseList(Document):
+    """The cases that tests ask for, as `--perf-cases` writes them."""
+
+    schema_version: Literal[1] = 1
+    cases: tuple[Case, ...]
+
+
 class CaseFile(Document):
     """`case.json`: what a launch runs, read by the agent and by every rank."""
 
@@ -243,5 +250,7 @@ class CaseFile(Document):
     """The peak of one device at the case's precision in FLOP/s; None if unknown."""
     inject: str | None = None
     """A fault to inject, to test the gate: see `perfsuite.case.fault`."""
+    counts: bool = True
+    """Whether every rank counts what a step does (`perfsuite.results.counts`)."""
     metrics: tuple[str, ...] = ()
     """Metrics of other packages that every rank records: entry points of `perfsuite.metrics`."""

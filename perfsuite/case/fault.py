@@ -11,6 +11,23 @@ from perfsuite.errors import CaseError
 Share = Literal["slowdown", "leak"]
 Plain = Literal["nan", "loss", "missing-metric", "missing-rank", "crash", "exit", "oom", "hang"]
 
+Structural = Literal[
+    "reshard-toggled",
+    "fp32-communication",
+    "checkpointing-lost",
+    "checkpointing-lost-in-one-block",
+    "host-read",
+    "loss-twice",
+    "gradient-copies",
+    "small-buckets",
+    "optimizer-loop",
+    "optimizer-foreach",
+    "eager-attention",
+    "weight-copy",
+]
+"""What a step does is another: the counts show it (`perfsuite.worker.structural_faults`)."""
+STRUCTURAL: tuple[Structural, ...] = get_args(Structural)
+
 AT_STEP = 5
 """The step, counted from 0, at which a fault that breaks down does so."""
 
@@ -18,10 +35,15 @@ AT_STEP = 5
 class Fault(Data):
     """One fault."""
 
-    kind: Share | Plain | Literal["stall"]
+    kind: Share | Plain | Structural | Literal["stall"]
     size: float = 0
     """`slowdown`, `leak`: a share of the step time or of the peak memory (0.3 for 30 %). `stall`: a number of
     steps. 0 for all others, which have no size."""
+
+    @property
+    def structural(self) -> Structural | None:
+        """Its kind, if it changes what a step does; None for the others."""
+        return next((kind for kind in STRUCTURAL if kind == self.kind), None)
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -30,9 +52,9 @@ class Fault(Data):
             return cls.model_validate({"kind": match[1], "size": float(match[2]) / 100})
         if match := re.fullmatch(r"stall=([1-9]\d*)", text):
             return cls(kind="stall", size=float(match[1]))
-        if text in get_args(Plain):
+        if text in (*get_args(Plain), *STRUCTURAL):
             return cls.model_validate({"kind": text})
         raise CaseError(
             f"--perf-inject {text!r}: give slowdown=P%, leak=P%, stall=N, or one of "
-            f"{', '.join(get_args(Plain))}"
+            f"{', '.join((*get_args(Plain), *STRUCTURAL))}"
         )

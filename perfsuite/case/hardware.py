@@ -25,8 +25,12 @@ class Accelerator(NamedTuple):
     """The peak of bf16 with fp32 accumulation; of fp16 on Volta and Turing, which have no bf16."""
     peak_fp32: float | None
     """The peak of fp32 outside the tensor cores, because torch leaves TF32 off by default."""
+    link_gb_s: float | None
+    """The bandwidth of one device to the others of its machine in GB/s, in one direction: of NVLink where the
+    form factor has it (`sxm`, `nvl`, NVL72), else of PCIe with 16 lanes, bridges between pairs left out. None
+    if no datasheet gives it."""
     source: str
-    """Where the peaks are published."""
+    """Where the peaks and the link are published; datasheets give the sum of both directions."""
 
     @property
     def hardware_class(self) -> str:
@@ -49,48 +53,68 @@ _GB202 = "NVIDIA RTX Blackwell whitepaper, 2025 (tensor cores with fp32 accumula
 _LEONARDO = "a chip of its own, with more cores than the A100's datasheet tells of"
 
 PRODUCTS: Mapping[str, Accelerator] = {  # by the name that NVML gives
-    "Tesla V100-SXM2-16GB": Accelerator("v100", 16, "sxm", 125, 15.7, _V100),
-    "Tesla V100-SXM2-32GB": Accelerator("v100", 32, "sxm", 125, 15.7, _V100),
-    "Tesla V100-PCIE-16GB": Accelerator("v100", 16, "pcie", 112, 14, _V100),
-    "Tesla V100-PCIE-32GB": Accelerator("v100", 32, "pcie", 112, 14, _V100),
-    "Tesla T4": Accelerator("t4", 16, "pcie", 65, 8.1, "NVIDIA T4 datasheet, 2019"),
-    "NVIDIA A10G": Accelerator("a10g", 24, "pcie", 70, 35, "AWS G5 instance page; NVIDIA A10G datasheet"),
-    "NVIDIA A100-SXM4-40GB": Accelerator("a100", 40, "sxm", 312, 19.5, _A100),
-    "NVIDIA A100-SXM4-80GB": Accelerator("a100", 80, "sxm", 312, 19.5, _A100),
-    "NVIDIA A100-SXM-64GB": Accelerator("a100", 64, "sxm", None, None, _LEONARDO),
-    "NVIDIA A100-PCIE-40GB": Accelerator("a100", 40, "pcie", 312, 19.5, _A100),
-    "NVIDIA A100 80GB PCIe": Accelerator("a100", 80, "pcie", 312, 19.5, _A100),
-    "NVIDIA A800-SXM4-80GB": Accelerator("a800", 80, "sxm", 312, 19.5, _A800),
-    "NVIDIA A800 80GB PCIe": Accelerator("a800", 80, "pcie", 312, 19.5, _A800),
-    "NVIDIA A10": Accelerator("a10", 24, "pcie", 125, 31.2, "NVIDIA A10 datasheet, 2021"),
-    "NVIDIA A30": Accelerator("a30", 24, "pcie", 165, 10.3, "NVIDIA A30 datasheet, 2021"),
-    "NVIDIA A40": Accelerator("a40", 48, "pcie", 149.7, 37.4, "NVIDIA A40 datasheet, 2021"),
-    "NVIDIA RTX A6000": Accelerator("rtxa6000", 48, "pcie", 154.8, 38.7, _GA102),
-    "NVIDIA GeForce RTX 3090": Accelerator("rtx3090", 24, "pcie", 71, 35.6, _GA102),
-    "NVIDIA GeForce RTX 4090": Accelerator("rtx4090", 24, "pcie", 165.2, 82.6, _AD102),
-    "NVIDIA GeForce RTX 5090": Accelerator("rtx5090", 32, "pcie", 209.5, 104.8, _GB202),
-    "NVIDIA RTX 6000 Ada Generation": Accelerator("rtx6000ada", 48, "pcie", 364.2, 91.1, _AD102),
-    "NVIDIA L40": Accelerator("l40", 48, "pcie", 181.05, 90.5, "NVIDIA L40 datasheet, 2022"),
-    "NVIDIA L4": Accelerator("l4", 24, "pcie", 121, 30.3, "NVIDIA L4 datasheet, 2023 (sparsity halved)"),
-    "NVIDIA L40S": Accelerator("l40s", 48, "pcie", 362, 91.6, _L40S),
-    "NVIDIA H100 80GB HBM3": Accelerator("h100", 80, "sxm", 989.5, 67, _H100),
-    "NVIDIA H100 PCIe": Accelerator("h100", 80, "pcie", 756, 51, _H100),
-    "NVIDIA H100 NVL": Accelerator("h100", 94, "nvl", 835.5, 60, _H100),
-    "NVIDIA H200": Accelerator("h200", 141, "sxm", 989.5, 67, _H200),
-    "NVIDIA H200 NVL": Accelerator("h200", 141, "nvl", 835.5, 60, _H200),
-    "NVIDIA H800": Accelerator("h800", 80, "sxm", 989.5, 67, "NVIDIA H800 datasheet, 2023 (sparsity halved)"),
-    "NVIDIA H20": Accelerator("h20", 96, "sxm", 148, 44, _H20),
-    "NVIDIA GH200 480GB": Accelerator(
-        "gh200", 96, "superchip", 989.5, 67, "NVIDIA GH200 datasheet, 2023 (sparsity halved)"
+    "Tesla V100-SXM2-16GB": Accelerator("v100", 16, "sxm", 125, 15.7, 150, _V100),
+    "Tesla V100-SXM2-32GB": Accelerator("v100", 32, "sxm", 125, 15.7, 150, _V100),
+    "Tesla V100-PCIE-16GB": Accelerator("v100", 16, "pcie", 112, 14, 16, _V100),
+    "Tesla V100-PCIE-32GB": Accelerator("v100", 32, "pcie", 112, 14, 16, _V100),
+    "Tesla T4": Accelerator("t4", 16, "pcie", 65, 8.1, 16, "NVIDIA T4 datasheet, 2019"),
+    "NVIDIA A10G": Accelerator(
+        "a10g", 24, "pcie", 70, 35, None, "AWS G5 instance page; NVIDIA A10G datasheet"
     ),
-    "NVIDIA B200": Accelerator("b200", 180, "sxm", 2250, 75, "NVIDIA HGX B200 datasheet, 2024 (per GPU)"),
-    "NVIDIA B300 SXM6 AC": Accelerator("b300", 288, "sxm", 2250, 75, _B300),
-    "NVIDIA GB200": Accelerator("gb200", 186, "superchip", 2500, 80, _GB200),
+    "NVIDIA A100-SXM4-40GB": Accelerator("a100", 40, "sxm", 312, 19.5, 300, _A100),
+    "NVIDIA A100-SXM4-80GB": Accelerator("a100", 80, "sxm", 312, 19.5, 300, _A100),
+    "NVIDIA A100-SXM-64GB": Accelerator("a100", 64, "sxm", None, None, None, _LEONARDO),
+    "NVIDIA A100-PCIE-40GB": Accelerator("a100", 40, "pcie", 312, 19.5, 32, _A100),
+    "NVIDIA A100 80GB PCIe": Accelerator("a100", 80, "pcie", 312, 19.5, 32, _A100),
+    "NVIDIA A800-SXM4-80GB": Accelerator("a800", 80, "sxm", 312, 19.5, 200, _A800),
+    "NVIDIA A800 80GB PCIe": Accelerator("a800", 80, "pcie", 312, 19.5, 32, _A800),
+    "NVIDIA A10": Accelerator("a10", 24, "pcie", 125, 31.2, 32, "NVIDIA A10 datasheet, 2021"),
+    "NVIDIA A30": Accelerator("a30", 24, "pcie", 165, 10.3, 32, "NVIDIA A30 datasheet, 2021"),
+    "NVIDIA A40": Accelerator("a40", 48, "pcie", 149.7, 37.4, 32, "NVIDIA A40 datasheet, 2021"),
+    "NVIDIA RTX A6000": Accelerator("rtxa6000", 48, "pcie", 154.8, 38.7, 32, _GA102),
+    "NVIDIA GeForce RTX 3090": Accelerator("rtx3090", 24, "pcie", 71, 35.6, 32, _GA102),
+    "NVIDIA GeForce RTX 4090": Accelerator("rtx4090", 24, "pcie", 165.2, 82.6, 32, _AD102),
+    "NVIDIA GeForce RTX 5090": Accelerator("rtx5090", 32, "pcie", 209.5, 104.8, 64, _GB202),
+    "NVIDIA RTX 6000 Ada Generation": Accelerator("rtx6000ada", 48, "pcie", 364.2, 91.1, 32, _AD102),
+    "NVIDIA L40": Accelerator("l40", 48, "pcie", 181.05, 90.5, 32, "NVIDIA L40 datasheet, 2022"),
+    "NVIDIA L4": Accelerator("l4", 24, "pcie", 121, 30.3, 32, "NVIDIA L4 datasheet, 2023 (sparsity halved)"),
+    "NVIDIA L40S": Accelerator("l40s", 48, "pcie", 362, 91.6, 32, _L40S),
+    "NVIDIA H100 80GB HBM3": Accelerator("h100", 80, "sxm", 989.5, 67, 450, _H100),
+    "NVIDIA H100 PCIe": Accelerator("h100", 80, "pcie", 756, 51, 64, _H100),
+    "NVIDIA H100 NVL": Accelerator("h100", 94, "nvl", 835.5, 60, 300, _H100),
+    "NVIDIA H200": Accelerator("h200", 141, "sxm", 989.5, 67, 450, _H200),
+    "NVIDIA H200 NVL": Accelerator("h200", 141, "nvl", 835.5, 60, 450, _H200),
+    "NVIDIA H800": Accelerator(
+        "h800", 80, "sxm", 989.5, 67, 200, "NVIDIA H800 datasheet, 2023 (sparsity halved)"
+    ),
+    "NVIDIA H20": Accelerator("h20", 96, "sxm", 148, 44, 450, _H20),
+    "NVIDIA GH200 480GB": Accelerator(
+        "gh200", 96, "superchip", 989.5, 67, None, "NVIDIA GH200 datasheet, 2023 (sparsity halved)"
+    ),
+    "NVIDIA B200": Accelerator(
+        "b200", 180, "sxm", 2250, 75, 900, "NVIDIA HGX B200 datasheet, 2024 (per GPU)"
+    ),
+    "NVIDIA B300 SXM6 AC": Accelerator("b300", 288, "sxm", 2250, 75, 900, _B300),
+    "NVIDIA GB200": Accelerator("gb200", 186, "superchip", 2500, 80, 900, _GB200),
 }
 
 ACCELERATORS: tuple[str, ...] = ("cpu", "gpu", *sorted({product.family for product in PRODUCTS.values()}))
 """Every name that a case's `hardware` may begin with, and so every hardware marker. `gpu` is any GPU, in the
 table or not."""
+
+ARCHITECTURES: Mapping[str, int] = {
+    "v100": 70,
+    "t4": 75,
+    **dict.fromkeys(("a100", "a30", "a800"), 80),
+    **dict.fromkeys(("a10", "a10g", "a40", "rtx3090", "rtxa6000"), 86),
+    **dict.fromkeys(("l4", "l40", "l40s", "rtx4090", "rtx6000ada"), 89),
+    **dict.fromkeys(("gh200", "h100", "h20", "h200", "h800"), 90),
+    **dict.fromkeys(("b200", "gb200"), 100),
+    "b300": 103,
+    "rtx5090": 120,
+}
+"""The compute capability of each family, times ten: libraries choose kernels by it. By NVIDIA's table,
+developer.nvidia.com/cuda-gpus."""
 
 
 def hardware_error(name: str) -> str | None:
@@ -133,12 +157,32 @@ class Machine(Data):
         """The accelerator's entry in `PRODUCTS`, or None."""
         return PRODUCTS.get(self.device_name) if self.device == "cuda" else None
 
+    @property
+    def compute_capability(self) -> tuple[int, int] | None:
+        """Of its GPUs, as `(9, 0)`; None of a CPU and of a GPU that is not in `PRODUCTS`."""
+        return None if self.product is None else divmod(ARCHITECTURES[self.product.family], 10)
+
+    @property
+    def architecture(self) -> str:
+        """What decides which kernels run: `cpu`, `sm90`; the hardware class of a GPU that is not known."""
+        if self.device == "cpu":
+            return "cpu"
+        capability = ARCHITECTURES.get(self.hardware_class.split("-")[0])
+        return self.hardware_class if capability is None else f"sm{capability}"
+
     def peak_flops(self, precision: str) -> float | None:
         """The dense peak of one device at a case's precision in FLOP/s, or None: it is never guessed."""
         if self.product is None:
             return None
         peak = self.product.peak_fp32 if precision == "fp32" else self.product.peak_16bit
         return None if peak is None else 1e12 * peak
+
+    @property
+    def link_bytes_per_s(self) -> float | None:
+        """The bandwidth of one device to the others of this machine in one direction, or None."""
+        if self.product is None or self.product.link_gb_s is None:
+            return None
+        return 1e9 * self.product.link_gb_s
 
     def why_not(self, hardware: str) -> str | None:
         """Return why a case for `hardware` does not run here, or None. `a100` matches `a100-80gb-sxm`."""

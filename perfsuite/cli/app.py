@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from perfsuite.cli import baseline, history
 from perfsuite.cli.doctor import doctor
+from perfsuite.cli.dry_run import dry_run
 from perfsuite.cli.github_issue import issue
 from perfsuite.cli.hardware import hardware
 from perfsuite.cli.judge import judge
@@ -60,6 +61,7 @@ app.command()(hardware)
 app.command()(selftest)
 app.command()(doctor)
 app.command()(power)
+app.command()(dry_run)
 app.command()(report)
 app.command()(judge)
 app.command("github-issue")(issue)

@@ -15,7 +15,15 @@ from perfsuite.errors import FileError
 from perfsuite.report import markdown as markdown_report
 from perfsuite.report import summary
 from perfsuite.report.html import page
-from perfsuite.report.published import PUBLISHED, ComparisonTable, PublishedFile, compare, concerned, latest
+from perfsuite.report.published import (
+    PUBLISHED,
+    ComparisonTable,
+    PublishedFile,
+    compare,
+    concerned,
+    latest,
+    rooflines,
+)
 from perfsuite.report.terminal import console, explanation, plain_table, table
 from perfsuite.report.text import relative
 from perfsuite.results.session_file import SessionFile
@@ -70,9 +78,9 @@ def _comparisons(
     empty."""
     known = documents.read(published, PublishedFile)
     wanted = known.comparisons if "all" in names else [known.find(name) for name in names]
-    sessions = files or Store(store).results()
-    results = latest([documents.read(file, SessionFile) for file in sessions])
-    return [compare(each, results) for each in wanted]
+    sessions = [documents.read(file, SessionFile) for file in files or Store(store).results()]
+    results, limits = latest(sessions), rooflines(sessions)
+    return [compare(each, results, limits) for each in wanted]
 
 
 def _show_comparisons(tables: list[ComparisonTable]) -> None:

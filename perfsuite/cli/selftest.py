@@ -10,7 +10,9 @@ from typing import Annotated
 import typer
 
 from perfsuite.cli.selftest_faults import inject_all, small_case
+from perfsuite.cli.selftest_structure import inject_structural
 from perfsuite.errors import CaseError
+from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.lock import machine_lock
 from perfsuite.launch.machine import detect
 from perfsuite.launch.requirements import unsupported, wrong_torch
@@ -27,6 +29,9 @@ def selftest(
 ) -> None:
     """Inject every fault into a small case and see that each is caught, and a clean run is not.
 
+    Faults that change what a step does are found by its counts, in one launch each: with `--framework=ddp`
+    and others that train.
+
     Exit status 1 if it is otherwise; 3 if the machine was too unhealthy for some of it to be tried.
     """
     machine, out = detect(), console()
@@ -35,6 +40,8 @@ def selftest(
         raise CaseError(f"the self-test cannot run here: {reason}")
     with machine_lock(out.print):
         answer = inject_all(case, machine, out.print)
+        if framework_of(case).plan(case).needs_torch and inject_structural(machine, out.print) == "missed":
+            answer = "missed"
     if answer == "missed":
         out.print("the gate does not catch what it must: do not trust its verdicts here", style="red")
         raise typer.Exit(1)

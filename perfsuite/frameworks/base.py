@@ -141,6 +141,21 @@ class Framework(FrameworkOptions):
         """
         return {}
 
+    def not_dry(self, case: Case) -> str | None:
+        """Return why a dry run (`perfsuite.dry`) cannot run `case`, or None. Must not import torch."""
+        return f"{self.name} does not say how it builds on fake tensors (Framework.pretend)"
+
+    def pretend(self, case: Case) -> None:
+        """Replace what `build` and `run` call and fake tensors cannot do, by
+        `perfsuite.frameworks.common.patches`.
+
+        Called in the process of a dry run, after `load`. Raises `DryRunError` if a name is gone.
+        """
+
+    def ranks_differ(self, case: Case) -> bool:
+        """Return whether ranks lawfully do unlike work, as the stages of a pipeline do."""
+        return False
+
 
 def framework_of(case: Case) -> Framework:
     """The framework that runs `case`.

@@ -33,6 +33,16 @@ class DDP(Framework):
             return "static_graph needs gradients reduced in the first backward: no gradient_accumulation"
         return None
 
+    def not_dry(self, case: Case) -> str | None:
+        """Return None: it can be run dry."""
+        return None
+
+    def pretend(self, case: Case) -> None:
+        """Let DDP wrap fake tensors."""
+        from perfsuite.frameworks.common import pretend_ddp
+
+        pretend_ddp.pretend()
+
     def expected(self, case: Case) -> dict[str, str]:
         """One `DistributedDataParallel`."""
         return {"wrapper": "DistributedDataParallel"}

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from perfsuite.frameworks.base import Framework, Ranks, StepClock, Workload
-from perfsuite.frameworks.common.sharding import Prefetch, ShardingStrategy, fsdp1_unsupported, prefetch
+from perfsuite.frameworks.common.sharding import (
+    OFFLOAD_NOT_DRY,
+    Prefetch,
+    ShardingStrategy,
+    fsdp1_unsupported,
+    prefetch,
+)
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
@@ -40,6 +46,20 @@ class FSDP(Framework):
             shard_group=self.shard_group,
             cpu_offload=self.cpu_offload,
         )
+
+    def not_dry(self, case: Case) -> str | None:
+        """Return why not, if it offloads."""
+        return OFFLOAD_NOT_DRY if self.cpu_offload else None
+
+    def pretend(self, case: Case) -> None:
+        """Let FSDP1 shard fake tensors."""
+        from perfsuite.frameworks.common import pretend_fsdp
+
+        pretend_fsdp.pretend()
+
+    def ranks_differ(self, case: Case) -> bool:
+        """Return True: flat parameters are cut where ranks end, within parameters or between them."""
+        return True
 
     def expected(self, case: Case) -> dict[str, str]:
         """Return that every wrapped module has this strategy."""

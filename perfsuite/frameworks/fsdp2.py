@@ -26,6 +26,9 @@ class FSDP2(Framework):
 
     reshard_after_forward: bool = True
     """Free a block's gathered parameters after its forward, and gather them again in backward."""
+    reshard_root: bool = False
+    """The same for the root, which holds what no block does, such as embedding and head. Torch keeps these,
+    unless told otherwise: backward needs them at once."""
     shard_group: int | None = Field(default=None, ge=2)
     """Ranks in a group that shards, while groups replicate (2-D mesh). None: all ranks shard (1-D mesh)."""
     sync_each_micro_batch: bool = True
@@ -47,6 +50,10 @@ class FSDP2(Framework):
             return reason
         return sharded_quantization_unsupported(case)
 
+    def not_dry(self, case: Case) -> str | None:
+        """Return None: all of it can be run dry."""
+        return None
+
     def expected(self, case: Case) -> dict[str, str]:
         """Return that the parameters of every block are DTensors with these placements."""
         placement = "Shard(0)" if self.shard_group is None else "Replicate, Shard(0)"
@@ -65,7 +72,6 @@ class FSDP2(Framework):
         mesh = self._mesh(ranks)
         options: dict[str, Any] = {
             "mesh": mesh["shard"] if self.tensor_parallel > 1 else mesh,
-            "reshard_after_forward": self.reshard_after_forward,
             "mp_policy": _mixed_precision(case),
         }
         model = model_without_weights(case, ranks.device)
@@ -74,8 +80,9 @@ class FSDP2(Framework):
             parallelize_llama(model, mesh["tensor"])
         if case.quantization != "none":  # quantised weights are made unsharded
             initialise(model, units, seed=case.seed, device=ranks.device)
-        for unit in (*units, model):
-            fully_shard(unit, **options)
+        for unit in units:
+            fully_shard(unit, reshard_after_forward=self.reshard_after_forward, **options)
+        fully_shard(model, reshard_after_forward=self.reshard_root, **options)
         if case.quantization == "none":
             initialise(model, units, seed=case.seed, device=ranks.device)
         no_sync = None if self.sync_each_micro_batch else partial(_no_sync, model)

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from perfsuite.case.framework import changed_fields
 from perfsuite.frameworks.base import Framework, Ranks, StepClock, Workload
-from perfsuite.frameworks.common.sharding import Prefetch, ShardingStrategy, fsdp1_unsupported, prefetch
+from perfsuite.frameworks.common.sharding import (
+    OFFLOAD_NOT_DRY,
+    Prefetch,
+    ShardingStrategy,
+    fsdp1_unsupported,
+    prefetch,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,6 +68,21 @@ class Lightning(Framework):
         if fp16 and machine.device == "cpu":
             return "Fabric turns fp16-mixed into bf16-mixed on a CPU"
         return None
+
+    def not_dry(self, case: Case) -> str | None:
+        """Return why not, if it offloads."""
+        return OFFLOAD_NOT_DRY if self.cpu_offload else None
+
+    def pretend(self, case: Case) -> None:
+        """Let DDP and FSDP1 take fake tensors."""
+        from perfsuite.frameworks.common import pretend_ddp, pretend_fsdp
+
+        pretend_ddp.pretend()
+        pretend_fsdp.pretend()
+
+    def ranks_differ(self, case: Case) -> bool:
+        """Return whether FSDP1 cuts flat parameters where ranks end."""
+        return self.strategy == "fsdp"
 
     def expected(self, case: Case) -> dict[str, str]:
         """Return the wrapper and the sharding of the strategy."""

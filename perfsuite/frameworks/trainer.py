@@ -10,7 +10,11 @@ from pydantic import field_validator, model_validator
 
 from perfsuite.frameworks.base import Framework, Ranks, StepClock, Workload
 from perfsuite.frameworks.common.accelerate_env import clear_environment, force_fsdp
-from perfsuite.frameworks.common.sharding import hybrid_within_nodes_unsupported, offload_unsupported
+from perfsuite.frameworks.common.sharding import (
+    OFFLOAD_NOT_DRY,
+    hybrid_within_nodes_unsupported,
+    offload_unsupported,
+)
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
@@ -83,6 +87,21 @@ class Trainer(Framework):
         if self._sharding is not None and self._sharding.startswith("hybrid_shard"):
             return hybrid_within_nodes_unsupported(self._sharding, case, machine)
         return None
+
+    def not_dry(self, case: Case) -> str | None:
+        """Return why not, if it offloads."""
+        return OFFLOAD_NOT_DRY if "offload" in self.fsdp.split() else None
+
+    def pretend(self, case: Case) -> None:
+        """Let DDP and FSDP1 take fake tensors."""
+        from perfsuite.frameworks.common import pretend_ddp, pretend_fsdp
+
+        pretend_ddp.pretend()
+        pretend_fsdp.pretend()
+
+    def ranks_differ(self, case: Case) -> bool:
+        """Return whether FSDP1 cuts flat parameters where ranks end."""
+        return self.fsdp_version == 1
 
     def expected(self, case: Case) -> dict[str, str]:
         """Return the wrapper: DDP, or FSDP of this version with this sharding."""

@@ -123,6 +123,8 @@ CHECKS: tuple[Callable[[Case, Machine], str | None], ...] = (
     _framework,
 )
 """Each returns why a case cannot run on a machine, or None."""
+OF_THE_MACHINE = frozenset({_hardware, _topology})
+"""Those that ask what a machine has, not what it can do: where it is pretended, it has enough."""
 
 
 def _needs(what: str, package: str) -> str | None:

@@ -9,10 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from perfsuite.case.case import Unit
-from perfsuite.report import text
+from perfsuite.report import counts, summary, text
 from perfsuite.report.summary import speed, speed_change
+from perfsuite.results.counts import Counts
 from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, Metric, extra_metrics
+from perfsuite.results.quantities import Unit as CountUnit
 from perfsuite.results.session_file import Measurement
+from perfsuite.verdict.count_sentences import amount
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,39 @@ def extras(results: Sequence[Measurement]) -> list[Column]:
     return [figure(metric) for metric in extra_metrics(result.figures for result in results)]
 
 
+def of_cases(results: Sequence[Measurement], measured: Sequence[Column]) -> Sequence[Column]:
+    """Return the columns for these cases: `measured`, or what is known of them if all are dry runs."""
+    if not summary.only_dry(results):
+        return measured
+    return [column for column in DRY if any(column.value(result) is not None for result in results)]
+
+
+def _counted(heading: str, of: Callable[[Counts], int | None], unit: CountUnit) -> Column:
+    """The column of what a step does, of the rank that does most of it."""
+
+    def value(result: Measurement) -> float | None:
+        amounts = [of(entry.counts) for entry in result.counts]
+        return max((amount for amount in amounts if amount is not None), default=None)
+
+    return Column(heading=heading, value=value, format=lambda result, value: amount(int(value), unit))
+
+
+def _share_of_card(result: Measurement) -> float | None:
+    fit = result.dry_facts.fit
+    return None if fit is None else fit.most / fit.card
+
+
+def _fits(result: Measurement, share: float) -> str:
+    fit = result.dry_facts.fit
+    assert fit is not None
+    return f"{share:.0%}: {fit.verdict}"
+
+
+def _most_speed(result: Measurement) -> float | None:
+    limit = result.dry_facts.roofline
+    return None if limit is None else limit.tokens_per_s
+
+
 def _memory_growth(result: Measurement) -> float | None:
     checks = [check for check in result.verdict.checks if check.metric == PEAK_MEMORY.name]
     return checks[0].worsening if checks else None
@@ -65,8 +101,20 @@ SPEED_CHANGE = Column(
 MEMORY_CHANGE = Column(
     heading="memory vs baseline", value=_memory_growth, format=lambda result, change: text.percent(change)
 )
+DRY = (
+    _counted("computed", counts.flops, "FLOP"),
+    _counted("collectives", counts.moved, "bytes"),
+    _counted("live peak", counts.peak, "bytes"),
+    Column(heading="of card", value=_share_of_card, format=_fits),
+    Column(
+        heading="most tokens/s",
+        value=_most_speed,
+        format=lambda result, most: speed(most, result.unit, "tokens"),
+    ),
+)
+"""What a dry run has to show: what a step does, how much of the card it needs, the most that it can reach."""
 LAUNCHES = Column(
     heading="launches",
-    value=lambda result: len(result.runs),
+    value=lambda result: None if result.dry else len(result.runs),
     format=lambda result, count: str(len(result.runs)),
 )

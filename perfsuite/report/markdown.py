@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from perfsuite.report import summary
-from perfsuite.report.columns import SPEED_CHANGE, extras, figure, speed_in
+from perfsuite.report import counts, summary
+from perfsuite.report.columns import SPEED_CHANGE, extras, figure, of_cases, speed_in
 from perfsuite.report.published import ComparisonTable
 from perfsuite.report.text import sentence
 from perfsuite.results.metric import PEAK_MEMORY
@@ -24,6 +24,10 @@ from perfsuite.results.session_file import Measurement, SessionFile
 
 MAX_EXPLAINED = 50
 MAX_ROWS = 500
+MAX_FINDINGS = 5
+"""Counts of a case that are explained."""
+MAX_FINDING = 300
+"""Characters of one."""
 MAX_NOTE = 200
 """Characters of a note in a table."""
 
@@ -89,7 +93,8 @@ def _escaped(value: object) -> Markup:
 
 def _cases(results: Sequence[Measurement], *, linked: int = 0) -> Table:
     """The table of cases, a row for each; the first `linked` of them link to their explanation."""
-    columns = [speed_in(summary.speed_unit(results)), SPEED_CHANGE, figure(PEAK_MEMORY), *extras(results)]
+    measured = [speed_in(summary.speed_unit(results)), SPEED_CHANGE, figure(PEAK_MEMORY), *extras(results)]
+    columns = of_cases(results, measured)
     anchors = _anchors(results[:linked])
     rows = []
     for number, result in enumerate(results):
@@ -121,8 +126,12 @@ def _anchors(results: Sequence[Measurement]) -> list[str]:
 
 def _explanation(result: Measurement) -> list[str]:
     """Why a case has its verdict, in lines."""
-    telling = [check for check in result.verdict.checks if check.outcome == result.outcome]
-    lines = [*result.verdict.reasons, *map(sentence, telling)]
-    if result.verdict.changed:
-        lines.append("changed since the baseline: " + "; ".join(result.verdict.changed))
+    verdict = result.verdict
+    telling = [check for check in verdict.checks if check.outcome == result.outcome]
+    lines = [*([verdict.explained] if verdict.explained else []), *verdict.reasons, *map(sentence, telling)]
+    if verdict.counts is not None:
+        told = counts.findings(verdict.counts, by_rank=len(result.counts) > 1, most=MAX_FINDINGS)
+        lines += [line[:MAX_FINDING] for line in told]
+    if verdict.changed:
+        lines.append("changed since the baseline: " + "; ".join(verdict.changed))
     return lines + [f"note: {note}" for note in summary.launch_notes(result)]

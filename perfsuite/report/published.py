@@ -23,12 +23,14 @@ from perfsuite.results.metric import (
     MFU,
     PEAK_MEMORY,
     RESERVED_MEMORY,
+    ROOFLINE_SHARE,
     STEP_S_P50,
     TFLOPS_PER_DEVICE,
     TOKENS_PER_S,
     TOKENS_PER_S_PER_DEVICE,
     Metric,
 )
+from perfsuite.results.roofline import Roofline
 from perfsuite.results.session_file import Measurement, SessionFile
 
 PUBLISHED = Path("bench_cases/published.json")
@@ -159,28 +161,48 @@ class ComparisonTable(Data):
 
 
 def latest(sessions: Sequence[SessionFile]) -> dict[str, Measurement]:
-    """Return the newest measurement of each case, by case id; those with an injected fault are left out."""
+    """Return the newest measurement of each case, by case id.
+
+    Those with an injected fault are left out, and dry runs, which measure nothing.
+    """
     newest: dict[str, Measurement] = {}
     for session in sorted(sessions, key=lambda session: session.started_at):
         for result in session.results:
-            if not any(run.inject for run in result.runs):
+            if not result.dry and not any(run.inject for run in result.runs):
                 newest[result.case_id] = result
+    return newest
+
+
+def rooflines(sessions: Sequence[SessionFile]) -> dict[str, Roofline]:
+    """Return the newest roofline of each case that was run dry, by case id."""
+    newest: dict[str, Roofline] = {}
+    for session in sorted(sessions, key=lambda session: session.started_at):
+        for result in session.results:
+            if (limit := result.dry_facts.roofline) is not None:
+                newest[result.case_id] = limit
     return newest
 
 
 def concerned(published: PublishedFile, sessions: Sequence[SessionFile]) -> list[ComparisonTable]:
     """Return the tables that have a row for a case of these sessions, or for a case's CPU twin."""
-    results = latest(sessions)
+    results, limits = latest(sessions), rooflines(sessions)
     return [
-        compare(comparison, results)
+        compare(comparison, results, limits)
         for comparison in published.comparisons
-        if any(row.case in results or row.twin in results for row in comparison.rows)
+        if any(row.case in {*results, *limits} or row.twin in results for row in comparison.rows)
     ]
 
 
-def compare(comparison: Comparison, results: Mapping[str, Measurement]) -> ComparisonTable:
-    """Return the published table with what was measured here beside each figure. `results` are by case id."""
+def compare(
+    comparison: Comparison, results: Mapping[str, Measurement], limits: Mapping[str, Roofline] | None = None
+) -> ComparisonTable:
+    """Return the published table with what was measured here beside each figure.
+
+    `results` and `limits`, the rooflines of dry runs, are by case id.
+    """
+    limits = limits or {}
     first, *others = comparison.quantities
+    has_limits = any(row.case in limits for row in comparison.rows)
     has_twins = any(row.twin in results for row in comparison.rows)
     label = QUANTITIES[first].label
     best = _best(comparison, results)
@@ -197,6 +219,7 @@ def compare(comparison: Comparison, results: Mapping[str, Measurement]) -> Compa
             _here(row, first, measured, result, comparison.accelerator) + star,
             f"{measured / value:.2f}" if first != "unstated" and measured and value else "-",
             *(_both(row, quantity, results) for quantity in others),
+            *([_shares(row, result, limits.get(row.case))] if has_limits else []),
             _verdict(result),
         ]
         if has_twins:
@@ -214,6 +237,7 @@ def compare(comparison: Comparison, results: Mapping[str, Measurement]) -> Compa
             f"{label}, here",
             "ratio",
             *(f"{QUANTITIES[quantity].label}, published / here" for quantity in others),
+            *([f"{ROOFLINE_SHARE.label}, published / here"] if has_limits else []),
             "verdict",
             *(["CPU twin"] if has_twins else []),
         ),
@@ -257,6 +281,29 @@ def _both(row: Row, quantity: QuantityName, results: Mapping[str, Measurement]) 
     published, measured = _published(row, quantity), _measured(row, quantity, results)
     here = text.value(QUANTITIES[quantity], measured) if measured is not None else "-"
     return f"{published.reported if published else '-'} / {here}"
+
+
+def _shares(row: Row, result: Measurement | None, limit: Roofline | None) -> str:
+    """What is published and what was measured, as shares of the most that the accelerator can do."""
+    published = None if limit is None else _published_share(row, limit)
+    here = None if result is None else result.figures.roofline_share
+    return " / ".join(
+        "-" if share is None else text.value(ROOFLINE_SHARE, share) for share in (published, here)
+    )
+
+
+def _published_share(row: Row, limit: Roofline) -> float | None:
+    """The published speed as a share of a roofline; None where the row reports none."""
+    for figure in row.figures:
+        if figure.value is None:
+            continue
+        if figure.quantity == "tokens_per_s":
+            return limit.share(figure.value)
+        if figure.quantity == "tokens_per_s_per_device":
+            return limit.share(figure.value * row.devices)
+        if figure.quantity == "step_s":
+            return limit.step_s / figure.value
+    return None
 
 
 def _verdict(result: Measurement | None) -> str:

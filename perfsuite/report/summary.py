@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from perfsuite.case.case import Unit
+from perfsuite.case.hardware import Machine
 from perfsuite.report.text import percent, plural, rate
 from perfsuite.results.metric import TOKENS_PER_S, described, in_unit
-from perfsuite.results.outcome import QUIET, WORST_FIRST, Check
+from perfsuite.results.outcome import QUIET, WORST_FIRST, Check, Verdict
 from perfsuite.results.session_file import Measurement, SessionFile
+from perfsuite.verdict.count_sentences import arrow
 
-MARKS = ("shared", "blind")
+MARKS = ("shared", "blind", "dry run")
 """What may stand beside a verdict: see `marks`."""
 NOTES_SHOWN = 5
 """Number of different notes that are shown of the cases that nobody needs to look at."""
@@ -65,7 +67,19 @@ def _why(result: Measurement) -> str:
     if result.outcome in QUIET:
         return ""
     changes = [(check.label, change(check)) for check in telling]
-    return ", ".join(f"{label} {'not known' if of is None else percent(of)}" for label, of in changes)
+    told = [f"{label} {'not known' if of is None else percent(of)}" for label, of in changes]
+    return ", ".join([*told, *_counts_that_tell(judged)])
+
+
+def _counts_that_tell(judged: Verdict) -> list[str]:
+    """The largest change of a count that decided the outcome, and how many more there are."""
+    found = () if judged.counts is None else judged.counts.findings
+    telling = [each for each in found if each.outcome == judged.outcome]
+    if not telling:
+        return []
+    largest, *others = telling
+    more = f" and {plural(len(others), 'count')} more" if others else ""
+    return [f"{largest.field} {arrow(largest.before, largest.now, largest.unit)}{more}"]
 
 
 def blind(result: Measurement) -> bool:
@@ -74,8 +88,16 @@ def blind(result: Measurement) -> bool:
 
 
 def marks(result: Measurement) -> list[str]:
-    """Return the marks beside a verdict: `shared` figures prove nothing, a `blind` gate may miss a change."""
-    return [mark for mark, holds in zip(MARKS, (result.shared, blind(result)), strict=True) if holds]
+    """Return the marks beside a verdict: `shared` figures prove nothing, a `blind` gate may miss a change, a
+    `dry run` computed nothing."""
+    holding = (result.shared, blind(result), result.dry)
+    return [mark for mark, holds in zip(MARKS, holding, strict=True) if holds]
+
+
+def counts_listed(result: Measurement) -> bool:
+    """Return whether a count is not as in the baseline, and is not judged."""
+    check = result.verdict.counts
+    return check is not None and any(finding.outcome == "passed" for finding in check.findings)
 
 
 def _blind_to(result: Measurement) -> str:
@@ -142,16 +164,31 @@ def headline(sessions: Sequence[SessionFile]) -> str:
 def provenance(session: SessionFile) -> dict[str, str]:
     """Return where the figures of a session come from: hardware, torch, commit, time, perfsuite."""
     runs = [run for result in session.results for run in result.runs]
-    machines = {run.machine for run in runs} or {session.machine}
     torch = {run.observed.environment.get("torch", "unknown") for run in runs if run.observed is not None}
     commit = session.commit[:12] if session.commit else "none: not in git"
     return {
-        "hardware": ", ".join(sorted(f"{each.hardware_class} ({each.device_name})" for each in machines)),
+        "hardware": hardware(session.results) or _machine(session.machine),
         "torch": ", ".join(sorted(torch)) or "not observed",
         "commit": commit + (" with uncommitted changes" if session.dirty else ""),
         "started": session.started_at.replace("T", " ").replace("+00:00", " UTC"),
         "perfsuite": session.perfsuite,
     }
+
+
+def only_dry(results: Iterable[Measurement]) -> bool:
+    """Return whether all of these cases that were run at all were run dry."""
+    dry = [result.dry for result in results if result.runs]
+    return bool(dry) and all(dry)
+
+
+def hardware(results: Iterable[Measurement]) -> str:
+    """Return the machines of these cases: hardware class and device; empty where nothing was launched."""
+    runs = [run for result in results for run in result.runs]
+    return ", ".join(sorted({_machine(run.machine, pretended=run.dry) for run in runs}))
+
+
+def _machine(machine: Machine, *, pretended: bool = False) -> str:
+    return f"{machine.hardware_class} ({machine.device_name}{', pretended' if pretended else ''})"
 
 
 def interruption(session: SessionFile) -> str | None:
@@ -182,6 +219,8 @@ def in_short(results: Iterable[Measurement]) -> list[str]:
         lines.append(f"note on {cases[0] if len(cases) == 1 else plural(len(cases), 'case')}: {note}")
     if len(by_note) > NOTES_SHOWN:
         lines.append(f"{plural(len(by_note) - NOTES_SHOWN, 'note')} more: {REST}")
+    if listed := [result for result in quiet if counts_listed(result)]:
+        lines.append(f"counts changed, not judged, in {plural(len(listed), 'case')}: {REST}")
     if hidden := [result for result in quiet if blind(result)]:
         lines.append(
             f"blind: in {len(hidden)} of {plural(len(quiet), 'case')} noise hides changes as large as the "
@@ -206,8 +245,8 @@ def notes(result: Measurement) -> list[str]:
 
 
 def machine_notes(results: Iterable[Measurement]) -> list[str]:
-    """Return what could not be found out about the GPUs of these cases, each note once."""
-    machines = [run.machine for result in results for run in result.runs]
+    """Return what could not be found out about the GPUs of these cases, each note once; not of dry runs."""
+    machines = [run.machine for result in results for run in result.runs if not run.dry]
     return list(dict.fromkeys(m.note for m in machines if m.device == "cuda" and m.note is not None))
 
 

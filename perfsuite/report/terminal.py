@@ -15,15 +15,17 @@ from rich.table import Table
 from rich.text import Text
 
 from perfsuite.case.case import Unit
-from perfsuite.report import summary
-from perfsuite.report.columns import LAUNCHES, SPEED_CHANGE, Column, figure, speed_in
+from perfsuite.report import counts, dry_facts, summary
+from perfsuite.report.columns import LAUNCHES, SPEED_CHANGE, Column, figure, of_cases, speed_in
 from perfsuite.report.summary import known_issue, notes, speed_unit
 from perfsuite.report.text import plural, rate, sentence, value
 from perfsuite.results.metric import (
+    CPU_S_PER_STEP,
     ENERGY_PER_TOKEN,
     GPU_UTILISATION,
     MFU,
     PEAK_MEMORY,
+    ROOFLINE_SHARE,
     STEP_JITTER,
     STEP_S_P50,
     STEP_S_P95,
@@ -64,15 +66,18 @@ def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> 
     grid = plain_table(())
     if not narrow:
         grid.add_column("case", overflow="fold", ratio=1, min_width=20)
-    columns = _columns(speed_unit(results), narrow=narrow)
+    columns = of_cases(results, _columns(speed_unit(results), narrow=narrow))
     for column in columns:
         grid.add_column(column.heading, justify="right", no_wrap=True)
-    grid.add_column("verdict", no_wrap=True)
+    only_dry = summary.only_dry(results)
+    grid.add_column("dry run" if only_dry else "verdict", no_wrap=True)
     for result in results:
         style = STYLES[summary.verdict(result)]
         verdict = Text.assemble((style.word, style.colour))
         if result.shared:
             verdict.append(" (shared)", "yellow")
+        if result.dry and not only_dry:
+            verdict.append(" (dry run)")
         grid.add_row(
             *([] if narrow else [result.case_id]), *(column.cell(result) for column in columns), verdict
         )
@@ -121,14 +126,18 @@ def _in_ms(metric: Metric) -> Column:
 def explanation(result: Measurement) -> str:
     """Return everything about one case in words: metrics beside their baseline, failures, what changed."""
     verdict = result.verdict
-    lines = [f"{result.case_id}: {verdict.outcome} after {plural(len(result.runs), 'launch')}"]
+    lines = [f"{result.case_id}: {verdict.outcome} {_by_what(result)}"]
+    lines += [f"  {verdict.explained}"] if verdict.explained else []
     lines += [f"  {reason}" for reason in verdict.reasons]
+    lines += [f"  {line}" for line in _judged_counts(result)]
     lines += [f"  {sentence(check)}" for check in verdict.checks]
     if result.shared:
         lines.append("  shared: others used the machine; the figures are shown, nothing is judged by them")
     if (known := known_issue(result)) is not None:
         lines.append(f"  {known}")
     lines += [f"  {line}" for line in _shown(result)]
+    lines += [f"  {line}" for line in dry_facts.lines(result.dry_facts, result.unit)]
+    lines += [f"  {line}" for line in counts.lines(result.counts)]
     lines += [f"  note: {note}" for note in notes(result)]
     if verdict.changed:
         lines.append("  changed since the baseline: " + "; ".join(verdict.changed))
@@ -136,7 +145,9 @@ def explanation(result: Measurement) -> str:
         meant = "; if that is meant, accept a new one, or delete it if it is not reviewed"
         differs = verdict.failure in ("unlike", "loss") and bool(result.runs) and not result.runs[-1].failure
         lines.append(f"  baseline: {result.baseline_file}{meant if differs else ''}")
-    lines.append(f"  files of the launches: {result.directory}")
+    if verdict.counts is not None and verdict.counts.baseline_file:
+        lines.append(f"  baseline of the counts: {verdict.counts.baseline_file}")
+    lines.append(f"  files of the {'dry run' if result.dry else 'launches'}: {result.directory}")
     for run in result.runs:
         if run.failure is not None and run.failure.traceback:
             where = "" if run.failure.rank is None else f" of rank {run.failure.rank}"
@@ -145,13 +156,32 @@ def explanation(result: Measurement) -> str:
     return "\n".join(lines)
 
 
+def _by_what(result: Measurement) -> str:
+    """The evidence: so many launches, or a dry run of a machine that need not be there."""
+    if result.dry:
+        return f"by a dry run as if on {result.runs[-1].machine.device_name}"
+    return f"after {plural(len(result.runs), 'launch')}"
+
+
+def _judged_counts(result: Measurement) -> list[str]:
+    """The counts beside the baseline's: the verdict, then each finding and remark."""
+    check = result.verdict.counts
+    if check is None:
+        return []
+    by_rank = len(result.counts) > 1
+    told = [*counts.findings(check, by_rank=by_rank), *counts.listed(check, by_rank=by_rank)]
+    return [f"counts: {counts.judged(check)}", *(f"  {line}" for line in (*told, *counts.remarks(check)))]
+
+
 def _shown(result: Measurement) -> list[str]:
     """The figures that are shown and never judged, one line each."""
-    figures, extra = result.figures, extra_metrics([result.figures])
-    metrics = (STEP_JITTER, GPU_UTILISATION, ENERGY_PER_TOKEN, *(m for m in extra if m.judged == "shown"))
+    figures, judged = result.figures, {check.metric for check in result.verdict.checks}
+    built_in = (STEP_JITTER, ROOFLINE_SHARE, CPU_S_PER_STEP, GPU_UTILISATION, ENERGY_PER_TOKEN)
+    shown = [metric for metric in built_in if metric.name not in judged]
+    extra = [metric for metric in extra_metrics([figures]) if metric.judged == "shown"]
     lines = [
         f"{metric.label}: {value(metric.counting(result.unit), metric.of(figures))} (not judged)"
-        for metric in metrics
+        for metric in (*shown, *extra)
         if metric.of(figures) is not None
     ]
     if figures.own_tokens_per_s is not None and figures.tokens_per_s is not None:

@@ -106,7 +106,7 @@ def plural(count: int, noun: str) -> str:
     """Return a count with its noun: `1 launch`, `2 launches`, `2 cases`."""
     if count == 1:
         return f"1 {noun}"
-    return f"{count} {noun}{'es' if noun.endswith('ch') else 's'}"
+    return f"{count:,} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def relative(text: str, root: Path) -> str:

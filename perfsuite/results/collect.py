@@ -14,6 +14,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError, ReportError
 from perfsuite.results import agreement
 from perfsuite.results.cause import first_cause, is_peer, with_log
+from perfsuite.results.counts import COUNTED_STEP, merged
 from perfsuite.results.figures import (
     extra_figures,
     figures_of,
@@ -27,7 +28,7 @@ from perfsuite.results.metric import find
 from perfsuite.results.rank_report import Failure, Observed, RankReport
 from perfsuite.results.run import Health, LaunchFile, Run
 from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, RunDir
-from perfsuite.results.window import find_window
+from perfsuite.results.window import UNMEASURED_STEPS, find_window
 
 WALL_CLOCK_AGREES = 0.05
 """Relative difference of a rank's wall clock and the sum of its steps from which a note tells it."""
@@ -122,7 +123,9 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
     case, peak_flops = bare.case, request.peak_flops
     _check_agreement(reports, case)
     series = job_steps([report.step_s for report in reports])
-    window = find_window(series, case.max_warmup_steps)
+    counted = {report.rank: report.counts for report in reports if report.counts is not None}
+    unmeasured = COUNTED_STEP if counted else UNMEASURED_STEPS
+    window = find_window(series, case.max_warmup_steps, unmeasured=unmeasured)
     slowest = Counter(
         max(range(len(reports)), key=lambda rank: reports[rank].step_s[step])
         for step in range(window.start, window.stop)
@@ -130,6 +133,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
     run = bare.replace(
         step_s=tuple(series),
         probe_s=tuple(max(probes) for probes in zip(*(report.probe_s for report in reports), strict=True)),
+        cpu_s=tuple(sum(ranks) for ranks in zip(*(report.cpu_s for report in reports), strict=True)),
         loss=tuple(fmean(losses) for losses in zip(*(report.loss for report in reports), strict=True)),
         window=(window.start, window.stop),
         slowest_rank=slowest,
@@ -137,6 +141,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
         flops=reports[0].flops,
         observed=_with_machine(reports[0].observed, bare),
         device_probe=lowest_device_probe(reports),
+        counts=merged(counted),
         notes=(
             *_notes(reports, steady=window.steady),
             *_rank_notes(reports),
@@ -173,6 +178,7 @@ def _check_agreement(reports: list[RankReport], case: Case) -> None:
         "the number of steps": [len(report.step_s) for report in reports],
         "the number of losses": [len(report.loss) for report in reports],
         "the number of probes": [len(report.probe_s) for report in reports],
+        "the number of CPU times": [len(report.cpu_s) for report in reports],
         "tokens per step": [report.tokens_per_step for report in reports],
         "the world size": [report.world_size for report in reports],
         "the clock": [report.clock for report in reports],

@@ -9,6 +9,7 @@ from statistics import fmean, median, quantiles
 from perfsuite.errors import ReportError
 from perfsuite.results.metric import Metric
 from perfsuite.results.rank_report import RankReport
+from perfsuite.results.roofline import roofline
 from perfsuite.results.run import Figures, Health, Run
 
 SETTLED_WARMUP_S, SETTLED_WINDOW_S = 10, 20
@@ -50,7 +51,8 @@ def in_tf32(run: Run) -> bool:
 def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) -> Figures:
     """The figures of a run whose steps are known.
 
-    `peak_flops` is the peak of one device in FLOP/s; None where it is not known, and MFU is not either.
+    `peak_flops` is the peak of one device in FLOP/s; None where it is not known: nor are MFU and the share of
+    the roofline.
     """
     steps = run.measured_steps
     tokens_per_step = reports[0].tokens_per_step
@@ -60,10 +62,12 @@ def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) ->
     p95 = quantiles(steps, n=20, method="inclusive")[-1]
     tokens_per_s = tokens_per_step / p50
     achieved = run.flops.per_token * tokens_per_s / ranks if run.flops is not None else None
+    is_known = peak_flops is not None
+    limit = roofline(run.counts, run.case, run.machine, tokens_per_step) if is_known else None
     tail = max(1, len(run.loss) // 10)
     reserved = [memory.reserved for memory in run.memory if memory.reserved is not None]
     retries = [memory.alloc_retries for memory in run.memory if memory.alloc_retries is not None]
-    probes = run.probe_s[run.window[0] : run.window[1]]
+    probes, cpu_s = (series[run.window[0] : run.window[1]] for series in (run.probe_s, run.cpu_s))
     return Figures(
         tokens_per_s=tokens_per_s,
         tokens_per_s_per_device=tokens_per_s / ranks,
@@ -74,11 +78,13 @@ def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) ->
         step_s_mean=mean,
         step_jitter=p95 / p50,
         probe_s_p50=median(probes) if probes else None,
+        cpu_s_per_step=median(cpu_s) if cpu_s else None,
         peak_memory_bytes=max(memory.peak for memory in run.memory) if len(run.memory) == ranks else None,
         reserved_memory_bytes=max(reserved, default=None),
         alloc_retries=max(retries, default=None),
         tflops_per_device=achieved / 1e12 if achieved is not None else None,
         mfu=achieved / peak_flops if achieved is not None and peak_flops is not None else None,
+        roofline_share=limit.share(tokens_per_s) if limit is not None else None,
         gpu_utilisation=_gpu_utilisation(run.health),
         sm_clock_mhz=_sm_clock_mhz(run),
         device_memory_bytes=_device_memory_bytes(run.health),

@@ -97,6 +97,11 @@ class Metric:
         """Return how it is judged on a device."""
         return self.judged_on_cpu or self.judged if device == "cpu" else self.judged
 
+    def is_judged(self, device: str | None = None) -> bool:
+        """Tell whether it is judged on a device; with None, on any."""
+        devices = ("cpu", "cuda") if device is None else (device,)
+        return any(self.judging(each) != "shown" for each in devices)
+
     def tolerance(self, device: str) -> float:
         """Return the largest relative change for the worse that passes on a device."""
         return self.tolerances["cpu" if device == "cpu" else "cuda"]
@@ -147,6 +152,21 @@ PEAK_MEMORY = Metric(
 )
 GATED = (TOKENS_PER_S, TOKENS_PER_S_MEAN, PEAK_MEMORY)
 """What every verdict judges."""
+CPU_S_PER_STEP = Metric(
+    name="cpu_s_per_step",
+    label="CPU time per step",
+    heading="CPU time",
+    unit="s",
+    better="lower",
+    judged="shown",
+    judged_on_cpu="sequential",
+    tolerances={"cpu": 0.15, "cuda": 0.15},
+)
+"""Of all ranks together, so that it grows with whatever any of them computes more. Others who use the cores
+hardly change it, but what a rank waits for does not change it at all: it stands beside the speed, never in
+its place. Beside a GPU it is what the host does, which rarely sets the pace: shown.
+
+Not corrected by the probe, whose seconds are those of a clock on the wall."""
 
 TOKENS_PER_S_PER_DEVICE = Metric(
     name="tokens_per_s_per_device",
@@ -194,6 +214,14 @@ TFLOPS_PER_DEVICE = Metric(
     name="tflops_per_device", label="TFLOP/s/GPU", unit="TFLOP/s", better="higher", judged="shown"
 )
 MFU = Metric(name="mfu", label="MFU", unit="share", better="higher", judged="shown")
+ROOFLINE_SHARE = Metric(
+    name="roofline_share",
+    label="share of the roofline",
+    heading="of roofline",
+    unit="share",
+    better="higher",
+    judged="shown",
+)
 GPU_UTILISATION = Metric(
     name="gpu_utilisation", label="GPU utilisation", unit="%", better="higher", judged="shown"
 )
@@ -205,6 +233,7 @@ _BUILT_IN = {
     metric.name: metric
     for metric in (
         *GATED,
+        CPU_S_PER_STEP,
         TOKENS_PER_S_PER_DEVICE,
         REPORTED_TOKENS_PER_S,
         STEP_S_P50,
@@ -213,6 +242,7 @@ _BUILT_IN = {
         RESERVED_MEMORY,
         TFLOPS_PER_DEVICE,
         MFU,
+        ROOFLINE_SHARE,
         GPU_UTILISATION,
         ENERGY_PER_TOKEN,
     )
@@ -276,6 +306,13 @@ def extra_metrics(launches: Iterable[Figures]) -> tuple[Metric, ...]:
     return tuple(map(described, sorted({name for figures in launches for name in figures.extra})))
 
 
-def judged(launches: Iterable[Figures]) -> tuple[Metric, ...]:
-    """Return what is judged in these launches: `GATED`, and other packages' metrics that any of them has."""
-    return (*GATED, *(metric for metric in extra_metrics(launches) if metric.judged != "shown"))
+def metrics_of(launches: Iterable[Figures]) -> tuple[Metric, ...]:
+    """Return `GATED`, and of CPU time and other packages' metrics those that any of these launches has."""
+    launches = tuple(launches)
+    has_cpu_time = any(CPU_S_PER_STEP.of(figures) is not None for figures in launches)
+    return (*GATED, *((CPU_S_PER_STEP,) if has_cpu_time else ()), *extra_metrics(launches))
+
+
+def judged(launches: Iterable[Figures], device: str | None = None) -> tuple[Metric, ...]:
+    """Return those of `metrics_of` that are judged on a device; with None, on any."""
+    return tuple(metric for metric in metrics_of(launches) if metric.is_judged(device))

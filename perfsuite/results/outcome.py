@@ -86,12 +86,48 @@ class Check(Data):
         return self.minimum_detectable is not None and self.minimum_detectable > self.tolerance
 
 
+class Finding(Data):
+    """One count that is not what it is in the baseline."""
+
+    field: str
+    """What is counted, as `all_gather of 2 ranks: bytes`."""
+    unit: Literal["bytes", "FLOP", "calls"]
+    before: int
+    now: int
+    ranks: str
+    """The ranks of which this is true, as `0-3`."""
+    outcome: Literal["regressed", "improved", "passed"]
+    """`passed`: listed, not judged."""
+    sentence: str
+    """What changed, in words: `all_gather 7.0 -> 14.0 MiB a step: float32 instead of bfloat16`."""
+
+
+class CountCheck(Data):
+    """The counts of the launches, judged beside those of the baseline."""
+
+    outcome: Literal["regressed", "improved", "passed", "recorded"]
+    findings: tuple[Finding, ...] = ()
+    """The judged ones first, of these the largest change first."""
+    unsteady: tuple[str, ...] = ()
+    """Fields that differ between the launches of the baseline, or of this session: shown, never judged."""
+    notes: tuple[str, ...] = ()
+    """What was not judged, and why."""
+    compared: bool = True
+    """Whether launches and baseline were compared at all: `notes` say why not, if there was a baseline."""
+    baseline_file: str | None = None
+
+
 class Verdict(Data):
     """What the launches of a case mean."""
 
     outcome: Outcome
     launches: int
     checks: tuple[Check, ...] = ()
+    counts: CountCheck | None = None
+    """None where nothing was counted."""
+    explained: str | None = None
+    """Why a slower case is slower, as far as counts tell: what a step does otherwise, or that its work is the
+    same."""
     failure: FailureKind | None = None
     reasons: tuple[str, ...] = ()
     """Why the case failed, where no metric says it, and why launches were set aside."""
@@ -99,6 +135,15 @@ class Verdict(Data):
     """Numbers, from 1, of the launches that are no evidence and can be no baseline."""
     changed: tuple[str, ...] = ()
     """What differs in the environment since the baseline. It may explain a change; it is not judged."""
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether nothing was there to compare times with, so that these launches become a baseline.
+
+        Counts that improved on a baseline of theirs change the outcome, and not this.
+        """
+        is_new = bool(self.checks) and all(check.outcome == "recorded" for check in self.checks)
+        return self.outcome == "recorded" or (self.outcome == "improved" and is_new)
 
     def healthy(self, runs: Sequence[Run]) -> list[Run]:
         """Return the judged launches that are evidence and may be a baseline."""

@@ -7,6 +7,8 @@ from typing import Literal
 from pydantic import Field
 
 from perfsuite.documents import Data, Document
+from perfsuite.results.counts import Counts
+from perfsuite.results.dry_facts import Fit
 
 FailureKind = Literal[
     "out_of_memory",
@@ -102,6 +104,8 @@ class RankReport(Document):
     """Every optimizer step from the first, warm-up included."""
     probe_s: tuple[float, ...] = ()
     """On CPU: seconds of the fixed piece of work after each step, which is timed apart from the step."""
+    cpu_s: tuple[float, ...] = ()
+    """CPU seconds of this process in each step, all its threads together; empty on a simulated clock."""
     wall_s: float = 0
     """Seconds of all steps by the host clock, without what was done between them; should agree with the sum
     of `step_s`."""
@@ -117,6 +121,10 @@ class RankReport(Document):
     (`perfsuite.worker.preflight`)."""
     extra: dict[str, float] = Field(default_factory=dict)
     """What the recorders of other packages' metrics returned in this rank, by the metric's name."""
+    counts: Counts | None = None
+    """What a step did, counted; None where it was not."""
+    fit: Fit | None = None
+    """The memory that it is predicted to need; None but in a dry run."""
     notes: tuple[str, ...] = ()
     """What a reader of the figures should know."""
     failure: Failure | None = None

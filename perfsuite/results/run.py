@@ -11,6 +11,8 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.documents import Data, Document
+from perfsuite.results.counts import RankCounts
+from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.rank_report import Failure, Flops, Memory, Observed
 
 
@@ -107,12 +109,16 @@ class Figures(Data):
     step_jitter: float | None = None
     """p95 over p50 of the step times: 1 is perfectly even. Shown, never judged."""
     probe_s_p50: float | None = None
+    cpu_s_per_step: float | None = None
+    """CPU seconds of all ranks together in a step, median: what is computed, without any waiting."""
     peak_memory_bytes: float | None = None
     """Memory of the rank that used most, as all memory figures."""
     reserved_memory_bytes: float | None = None
     alloc_retries: float | None = None
     tflops_per_device: float | None = None
     mfu: float | None = None
+    roofline_share: float | None = None
+    """Share of the most tokens/s that the accelerator can do (`perfsuite.results.roofline`), 0 to 1."""
     gpu_utilisation: float | None = None
     """Percent, mean over devices."""
     sm_clock_mhz: float | None = None
@@ -162,11 +168,15 @@ class Run(Document):
     duration_s: float
     inject: str | None = None
     """The fault that was injected; such a run can never become a baseline."""
+    dry: bool = False
+    """Whether nothing ran: `machine` and every rank were pretended, and there is nothing but counts."""
     figures: Figures = Figures()
     step_s: tuple[float, ...] = ()
     """Seconds of each step, warm-up included: from the moment when every rank had finished the step before
     until every rank had finished this one."""
     probe_s: tuple[float, ...] = ()
+    cpu_s: tuple[float, ...] = ()
+    """CPU seconds of all ranks together in each step."""
     loss: tuple[float, ...] = ()
     """Mean over ranks."""
     window: tuple[int, int] = (0, 0)
@@ -180,6 +190,10 @@ class Run(Document):
     """None on a CPU where the run was too short to be sampled."""
     device_probe: dict[str, float] = Field(default_factory=dict)
     """What the device could do before the workload was built: the slowest rank's, figure by figure."""
+    counts: tuple[RankCounts, ...] = ()
+    """What a step did, counted (`perfsuite.results.counts`); empty where it was not counted."""
+    dry_facts: DryFacts | None = None
+    """What a dry run predicts; None for a launch."""
     notes: tuple[str, ...] = ()
     """What a reader of the figures should know."""
     failure: Failure | None = None

@@ -9,6 +9,8 @@ from pydantic import computed_field, model_validator
 from perfsuite.case.case import Unit
 from perfsuite.case.hardware import Machine
 from perfsuite.documents import Data, Document
+from perfsuite.results.counts import RankCounts
+from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.figures import median_figures
 from perfsuite.results.health import is_shared
 from perfsuite.results.outcome import Excuse, Outcome, Verdict
@@ -45,6 +47,21 @@ class Measurement(Data):
         """Whether others used the machine in the launches that are shown: their figures prove nothing."""
         none_is_healthy = not self.verdict.healthy(self.runs)
         return none_is_healthy and any(is_shared(run.health, run.machine) for run in self.runs)
+
+    @property
+    def dry(self) -> bool:
+        """Whether nothing was computed: its runs are dry runs."""
+        return any(run.dry for run in self.runs)
+
+    @property
+    def counts(self) -> tuple[RankCounts, ...]:
+        """What a step did, counted: of the newest healthy launch that was counted; empty if none was."""
+        return next((run.counts for run in reversed(self.healthy_runs) if run.counts), ())
+
+    @property
+    def dry_facts(self) -> DryFacts:
+        """What its newest dry run predicts; nothing of a case that was launched."""
+        return next((run.dry_facts for run in reversed(self.runs) if run.dry_facts is not None), DryFacts())
 
     @property
     def measured_steps(self) -> list[float]:

@@ -4,6 +4,7 @@ The classes here alone know the names of directories and files:
 
     baselines/<hardware class>/<case id>.json               reviewed baselines
     .perfsuite/baselines/<hardware class>/<case id>.json    baselines recorded on this machine
+    baselines/counts/<target>/<case id>.json                reviewed baselines of counts; also in the store
     .perfsuite/history/                                     a history (`perfsuite.history.store`)
     .perfsuite/runs/<session>/results.json                  a session's `SessionFile`
     .perfsuite/runs/<session>/<case id>/launch-N/           the files of a launch (`RunDir`)
@@ -20,14 +21,20 @@ from typing import NamedTuple
 
 from perfsuite import documents
 from perfsuite.case.case import Case
+from perfsuite.documents import Document
 from perfsuite.errors import FileError
 from perfsuite.results.baseline import Baseline
+from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.run_dir import RunDir, launches_in
 
 STORE = Path(".perfsuite")
 """The local store, unless the user names another."""
 BASELINES = Path("baselines")
 """The reviewed baselines, unless the user names another directory."""
+
+
+COUNTS = "counts"
+"""The folder of the baselines of counts, beside those of hardware classes."""
 
 
 class FoundBaseline(NamedTuple):
@@ -37,9 +44,16 @@ class FoundBaseline(NamedTuple):
     file: Path
 
 
+class FoundCounts(NamedTuple):
+    """A baseline of counts, and the file that it stands in."""
+
+    baseline: CountBaseline
+    file: Path
+
+
 @dataclass(frozen=True)
-class BaselineStore:
-    """Reviewed baselines, and those recorded on this machine; a reviewed one is found before a local one."""
+class _Directories:
+    """A directory of reviewed files, and one of files recorded on this machine; each file in a folder."""
 
     reviewed: Path
     local: Path | None = None
@@ -53,14 +67,41 @@ class BaselineStore:
     def _directories(self) -> Sequence[Path]:
         return [self.reviewed] if self.local is None else [self.reviewed, self.local]
 
-    def reviewed_file(self, hardware_class: str, case_id: str) -> Path:
-        """Where the reviewed baseline of a case stands, or would."""
-        return _file(self.reviewed, hardware_class, case_id)
+    def reviewed_file(self, folder: str, case_id: str) -> Path:
+        """Where the reviewed file of a case stands, or would."""
+        return _file(self.reviewed, folder, case_id)
 
-    def local_file(self, hardware_class: str, case_id: str) -> Path:
-        """Where the local baseline of a case stands, or would."""
+    def local_file(self, folder: str, case_id: str) -> Path:
+        """Where the local file of a case stands, or would."""
         assert self.local is not None
-        return _file(self.local, hardware_class, case_id)
+        return _file(self.local, folder, case_id)
+
+    def files(self, folder: str | None = None, case_ids: str = "*") -> list[Path]:
+        """The files of a folder (None: of all) for cases whose ids match a pattern of `fnmatch`.
+
+        Reviewed ones come first.
+        """
+        return [
+            file
+            for directory in self._directories
+            for each in ([directory / folder] if folder else sorted(directory.glob("*")))
+            for file in sorted(each.glob(f"{case_ids}.json"))
+        ]
+
+    def _first(self, folder: str, case_id: str) -> Path | None:
+        """The file of a case that counts: the reviewed one if there is one."""
+        files = (_file(directory, folder, case_id) for directory in self._directories)
+        return next((file for file in files if file.exists()), None)
+
+
+@dataclass(frozen=True)
+class BaselineStore(_Directories):
+    """Baselines in folders named by hardware class: a reviewed one is found before a local one."""
+
+    @property
+    def counts(self) -> CountStore:
+        """The baselines of counts that stand beside these."""
+        return CountStore(self.reviewed / COUNTS, self.local / COUNTS if self.local is not None else None)
 
     def write_reviewed(self, baseline: Baseline) -> Path:
         """Write a baseline that somebody accepted; returns its file. Raises `FileError`."""
@@ -72,26 +113,11 @@ class BaselineStore:
 
     def find(self, hardware_class: str, case: Case) -> FoundBaseline | None:
         """The baseline of `case`, or None. Raises `FileError` if the first file that there is is bad."""
-        for directory in self._directories:
-            file = _file(directory, hardware_class, case.id)
-            if file.exists():
-                baseline = documents.read(file, Baseline)
-                if baseline.case.id != case.id or baseline.hardware_class != hardware_class:
-                    raise FileError(
-                        f"{file}: it holds the baseline of {baseline.case.id} on {baseline.hardware_class}. "
-                        "A file must stand where its content says; move it or delete it."
-                    )
-                return FoundBaseline(baseline, file)
-        return None
-
-    def files(self, hardware_class: str | None = None, case_ids: str = "*") -> list[Path]:
-        """The files of a class (None: of all) whose case ids match a pattern of `fnmatch`: reviewed first."""
-        return [
-            file
-            for directory in self._directories
-            for folder in ([directory / hardware_class] if hardware_class else sorted(directory.glob("*")))
-            for file in sorted(folder.glob(f"{case_ids}.json"))
-        ]
+        if (file := self._first(hardware_class, case.id)) is None:
+            return None
+        baseline = documents.read(file, Baseline)
+        _check_place(file, baseline.case, baseline.hardware_class)
+        return FoundBaseline(baseline, file)
 
     def hardware_classes(self) -> list[str]:
         """The classes that have baselines, sorted."""
@@ -112,11 +138,41 @@ class BaselineStore:
         return baselines
 
 
-def _file(directory: Path, hardware_class: str, case_id: str) -> Path:
-    return directory / hardware_class / f"{case_id}.json"
+@dataclass(frozen=True)
+class CountStore(_Directories):
+    """Baselines of counts in folders named by target: a reviewed one is found before a local one."""
+
+    def write_reviewed(self, baseline: CountBaseline) -> Path:
+        """Write counts that somebody accepted; returns their file. Raises `FileError`."""
+        return _write(self.reviewed_file(baseline.target, baseline.case.id), baseline)
+
+    def write_local(self, baseline: CountBaseline) -> Path:
+        """Write counts that were merely recorded; returns their file. Raises `FileError`."""
+        return _write(self.local_file(baseline.target, baseline.case.id), baseline)
+
+    def find(self, target: str, case: Case) -> FoundCounts | None:
+        """The counts of `case`, or None. Raises `FileError` if the first file that there is is bad."""
+        if (file := self._first(target, case.id)) is None:
+            return None
+        baseline = documents.read(file, CountBaseline)
+        _check_place(file, baseline.case, baseline.target)
+        return FoundCounts(baseline, file)
 
 
-def _write(file: Path, baseline: Baseline) -> Path:
+def _file(directory: Path, folder: str, case_id: str) -> Path:
+    return directory / folder / f"{case_id}.json"
+
+
+def _check_place(file: Path, case: Case, folder: str) -> None:
+    """Raise `FileError` if a file holds the baseline of another case or folder than it stands for."""
+    if (file.parent.name, file.stem) != (folder, case.id):
+        raise FileError(
+            f"{file}: it holds the baseline of {case.id} on {folder}. "
+            "A file must stand where its content says; move it or delete it."
+        )
+
+
+def _write(file: Path, baseline: Document) -> Path:
     documents.write(file, baseline)
     return file
 

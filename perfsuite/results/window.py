@@ -14,7 +14,7 @@ FLAT = 0.05
 
 UNMEASURED_STEPS = 2
 """First steps of a case that are never measured: in the second one the worker observes what runs
-(`perfsuite.worker.observe`)."""
+(`perfsuite.worker.observe`). Where a step is counted, none up to that one is (`COUNTED_STEP`)."""
 
 
 class Window(NamedTuple):
@@ -25,12 +25,12 @@ class Window(NamedTuple):
     steady: bool
 
 
-def find_window(step_s: Sequence[float], max_warmup: int) -> Window:
+def find_window(step_s: Sequence[float], max_warmup: int, *, unmeasured: int = UNMEASURED_STEPS) -> Window:
     """The measured part of a launch's step times, in seconds.
 
     The level is the median of the steps after `max_warmup`. Warm-up ends at the first step from which
     `ROLL` steps have a median within `FLAT` of that level (or within the series' own noise, on a machine
-    noisier than that): after `UNMEASURED_STEPS` steps at the earliest, after `max_warmup` at the latest. The
+    noisier than that): after `unmeasured` steps at the earliest, after `max_warmup` at the latest. The
     launch is steady if the first and the second half of the window agree within the same bound.
     """
     count = len(step_s)
@@ -44,11 +44,7 @@ def find_window(step_s: Sequence[float], max_warmup: int) -> Window:
     deviation = median(abs(after - before) for before, after in pairwise(tail)) / 2**0.5
     bound = max(FLAT * level, 2 * deviation)
     start = next(
-        (
-            i
-            for i in range(UNMEASURED_STEPS, max_warmup)
-            if abs(median(step_s[i : i + ROLL]) - level) <= bound
-        ),
+        (i for i in range(unmeasured, max_warmup) if abs(median(step_s[i : i + ROLL]) - level) <= bound),
         max_warmup,
     )
     # A rolling median is flat while up to two of its first steps are not: leave those out as well.

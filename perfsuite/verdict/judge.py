@@ -12,7 +12,7 @@ from statistics import median
 
 from perfsuite.results import health
 from perfsuite.results.baseline import Baseline
-from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, Metric, judged
+from perfsuite.results.metric import CPU_S_PER_STEP, PEAK_MEMORY, TOKENS_PER_S, Metric, judged
 from perfsuite.results.outcome import WORST_FIRST, Check, Outcome, Verdict
 from perfsuite.results.rank_report import FailureKind
 from perfsuite.results.run import Run
@@ -121,7 +121,8 @@ def _judge_healthy(
 
 def _record(runs: Sequence[Run], policy: Policy) -> Verdict:
     """The verdict where there is no baseline: `recorded` as soon as there are enough launches for one."""
-    checks = tuple(_unjudged(metric, runs) for metric in judged(run.figures for run in runs))
+    metrics = judged((run.figures for run in runs), runs[0].machine.device)
+    checks = tuple(_unjudged(metric, runs) for metric in metrics)
     verdict = _worst(checks, len(runs))
     if verdict.outcome == "recorded" and len(runs) < policy.record_launches:
         return verdict.replace(outcome="undecided")
@@ -129,11 +130,18 @@ def _record(runs: Sequence[Run], policy: Policy) -> Verdict:
 
 
 def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy: Policy) -> Verdict:
-    """The verdict on healthy launches beside the baseline."""
+    """The verdict on healthy launches beside the baseline.
+
+    CPU time is judged beside baselines that have it: those from before it was measured are as good as ever.
+    """
     if (failed := _cannot_be_compared(runs, baseline)) is not None:
         return failed
     launches = [run.figures for run in runs] + [launch.figures for launch in baseline.launches]
-    checks = tuple(_check(metric, runs, baseline, noise, policy) for metric in judged(launches))
+    checks = tuple(
+        _check(metric, runs, baseline, noise, policy)
+        for metric in judged(launches, runs[0].machine.device)
+        if metric != CPU_S_PER_STEP or baseline.values(metric.name)
+    )
     return _worst(checks, len(runs))
 
 

@@ -28,6 +28,7 @@ from perfsuite.case.case import CaseFile
 from perfsuite.errors import MismatchError, ScriptError
 from perfsuite.results.rank_report import Failure, Observed, RankReport
 from perfsuite.results.run_dir import LAUNCH_DIR, RUN_DIR, RunDir
+from perfsuite.worker import counting as _counting  # noqa: F401  loaded before the level of memory is taken
 from perfsuite.worker import deepspeed, leash, memory, stacks, timers
 from perfsuite.worker.flops import count_known
 from perfsuite.worker.losses import Losses, before_backward
@@ -134,9 +135,8 @@ class Attached:
 
         That is no error that the script may catch, or is to blame for.
         """
-        assert rank.observer is not None
         try:
-            rank.observer.before_optimizer_step(optimizer, (), {})
+            rank.before_optimizer_step(optimizer, (), {})
         except Exception as error:
             self._fail(error, _failure_of_ours)
             raise SystemExit(1) from None

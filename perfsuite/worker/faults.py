@@ -10,28 +10,51 @@
 | missing-rank      | the last rank writes no report                          |
 | crash, exit, oom  | at step 5 the last rank raises, exits, runs out of memory |
 | hang              | at step 5 the last rank stops                           |
+
+Faults that change what a step does: `perfsuite.worker.structural_faults`.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from perfsuite.results.rank_report import RankReport
-    from perfsuite.worker.recorder import Recorder
 
 from perfsuite.case.fault import AT_STEP, Fault
 
+if TYPE_CHECKING:
+    from perfsuite.case.fault import Structural
+    from perfsuite.frameworks.base import Framework
+    from perfsuite.results.rank_report import RankReport
+    from perfsuite.worker.recorder import Recorder
+
+STRUCTURAL_AFTER = 1
+"""The step, counted from 0, after which a structural fault begins: the one that the worker observes."""
+
 
 class Injector:
-    """Carries out one fault in one rank."""
+    """Carries out one fault in one rank. `training` returns model and optimizer, None where there is none."""
 
-    def __init__(self, fault: Fault, *, is_last_rank: bool) -> None:
+    def __init__(
+        self,
+        fault: Fault,
+        *,
+        is_last_rank: bool,
+        training: Callable[[], tuple[Any, Any]] = lambda: (None, None),
+    ) -> None:
         self.fault = fault
         self.is_last_rank = is_last_rank
+        self._training = training
         self._held: Any = None
+
+    def built_with(self, framework: Framework) -> Framework:
+        """Return the framework to build with. Raises `MismatchError` for a fault that does not fit to it."""
+        if (kind := self.fault.structural) is None:
+            return framework
+        from perfsuite.worker import structural_faults
+
+        return structural_faults.built_with(kind, framework)
 
     def before_end(self, step: int, recorder: Recorder) -> None:
         """Called before the end of a step is stamped."""
@@ -42,8 +65,15 @@ class Injector:
             recorder.lengthen(2)
         elif kind == "leak" and step == AT_STEP:
             self._held = _hold(size, recorder)
+        elif step == STRUCTURAL_AFTER and self.fault.structural is not None:
+            self._begin(self.fault.structural)
         elif self.is_last_rank and step == AT_STEP:
             self._break_down(recorder)
+
+    def _begin(self, kind: Structural) -> None:
+        from perfsuite.worker import structural_faults
+
+        structural_faults.begin(kind, *self._training())
 
     def _break_down(self, recorder: Recorder) -> None:
         if self.fault.kind == "crash":

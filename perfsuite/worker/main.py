@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfsuite import documents
 from perfsuite.case.case import Case, CaseFile
@@ -26,11 +26,7 @@ from perfsuite.worker.flops import count_known
 from perfsuite.worker.memory import memory_for
 from perfsuite.worker.preflight import all_reduce_probe, device_probe
 from perfsuite.worker.rank import LEAVE_S, WAIT_S, Rank, empty_report, failure_of, write_failure
-from perfsuite.worker.recorder import Recorder
 from perfsuite.worker.timers import SimulatedTimer, clock_for
-
-if TYPE_CHECKING:
-    from perfsuite.worker.observe import Observer
 
 
 def main(path: str) -> None:
@@ -90,13 +86,14 @@ def _measure(rank: Rank) -> RankReport:
         _init_process_group(case, device, connects_at_once=process_group == "eager")
     flops = count_known(case)  # imports transformers and builds the model once, on the meta device
     rank.framework.load(case, device)
-    _warm_up(device)
+    _warm_up(device, counts=rank.request.counts)
     rank.device_probe = device_probe(device)  # while nothing else runs; on a CPU it raises the peak of memory
     memory = memory_for(device)
     rank.build(timer, device=device, probe=probe, memory=memory)
     if process_group == "library":  # until now there was none for an all-reduce
         rank.device_probe |= all_reduce_probe(device)
-    with _optimizer_hooks(rank.observe(), rank.recorder):
+    rank.observe()
+    with _optimizer_hooks(rank):
         losses = _train(rank)
         rank.recorder.finish()
     return rank.finish().replace(loss=_floats(losses), flops=flops)
@@ -113,13 +110,13 @@ def _floats(losses: list[Any]) -> tuple[float, ...]:
 
 
 @contextlib.contextmanager
-def _optimizer_hooks(observer: Observer, recorder: Recorder) -> Iterator[None]:
-    """Show every optimizer step to the observer before it is made, and to the clock after it."""
+def _optimizer_hooks(rank: Rank) -> Iterator[None]:
+    """Show every optimizer step to the rank before it is made, and to the clock after it."""
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     hooks = [
-        register_optimizer_step_pre_hook(observer.before_optimizer_step),
-        register_optimizer_step_post_hook(recorder.after_optimizer_step),
+        register_optimizer_step_pre_hook(rank.before_optimizer_step),
+        register_optimizer_step_post_hook(rank.recorder.after_optimizer_step),
     ]
     yield
     for hook in hooks:
@@ -163,12 +160,16 @@ def _device(request: CaseFile) -> Any:
     return torch.device("cpu")
 
 
-def _warm_up(device: Any) -> None:
+def _warm_up(device: Any, *, counts: bool) -> None:
     """Make one small step, in which the libraries load and allocate what they keep."""
     import torch
+
+    from perfsuite.worker import counting
 
     weight = torch.nn.Parameter(torch.ones(8, 8, device=device))
     weight.square().sum().backward()
     if torch.distributed.is_initialized():
         torch.distributed.all_reduce(weight.grad)
     torch.optim.AdamW([weight]).step()
+    if counts and device.type == "cpu":  # a GPU's allocator does not see what counting loads
+        counting.warm_up()

@@ -34,6 +34,15 @@ class HostMemory:
         except OSError:
             self.method += "; peak not reset (clear_refs is read-only)"
 
+    def begin_counting(self) -> None:
+        """The next steps are counted: code of torch that only counting runs is read into memory by them."""
+        self._mapped = _status_bytes("RssFile")
+
+    def end_counting(self) -> None:
+        """The counted steps are over: raise the level by the code that was read, and forget their peak."""
+        self._level += _status_bytes("RssFile") - self._mapped
+        self.reset_peak()
+
     def read(self) -> Memory:
         """Return the peak since construction or `reset_peak`."""
         return Memory(peak=max(_status_bytes("VmHWM") - self._level, 0), method=self.method)

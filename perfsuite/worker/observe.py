@@ -56,7 +56,8 @@ class Observer:
         self.case = case
         self.workload = workload
         self.model: Any = workload.model
-        self._optimizer: Any = None
+        self.optimizer: Any = None
+        """The first one that stepped."""
         self._before: dict[str, float] = {}
         self._after: dict[str, float] = {}
         self._collectives_before: int | None = None
@@ -65,14 +66,14 @@ class Observer:
 
     def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Look before a step; for `register_optimizer_step_pre_hook`. The first optimizer seen counts."""
-        if self._optimizer is None:
-            self._optimizer = optimizer
+        if self.optimizer is None:
+            self.optimizer = optimizer
             if self.model is None:
                 self.model = owner(optimizer)
             self._before = replicas.fingerprint(self.model)
             self._collectives_before = replicas.collectives()
             self._second_step = SecondStep(self.model, inside=not self._is_compiled())
-        elif optimizer is self._optimizer and not self._settings:
+        elif optimizer is self.optimizer and not self._settings:
             self._settings = self._look()
 
     def _is_compiled(self) -> bool:
@@ -169,8 +170,8 @@ class Observer:
     def _look(self) -> dict[str, str]:
         parameters = list(self.model.parameters())
         trained = {id(p) for p in parameters if p.requires_grad}
-        owned = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
-        fused = " fused" if self._optimizer.defaults.get("fused") else ""
+        owned = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        fused = " fused" if self.optimizer.defaults.get("fused") else ""
         assert self._second_step is not None
         self._second_step.finish()
         device = parameters[0].device.type
@@ -185,7 +186,7 @@ class Observer:
             **_attention(self.model),
             "attention_kernel": self._second_step.attention_kernel,
             "recomputing_blocks": self._second_step.recomputing(),
-            "optimizer": type(self._optimizer).__name__ + fused,
+            "optimizer": type(self.optimizer).__name__ + fused,
             "optimizer_parameters": "the model's" if owned == trained else "others",
             **finetuning.observed(self.model),
             **self.workload.settings,

@@ -22,6 +22,7 @@ from perfsuite.case.case import CaseFile
 from perfsuite.case.fault import Fault
 from perfsuite.errors import ExtensionError, FileError, MismatchError, ScriptError
 from perfsuite.frameworks.base import Ranks, framework_of
+from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.rank_report import Failure, FailureKind, RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker.extra_metrics import ExtraMetrics
@@ -67,7 +68,8 @@ class Rank:
         self._injector: Injector | None = None
         if request.inject is not None:
             is_last_rank = report.rank == report.world_size - 1
-            self._injector = Injector(Fault.parse(request.inject), is_last_rank=is_last_rank)
+            fault = Fault.parse(request.inject)
+            self._injector = Injector(fault, is_last_rank=is_last_rank, training=self._training)
 
     def build(
         self,
@@ -83,7 +85,9 @@ class Rank:
         level at that moment.
         """
         self.device = device
-        before_end = None if self._injector is None else self._injector.before_end
+        before_end, framework = None, self.framework
+        if self._injector is not None:
+            before_end, framework = self._injector.before_end, self._injector.built_with(framework)
         self.recorder = Recorder(timer, probe=probe, memory=memory, before_end=before_end)
         ranks = Ranks(
             rank=self.report.rank,
@@ -91,14 +95,38 @@ class Rank:
             device=device,
             directory=self.run_dir.path,
         )
-        self.workload = self.framework.build(self.case, ranks, self.recorder)
+        self.workload = framework.build(self.case, ranks, self.recorder)
 
     def observe(self) -> Observer:
-        """Make the observer of what `build` returned. Its `before_optimizer_step` must see every step."""
+        """Make the observer of what `build` returned. `before_optimizer_step` must see every step."""
         from perfsuite.worker.observe import Observer
 
         self.observer = Observer(self.case, self.workload)
+        if self.request.counts:
+            self._count()
         return self.observer
+
+    def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Show a step that is about to be made to whatever looks at it.
+
+        For `register_optimizer_step_pre_hook`. Raises `MismatchError` if the training cannot be observed.
+        """
+        assert self.observer is not None
+        self.observer.before_optimizer_step(optimizer, args, kwargs)
+        if self.recorder.counting is not None:
+            self.recorder.counting.before_optimizer_step(optimizer)
+
+    def _count(self) -> None:
+        """Let what a step does be counted, if that is asked for and the case leaves room for it."""
+        from perfsuite.worker.counting import Counting
+
+        if self.case.max_warmup_steps < COUNTED_STEP:
+            self.notes.append(
+                f"what a step does was not counted: max_warmup_steps={self.case.max_warmup_steps} leaves no "
+                f"step before the measured ones for it: give {COUNTED_STEP} or more"
+            )
+        else:
+            self.recorder.counting = Counting(self._model)
 
     def start(self) -> None:
         """Tell the driver that training begins, then start the clock.
@@ -119,6 +147,10 @@ class Rank:
         """What trains: of a script, known since its first step."""
         return self.workload.model if self.observer is None else self.observer.model
 
+    def _training(self) -> tuple[Any, Any]:
+        """Model and optimizer of what trains; None where nothing does."""
+        return (None, None) if self.observer is None else (self.observer.model, self.observer.optimizer)
+
     def finish(self) -> RankReport:
         """Stop the clock and collect what was measured, all but loss and FLOPs, which the caller adds.
 
@@ -132,6 +164,7 @@ class Rank:
             tokens_per_step=self._tokens_per_step,
             step_s=tuple(self.recorder.step_s),
             probe_s=tuple(self.recorder.probe_s),
+            cpu_s=tuple(self.recorder.cpu_s),
             wall_s=self.recorder.wall_s,
             own_tokens_per_s=self.workload.own_tokens_per_s(),
             memory=memory,
@@ -144,6 +177,9 @@ class Rank:
         from perfsuite.worker import flops, software
 
         observed = observer.result()  # before `evidence`, which compares with its fingerprint
+        if (counting := self.recorder.counting) is not None:
+            report = report.replace(counts=counting.result())
+            self.notes += counting.notes
         report = report.replace(
             observed=observed,
             evidence=observer.evidence(),

@@ -13,10 +13,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED
 from perfsuite.worker.memory import CudaMemory, HostMemory
 from perfsuite.worker.timers import Timer
+
+if TYPE_CHECKING:
+    from perfsuite.worker.counting import Counting
 
 GC_EVERY = 50
 """Steps between collections: at the same step on every rank, so that no rank waits for another's."""
@@ -32,7 +36,8 @@ class Recorder:
 
     `probe`, if given, is a fixed piece of work done after each step and timed apart from it. `before_end`, if
     given, is called with the step's index before its end is stamped: it carries out injected faults. The peak
-    of `memory` is reset after the first step, in which a library may build what it needs once.
+    of `memory` is reset after the first step, in which a library may build what it needs once; that of the
+    host, which holds what counting needs, after the counted steps.
     """
 
     def __init__(
@@ -47,6 +52,8 @@ class Recorder:
         self.memory = memory
         self.on_progress: Callable[[int], object] = lambda step: None
         """Is called with the number of steps that the device has finished, at most twice a second."""
+        self.counting: Counting | None = None
+        """Counts what some of the first steps do."""
         self.between_steps: Callable[[int], object] | None = None
         """Is called between two steps, in no step's time, with the number of steps that have ended."""
         self.probe_s: list[float] = []
@@ -56,6 +63,8 @@ class Recorder:
         self._before_end = before_end
         self._starts: list[Any] = []
         self._ends: list[Any] = []
+        self._cpu_starts: list[float | None] = []
+        self._cpu_ends: list[float | None] = []
         self._lengthened_s: dict[int, float] = {}
         """Seconds that an injected fault added, by the index of the step."""
         self._past = 0
@@ -72,7 +81,7 @@ class Recorder:
             self.memory.release()
         self.timer.settle()
         self._begun_at = self.timer.host()
-        self._starts.append(self.timer.stamp())
+        self._begin_step()
 
     def after_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """End a step; for `register_optimizer_step_post_hook`. The first optimizer to step is the clock."""
@@ -83,12 +92,15 @@ class Recorder:
 
     def boundary(self) -> None:
         """End the running step and begin the next one."""
+        if self.counting is not None:
+            self.counting.end_step()
         if self._before_end is not None:
             self._before_end(len(self._ends), self)
         self._ends.append(self.timer.stamp())
+        self._cpu_ends.append(self.timer.cpu())
         ended_at = self.timer.host()
-        if len(self._ends) == 1 and self.memory is not None:
-            self.memory.reset_peak()
+        if self.memory is not None:
+            self._settle(self.memory)
         if len(self._ends) % GC_EVERY == 0:
             gc.collect(1)
         if ended_at - self._progress_at > PROGRESS_EVERY_S:
@@ -100,8 +112,25 @@ class Recorder:
             probe_at = self.timer.host()
             self._probe()
             self.probe_s.append(self.timer.host() - probe_at)
+        if self.counting is not None:
+            self.counting.begin_step()
         self._between_s += self.timer.host() - ended_at
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._cpu_starts.append(self.timer.cpu())
         self._starts.append(self.timer.stamp())
+
+    def _settle(self, memory: HostMemory | CudaMemory) -> None:
+        """Reset the peak where the steps from which memory counts begin."""
+        if len(self._ends) == 1:
+            memory.reset_peak()
+        if self.counting is None or isinstance(memory, CudaMemory):
+            return
+        if len(self._ends) == FIRST_COUNTED - 1:
+            memory.begin_counting()
+        elif len(self._ends) == COUNTED_STEP:
+            memory.end_counting()
 
     def finish(self) -> None:
         """Stop the clock after the last step: wait for the device, once. Only the first call counts.
@@ -128,6 +157,12 @@ class Recorder:
     def step_s(self) -> list[float]:
         """Seconds of each step. May only be read after `finish`."""
         return [self.timer.seconds(start, end) for start, end in zip(self._starts, self._ends, strict=False)]
+
+    @property
+    def cpu_s(self) -> list[float]:
+        """CPU seconds of this process in each step, without what is done between steps; empty if unknown."""
+        steps = zip(self._cpu_starts, self._cpu_ends, strict=False)
+        return [end - start for start, end in steps if start is not None and end is not None]
 
     def lengthen(self, share: float) -> None:
         """Make the running step longer by a share of itself: an injected fault.

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from perfsuite.results.counts import Compiled
 from perfsuite.results.run_dir import FILES, LAUNCH_DIR
 
 PACKAGES = ("transformers", "triton", "peft", "bitsandbytes", "flash_attn", "mamba_ssm", "deepspeed")
@@ -100,6 +101,32 @@ def _dynamo() -> Mapping[str, Mapping[str, int]]:
 def compiled_graphs() -> int:
     """Return how many graphs torch.compile has made in this process."""
     return _dynamo().get("stats", Counter[str]()).get("unique_graphs", 0)
+
+
+def compiled_counts() -> Compiled | None:
+    """Return what torch.compile has made in this process; None if it compiled nothing.
+
+    Only counters that a kernel out of inductor's cache counts in, too.
+    """
+    if not compiled_graphs():
+        return None
+    counters, metrics = _dynamo(), sys.modules["torch._dynamo.utils"].get_compilation_metrics()
+    inductor: Any = sys.modules.get("torch._inductor.metrics")
+    return Compiled(
+        graphs=compiled_graphs(),
+        breaks=_by_first_line(counters.get("graph_break", {})),
+        recompilations=sum(metric.recompile_reason is not None for metric in metrics),
+        kernels=0 if inductor is None else inductor.generated_kernel_count,
+        extern_calls=counters.get("inductor", {}).get("extern_calls", 0),
+    )
+
+
+def _by_first_line(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return counts of texts by their first lines: what follows names places in files."""
+    lines = Counter[str]()
+    for text, count in counts.items():
+        lines[text.splitlines()[0]] += count
+    return dict(lines)
 
 
 def compile_notes() -> tuple[str, ...]:

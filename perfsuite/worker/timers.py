@@ -36,6 +36,9 @@ class Timer(Protocol):
     def host(self) -> float:
         """Return the host's clock in seconds: the cross-check of the marks."""
 
+    def cpu(self) -> float | None:
+        """Return the CPU seconds of this process, all its threads together; None on a simulated clock."""
+
     def sleep(self, seconds: float) -> None:
         """Let time pass, for an injected delay."""
 
@@ -67,6 +70,10 @@ class HostTimer:
     def host(self) -> float:
         """Return the time now, in seconds."""
         return time.perf_counter()
+
+    def cpu(self) -> float | None:
+        """Return the CPU seconds of this process, in user and kernel mode, all its threads together."""
+        return time.process_time()
 
     def sleep(self, seconds: float) -> None:
         """Spin: `time.sleep` would make a delay of one millisecond longer than that."""
@@ -154,6 +161,10 @@ class SimulatedTimer(HostTimer):
     def host(self) -> float:
         """Return the simulated time, in seconds."""
         return self.now
+
+    def cpu(self) -> float | None:
+        """Return None: nothing is computed."""
+        return None
 
     def sleep(self, seconds: float) -> None:
         """Move the clock on by `seconds`."""

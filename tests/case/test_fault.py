@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite.case.fault import Fault
+from perfsuite.case.fault import STRUCTURAL, Fault
 from perfsuite.errors import CaseError
 
 
@@ -15,7 +15,10 @@ from perfsuite.errors import CaseError
         ("stall=10", "stall", 10),
         *(
             (kind, kind, 0)
-            for kind in ["nan", "loss", "missing-metric", "missing-rank", "crash", "exit", "oom", "hang"]
+            for kind in [
+                *("nan", "loss", "missing-metric", "missing-rank", "crash", "exit", "oom", "hang"),
+                *("reshard-toggled", "checkpointing-lost-in-one-block", "weight-copy"),
+            ]
         ),
     ],
 )
@@ -46,4 +49,4 @@ def test_parse_names_the_text_and_what_is_allowed(text: str) -> None:
         Fault.parse(text)
     message = str(caught.value)
     assert message.startswith(f"--perf-inject {text!r}: give slowdown=P%, leak=P%, stall=N, or one of nan, ")
-    assert message.endswith("crash, exit, oom, hang")
+    assert message.endswith(", ".join(["crash, exit, oom, hang", *STRUCTURAL]))

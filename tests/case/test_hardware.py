@@ -2,7 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite.case.hardware import ACCELERATORS, PRODUCTS, Accelerator, hardware_error
+from perfsuite.case.hardware import (
+    ACCELERATORS,
+    ARCHITECTURES,
+    PRODUCTS,
+    Accelerator,
+    Machine,
+    hardware_error,
+)
 from perfsuite.launch.machine import detect_cpu, gpu_machine
 from tests.samples import make_gpu_machine, make_machine
 
@@ -20,6 +27,31 @@ def test_every_product_has_a_marker_a_source_and_plausible_numbers(name: str, pr
         assert (product.peak_16bit, product.peak_fp32) == (None, None)
     else:
         assert 0 < product.peak_fp32 < product.peak_16bit < 10_000
+    if product.link_gb_s is not None:
+        assert (product.link_gb_s >= 150) == (product.form_factor != "pcie"), "NVLink, or else PCIe"
+
+
+def test_every_family_has_an_architecture() -> None:
+    assert ARCHITECTURES.keys() == {product.family for product in PRODUCTS.values()}
+
+
+@pytest.mark.parametrize(
+    ("machine", "architecture"),
+    [
+        (make_machine(), "cpu"),
+        (make_gpu_machine(), "sm90"),
+        (make_gpu_machine("NVIDIA H200"), "sm90"),
+        (make_gpu_machine("Tesla V100-SXM2-16GB"), "sm70"),
+        (make_gpu_machine("NVIDIA B300 SXM6 AC"), "sm103"),
+    ],
+)
+def test_cards_of_one_architecture_run_the_same_kernels(machine: Machine, architecture: str) -> None:
+    assert machine.architecture == architecture
+
+
+def test_the_architecture_of_an_unknown_card_is_its_class() -> None:
+    unknown = make_gpu_machine("NVIDIA Z9000")
+    assert unknown.architecture == unknown.hardware_class
 
 
 def test_markers_are_the_cpu_and_each_family_once() -> None:
@@ -157,3 +189,10 @@ def test_gpu_is_any_gpu_and_no_cpu() -> None:
     assert unknown.why_not("gpu") is None
     assert unknown.why_not("h100") is not None
     assert detect_cpu("none").why_not("gpu") is not None
+
+
+def test_the_link_is_that_of_the_product_in_one_direction() -> None:
+    assert make_gpu_machine("NVIDIA H100 80GB HBM3").link_bytes_per_s == 450e9
+    assert make_gpu_machine("NVIDIA A10G").link_bytes_per_s is None
+    assert make_gpu_machine("NVIDIA X1").link_bytes_per_s is None
+    assert make_machine().link_bytes_per_s is None

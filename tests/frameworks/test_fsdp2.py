@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 from torch.distributed.fsdp import FSDPModule
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfsuite import FSDP2, Topology
 from perfsuite.frameworks.base import framework_of
 from perfsuite.frameworks.fsdp2 import _no_sync
 from perfsuite.worker.observe import wrapping
+from perfsuite.worker.second_step import in_backward
 from tests.fake_group import fake_group
 from tests.frameworks.common.test_model import TINY
 from tests.samples import make_machine
@@ -50,3 +53,33 @@ def test_a_mesh_of_three_dimensions_is_refused() -> None:
     assert framework_of(case).unsupported(case, make_machine()) == (
         "tensor_parallel=2 does not go with shard_group (3-D mesh)"
     )
+
+
+class _Gathers(TorchDispatchMode):
+    """Counts all-gathers in forward and in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = Counter[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "allgather" in func.name():
+            self.seen["backward" if in_backward() else "forward"] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("framework", "gathered"),
+    [
+        (FSDP2(), {"forward": 5, "backward": 4}),  # four blocks and the root
+        (FSDP2(reshard_root=True), {"forward": 5, "backward": 5}),
+        (FSDP2(reshard_after_forward=False), {"forward": 5}),
+    ],
+    ids=lambda value: value.slug() if isinstance(value, FSDP2) else "",
+)
+def test_what_is_resharded_is_gathered_again(framework: FSDP2, gathered: dict[str, int]) -> None:
+    case = TINY.replace(framework=framework, topology=FOUR)
+    with fake_group(0, 4) as ranks, _Gathers() as gathers:
+        workload: Any = framework.build(case, ranks, None)  # type: ignore[arg-type]
+        workload.run(1)
+    assert gathers.seen == gathered

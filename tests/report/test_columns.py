@@ -4,14 +4,20 @@ import pytest
 
 from perfsuite.case.case import Unit
 from perfsuite.report.columns import (
+    DRY,
     LAUNCHES,
     MEMORY_CHANGE,
     SPEED_CHANGE,
     extras,
     figure,
+    of_cases,
     speed_in,
 )
+from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.metric import MFU, STEP_S_P95, TOKENS_PER_S_MEAN
+from perfsuite.results.session_file import Measurement
+from tests.counted import make_counts, make_dry, make_entries
+from tests.report.test_dry_facts import FIT, limit
 from tests.samples import BEFORE, make_image_result, make_result, never_run, now
 
 
@@ -66,3 +72,47 @@ def test_metrics_of_other_packages_have_a_column_where_any_case_has_them() -> No
         ["3.0", "1.5"],
     ]
     assert extras(results[:1]) == []
+
+
+FACTS = DryFacts(fit=FIT, roofline=limit())
+
+
+def cells(result: Measurement) -> dict[str, str]:
+    return {column.heading: column.cell(result) for column in of_cases([result], [])}
+
+
+def test_dry_runs_alone_have_columns_of_what_is_known_of_them() -> None:
+    counted = {"computed": "551.0 TFLOP", "collectives": "59.9 GiB", "live peak": "41.0 GiB"}
+    assert cells(make_dry()) == counted
+    assert cells(make_dry(dry_facts=FACTS)) == {
+        **counted,
+        "of card": "81%: tight",
+        "most tokens/s": "941,530",
+    }
+    assert cells(make_dry(counts=())) == {}
+    assert [column.cell(make_dry(dry_facts=FACTS.replace(fit=None))) for column in DRY[3:]] == [
+        "-",
+        "941,530",
+    ]
+
+
+def test_columns_of_launches_are_those_given_if_any_case_was_launched() -> None:
+    measured = [figure(MFU)]
+    assert [column.heading for column in of_cases([make_dry(), never_run()], measured)] == [
+        "computed",
+        "collectives",
+        "live peak",
+    ]
+    assert of_cases([make_dry(), make_result(now())], measured) == measured
+    assert of_cases([never_run()], measured) == of_cases([], measured) == measured
+    assert LAUNCHES.cell(make_dry()) == "-"
+
+
+def test_counted_columns_show_the_rank_that_has_most() -> None:
+    most, least = make_counts(), make_counts(memory=None, flops={}, collectives=())
+    assert list(cells(make_dry(counts=make_entries(least, most))).values()) == [
+        "551.0 TFLOP",
+        "59.9 GiB",
+        "41.0 GiB",
+    ]
+    assert cells(make_dry(counts=make_entries(least))) == {"computed": "0 FLOP", "collectives": "0 bytes"}

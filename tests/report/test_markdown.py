@@ -10,6 +10,7 @@ from perfsuite.report.markdown import MAX_EXPLAINED, MAX_ROWS, render, text
 from perfsuite.report.published import ComparisonTable
 from perfsuite.results.run import Health
 from perfsuite.results.session_file import Measurement, SessionFile, Skipped
+from tests.counted import BUCKETS, EXPLAINED, FULL_SIZE, make_check, make_counted, make_dry, make_finding
 from tests.report.html.test_page import EVIL, make_evil
 from tests.samples import make_image_result, make_result, make_shared, never_run, now
 from tests.sessions import make_blind, make_gpu_result, make_session
@@ -230,3 +231,33 @@ def test_no_trailing_anchors_for_what_is_not_explained() -> None:
     assert len(parsed.links) == len(parsed.headings) - 1 == MAX_EXPLAINED
     slugs = [re.sub(r"[^\w-]", "", heading) for heading in parsed.headings[1:]]
     assert parsed.links == [f"#{slug}" for slug in slugs]
+
+
+def test_a_regression_of_counts_is_explained() -> None:
+    told = make_counted()
+    told = told.replace(verdict=told.verdict.replace(explained=EXPLAINED))
+    parsed = parse(render([make_session(0).replace(results=(told,))]))
+    assert parsed.items[:3] == [
+        EXPLAINED,
+        f"regressed: {make_finding().sentence}",
+        "regressed: host reads in forward 1 -> 2",
+    ]
+    assert BUCKETS.sentence not in parsed.items
+
+
+def test_dry_runs_have_a_table_of_what_was_counted() -> None:
+    parsed = parse(render([make_session(0).replace(results=(make_dry(),), skipped=())]))
+    assert parsed.rows == [
+        ["verdict", "case", "why", "computed", "collectives", "live peak"],
+        [
+            "regressed (dry run)",
+            FULL_SIZE.id,
+            "reduce_scatter of 64 ranks: bytes 29.9 -> 59.8 GiB and 1 count more",
+            *("551.0 TFLOP", "59.9 GiB", "41.0 GiB"),
+        ],
+    ]
+
+
+def test_however_many_findings_the_summary_stays_below_a_mebibyte() -> None:
+    worst = make_counted(make_check(*[make_finding(sentence="|" * 3000)] * 500))
+    assert len(render([make_session(0).replace(results=(worst,) * 500)]).encode()) < MIB

@@ -14,8 +14,11 @@ from perfsuite.report.published import (
     compare,
     concerned,
     latest,
+    rooflines,
 )
+from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.rank_report import Failure
+from perfsuite.results.roofline import Roofline
 from perfsuite.results.session_file import Measurement, SessionFile
 from tests.samples import make_case, make_figures, make_machine, make_result, make_run
 
@@ -169,3 +172,52 @@ def test_an_unknown_comparison() -> None:
         CaseError, match=r"unknown comparison 'gpt-v100'\. Did you mean 'gpt-on-v100'\? Known: x, gpt"
     ):
         file.find("gpt-v100")
+
+
+LIMIT = Roofline(
+    flops=2 * 10**15,
+    peak_flops=1e15,
+    wire_bytes=0,
+    link_bytes_per_s=450e9,
+    between_machines_bytes=0,
+    tokens=400_000,
+)
+"""At most 200,000 tokens/s."""
+
+
+def dry(limit: Roofline | None = LIMIT) -> Measurement:
+    return make_result(make_run(dry=True, dry_facts=DryFacts(roofline=limit)), before=None)
+
+
+@pytest.mark.parametrize(
+    ("figures", "shown"),
+    [
+        ({"quantity": "tokens_per_s", "value": 100_000}, "50.0% / -"),
+        ({"quantity": "tokens_per_s_per_device", "value": 10_000}, "80.0% / -"),
+        ({"quantity": "step_s", "value": 8}, "25.0% / -"),
+        ({"quantity": "mfu", "value": 0.3}, "- / -"),
+        ({"quantity": "tokens_per_s"}, "- / -"),
+    ],
+)
+def test_a_published_speed_is_a_share_of_the_roofline(figures: dict[str, Any], shown: str) -> None:
+    table = compare(comparison(row(figures=(PublishedFigure(reported="x", **figures),))), {}, {"a": LIMIT})
+    assert table.headers[-2:] == ("share of the roofline, published / here", "verdict")
+    assert table.rows[0][-2:] == (shown, "-")
+
+
+def test_a_measured_share_stands_beside_the_published_one() -> None:
+    result = measured(tokens_per_s=120_000, roofline_share=0.6)
+    table = compare(comparison(row(value=100_000)), {"a": result}, {"a": LIMIT})
+    assert table.rows[0][-2] == "50.0% / 60.0%"
+
+
+def test_a_dry_run_gives_a_roofline_and_never_stands_for_a_measurement() -> None:
+    measured_first = measured(tokens_per_s=5)
+    old, new = session(measured_first), session(dry(), started_at="2026-02-01T00:00:00+00:00")
+    case_id = measured_first.case_id
+    assert latest([old, new]) == {case_id: measured_first}
+    assert rooflines([old, new]) == {case_id: LIMIT}
+    assert rooflines([old, session(dry(None))]) == {}
+    published = PublishedFile(comparisons=(comparison(row(case_id)), comparison(row("other"))))
+    (table,) = concerned(published, [new])
+    assert table.rows[0][3] == "not run: needs 16 x H100 80GB"

@@ -22,6 +22,7 @@ from perfsuite.report.text import percent
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Health
 from perfsuite.verdict.noise import ClassNoise
+from tests.counted import BUCKETS, HOST_READ, make_check, make_counted, make_dry
 from tests.samples import (
     make_gpu_machine,
     make_image_result,
@@ -31,7 +32,7 @@ from tests.samples import (
     never_run,
     now,
 )
-from tests.sessions import make_blind, make_gpu_result, make_session
+from tests.sessions import make_blind, make_explained, make_gpu_result, make_session
 
 UNKNOWN = Health(samples=2, seconds=1, steps=2, notes=("GPU health is unknown",))
 
@@ -226,3 +227,31 @@ def test_a_known_issue_is_told_whether_it_is_still_there_or_gone() -> None:
     assert known_issue(make_result(crash)) is None
     excused = make_result(crash, excused="known issue")
     assert in_short([excused]) == [f"{excused.case_id}: known issue still there: https://example.org/1"]
+
+
+def test_the_largest_count_that_regressed_is_the_reason() -> None:
+    largest = "reduce_scatter of 64 ranks: bytes 29.9 -> 59.8 GiB and 1 count more"
+    assert reason(make_counted()) == largest
+    assert reason(make_counted(make_check(HOST_READ, BUCKETS))) == "host reads in forward 1 -> 2"
+    slower = make_explained(make_gpu_result(2, "regressed"))
+    assert reason(slower) == f"tokens/s -7.4%, tokens/s with stalls -7.3%, {largest}"
+
+
+def test_changes_that_are_only_listed_are_told_in_one_line() -> None:
+    listed = make_counted(make_check(BUCKETS, outcome="passed"))
+    told = "counts changed, not judged, in 2 cases: -v or the HTML report tells"
+    assert told in in_short([listed, listed, make_result(now())])
+    equal = make_counted(make_check(outcome="passed").replace(findings=()))
+    assert not [line for line in in_short([equal, make_result(now())]) if "counts" in line]
+
+
+def test_a_dry_run_is_marked_and_its_hardware_is_pretended() -> None:
+    session = make_session(0).replace(results=(make_dry(), make_result(now())))
+    assert headline([session]) == "1 regressed (1 dry run), 1 passed, 3 skipped"
+    assert provenance(session)["hardware"] == (
+        "cpu-test-2c (Test CPU), h100-80gb-sxm (NVIDIA H100 80GB HBM3, pretended)"
+    )
+    assert properties(make_dry())["outcome"] == "regressed"
+    unknown = make_gpu_machine("NVIDIA X9000")
+    assert machine_notes([make_dry(machine=unknown)]) == []
+    assert len(machine_notes([make_dry(machine=unknown, dry=False)])) == 1

@@ -5,13 +5,28 @@ from typing import Any, get_args
 
 import pytest
 
+from perfsuite.report.dry_facts import lines
 from perfsuite.report.terminal import explanation, table
+from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.metric import GATED
 from perfsuite.results.outcome import STYLES, Outcome, Verdict
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Figures, Health
 from perfsuite.verdict.noise import ClassNoise
 from perfsuite.verdict.sequential import Noise
+from tests.counted import (
+    BUCKETS,
+    EXPLAINED,
+    FULL_SIZE,
+    HOST_READ,
+    make_check,
+    make_counted,
+    make_counts,
+    make_dry,
+    make_entries,
+    make_finding,
+)
+from tests.report.test_dry_facts import FIT, limit
 from tests.samples import (
     BEFORE,
     NOISE,
@@ -299,3 +314,67 @@ def test_table_fits_a_narrow_terminal() -> None:
     assert lines[1] == lines[3] == run.case.id
     assert "1,234,567" in lines[2]
     assert "123.00 GiB" in lines[2]
+
+
+# Counts
+
+
+def test_explanation_begins_with_what_explains_and_goes_on_with_the_counts() -> None:
+    told = make_counted()
+    told = told.replace(verdict=told.verdict.replace(explained=EXPLAINED))
+    assert explanation(told).splitlines()[:8] == [
+        f"{told.case_id}: regressed after 1 launch",
+        f"  {EXPLAINED}",
+        "  counts: regressed",
+        f"    regressed: {make_finding().sentence}",
+        "    regressed: host reads in forward 1 -> 2",
+        f"    not judged: {BUCKETS.sentence}",
+        "    differs between launches, not judged: live peak of rank 1",
+        "    kernels are not judged: torch 2.13.0 -> 2.14.0",
+    ]
+
+
+def test_explanation_shows_what_a_step_did_and_the_baseline_of_the_counts() -> None:
+    told = explanation(make_counted()).splitlines()
+    start = told.index("  step 4 of ranks 0-63, counted:")
+    assert told[start + 2].startswith("    computed: 551.0 TFLOP: forward 158.0 TFLOP, ")
+    assert "  baseline of the counts: baselines/counts/sm90/x.json" in told
+    assert "counts" not in explanation(make_result(now()))
+
+
+def test_explanation_names_ranks_where_they_differ() -> None:
+    unlike = make_entries(make_counts(), make_counts(memory=None))
+    told = explanation(make_counted(make_check(HOST_READ.replace(ranks="1")), counts=unlike)).splitlines()
+    assert "    regressed: host reads in forward 1 -> 2 (rank 1)" in told
+    assert [line for line in told if line.endswith("counted:")] == [
+        "  step 4 of rank 0, counted:",
+        "  step 4 of rank 1, counted:",
+    ]
+
+
+def test_a_dry_run_is_told_as_one() -> None:
+    told = explanation(make_dry()).splitlines()
+    assert told[0] == f"{FULL_SIZE.id}: regressed by a dry run as if on NVIDIA H100 80GB HBM3"
+    assert told[-1] == "  files of the dry run: /tmp/runs/dry"
+    assert "nan" not in "".join(told)
+
+
+def test_a_dry_run_tells_what_it_predicts() -> None:
+    told = explanation(make_dry(dry_facts=DryFacts(fit=FIT, roofline=limit()))).splitlines()
+    assert f"  {lines(DryFacts(fit=FIT))[0]}" in told
+    assert f"  {lines(DryFacts(roofline=limit()))[0]}" in told
+
+
+def test_the_table_of_dry_runs_shows_what_was_counted() -> None:
+    heading, shown = table([make_dry()], color=False, width=None).splitlines()
+    assert re.split(r"  +", heading) == ["case", "computed", "collectives", "live peak", "dry run"]
+    assert re.split(r"  +", shown)[1:] == ["551.0 TFLOP", "59.9 GiB", "41.0 GiB", "regressed"]
+    full = make_dry(dry_facts=DryFacts(fit=FIT, roofline=limit()))
+    heading, _, shown = table([full], color=False, width=80).splitlines()
+    assert len(heading) <= 80
+    assert re.split(r"  +", shown.strip())[2:] == ["41.0 GiB", "81%: tight", "941,530", "regressed"]
+
+
+def test_a_dry_run_among_launches_has_dashes_for_what_was_not_measured() -> None:
+    shown = table([make_dry(), make_result(now())], color=False, width=None).splitlines()[1]
+    assert re.split(r"  +", shown)[1:] == [*["-"] * 8, "regressed (dry run)"]

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from perfsuite.report import text
-from perfsuite.report.text import amount, duration, percent, plural, rate, relative, sentence
+from perfsuite.report.text import (
+    amount,
+    duration,
+    percent,
+    plural,
+    rate,
+    relative,
+    sentence,
+)
 from perfsuite.results.metric import GATED, MFU, STEP_S_P50, TOKENS_PER_S
 from perfsuite.results.outcome import Check
 from tests.samples import make_result, now
@@ -218,3 +226,7 @@ def test_duration_is_in_milliseconds_up_to_ten_seconds() -> None:
 def test_paths_are_told_from_the_root_directory(path: str, told: str) -> None:
     assert relative(path, Path("/repo")) == told
     assert relative(path, Path("/")) == path
+
+
+def test_a_plural_of_thousands_has_a_comma() -> None:
+    assert (plural(1, "kernel"), plural(11891, "kernel")) == ("1 kernel", "11,891 kernels")

@@ -8,9 +8,11 @@ import pytest
 
 from perfsuite import Script, documents
 from perfsuite.case.case import Case, CaseFile
+from perfsuite.results.counts import COUNTED_STEP, Counts, RankCounts
 from perfsuite.results.rank_report import Evidence, Failure, Memory, Observed
 from perfsuite.results.run import DeviceHealth, Health
 from perfsuite.results.run_dir import RunDir
+from perfsuite.results.window import UNMEASURED_STEPS
 from tests.collected import COMMAND_FAILED, FLOPS, TIMEOUT, collected, crash, failure_of, on_gpu
 from tests.packages import Packages
 from tests.samples import make_case, make_machine, make_report, write_launch
@@ -48,6 +50,16 @@ def test_an_injected_fault_stands_in_the_run_whether_it_failed_or_not(
     assert (run.inject, run.failure is not None) == (inject, failed)
 
 
+def test_counted_steps_are_not_measured_and_equal_ranks_share_their_counts(tmp_path: Path) -> None:
+    counts = Counts(flops={"forward": 7})
+    counted = collected(write_launch(tmp_path / "a", *(make_report(rank, counts=counts) for rank in (0, 1))))
+    assert counted.window[0] == COUNTED_STEP
+    assert counted.counts == (RankCounts(ranks=(0, 1), counts=counts),)
+    uncounted = collected(write_launch(tmp_path / "b", make_report(0), make_report(1)))
+    assert uncounted.window[0] == UNMEASURED_STEPS
+    assert uncounted.counts == ()
+
+
 def test_what_the_ranks_note_is_told_once(tmp_path: Path) -> None:
     reports = make_report(0, notes=("odd", "slow")), make_report(1, notes=("slow", "late"))
     assert collected(write_launch(tmp_path, *reports)).notes == ("odd", "slow", "late")
@@ -65,6 +77,7 @@ def test_without_a_launch_file_the_reports_still_count(tmp_path: Path) -> None:
         ({"step_s": (0.1,) * 24}, "the number of steps (rank 0: 25, rank 1: 24)"),
         ({"loss": (1.0,) * 3}, "the number of losses (rank 0: 25, rank 1: 3)"),
         ({"probe_s": (0.1,)}, "the number of probes (rank 0: 0, rank 1: 1)"),
+        ({"cpu_s": (0.1,)}, "the number of CPU times (rank 0: 0, rank 1: 1)"),
         ({"tokens_per_step": 128}, "tokens per step (rank 0: 256, rank 1: 128)"),
         ({"world_size": 4}, "the world size (rank 0: 2, rank 1: 4)"),
         ({"clock": "perf_counter"}, "the clock (rank 0: simulated, rank 1: perf_counter)"),
@@ -321,12 +334,14 @@ def test_a_probe_takes_as_long_as_on_its_slowest_rank_and_what_ran_is_what_rank_
     tmp_path: Path,
 ) -> None:
     seen = [Observed(settings={"rank": str(rank)}, environment={}) for rank in (0, 1)]
-    first = make_report(0, probe_s=(0.1, 0.4) * 12 + (0.1,), flops=FLOPS, observed=seen[0])
+    cpu_s = (0.5,) * 25
+    first = make_report(0, cpu_s=cpu_s, probe_s=(0.1, 0.4) * 12 + (0.1,), flops=FLOPS, observed=seen[0])
     second = make_report(
-        1, probe_s=(0.2, 0.3) * 12 + (0.1,), flops=FLOPS.replace(per_token=1.0), observed=seen[1]
+        1, cpu_s=cpu_s, probe_s=(0.2, 0.3) * 12 + (0.1,), flops=FLOPS.replace(per_token=1.0), observed=seen[1]
     )
     run = collected(write_launch(tmp_path, first, second))
     assert run.probe_s == (0.2, 0.4) * 12 + (0.1,)
+    assert run.cpu_s == (1.0,) * 25
     assert (run.flops, run.observed) == (FLOPS, seen[0])
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from perfsuite.errors import ReportError
+from perfsuite.results.counts import Counts, RankCounts
 from perfsuite.results.figures import (
     _energy_per_token_j,
     _gpu_utilisation,
@@ -221,6 +222,16 @@ def test_mfu_only_where_the_peak_is_known(
     assert figures.mfu == (None if mfu is None else pytest.approx(mfu))
 
 
+@pytest.mark.parametrize(("peak_flops", "share"), [(67e12, 0.5), (None, None)])
+def test_the_share_of_the_roofline_only_where_the_peak_is_known(
+    peak_flops: float | None, share: float | None
+) -> None:
+    counts = RankCounts(ranks=(0, 1), counts=Counts(flops={"forward": round(0.1 * 67e12)}))
+    run = make_run(machine=make_gpu_machine(), step_s=(0.2,) * 3, window=(0, 3), counts=(counts,))
+    figures = figures_of(run, [make_report(tokens_per_step=256)], peak_flops)
+    assert figures.roofline_share == (None if share is None else pytest.approx(share))
+
+
 @pytest.mark.parametrize(
     ("step_s", "note"),
     [
@@ -313,6 +324,12 @@ def test_probes_are_those_of_the_window() -> None:
     run = make_run(step_s=(0.1,) * 8, probe_s=(1.0, 2.0, 4.0, 5.0, 7.0, 20.0, 30.0, 40.0), window=(2, 5))
     assert figures_of(run, [make_report()], None).probe_s_p50 == 5
     assert figures_of(run.replace(probe_s=()), [make_report()], None).probe_s_p50 is None
+
+
+def test_the_cpu_time_is_that_of_the_median_step_of_the_window() -> None:
+    run = make_run(step_s=(0.1,) * 8, cpu_s=(9.0, 9.0, 0.4, 0.6, 0.5, 9.0, 9.0, 9.0), window=(2, 5))
+    assert figures_of(run, [make_report()], None).cpu_s_per_step == 0.5
+    assert figures_of(run.replace(cpu_s=()), [make_report()], None).cpu_s_per_step is None
 
 
 def test_what_the_framework_reports_is_the_median_over_the_ranks_that_report() -> None:

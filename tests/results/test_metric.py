@@ -10,6 +10,7 @@ import pytest
 from perfsuite.errors import ExtensionError
 from perfsuite.results import metric as metric_module
 from perfsuite.results.metric import (
+    CPU_S_PER_STEP,
     GATED,
     PEAK_MEMORY,
     TOKENS_PER_S,
@@ -18,6 +19,7 @@ from perfsuite.results.metric import (
     extra_metrics,
     find,
     judged,
+    metrics_of,
     recorded,
 )
 from perfsuite.results.run import Figures
@@ -181,6 +183,15 @@ def test_only_what_launches_have_is_shown_and_judged(installed: Installs) -> Non
     assert [metric.name for metric in judged(launches)] == [*(metric.name for metric in GATED), "judged"]
     assert extra_metrics([Figures()]) == ()
     assert judged([Figures()]) == GATED
+
+
+def test_cpu_time_is_judged_on_a_cpu_where_a_launch_has_it() -> None:
+    launches = [Figures(cpu_s_per_step=0.1), Figures()]
+    assert judged(launches, "cpu") == (*GATED, CPU_S_PER_STEP)
+    assert judged(launches, "cuda") == GATED
+    assert judged(launches) == metrics_of(launches) == (*GATED, CPU_S_PER_STEP)
+    assert judged([Figures()], "cpu") == metrics_of([Figures()]) == GATED
+    assert CPU_S_PER_STEP.worsening(0.12, 0.1) == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(

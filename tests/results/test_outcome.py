@@ -76,6 +76,27 @@ def test_launches_are_counted_from_1_where_some_are_no_evidence() -> None:
     assert verdict.healthy([first, second, third]) == [second]
 
 
+@pytest.mark.parametrize(
+    ("outcome", "checks", "recorded"),
+    [
+        ("recorded", (), True),
+        ("improved", ("recorded", "recorded"), True),
+        ("improved", ("recorded", "improved"), False),
+        ("improved", (), False),
+        ("regressed", ("recorded",), False),
+        ("unhealthy", (), False),
+    ],
+)
+def test_times_are_recorded_though_counts_improved(
+    outcome: Any, checks: tuple[Any, ...], recorded: bool
+) -> None:
+    made = tuple(
+        Check(metric="x", label="x", unit="", outcome=each, measured=1, baseline=None, tolerance=0.03)
+        for each in checks
+    )
+    assert Verdict(outcome=outcome, launches=1, checks=made).is_recorded is recorded
+
+
 def test_a_style_is_made_of_named_values_and_cannot_be_changed() -> None:
     values: list[Any] = ["failed", "x", "red"]
     with pytest.raises(TypeError, match="positional"):

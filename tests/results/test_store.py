@@ -12,6 +12,7 @@ from perfsuite.results import baseline
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.store import BaselineStore, Store
 from tests.samples import make_case, make_launches, make_machine
+from tests.twin_counts import baseline_of, launch
 
 CLASS = "cpu-test-2c"
 CASE = make_case()
@@ -184,6 +185,53 @@ def test_files_are_listed_by_class_and_pattern_the_reviewed_ones_first(baselines
     assert baselines.files(CLASS, "*") == [reviewed, local]
     assert baselines.files("h100-80gb-sxm") == []
     assert baselines.hardware_classes() == ["a100-40gb-sxm", CLASS]
+
+
+# Baselines of counts
+
+
+def test_counts_stand_in_a_folder_of_their_own_by_target(baselines: BaselineStore, tmp_path: Path) -> None:
+    counts = baselines.counts
+    assert counts.reviewed_file("sm90", CASE.id) == tmp_path / "reviewed/counts/sm90" / f"{CASE.id}.json"
+    assert counts.local_file("cpu", CASE.id) == tmp_path / "local/counts/cpu" / f"{CASE.id}.json"
+    assert BaselineStore(tmp_path).counts.local is None
+
+
+def test_reviewed_counts_are_found_before_local_ones(baselines: BaselineStore) -> None:
+    local, reviewed = baseline_of(), baseline_of(launch(), launch())
+    assert baselines.counts.find("cpu", CASE) is None
+    file = baselines.counts.write_local(local)
+    assert baselines.counts.find("cpu", CASE) == (local, file)
+    assert baselines.counts.files() == [file]
+    file = baselines.counts.write_reviewed(reviewed)
+    assert baselines.counts.find("cpu", CASE) == (reviewed, file)
+    assert baselines.counts.find("dry-cpu", CASE) is None
+    assert baselines.counts.files("cpu", "nothing") == []
+    assert len(baselines.counts.files("cpu", CASE.id)) == 2
+
+
+def test_counts_are_no_hardware_class(baselines: BaselineStore) -> None:
+    baselines.counts.write_reviewed(baseline_of())
+    baselines.counts.write_local(baseline_of())
+    assert baselines.files() == []
+    assert baselines.hardware_classes() == []
+    assert baselines.of_class("counts") == []
+
+
+def test_counts_in_the_wrong_place_are_an_error(baselines: BaselineStore) -> None:
+    wrong = baselines.counts.reviewed_file("sm90", CASE.id)
+    wrong.parent.mkdir(parents=True)
+    baselines.counts.write_reviewed(baseline_of()).rename(wrong)
+    with pytest.raises(FileError, match=f"it holds the baseline of {CASE.id} on cpu"):
+        baselines.counts.find("sm90", CASE)
+
+
+def test_counts_of_another_schema_are_an_error_that_names_both_versions(baselines: BaselineStore) -> None:
+    file = baselines.counts.write_reviewed(baseline_of())
+    file.write_text(file.read_text().replace('"schema_version": 1', '"schema_version": 7'))
+    with pytest.raises(FileError, match="field schema_version: this perfsuite reads 1, got 7") as caught:
+        baselines.counts.find("cpu", CASE)
+    assert str(file) in str(caught.value)
 
 
 # The local store

@@ -4,6 +4,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean, median, quantiles
 from typing import Any, get_args
 
@@ -341,7 +342,7 @@ def test_the_order_of_the_checks_changes_nothing(monkeypatch: pytest.MonkeyPatch
         usual(0.93),
     ]
     before = [session(runs, noise=ORDINARY) for runs in sessions]
-    monkeypatch.setattr(judge_module, "judged", lambda launches: GATED[::-1])
+    monkeypatch.setattr(judge_module, "judged", lambda launches, device: GATED[::-1])
     after = [session(runs, noise=ORDINARY) for runs in sessions]
     assert [verdict.checks[::-1] for verdict in after] == [verdict.checks for verdict in before]
     assert [verdict.replace(checks=()) for verdict in after] == [v.replace(checks=()) for v in before]
@@ -369,6 +370,44 @@ def test_p95_over_p50_decides_nothing(jitter: float | None) -> None:
     verdict = session(usual(step_jitter=jitter))
     assert (verdict.outcome, verdict.launches) == ("passed", 1)
     assert "step_jitter" not in outcomes(verdict)
+
+
+WITH_CPU_TIME = from_runs(usual(cpu_s_per_step=0.100)[:5])
+CPU_TIME = noise_of(0.005).by_metric["tokens_per_s"]
+KNOWN = ClassNoise(by_metric={**QUIET.by_metric, "cpu_s_per_step": CPU_TIME})
+
+
+@pytest.mark.parametrize(("now", "outcome"), [(0.100, "passed"), (0.140, "regressed"), (0.070, "improved")])
+def test_cpu_time_has_a_verdict_of_its_own(now: float, outcome: Outcome) -> None:
+    verdict = session(usual(cpu_s_per_step=now), WITH_CPU_TIME, KNOWN)
+    assert verdict.outcome == outcome
+    assert outcomes(verdict) == {**dict.fromkeys(NAMES, "passed"), "cpu_s_per_step": outcome}
+
+
+def test_cpu_time_is_not_corrected_by_the_probe() -> None:
+    """Which follows the time on the wall: half the speed of a busy machine is not half the work."""
+    probed = [run.replace(figures=run.figures.replace(probe_s_p50=0.01)) for run in usual(cpu_s_per_step=0.1)]
+    noise = replace(KNOWN, probe_exponent=1.0, knows_exponent=True)
+    check = check_of(judged(probed[:1], from_runs(probed[:5]), noise), "cpu_s_per_step")
+    assert (check.outcome, check.probe_exponent) == ("passed", None)
+
+
+def test_a_baseline_from_before_cpu_time_is_as_good_as_ever() -> None:
+    before = session(usual())
+    assert session(usual(cpu_s_per_step=0.1)) == before
+    assert before.outcome == "passed"
+
+
+def test_beside_a_gpu_cpu_time_is_not_judged() -> None:
+    slower = usual(cpu_s_per_step=0.9, machine=H100)
+    before = from_runs(usual(cpu_s_per_step=0.1, machine=H100)[:5])
+    assert outcomes(session(slower, before, KNOWN)) == dict.fromkeys(NAMES, "passed")
+
+
+def test_cpu_time_that_the_baseline_has_must_be_measured() -> None:
+    verdict = judged(usual()[:1], WITH_CPU_TIME, KNOWN)
+    assert (verdict.outcome, verdict.failure) == ("failed", "missing_metric")
+    assert check_of(verdict, "cpu_s_per_step").note == "the baseline has it, this run does not"
 
 
 def stalling(rng: random.Random, share: float, machine: Machine) -> Run:

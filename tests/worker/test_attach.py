@@ -16,6 +16,7 @@ from perfsuite import documents
 from perfsuite.case.case import Case, CaseFile, Topology
 from perfsuite.case.model import Model
 from perfsuite.frameworks.script import Script
+from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.rank_report import Memory, RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import attach, leash, memory, stacks, timers
@@ -53,7 +54,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     monkeypatch.delenv("RANK", raising=False)
 
     def start(case: Case = ALONE, launch: int = 1) -> Attached:
-        return Attached(RunDir(tmp_path / f"launch-{launch}"), CaseFile(case=case, device="cpu"))
+        request = CaseFile(case=case, device="cpu", counts=case.max_warmup_steps >= COUNTED_STEP)
+        return Attached(RunDir(tmp_path / f"launch-{launch}"), request)
 
     yield start
     for handle in handles:
@@ -88,6 +90,31 @@ def test_a_loop_is_measured_and_ended(start: Start) -> None:
     assert report.notes == ()
     attached.exits()
     assert report_of(attached).failure is None, "its end is no news"
+
+
+def test_what_a_step_of_a_script_does_is_counted(start: Start) -> None:
+    attached = start(ALONE.replace(max_warmup_steps=COUNTED_STEP))
+    with pytest.raises(Measured):
+        train()
+    counts = report_of(attached).counts
+    assert counts is not None
+    assert counts.step == COUNTED_STEP
+    assert counts.flops == {"forward": 2 * 2 * 4 * 4, "backward": 2 * 2 * 4 * 4}
+    assert counts.kernels["optimizer"] > 0
+    assert report_of(attached).notes == ()
+
+
+def test_a_script_without_room_for_counting_is_told(start: Start) -> None:
+    attached = start()
+    attached.request = attached.request.replace(counts=True)
+    with pytest.raises(Measured):
+        train()
+    report = report_of(attached)
+    assert report.counts is None
+    assert report.notes == (
+        "what a step does was not counted: max_warmup_steps=2 leaves no step before the measured ones for "
+        "it: give 4 or more",
+    )
 
 
 def test_the_device_is_probed_after_all_is_measured_and_written(

@@ -12,10 +12,12 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
+from perfsuite import DDP
 from perfsuite.case.fault import AT_STEP, Fault
 from perfsuite.frameworks.base import Ranks
 from perfsuite.frameworks.fake import Fake
 from perfsuite.results.rank_report import Memory
+from perfsuite.worker import structural_faults
 from perfsuite.worker.faults import Injector
 from perfsuite.worker.memory import HostMemory
 from perfsuite.worker.recorder import Recorder
@@ -53,6 +55,26 @@ def test_effect_on_the_steps(text: str | None, step_s: list[float], is_last_rank
     recorder = series(text, is_last_rank=is_last_rank)
     assert recorder.step_s == pytest.approx(step_s)
     assert recorder.wall_s == pytest.approx(sum(step_s))
+
+
+def test_a_structural_fault_begins_after_the_second_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Any] = []
+    monkeypatch.setattr(structural_faults, "begin", lambda kind, *training: begun.append((kind, *training)))
+    injector = Injector(Fault.parse("host-read"), is_last_rank=False, training=lambda: ("model", "optimizer"))
+    recorder = Recorder(SimulatedTimer())
+    seen = []
+    for step in range(12):
+        injector.before_end(step, recorder)
+        seen.append(len(begun))
+    assert seen == [0] + [1] * 11
+    assert begun == [("host-read", "model", "optimizer")]
+
+
+def test_other_faults_leave_the_framework_as_it_is() -> None:
+    framework = DDP()
+    assert Injector(Fault.parse("nan"), is_last_rank=True).built_with(framework) is framework
+    small = Injector(Fault.parse("small-buckets"), is_last_rank=True).built_with(framework)
+    assert small == DDP(bucket_cap_mb=1)
 
 
 def test_a_slowdown_reaches_the_figures_of_the_fake_framework() -> None:

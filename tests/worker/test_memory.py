@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from perfsuite.worker import memory as module
 from perfsuite.worker.memory import CudaMemory, HostMemory, keep_peaks, memory_for
 from tests.worker.fake_gpu import GPU, FakeAllocator
 
@@ -60,3 +61,16 @@ def test_each_device_has_its_memory(allocator: FakeAllocator) -> None:
     assert on_gpu.device == GPU
     assert isinstance(memory_for(torch.device("cpu")), HostMemory)
     assert memory_for(torch.device("cpu")).method == "VmHWM above VmRSS before the model"
+
+
+def test_code_that_only_counting_reads_into_memory_is_not_the_model_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    status = {"VmRSS": 100, "VmHWM": 100, "RssFile": 10}
+    monkeypatch.setattr(module, "_status_bytes", status.__getitem__)
+    memory = HostMemory()
+    memory.begin_counting()
+    status |= {"RssFile": 13}
+    memory.end_counting()
+    status |= {"VmHWM": 150}
+    assert memory.read().peak == 150 - 100 - 3

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+import time
 
 import pytest
 import torch
@@ -26,6 +28,110 @@ def test_steps_are_timed_and_what_is_done_between_them_is_not() -> None:
     assert recorder.step_s == [3, 1, 2]
     assert recorder.probe_s == [7, 7, 7]
     assert recorder.wall_s == 6
+
+
+def test_the_cpu_time_of_a_step_is_without_what_is_done_between_steps() -> None:
+    class CountingTimer(SimulatedTimer):
+        spent = 0.0
+
+        def cpu(self) -> float:
+            return self.spent
+
+    timer = CountingTimer()
+
+    def spend(seconds: float) -> None:
+        timer.spent += seconds
+
+    recorder = Recorder(timer, probe=lambda: spend(7))
+    spend(100)
+    recorder.start()
+    for seconds in (3, 1, 2):
+        spend(seconds)
+        timer.sleep(50)  # waiting takes no CPU time
+        recorder.boundary()
+    spend(5)
+    recorder.finish()
+    assert recorder.cpu_s == [3, 1, 2]
+
+
+def test_threads_count_and_sleep_does_not() -> None:
+    recorder = Recorder(HostTimer())
+    recorder.start()
+    worker = threading.Thread(target=lambda: sum(range(2_000_000)))
+    worker.start()
+    worker.join()
+    recorder.boundary()
+    time.sleep(0.2)
+    recorder.boundary()
+    recorder.finish()
+    busy, asleep = recorder.cpu_s
+    assert busy > 4 * asleep
+
+
+def test_a_simulated_clock_knows_no_cpu_time() -> None:
+    recorder = Recorder(SimulatedTimer())
+    recorder.start()
+    recorder.boundary()
+    recorder.finish()
+    assert recorder.cpu_s == []
+
+
+class Marks:
+    """Stands for a `Counting`: keeps what it was told, with the clock."""
+
+    def __init__(self, timer: SimulatedTimer) -> None:
+        self.timer = timer
+        self.told: list[tuple[str, float]] = []
+
+    def end_step(self) -> None:
+        self.told.append(("end", self.timer.host()))
+
+    def begin_step(self) -> None:
+        self.told.append(("begin", self.timer.host()))
+
+
+def test_counting_ends_before_and_begins_after_what_is_done_between_steps() -> None:
+    timer = SimulatedTimer()
+    recorder = Recorder(timer, probe=lambda: timer.sleep(7), before_end=lambda step, recorder: timer.sleep(2))
+    marks = Marks(timer)
+    recorder.counting = marks  # type: ignore[assignment]
+    recorder.start()
+    timer.sleep(3)
+    recorder.boundary()
+    assert marks.told == [("end", 3), ("begin", 12)]
+
+
+class HostPeak(HostMemory):
+    """Keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def release(self) -> None: ...
+
+    def reset_peak(self) -> None:
+        self.told.append("reset")
+
+    def begin_counting(self) -> None:
+        self.told.append("begin")
+
+    def end_counting(self) -> None:
+        self.told.append("end")
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_the_host_s_peak_begins_after_the_counted_steps(counts: bool) -> None:
+    timer, memory = SimulatedTimer(), HostPeak()
+    recorder = Recorder(timer, memory=memory)
+    if counts:
+        recorder.counting = Marks(timer)  # type: ignore[assignment]
+    recorder.start()
+    at: list[int] = []
+    for step in range(1, 7):
+        recorder.boundary()
+        at += [step] * (len(memory.told) - len(at))
+    told = list(zip(at, memory.told, strict=True))
+    assert told == ([(1, "reset"), (2, "begin"), (4, "end")] if counts else [(1, "reset")])
 
 
 def test_what_a_library_does_after_its_last_step_is_not_counted() -> None:

@@ -22,7 +22,11 @@ from perfsuite.frameworks.accelerate.config import (
 )
 from perfsuite.frameworks.base import Framework, Ranks, StepClock, Workload
 from perfsuite.frameworks.common.accelerate_env import clear_environment, force_fsdp
-from perfsuite.frameworks.common.sharding import hybrid_within_nodes_unsupported, offload_unsupported
+from perfsuite.frameworks.common.sharding import (
+    OFFLOAD_NOT_DRY,
+    hybrid_within_nodes_unsupported,
+    offload_unsupported,
+)
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
@@ -101,6 +105,21 @@ class Accelerate(Framework):
         """Raise `CaseError` for a file that contradicts the case."""
         if self.config and (conflict := self.config.conflict(case)) is not None:
             raise CaseError(conflict)
+
+    def not_dry(self, case: Case) -> str | None:
+        """Return why not, if it offloads."""
+        return OFFLOAD_NOT_DRY if self._fsdp is not None and self._fsdp.fsdp_offload_params else None
+
+    def pretend(self, case: Case) -> None:
+        """Let DDP and FSDP1 take fake tensors."""
+        from perfsuite.frameworks.common import pretend_ddp, pretend_fsdp
+
+        pretend_ddp.pretend()
+        pretend_fsdp.pretend()
+
+    def ranks_differ(self, case: Case) -> bool:
+        """Return whether FSDP1 cuts flat parameters where ranks end."""
+        return self._fsdp is not None and self._fsdp.fsdp_version == 1
 
     def expected(self, case: Case) -> dict[str, str]:
         """Return the wrapper and the sharding of the strategy, or of the file."""

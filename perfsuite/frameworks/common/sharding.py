@@ -16,6 +16,8 @@ ShardingStrategy = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SH
 Prefetch = Literal["BACKWARD_PRE", "BACKWARD_POST", "none"]
 """When FSDP1 gathers the next block's parameters in backward: before this block's gradients, after, never."""
 
+OFFLOAD_NOT_DRY = "offloading keeps shards in pinned host memory, which is not pretended"
+
 
 def prefetch(name: Prefetch) -> Any:
     """Return torch's `BackwardPrefetch` of that name; None for `none`."""

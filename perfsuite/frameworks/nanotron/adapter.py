@@ -111,6 +111,26 @@ class Nanotron(Framework):
         if problems:
             raise CaseError(f"{self.slug()}: {'; '.join(problems)}")
 
+    def not_dry(self, case: Case) -> str | None:
+        """Return why not, of a pipeline and of a resumed training, which need values."""
+        if self.resume:
+            return "a checkpoint holds values, and there are none"
+        if nanotron_config.get(self.configuration(case), "parallelism.pp") > 1:
+            return (
+                "the stages of nanotron's pipeline tell each other shapes, and there is nobody to tell them"
+            )
+        return None
+
+    def pretend(self, case: Case) -> None:
+        """Let nanotron train fake tensors."""
+        from perfsuite.frameworks.nanotron import pretend
+
+        pretend.pretend()
+
+    def ranks_differ(self, case: Case) -> bool:
+        """Return whether each rank keeps its own share of the optimizer's state."""
+        return bool(nanotron_config.get(self.configuration(case), "optimizer.zero_stage"))
+
     def expected(self, case: Case) -> dict[str, str | None]:
         """Return the layout that process groups and modules must have."""
         config = self.configuration(case)

@@ -15,7 +15,6 @@ installed file is touched, no `.pyc` of it is read or written, nothing outside n
 
 from __future__ import annotations
 
-import collections
 import functools
 import importlib
 import importlib.metadata
@@ -116,28 +115,44 @@ class _Loader(SourceFileLoader):
 
 
 def _send_without_waiting() -> None:
-    """Make sends return at once, as NCCL's do. A tensor is kept until it has arrived."""
+    """Make sends return at once, as NCCL's do. A tensor is kept until the end of the step's last backward.
+
+    There the stage waits until all of them were received: of gloo's sends none is known to have arrived
+    before somebody waits for it.
+    """
     distributed: Any = importlib.import_module("nanotron.distributed")
     p2p: Any = importlib.import_module("nanotron.parallel.pipeline_parallel.p2p")
+    engine: Any = importlib.import_module("nanotron.parallel.pipeline_parallel.engine")
     isend_tensors = p2p.P2P.isend_tensors
-    on_their_way: collections.deque[tuple[Any, Tensor]] = collections.deque()
-
-    def keep(work: Any, tensor: Tensor) -> None:
-        while on_their_way and on_their_way[0][0].is_completed():
-            on_their_way.popleft()
-        on_their_way.append((work, tensor))
+    on_their_way: list[tuple[Any, Tensor]] = []
 
     def send(tensor: Tensor, dst: int, group: Any = None, tag: int = 0) -> None:
         copy = tensor.clone()  # a buffer of shapes and strides that is used again
-        keep(distributed.isend(copy, dst, group=group, tag=tag), copy)
+        on_their_way.append((distributed.isend(copy, dst, group=group, tag=tag), copy))
 
     def send_tensors(self: Any, tensors: list[Tensor], to_rank: int, tag: int = 0) -> None:
         for tensor in tensors:
             (work,) = isend_tensors(self, [tensor], to_rank, tag)
-            keep(work, tensor)
+            on_their_way.append((work, tensor))
+
+    def until_received(step: Any) -> Any:
+        @functools.wraps(step)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            outputs = step(*args, **kwargs)
+            for work, _ in on_their_way:
+                work.wait()
+            on_their_way.clear()
+            return outputs
+
+        return run
 
     distributed.send = send
     p2p.P2P.send_tensors = send_tensors
+    for schedule in (
+        engine.AllForwardAllBackwardPipelineEngine,
+        engine.OneForwardOneBackwardPipelineEngine,
+    ):
+        schedule.train_batch_iter = until_received(schedule.train_batch_iter)
 
 
 # Fallbacks for flash_attn in plain torch, with the names and signatures that nanotron's training uses.

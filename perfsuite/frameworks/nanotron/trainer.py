@@ -78,10 +78,15 @@ def _new_trainer(text: str, ranks: Ranks, name: str) -> Any:
             return outputs, loss
 
     file = ranks.directory / name
-    if ranks.rank == 0:
+    if _writes(ranks):
         write_text(file, text)
     dist.barrier()
     return Trainer(str(file))
+
+
+def _writes(ranks: Ranks) -> bool:
+    """Whether this rank writes what all read."""
+    return ranks.rank == 0
 
 
 def _micro_batches(case: Case, trainer: Any, ranks: Ranks) -> Iterator[dict[str, Any]]:

@@ -53,6 +53,10 @@ class TorchTitan(Framework):
         """torchtitan creates the process group itself."""
         return LaunchPlan(process_group="library")
 
+    def not_dry(self, case: Case) -> str | None:
+        """Return None: all of it can be run dry."""
+        return None
+
     def expected(self, case: Case) -> dict[str, str]:
         """Return that modules are FSDP2's at all degrees, and parameters DTensors on their mesh."""
         replicate, tensor = self.data_parallel_replicate, self.tensor_parallel

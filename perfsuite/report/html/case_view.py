@@ -10,10 +10,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from markupsafe import Markup
-
 from perfsuite.case.case import Unit
-from perfsuite.report import summary
+from perfsuite.report import dry_facts, summary
 from perfsuite.report.columns import (
     LAUNCHES,
     MEMORY_CHANGE,
@@ -23,20 +21,13 @@ from perfsuite.report.columns import (
     speed_in,
 )
 from perfsuite.report.html import charts, tables
-from perfsuite.report.html.charts import Band
+from perfsuite.report.html.charts import Band, Figure
+from perfsuite.report.html.counts_view import CountsView, counts_view
 from perfsuite.report.html.tables import NONE, Table
 from perfsuite.report.text import duration
-from perfsuite.results.metric import MFU, PEAK_MEMORY, STEP_S_P50, TOKENS_PER_S
+from perfsuite.results.metric import MFU, PEAK_MEMORY, ROOFLINE_SHARE, STEP_S_P50, TOKENS_PER_S
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    """A chart and what is written under it."""
-
-    chart: Markup
-    caption: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +48,11 @@ class CaseView:
     hardware: str
     reason: str
     checks: Table | None
-    launches: Table
+    counts: CountsView | None
+    predictions: list[str]
+    """What a dry run predicts."""
+    launches: Table | None
+    """None where nothing was launched."""
     steps: list[Figure]
     band: Band | None
     compared: bool
@@ -98,7 +93,9 @@ def case_view(
         hardware=result.hardware_class or NONE,
         reason=summary.reason(result),
         checks=tables.checks(result, anchor),
-        launches=tables.launches(result),
+        counts=counts_view(result, anchor),
+        predictions=dry_facts.lines(result.dry_facts, result.unit),
+        launches=tables.launches(result) if runs and not result.dry else None,
         steps=_steps(result, band, anchor),
         band=band,
         compared=any(check.baseline is not None for check in result.verdict.checks),
@@ -115,7 +112,7 @@ def case_view(
 
 
 def overview(unit: Unit, extra: Sequence[Column] = ()) -> list[Column]:
-    """Make the columns of the page's overview. Speeds are in `unit`; `extra` are other packages' metrics."""
+    """Make the columns of the page's overview. Speeds are in `unit`; `extra` are columns of some cases."""
     columns = [
         speed_in(unit),
         SPEED_CHANGE,
@@ -123,6 +120,7 @@ def overview(unit: Unit, extra: Sequence[Column] = ()) -> list[Column]:
         figure(PEAK_MEMORY),
         MEMORY_CHANGE,
         figure(MFU),
+        figure(ROOFLINE_SHARE),
         *extra,
         LAUNCHES,
     ]
@@ -209,4 +207,6 @@ def _tracebacks(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 def _command(result: Measurement) -> str:
     inject = next((run.inject for run in result.runs if run.inject is not None), None)
+    if result.dry:
+        return shlex.join(["perfsuite", "dry-run", result.case_id])
     return shlex.join(["pytest", result.nodeid, *([f"--perf-inject={inject}"] if inject else [])])

@@ -10,7 +10,7 @@ Colours are left to the style sheet; nothing is told by colour alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import quantiles
@@ -21,6 +21,7 @@ from perfsuite.report.published import Pair
 from perfsuite.report.text import duration
 from perfsuite.results.outcome import Check
 from perfsuite.results.run import Run
+from perfsuite.verdict.count_sentences import amount
 
 WIDTH, HEIGHT = 360, 160
 LEFT, RIGHT, TOP, BOTTOM = 46, 8, 14, 30
@@ -32,6 +33,14 @@ ROOM = 0.35
 upper edge: drawn to scale they would flatten all others."""
 
 Point = tuple[int, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A chart and what is written under it."""
+
+    chart: Markup
+    caption: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,6 +224,20 @@ def bars(pairs: Sequence[Pair], *, key: str, title: str, unit: str) -> Markup:
         width=width,
         height=row * len(pairs),
     )
+
+
+def parts(sizes: Mapping[str, int], *, key: str, title: str) -> Markup:
+    """Draw bytes by name, each as a bar with its name and its amount, in the given order."""
+    row, bar = 32, 9
+    x = Scale(low=0, high=max(sizes.values(), default=0) or 1, start=0, end=WIDTH)
+    body = []
+    for number, (name, size) in enumerate(sizes.items()):
+        y = number * row
+        body.append(_text("value", 0, y + 13, name))
+        body.append(_text("value end", WIDTH, y + 13, amount(size, "bytes")))
+        body.append(_rect("measured", 0, y + 18, max(x(size), 1), bar))
+    description = "; ".join(f"{name}: {amount(size, 'bytes')}" for name, size in sizes.items())
+    return _image(key, title, f"{description}.", body, height=row * len(sizes))
 
 
 def _figure(value: float) -> str:

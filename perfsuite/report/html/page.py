@@ -17,9 +17,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from perfsuite.report import summary
-from perfsuite.report.columns import Column, extras
+from perfsuite.report.columns import Column, extras, of_cases
 from perfsuite.report.html import charts
-from perfsuite.report.html.case_view import CaseView, Figure, case_view, overview
+from perfsuite.report.html.case_view import CaseView, case_view, overview
+from perfsuite.report.html.charts import Figure
 from perfsuite.report.html.tables import Table
 from perfsuite.report.published import ComparisonTable
 from perfsuite.report.text import sentence
@@ -29,9 +30,9 @@ from perfsuite.results.session_file import SessionFile
 
 def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTable] = ()) -> str:
     """Return the page of one or more sessions."""
-    unit = summary.speed_unit(result for session in sessions for result in session.results)
-    extra = extras([result for session in sessions for result in session.results])
-    views = _views(sessions, overview(unit, extra))
+    results = [result for session in sessions for result in session.results]
+    unit = summary.speed_unit(results)
+    views = _views(sessions, of_cases(results, overview(unit, extras(results))))
     counts = Counter(view.verdict for view in views)
     style, script = _own("report.css"), _own("report.js")
     environment = Environment(
@@ -48,6 +49,7 @@ def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTabl
         columns=_columns(views),
         unit=unit,
         verdicts=[(verdict, counts[verdict]) for verdict in WORST_FIRST if counts[verdict]],
+        only_dry=summary.only_dry(results),
         several_classes=len({view.hardware for view in views}) > 1,
         skipped=_skipped(sessions),
         comparisons=[_comparison(number, each) for number, each in enumerate(comparisons, 1)],

@@ -13,6 +13,7 @@ from perfsuite.report.html import charts
 from perfsuite.report.text import amount, baseline, duration, measured, percent, value
 from perfsuite.results.health import BAD_REASONS
 from perfsuite.results.metric import (
+    CPU_S_PER_STEP,
     STEP_JITTER,
     STEP_S_P50,
     STEP_S_P95,
@@ -94,6 +95,7 @@ def launches(result: Measurement) -> Table:
             str(number),
             *(_figure(metric, run) for metric in (TOKENS_PER_S, STEP_S_P50, STEP_S_P95, STEP_JITTER)),
             known(max(run.measured_steps, default=None), duration),
+            _figure(CPU_S_PER_STEP, run),
             f"{run.window[0]} to {run.window[1] - 1}" if run.window[1] else NONE,
             known(run.slowest_rank, str),
             *_memory(run.memory),
@@ -104,16 +106,27 @@ def launches(result: Measurement) -> Table:
         for number, run in enumerate(result.runs, 1)
     ]
     headers = (
-        *("launch", f"{result.unit}/s", "p50", "p95", "p95/p50", "longest", "window", "slowest rank"),
+        *(
+            "launch",
+            f"{result.unit}/s",
+            "p50",
+            "p95",
+            "p95/p50",
+            "longest",
+            "CPU time",
+            "window",
+            "slowest rank",
+        ),
         *("peak memory", "least peak", "reserved", "retries"),
         *(metric.heading or metric.label for metric in extra),
         *("took", "counts"),
     )
     caption = (
-        "Step times are those of the slowest rank at each step, in the measured window. Peak memory is that "
-        "of the rank that used most, beside the one that used least; retries are summed over ranks."
+        "Step times are those of the slowest rank at each step, in the measured window. CPU time is that of "
+        "all ranks together in the median step. Peak memory is that of the rank that used most, beside the "
+        "one that used least; retries are summed over ranks."
     )
-    return Table(caption=caption, headers=headers, rows=rows, figure_columns=12 + len(extra))
+    return Table(caption=caption, headers=headers, rows=rows, figure_columns=13 + len(extra))
 
 
 def _figure(metric: Metric, run: Run) -> str:

@@ -219,3 +219,16 @@ def test_bars_are_as_long_as_their_figures() -> None:
     whole = float(published[0]["width"])
     assert [float(bar["width"]) / whole for bar in (*measured, published[1])] == [0.5, 0.25]
     assert told(svg)[1] == "In tokens/s. a <b>: published 1,000, measured 500; c: published 250."
+
+
+def test_parts_are_as_long_as_their_bytes_and_named() -> None:
+    svg = charts.parts({"a <b>": 2**30, "c": 2**28, "d": 1}, key="k", title="T")
+    bars = [float(bar["width"]) for bar in parts(svg, "measured")]
+    assert bars == [charts.WIDTH, charts.WIDTH / 4, 1]
+    assert told(svg)[1] == "a <b>: 1.0 GiB; c: 256.0 MiB; d: 1 bytes."
+    assert all(
+        f">{text}</text>" in svg for text in ("a &lt;b&gt;", "1.0 GiB", "c", "256.0 MiB", "d", "1 bytes")
+    )
+    places = [float(bar["y"]) + float(bar["height"]) for bar in parts(svg, "measured")]
+    assert places == sorted(places)
+    assert places[-1] <= float(ElementTree.fromstring(svg).attrib["viewBox"].split()[-1])

@@ -3,21 +3,39 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 import perfsuite
+from perfsuite.report.dry_facts import lines
 from perfsuite.report.html.page import render
 from perfsuite.report.published import ComparisonTable, Pair
+from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.metric import GATED
 from perfsuite.results.outcome import WORST_FIRST
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.session_file import Measurement, SessionFile, Skipped
+from tests.counted import (
+    EXPLAINED,
+    FULL_SIZE,
+    make_check,
+    make_collective,
+    make_compiled,
+    make_counted,
+    make_counts,
+    make_dry,
+    make_entries,
+    make_finding,
+    make_memory,
+)
+from tests.report.test_dry_facts import FIT, limit
 from tests.samples import make_image_result, make_result, make_shared, never_run, now
 from tests.sessions import make_blind, make_gpu_result, make_session
 
+FACTS = DryFacts(fit=FIT, roofline=limit())
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>{{ 7*7 }}"
 VOID = {"meta", "link", "input", "br", "img"}
 
@@ -60,10 +78,25 @@ def make_evil() -> SessionFile:
     """Markup wherever text comes from data."""
     failure = Failure(kind="crash", message=EVIL, rank=0, traceback=EVIL)
     observed = Observed(settings={EVIL: EVIL}, environment={"torch": EVIL})
-    run = now().replace(notes=(EVIL,), observed=observed, started_at=EVIL)
+    evil_counts = make_counts(
+        collectives=(make_collective(kind=EVIL, dtype=EVIL),),
+        device_copies={EVIL: 1},
+        memory=make_memory(at_peak={EVIL: 1}),
+        compiled=make_compiled(breaks={EVIL: 1}),
+    )
+    counts = make_entries(evil_counts)
+    run = now().replace(notes=(EVIL,), observed=observed, started_at=EVIL, counts=counts)
     good = make_result(run, case_id=EVIL, nodeid=EVIL, directory=EVIL, baseline_file=EVIL)
     verdict = good.verdict.replace(
-        changed=(EVIL,), checks=tuple(check.replace(label=EVIL, note=EVIL) for check in good.verdict.checks)
+        explained=EVIL,
+        counts=make_check(
+            make_finding(field=EVIL, ranks=EVIL, sentence=EVIL),
+            unsteady=(EVIL,),
+            notes=(EVIL,),
+            baseline_file=EVIL,
+        ),
+        changed=(EVIL,),
+        checks=tuple(check.replace(label=EVIL, note=EVIL) for check in good.verdict.checks),
     )
     bad = make_result(run.replace(failure=failure), case_id=EVIL)
     session = make_session(0)
@@ -234,11 +267,11 @@ def test_a_case_tells_all_there_is() -> None:
     )
     said = Page(part)
     assert said.said("h4") == [
-        *("Metrics", "Changed since the baseline", "Steps and loss", "Launches and memory"),
-        *("Health of the machine", "Settings and environment", "Measure it again"),
+        *("Metrics", "Counts of a step", "Changed since the baseline", "Steps and loss"),
+        *("Launches and memory", "Health of the machine", "Settings and environment", "Measure it again"),
     ]
     assert "torch: 2.12.1 -&gt; 2.13.0" in part
-    assert part.count('<svg class="chart"') == 3 + 1 + len(GATED)
+    assert part.count('<svg class="chart"') == 3 + 1 + len(GATED) + 2
     assert said.said("pre")[0].startswith("pytest 'bench_cases/test_llama.py::test_llama[fake-gpt2-xl")
 
 
@@ -295,3 +328,44 @@ def test_an_excused_failure_is_no_red_one_and_folded() -> None:
     assert "<h1>1 known issue</h1>" in page
     assert 'class="badge known-issue"' in page
     assert "<details><summary><h3" in re.sub(r">\s+<", "><", page)
+
+
+def test_counts_stand_beside_the_baseline_with_what_explains_them() -> None:
+    told = make_counted()
+    told = told.replace(verdict=told.verdict.replace(explained=EXPLAINED))
+    text = render([make_session(0).replace(results=(told,))])
+    page = Page(text)
+    assert f'<p class="explained">{escape(EXPLAINED)}</p>' in text
+    assert "Beside the baseline: regressed." in page.said("p")
+    assert {"29.9 GiB", "59.8 GiB", "+29.9 GiB", "11,891"} <= set(page.said("td"))
+    assert "differs between launches, not judged: live peak of rank 1" in page.said("li")
+    assert "baselines/counts/sm90/x.json" in page.said("dd")
+    assert "Ranks 0-63: 551.0 TFLOP, 59.9 GiB in collectives, at most 41.0 GiB live" in page.said("summary")
+
+
+def test_unlike_ranks_are_shown_each_under_its_name_and_the_first_is_open() -> None:
+    unlike = [make_counts(host_reads={"forward": rank}) for rank in range(10)]
+    text = render([make_session(0).replace(results=(make_counted(counts=make_entries(*unlike)),))])
+    page = Page(text)
+    assert len(page.ids) == len(set(page.ids))
+    assert re.findall(r'<details class="ranks"( open)?><summary>(Rank \d+):', text) == [
+        (" open" if rank == 0 else "", f"Rank {rank}") for rank in range(8)
+    ]
+    assert "The step of 2 ranks more is in results.json." in page.said("p")
+    equal = make_counted(make_check(outcome="passed").replace(findings=()))
+    assert '<details class="ranks"><summary>' in render([make_session(0).replace(results=(equal,))])
+
+
+def test_a_dry_run_shows_no_table_of_launches_and_says_what_it_is() -> None:
+    text = render([make_session(0).replace(results=(make_dry(dry_facts=FACTS),), skipped=())])
+    page = Page(text)
+    assert page.said("h4") == ["Memory and speed, predicted", "Counts of a step", "Count it again"]
+    assert set(lines(FACTS)) <= set(page.said("li"))
+    assert "A dry run as if on h100-80gb-sxm: nothing was computed." in page.said("p")
+    assert page.said("pre") == [f"perfsuite dry-run {FULL_SIZE.id}"]
+    assert '<span class="badge dry-run">dry run</span>' in text
+    headings = [heading for heading in page.said("th") if heading in ("computed", "tokens/s", "launches")]
+    assert headings == ["computed"]
+    assert re.search(r"counted in dry runs that\s+computed nothing", text)
+    assert "nan" not in " ".join(text for _, text in page.texts).split()
+    assert "vs\N{NO-BREAK SPACE}baseline" not in text

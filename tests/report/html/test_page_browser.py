@@ -14,7 +14,7 @@ from perfsuite.report.html.page import render
 from perfsuite.report.published import ComparisonTable, Pair
 from tests.browser import Browser
 from tests.report.html.test_page import make_evil
-from tests.sessions import make_session
+from tests.sessions import make_explained, make_session
 
 browser = tests.browser.browser  # pytest finds a fixture by its name in the module
 pytestmark = pytest.mark.browser
@@ -57,7 +57,10 @@ CONTRAST = """(() => {
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "index.html"
-    path.write_text(render([make_session()], [COMPARISON]), encoding="utf-8")
+    session = make_session()
+    explained = [make_explained(each) if each.outcome == "regressed" else each for each in session.results]
+    page = render([session.replace(results=tuple(explained))], [COMPARISON])
+    path.write_text(page, encoding="utf-8")
     return path
 
 

@@ -1,0 +1,170 @@
+"""Baselines of counts for `perfsuite baseline`: what can become one, and how one is shown.
+
+Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from perfsuite.cli.baseline_times import Refused
+from perfsuite.report.terminal import console, plain_table
+from perfsuite.report.text import plural
+from perfsuite.results.baseline import Acceptance
+from perfsuite.results.count_baseline import CountBaseline, from_runs, versions_of
+from perfsuite.results.counts import Counts, RankCounts
+from perfsuite.results.outcome import Finding
+from perfsuite.results.quantities import PEAK, Group, quantities
+from perfsuite.results.run import Run
+from perfsuite.results.store import CountStore
+from perfsuite.verdict import exact
+from perfsuite.verdict.count_sentences import amount
+
+HEADINGS = (
+    "counts on",
+    "case",
+    "collectives",
+    "FLOP",
+    "kernels",
+    "live tensors",
+    "launches",
+    "from",
+    "accepted",
+)
+
+
+def cells(shown: CountBaseline) -> list[str]:
+    """Return the cells of a baseline's row in the list: of the first rank."""
+    counts = shown.counts[0].counts
+    peak = PEAK.value(counts)
+    return [
+        shown.target,
+        shown.case.id,
+        amount(sum(each.bytes for each in counts.collectives), "bytes"),
+        amount(sum(counts.flops.values()), "FLOP"),
+        amount(sum(counts.kernels.values()), "calls"),
+        "not counted" if peak is None else amount(peak, "bytes"),
+        str(shown.launches),
+        shown.recorded_at[:10],
+        "local" if shown.accepted is None else f"by {shown.accepted.by}",
+    ]
+
+
+def can_be_accepted(run: Run) -> bool:
+    """Whether a launch was counted and did what its case asks for."""
+    return bool(exact.counted([run])) and run.inject is None
+
+
+def accepted(reviewed: CountStore, runs: Sequence[Run], acceptance: Acceptance) -> CountBaseline | None:
+    """Make the counts of these launches a baseline of their case, and show what it changes.
+
+    Those that were counted in another way or with other versions than the newest are left out. Returns None
+    if none was counted. Raises `PerfsuiteError` if they do more than the reviewed baseline and there is no
+    reason.
+    """
+    counted = [run for run in runs if can_be_accepted(run)]
+    if not counted:
+        return None
+    newest = counted[-1]
+    now = from_runs([run for run in counted if _is_alike(run, newest)], accepted=acceptance)
+    known = reviewed.find(now.target, now.case)
+    before = known.baseline if known else None
+    console().print(before_after(before, now))
+    if before is not None and not acceptance.reason:
+        _require_reason(before, now)
+    return now
+
+
+def _is_alike(run: Run, newest: Run) -> bool:
+    methods = {entry.counts.method for each in (run, newest) for entry in each.counts}
+    return len(methods) == 1 and versions_of(run) == versions_of(newest)
+
+
+def _require_reason(before: CountBaseline, now: CountBaseline) -> None:
+    """Raise `Refused` if a step does more than before, or cannot be compared."""
+    if before.method != now.method:
+        raise Refused(f"{_other_method(before, now)}: say why with --reason")
+    worse = [finding for finding in exact.differences(before, now) if finding.outcome == "regressed"]
+    if worse:
+        others = f" and {plural(len(worse) - 1, 'count')} more" if len(worse) > 1 else ""
+        raise Refused(f"a step does more ({worse[0].sentence}){others}: say why with --reason")
+
+
+def _other_method(before: CountBaseline, now: CountBaseline) -> str:
+    return f"counted by the method {now.method!r}, before by {before.method!r}: not comparable"
+
+
+def title(shown: CountBaseline) -> Text:
+    """Return the case and what its counts depend on."""
+    return Text.assemble((shown.case.id, "bold"), f" counted on {shown.target}")
+
+
+def before_after(before: CountBaseline | None, now: CountBaseline | None) -> Text:
+    """Show what differs in a step, in the sentences of a verdict."""
+    either = now or before
+    assert either is not None
+    lines = [
+        f"launches: {before.launches if before else 'new'} -> {now.launches if now else 'removed'}",
+        *(_changes(before, now) if before and now else []),
+    ]
+    shown = title(either)
+    for line in lines:
+        shown.append(f"\n  {line}")
+    return shown
+
+
+def _changes(before: CountBaseline, now: CountBaseline) -> list[str]:
+    if before.method != now.method:
+        return [_other_method(before, now)]
+    findings = exact.differences(before, now)
+    versions = exact.changed_versions(before.versions, now.versions)
+    return [
+        *([f"versions: {', '.join(versions)}"] if versions else []),
+        *([_sentence(finding, now) for finding in findings] or ["the counts are the same"]),
+    ]
+
+
+def _sentence(finding: Finding, now: CountBaseline) -> str:
+    """A finding in words, with its ranks where they differ."""
+    return finding.sentence if len(now.counts) == 1 else f"{finding.sentence} (ranks {finding.ranks})"
+
+
+def details(shown: CountBaseline) -> list[str]:
+    """Return lines: who accepted the counts, of how many launches and versions they are, what is unsteady."""
+    lines = []
+    if (accepted := shown.accepted) is not None:
+        lines += [
+            f"accepted by {accepted.by} on {accepted.date} at {accepted.commit or 'no commit'}",
+            f"reason: {accepted.reason or 'none given'}",
+        ]
+    versions = ", ".join(f"{name} {version}" for name, version in shown.versions.items()) or "not observed"
+    lines.append(f"of {plural(shown.launches, 'launch')}; versions: {versions}")
+    if shown.unsteady:
+        lines.append(f"not judged, because its launches differ: {', '.join(shown.unsteady)}")
+    return lines
+
+
+def table(entry: RankCounts) -> Table:
+    """Return what a step of some ranks does: a row for each collective by dtype and phase, then the rest."""
+    grid = plain_table((f"ranks {entry.name}", "", "phase", "calls", "amount"), overflow="fold")
+    for group in quantities([entry.counts]):
+        if isinstance(group, Group):
+            for row in group.rows(entry.counts):
+                grid.add_row(group.name, row.dtype, row.phase, f"{row.count:,}", amount(row.bytes, "bytes"))
+    for name, unit, value in _rest(entry.counts):
+        grid.add_row(name, "", "", *(("", value) if unit != "calls" else (value, "")))
+    return grid
+
+
+def _rest(counts: Counts) -> list[tuple[str, str, str]]:
+    """Everything but collectives that is not 0: its name, unit and value."""
+    return [
+        (field, quantity.unit, amount(value, quantity.unit))
+        for quantity in quantities([counts])
+        if not isinstance(quantity, Group)
+        for field, value in (quantity.read(counts) or {}).items()
+        if value
+    ]

@@ -1,0 +1,205 @@
+"""Baselines of times and memory for `perfsuite baseline`: what can become one, and how one is shown.
+
+Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from perfsuite.errors import PerfsuiteError
+from perfsuite.report import summary, text
+from perfsuite.report.terminal import console
+from perfsuite.report.text import amount, plural
+from perfsuite.results import baseline
+from perfsuite.results.baseline import Acceptance, Baseline
+from perfsuite.results.metric import (
+    PEAK_MEMORY,
+    TOKENS_PER_S,
+    Metric,
+    judged,
+    metrics_of,
+)
+from perfsuite.results.run import Figures, Run
+from perfsuite.results.store import BaselineStore
+from perfsuite.verdict.comparable import differences, environment_changes, launch_problems
+from perfsuite.verdict.loss import loss_differs
+from perfsuite.verdict.noise import class_noise
+
+MIN_LAUNCHES = 5
+"""Fewest healthy launches of a reviewed baseline."""
+MAX_WORSENING = 0.005
+"""Largest worsening of a baseline that needs no reason, relative."""
+HEADINGS = ("hardware class", "case", "tokens/s", "memory", "launches", "from", "accepted")
+
+RunsBySession = dict[str, list[Run]]
+"""Launches of one case on one hardware class, by session, oldest first."""
+
+
+class Refused(PerfsuiteError):
+    """These runs cannot become a baseline."""
+
+
+def cells(shown: Baseline) -> list[str]:
+    """Return the cells of a baseline's row in the list."""
+    median = shown.median(TOKENS_PER_S.name)
+    return [
+        shown.hardware_class,
+        shown.case.id,
+        "not measured" if median is None else summary.speed(median, shown.case.unit, "tokens"),
+        amount(shown.median(PEAK_MEMORY.name), PEAK_MEMORY.unit),
+        str(len(shown.launches)),
+        shown.recorded_at[:10],
+        "local" if shown.accepted is None else f"by {shown.accepted.by}",
+    ]
+
+
+def details(shown: Baseline) -> list[str]:
+    """Return lines: who accepted a baseline, its launches, and what it ran with."""
+    lines = []
+    if (accepted := shown.accepted) is not None:
+        lines += [
+            f"accepted by {accepted.by} on {accepted.date} at {accepted.commit or 'no commit'}",
+            f"reason: {accepted.reason or 'none given'}",
+        ]
+    for metric in metrics_of(_figures(shown)):
+        values = ", ".join(text.value(metric, value) for value in shown.values(metric.name))
+        label = metric.counting(shown.case.unit).label
+        lines.append(f"{label}: {values or 'not measured'}{_noise(shown, metric)}")
+    if (observed := shown.observed) is not None:
+        for name, entries in (("settings", observed.settings), ("environment", observed.environment)):
+            lines.append(f"{name}: " + ", ".join(f"{key}={value}" for key, value in entries.items()))
+    return lines
+
+
+def accepted(reviewed: BaselineStore, by_session: RunsBySession, acceptance: Acceptance) -> Baseline:
+    """Make these launches a baseline of their case, and show what it changes.
+
+    Raises `PerfsuiteError` if they cannot be one, or if they need a reason.
+    """
+    measured = [run for launches in by_session.values() for run in launches]
+    newest = measured[-1]
+    known = reviewed.find(newest.machine.hardware_class, newest.case)
+    before = known.baseline if known else None
+    chosen = _choose(measured, None if acceptance.reason else before)
+    now = baseline.from_runs(chosen, sessions=_sessions(chosen, by_session), accepted=acceptance)
+    out = console()
+    out.print(before_after(before, now))
+    if changed := _changed_among(chosen):
+        out.print("  changed from the older of these launches to the newest: " + "; ".join(changed))
+    if before is not None and not acceptance.reason:
+        _require_reason(before, now, chosen)
+    return now
+
+
+def _sessions(runs: list[Run], by_session: RunsBySession) -> list[str]:
+    """Return the session of each run. Runs are compared by identity, because two launches may be equal."""
+    return [
+        session
+        for run in runs
+        for session, launches in by_session.items()
+        if any(run is launch for launch in launches)
+    ]
+
+
+def _choose(measured: list[Run], before: Baseline | None) -> list[Run]:
+    """Return the healthy launches that compare with the newest of them. Raises `Refused` if too few do."""
+    left_out = Counter[str]()
+    chosen: list[Run] = []
+    for run in reversed(measured):
+        if run.failure is not None:
+            left_out["failed"] += 1
+        elif run.inject is not None:
+            left_out["injected"] += 1
+        elif launch_problems(run, before):
+            left_out["unhealthy"] += 1
+        elif chosen and (unlike := differences(run, baseline.from_runs(chosen[:1]))):
+            reasons = (f"{key} is {its!r}, the newest's {newest!r}" for key, (newest, its) in unlike.items())
+            left_out[f"unlike the newest ({'; '.join(reasons)})"] += 1
+        else:
+            chosen.append(run)
+    if len(chosen) < MIN_LAUNCHES:
+        why = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "none"
+        raise Refused(
+            f"{len(chosen)} healthy launches, a baseline needs {MIN_LAUNCHES} (left out: {why}). "
+            f"Measure again with --perf-min-launches={MIN_LAUNCHES}; "
+            "where the machine itself is another, say so with --reason"
+        )
+    return chosen[::-1]
+
+
+def _changed_among(runs: list[Run]) -> list[str]:
+    """Return what differs between the environment of the newest run and that of an older one."""
+    older = [baseline.from_runs([run]) for run in runs[:-1]]
+    return list(dict.fromkeys(change for each in older for change in environment_changes(runs[-1], each)))
+
+
+def _require_reason(before: Baseline, now: Baseline, runs: Sequence[Run]) -> None:
+    """Raise `Refused` if a metric gets worse or is missing, or if the loss differs."""
+    device = runs[-1].machine.device
+    for metric in judged(_figures(before, now), device):
+        old, new = before.median(metric.name), now.median(metric.name)
+        if old is None:
+            continue
+        label = metric.counting(now.case.unit).label
+        if new is None:
+            raise Refused(f"{label} is in the baseline and was not measured")
+        allowed = MAX_WORSENING if metric in (TOKENS_PER_S, PEAK_MEMORY) else metric.tolerance(device)
+        if _is_worse(metric, old, new, allowed):
+            change = f"{text.value(metric, old)} -> {text.value(metric, new)}"
+            raise Refused(f"{label} gets worse ({change}): say why with --reason")
+    if (difference := loss_differs(runs, before)) is not None:
+        raise Refused(f"{difference}: say why with --reason")
+
+
+def _is_worse(metric: Metric, old: float, new: float, allowed: float) -> bool:
+    """Tell whether the cost grew by more than `allowed`, relative. 0 bytes are a measured value."""
+    less, more = (old, new) if metric.better == "lower" else (new, old)
+    return more > less * (1 + allowed)
+
+
+def title(shown: Baseline) -> Text:
+    """Return the case and its machine."""
+    return Text.assemble((shown.case.id, "bold"), f" on {shown.hardware_class}")
+
+
+def before_after(before: Baseline | None, now: Baseline | None) -> Text:
+    """Show each metric of a baseline before and after, with the noise between launches."""
+    either = now or before
+    assert either is not None
+    shown = title(either)
+    shown.append(
+        f"\n  launches: {_launches(before) if before else 'new'} -> {_launches(now) if now else 'removed'}"
+    )
+    for metric in metrics_of(_figures(before, now)):
+        old = before.median(metric.name) if before else None
+        new = now.median(metric.name) if now else None
+        if old is None and new is None:
+            continue
+        label = metric.counting(either.case.unit).label
+        change = f" ({metric.worsening(new, old):+.1%} cost)" if old and new else ""
+        shown.append(
+            f"\n  {label}: {text.value(metric, old) if before else 'new'}{_noise(before, metric)} -> "
+            f"{text.value(metric, new) if now else 'removed'}{_noise(now, metric)}{change}"
+        )
+    return shown
+
+
+def _figures(*baselines: Baseline | None) -> list[Figures]:
+    """Return the figures of every launch of these baselines."""
+    return [launch.figures for shown in baselines if shown is not None for launch in shown.launches]
+
+
+def _launches(shown: Baseline) -> str:
+    """Return the number of launches and of their sessions."""
+    sessions = len({launch.session for launch in shown.launches})
+    return f"{len(shown.launches)} of {plural(sessions, 'session')}"
+
+
+def _noise(shown: Baseline | None, metric: Metric) -> str:
+    """Return the standard deviation between the launches of one baseline; nothing if they are too few."""
+    known = class_noise([shown]).of(metric) if shown is not None else None
+    return f" +- {known.sigma:.1%}" if known is not None else ""

@@ -1,0 +1,162 @@
+"""Injects each structural fault into a launch, and checks that the gate on counts names what it changes.
+
+Counts have no noise: a launch is compared with one other, whatever else the machine does meanwhile. Imports
+neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from perfsuite.case.case import Case, Topology
+from perfsuite.case.fault import Structural
+from perfsuite.case.hardware import Machine
+from perfsuite.case.model import Model
+from perfsuite.frameworks.ddp import DDP
+from perfsuite.frameworks.fsdp2 import FSDP2
+from perfsuite.frameworks.script import Script
+from perfsuite.launch.requirements import unsupported
+from perfsuite.measure import launch_once
+from perfsuite.results import count_baseline
+from perfsuite.results.outcome import Finding
+from perfsuite.results.run import Run
+from perfsuite.verdict import exact
+
+Answer = Literal["caught", "missed"]
+
+FUSED = """
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+on_gpu = torch.cuda.is_available()
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+if on_gpu:
+    torch.cuda.set_device(device)
+dist.init_process_group("nccl" if on_gpu else "gloo")
+model = DistributedDataParallel(nn.Sequential(nn.Embedding(64, 32), nn.Linear(32, 64)).to(device))
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+tokens = torch.arange(32, device=device).view(2, 16)
+while True:
+    nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+"""A script with an optimizer of one kernel: perfsuite's own frameworks have one on GPUs alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """A case, and what its counts must show of each fault."""
+
+    case: Case
+    faults: Mapping[Structural, str]
+    """The field of the finding that names the fault."""
+
+
+def bases(machine: Machine, directory: Path) -> tuple[Base, ...]:
+    """The cases, on two ranks where the machine has room; `directory` is for the script of one of them."""
+    script = directory / "fused.py"
+    script.write_text(FUSED)
+    replicated = Case(
+        model="llama-tiny",
+        framework=DDP(gradient_as_bucket_view=True),
+        sequence_length=32,
+        micro_batch=2,
+        activation_checkpointing="full",
+        topology=Topology(processes_per_node=min(2, machine.devices)),
+        hardware="gpu" if machine.device == "cuda" else "cpu",
+        max_warmup_steps=4,
+        steps=10,
+        timeout_s=300,
+    )
+    sharded = replicated.replace(framework=FSDP2(), precision="bf16", activation_checkpointing="none")
+    scripted = sharded.replace(
+        model=Model.named("fused-script"),
+        framework=Script(path=script),
+        sequence_length=16,
+        precision="fp32",
+    )
+    return (
+        Base(
+            case=replicated,
+            faults={
+                "checkpointing-lost": "FLOPs in recompute",
+                "checkpointing-lost-in-one-block": "FLOPs in recompute",
+                "host-read": "host reads in forward",
+                "loss-twice": "kernels in forward",
+                "gradient-copies": "kernels in backward",
+                "small-buckets": "all_reduce",
+                "eager-attention": "kernels",
+                "weight-copy": "peak",
+            },
+        ),
+        Base(
+            case=sharded,
+            faults={
+                "reshard-toggled": "all_gather",
+                "fp32-communication": "reduce_scatter",
+            },
+        ),
+        Base(
+            case=scripted,
+            faults={
+                "optimizer-loop": "kernels in optimizer",
+                "optimizer-foreach": "kernels in optimizer",
+            },
+        ),
+    )
+
+
+def inject_structural(machine: Machine, say: Callable[[str], None]) -> Answer:
+    """Try each fault, and each case without one, by one launch. `say` is called with a line for each.
+
+    What cannot run on this machine is said and left out.
+    """
+    answers: set[Answer] = {"caught"}
+    with tempfile.TemporaryDirectory(prefix="perfsuite-selftest-") as directory:
+        for base in bases(machine, Path(directory)):
+            if (reason := unsupported(base.case, machine)) is not None:
+                say(f"... inject {', '.join(base.faults)}: not tried here: {reason}")
+                continue
+            answers.update(_tried(base, machine, Path(directory), say))
+    return "missed" if "missed" in answers else "caught"
+
+
+def _tried(base: Base, machine: Machine, directory: Path, say: Callable[[str], None]) -> Iterator[Answer]:
+    """Try the faults of one base beside a launch without any."""
+
+    def launched(name: str, inject: str | None = None) -> Run:
+        return launch_once(base.case, machine, directory / f"{base.case.id}-{name}", inject=inject)
+
+    before = launched("before")
+    if before.failure is not None:
+        say(f"BAD {base.case.id}: {before.failure.message}")
+        yield "missed"
+        return
+    for kind, field in base.faults.items():
+        yield _said(f"inject {kind}", launched(kind, kind), before, field, say)
+    yield _said(f"{base.case.framework.name} without a fault", launched("clean"), before, None, say)
+
+
+def _said(name: str, run: Run, before: Run, field: str | None, say: Callable[[str], None]) -> Answer:
+    """Say what the gate finds in a launch: `caught` if that is a finding on `field`; if None, no finding."""
+    findings: tuple[Finding, ...] = ()
+    if run.failure is None:
+        check = exact.check([run], count_baseline.from_runs([before]))
+        findings = check.findings if check is not None else ()
+        named = [finding for finding in findings if field is not None and field in finding.field]
+        if (field is None and not findings) or named:
+            say(f"ok  {name}: {named[0].sentence if named else 'the counts are the same'}")
+            return "caught"
+    say(f"BAD {name}: expected {field or 'no finding'}")
+    for line in [run.failure.message] if run.failure else [each.sentence for each in findings]:
+        say(f"    {line}")
+    return "missed"

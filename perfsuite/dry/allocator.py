@@ -1,0 +1,206 @@
+"""A model of torch's caching allocator for CUDA, and the replay of a log through it. Pure.
+
+After c10/cuda/CUDACachingAllocator.cpp of torch 2.13 under its default settings, or with
+`expandable_segments:True`. Its rules, by its own names:
+
+- `round_size`: a request takes a whole number of 512 bytes.
+- `get_pool`: requests up to 1 MiB live in the small pool, others in the large one.
+- `get_free_block`: the smallest free block of the pool that is large enough; of equals the lowest address.
+- `get_allocation_size`: where there is none, a new segment is taken from CUDA: 2 MiB in the small pool; in
+  the large one 20 MiB for requests below 10 MiB, else the request rounded up to 2 MiB.
+- `should_split`: what is left of a block becomes a free block of its own if it has 512 bytes (small pool,
+  expandable segments) or more than 1 MiB (large pool); otherwise it belongs to the request.
+- `try_merge_blocks`: a block that is freed joins its free neighbours of the same segment.
+- Expandable segments: one segment for each pool, which grows at its end by pages of 2 or 20 MiB. Its last
+  block is taken only where no other free block is large enough.
+
+Segments stay reserved: `release_cached_blocks`, by which torch gives them back when CUDA has no more, is not
+modelled. Nor are streams, of which each has free blocks of its own, and CUDA graphs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from perfsuite.results.memory_log import MemoryLog
+
+MIN_BLOCK = 512  # kMinBlockSize
+SMALL_SIZE = 1 << 20  # kSmallSize
+SMALL_SEGMENT = 2 << 20  # kSmallBuffer
+LARGE_SEGMENT = 20 << 20  # kLargeBuffer, large_segment_size
+MIN_LARGE_ALLOCATION = 10 << 20  # kMinLargeAlloc
+ROUND_LARGE = 2 << 20  # kRoundLarge
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    """A piece of a segment, in use or free."""
+
+    address: int
+    size: int
+    pool: _Pool
+    is_free: bool = False
+    previous: Block | None = None
+    """Its neighbour in the same segment, as `next`."""
+    next: Block | None = None
+
+
+class _Pool:
+    """The small or the large blocks: which are free."""
+
+    def __init__(self, *, is_small: bool) -> None:
+        self.is_small = is_small
+        self.last: Block | None = None
+        """The last block of the expandable segment."""
+        self._order: list[tuple[int, int]] = []  # size and address of each free block, sorted
+        self._at: dict[int, Block] = {}
+
+    def put(self, block: Block) -> None:
+        block.is_free = True
+        insort(self._order, (block.size, block.address))
+        self._at[block.address] = block
+
+    def remove(self, block: Block) -> None:
+        block.is_free = False
+        del self._order[bisect_left(self._order, (block.size, block.address))]
+        del self._at[block.address]
+
+    def best_fit(self, size: int) -> Block | None:
+        index = bisect_left(self._order, (size, -1))
+        fitting = [self._at[address] for _, address in self._order[index : index + 2]]
+        if len(fitting) == 2 and fitting[0] is self.last:
+            return fitting[1]
+        return fitting[0] if fitting else None
+
+
+class CachingAllocator:
+    """The allocator of one device and stream. All sizes are in bytes."""
+
+    def __init__(self, *, expandable_segments: bool = False) -> None:
+        self.expandable_segments = expandable_segments
+        self.allocated = self.peak_allocated = 0
+        self.reserved = 0
+        """Held from CUDA; it never falls."""
+        self._small, self._large = _Pool(is_small=True), _Pool(is_small=False)
+
+    def take(self, request: int) -> Block:
+        """Allocate; `request` is positive. `Block.size` may be larger than what was asked for."""
+        size = _rounded(request, MIN_BLOCK)
+        pool = self._small if size <= SMALL_SIZE else self._large
+        block = pool.best_fit(size)
+        if block is not None:
+            pool.remove(block)
+        elif self.expandable_segments:
+            block = self._expand(pool, size)
+        else:
+            block = Block(self._reserve(_segment_size(size)), _segment_size(size), pool)
+        self._split(block, size)
+        self.allocated += block.size
+        self.peak_allocated = max(self.peak_allocated, self.allocated)
+        return block
+
+    def give_back(self, block: Block) -> None:
+        """Free a block; it joins its free neighbours."""
+        self.allocated -= block.size
+        for neighbour in (block.previous, block.next):
+            if neighbour is not None and neighbour.is_free:
+                block.pool.remove(neighbour)
+                _join(block, neighbour)
+        block.pool.put(block)
+
+    def _reserve(self, size: int) -> int:
+        """Take a range from CUDA; return its address. Here ranges follow each other without gaps."""
+        address = self.reserved
+        self.reserved += size
+        return address
+
+    def _expand(self, pool: _Pool, size: int) -> Block:
+        """Let the pool's segment grow until its last block has `size`."""
+        last = pool.last
+        room = last.size if last is not None and last.is_free else 0
+        grown = _rounded(size - room, SMALL_SEGMENT if pool.is_small else LARGE_SEGMENT)
+        block = Block(self._reserve(grown), grown, pool, previous=last)
+        pool.last = block
+        if last is not None:
+            last.next = block
+            if last.is_free:
+                pool.remove(last)
+                _join(block, last)
+        return block
+
+    def _split(self, block: Block, size: int) -> None:
+        """Cut a block that is in use down to `size`, if what is left is worth it."""
+        left = block.size - size
+        if left < MIN_BLOCK if block.pool.is_small or self.expandable_segments else left <= SMALL_SIZE:
+            return
+        rest = Block(block.address + size, left, block.pool, previous=block, next=block.next)
+        if rest.next is not None:
+            rest.next.previous = rest
+        if block.pool.last is block:
+            block.pool.last = rest
+        block.size, block.next = size, rest
+        block.pool.put(rest)
+
+
+def _join(block: Block, neighbour: Block) -> None:
+    """Make a neighbour in the same segment part of `block`; neither is in the pool."""
+    if neighbour is block.previous:
+        block.address = neighbour.address
+        block.previous = neighbour.previous
+        if block.previous is not None:
+            block.previous.next = block
+    else:
+        block.next = neighbour.next
+        if block.next is not None:
+            block.next.previous = block
+        if block.pool.last is neighbour:
+            block.pool.last = block
+    block.size += neighbour.size
+
+
+def _segment_size(size: int) -> int:
+    if size <= SMALL_SIZE:
+        return SMALL_SEGMENT
+    return LARGE_SEGMENT if size < MIN_LARGE_ALLOCATION else _rounded(size, ROUND_LARGE)
+
+
+def _rounded(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
+
+class Replayed(NamedTuple):
+    """What the allocator would have told of a log, in bytes."""
+
+    allocated: int
+    """As `torch.cuda.max_memory_allocated`: the most that blocks in use held, rounding included."""
+    reserved: int
+    """As `torch.cuda.max_memory_reserved`: the most that was taken from CUDA."""
+
+    @property
+    def fragmentation(self) -> float:
+        """Share of the reserved memory, 0 to 1, that was free even when most was allocated."""
+        return 1 - self.allocated / self.reserved if self.reserved else 0.0
+
+
+def replay(log: MemoryLog, *, workspaces: Iterable[int] = (), expandable_segments: bool = False) -> Replayed:
+    """Let an empty allocator live through a log: first what is there at the start, in the order of numbers.
+
+    `workspaces`: bytes of what libraries allocate for good, unseen by the log. A storage that is resized
+    takes its new block before it gives the old one back, as in torch.
+    """
+    allocator = CachingAllocator(expandable_segments=expandable_segments)
+    for size in workspaces:
+        allocator.take(size)
+    sizes = dict(enumerate(log.at_start))
+    blocks = {storage: allocator.take(size) for storage, size in sizes.items() if size}
+    for storage, growth, _ in log.changes:
+        sizes[storage] = sizes.get(storage, 0) + growth
+        old = blocks.pop(storage, None)
+        if sizes[storage]:
+            blocks[storage] = allocator.take(sizes[storage])
+        if old is not None:
+            allocator.give_back(old)
+    return Replayed(allocated=allocator.peak_allocated, reserved=allocator.reserved)

@@ -1,0 +1,115 @@
+"""Which attention kernel a GPU would run, where no kernel is there to ask. Worker side; imports torch.
+
+`torch.nn.functional.scaled_dot_product_attention` chooses in C++, among the kernels of its build. The choice
+here follows `aten/src/ATen/native/transformers/cuda/sdp_utils.cpp` of torch 2.13: cuDNN's kernel first on
+Hopper and Blackwell, as with a cuDNN after 9.15; then flash attention, from Ampere on; both for 16 bits
+without a mask. Else the memory-efficient kernel, or plain operations where key-value heads are shared.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from perfsuite.case.hardware import Machine
+from perfsuite.frameworks.common.patches import replace
+
+PREFER_CUDNN = frozenset({(9, 0), (10, 0), (10, 3)})
+"""Compute capabilities on which torch prefers cuDNN's kernel."""
+CUDNN_LARGEST_HEAD = 128
+FLASH_LARGEST_HEAD = 256
+
+
+def pretend(machine: Machine) -> None:
+    """Choose as on `machine`'s GPU, for the rest of this process."""
+    capability = machine.compute_capability
+    assert capability is not None
+    plain: Any = functional.scaled_dot_product_attention
+
+    def attention(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        if query.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
+            dtype = torch.get_autocast_dtype("cuda")  # autocast knows the operator that this stands in for
+            query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
+        kernel = chosen(
+            capability,
+            query,
+            is_masked=attn_mask is not None,
+            shares_heads=enable_gqa and key.shape[-3] != query.shape[-3],
+        )
+        if kernel == "plain":
+            options = {"scale": scale, "enable_gqa": enable_gqa}
+            return plain(query, key, value, attn_mask, dropout_p, is_causal, **options)
+        if kernel == "efficient":
+            return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
+        if kernel == "cudnn":
+            return _cudnn(query, key, value, dropout_p, is_causal, scale)
+        return _flash(query, key, value, dropout_p, is_causal, scale)
+
+    replace(functional, "scaled_dot_product_attention", attention)
+
+
+def chosen(capability: tuple[int, int], query: Tensor, *, is_masked: bool, shares_heads: bool) -> str:
+    """Return the kernel for such a query: `cudnn`, `flash`, `efficient` or `plain`."""
+    if query.device.type != "cuda":
+        return "plain"
+    size = query.shape[-1]
+    in_16_bits = query.dtype in (torch.float16, torch.bfloat16) and not is_masked
+    if in_16_bits and capability in PREFER_CUDNN and size <= CUDNN_LARGEST_HEAD and size % 8 == 0:
+        return "cudnn"
+    if in_16_bits and capability >= (8, 0) and size <= FLASH_LARGEST_HEAD:
+        return "flash"
+    return "plain" if shares_heads else "efficient"
+
+
+def _needs_gradient(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _cudnn(
+    query: Tensor, key: Tensor, value: Tensor, dropout: float, causal: bool, scale: float | None
+) -> Any:
+    cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
+    keeps_sums = _needs_gradient(query, key, value)
+    return cudnn(query, key, value, None, keeps_sums, dropout, causal, False, scale=scale)[0]
+
+
+def _flash(
+    query: Tensor, key: Tensor, value: Tensor, dropout: float, causal: bool, scale: float | None
+) -> Any:
+    size = query.shape[-1]
+    scale = size**-0.5 if scale is None else scale
+    if padding := -size % 8:
+        query, key, value = (functional.pad(tensor, (0, padding)) for tensor in (query, key, value))
+    flash = torch.ops.aten._scaled_dot_product_flash_attention
+    out = flash(query, key, value, dropout, causal, False, scale=scale)[0]
+    return out[..., :size] if padding else out
+
+
+def _efficient(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+) -> Any:
+    if mask is not None:
+        if mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), float("-inf"))
+        mask = mask.expand(*query.shape[:3], key.shape[2])
+    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+    keeps_sums = _needs_gradient(query, key, value)
+    return efficient(query, key, value, mask, keeps_sums, dropout, causal, scale=scale)[0]

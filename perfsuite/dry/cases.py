@@ -1,0 +1,57 @@
+"""Finds the cases of a repository, by id or by expression: pytest collects them.
+
+Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from perfsuite import documents
+from perfsuite.case.case import Case, CaseList
+from perfsuite.errors import CaseError
+
+NO_TESTS_COLLECTED = 5
+"""pytest's exit status where a selection is empty."""
+
+
+def by_id(directory: Path, ids: Sequence[str]) -> list[Case]:
+    """Return the cases of these ids among the tests in `directory`. Raises `CaseError` for an unknown one."""
+    known = {case.id: case for case in _collected(directory)}
+    for case_id in ids:
+        if case_id not in known:
+            near = get_close_matches(case_id, known, n=3, cutoff=0.4)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"there are {len(known)} others"
+            raise CaseError(f"no case in {directory} is called {case_id!r}: {hint} (-k selects by a part)")
+    return [known[case_id] for case_id in ids]
+
+
+def by_expression(directory: Path, expression: str) -> list[Case]:
+    """Return the cases that pytest's `-k` selects in `directory`. Raises `CaseError` where there is none."""
+    cases = _collected(directory, "-k", expression)
+    if not cases:
+        raise CaseError(f"-k {expression!r} selects no case in {directory}")
+    return cases
+
+
+def _collected(directory: Path, *selection: str) -> list[Case]:
+    """Return the cases of the selected tests. Raises `CaseError` with what pytest says of an error."""
+    with tempfile.TemporaryDirectory() as temporary:
+        file = Path(temporary) / "cases.json"
+        command = [sys.executable, "-m", "pytest", str(directory), "--collect-only", "--quiet", *selection]
+        done = subprocess.run(
+            [*command, "--perf-dry", f"--perf-cases={file}"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode not in (0, NO_TESTS_COLLECTED):
+            said = (done.stderr.strip() or done.stdout.strip())[-2000:]
+            raise CaseError(f"pytest cannot collect the cases in {directory}: {said}")
+        return list(documents.read(file, CaseList).cases) if file.exists() else []

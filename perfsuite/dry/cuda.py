@@ -1,0 +1,127 @@
+"""`torch.cuda` as on a machine with GPUs, in a process whose tensors are all fake. Worker side; imports
+torch.
+
+`guard.load` must come before: it makes autograd believe in the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from perfsuite.case.hardware import Machine
+from perfsuite.dry import attention
+from perfsuite.frameworks.common.patches import nothing, replace
+
+
+class Idle:
+    """A stream or an event on which nothing is ever waited for."""
+
+    device = torch.device("cuda", 0)
+    device_index = 0
+    cuda_stream = 0
+    priority = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def record(self, *args: Any) -> Idle:
+        """Return itself."""
+        return self
+
+    def query(self) -> bool:
+        """Return True: all work is done."""
+        return True
+
+    def elapsed_time(self, other: Any) -> float:
+        """Return no time."""
+        return 0.0
+
+    def wait(self, *args: Any) -> None:
+        """Wait for nothing."""
+
+    wait_stream = wait_event = synchronize = record_event = wait
+
+    def __enter__(self) -> Idle:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+def pretend(machine: Machine) -> None:
+    """Let `torch.cuda` answer as on `machine`, for the rest of this process."""
+    replace(FakeTensorMode, "avoid_device_init", True)  # as without a GPU, whatever `is_available` says
+    for name, value in _answers(machine).items():
+        replace(torch.cuda, name, value)
+    replace(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+    replace(torch.Tensor, "record_stream", nothing)
+    replace(torch.Tensor, "pin_memory", lambda self, *args: self)
+    replace(torch.optim.Optimizer, "_cuda_graph_capture_health_check", nothing)
+    setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)  # noqa: B010  a CPU build may lack it
+    attention.pretend(machine)
+
+
+def _answers(machine: Machine) -> dict[str, Any]:
+    """Name in `torch.cuda` -> what stands in for it, each of its own: dynamo's tables are by object."""
+    capability = machine.compute_capability
+    assert capability is not None
+    memory = machine.memory_bytes
+    properties = SimpleNamespace(
+        name=machine.device_name,
+        total_memory=memory,
+        major=capability[0],
+        minor=capability[1],
+        multi_processor_count=132,
+        gcnArchName="",
+        uuid="",
+    )
+    stream, random_state = Idle(), torch.zeros(16, dtype=torch.uint8)
+    return {
+        **{name: _constant(None) for name in _IDLE},
+        **{name: _constant(0) for name in _NO_BYTES},
+        "device": lambda *args, **kwargs: contextlib.nullcontext(),
+        "stream": lambda *args, **kwargs: contextlib.nullcontext(),
+        "Stream": Idle,
+        "Event": Idle,
+        "current_device": _constant(0),
+        "current_stream": _constant(stream),
+        "default_stream": _constant(stream),
+        "device_count": _constant(machine.devices),
+        "get_device_capability": _constant(capability),
+        "get_device_name": _constant(machine.device_name),
+        "get_device_properties": _constant(properties),
+        "get_rng_state": _constant(random_state),
+        "is_available": _constant(True),
+        "is_bf16_supported": _constant(capability >= (8, 0)),
+        "is_current_stream_capturing": _constant(False),
+        "is_initialized": _constant(True),
+        "_is_in_bad_fork": _constant(False),
+        "mem_get_info": _constant((memory, memory)),
+        "memory_stats": lambda *args, **kwargs: {},
+        "memory_stats_as_nested_dict": lambda *args, **kwargs: {},
+        "memory_summary": _constant(""),
+    }
+
+
+_IDLE = (
+    "_lazy_init",
+    "empty_cache",
+    "init",
+    "manual_seed",
+    "manual_seed_all",
+    "reset_max_memory_allocated",
+    "reset_peak_memory_stats",
+    "set_device",
+    "set_rng_state",
+    "set_stream",
+    "synchronize",
+)
+_NO_BYTES = ("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved")
+
+
+def _constant(value: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: value

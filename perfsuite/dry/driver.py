@@ -1,0 +1,129 @@
+"""Runs a case dry in processes of its own, and makes a `Run` of what they count.
+
+Driver side; imports neither torch nor pytest. Takes no lock and needs no quiet machine: nothing is timed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from perfsuite import documents
+from perfsuite.case.case import Case, CaseFile
+from perfsuite.case.hardware import Machine
+from perfsuite.dry import limits
+from perfsuite.dry.fit import facts_of
+from perfsuite.dry.machine import Device, pretended
+from perfsuite.errors import DryRunError, FileError
+from perfsuite.frameworks.base import framework_of
+from perfsuite.results.cause import with_log
+from perfsuite.results.counts import merged
+from perfsuite.results.rank_report import Failure, RankReport
+from perfsuite.results.run import Run
+from perfsuite.results.run_dir import ANCESTOR_PID, RunDir
+
+TIMEOUT_S = 3600
+"""Seconds after which the process of a dry run is killed."""
+
+
+def dry_run(
+    case: Case, directory: Path, *, ranks: Sequence[int] | None = None, device: Device | None = None
+) -> Run:
+    """Run `case` dry as each of `ranks` (default: those that tell what all do), one process after another.
+
+    All files are in `directory`, as those of a launch. What went wrong in a process is in the `failure` of
+    the run. Raises `DryRunError` for a case or a rank that cannot be run dry, with the reason, and
+    `CaseError` for a case that its framework refuses.
+    """
+    chosen = limits.ranks(case) if ranks is None else tuple(ranks)
+    for rank in chosen:
+        limits.check_rank(case, rank)
+    machine, instead = pretended(case, device)
+    if (reason := limits.why_not(case, machine)) is not None:
+        raise DryRunError(f"{case.id}: {reason}")
+    framework_of(case).check(case)
+    run_dir = RunDir(directory)
+    documents.write(run_dir.case, CaseFile(case=case, device=machine.device))
+    started_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+    reports = [_report(run_dir, case, machine, rank) for rank in chosen]
+    run = Run(
+        case=case,
+        machine=machine,
+        dry=True,
+        started_at=started_at,
+        duration_s=round(time.monotonic() - began, 3),
+        flops=reports[0].flops,
+        observed=reports[0].observed,
+        counts=merged({report.rank: report.counts for report in reports if report.counts is not None}),
+        dry_facts=facts_of(reports, case, machine),
+        notes=tuple(dict.fromkeys(filter(None, (instead, *(n for report in reports for n in report.notes))))),
+        failure=next((report.failure for report in reports if report.failure is not None), None),
+    )
+    documents.write(run_dir.run, run)
+    return run
+
+
+def _report(run_dir: RunDir, case: Case, machine: Machine, rank: int) -> RankReport:
+    """Run one rank to its end and return its report; one with a failure if it left none."""
+    command = [sys.executable, "-m", "perfsuite.dry", str(run_dir.path.resolve()), "--rank", str(rank)]
+    command += ["--gpu", machine.device_name] if machine.device == "cuda" else []
+    with run_dir.rank_log(rank).open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=_environment(case, rank),
+            start_new_session=True,
+        )
+        try:
+            code: int | None = process.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            process.kill()
+            process.wait()
+    try:
+        return documents.read(run_dir.rank(rank), RankReport)
+    except FileError:
+        ended = f"killed after {TIMEOUT_S} s" if code is None else f"it ended with exit code {code}"
+        failure = Failure(
+            kind="timeout" if code is None else "crash", message=f"no report: {ended}", rank=rank
+        )
+    return RankReport(
+        rank=rank,
+        world_size=case.topology.world_size,
+        host="",
+        clock="none",
+        failure=with_log(failure, run_dir),
+    )
+
+
+def _environment(case: Case, rank: int) -> dict[str, str]:
+    """Return this process's environment, with the variables that torchrun gives a rank.
+
+    But every rank is the first of its node: there is one pretended device, number 0.
+    """
+    topology = case.topology
+    return {
+        **os.environ,
+        ANCESTOR_PID: str(os.getpid()),
+        "CUDA_VISIBLE_DEVICES": "",
+        "GROUP_RANK": str(rank // topology.processes_per_node),
+        "HF_HUB_OFFLINE": "1",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": str(topology.processes_per_node),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+        "OMP_NUM_THREADS": "1",
+        "RANK": str(rank),
+        "TOKENIZERS_PARALLELISM": "false",
+        "TORCHELASTIC_RUN_ID": "dry",
+        "WORLD_SIZE": str(topology.world_size),
+        **framework_of(case).plan(case).environment,
+    }

@@ -1,0 +1,102 @@
+"""Predicts the memory that a rank needs on its GPU, and says whether the card has it. Pure.
+
+What the log of a step cannot see is added from sources: the workspaces of cuBLAS, which lie in the caching
+allocator, and CUDA's context and NCCL's buffers, which lie beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfsuite.case.case import Case
+from perfsuite.case.hardware import Machine
+from perfsuite.dry.allocator import replay
+from perfsuite.results.counts import Counts, merged
+from perfsuite.results.dry_facts import DryFacts, Fit, FitWord, Part
+from perfsuite.results.memory_log import MemoryLog
+from perfsuite.results.rank_report import RankReport
+from perfsuite.results.roofline import roofline
+
+MIB = 1 << 20
+TIGHT_FROM = 0.8
+"""Share of the card. The rest is for what is not predicted: driver and ECC keep 1 to 6 % of the nominal
+memory, kernels take scratch memory, and each stream has free blocks of its own."""
+
+CONTEXT = Part(
+    name="CUDA context",
+    low=300 * MIB,
+    high=600 * MIB,
+    source="driver and loaded kernels; about 300 MB since CUDA 11.7 (pytorch issue 107667)",
+)
+NCCL_LOW, NCCL_HIGH = 100 * MIB, 1024 * MIB
+"""Of one communicator. Each connection of a channel has buffers of 10 to 12 MiB (nccl issue 1685); a ring has
+a few channels over PCIe, up to 32 over NVLink. 1.6 GB with the context was seen for one (nccl issue 864)."""
+
+MATMUL_THREADS = 2
+"""That of forward, and autograd's of the device: each has a cuBLAS handle with a workspace of its own."""
+
+
+def predict(log: MemoryLog, counts: Counts, machine: Machine, rank: int) -> Fit | None:
+    """Predict the memory of the rank that `log` and `counts` are of; None on a CPU."""
+    if machine.device == "cpu":
+        return None
+    workspaces = [workspace_bytes(machine)] * MATMUL_THREADS
+    cache = replay(log, workspaces=workspaces)
+    expandable = replay(log, workspaces=workspaces, expandable_segments=True)
+    beside = (CONTEXT, *_nccl(counts))
+    return Fit(
+        rank=rank,
+        live=log.peak,
+        allocated=cache.allocated,
+        reserved=cache.reserved,
+        reserved_expandable=expandable.reserved,
+        beside=beside,
+        card=machine.memory_bytes,
+        verdict=judge(
+            least=cache.allocated + sum(part.low for part in beside),
+            most=cache.reserved + sum(part.high for part in beside),
+            card=machine.memory_bytes,
+        ),
+    )
+
+
+def judge(*, least: int, most: int, card: int) -> FitWord:
+    """Say whether a card has the memory. `least` and `most` as in `Fit`, in bytes.
+
+    Where not even `least` is there, no policy of the allocator helps. Near the end of the card it gives its
+    cache back to CUDA again and again, which stalls steps, long before it fails.
+    """
+    if least > card:
+        return "does not fit"
+    return "tight" if most > TIGHT_FROM * card else "fits"
+
+
+def workspace_bytes(machine: Machine) -> int:
+    """Return what torch allocates for a cuBLAS handle: `parseChosenWorkspaceSize` (CublasHandlePool.cpp)."""
+    capability = machine.compute_capability
+    return 32 * MIB if capability is not None and capability >= (9, 0) else 2 * 4 * MIB + 8 * 16 * 1024
+
+
+def facts_of(reports: Sequence[RankReport], case: Case, machine: Machine) -> DryFacts:
+    """Return what the ranks that ran dry say of the case: the rank that needs most memory, the least time."""
+    fits = [report.fit for report in reports if report.fit is not None]
+    counts = merged({report.rank: report.counts for report in reports if report.counts is not None})
+    return DryFacts(
+        fit=max(fits, key=lambda fit: fit.most, default=None),
+        roofline=roofline(counts, case, machine, tokens=reports[0].tokens_per_step),
+    )
+
+
+def _nccl(counts: Counts) -> tuple[Part, ...]:
+    """The buffers of the groups in which the step communicates, all of them together."""
+    groups = {(each.ranks, each.apart) for each in counts.collectives if each.ranks > 1}
+    if not groups:
+        return ()
+    return (
+        Part(
+            name=f"NCCL, {len(groups)} communicator{'s' if len(groups) > 1 else ''}",
+            low=len(groups) * NCCL_LOW,
+            high=len(groups) * NCCL_HIGH,
+            source="buffers by channel and connection (nccl issues 1685 and 864)",
+        ),
+    )

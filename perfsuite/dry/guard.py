@@ -1,0 +1,96 @@
+"""Builds `guard.cpp` once, and loads it into the process of a dry run. Imports neither torch nor pytest."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from perfsuite.case import torch_build
+from perfsuite.errors import DryRunError
+
+SOURCE = Path(__file__).with_name("guard.cpp")
+COMPILER = "g++"
+BUILD_S = 300
+"""Most seconds that a build may take: it takes 3 to 10."""
+
+
+def why_not() -> str | None:
+    """Return why no CUDA can be pretended on this machine and what to do, or None."""
+    build = torch_build.installed()
+    if build.get("cuda") is not None:
+        return (
+            f"torch {build['__version__']} is built for CUDA {build['cuda']}: CUDA is pretended in a build "
+            "for CPUs only"
+        )
+    if not build or library().exists() or shutil.which(COMPILER) is not None:
+        return None
+    return f"there is no C++ compiler: install {COMPILER} (apt-get install g++)"
+
+
+def library() -> Path:
+    """Return the file of the built guard, in the user's cache: another for each torch, source and Python."""
+    torch = str(torch_build.installed().get("__version__"))
+    key = f"{torch} {sys.version} {sys.platform}".encode() + SOURCE.read_bytes()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "perfsuite" / f"guard-{hashlib.sha256(key).hexdigest()[:16]}.so"
+
+
+def load() -> None:
+    """Have torch believe in CUDA, for the rest of this process, in which torch must not be loaded yet.
+
+    Builds the guard if nobody has. Raises `DryRunError` if that fails.
+    """
+    assert "torch" not in sys.modules, "whoever asks first decides whether there is CUDA"
+    file = library()
+    if not file.exists():
+        build(file)
+    guard = ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
+    if not guard.perfsuite_install_guard():
+        raise DryRunError(f"torch {torch_build.summary()} does not take the guard {file} for CUDA")
+
+
+def build(file: Path) -> None:
+    """Compile the guard. Two processes may do so at once: each moves a whole file into place.
+
+    Raises `DryRunError` with what the compiler said.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=file.parent, suffix=".so")
+    except OSError as error:
+        raise DryRunError(
+            f"cannot write {file}: {error.strerror}. Set XDG_CACHE_HOME to a directory that you may write to"
+        ) from error
+    os.close(descriptor)
+    try:
+        subprocess.run(_command(name), check=True, capture_output=True, text=True, timeout=BUILD_S)
+        Path(name).replace(file)
+    except FileNotFoundError:
+        raise DryRunError(f"no CUDA can be pretended: there is no {COMPILER}; give --device cpu") from None
+    except subprocess.SubprocessError as error:
+        said = (getattr(error, "stderr", None) or str(error)).strip()
+        raise DryRunError(
+            f"{COMPILER} cannot build {SOURCE} against torch {torch_build.summary()}; --device cpu needs no "
+            f"compiler. It said: {said[:2000]}"
+        ) from error
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+
+
+def _command(target: str) -> list[str]:
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    torch = Path(spec.origin).parent
+    include = [f"-I{torch}/include", f"-I{torch}/include/torch/csrc/api/include"]
+    link = [f"-L{torch}/lib", f"-Wl,-rpath,{torch}/lib", "-lc10", "-ltorch_cpu"]
+    return [COMPILER, "-O0", "-shared", "-fPIC", "-std=c++20", *include, str(SOURCE), "-o", target, *link]

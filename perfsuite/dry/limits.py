@@ -1,0 +1,49 @@
+"""What cannot be run dry, and which ranks are. Imports neither torch nor pytest."""
+
+from __future__ import annotations
+
+from perfsuite.case import torch_build
+from perfsuite.case.case import Case
+from perfsuite.case.hardware import Machine
+from perfsuite.dry.machine import pretended_cpu
+from perfsuite.errors import CaseError, DryRunError
+from perfsuite.frameworks.base import framework_of
+from perfsuite.launch.requirements import CHECKS, OF_THE_MACHINE
+
+
+def why_not(case: Case, machine: Machine) -> str | None:
+    """Return why `case` cannot be run dry on the pretended `machine`, or None.
+
+    Raises `CaseError` if its framework or torch is not installed.
+    """
+    framework = framework_of(case)
+    if (problem := torch_build.wrong_build(pretended_cpu(case.topology))) is not None:
+        raise CaseError(problem)
+    if not framework.builds_model:
+        return (
+            "not by a dry run: a script makes its own process group, device and data, which are not pretended"
+        )
+    if case.quantization != "none":
+        return f"not by a dry run: bitsandbytes' {case.quantization} kernels do not know fake tensors"
+    if case.compile:
+        return "not by a dry run: torch.compile would compile what the pretended device cannot run"
+    for check in CHECKS:
+        if check not in OF_THE_MACHINE and (reason := check(case, machine)) is not None:
+            return reason
+    if (reason := framework.not_dry(case)) is not None:
+        return f"not by a dry run: {reason}"
+    return None
+
+
+def ranks(case: Case) -> tuple[int, ...]:
+    """Return the ranks that tell what all do: the first, and the last where ranks lawfully differ."""
+    last = case.topology.world_size - 1
+    return (0, last) if last and framework_of(case).ranks_differ(case) else (0,)
+
+
+def check_rank(case: Case, rank: int) -> None:
+    """Raise `DryRunError` for a rank that `case` does not have."""
+    last = case.topology.world_size - 1
+    if not 0 <= rank <= last:
+        has = f"ranks 0 to {last}" if last else "rank 0 alone"
+        raise DryRunError(f"rank {rank} does not exist: {case.id} has {has}")

@@ -1,0 +1,59 @@
+"""The machine that a dry run pretends. Imports neither torch nor pytest."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from perfsuite.case.case import Case, Topology
+from perfsuite.case.hardware import PRODUCTS, Machine
+from perfsuite.dry import guard
+from perfsuite.errors import DryRunError
+from perfsuite.launch.machine import gpu_machine
+
+Device = Literal["cuda", "cpu"]
+ANY_GPU = "NVIDIA H100 80GB HBM3"
+"""Pretended for a case that is meant for `gpu`, and for one meant for `cpu` where CUDA is asked for."""
+
+
+def pretended(case: Case, device: Device | None = None) -> tuple[Machine, str | None]:
+    """Return the machine on which `case` is run dry, and why it is another than the case is meant for, or
+    None.
+
+    It has the first GPU of `case.hardware`; a CPU if that is what the case is meant for, or where no CUDA can
+    be pretended. Raises `DryRunError` if `device` asks for CUDA all the same.
+    """
+    wanted = device or ("cpu" if case.hardware[0] == "cpu" else "cuda")
+    reason = guard.why_not() if wanted == "cuda" else None
+    if reason is not None and device == "cuda":
+        raise DryRunError(f"--device cuda: {reason}, or give --device cpu")
+    if wanted == "cuda" and reason is None:
+        return pretended_gpu(product(case.hardware), case.topology), None
+    return pretended_cpu(case.topology), reason and f"a CPU is pretended in place of a GPU: {reason}"
+
+
+def product(hardware: tuple[str, ...]) -> str:
+    """Return the first product in the table that an entry of a case's `hardware` means."""
+    for entry in hardware:
+        parts = entry.split("-")
+        for name, known in PRODUCTS.items():
+            if known.hardware_class.split("-")[: len(parts)] == parts:
+                return name
+    return ANY_GPU
+
+
+def pretended_gpu(name: str, topology: Topology) -> Machine:
+    """Return a machine with one GPU of that product for each process."""
+    memory_bytes = PRODUCTS[name].memory_gb << 30
+    devices = topology.processes_per_node
+    return gpu_machine([name], count=devices, memory_bytes=memory_bytes, driver=None)
+
+
+def pretended_cpu(topology: Topology) -> Machine:
+    """Return a machine with one core for each process, and no memory of its own."""
+    return Machine(
+        device="cpu",
+        device_name="CPU",
+        hardware_class="cpu",
+        devices=topology.processes_per_node,
+        memory_bytes=0,
+    )

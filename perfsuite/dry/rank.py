@@ -1,0 +1,165 @@
+"""The process of a dry run: builds a case as one rank of its world, makes a few steps of it, counts them.
+
+Worker side; imports torch. `perfsuite.dry.__main__` loads the guard before this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from perfsuite import documents
+from perfsuite.case.case import Case, CaseFile
+from perfsuite.case.hardware import Machine
+from perfsuite.dry import cuda, group, values
+from perfsuite.dry.fit import predict
+from perfsuite.errors import DryRunError, MismatchError
+from perfsuite.frameworks.base import Framework, Ranks, Workload, framework_of
+from perfsuite.frameworks.common import finetuning
+from perfsuite.frameworks.common.model import DTYPES
+from perfsuite.results.counts import COUNTED_STEP
+from perfsuite.results.dry_facts import Fit
+from perfsuite.results.rank_report import Observed, RankReport
+from perfsuite.results.run_dir import RunDir
+from perfsuite.worker import software
+from perfsuite.worker.counting import Counting
+from perfsuite.worker.flops import count_known
+from perfsuite.worker.observe import owner, wrapping
+from perfsuite.worker.rank import empty_report, failure_of, write_failure
+from perfsuite.worker.recorder import Recorder
+from perfsuite.worker.second_step import dtype_name, dtype_of
+from perfsuite.worker.timers import HostTimer
+
+
+def main(run_dir: RunDir, rank: int, machine: Machine) -> None:
+    """Run `run_dir.case` dry as `rank`, on a pretended `machine`; write its report into the same directory.
+
+    Once per process, in which nothing else can be done afterwards.
+    """
+    case = documents.read(run_dir.case, CaseFile).case
+    report = empty_report(rank, case.topology.world_size)
+    try:
+        documents.write(run_dir.rank(rank), DryRank(case, report, machine, run_dir.path).counted())
+    except BaseException as error:
+        write_failure(run_dir, report, failure_of(error, rank))
+        raise
+
+
+class Enough(BaseException):
+    """Ends the training when its steps are counted: of no kind that a library would catch."""
+
+
+class DryRank:
+    """One rank that is pretended. `report` names it and holds nothing yet."""
+
+    workload: Workload
+    """What is trained; there once it is built."""
+
+    def __init__(self, case: Case, report: RankReport, machine: Machine, directory: Path) -> None:
+        self.case = case
+        self.report = report
+        self.framework: Framework = framework_of(case)
+        self.device = torch.device("cuda", 0) if machine.device == "cuda" else torch.device("cpu")
+        self.recorder = Recorder(HostTimer())
+        self._machine = machine
+        self._directory = directory
+        self._optimizer: Any = None
+
+    def counted(self) -> RankReport:
+        """Build, make the steps, and return the report with what they did."""
+        environment = software.environment(self.case.framework.packages)
+        flops = count_known(self.case)
+        self._pretend()
+        with FakeTensorMode(allow_non_fake_inputs=True), values.NoValues():
+            counting = self.recorder.counting = Counting(self._model)
+            self._train()
+            settings = self._settings()
+        self._check(settings)
+        if counting.counts is None:
+            why = "; ".join(counting.notes) or f"training ended after {self.recorder.steps} steps"
+            raise DryRunError(f"nothing was counted: {why}")
+        return self.report.replace(
+            counts=counting.counts,
+            fit=self._fit(counting),
+            flops=flops,
+            observed=Observed(settings=settings, environment=environment),
+            tokens_per_step=self._tokens_per_step,
+            notes=tuple(counting.notes),
+        )
+
+    def _fit(self, counting: Counting) -> Fit | None:
+        """Predict the memory of this rank, from what was counted."""
+        assert counting.log is not None
+        assert counting.counts is not None
+        return predict(counting.log, counting.counts, self._machine, self.report.rank)
+
+    def _pretend(self) -> None:
+        """Load every library, then replace what cannot be, in this order: names are copied in imports."""
+        if self.device.type == "cuda":
+            cuda.pretend(self._machine)
+        values.pretend()
+        self.framework.load(self.case, self.device)
+        group.pretend(self.report.rank, self.report.world_size)
+        self.framework.pretend(self.case)
+
+    def _train(self) -> None:
+        """Make the steps that a launch counts, by the framework's `build` and the workload's `run`."""
+        if self.framework.plan(self.case).process_group != "library":
+            dist.init_process_group()
+        ranks = Ranks(
+            rank=self.report.rank,
+            world_size=self.report.world_size,
+            device=self.device,
+            directory=self._directory,
+        )
+        self.workload = self.framework.build(self.case, ranks, self.recorder)
+        register_optimizer_step_pre_hook(self._before_optimizer_step)
+        register_optimizer_step_post_hook(self.recorder.after_optimizer_step)
+        self.recorder.between_steps = self._end_when_counted
+        self.recorder.start()
+        with contextlib.suppress(Enough):
+            self.workload.run(self.case.total_steps)
+
+    def _before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._optimizer = self._optimizer or optimizer
+        assert self.recorder.counting is not None
+        self.recorder.counting.before_optimizer_step(optimizer)
+
+    def _end_when_counted(self, steps: int) -> None:
+        if steps == COUNTED_STEP:
+            raise Enough
+
+    def _model(self) -> Any:
+        return self.workload.model or owner(self._optimizer)
+
+    def _settings(self) -> dict[str, str]:
+        """Return what was built, as far as it can be seen without values."""
+        model = self._model()
+        return {
+            **wrapping(model),
+            "world_size": str(dist.get_world_size()),
+            "device": self.device.type,
+            "parameter_dtype": ", ".join(sorted({dtype_of(parameter) for parameter in model.parameters()})),
+            "optimizer": type(self._optimizer).__name__,
+            **finetuning.observed(model),
+            **self.workload.settings,
+        }
+
+    def _check(self, settings: Mapping[str, str]) -> None:
+        """Raise `MismatchError` if something else was built than the case asks for."""
+        dtype = dtype_name(DTYPES[self.case.precision])
+        for key, asked in {"parameter_dtype": dtype, **self.framework.expected(self.case)}.items():
+            if asked is not None and key in settings and settings[key] != asked:
+                raise MismatchError(f"{key}: the case asks for {asked!r}, but {settings[key]!r} was built")
+
+    @property
+    def _tokens_per_step(self) -> int:
+        sequences = self.case.micro_batch * self.case.gradient_accumulation * self.workload.data_parallel
+        return sequences * self.case.sample_length

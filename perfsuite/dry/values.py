@@ -1,0 +1,79 @@
+"""What asks fake tensors for values, which they have not. Worker side; imports torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from perfsuite.frameworks.common import model, weights
+from perfsuite.frameworks.common.patches import module, nothing, replace
+
+if TYPE_CHECKING:
+    from perfsuite.case.case import Case
+
+
+class NoValues(TorchDispatchMode):
+    """Answers what the host reads of a tensor: yes for a bool, 1 for a number, as a step counter may say.
+
+    So no token is masked. The flag by which a gradient scaler learns of infinities reads 0: each step is
+    made. A CPU has no number, as for real tensors: fake ones would take `cpu:0` for another device than
+    `cpu`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        aten, kwargs = torch.ops.aten, kwargs or {}
+        if (device := kwargs.get("device")) is not None and device.type == "cpu":
+            kwargs = {**kwargs, "device": torch.device("cpu")}
+        if func is aten._local_scalar_dense.default:
+            return _answer(args[0])
+        if func is aten.equal.default:
+            return True
+        if func is aten._foreach_sub_.List:  # found_inf, of shape (1,), off a step counter: a GPU takes it
+            return None
+        if func is aten._amp_foreach_non_finite_check_and_unscale_.default:
+            args[1].found_inf = True
+        return func(*args, **kwargs)
+
+
+def _answer(tensor: Any) -> bool | int | float:
+    if tensor.dtype is torch.bool:
+        return True
+    if not tensor.dtype.is_floating_point:
+        return 1
+    return 0.0 if hasattr(tensor, "found_inf") else 1.0
+
+
+def pretend() -> None:
+    """Leave out what looks at values, or computes them, for the rest of this process."""
+    replace(weights, "_check_initialised", nothing)
+    replace(model, "_markov_chain", _zeros)
+    replace(FakeTensor, "data_ptr", lambda self: self.untyped_storage()._cdata)  # accelerate knows them by it
+    replace(torch.nn.Module, "to", cast)
+    for name in ("normal_", "trunc_normal_", "uniform_"):  # one draws again until the values fit
+        replace(torch.nn.init, name, lambda tensor, *args, **kwargs: tensor)
+    # Else masks are made in full, and no fused attention runs.
+    replace(module("transformers.utils.import_utils"), "is_fake_tensor", lambda tensor: False)
+
+
+def cast(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stand in for `Module.to`: cast parameters. They are on their device from the start."""
+    _, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+    new: dict[Any, nn.Parameter] = {}  # a tied one stays tied
+    for owner in self.modules() if dtype is not None else ():
+        for name, before in owner._parameters.items():
+            if before is not None and before.is_floating_point() and before.dtype is not dtype:
+                if before not in new:
+                    new[before] = nn.Parameter(before.detach().to(dtype), requires_grad=before.requires_grad)
+                owner._parameters[name] = new[before]
+    return self
+
+
+def _zeros(case: Case, data_rank: int) -> Tensor:
+    return torch.zeros(model.DISTINCT_BATCHES * case.micro_batch, case.sample_length, dtype=torch.int64)

@@ -1,0 +1,81 @@
+"""Replaces private names of torch and of other packages, for a dry run. Imports neither torch nor pytest.
+
+A release may rename what is private. Each name is looked up when it is replaced, so that its end is one clear
+error, and not a dry run that counts something else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from types import ModuleType
+from typing import Any
+
+from perfsuite.errors import DryRunError
+
+
+def found(owner: Any, name: str) -> Any:
+    """Return `owner.name`, which may be private. Raises `DryRunError` if there is no such name."""
+    try:
+        return getattr(owner, name)
+    except AttributeError:
+        raise _gone(owner, name) from None
+
+
+def replace(owner: Any, name: str, by: Any) -> Any:
+    """Set `owner.name` for the rest of this process; return what it was.
+
+    `owner` is a module, a class or an object. Raises `DryRunError` if there is no such name.
+    """
+    before = found(owner, name)
+    setattr(owner, name, by)
+    return before
+
+
+def replace_everywhere(owner: ModuleType, name: str, by: Any) -> Any:
+    """As `replace`, and in every loaded module that has imported the object by that name."""
+    before = replace(owner, name, by)
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(name) is before:
+            setattr(module, name, by)
+    return before
+
+
+def wrap(owner: Any, name: str, around: Callable[[Any], Any]) -> None:
+    """Replace `owner.name` by `around` of it. Raises `DryRunError` if there is no such name."""
+    replace(owner, name, around(found(owner, name)))
+
+
+def module(name: str) -> Any:
+    """Import a module that may be private. Raises `DryRunError` if there is none."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # another one, which it imports
+        package, _, rest = name.partition(".")
+        raise _error(package, rest) from None
+
+
+def nothing(*args: Any, **kwargs: Any) -> None:
+    """Stand in for a function whose effect nobody needs."""
+
+
+def _gone(owner: Any, name: str) -> DryRunError:
+    kind = owner if isinstance(owner, ModuleType | type) else type(owner)
+    path = kind.__name__ if isinstance(kind, ModuleType) else f"{kind.__module__}.{kind.__qualname__}"
+    package, _, rest = f"{path}.{name}".partition(".")
+    return _error(package, rest)
+
+
+def _error(package: str, name: str) -> DryRunError:
+    version = "of an unknown version"
+    with suppress(importlib.metadata.PackageNotFoundError):
+        version = importlib.metadata.version(package)
+    return DryRunError(
+        f"{package} {version} has no {package}.{name}, which a dry run replaces: install a version that has "
+        "it (constraints.txt names those that dry runs are tested with), or launch the case for real"
+    )

@@ -1,0 +1,82 @@
+"""DistributedDataParallel around fake tensors, its C++ reducer included. For a dry run; imports torch.
+
+The reducer makes its buckets, copies gradients and calls all-reduce by way of the dispatcher: it is all seen.
+What it does with values and with other ranks is left out: no shapes are compared, and buckets are made at
+once as real ones are from step 2 on.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import distributed
+
+from perfsuite.frameworks.common.patches import found, nothing, replace, wrap
+
+ASSIGN = "_compute_bucket_assignment_by_size"
+"""The function of torch.distributed that puts parameters into buckets."""
+
+
+def pretend() -> None:
+    """Let DDP wrap fake tensors, for the rest of this process."""
+    replace(distributed, "_verify_param_shape_across_processes", nothing)
+    assign = found(dist, ASSIGN)
+    first_bytes = found(dist, "_DEFAULT_FIRST_BUCKET_BYTES")
+
+    def with_pretended_reducer(init: Any) -> Any:
+        @functools.wraps(init)
+        def pretended(self: Any, *args: Any, **kwargs: Any) -> None:
+            asked = kwargs.get("bucket_cap_mb")  # the first bucket is a small one, unless a size is asked for
+            limits = [first_bytes, 25 << 20] if asked is None else [int(asked * 2**20)]
+            replace(dist, ASSIGN, functools.partial(_as_rebuilt, assign, limits))
+            init(self, *args, **kwargs)
+            self.register_comm_hook(self.process_group, _all_reduce)
+            replace(self, "logger", _NoLog())  # the real one wants CUDA events
+            replace(self, "reducer", _Reducer(self.reducer))
+
+        return pretended
+
+    wrap(distributed.DistributedDataParallel, "__init__", with_pretended_reducer)
+
+
+def _as_rebuilt(assign: Any, limits: Any, parameters: Any, at_first: Any, sparse: Any, *more: Any) -> Any:
+    """Return the buckets that DDP makes in step 2, where it knows the order of gradients.
+
+    It begins with one bucket. The reverse order of parameters stands in for that of gradients.
+    """
+    last = len(parameters) - 1
+    buckets, sizes = assign(parameters[::-1], limits, sparse[::-1])
+    in_order = [[last - index for index in bucket] for bucket in buckets]
+    return in_order[::-1], sizes[::-1]  # DDP turns both round
+
+
+class _NoLog:
+    """Stands in for a logger: every method does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return nothing
+
+
+class _Reducer:
+    """The C++ reducer, but that it keeps its buckets: to order them anew it sends numbers to other ranks."""
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+
+def _all_reduce(group, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  DDP reads annotations
+    """Do what the reducer does by default: the future of a fake work stays empty, so this one is filled."""
+    buffer = bucket.buffer()
+    dist.all_reduce(buffer, group=group)
+    future: Any = torch.futures.Future()
+    future.set_result(buffer)
+    return future

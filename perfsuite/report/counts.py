@@ -1,0 +1,207 @@
+"""Turns the counts of a step into amounts and lines of text: terminal, HTML and Markdown share them. Pure.
+
+Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from perfsuite.report.text import plural
+from perfsuite.results.counts import PHASES, Collective, Compiled, Counts, RankCounts, StepMemory
+from perfsuite.results.outcome import CountCheck, Finding
+from perfsuite.verdict.count_sentences import amount, signed
+
+MOST_FINDINGS = 10
+"""Findings of one kind, judged or not, that are told in words."""
+MOST_UNSTEADY = 5
+MOST_ENTRIES = 2
+"""Entries of ranks that are told in words."""
+
+
+# Amounts
+
+
+def flops(counts: Counts) -> int:
+    """Return the FLOPs of a step."""
+    return sum(counts.flops.values())
+
+
+def moved(counts: Counts) -> int:
+    """Return the bytes of all messages of a step."""
+    return sum(each.bytes for each in counts.collectives)
+
+
+def peak(counts: Counts) -> int | None:
+    """Return the most bytes of tensors that lived at once; None where memory was not counted."""
+    return None if counts.memory is None else counts.memory.peak
+
+
+def bytes_by_kind(counts: Counts) -> dict[str, int]:
+    """Return the bytes of a step's messages by kind and dtype, the largest first; 0 for barriers."""
+    amounts: dict[str, int] = {}
+    for each in largest_first(counts.collectives):
+        amounts[_kind(each)] = amounts.get(_kind(each), 0) + each.bytes
+    return _sorted(amounts)
+
+
+def peak_by_part(memory: StepMemory) -> dict[str, int]:
+    """Return the bytes that lived at the peak by part, the largest first."""
+    return _sorted({_part(name): size for name, size in memory.at_peak.items() if size})
+
+
+def _sorted(amounts: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(amounts.items(), key=lambda item: -item[1]))
+
+
+def _part(name: str) -> str:
+    if name in PHASES:
+        return f"made in {name}"
+    return "kept from before" if name == "kept" else name
+
+
+# Names
+
+
+def largest_first(collectives: Iterable[Collective]) -> list[Collective]:
+    """Return collectives by bytes, the largest first; those of no bytes by calls."""
+    return sorted(collectives, key=lambda each: (-each.bytes, -each.count))
+
+
+def _kind(collective: Collective) -> str:
+    return f"{collective.kind} {collective.dtype}".rstrip()
+
+
+def group(collective: Collective) -> str:
+    """Return the ranks of a collective's group as text: `8 ranks`, `8 ranks, 4 apart`."""
+    apart = f", {collective.apart} apart" if collective.apart > 1 else ""
+    return f"{plural(collective.ranks, 'rank')}{apart}"
+
+
+def ranks(entry: RankCounts) -> str:
+    """Return the ranks of an entry as text: `rank 0`, `ranks 0-3`."""
+    return f"rank {entry.name}" if len(entry.ranks) == 1 else f"ranks {entry.name}"
+
+
+def peak_in(memory: StepMemory) -> str:
+    """Return where in the step the peak was: `in backward`."""
+    return "at the start" if memory.peak_in == "start" else f"in {memory.peak_in}"
+
+
+def breaks(compiled: Compiled) -> str:
+    """Return the graph breaks of a compiled model with their reasons."""
+    told = "; ".join(f"{count} x {reason}" for reason, count in compiled.breaks.items())
+    return plural(sum(compiled.breaks.values()), "graph break") + (f" ({told})" if told else "")
+
+
+# What a step did
+
+
+def in_short(counts: Counts) -> str:
+    """Return the largest amounts of a step in one line: FLOPs, bytes of collectives, peak of live tensors."""
+    parts = [amount(flops(counts), "FLOP"), f"{amount(moved(counts), 'bytes')} in collectives"]
+    if counts.memory is not None:
+        parts.append(f"at most {amount(counts.memory.peak, 'bytes')} live")
+    return ", ".join(parts)
+
+
+def lines(entries: Sequence[RankCounts]) -> list[str]:
+    """Return what a step did, a few lines for each of the first entries."""
+    told = []
+    for entry in entries[:MOST_ENTRIES]:
+        told.append(f"step {entry.counts.step} of {ranks(entry)}, counted:")
+        told += [f"  {line}" for line in _lines(entry.counts)]
+    if left := sum(len(entry.ranks) for entry in entries[MOST_ENTRIES:]):
+        told.append(f"the step of {plural(left, 'rank')} more: the HTML report tells")
+    return told
+
+
+def _lines(counts: Counts) -> list[str]:
+    told = [_collectives(counts), _flops(counts), _calls(counts)]
+    if counts.memory is not None:
+        told.append(_memory(counts.memory))
+    if counts.compiled is not None:
+        told.append(_compiled(counts.compiled))
+    return told
+
+
+def _collectives(counts: Counts) -> str:
+    calls: dict[str, int] = {}
+    for each in counts.collectives:
+        calls[_kind(each)] = calls.get(_kind(each), 0) + each.count
+    told = [
+        " ".join([kind, *([amount(size, "bytes")] if size else []), "in", plural(calls[kind], "call")])
+        for kind, size in bytes_by_kind(counts).items()
+    ]
+    return "collectives: " + (", ".join(told) or "none")
+
+
+def _flops(counts: Counts) -> str:
+    phases = [f"{phase} {amount(counts.flops[phase], 'FLOP')}" for phase in PHASES if counts.flops.get(phase)]
+    return f"computed: {amount(flops(counts), 'FLOP')}" + (f": {', '.join(phases)}" if phases else "")
+
+
+def _calls(counts: Counts) -> str:
+    kernels, reads = sum(counts.kernels.values()), sum(counts.host_reads.values())
+    copies = [f"copied {way} {plural(count, 'time')}" for way, count in counts.device_copies.items()]
+    return ", ".join([f"called: {plural(kernels, 'kernel')}", plural(reads, "host read"), *copies])
+
+
+def _memory(memory: StepMemory) -> str:
+    parts = [f"{name} {amount(size, 'bytes')}" for name, size in peak_by_part(memory).items()]
+    told = f"live tensors: at most {amount(memory.peak, 'bytes')}, {peak_in(memory)}: {', '.join(parts)}"
+    return f"{told}; {amount(memory.growth, 'bytes')} more after the step" if memory.growth else told
+
+
+def _compiled(compiled: Compiled) -> str:
+    return (
+        f"compiled: {plural(compiled.graphs, 'graph')}, {breaks(compiled)}, "
+        f"{plural(compiled.recompilations, 'recompilation')}, {plural(compiled.kernels, 'kernel')} generated"
+    )
+
+
+# What a verdict says of it
+
+
+def judged(check: CountCheck) -> str:
+    """Return the verdict of the counts in a few words."""
+    if check.outcome == "passed" and not check.compared:
+        return "not judged"
+    if check.outcome != "passed":
+        return check.outcome
+    return "passed, with changes that are not judged" if check.findings else "as in the baseline"
+
+
+def findings(check: CountCheck, *, by_rank: bool, most: int = MOST_FINDINGS) -> list[str]:
+    """Return the judged findings in words, at most so many; `by_rank` names the ranks of each."""
+    found = [each for each in check.findings if each.outcome != "passed"]
+    return _cut([f"{each.outcome}: {_sentence(each, by_rank)}" for each in found], most)
+
+
+def listed(check: CountCheck, *, by_rank: bool) -> list[str]:
+    """Return the first findings that are not judged, as `findings` does."""
+    found = [each for each in check.findings if each.outcome == "passed"]
+    return _cut([f"not judged: {_sentence(each, by_rank)}" for each in found], MOST_FINDINGS)
+
+
+def remarks(check: CountCheck) -> list[str]:
+    """Return what else was not judged, and why."""
+    unsteady = ", ".join(_cut(check.unsteady, MOST_UNSTEADY))
+    return [*([f"differs between launches, not judged: {unsteady}"] if unsteady else []), *check.notes]
+
+
+def _sentence(finding: Finding, by_rank: bool) -> str:
+    if not by_rank:
+        return finding.sentence
+    return f"{finding.sentence} (rank{'' if finding.ranks.isdigit() else 's'} {finding.ranks})"
+
+
+def _cut(told: Sequence[str], most: int) -> list[str]:
+    """The first of them, and how many more there are."""
+    left = len(told) - most
+    return [*told[:most], *([f"and {left} more"] if left > 0 else [])]
+
+
+def change(finding: Finding) -> str:
+    """Return by how much a count differs from the baseline's, with its sign: `+128 bytes`."""
+    return signed(finding.now - finding.before, finding.unit)

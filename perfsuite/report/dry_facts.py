@@ -1,0 +1,49 @@
+"""Writes what a dry run predicts in words: memory, and the least time of a step.
+
+Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+from perfsuite.case.case import Unit
+from perfsuite.report.text import amount, duration, rate
+from perfsuite.results.dry_facts import DryFacts, Fit
+from perfsuite.results.roofline import Roofline
+
+
+def lines(facts: DryFacts, unit: Unit = "tokens") -> list[str]:
+    """Return a prediction line by line; `unit` is what the case counts."""
+    memory = [] if facts.fit is None else _memory(facts.fit)
+    return [*memory, *([] if facts.roofline is None else _speed(facts.roofline, unit))]
+
+
+def _memory(fit: Fit) -> list[str]:
+    beside = [f"{part.name} {_gib(part.low)} to {_gib(part.high)}" for part in fit.beside]
+    return [
+        f"{fit.verdict}: rank {fit.rank} needs {_gib(fit.least)} to {_gib(fit.most)} of {_gib(fit.card)}",
+        f"reserved by the caching allocator {_gib(fit.reserved)} ({_gib(fit.reserved_expandable)} with "
+        f"expandable segments), allocated {_gib(fit.allocated)}, live tensors {_gib(fit.live)}",
+        f"beside the allocator: {', '.join(beside)}",
+    ]
+
+
+def _speed(limit: Roofline, unit: Unit) -> list[str]:
+    """The two limits, and which of them counts."""
+    compute = f"{limit.flops / 1e12:.3g} TFLOP at {limit.peak_flops / 1e12:.4g} TFLOP/s"
+    wire = f"{_gib(limit.wire_bytes)} between GPUs of a machine"
+    if limit.link_bytes_per_s is None:
+        wire += ", whose link is unknown: not counted"
+    elif limit.wire_bytes:
+        wire += f" at {limit.link_bytes_per_s / 1e9:.0f} GB/s take {duration(limit.wire_s)}"
+    if limit.between_machines_bytes:
+        wire += f"; {_gib(limit.between_machines_bytes)} between machines are not counted"
+    return [
+        f"a step takes {duration(limit.step_s)} at least, by {limit.bound_by}: at most "
+        f"{rate(limit.tokens_per_s)} {unit}/s",
+        f"{compute} take {duration(limit.compute_s)}",
+        wire,
+    ]
+
+
+def _gib(size: float) -> str:
+    return amount(size, "bytes")

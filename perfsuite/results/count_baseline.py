@@ -1,0 +1,100 @@
+"""Baselines of counts: what a step of a case did when that was accepted or recorded. Pure.
+
+They belong to no machine: the same code does the same work on every CPU, and on every GPU of one
+architecture. Their files are read and written by `perfsuite.results.store.CountStore`.
+Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from perfsuite.case.case import Case
+from perfsuite.case.hardware import Machine
+from perfsuite.documents import Document, lines, plain
+from perfsuite.results.baseline import Acceptance
+from perfsuite.results.counts import RankCounts, of_rank
+from perfsuite.results.quantities import differing
+from perfsuite.results.run import Run
+
+DRY = "dry-"
+"""How the target of a dry run begins."""
+_BUILD = re.compile(r"\+(cpu|cu\d+)$")
+
+
+class CountBaseline(Document):
+    """`counts/<target>/<case id>.json`: what a step of a case did."""
+
+    schema_version: Literal[1] = 1
+    target: str
+    """See `target_of`."""
+    case: Case
+    counts: tuple[RankCounts, ...] = Field(min_length=1)
+    """Of the newest launch."""
+    unsteady: tuple[str, ...] = ()
+    """Fields that were not the same in all launches: they are shown and never judged."""
+    versions: dict[str, str]
+    """Of torch and of the packages whose code makes a step."""
+    launches: int = Field(ge=1)
+    recorded_at: str
+    accepted: Acceptance | None = None
+
+    def as_json(self) -> str:
+        """As other documents, but each collective, and what is counted by name, in one line."""
+        return lines(plain(self)) + "\n"
+
+    @property
+    def method(self) -> str:
+        """The way of counting."""
+        return self.counts[0].counts.method
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether nothing was computed when it was counted."""
+        return self.target.startswith(DRY)
+
+
+def target_of(machine: Machine, *, dry: bool) -> str:
+    """What counts depend on beside the case: `cpu`, `sm90`; `dry-sm90` where nothing was computed."""
+    return f"{DRY if dry else ''}{machine.architecture}"
+
+
+def from_runs(runs: Sequence[Run], *, accepted: Acceptance | None = None) -> CountBaseline:
+    """Make a baseline of counted runs of one case for one target, oldest first."""
+    newest = runs[-1]
+    return CountBaseline(
+        target=target_of(newest.machine, dry=newest.dry),
+        case=newest.case,
+        counts=newest.counts,
+        unsteady=unsteady(run.counts for run in runs),
+        versions=versions_of(newest),
+        launches=len(runs),
+        recorded_at=runs[0].started_at,
+        accepted=accepted,
+    )
+
+
+def unsteady(launches: Iterable[Sequence[RankCounts]]) -> tuple[str, ...]:
+    """The fields that differ between launches in any rank, sorted."""
+    every = list(launches)
+    ranks = [rank for entry in every[0] for rank in entry.ranks]
+    fields: set[str] = set()
+    for rank in ranks:
+        fields |= differing(filter(None, (of_rank(entries, rank) for entries in every)))
+    return tuple(sorted(fields))
+
+
+def versions_of(run: Run) -> dict[str, str]:
+    """The versions of torch and of the packages whose code makes a step, as far as they were observed.
+
+    What a build of torch is for (`+cpu`) is left out: the target says it.
+    """
+    case, seen = run.case, run.observed.environment if run.observed is not None else {}
+    packages = ["torch", "transformers", *case.framework.packages]
+    packages += ["peft"] if case.lora is not None else []
+    packages += ["bitsandbytes"] if case.quantization != "none" else []
+    return {package: _BUILD.sub("", seen[package]) for package in packages if package in seen}

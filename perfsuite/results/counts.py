@@ -1,0 +1,135 @@
+"""What one optimizer step does, counted: collectives, FLOPs, kernels, host reads, memory. Pure data.
+
+A count has no noise: the same code does the same work in every launch. `perfsuite.worker.counts` counts,
+`perfsuite.verdict.exact` judges. Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, get_args
+
+from pydantic import Field
+
+from perfsuite.documents import Data
+
+Phase = Literal["forward", "recompute", "backward", "optimizer"]
+"""`forward` holds also what lies between backward and the optimizer's step, such as the gradient norm.
+`recompute` is the forward that activation checkpointing makes again in backward."""
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+METHOD = "dispatch-1"
+"""The way of counting. Counts of another method are not compared."""
+FIRST_COUNTED, COUNTED_STEP = 3, 4
+"""The steps, from 1 on, that are counted; the counts of the second are reported. A storage that is first seen
+there was made out of sight: what is there before the first counted step is not known."""
+
+
+class Collective(Data):
+    """The calls of one kind in one group, dtype and phase."""
+
+    kind: str
+    """As `all_gather`, `reduce_scatter`, `all_reduce`, `broadcast`, `all_to_all`, `send`, `barrier`."""
+    ranks: int
+    """Ranks of the group."""
+    apart: int
+    """Distance between neighbouring ranks of the group: 1 for ranks 0 to 7, 8 for 0, 8, 16, ...; 0 for one
+    rank alone."""
+    dtype: str
+    """As `bfloat16`; empty for a barrier."""
+    phase: Phase
+    count: int
+    bytes: int
+    """Of the whole message in all calls together: what is gathered, what is to be scattered, what is reduced,
+    what travels."""
+
+
+class StepMemory(Data):
+    """Live tensors of one rank in the step, in bytes: each storage once, no allocator's rounding."""
+
+    peak: int
+    peak_in: Phase | Literal["start"]
+    at_peak: dict[str, int]
+    """What lived at the peak, by part: `parameter`, `gradient`, `optimizer state`, `unsharded`,
+    `communication`, the phase in which other tensors were made, `kept` for those from before the step."""
+    saved_for_backward: int
+    """The most that forward left alive when a backward began."""
+    growth: int
+    """Bytes alive at the end of the step beyond those at its beginning."""
+    allocations: int
+
+
+class Compiled(Data):
+    """What torch.compile made of the model, over the whole launch: dynamo's and inductor's counters."""
+
+    graphs: int
+    breaks: dict[str, int] = Field(default_factory=dict)
+    """Graph breaks by reason."""
+    recompilations: int
+    kernels: int
+    """Kernels that inductor generated."""
+    extern_calls: int
+    """Calls of kernels that inductor did not generate, such as matrix products."""
+
+
+class Counts(Data):
+    """One optimizer step of one rank."""
+
+    method: str = METHOD
+    step: int = COUNTED_STEP
+    collectives: tuple[Collective, ...] = ()
+    flops: dict[Phase, int] = Field(default_factory=dict)
+    """Of matrix products, convolutions and attention, by torch's formulas."""
+    kernels: dict[Phase, int] = Field(default_factory=dict)
+    """Calls of operators that do work on the device. Of a compiled model: of what runs outside of it."""
+    host_reads: dict[Phase, int] = Field(default_factory=dict)
+    """Times the host waits for a value: on a GPU each is a synchronisation."""
+    device_copies: dict[str, int] = Field(default_factory=dict)
+    """Copies between devices, as `cpu to cuda`."""
+    memory: StepMemory | None = None
+    """None for a compiled model, whose buffers are not seen."""
+    ops: dict[str, int] = Field(default_factory=dict)
+    """The calls in `kernels` by operator, as `aten.mm`: neither views nor allocations."""
+    compiled: Compiled | None = None
+    """None where nothing was compiled."""
+
+
+class RankCounts(Data):
+    """The counts of one rank, or of several that are equal."""
+
+    ranks: tuple[int, ...] = Field(min_length=1)
+    counts: Counts
+
+    @property
+    def name(self) -> str:
+        """The ranks as text: `0-3,6`."""
+        return spans(self.ranks)
+
+
+def merged(counts: Mapping[int, Counts]) -> tuple[RankCounts, ...]:
+    """The counts of every rank as few entries: ranks with equal counts share one, in the order of ranks."""
+    entries: list[RankCounts] = []
+    for rank, its in sorted(counts.items()):
+        for index, entry in enumerate(entries):
+            if entry.counts == its:
+                entries[index] = entry.replace(ranks=(*entry.ranks, rank))
+                break
+        else:
+            entries.append(RankCounts(ranks=(rank,), counts=its))
+    return tuple(entries)
+
+
+def of_rank(entries: Iterable[RankCounts], rank: int) -> Counts | None:
+    """The counts of one rank; None if no entry holds it."""
+    return next((entry.counts for entry in entries if rank in entry.ranks), None)
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Ascending whole numbers as text: `0-3,6`."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, dict.fromkeys(part))) for part in parts)

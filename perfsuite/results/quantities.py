@@ -1,0 +1,193 @@
+"""What of the counts of a step is judged: quantities, each by one number. Pure.
+
+`perfsuite.verdict.exact` compares them, `perfsuite.verdict.count_sentences` says what changed.
+Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from perfsuite.results.counts import PHASES, Collective, Compiled, Counts, Phase, StepMemory
+
+Unit = Literal["bytes", "FLOP", "calls"]
+Tier = Literal["structure", "versions"]
+"""`structure` is what the code asks for, whatever the versions. `versions` is how torch and the framework of
+that version do it: they fuse and rename operators."""
+
+LOOSE = 0.005
+"""Share by which a `loose` quantity may differ between launches: threads that communicate free what they hold
+at times of their own."""
+
+
+class Change(NamedTuple):
+    """A field that differs between two counts."""
+
+    field: str
+    unit: Unit
+    before: int
+    now: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantity:
+    """Something that a step does, judged by the sum of its fields: more is worse."""
+
+    name: str
+    family: str
+    """The quantities of one family are a whole: how large a change is, is a share of that."""
+    unit: Unit
+    tier: Tier
+    read: Callable[[Counts], Mapping[str, int] | None]
+    """Its fields by name; None where these counts cannot say."""
+    loose: bool = False
+    """Whether asynchronous work lets launches of the same code differ a little."""
+
+    def value(self, counts: Counts, leave_out: Collection[str] = ()) -> int | None:
+        """The sum of its fields, without some; None where these counts cannot say."""
+        fields = self.read(counts)
+        if fields is None:
+            return None
+        return sum(value for field, value in fields.items() if field not in leave_out)
+
+    def allowed(self, value: int) -> float:
+        """The difference from a value that says nothing, in its unit."""
+        return LOOSE * abs(value) if self.loose else 0
+
+    def changes(self, before: Counts, now: Counts) -> list[Change]:
+        """Every field that differs."""
+        then, today = self.read(before) or {}, self.read(now) or {}
+        return [
+            Change(field, self.unit, then.get(field, 0), today.get(field, 0))
+            for field in {**then, **today}
+            if then.get(field, 0) != today.get(field, 0)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group(Quantity):
+    """The collectives of one kind in groups of one shape: judged by bytes, barriers by calls."""
+
+    rows: Callable[[Counts], list[Collective]]
+    """Its calls by dtype and phase."""
+
+    def calls(self, counts: Counts) -> int:
+        """How often it is called."""
+        return sum(row.count for row in self.rows(counts))
+
+    def changes(self, before: Counts, now: Counts) -> list[Change]:
+        """What is judged; where that is equal, the number of calls; where that is, too, another split."""
+        if changes := super().changes(before, now):
+            return changes
+        calls = self.calls(before), self.calls(now)
+        if calls[0] != calls[1]:
+            return [Change(f"{self.name}: calls", "calls", *calls)]
+        if _split(self.rows(before)) != _split(self.rows(now)):
+            amount = self.value(now) or 0
+            return [Change(f"{self.name}: split", self.unit, amount, amount)]
+        return []
+
+
+def _split(rows: Iterable[Collective]) -> set[tuple[str, str, int, int]]:
+    return {(row.dtype, row.phase, row.count, row.bytes) for row in rows}
+
+
+def _group(kind: str, ranks: int, apart: int) -> Group:
+    name = f"{kind} of {ranks} rank{'s' if ranks > 1 else ''}" + (f", {apart} apart" if apart > 1 else "")
+    unit: Unit = "calls" if kind == "barrier" else "bytes"
+
+    def rows(counts: Counts) -> list[Collective]:
+        return [row for row in counts.collectives if (row.kind, row.ranks, row.apart) == (kind, ranks, apart)]
+
+    return Group(
+        name=name,
+        family="barriers" if unit == "calls" else "collectives",
+        unit=unit,
+        tier="structure",
+        read=lambda counts: {
+            f"{name}: {unit}": sum(row.count if unit == "calls" else row.bytes for row in rows(counts))
+        },
+        rows=rows,
+    )
+
+
+def _phased(name: str, unit: Unit, tier: Tier, read: Callable[[Counts], Mapping[Phase, int]]) -> Quantity:
+    """A quantity with a field for each phase, as `kernels in forward`."""
+
+    def fields(counts: Counts) -> Mapping[str, int]:
+        by_phase = read(counts)
+        return {f"{name} in {phase}": by_phase.get(phase, 0) for phase in PHASES}
+
+    return Quantity(name=name, family=name, unit=unit, tier=tier, read=fields)
+
+
+def _memory(name: str, read: Callable[[StepMemory], int], *, loose: bool = False) -> Quantity:
+    def fields(counts: Counts) -> Mapping[str, int] | None:
+        return None if counts.memory is None else {name: read(counts.memory)}
+
+    return Quantity(name=name, family=name, unit="bytes", tier="versions", read=fields, loose=loose)
+
+
+def _compiled(name: str, read: Callable[[Compiled], int]) -> Quantity:
+    def fields(counts: Counts) -> Mapping[str, int] | None:
+        return None if counts.compiled is None else {name: read(counts.compiled)}
+
+    return Quantity(name=name, family=name, unit="calls", tier="versions", read=fields)
+
+
+FLOPS = _phased("FLOPs", "FLOP", "structure", lambda counts: counts.flops)
+HOST_READS = _phased("host reads", "calls", "structure", lambda counts: counts.host_reads)
+COPIES = Quantity(
+    name="copies between devices",
+    family="copies between devices",
+    unit="calls",
+    tier="structure",
+    read=lambda counts: {f"copies {way}": count for way, count in sorted(counts.device_copies.items())},
+)
+KERNELS = _phased("kernels", "calls", "versions", lambda counts: counts.kernels)
+PEAK = _memory("peak of live tensors", lambda memory: memory.peak, loose=True)
+SAVED = _memory("saved for backward", lambda memory: memory.saved_for_backward, loose=True)
+GROWTH = _memory("growth in a step", lambda memory: memory.growth)
+GRAPHS = Quantity(
+    name="compiled graphs",
+    family="compiled graphs",
+    unit="calls",
+    tier="versions",
+    read=lambda counts: {"compiled graphs": counts.compiled.graphs if counts.compiled else 0},
+)
+"""Without any, nothing is compiled: the only quantity of which none at all is worse than some."""
+BREAKS = _compiled("graph breaks", lambda compiled: sum(compiled.breaks.values()))
+_OTHERS = (
+    FLOPS,
+    HOST_READS,
+    COPIES,
+    KERNELS,
+    PEAK,
+    SAVED,
+    GROWTH,
+    GRAPHS,
+    BREAKS,
+    _compiled("recompilations", lambda compiled: compiled.recompilations),
+    _compiled("generated kernels", lambda compiled: compiled.kernels),
+    _compiled("extern calls of compiled code", lambda compiled: compiled.extern_calls),
+)
+
+
+def quantities(every: Iterable[Counts]) -> list[Quantity]:
+    """Every quantity that any of these counts has, collectives first."""
+    groups = dict.fromkeys((row.kind, row.ranks, row.apart) for counts in every for row in counts.collectives)
+    return [*(_group(*shape) for shape in groups), *_OTHERS]
+
+
+def differing(launches: Iterable[Counts]) -> set[str]:
+    """The fields that are not the same in all of these counts of one rank, but for what is allowed."""
+    first, *others = launches
+    return {
+        change.field
+        for other in others
+        for quantity in quantities((first, other))
+        for change in quantity.changes(first, other)
+        if not quantity.loose or abs(change.now - change.before) > quantity.allowed(change.before)
+    }

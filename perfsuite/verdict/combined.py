@@ -1,0 +1,56 @@
+"""Combines what time and counts say of a case into one verdict. Pure; imports neither torch nor pytest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfsuite.results.count_baseline import CountBaseline
+from perfsuite.results.outcome import WORST_FIRST, CountCheck, Outcome, Verdict
+from perfsuite.results.run import Run
+from perfsuite.verdict import exact
+
+THE_SAME = "the work is the same: look at kernels, NCCL, the machine"
+
+NOTHING_TO_COMPARE = (
+    "counts are not judged: there is no baseline of counts, and these launches cannot become one"
+)
+
+
+def with_counts(
+    timed: Verdict, runs: Sequence[Run], baseline: CountBaseline | None, file: str | None = None
+) -> Verdict:
+    """The verdict on launches, of which `timed` is what time and memory say, with their counts.
+
+    It is the worse of both. A noisy or a new machine hides no change of the counts, as these do not depend on
+    it; what failed stays failed. `file` is where the baseline of counts stands, or will: where there is none,
+    the counts are recorded, unless the launches are worse than a baseline of times, or a fault was injected.
+    """
+    counts = exact.check(runs, baseline, file)
+    if counts is not None and counts.outcome == "recorded" and not _may_be_recorded(timed, runs):
+        counts = CountCheck(outcome="passed", compared=False, notes=(NOTHING_TO_COMPARE,))
+    verdict = timed.replace(counts=counts, explained=_explained(timed, counts))
+    if baseline is not None and (reason := exact.unlike(runs, baseline)) is not None:
+        if timed.outcome == "failed":
+            return verdict
+        return verdict.replace(outcome="failed", failure="unlike", reasons=(*verdict.reasons, reason))
+    if counts is None or counts.outcome not in ("regressed", "improved"):
+        return verdict
+    worse: Outcome = min(timed.outcome, counts.outcome, key=WORST_FIRST.index)
+    return verdict.replace(outcome=worse)
+
+
+def _may_be_recorded(timed: Verdict, runs: Sequence[Run]) -> bool:
+    return timed.outcome not in ("failed", "regressed") and all(run.inject is None for run in runs)
+
+
+def _explained(timed: Verdict, counts: CountCheck | None) -> str | None:
+    """Why a slower or larger case is so, as far as counts tell; None for others, or if none were compared.
+
+    The largest growth, else the largest change of any kind: other buckets may be slower, too.
+    """
+    if counts is None or not counts.compared or all(each.outcome != "regressed" for each in timed.checks):
+        return None
+    if not counts.findings:
+        return THE_SAME
+    order = ("regressed", "passed", "improved")
+    return min(counts.findings, key=lambda finding: order.index(finding.outcome)).sentence

@@ -1,0 +1,189 @@
+"""Judges the counts of a step exactly, beside those of a baseline. Pure; imports neither torch nor pytest.
+
+No statistics: counts have no noise. More of anything is `regressed`, less is `improved`; where the sum is the
+same, another split is listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+from perfsuite.results.count_baseline import CountBaseline, unsteady, versions_of
+from perfsuite.results.counts import Counts, RankCounts, spans
+from perfsuite.results.outcome import WORST_FIRST, CountCheck, Finding
+from perfsuite.results.quantities import GRAPHS, Quantity, differing, quantities
+from perfsuite.results.run import Run
+from perfsuite.verdict.count_sentences import sentence
+
+Judged = Literal["regressed", "improved", "passed"]
+Launches = Sequence[Sequence[RankCounts]]
+"""The counts of each launch."""
+Alike = tuple[tuple[int, ...], Counts, list[Counts]]
+"""Ranks that are equal in the baseline and in each launch: their counts there and here."""
+
+
+def counted(runs: Sequence[Run]) -> list[Run]:
+    """The launches whose counts are evidence: a machine that is busy or slow counts the same."""
+    return [run for run in runs if run.failure is None and run.counts]
+
+
+def unlike(runs: Sequence[Run], baseline: CountBaseline) -> str | None:
+    """Why counts cannot be compared with a baseline's: they were made in another way. None if they can."""
+    methods = {entry.counts.method for run in counted(runs) for entry in run.counts} - {baseline.method}
+    if not methods:
+        return None
+    return (
+        f"cannot be compared: the baseline's step was counted by the method {baseline.method!r}, this one by "
+        f"{methods.pop()!r}: accept counts anew (perfsuite baseline accept --counts), or delete a local "
+        "baseline"
+    )
+
+
+def check(runs: Sequence[Run], baseline: CountBaseline | None, file: str | None = None) -> CountCheck | None:
+    """Judge the counts of launches. None where all of them failed, or neither they nor a baseline have any.
+
+    `file` is where the baseline stands, or will. Counts that are `unlike` the baseline's are not compared.
+    """
+    launches = [run.counts for run in counted(runs)]
+    if all(run.failure is not None for run in runs):
+        return None
+    if baseline is None:
+        return CountCheck(outcome="recorded", compared=False, baseline_file=file) if launches else None
+    apart = CountCheck(outcome="passed", compared=False, baseline_file=file)
+    if not launches:
+        return apart.replace(notes=("counts are not judged: no launch was counted",))
+    if unlike(runs, baseline) is not None:
+        return apart
+    changed = changed_versions(baseline.versions, versions_of(counted(runs)[-1]))
+    found = _findings(baseline, launches, judges_versions=not changed)
+    notes = [f"kernels and memory are listed, not judged: {', '.join(changed)}"] if changed else []
+    return CountCheck(
+        outcome=min((finding.outcome for finding in found), key=WORST_FIRST.index, default="passed"),
+        findings=found,
+        unsteady=tuple(sorted({*baseline.unsteady, *unsteady(launches)})),
+        compared=bool(_ranks(baseline.counts).intersection(*map(_ranks, launches))),
+        notes=(*notes, *_missing_ranks(baseline, launches), *_missing_quantities(baseline, launches)),
+        baseline_file=file,
+    )
+
+
+def differences(baseline: CountBaseline, now: CountBaseline) -> tuple[Finding, ...]:
+    """What differs in another baseline of the same case, judged whatever the versions."""
+    return _findings(baseline, [now.counts], judges_versions=True)
+
+
+def changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return what differs, as `torch 2.13.0 -> 2.14.0`."""
+    return [
+        f"{name} {before.get(name, 'unknown')} -> {now.get(name, 'unknown')}"
+        for name in {**before, **now}
+        if before.get(name) != now.get(name)
+    ]
+
+
+def _findings(baseline: CountBaseline, launches: Launches, *, judges_versions: bool) -> tuple[Finding, ...]:
+    """Every finding once, with the ranks of which it is true: regressions first, then by size."""
+    ranks_of: dict[Finding, list[int]] = {}
+    size_of: dict[Finding, float] = {}
+    for ranks, before, now in _alike(baseline, launches):
+        every = quantities((before, *now))
+        for quantity in every:
+            is_judged = judges_versions or quantity.tier == "structure"
+            finding = _finding(quantity, before, now, baseline, is_judged=is_judged)
+            if finding is None:
+                continue
+            family = [each for each in every if each.family == quantity.family]
+            whole = sum(abs(each.value(before) or 0) for each in family)
+            size = abs(finding.now - finding.before) / max(whole, 1)
+            ranks_of.setdefault(finding, []).extend(ranks)
+            size_of[finding] = max(size, size_of.get(finding, 0))
+    ordered = sorted(ranks_of, key=lambda each: (WORST_FIRST.index(each.outcome), -size_of[each]))
+    return tuple(finding.replace(ranks=spans(sorted(ranks_of[finding]))) for finding in ordered)
+
+
+def _alike(baseline: CountBaseline, launches: Launches) -> Iterator[Alike]:
+    """The ranks that all have, those together that are equal everywhere: they are compared once."""
+    sides = [baseline.counts, *launches]
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for rank in sorted(set.intersection(*map(_ranks, sides))):
+        places = (next(at for at, entry in enumerate(side) if rank in entry.ranks) for side in sides)
+        alike.setdefault(tuple(places), []).append(rank)
+    for key, same in alike.items():
+        before, *now = (side[at].counts for side, at in zip(sides, key, strict=True))
+        yield tuple(same), before, now
+
+
+def _finding(
+    quantity: Quantity, before: Counts, launches: list[Counts], baseline: CountBaseline, *, is_judged: bool
+) -> Finding | None:
+    """What changed in a quantity, without its ranks; None if nothing did.
+
+    Where launches differ, the smallest change of them counts if all of them changed for the worse, or all
+    for the better. Else the quantity is unsteady today.
+    """
+    then = quantity.value(before, baseline.unsteady)
+    today = [quantity.value(counts, baseline.unsteady) for counts in launches]
+    if then is None or None in today:
+        return None
+    by = [value - then for value in today if value is not None]
+    outcome = _outcome(quantity, then, by, allowed=0 if baseline.is_dry else quantity.allowed(then))
+    if outcome is None:
+        return None
+    now = launches[min(range(len(by)), key=lambda at: abs(by[at]))]
+    hidden = {*baseline.unsteady, *(differing(launches) if outcome == "passed" else ())}
+    changes = [change for change in quantity.changes(before, now) if change.field not in hidden]
+    if not changes or (outcome == "passed" and quantity.loose):
+        return None
+    return Finding(
+        field=changes[0].field if len(changes) == 1 else quantity.name,
+        unit=changes[0].unit,
+        before=sum(change.before for change in changes),
+        now=sum(change.now for change in changes),
+        ranks="",
+        outcome=outcome if is_judged else "passed",
+        sentence=sentence(quantity, changes, before, now),
+    )
+
+
+def _outcome(quantity: Quantity, then: int, by: list[int], allowed: float) -> Judged | None:
+    """What launches say whose values differ `by` so much from the baseline's; None if they disagree."""
+    if all(abs(each) <= allowed for each in by):
+        return "passed"
+    if quantity is GRAPHS and then and all(then + each == 0 for each in by):
+        return "regressed"
+    if all(each > allowed for each in by):
+        return "regressed"
+    if all(each < -allowed for each in by):
+        return "improved"
+    return None
+
+
+def _missing_ranks(baseline: CountBaseline, launches: Launches) -> Iterator[str]:
+    """Ranks that only one side has."""
+    then, now = _ranks(baseline.counts), set.intersection(*map(_ranks, launches))
+    if missing := sorted(then - now):
+        yield f"{_named(missing)} not judged: not counted in these launches"
+    if new := sorted(now - then):
+        yield f"{_named(new)} not judged: not in the baseline"
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]} is" if len(ranks) == 1 else f"ranks {spans(ranks)} are"
+
+
+def _missing_quantities(baseline: CountBaseline, launches: Launches) -> list[str]:
+    """Quantities that only one side has, each once."""
+    notes = []
+    for _, before, now in _alike(baseline, launches):
+        for quantity in quantities((before, *now)):
+            is_before = quantity.value(before) is not None
+            is_now = all(quantity.value(counts) is not None for counts in now)
+            if is_before != is_now:
+                where = "not counted in these launches" if is_before else "not in the baseline"
+                notes.append(f"{quantity.name}: not judged, {where}")
+    return list(dict.fromkeys(notes))
+
+
+def _ranks(entries: Sequence[RankCounts]) -> set[int]:
+    return {rank for entry in entries for rank in entry.ranks}

@@ -1,0 +1,102 @@
+"""Reads collectives off torch's dispatcher: kind, group, dtype, bytes. Worker side; imports torch.
+
+Every collective of torch passes the dispatcher, also those that C++ calls (DDP's reducer), as an operator of
+`c10d`; DTensor's as one of `_c10d_functional`, which calls c10d where no dispatch mode looks. This module is
+the one place that knows it: a torch whose process groups tell of their collectives by hooks, which serves
+compiled code, too, needs another `message_of` and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup, distributed_c10d, get_process_group_ranks
+from torch.utils._pytree import tree_leaves
+
+Where = int | Literal["out"] | None
+"""Which argument is the whole message: what is gathered, what is to be scattered, what travels. `out`: the
+result is. None: there is no message."""
+
+OPERATORS: Mapping[str, tuple[str, Where]] = {
+    "c10d.allreduce_": ("all_reduce", 0),
+    "c10d.allreduce_coalesced_": ("all_reduce", 0),
+    "c10d.allgather_": ("all_gather", 0),
+    "c10d._allgather_base_": ("all_gather", 0),
+    "c10d.allgather_coalesced_": ("all_gather", 0),
+    "c10d.allgather_into_tensor_coalesced_": ("all_gather", 0),
+    "c10d.reduce_scatter_": ("reduce_scatter", 1),
+    "c10d._reduce_scatter_base_": ("reduce_scatter", 1),
+    "c10d.reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
+    "c10d.broadcast_": ("broadcast", 0),
+    "c10d.reduce_": ("reduce", 0),
+    "c10d.gather_": ("gather", 1),
+    "c10d.scatter_": ("scatter", 0),
+    "c10d.alltoall_": ("all_to_all", 1),
+    "c10d.alltoall_base_": ("all_to_all", 1),
+    "c10d.send": ("send", 0),
+    "c10d.recv_": ("recv", 0),
+    "c10d.recv_any_source_": ("recv", 0),
+    "c10d.barrier": ("barrier", None),
+    "c10d.monitored_barrier_": ("barrier", None),
+    "_c10d_functional.all_reduce": ("all_reduce", 0),
+    "_c10d_functional.all_reduce_": ("all_reduce", 0),
+    "_c10d_functional.all_reduce_coalesced": ("all_reduce", 0),
+    "_c10d_functional.all_reduce_coalesced_": ("all_reduce", 0),
+    "_c10d_functional.all_gather_into_tensor": ("all_gather", "out"),
+    "_c10d_functional.all_gather_into_tensor_out": ("all_gather", "out"),
+    "_c10d_functional.all_gather_into_tensor_coalesced": ("all_gather", "out"),
+    "_c10d_functional.reduce_scatter_tensor": ("reduce_scatter", 0),
+    "_c10d_functional.reduce_scatter_tensor_coalesced": ("reduce_scatter", 0),
+    "_c10d_functional.all_to_all_single": ("all_to_all", 0),
+    "_c10d_functional.broadcast": ("broadcast", 0),
+    "_c10d_functional.broadcast_": ("broadcast", 0),
+    "_c10d_functional_autograd.all_gather_into_tensor": ("all_gather", "out"),
+    "_c10d_functional_autograd.reduce_scatter_tensor": ("reduce_scatter", 0),
+    "_c10d_functional_autograd.all_to_all_single": ("all_to_all", 0),
+}
+"""Operator, without its overload -> kind, and which argument is the message."""
+
+
+class Message(NamedTuple):
+    """One call of a collective."""
+
+    kind: str
+    ranks: int
+    apart: int
+    """Distance between neighbouring ranks of the group; 0 for one rank alone."""
+    dtype: str
+    """Empty where nothing is sent."""
+    bytes: int
+
+
+def message_of(
+    operator: str, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[Tensor]
+) -> Message:
+    """The collective that a call of one of `OPERATORS` is. `results`: the tensors that it returned."""
+    kind, where = OPERATORS[operator]
+    sent: Sequence[Any] = ()
+    if where == "out":
+        sent = results
+    elif where is not None:
+        sent = [leaf for leaf in tree_leaves(args[where]) if isinstance(leaf, Tensor)]
+    ranks = get_process_group_ranks(_group(args, kwargs))
+    return Message(
+        kind=kind,
+        ranks=len(ranks),
+        apart=ranks[1] - ranks[0] if len(ranks) > 1 else 0,
+        dtype=str(sent[0].dtype).removeprefix("torch.") if sent else "",
+        bytes=sum(tensor.numel() * tensor.element_size() for tensor in sent),
+    )
+
+
+def _group(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The process group of a call: an object for c10d, the last name for the functional operators."""
+    given = (*args, *kwargs.values())
+    for value in given:
+        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
+            return ProcessGroup.unbox(value)
+    c10d: Any = distributed_c10d
+    return c10d._resolve_process_group([value for value in given if isinstance(value, str)][-1])

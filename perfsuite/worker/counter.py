@@ -1,0 +1,232 @@
+"""Counts what an optimizer step does, by seeing every operator that it calls. Worker side; imports torch.
+
+A `TorchDispatchMode` is called for each operator, with every framework, also in backward, also for what C++
+calls. It is entered between two steps and left between two others (`perfsuite.worker.counting`): what runs
+there does the same work as in every other step, only later.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._guards import active_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from perfsuite.results.counts import COUNTED_STEP, Collective, Counts, Phase
+from perfsuite.worker.collectives import OPERATORS, Message, message_of
+from perfsuite.worker.live_memory import COMMUNICATION, KEPT, LiveMemory, Resizes
+
+aten = torch.ops.aten
+
+FLOPS = {
+    **flop_registry,
+    # The fused attention of CPUs, which torch's registry lacks, takes its arguments as that of GPUs does.
+    aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        aten._scaled_dot_product_flash_attention_backward
+    ],
+}
+"""Operator, without its overload -> torch's formula of its FLOPs (`torch.utils.flop_counter`)."""
+HOST_READS = frozenset(
+    {"aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten.equal", "aten.unique_dim"}
+)
+"""Operators that make the host wait for a value, or for the shape of a result."""
+COPIES = frozenset({"aten._to_copy", "aten.copy_"})
+NO_KERNEL = frozenset(
+    {
+        "_c10d_functional._wrap_tensor_autograd",
+        "_c10d_functional.wait_tensor",
+        "aten._local_scalar_dense",
+        "aten._unsafe_view",
+        "aten.empty",
+        "aten.empty_like",
+        "aten.empty_strided",
+        "aten.is_same_size",
+        "aten.lift_fresh",
+        "aten.new_empty",
+        "aten.new_empty_strided",
+        "aten.record_stream",
+        "aten.set_",
+    }
+)
+"""Operators that are not marked as views and still give the device nothing to do."""
+NO_OPERATORS = frozenset({"prim.device"})
+"""Asked of fake tensors only."""
+
+
+class StepCounter(TorchDispatchMode):
+    """Counts from one `end_step` to the next, while entered.
+
+    `parameters`: those of the model, also the frozen ones; those of the `optimizers` are known.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let compiled code run compiled; else dynamo would run it eagerly while the mode is there."""
+        return True
+
+    def __init__(self, optimizers: Sequence[Any], parameters: Sequence[Tensor] = ()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.memory = LiveMemory(self._phase)
+        self.error: Exception | None = None
+        """What went wrong in counting: the training must not fail for it."""
+        self._optimizers = optimizers
+        self._parameters = tuple(parameters)
+        self._in_optimizer = False
+        self._fake_mode = active_fake_mode()
+        self._resizes = Resizes(self.memory, self._is_real)
+        self._begin()
+        self._note_state()
+
+    def _begin(self) -> None:
+        self._collectives: dict[tuple[str, int, int, str, Phase], list[int]] = {}
+        self._flops: Counter[Phase] = Counter()
+        self._kernels: Counter[Phase] = Counter()
+        self._host_reads: Counter[Phase] = Counter()
+        self._device_copies: Counter[str] = Counter()
+        self._ops: Counter[str] = Counter()
+
+    def __enter__(self) -> Any:
+        self._resizes.__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> Any:
+        self._resizes.__exit__()
+        return super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def before_optimizer(self) -> None:
+        """The optimizer is about to step: the gradients are known now."""
+        self._guarded(self._note_gradients)
+        self._in_optimizer = True
+
+    def end_step(self, step: int = COUNTED_STEP) -> Counts:
+        """Return what the step that ends here did, and begin the next one."""
+        self._in_optimizer = False
+        self._guarded(self._note_state)
+        counts = Counts(
+            step=step,
+            collectives=tuple(
+                Collective(
+                    kind=kind, ranks=ranks, apart=apart, dtype=dtype, phase=phase, count=count, bytes=size
+                )
+                for (kind, ranks, apart, dtype, phase), (count, size) in sorted(self._collectives.items())
+            ),
+            flops=dict(self._flops),
+            kernels=dict(self._kernels),
+            host_reads=dict(self._host_reads),
+            device_copies=dict(self._device_copies),
+            memory=self.memory.end_step(),
+            ops=dict(sorted(self._ops.items())),
+        )
+        self._begin()
+        return counts
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if any(map(_is_wrapper, types)):  # a DTensor first becomes the operators on its shards
+            return NotImplemented
+        kwargs = kwargs or {}
+        if isinstance(func, torch._ops.HigherOrderOperator) or not self._is_real():
+            return func(*args, **kwargs)
+        given = _tensors((args, kwargs))
+        for tensor in given:
+            self._guarded(self.memory.see, tensor, KEPT)
+        out = func(*args, **kwargs)
+        if not any(tensor.is_meta for tensor in given):
+            self._guarded(self._count, func, args, kwargs, given, out)
+        return out
+
+    def _guarded(self, function: Callable[..., None], *args: Any) -> None:
+        """Call a function that counts; keep its error, after which nothing more is counted."""
+        if self.error is None:
+            try:
+                function(*args)
+            except Exception as error:
+                self.error = error
+
+    def _is_real(self) -> bool:
+        """Whether an operator is the step's, and not what DTensor tries on fake tensors to learn shapes."""
+        return active_fake_mode() is self._fake_mode
+
+    def _phase(self) -> Phase:
+        if self._in_optimizer:
+            return "optimizer"
+        if torch._C._current_graph_task_id() == -1:
+            return "forward"
+        # Autograd switches gradients off in backward; checkpointing switches them on again to recompute.
+        return "recompute" if torch.is_grad_enabled() else "backward"
+
+    def _count(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], given: list[Tensor], out: Any
+    ) -> None:
+        operator, phase = str(func._overloadpacket), self._phase()
+        if operator in NO_OPERATORS:
+            return
+        made = _tensors(out)
+        if operator in OPERATORS:
+            self._count_collective(message_of(operator, args, kwargs, made), phase)
+            for tensor in given:
+                self.memory.communicated(tensor)
+        elif operator not in NO_KERNEL and not _is_view(func):
+            self._kernels[phase] += 1
+            self._ops[operator] += 1
+        for tensor in made:
+            self.memory.see(tensor, COMMUNICATION if operator in OPERATORS else phase, born=True)
+        if operator in HOST_READS:
+            self._host_reads[phase] += 1
+        if operator in COPIES:
+            source, target = given[-1].device.type, made[0].device.type
+            if source != target:
+                self._device_copies[f"{source} to {target}"] += 1
+        if (formula := FLOPS.get(func._overloadpacket)) is not None:
+            self._flops[phase] += int(formula(*args, **kwargs, out_val=out))
+
+    def _count_collective(self, message: Message, phase: Phase) -> None:
+        key = (message.kind, message.ranks, message.apart, message.dtype, phase)
+        total = self._collectives.setdefault(key, [0, 0])
+        total[0] += 1
+        total[1] += message.bytes
+
+    def _note_gradients(self) -> None:
+        for parameter in self._all_parameters():
+            if parameter.grad is not None:
+                self.memory.assign(parameter.grad, "gradient")
+
+    def _note_state(self) -> None:
+        """Between steps: gradients that are still there, parameters, the optimizer's state."""
+        self._note_gradients()
+        for parameter in self._all_parameters():
+            self.memory.assign(parameter, "parameter")
+        for optimizer in self._optimizers:
+            for value in tree_leaves(list(optimizer.state.values())):
+                if isinstance(value, Tensor):
+                    self.memory.assign(value, "optimizer state")
+
+    def _all_parameters(self) -> list[Tensor]:
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        owned = [each for group in groups for each in group["params"]]
+        return [*owned, *self._parameters]
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _is_wrapper(kind: type) -> bool:
+    return not issubclass(kind, FakeTensor) and is_traceable_wrapper_subclass_type(kind)
+
+
+def _is_view(func: Any) -> bool:
+    """Whether an operator only returns another view of what it was given, by its schema."""
+    results = func._schema.returns
+    return any(each.alias_info is not None and not each.alias_info.is_write for each in results)

@@ -1,0 +1,115 @@
+"""Decides which steps of a launch are counted, and keeps what was counted. Worker side; imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C import _len_torch_dispatch_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode, _push_mode
+
+from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED, Counts
+from perfsuite.results.memory_log import MemoryLog
+from perfsuite.worker import software
+from perfsuite.worker.counter import StepCounter
+
+
+class Counting:
+    """Has a `StepCounter` in place in two steps, and not between them. Nothing of it is left afterwards.
+
+    The rank calls `before_optimizer_step` before the step of each optimizer, `end_step` first of all when a
+    step has ended, and `begin_step` last of all before the next one begins: what is done between steps is not
+    counted. `model` returns what trains; it is called once, between steps. An error never reaches the
+    training: it becomes a note.
+    """
+
+    def __init__(self, model: Callable[[], Any]) -> None:
+        self.counts: Counts | None = None
+        """What step `COUNTED_STEP` did; None until it has ended, and where it could not be counted."""
+        self.log: MemoryLog | None = None
+        """Births and deaths in the counted steps; there when `counts` is."""
+        self.notes: list[str] = []
+        """Why the step was not counted."""
+        self._model = model
+        self._optimizers: list[Any] = []
+        """Those that have stepped: the first is the clock, which may step others."""
+        self._counter: StepCounter | None = None
+        self._ended = 0
+        self._modes = _len_torch_dispatch_stack()
+
+    def before_optimizer_step(self, optimizer: Any) -> None:
+        """An optimizer is about to step: the first that does is the one whose steps are counted."""
+        if not any(optimizer is seen for seen in self._optimizers):
+            self._optimizers.append(optimizer)
+        if self._counter is not None and optimizer is self._optimizers[0]:
+            self._counter.before_optimizer()
+
+    def end_step(self) -> None:
+        """A step has ended."""
+        self._ended += 1
+        if self._counter is None:
+            return
+        _leave(self._counter)
+        counts = self._counter.end_step(self._ended)
+        if (error := self._counter.error) is not None:
+            self._give_up(f"{type(error).__name__}: {error}")
+        elif self._ended == COUNTED_STEP:
+            self.counts, self.log = counts, self._counter.memory.log()
+            self._forget()
+
+    def begin_step(self) -> None:
+        """The next step is about to begin."""
+        if self._ended == FIRST_COUNTED - 1:
+            try:
+                self._counter = StepCounter(self._optimizers, tuple(self._model().parameters()))
+            except Exception as error:
+                self._give_up(f"{type(error).__name__}: {error}")
+        if self._counter is None:
+            return
+        if _len_torch_dispatch_stack() != self._modes:
+            self._give_up("the training has a TorchDispatchMode of its own around its optimizer's step")
+        else:
+            self._counter.__enter__()
+
+    def result(self) -> Counts | None:
+        """Return what was counted, after the last step. A compiled model's memory is not seen: left out."""
+        if self._counter is not None:  # fewer steps were made
+            _leave(self._counter)
+            self._forget()
+        compiled = software.compiled_counts()
+        if self.counts is None or compiled is None:
+            return self.counts
+        return self.counts.replace(memory=None, compiled=compiled)
+
+    def _give_up(self, why: str) -> None:
+        self.notes.append(f"what a step does was not counted: {why}")
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._counter is not None:
+            self._counter.memory.forget()
+        self._counter = None
+
+
+def warm_up() -> None:
+    """Count a tiny step, so that what counting loads is in memory before the level that the host's peak is
+    measured from."""
+    weight = torch.nn.Parameter(torch.ones(8, 8))
+    optimizer = torch.optim.AdamW([weight])
+    counter = StepCounter([optimizer])
+    with counter:
+        (weight @ weight).square().sum().backward()
+        optimizer.step()
+    counter.end_step().model_dump_json()
+    counter.memory.forget()
+
+
+def _leave(counter: StepCounter) -> None:
+    """Leave the mode, also from below modes that the training has entered in this step."""
+    above = []
+    while _get_current_dispatch_mode() not in (counter, None):
+        above.append(_pop_mode())
+    counter.__exit__(None, None, None)
+    for mode in reversed(above):
+        _push_mode(mode)

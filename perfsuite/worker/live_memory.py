@@ -1,0 +1,173 @@
+"""Follows the tensors that live in one process: births, deaths, changes of size. Worker side; imports torch.
+
+Each storage counts once, however many tensors share it. Which storages are gradients or optimizer state is
+known only at the end of a step; so the log of a step is replayed then, and its peak told with its parts.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perfsuite.results.counts import Phase, StepMemory
+from perfsuite.results.memory_log import Change, MemoryLog
+
+PERMANENT = ("parameter", "gradient", "optimizer state")
+"""Parts that a storage stays in, whatever is done with it."""
+UNSHARDED, COMMUNICATION, KEPT = "unsharded", "communication", "kept"
+
+
+class LiveMemory:
+    """The storages of one process from one step's end to the next.
+
+    `phase` tells in which part of the step the process is.
+    """
+
+    def __init__(self, phase: Callable[[], Phase]) -> None:
+        self._phase = phase
+        self._numbers: dict[int, int] = {}
+        """Number of each living storage, by its address."""
+        self._deaths: dict[int, Any] = {}
+        """Weak references that tell when a storage is gone, by its address."""
+        self._bytes: list[int] = []
+        """Bytes now, by number."""
+        self._part: list[str] = []
+        """What it is, as far as is known, by number."""
+        self._at_first: list[int] = []
+        self._steps: list[list[Change]] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._start = list(self._bytes)
+        self._changes: list[Change] = []
+        self._allocations = 0
+
+    def see(self, tensor: Tensor, part: str, *, born: bool = False) -> None:
+        """Note a tensor that an operator takes, or makes (`born`). `part` is used if it is new."""
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError:  # a sparse tensor has none
+            return
+        self._see_storage(storage, part, born=born)
+
+    def resized(self, storage: Any, size: int) -> None:
+        """Note that a storage is about to be resized to so many bytes."""
+        self._see_storage(storage, UNSHARDED)
+        number = self._numbers[storage._cdata]
+        if self._part[number] not in PERMANENT:
+            self._part[number] = UNSHARDED
+        self._change(number, size)
+
+    def communicated(self, tensor: Tensor) -> None:
+        """Note that a tensor was part of a collective."""
+        number = self._numbers.get(tensor.untyped_storage()._cdata)
+        if number is not None and self._part[number] not in PERMANENT:
+            self._part[number] = COMMUNICATION
+
+    def assign(self, tensor: Any, part: str) -> None:
+        """Say what a tensor is: one of `PERMANENT`. Of a DTensor that is this rank's shard."""
+        local: Tensor = getattr(tensor, "_local_tensor", tensor)
+        try:
+            storage = local.untyped_storage()
+        except NotImplementedError:
+            return
+        self._see_storage(storage, KEPT)
+        self._part[self._numbers[storage._cdata]] = part
+
+    def end_step(self) -> StepMemory:
+        """Replay the step that ends, and begin the next one."""
+        told = self._replayed()
+        if not self._steps:
+            self._at_first = self._start
+        self._steps.append(self._changes)
+        self._begin()
+        return told
+
+    def log(self) -> MemoryLog:
+        """Return what happened in the steps that have ended."""
+        return MemoryLog(tuple(self._at_first), tuple(map(tuple, self._steps)))
+
+    def forget(self) -> None:
+        """Watch no storage any more."""
+        self._deaths.clear()
+        self._numbers.clear()
+
+    def _see_storage(self, storage: Any, part: str, *, born: bool = False) -> None:
+        address, size = storage._cdata, storage.nbytes()
+        if address in self._numbers:
+            self._change(self._numbers[address], size)  # grown by an `out=` that was too small
+            return
+        number = self._numbers[address] = len(self._bytes)
+        self._part.append(part)
+        self._bytes.append(0)
+        if born or self._steps:  # after a whole step all that stayed is known: it was made out of sight
+            self._change(number, size)
+        else:
+            self._bytes[number] = size
+            self._start += [0] * (number - len(self._start)) + [size]
+        self._deaths[address] = weakref.ref(storage, lambda _: self._died(address))
+
+    def _change(self, number: int, size: int) -> None:
+        growth = size - self._bytes[number]
+        if growth:
+            self._bytes[number] = size
+            self._changes.append(Change(number, growth, self._phase()))
+            self._allocations += growth > 0
+
+    def _died(self, address: int) -> None:
+        self._deaths.pop(address, None)
+        number = self._numbers.pop(address, None)
+        if number is not None:
+            self._change(number, 0)
+
+    def _replayed(self) -> StepMemory:
+        live: Counter[str] = Counter()
+        for number, size in enumerate(self._start):
+            live[self._part[number]] += size
+        start = now = peak = live.total()
+        at_peak, peak_in = live.copy(), "start"
+        saved, phase = 0, "start"
+        for change in self._changes:
+            if phase == "forward" and change.phase == "backward":
+                saved = max(saved, live["forward"])
+            phase = change.phase
+            live[self._part[change.storage]] += change.bytes
+            now += change.bytes
+            if now > peak:
+                peak, at_peak, peak_in = now, live.copy(), change.phase
+        return StepMemory(
+            peak=peak,
+            peak_in=peak_in,
+            at_peak={part: size for part, size in sorted(at_peak.items()) if size},
+            saved_for_backward=saved,
+            growth=now - start,
+            allocations=self._allocations,
+        )
+
+
+class Resizes:
+    """While active, tells `memory` of every `UntypedStorage.resize_`.
+
+    FSDP frees and takes memory so, which no dispatch mode sees. `counts` tells whether this one counts.
+    """
+
+    def __init__(self, memory: LiveMemory, counts: Callable[[], bool]) -> None:
+        self._memory, self._counts = memory, counts
+
+    def __enter__(self) -> None:
+        resize = torch.UntypedStorage.resize_
+
+        def resize_(storage: Any, size: int) -> Any:
+            if self._counts():
+                self._memory.resized(storage, size)
+            return resize(storage, size)
+
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[assignment, method-assign]
+
+    def __exit__(self, *error: object) -> None:
+        del torch.UntypedStorage.resize_  # that of its base class is seen again

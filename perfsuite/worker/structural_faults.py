@@ -1,0 +1,237 @@
+"""Changes what a training step does, as a mistake in its code would: `--perf-inject`.
+
+Worker side; imports torch. Each fault begins with the third step, the first that is counted: the second is
+the one in which the worker sees what runs (`perfsuite.worker.observe`). Two cannot be switched while training
+runs: they are options of DDP from the start.
+
+| text                            | what the step does                                                     |
+| ---                             | ---                                                                    |
+| reshard-toggled                 | FSDP2 keeps parameters after forward that it freed, or the reverse     |
+| fp32-communication              | gradients of lower precision are reduced in float32                    |
+| checkpointing-lost              | no block is recomputed in backward any more                            |
+| checkpointing-lost-in-one-block | the first of these blocks is not                                       |
+| host-read                       | the host reads a value after each forward                              |
+| loss-twice                      | the loss is computed twice, and one of the two is used                 |
+| gradient-copies                 | DDP copies gradients into its buckets, in place of views of these      |
+| small-buckets                   | DDP's buckets hold 1 MiB                                               |
+| optimizer-loop                  | the optimizer steps parameter by parameter                             |
+| optimizer-foreach               | the optimizer steps by operators on lists of tensors                   |
+| eager-attention                 | attention is computed by matrix products and a softmax                 |
+| weight-copy                     | a moving average of the weights is kept beside them                    |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+from perfsuite.errors import MismatchError
+
+if TYPE_CHECKING:
+    from perfsuite.case.fault import Structural
+    from perfsuite.frameworks.base import Framework
+
+SMALL_BUCKET_MB = 1.0
+AVERAGED = 0.999
+"""The share of the moving average that a step leaves."""
+FSDP2_SHARDS = "frameworks that shard by FSDP2: fsdp2, torchtitan; accelerate, trainer, lightning with FSDP2"
+TRANSFORMERS = "models of transformers: ddp, fsdp, fsdp2, accelerate, trainer, lightning"
+
+
+class _Misfit(Exception):
+    """Why a fault changes nothing here."""
+
+
+class _Fault(NamedTuple):
+    fits: str
+    """Where there is something to change."""
+    begin: Callable[[nn.Module, Optimizer], None] | None = None
+    """Changes what trains, between two steps. None: an option of the framework, from the start."""
+
+
+def built_with(kind: Structural, framework: Framework) -> Framework:
+    """Return the framework to build with: with the fault, if that is an option of DDP.
+
+    Raises `MismatchError` where the case's framework does not have it, or has no more to lose.
+    """
+    if _FAULTS[kind].begin is not None:
+        return framework
+    options = framework.model_dump() if framework.name == "ddp" else {}
+    if kind == "gradient-copies" and options.get("gradient_as_bucket_view"):
+        return framework.replace(gradient_as_bucket_view=False)
+    if kind == "small-buckets" and options.get("bucket_cap_mb", 0) > SMALL_BUCKET_MB:
+        return framework.replace(bucket_cap_mb=SMALL_BUCKET_MB)
+    raise _misfit(kind, f"the case has framework {framework.slug()}")
+
+
+def begin(kind: Structural, model: nn.Module | None, optimizer: Optimizer | None) -> None:
+    """Change what trains, from the next step on. Raises `MismatchError` where there is nothing to change."""
+    change = _FAULTS[kind].begin
+    if change is None:
+        return
+    if model is None or optimizer is None:
+        raise _misfit(kind, "nothing trains here")
+    try:
+        change(model, optimizer)
+    except _Misfit as why:
+        raise _misfit(kind, str(why)) from None
+
+
+def _misfit(kind: Structural, why: str) -> MismatchError:
+    return MismatchError(f"--perf-inject {kind}: {why}. It fits {_FAULTS[kind].fits}")
+
+
+def _toggle_resharding(model: nn.Module, optimizer: Optimizer) -> None:
+    """The root, which torch keeps, stays as it is."""
+    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    groups = [unit._get_fsdp_state()._fsdp_param_group for unit in units]
+    pairs = [(unit, group) for unit, group in zip(units, groups, strict=True) if group is not None]
+    if len(pairs) < 2:
+        raise _Misfit("FSDP2 shards no blocks")
+    for unit, group in pairs:
+        if unit is not units[0]:
+            unit.set_reshard_after_forward(group.post_forward_mesh_info is None, recurse=False)
+
+
+def _reduce_in_fp32(model: nn.Module, optimizer: Optimizer) -> None:
+    if isinstance(model, DistributedDataParallel):
+        if not any(p.requires_grad and p.dtype != torch.float32 for p in model.parameters()):
+            raise _Misfit("DDP reduces in float32 already")
+        hook: Any = lambda group, bucket: _all_reduced_in_fp32(group, bucket)  # noqa: E731  DDP reads annotations
+        model.register_comm_hook(model.process_group, hook)
+        return
+    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    groups = [group for unit in units if (group := unit._get_fsdp_state()._fsdp_param_group) is not None]
+    dtypes = [(group, group._reduce_dtype or group._orig_dtype) for group in groups]
+    lower = [group for group, dtype in dtypes if dtype not in (None, torch.float32)]
+    if not lower:
+        raise _Misfit("no gradients are reduced in a lower precision by DDP or FSDP2")
+    for group in lower:
+        group._reduce_dtype = torch.float32
+
+
+def _all_reduced_in_fp32(group: dist.ProcessGroup, bucket: Any) -> torch.futures.Future[Tensor]:
+    """Average a bucket of gradients (`dist.GradBucket`) over the ranks; for `register_comm_hook`."""
+    share = bucket.buffer().float() / group.size()
+    work: Any = dist.all_reduce(share, group=group, async_op=True)
+    averaged: torch.futures.Future[Tensor] = work.get_future().then(
+        lambda done: bucket.buffer().copy_(done.value()[0])
+    )
+    return averaged
+
+
+def _forget_checkpointing(model: nn.Module, optimizer: Optimizer, *, blocks: int | None = None) -> None:
+    """Of the first `blocks` checkpointed blocks; None: of all of them."""
+    checkpointed: list[Any] = [module for module in model.modules() if _is_checkpointed(module)]
+    if not checkpointed:
+        raise _Misfit("no block is checkpointed")
+    for block in checkpointed[:blocks]:
+        if isinstance(block, CheckpointWrapper):
+            block.checkpoint_fn = _called  # type: ignore[assignment]
+        elif getattr(block, "gradient_checkpointing", False):
+            block.gradient_checkpointing = False
+        else:
+            block.forward = block.forward.args[0]
+
+
+def _is_checkpointed(module: Any) -> bool:
+    """By `Case.activation_checkpointing`, by torch's wrapper, or by transformers."""
+    forward = module.__dict__.get("forward")
+    is_ours = isinstance(forward, partial) and forward.func is checkpoint
+    by_transformers = hasattr(module, "_gradient_checkpointing_func") and module.gradient_checkpointing
+    return is_ours or by_transformers or isinstance(module, CheckpointWrapper)
+
+
+def _called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return module(*args, **kwargs)
+
+
+def _read_on_host(model: nn.Module, optimizer: Optimizer) -> None:
+    model.register_forward_hook(_read_a_value)
+
+
+def _read_a_value(module: nn.Module, args: Any, output: Any) -> None:
+    next(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)).view(-1)[0].item()
+
+
+def _compute_loss_twice(model: nn.Module, optimizer: Optimizer) -> None:
+    trained: Any = next((m for m in model.modules() if hasattr(type(m), "loss_function")), None)
+    if trained is None:
+        raise _Misfit("no model of transformers computes a loss")
+    loss_function = trained.loss_function
+
+    def twice(*args: Any, **kwargs: Any) -> Any:
+        loss_function(*args, **kwargs)
+        return loss_function(*args, **kwargs)
+
+    trained.loss_function = twice
+
+
+def _step_by_loop(model: nn.Module, optimizer: Optimizer) -> None:
+    group = optimizer.param_groups[0]
+    on_gpu = group["params"][0].device.type == "cuda"
+    if not (group.get("fused") or group.get("foreach") or (on_gpu and group.get("foreach", False) is None)):
+        raise _Misfit(f"{type(optimizer).__name__} already steps parameter by parameter")
+    _step_by(optimizer, foreach=False)
+
+
+def _step_by_lists(model: nn.Module, optimizer: Optimizer) -> None:
+    group = optimizer.param_groups[0]
+    if "foreach" not in group or (group["foreach"] and not group.get("fused")):
+        raise _Misfit(f"{type(optimizer).__name__} does so already, or cannot")
+    _step_by(optimizer, foreach=True)
+
+
+def _step_by(optimizer: Optimizer, *, foreach: bool) -> None:
+    for group in optimizer.param_groups:
+        group.update(foreach=foreach, fused=False)
+
+
+def _attend_eagerly(model: nn.Module, optimizer: Optimizer) -> None:
+    configs: list[Any] = [module.config for module in model.modules() if hasattr(module, "config")]
+    fused = [each for each in configs if getattr(each, "_attn_implementation", None) not in (None, "eager")]
+    if not fused:
+        raise _Misfit("no model of transformers has another attention")
+    for config in fused:
+        config._attn_implementation = "eager"
+
+
+def _keep_average(model: nn.Module, optimizer: Optimizer) -> None:
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    averages = [weight.detach().clone() for weight in weights]
+
+    @torch.no_grad()
+    def update(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for average, weight in zip(averages, weights, strict=True):
+            average.mul_(AVERAGED).add_(weight, alpha=1 - AVERAGED)
+
+    optimizer.register_step_post_hook(update)
+
+
+_FAULTS: Mapping[Structural, _Fault] = {
+    "reshard-toggled": _Fault(FSDP2_SHARDS, _toggle_resharding),
+    "fp32-communication": _Fault(f"precision bf16 under ddp, or {FSDP2_SHARDS}", _reduce_in_fp32),
+    "checkpointing-lost": _Fault("cases with activation_checkpointing", _forget_checkpointing),
+    "checkpointing-lost-in-one-block": _Fault(
+        "cases with activation_checkpointing", partial(_forget_checkpointing, blocks=1)
+    ),
+    "host-read": _Fault("every framework that trains", _read_on_host),
+    "loss-twice": _Fault(TRANSFORMERS, _compute_loss_twice),
+    "gradient-copies": _Fault("DDP(gradient_as_bucket_view=True)"),
+    "small-buckets": _Fault(f"DDP with a bucket_cap_mb above {SMALL_BUCKET_MB:g}"),
+    "optimizer-loop": _Fault("optimizers of torch that are fused, as on a GPU, or foreach", _step_by_loop),
+    "optimizer-foreach": _Fault("optimizers of torch that are fused, or loop, as on a CPU", _step_by_lists),
+    "eager-attention": _Fault(f"{TRANSFORMERS}; but for attention='eager'", _attend_eagerly),
+    "weight-copy": _Fault("every framework that trains", _keep_average),
+}

@@ -1,0 +1,51 @@
+"""The memory that dry runs predict beside what was published: the table of docs/will-it-fit.md (15 minutes).
+
+Each row of the comparison `gpt-on-v100` (4 x V100-16GB, Lightning's FSDP) is run dry. Published is what the
+allocator held, without what lies beside it: rows whose allocator had to retry tell 14,992 MB, on a card that
+has 16,160 MiB.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from perfsuite.dry.driver import dry_run
+from perfsuite.report.published import Row
+from perfsuite.results.dry_facts import Fit
+from tests.test_published import BENCH_CASES, PUBLISHED, cases_of
+
+MIB = 1 << 20
+HEADINGS = ("model", "batch", "published", "predicted", "error", "the card must have", "verdict")
+
+
+def main() -> None:
+    """Print the table in Markdown, row by row."""
+    cases = cases_of(BENCH_CASES / "test_gpt_on_v100.py")
+    (comparison,) = (each for each in PUBLISHED if each.name == "gpt-on-v100")
+    for cells in (HEADINGS, ("---",) * len(HEADINGS)):
+        print(f"| {' | '.join(cells)} |")
+    for row in comparison.rows:
+        with tempfile.TemporaryDirectory() as directory:
+            run = dry_run(cases[row.case], Path(directory))
+        if run.dry_facts is None or run.dry_facts.fit is None:
+            raise SystemExit(f"{row.case}: {run.failure.message if run.failure else 'nothing was predicted'}")
+        print(f"| {' | '.join(_cells(row, run.dry_facts.fit))} |", flush=True)
+
+
+def _cells(row: Row, fit: Fit) -> tuple[str, ...]:
+    """A row of the table, in MiB."""
+    memory = next((figure for figure in row.figures if figure.quantity == "reserved_memory_bytes"), None)
+    published = None if memory is None else memory.value
+    return (
+        *row.settings,
+        f"{published / MIB:,.0f}" if published else row.figures[0].reported,
+        f"{fit.reserved / MIB:,.0f}",
+        f"{fit.reserved / published - 1:+.0%}" if published else "-",
+        f"{fit.least / MIB:,.0f} to {fit.most / MIB:,.0f}",
+        fit.verdict,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite import documents
+from perfsuite.results.count_baseline import CountBaseline
+from perfsuite.results.counts import Counts
+from perfsuite.results.rank_report import Failure
+from tests.cli.baselines import CASE, MACHINE, REVIEWED, invoke, measured
+from tests.samples import DISTURBED, make_gpu_machine
+from tests.twin_counts import BYTES, GATHERED, GATHERED_AGAIN, REDUCED, compiled, counts, launch
+
+FILE = REVIEWED.counts.reviewed_file("cpu", CASE.id)
+MORE = counts(collectives=(GATHERED, GATHERED_AGAIN.replace(count=7, bytes=2 * BYTES), REDUCED))
+
+
+def seen(*ranks: Counts, **changes: Any) -> dict[str, Any]:
+    """What a launch has beyond the usual, where it was counted."""
+    run = launch(*ranks)
+    return {"counts": run.counts, "observed": run.observed, **changes}
+
+
+def accepted(file: Path = FILE) -> CountBaseline:
+    return documents.read(file, CountBaseline)
+
+
+def test_counts_are_accepted_with_the_times(repository: Path) -> None:
+    measured("1", 5, **seen())
+    result = invoke("accept", "--reason", "first")
+    assert result.exit_code == 0, result.output
+    assert f"git add baselines/{MACHINE.hardware_class}/{CASE.id}.json {FILE}" in " ".join(
+        result.output.split()
+    )
+    assert f"{CASE.id} counted on cpu\n  launches: new -> 5\n" in result.output
+    held = accepted()
+    assert (held.counts, held.launches) == (launch().counts, 5)
+    assert held.accepted is not None
+    assert (held.accepted.by, held.accepted.reason) == ("Ada", "first")
+
+
+def test_counts_alone_are_accepted_from_one_launch_on_any_machine(repository: Path) -> None:
+    measured("1", 1, **seen(health=DISTURBED, machine=make_gpu_machine()))
+    assert invoke("accept").exit_code == 2
+    result = invoke("accept", "--counts")
+    assert result.exit_code == 0, result.output
+    assert [str(file) for file in Path("baselines").rglob("*.json")] == [
+        f"baselines/counts/sm90/{CASE.id}.json"
+    ]
+
+
+def test_a_dry_run_is_accepted_by_its_own_target_and_never_for_its_times(repository: Path) -> None:
+    measured("1", 5, **seen(dry=True))
+    assert invoke("accept").exit_code == 2
+    assert invoke("accept", "--counts").exit_code == 0
+    held = accepted(REVIEWED.counts.reviewed_file("dry-cpu", CASE.id))
+    assert (held.target, held.launches) == ("dry-cpu", 5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        seen(inject="leak=20%"),
+        seen(failure=Failure(kind="crash", message="x")),
+        {},
+    ],
+)
+def test_what_was_injected_failed_or_not_counted_is_never_accepted(
+    repository: Path, changes: dict[str, Any]
+) -> None:
+    measured("1", 5, **changes)
+    result = invoke("accept", "--counts")
+    assert result.exit_code == 2
+    assert "no counted launch of a case matching '*' in .perfsuite/runs" in result.output
+    assert "Measure first, without --perf-no-counts" in result.output
+
+
+def test_times_that_were_not_counted_leave_the_counts_as_they_are(repository: Path) -> None:
+    measured("1", 5, **seen())
+    assert invoke("accept").exit_code == 0
+    before = FILE.read_text()
+    measured("2", 5)
+    result = invoke("accept")
+    assert result.exit_code == 0, result.output
+    assert f"written: {FILE}" not in result.output
+    assert FILE.read_text() == before
+
+
+def test_more_work_needs_a_reason_and_without_one_nothing_is_written(repository: Path) -> None:
+    measured("1", 5, **seen())
+    assert invoke("accept").exit_code == 0
+    before = {file: file.read_text() for file in Path("baselines").rglob("*.json")}
+    measured("2", 5, tokens_per_s=60_000, **seen(MORE))
+    for options in ([], ["--counts"]):
+        refused = invoke("accept", *options)
+        assert refused.exit_code == 1
+        why = "all_gather of 2 ranks: 2 more calls a step in backward (+3.5 MiB)"
+        assert f"a step does more ({why}): say why with --reason" in refused.stderr
+        assert {file: file.read_text() for file in Path("baselines").rglob("*.json")} == before
+    assert invoke("accept", "--counts", "--reason", "gathers twice").exit_code == 0
+    assert accepted().counts == launch(MORE).counts
+
+
+def test_how_much_else_is_worse_is_said(repository: Path) -> None:
+    measured("1", 1, **seen())
+    assert invoke("accept", "--counts").exit_code == 0
+    measured("2", 1, **seen(MORE.replace(host_reads={"forward": 99}, device_copies={"cpu to cuda": 1})))
+    assert "2 counts more: say why with --reason" in invoke("accept", "--counts").stderr
+
+
+def test_less_work_and_another_split_need_none(repository: Path) -> None:
+    measured("1", 1, **seen(MORE))
+    assert invoke("accept", "--counts").exit_code == 0
+    measured("2", 1, **seen())
+    assert invoke("accept", "--counts").exit_code == 0
+    measured("3", 1, **seen(counts(host_reads={"forward": 40})))
+    result = invoke("accept", "--counts")
+    assert result.exit_code == 0
+    assert "\n  host reads in forward: 1 -> 40, in optimizer: 39 -> 0 a step\n" in result.output
+
+
+def test_launches_of_other_versions_than_the_newest_are_left_out(repository: Path) -> None:
+    old = launch(counts(host_reads={}), torch="2.12.0")
+    measured("1", 2, counts=old.counts, observed=old.observed)
+    measured("2", 3, **seen())
+    assert invoke("accept", "--counts", "--sessions", "2").exit_code == 0
+    assert (accepted().launches, accepted().unsteady) == (3, ())
+
+
+def test_another_method_needs_a_reason(repository: Path) -> None:
+    measured("1", 1, **seen(counts(method="dispatch-0")))
+    assert invoke("accept", "--counts").exit_code == 0
+    measured("2", 1, **seen())
+    refused = invoke("accept", "--counts")
+    assert refused.exit_code == 1
+    said = "counted by the method 'dispatch-1', before by 'dispatch-0': not comparable"
+    assert f"{said}: say why with --reason" in refused.stderr
+    assert invoke("accept", "--counts", "--reason", "counts streams, too").exit_code == 0
+    assert accepted().method == "dispatch-1"
+
+
+def test_a_file_of_another_schema_refuses_its_own_case(repository: Path) -> None:
+    measured("1", 1, **seen())
+    assert invoke("accept", "--counts").exit_code == 0
+    FILE.write_text(FILE.read_text().replace('"schema_version": 1', '"schema_version": 9'))
+    refused = invoke("accept", "--counts")
+    assert refused.exit_code == 1
+    assert f"not accepted: {CASE.id} counted on cpu: {FILE}: field schema_version" in refused.stderr
+
+
+def test_list_and_show(repository: Path) -> None:
+    measured("1", 1, **seen(counts(), counts(host_reads={"forward": 2})))
+    invoke("accept", "--counts", "--reason", "first")
+    listed = " ".join(invoke("list").output.split())
+    assert "counts on case collectives FLOP kernels live tensors launches from accepted" in listed
+    assert f"cpu {CASE.id} 10.5 MiB 1.8 GFLOP 855 12.3 MiB 1 2026-01-02 by Ada" in listed
+    shown = invoke("show", CASE.id)
+    assert shown.exit_code == 0, shown.output
+    assert f"{CASE.id} counted on cpu\n  file: {FILE}\n  accepted by Ada" in shown.output
+    assert "  of 1 launch; versions: torch 2.13.0, transformers 5.23.0\n" in shown.output
+    rows = [" ".join(line.split()) for line in shown.output.splitlines()]
+    for row in (
+        "ranks 0 phase calls amount",
+        "all_gather of 2 ranks float32 backward 5 3.5 MiB",
+        "FLOPs in recompute 335.5 MFLOP",
+        "kernels in optimizer 351",
+        "host reads in forward 2",
+        "peak of live tensors 12.3 MiB",
+    ):
+        assert row in rows
+    assert "copies" not in shown.output
+
+
+def test_what_is_unsteady_is_shown(repository: Path) -> None:
+    measured("1", 1, **seen())
+    measured("2", 1, **seen(MORE))
+    invoke("accept", "--counts", "--sessions", "2")
+    assert (
+        "not judged, because its launches differ: all_gather of 2 ranks: bytes\n"
+        in invoke("show", "*").output
+    )
+
+
+def test_compiled_models_have_no_live_tensors(repository: Path) -> None:
+    measured("1", 1, **seen(compiled()))
+    invoke("accept", "--counts")
+    assert "855 not counted 1 2026" in " ".join(invoke("list").output.split())
+    assert "generated kernels 31" in " ".join(invoke("show", "*").output.split())
+
+
+def test_diff_says_in_words_what_a_branch_changes(repository: Path) -> None:
+    measured("1", 1, **seen())
+    invoke("accept", "--counts")
+    assert f"{CASE.id} counted on cpu\n  launches: new -> 1\n" in invoke("diff").output
+    subprocess.run(["git", "add", "baselines"], check=True)
+    subprocess.run(["git", "commit", "-qm", "counts"], check=True)
+    assert "no baseline changed since HEAD" in invoke("diff").output
+    newer = launch(MORE, torch="2.14.0")
+    measured("2", 3, counts=newer.counts, observed=newer.observed)
+    invoke("accept", "--counts", "--reason", "torch 2.14")
+    assert invoke("diff").output == (
+        f"{CASE.id} counted on cpu\n"
+        "  launches: 1 -> 3\n"
+        "  versions: torch 2.13.0 -> 2.14.0\n"
+        "  all_gather of 2 ranks: 2 more calls a step in backward (+3.5 MiB)\n"
+    )
+    FILE.unlink()
+    assert f"{CASE.id} counted on cpu\n  launches: 1 -> removed\n" in invoke("diff").output
+
+
+def test_diff_says_where_only_the_launches_changed_and_where_methods_differ(repository: Path) -> None:
+    measured("1", 1, **seen())
+    invoke("accept", "--counts")
+    subprocess.run(["git", "add", "baselines"], check=True)
+    subprocess.run(["git", "commit", "-qm", "counts"], check=True)
+    REVIEWED.counts.write_reviewed(accepted().replace(launches=2))
+    assert "  launches: 1 -> 2\n  the counts are the same\n" in invoke("diff").output
+    held = accepted()
+    other = [entry.replace(counts=entry.counts.replace(method="hooks-1")) for entry in held.counts]
+    REVIEWED.counts.write_reviewed(held.replace(counts=other))
+    assert "counted by the method 'hooks-1', before by 'dispatch-1': not comparable" in invoke("diff").output

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite.results.rank_report import Observed
+from perfsuite.results.run import Health
+from tests.cli.baselines import accepted, invoke, measured
+from tests.packages import Packages
+from tests.samples import make_figures
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"inject": "slowdown=30%"}, "5 injected"),
+        ({"failure": {"kind": "crash", "message": "x"}}, "5 failed"),
+    ],
+)
+def test_injected_and_failed_runs_are_never_accepted(
+    repository: Path, changes: dict[str, Any], why: str
+) -> None:
+    measured("1", 5, **changes)
+    measured("2", 4)
+    result = invoke("accept", "--sessions", "2")
+    assert result.exit_code == 1
+    assert "4 healthy launches, a baseline needs 5" in result.output
+    assert why in result.output
+    assert "--perf-min-launches=5" in result.output
+    assert not Path("baselines").exists()
+
+
+def test_runs_on_an_unhealthy_machine_are_never_accepted(repository: Path) -> None:
+    measured("1", 5, figures=make_figures(probe_s_p50=0.002))
+    assert invoke("accept").exit_code == 0
+    measured("2", 5, figures=make_figures(probe_s_p50=0.02))
+    result = invoke("accept")
+    assert result.exit_code == 1
+    assert "0 healthy launches, a baseline needs 5 (left out: 5 unhealthy)" in result.output
+    assert accepted().median("probe_s_p50") == 0.002
+    given = invoke("accept", "--reason", "new machines")
+    assert given.exit_code == 0, given.output
+    assert accepted().median("probe_s_p50") == 0.02
+
+
+def test_a_disturbed_machine_is_no_baseline_whatever_the_reason(repository: Path) -> None:
+    measured("1", 5, health=Health(samples=40, seconds=10, steps=25, foreign_cpu=0.6))
+    result = invoke("accept", "--reason", "I insist")
+    assert result.exit_code == 1
+    assert "(left out: 5 unhealthy)" in result.output
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"figures": make_figures(tokens_per_s_mean=40_000)}, "tokens/s with stalls gets worse"),
+        (
+            {"loss": tuple(5.0 - step / 100 for step in range(25))},
+            "the loss over 0 to 10 % of the steps is 4.9",
+        ),
+    ],
+)
+def test_stalls_and_another_loss_need_a_reason(repository: Path, changes: dict[str, Any], said: str) -> None:
+    figures = make_figures(tokens_per_s_mean=49_000)
+    measured("1", 5, figures=figures)
+    assert invoke("accept").exit_code == 0
+    measured("2", 5, **{"figures": figures, **changes})
+    refused = invoke("accept")
+    assert refused.exit_code == 1
+    assert said in refused.output
+    assert "say why with --reason" in refused.output
+    assert invoke("accept", "--reason", "a smaller batch").exit_code == 0
+
+
+def test_several_sessions_are_pooled_on_request(repository: Path) -> None:
+    measured("1", 5)
+    measured("2", 4)
+    assert invoke("accept").exit_code == 1
+    assert invoke("accept", "--sessions", "2").exit_code == 0
+    assert [launch.session for launch in accepted().launches] == ["1"] * 5 + ["2"] * 4
+
+
+def test_one_session_is_named_too(repository: Path) -> None:
+    measured("1", 5)
+    measured("2", 5)
+    assert invoke("accept").exit_code == 0
+    assert {launch.session for launch in accepted().launches} == {"2"}
+
+
+def test_a_launch_that_is_left_out_moves_no_other_to_its_session(repository: Path) -> None:
+    measured("1", 3)
+    measured("2", 2, inject="leak=20%")
+    measured("3", 3)
+    assert invoke("accept", "--sessions", "3").exit_code == 0
+    assert [launch.session for launch in accepted().launches] == ["1"] * 3 + ["3"] * 3
+
+
+def test_slower_needs_a_reason(repository: Path) -> None:
+    measured("1", 5)
+    assert invoke("accept").exit_code == 0
+    measured("2", 5, tokens_per_s=40_000)
+    refused = invoke("accept")
+    assert refused.exit_code == 1
+    assert "tokens/s gets worse (50,150 -> 40,120): say why with --reason" in refused.output
+    assert "cost)" in refused.output
+    assert accepted().median("tokens_per_s") == pytest.approx(50_150)
+    given = invoke("accept", "--reason", "torch 2.13 fixed a race")
+    assert given.exit_code == 0, given.output
+    held = accepted()
+    assert held.median("tokens_per_s") == pytest.approx(40_120)
+    assert held.accepted is not None
+    assert held.accepted.reason == "torch 2.13 fixed a race"
+
+
+def with_memory(session: str, peak_memory_bytes: float | None) -> None:
+    measured(session, 5, figures=make_figures(peak_memory_bytes=peak_memory_bytes))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        (2**20, 0.0, None),
+        (0.0, 0.0, None),
+        (2**20, 2**20 * 1.004, None),
+        (0.0, 2**20, "peak memory gets worse (0.0 MiB -> 1.0 MiB): say why with --reason"),
+        (2**20, 2**20 * 1.006, "peak memory gets worse (1.0 MiB -> 1.0 MiB): say why with --reason"),
+        (0.0, None, "peak memory is in the baseline and was not measured"),
+        (None, 2**20, None),
+    ],
+)
+def test_no_memory_at_all_is_a_measured_value(
+    repository: Path, before: float | None, now: float | None, said: str | None
+) -> None:
+    with_memory("1", before)
+    assert invoke("accept").exit_code == 0
+    with_memory("2", now)
+    result = invoke("accept")
+    assert result.exit_code == (0 if said is None else 1)
+    assert said is None or said in result.output
+
+
+def test_faster_needs_none(repository: Path) -> None:
+    measured("1", 5)
+    assert invoke("accept").exit_code == 0
+    measured("2", 5, tokens_per_s=60_000)
+    assert invoke("accept").exit_code == 0
+    assert accepted().median("tokens_per_s") == pytest.approx(60_180)
+
+
+def test_launches_that_ran_otherwise_are_left_out_and_what_differs_is_named(repository: Path) -> None:
+    measured("1", 5, observed=Observed(settings={"attention": "eager"}, environment={}))
+    measured("2", 4, observed=Observed(settings={"attention": "sdpa"}, environment={}))
+    result = invoke("accept", "--sessions", "2")
+    assert result.exit_code == 1
+    assert "5 unlike the newest (observed attention is 'eager', the newest's 'sdpa')" in result.output
+
+
+def test_sessions_across_an_update_are_one_baseline_that_says_so(repository: Path) -> None:
+    measured("1", 3, observed=Observed(settings={}, environment={"torch": "2.12.0", "nccl": "2.28"}))
+    measured("2", 3, observed=Observed(settings={}, environment={"torch": "2.13.0", "nccl": "2.28"}))
+    result = invoke("accept", "--sessions", "2")
+    assert result.exit_code == 0, result.output
+    changed = "  changed from the older of these launches to the newest: torch: 2.12.0 -> 2.13.0\n"
+    assert result.output.count(changed) == 1
+    observed = accepted().observed
+    assert observed is not None
+    assert observed.environment["torch"] == "2.13.0"
+
+
+def test_metrics_of_other_packages_are_shown_and_a_worse_one_needs_a_reason(
+    repository: Path, packages: Packages
+) -> None:
+    code = """
+        from perfsuite.results import Metric
+
+        WEIGHTS = Metric(
+            name="weights", label="weights", unit="bytes", better="lower", judged="exact",
+            tolerances={"cpu": 0.01, "cuda": 0.01}, read=lambda run: None,
+        )
+    """
+    packages.install("extra-weights", code, metrics="weights = extra_weights:WEIGHTS")
+    measured("1", 5, figures=make_figures(extra={"weights": 2e9}))
+    assert "weights: new -> 1.86 GiB" in invoke("accept").output
+    assert "weights: 1.86 GiB, 1.86 GiB, " in invoke("show", "*").output
+    measured("2", 5, figures=make_figures(extra={"weights": 4e9}))
+    result = invoke("accept")
+    assert result.exit_code == 1
+    assert "weights gets worse (1.86 GiB -> 3.73 GiB): say why with --reason" in result.output
+    packages.uninstall("extra-weights")
+    assert "weights (its package is not installed): 2,000,000,000.0, " in invoke("show", "*").output
+    assert invoke("accept").exit_code == 0

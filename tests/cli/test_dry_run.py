@@ -1,0 +1,157 @@
+"""`perfsuite dry-run`: what it prints and refuses. Dry runs themselves are stood in for, but for one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from perfsuite import FSDP2, Case
+from perfsuite.cli.app import app
+from perfsuite.dry import cases, guard
+from perfsuite.dry.machine import pretended
+from perfsuite.results.counts import Counts, merged
+from perfsuite.results.rank_report import Failure
+from perfsuite.results.run import Run
+from tests.samples import make_case, make_run
+
+CASE = make_case(framework=FSDP2(), hardware="h100")
+COMPILED = CASE.replace(compile=True)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory with cases, which pytest need not collect, on a machine where CUDA can be pretended."""
+    monkeypatch.chdir(tmp_path)
+    Path("bench_cases").mkdir()
+    monkeypatch.setattr(guard, "why_not", lambda: None)
+    monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [CASE, COMPILED])
+
+
+class DryRuns:
+    """Stands in for the processes: what a step does, or why it fails."""
+
+    def __init__(self) -> None:
+        self.ranks: list[Sequence[int] | None] = []
+        self.flops = 100
+        self.failure: Failure | None = None
+
+    def __call__(
+        self, case: Case, directory: Path, *, ranks: Sequence[int] | None, device: str | None
+    ) -> Run:
+        self.ranks.append(ranks)
+        counts = merged({rank: Counts(flops={"forward": self.flops}) for rank in ranks or (0,)})
+        machine = pretended(case, device)[0]  # type: ignore[arg-type]
+        return make_run(
+            case=case,
+            machine=machine,
+            dry=True,
+            step_s=(),
+            window=(0, 0),
+            counts=() if self.failure else counts,
+            failure=self.failure,
+        )
+
+
+@pytest.fixture
+def dry_runs(monkeypatch: pytest.MonkeyPatch) -> DryRuns:
+    runs = DryRuns()
+    monkeypatch.setattr("perfsuite.session.dry_run", runs)
+    return runs
+
+
+def command(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["dry-run", *arguments], env={"COLUMNS": "120"})
+
+
+def refused(*arguments: str) -> str:
+    result = command(*arguments)
+    assert result.exit_code == 2, result.output
+    return " ".join(result.stderr.split())
+
+
+def test_the_first_dry_run_records_and_the_next_compares(dry_runs: DryRuns) -> None:
+    first = command(CASE.id)
+    assert first.exit_code == 0, first.output
+    assert f"{CASE.id}: recorded by a dry run as if on NVIDIA H100 80GB HBM3" in first.stdout
+    assert Path(f".perfsuite/baselines/counts/dry-sm90/{CASE.id}.json").exists()
+    assert f"{CASE.id}: passed" in command(CASE.id).stdout
+    dry_runs.flops = 200
+    worse = command(CASE.id)
+    assert worse.exit_code == 1
+    assert f"{CASE.id}: regressed" in worse.stdout
+    assert dry_runs.ranks == [None] * 3
+
+
+def test_a_cpu_has_a_baseline_of_its_own(dry_runs: DryRuns) -> None:
+    assert "as if on CPU" in command(CASE.id, "--device", "cpu").stdout
+    assert Path(f".perfsuite/baselines/counts/dry-cpu/{CASE.id}.json").exists()
+
+
+def test_one_rank_is_compared_and_never_recorded(dry_runs: DryRuns) -> None:
+    result = command(CASE.id, "--rank", "1")
+    assert result.exit_code == 0, result.output
+    assert "step 4 of rank 1, counted:" in result.stdout
+    assert dry_runs.ranks == [(1,)]
+    assert not Path(".perfsuite/baselines").exists()
+
+
+def test_json_is_the_session(dry_runs: DryRuns) -> None:
+    content = json.loads(command(CASE.id, "--json").stdout)
+    (result,) = content["results"]
+    assert result["case_id"] == CASE.id
+    assert result["runs"][0]["dry"] is True
+    assert result["runs"][0]["counts"][0]["counts"]["flops"] == {"forward": 100}
+
+
+def test_a_dry_run_that_fails_is_status_1_with_the_traceback(dry_runs: DryRuns) -> None:
+    dry_runs.failure = Failure(kind="crash", message="RuntimeError: bad", rank=0, traceback="File ...\nbad")
+    result = command(CASE.id)
+    assert result.exit_code == 1
+    assert "crash: RuntimeError: bad" in result.stdout
+    assert "File ..." in result.stdout
+
+
+def test_an_expression_passes_over_what_cannot_be_run_dry(dry_runs: DryRuns) -> None:
+    result = command("-k", "fsdp2", "--json")
+    assert result.exit_code == 0, result.output
+    assert f"{COMPILED.id}: not by a dry run: torch.compile" in result.stderr
+    content = json.loads(result.stdout)
+    assert [each["case_id"] for each in content["results"]] == [CASE.id]
+    assert [each["case_id"] for each in content["skipped"]] == [COMPILED.id]
+
+
+def test_a_case_that_cannot_be_run_dry_is_refused_by_its_id() -> None:
+    assert "not by a dry run: torch.compile" in refused(COMPILED.id)
+
+
+def test_what_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert f"rank 2 does not exist: {CASE.id} has ranks 0 to 1" in refused(CASE.id, "--rank", "2")
+    assert "is called 'nosuch'" in refused("nosuch")
+    assert "--cases elsewhere: no such directory" in refused("nosuch", "--cases", "elsewhere")
+    assert "name the cases by their ids, or select them by -k" in refused()
+    assert "name the cases by their ids, or select them by -k" in refused(CASE.id, "-k", "a")
+
+
+def test_cuda_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "why_not", lambda: "there is no C++ compiler: install g++")
+    assert "--device cuda: there is no C++ compiler" in refused(CASE.id, "--device", "cuda")
+
+
+@pytest.mark.launch
+def test_a_full_size_case_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Llama-3.2-1B on 64 GPUs that are not there: 1.236e9 parameters, whose gradients go in fp32."""
+    case = make_case(
+        model="llama-3.2-1b",
+        framework=FSDP2(),
+        hardware="h100",
+        topology={"nodes": 8, "processes_per_node": 8},
+    )
+    monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [case])
+    result = command(case.id, "--device", "cpu", "--rank", "63")
+    assert result.exit_code == 0, result.output
+    assert "step 4 of rank 63, counted:" in result.stdout
+    assert "reduce_scatter float32 4.6 GiB" in result.stdout

@@ -1,0 +1,166 @@
+"""Counts of a step made by hand, and cases that have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perfsuite.case.case import Case, Topology
+from perfsuite.case.catalog import MODELS
+from perfsuite.frameworks.fake import Fake
+from perfsuite.results.counts import Collective, Compiled, Counts, RankCounts, StepMemory
+from perfsuite.results.outcome import CountCheck, Finding, Verdict
+from perfsuite.results.run import Figures
+from perfsuite.results.session_file import Measurement
+from tests.samples import make_gpu_machine, make_result, make_run
+
+MIB, GIB = 2**20, 2**30
+
+
+def make_collective(**changes: Any) -> Collective:
+    """33 all-gathers of the blocks of a Llama-3-8B in forward, over 64 ranks."""
+    values: dict[str, Any] = {
+        "kind": "all_gather",
+        "ranks": 64,
+        "apart": 1,
+        "dtype": "bfloat16",
+        "phase": "forward",
+        "count": 33,
+        "bytes": 15 * GIB,
+    }
+    return Collective(**{**values, **changes})
+
+
+def make_memory(**changes: Any) -> StepMemory:
+    values: dict[str, Any] = {
+        "peak": 41 * GIB,
+        "peak_in": "backward",
+        "at_peak": {"parameter": GIB // 2, "optimizer state": GIB, "forward": 29 * GIB, "backward": 8 * GIB}
+        | {"unsharded": 2 * GIB, "kept": GIB // 2, "gradient": 0},
+        "saved_for_backward": 30 * GIB,
+        "growth": 0,
+        "allocations": 5309,
+    }
+    return StepMemory(**{**values, **changes})
+
+
+def make_counts(**changes: Any) -> Counts:
+    """A step of Llama-3-8B by FSDP2 on 64 ranks, in round numbers."""
+    values: dict[str, Any] = {
+        "collectives": (
+            make_collective(),
+            make_collective(phase="backward", count=32),
+            make_collective(kind="reduce_scatter", dtype="float32", phase="backward", bytes=int(29.9 * GIB)),
+            make_collective(kind="all_reduce", ranks=8, apart=8, dtype="float32", count=1, bytes=4),
+            make_collective(kind="barrier", dtype="", phase="optimizer", count=1, bytes=0),
+        ),
+        "flops": {"forward": 158 * 10**12, "recompute": 59 * 10**12, "backward": 334 * 10**12},
+        "kernels": {"forward": 3907, "recompute": 1580, "backward": 6402, "optimizer": 2},
+        "host_reads": {"forward": 1},
+        "device_copies": {"cpu to cuda": 2},
+        "memory": make_memory(),
+        "ops": {"aten.mm": 675},
+    }
+    return Counts(**{**values, **changes})
+
+
+def make_compiled(**changes: Any) -> Compiled:
+    values: dict[str, Any] = {
+        "graphs": 2,
+        "breaks": {"data-dependent branch": 1},
+        "recompilations": 1,
+        "kernels": 31,
+        "extern_calls": 28,
+    }
+    return Compiled(**{**values, **changes})
+
+
+def make_finding(**changes: Any) -> Finding:
+    """Gradients reduced in float32 in place of bfloat16."""
+    values: dict[str, Any] = {
+        "field": "reduce_scatter of 64 ranks: bytes",
+        "unit": "bytes",
+        "before": int(29.9 * GIB),
+        "now": int(59.8 * GIB),
+        "ranks": "0-63",
+        "outcome": "regressed",
+        "sentence": "reduce_scatter of 64 ranks 29.9 -> 59.8 GiB a step: float32 instead of bfloat16",
+    }
+    return Finding(**{**values, **changes})
+
+
+EXPLAINED = "reduce_scatter of 64 ranks 29.9 -> 59.8 GiB a step: float32 instead of bfloat16"
+HOST_READ = make_finding(
+    field="host reads in forward", unit="calls", before=1, now=2, sentence="host reads in forward 1 -> 2"
+)
+BUCKETS = make_finding(
+    field="all_reduce of 8 ranks: calls",
+    unit="calls",
+    before=4,
+    now=1,
+    outcome="passed",
+    sentence="all_reduce of 8 ranks in 1 call instead of 4, bytes equal",
+)
+
+
+def make_check(*findings: Finding, **changes: Any) -> CountCheck:
+    """A regression of two counts, and one listed."""
+    values: dict[str, Any] = {
+        "outcome": "regressed",
+        "findings": findings or (make_finding(), HOST_READ, BUCKETS),
+        "unsteady": ("live peak of rank 1",),
+        "notes": ("kernels are not judged: torch 2.13.0 -> 2.14.0",),
+        "baseline_file": "baselines/counts/sm90/x.json",
+    }
+    return CountCheck(**{**values, **changes})
+
+
+def make_entries(*counts: Counts, ranks: int = 64) -> tuple[RankCounts, ...]:
+    """Equal ranks, by default of `make_counts`; or one rank for each of several counts."""
+    if len(counts) > 1:
+        return tuple(RankCounts(ranks=(rank,), counts=each) for rank, each in enumerate(counts))
+    return (RankCounts(ranks=tuple(range(ranks)), counts=counts[0] if counts else make_counts()),)
+
+
+def make_counted(check: CountCheck | None = None, **changes: Any) -> Measurement:
+    """One launch whose speed passed, with its counts; `check` is their verdict, by default a regression."""
+    check = make_check() if check is None else check
+    run = make_run(counts=make_entries()).replace(**changes)
+    result = make_result(run, before=None)
+    verdict = result.verdict.replace(outcome=check.outcome, counts=check)
+    return result.replace(verdict=verdict)
+
+
+FULL_SIZE = Case(
+    model=MODELS["llama-3-8b"],
+    framework=Fake(),
+    sequence_length=8192,
+    micro_batch=1,
+    precision="bf16-mixed",
+    topology=Topology(nodes=8, processes_per_node=8),
+    hardware="h100",
+)
+
+
+def make_dry(check: CountCheck | None = None, **changes: Any) -> Measurement:
+    """A case of 64 GPUs that was counted and not run; `check` is its verdict, by default a regression."""
+    run = make_run(
+        case=FULL_SIZE,
+        machine=make_gpu_machine(),
+        dry=True,
+        figures=Figures(),
+        step_s=(),
+        loss=(),
+        window=(0, 0),
+        slowest_rank=None,
+        counts=make_entries(),
+    ).replace(**changes)
+    check = make_check() if check is None else check
+    return Measurement(
+        nodeid="bench_cases/test_llama.py::test_llama[a]",
+        case_id=run.case.id,
+        framework=run.case.framework.name,
+        runs=(run,),
+        verdict=Verdict(outcome=check.outcome, launches=1, counts=check),
+        baseline_file=None,
+        directory="/tmp/runs/dry",
+    )

@@ -1,0 +1,224 @@
+"""Each rule of the allocator by an example worked out by hand, in the sizes of torch's source."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfsuite.dry import allocator
+from perfsuite.dry.allocator import Block, CachingAllocator, Replayed, replay
+from perfsuite.results.memory_log import Change, MemoryLog
+from tests.samples import deterministic
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def log(*changes: tuple[int, int], at_start: tuple[int, ...] = ()) -> MemoryLog:
+    return MemoryLog(at_start, (tuple(Change(storage, size, "forward") for storage, size in changes),))
+
+
+def state(cache: CachingAllocator) -> tuple[int, int]:
+    return cache.allocated, cache.reserved
+
+
+def test_the_sizes_are_those_of_the_installed_torch() -> None:
+    torch = pytest.importorskip("torch")
+    header = Path(torch.__file__).parent / "include/c10/core/AllocatorConfig.h"
+    text = header.read_text()
+    sizes = {name: int(size) for name, size in re.findall(r"constexpr size_t (k\w+) = (\d+);", text)}
+    assert sizes == {
+        "kMinBlockSize": allocator.MIN_BLOCK,
+        "kSmallSize": allocator.SMALL_SIZE,
+        "kSmallBuffer": allocator.SMALL_SEGMENT,
+        "kMinLargeAlloc": allocator.MIN_LARGE_ALLOCATION,
+        "kRoundLarge": allocator.ROUND_LARGE,
+    }
+    assert f"large_segment_size_{{{allocator.LARGE_SEGMENT}}}" in text
+
+
+@pytest.mark.parametrize(("request_bytes", "taken"), [(1, 512), (512, 512), (513, 1024), (MIB - 1, MIB)])
+def test_a_request_takes_whole_512_bytes(request_bytes: int, taken: int) -> None:
+    cache = CachingAllocator()
+    assert cache.take(request_bytes).size == taken
+    assert cache.allocated == taken
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "segment"),
+    [
+        (1, 2 * MIB),
+        (MIB, 2 * MIB),
+        (MIB + 1, 20 * MIB),
+        (10 * MIB - 512, 20 * MIB),
+        (10 * MIB, 10 * MIB),
+        (10 * MIB + 1, 12 * MIB),
+        (33 * MIB, 34 * MIB),
+    ],
+)
+def test_a_segment_is_2_or_20_mib_or_the_request_rounded_up_to_2_mib(
+    request_bytes: int, segment: int
+) -> None:
+    cache = CachingAllocator()
+    cache.take(request_bytes)
+    assert cache.reserved == segment
+
+
+def test_small_blocks_share_a_segment_and_never_use_a_large_one() -> None:
+    cache = CachingAllocator()
+    cache.give_back(cache.take(30 * MIB))
+    first, second = cache.take(MIB), cache.take(MIB)
+    assert state(cache) == (2 * MIB, 32 * MIB)
+    assert second.address == first.address + MIB
+    cache.take(1)
+    assert cache.reserved == 34 * MIB
+
+
+def test_of_free_blocks_the_smallest_that_is_large_enough_is_taken() -> None:
+    cache = CachingAllocator()
+    large, small, middle = cache.take(40 * MIB), cache.take(12 * MIB), cache.take(24 * MIB)
+    addresses = large.address, small.address, middle.address
+    for block in (large, small, middle):
+        cache.give_back(block)
+    assert cache.take(13 * MIB).address == addresses[2]
+    assert cache.take(12 * MIB).address == addresses[1]
+    assert cache.reserved == 76 * MIB
+
+
+def test_of_equal_free_blocks_the_lowest_address_is_taken() -> None:
+    cache = CachingAllocator()
+    first, second = cache.take(12 * MIB), cache.take(12 * MIB)
+    cache.give_back(second)
+    cache.give_back(first)
+    assert cache.take(12 * MIB).address == first.address
+
+
+def test_a_small_block_is_split_down_to_512_bytes() -> None:
+    cache = CachingAllocator()
+    cache.take(MIB)
+    block = cache.take(MIB - 512)
+    assert block.size == MIB - 512
+    assert cache.take(512).address == block.address + block.size
+    assert cache.reserved == 2 * MIB
+
+
+def test_a_large_block_keeps_a_rest_of_up_to_1_mib() -> None:
+    cache = CachingAllocator()
+    assert cache.take(33 * MIB).size == 34 * MIB  # the segment, with 1 MiB that nobody asked for
+    assert state(cache) == (34 * MIB, 34 * MIB)
+    cache = CachingAllocator()
+    assert cache.take(33 * MIB - 512).size == 33 * MIB - 512  # leaves 1 MiB and 512 bytes
+    assert state(cache) == (33 * MIB - 512, 34 * MIB)
+
+
+def test_a_freed_block_joins_its_free_neighbours_of_the_same_segment() -> None:
+    cache = CachingAllocator()
+    blocks = [cache.take(5 * MIB) for _ in range(4)]  # one segment of 20 MiB
+    others = cache.take(10 * MIB)
+    assert state(cache) == (30 * MIB, 30 * MIB)
+    for index in (0, 2):
+        cache.give_back(blocks[index])
+    assert cache.take(10 * MIB).address == 30 * MIB  # two holes of 5 MiB do not serve
+    cache.give_back(blocks[1])
+    assert cache.take(15 * MIB).address == 0  # the three are one
+    cache.give_back(blocks[3])
+    cache.give_back(others)
+    assert cache.take(14 * MIB).address == 40 * MIB  # neighbours in different segments stay apart
+
+
+def test_expandable_segments_grow_by_pages_and_leave_no_holes_between_segments() -> None:
+    cache = CachingAllocator(expandable_segments=True)
+    first = cache.take(30 * MIB)
+    assert state(cache) == (30 * MIB, 40 * MIB)
+    second = cache.take(30 * MIB)  # 10 MiB are free at the end: one page more
+    assert state(cache) == (60 * MIB, 60 * MIB)
+    cache.give_back(first)
+    cache.give_back(second)
+    cache.take(60 * MIB)
+    assert cache.reserved == 60 * MIB
+    cache.take(512)
+    assert cache.reserved == 62 * MIB  # small blocks have a segment of their own, in pages of 2 MiB
+
+
+def test_expandable_segments_split_large_blocks_down_to_512_bytes() -> None:
+    cache = CachingAllocator(expandable_segments=True)
+    assert cache.take(40 * MIB - 512).size == 40 * MIB - 512
+    assert state(cache) == (40 * MIB - 512, 40 * MIB)
+
+
+def test_the_end_of_an_expandable_segment_is_taken_last() -> None:
+    cache = CachingAllocator(expandable_segments=True)
+    hole = cache.take(25 * MIB)
+    cache.take(12 * MIB)
+    cache.give_back(hole)  # free: 25 MiB at the start, 3 MiB at the end
+    assert cache.take(2 * MIB).address == hole.address
+    assert cache.reserved == 40 * MIB
+
+
+def test_a_log_is_replayed_from_its_start() -> None:
+    replayed = replay(log((1, 12 * MIB), (1, -12 * MIB), (2, 14 * MIB), at_start=(30 * MIB,)))
+    assert replayed == Replayed(allocated=44 * MIB, reserved=56 * MIB)
+    assert replayed.fragmentation == pytest.approx(12 / 56)
+
+
+def test_a_resize_to_nothing_and_back_is_a_death_and_a_birth() -> None:
+    there_and_back = replay(log((0, -30 * MIB), (1, 30 * MIB), (0, 30 * MIB), at_start=(30 * MIB,)))
+    assert there_and_back == Replayed(allocated=60 * MIB, reserved=60 * MIB)
+    dead = replay(log((0, -30 * MIB), (1, 30 * MIB), at_start=(30 * MIB,)))
+    assert dead == Replayed(allocated=30 * MIB, reserved=30 * MIB)
+
+
+def test_a_storage_that_grows_holds_both_blocks_for_a_moment() -> None:
+    assert replay(log((0, 10 * MIB), at_start=(20 * MIB,))).allocated == 50 * MIB
+
+
+def test_the_second_step_uses_what_the_first_one_left() -> None:
+    step = tuple(Change(0, size, "forward") for size in (50 * MIB, -50 * MIB))
+    assert replay(MemoryLog((), (step, step))).reserved == 50 * MIB
+
+
+def test_workspaces_are_allocated_for_good() -> None:
+    assert replay(log((0, 12 * MIB)), workspaces=[12 * MIB]) == Replayed(24 * MIB, 24 * MIB)
+
+
+def test_nothing_takes_nothing() -> None:
+    assert replay(log((0, 0))) == Replayed(0, 0)
+    assert replay(log()).fragmentation == 0
+
+
+sizes = st.integers(1, 64 * MIB) | st.integers(1, 2 * MIB) | st.sampled_from([512, MIB, 10 * MIB, 20 * MIB])
+
+
+@deterministic
+@given(
+    st.lists(st.tuples(sizes, st.booleans(), st.integers(0, 99)), max_size=60),
+    st.booleans(),
+)
+def test_whatever_happens_blocks_hold_what_was_asked_and_never_overlap(
+    steps: list[tuple[int, bool, int]], expandable: bool
+) -> None:
+    cache = CachingAllocator(expandable_segments=expandable)
+    held: list[tuple[int, Block]] = []
+    for size, is_birth, which in steps:
+        if is_birth or not held:
+            held.append((size, cache.take(size)))
+        else:
+            cache.give_back(held.pop(which % len(held))[1])
+        assert cache.reserved >= cache.peak_allocated >= cache.allocated >= sum(size for size, _ in held)
+        assert cache.allocated == sum(block.size for _, block in held)
+        assert all(block.size >= size and block.size % 512 == 0 for size, block in held)
+        waste = 512 if expandable else MIB + 512
+        assert all(block.size - size < waste for size, block in held)
+        ranges = sorted((block.address, block.address + block.size) for _, block in held)
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ranges))
+    for _, block in held:
+        cache.give_back(block)
+    assert cache.allocated == 0
+    reserved = cache.reserved
+    if held:
+        cache.take(max(size for size, _ in held))
+    assert cache.reserved == reserved, "what was held fits again into what is reserved"

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from perfsuite.dry.attention import chosen
+
+V100, A100, L40S, H100, B200 = (7, 0), (8, 0), (8, 9), (9, 0), (10, 0)
+
+
+class OnGpu:
+    """What is asked of a query."""
+
+    device = torch.device("cuda")
+
+    def __init__(self, dtype: torch.dtype, size: int) -> None:
+        self.dtype, self.shape = dtype, (1, 8, 128, size)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "size", "masked", "grouped", "kernel"),
+    [
+        (A100, torch.bfloat16, 128, False, False, "flash"),
+        (L40S, torch.float16, 64, False, True, "flash"),
+        (H100, torch.bfloat16, 128, False, True, "cudnn"),
+        (B200, torch.float16, 64, False, False, "cudnn"),
+        (H100, torch.bfloat16, 256, False, False, "flash"),
+        (H100, torch.bfloat16, 100, False, False, "flash"),
+        (A100, torch.bfloat16, 512, False, False, "efficient"),
+        (V100, torch.float16, 64, False, False, "efficient"),
+        (H100, torch.float32, 64, False, False, "efficient"),
+        (H100, torch.float32, 64, False, True, "plain"),
+        (A100, torch.bfloat16, 128, True, False, "efficient"),
+    ],
+)
+def test_the_kernel_that_a_gpu_would_run(
+    capability: tuple[int, int], dtype: torch.dtype, size: int, masked: bool, grouped: bool, kernel: str
+) -> None:
+    query: torch.Tensor = OnGpu(dtype, size)  # type: ignore[assignment]
+    assert chosen(capability, query, is_masked=masked, shares_heads=grouped) == kernel
+
+
+def test_a_cpu_chooses_by_itself() -> None:
+    query = torch.ones(1, 8, 128, 64, dtype=torch.bfloat16)
+    assert chosen(H100, query, is_masked=False, shares_heads=False) == "plain"

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfsuite.dry import cases
+from perfsuite.errors import CaseError
+
+FILE = """
+import pytest
+from perfsuite import DDP, FSDP2, Case, Topology
+
+DDP_CASE = Case(model="llama-tiny", framework=DDP(), sequence_length=64, micro_batch=4,
+                topology=Topology(processes_per_node=2), hardware="h100")
+
+@pytest.mark.parametrize("case", [DDP_CASE, DDP_CASE.replace(framework=FSDP2())])
+def test_it(bench, case):
+    bench(case)
+"""
+
+pytestmark = pytest.mark.launch
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "test_it.py").write_text(FILE)
+    return tmp_path
+
+
+def test_cases_are_found_by_id_and_by_expression(directory: Path) -> None:
+    ids = ["fsdp2-llama-tiny-s64-b4-fp32-1x2", "ddp-llama-tiny-s64-b4-fp32-1x2"]
+    assert [case.id for case in cases.by_id(directory, ids)] == ids
+    assert [case.id for case in cases.by_expression(directory, "fsdp2")] == ids[:1]
+
+
+def test_what_is_not_there_is_an_error_that_names_what_is_near(directory: Path) -> None:
+    with pytest.raises(CaseError, match=r"called 'fsdp2-llama-tiny': did you mean fsdp2-llama-tiny-s64"):
+        cases.by_id(directory, ["fsdp2-llama-tiny"])
+    with pytest.raises(CaseError, match="-k 'nosuch' selects no case in"):
+        cases.by_expression(directory, "nosuch")
+
+
+def test_an_expression_or_a_file_that_pytest_cannot_read_is_its_error(directory: Path) -> None:
+    with pytest.raises(CaseError, match=r"(?s)pytest cannot collect the cases in .*Wrong expression"):
+        cases.by_expression(directory, "a or or")
+    (directory / "test_it.py").write_text("import nosuch_module")
+    with pytest.raises(CaseError, match=r"(?s)pytest cannot collect .*nosuch_module"):
+        cases.by_id(directory, ["a"])

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite import DDP, FSDP2, Nanotron, Topology
+from perfsuite.dry import driver
+from perfsuite.dry.driver import dry_run
+from perfsuite.errors import CaseError, DryRunError
+from perfsuite.results.run_dir import RunDir
+from tests.samples import make_case
+
+CASE = make_case(framework=FSDP2(), hardware="cpu")
+
+
+def test_a_case_that_cannot_be_run_dry_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(DryRunError, match=r"fsdp2-.*: not by a dry run: torch.compile"):
+        dry_run(CASE.replace(compile=True), tmp_path)
+    with pytest.raises(DryRunError, match="rank 2 does not exist"):
+        dry_run(CASE, tmp_path, ranks=[2])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_framework_refuses_is_its_own_error(tmp_path: Path) -> None:
+    case = CASE.replace(model="llama-tiny", framework=Nanotron(tp=3))
+    with pytest.raises(CaseError, match="dp 1 x tp 3 x pp 1 is 3"):
+        dry_run(case, tmp_path)
+
+
+def with_process(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this shell script stand in for the process of a dry run."""
+    file = tmp_path / "python"
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(file))
+
+
+def test_a_process_without_a_report_is_a_crash_with_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_process("echo terminate called; exit 7", tmp_path, monkeypatch)
+    run = dry_run(CASE, tmp_path / "run")
+    assert run.dry
+    assert run.counts == ()
+    assert run.failure is not None
+    assert run.failure.kind == "crash"
+    assert run.failure.message == "no report: it ended with exit code 7"
+    assert "terminate called" in str(run.failure.traceback)
+    assert RunDir(tmp_path / "run").run.exists()
+
+
+def test_a_process_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_process("exec sleep 600", tmp_path, monkeypatch)
+    monkeypatch.setattr(driver, "TIMEOUT_S", 0.05)
+    run = dry_run(CASE, tmp_path / "run")
+    assert run.failure is not None
+    assert run.failure.kind == "timeout"
+
+
+def test_a_rank_finds_its_place_in_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_process('env > "$3/environment"; echo "$@" > "$3/words"', tmp_path, monkeypatch)
+    case = CASE.replace(topology=Topology(nodes=4, processes_per_node=2))
+    dry_run(case, tmp_path / "run", ranks=[5])
+    variables = dict(
+        line.split("=", 1)
+        for line in (tmp_path / "run" / "environment").read_text().splitlines()
+        if "=" in line
+    )
+    told = {name: variables[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK")}
+    assert told == {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "0", "GROUP_RANK": "2"}
+    assert variables["PERFSUITE_ANCESTOR_PID"] == str(os.getpid())
+    assert "--rank 5" in (tmp_path / "run" / "words").read_text()
+
+
+@pytest.mark.launch
+def test_what_goes_wrong_in_the_framework_is_told_with_its_traceback(tmp_path: Path) -> None:
+    """An activation that transformers does not know: found when the model is built."""
+    config: dict[str, Any] = {**CASE.model.config, "activation_function": "nosuch"}
+    run = dry_run(CASE.replace(framework=DDP(), model=CASE.model.replace(config=config)), tmp_path)
+    assert run.failure is not None
+    assert run.failure.rank == 0
+    assert "nosuch" in run.failure.message
+    assert "Traceback" in str(run.failure.traceback)

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import pytest
+
+from perfsuite.case.hardware import Machine
+from perfsuite.dry.fit import facts_of, judge, predict, workspace_bytes
+from perfsuite.results.counts import Collective, Counts
+from perfsuite.results.dry_facts import Fit
+from perfsuite.results.memory_log import Change, MemoryLog
+from tests.samples import make_case, make_gpu_machine, make_machine, make_report
+
+MIB, GIB = 1 << 20, 1 << 30
+LOG = MemoryLog((10 * GIB,), ((Change(1, 4 * GIB, "forward"), Change(1, -4 * GIB, "backward")),))
+
+
+def gather(ranks: int, apart: int) -> Collective:
+    return Collective(
+        kind="all_gather", ranks=ranks, apart=apart, dtype="bfloat16", phase="forward", count=1, bytes=8 * GIB
+    )
+
+
+def predicted(*collectives: Collective, log: MemoryLog = LOG, machine: Machine | None = None) -> Fit:
+    fit = predict(log, Counts(collectives=collectives), machine or make_gpu_machine(), rank=3)
+    assert fit is not None
+    return fit
+
+
+def test_the_parts_of_a_prediction() -> None:
+    fit = predicted()
+    assert (fit.rank, fit.live, fit.card) == (3, 14 * GIB, 80 * GIB)
+    assert fit.allocated == 14 * GIB + 2 * 32 * MIB  # Hopper: 32 MiB for each cuBLAS handle
+    assert fit.reserved == fit.reserved_expandable == fit.allocated == 14400 * MIB  # 720 pages of 20 MiB
+    assert [part.name for part in fit.beside] == ["CUDA context"]
+    (context,) = fit.beside
+    assert fit.least == fit.allocated + context.low
+    assert fit.most == fit.reserved + context.high
+    assert fit.verdict == "fits"
+
+
+def test_each_group_that_communicates_has_a_communicator() -> None:
+    alone = predicted(gather(1, 0))
+    one = predicted(gather(8, 1), gather(8, 1))
+    two = predicted(gather(8, 1), gather(8, 8))
+    assert [part.name for part in alone.beside] == ["CUDA context"]
+    assert one.beside[1].name == "NCCL, 1 communicator"
+    assert two.beside[1].name == "NCCL, 2 communicators"
+    assert two.most - two.reserved - (one.most - one.reserved) == one.beside[1].high
+
+
+def test_a_cpu_has_no_caching_allocator() -> None:
+    assert predict(LOG, Counts(), make_machine(), rank=0) is None
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "verdict"),
+    [
+        (90, 120, "does not fit"),
+        (100, 100, "tight"),
+        (101, 101, "does not fit"),
+        (60, 81, "tight"),
+        (60, 80, "fits"),
+    ],
+)
+def test_the_verdict(least: int, most: int, verdict: str) -> None:
+    assert judge(least=least, most=most, card=89 if least == 90 else 100) == verdict
+
+
+def test_a_case_that_cannot_hold_what_lives_at_once_does_not_fit() -> None:
+    assert predicted(log=MemoryLog((80 * GIB,), ())).verdict == "does not fit"
+    assert predicted(log=MemoryLog((70 * GIB,), ())).verdict == "tight"
+
+
+@pytest.mark.parametrize(
+    ("product", "expected"),
+    [
+        ("Tesla V100-SXM2-16GB", 8_519_680),
+        ("NVIDIA A100-SXM4-80GB", 8_519_680),
+        ("NVIDIA H100 80GB HBM3", 33_554_432),
+        ("NVIDIA GeForce RTX 5090", 33_554_432),
+    ],
+)
+def test_cublas_has_more_memory_from_hopper_on(product: str, expected: int) -> None:
+    assert workspace_bytes(make_gpu_machine(product)) == expected
+
+
+def test_the_facts_are_those_of_the_rank_that_needs_most() -> None:
+    machine = make_gpu_machine()
+    small, large = predicted(), predicted(log=MemoryLog((30 * GIB,), ()))
+    counts = [Counts(flops={"forward": flops}) for flops in (10**12, 3 * 10**12)]
+    reports = [
+        make_report(rank=rank, counts=its, fit=fit, tokens_per_step=1000)
+        for rank, its, fit in zip((0, 1), counts, (large, small), strict=True)
+    ]
+    facts = facts_of(reports, make_case(precision="bf16-mixed"), machine)
+    assert facts.fit == large
+    assert facts.roofline is not None
+    assert (facts.roofline.flops, facts.roofline.tokens) == (3 * 10**12, 1000)
+
+
+def test_on_a_cpu_there_are_no_facts() -> None:
+    facts = facts_of([make_report(counts=Counts())], make_case(), make_machine())
+    assert (facts.fit, facts.roofline) == (None, None)

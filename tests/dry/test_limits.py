@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perfsuite import DDP, FSDP, FSDP2, Accelerate, Lightning, LoRA, Nanotron, Script, Topology, Trainer
+from perfsuite.case import torch_build
+from perfsuite.dry import limits
+from perfsuite.errors import CaseError, DryRunError
+from tests.samples import make_case, make_gpu_machine
+
+SIZES = {"hardware": "h100", "topology": Topology(processes_per_node=8)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"framework": Script(path="tests/samples.py")}, "a script makes its own process group"),
+        ({"quantization": "4bit", "lora": LoRA(rank=8, alpha=16)}, "bitsandbytes' 4bit kernels"),
+        ({"compile": True}, "torch.compile"),
+        ({"framework": {"name": "fake"}}, "fake does not say how it builds on fake tensors"),
+        ({"model": "llama-tiny", "framework": Nanotron(pp=8)}, "the stages of nanotron's pipeline"),
+        ({"model": "llama-tiny", "framework": Nanotron(dp=8, resume=True)}, "a checkpoint holds values"),
+        ({"framework": FSDP(sharding_strategy="FULL_SHARD", cpu_offload=True)}, "offloading keeps shards"),
+        ({"framework": Accelerate(strategy="fsdp2", cpu_offload=True)}, "offloading keeps shards"),
+        ({"framework": Trainer(fsdp="full_shard offload", fsdp_version=1)}, "offloading keeps shards"),
+        ({"framework": Lightning(strategy="fsdp", cpu_offload=True)}, "offloading keeps shards"),
+    ],
+    ids=[
+        "script",
+        "quantised",
+        "compiled",
+        "another framework",
+        "pipeline",
+        "resumed",
+        "fsdp offloaded",
+        "accelerate offloaded",
+        "trainer offloaded",
+        "lightning offloaded",
+    ],
+)
+def test_what_cannot_be_run_dry_says_why(changes: dict[str, Any], said: str) -> None:
+    reason = limits.why_not(make_case(**SIZES).replace(**changes), make_gpu_machine())
+    assert reason is not None
+    assert reason.startswith("not by a dry run: ")
+    assert said in reason
+
+
+def test_what_a_framework_cannot_do_on_that_machine_is_its_own_reason() -> None:
+    case = make_case(**SIZES).replace(framework=DDP(static_graph=True), gradient_accumulation=2)
+    reason = limits.why_not(case, make_gpu_machine())
+    assert reason is not None
+    assert reason.startswith("static_graph needs")
+
+
+def test_the_machine_need_not_be_there() -> None:
+    case = make_case(**SIZES).replace(topology=Topology(nodes=64, processes_per_node=8), framework=FSDP2())
+    assert limits.why_not(case, make_gpu_machine(count=1)) is None
+
+
+@pytest.mark.parametrize(
+    ("framework", "ranks"),
+    [
+        (DDP(), (0,)),
+        (FSDP(sharding_strategy="FULL_SHARD"), (0, 7)),
+        (Accelerate(strategy="fsdp1"), (0, 7)),
+        (Accelerate(strategy="fsdp2"), (0,)),
+        (Trainer(fsdp="full_shard", fsdp_version=1), (0, 7)),
+        (Trainer(), (0,)),
+    ],
+)
+def test_the_last_rank_runs_where_ranks_differ(framework: Any, ranks: tuple[int, ...]) -> None:
+    assert limits.ranks(make_case(**SIZES).replace(framework=framework)) == ranks
+
+
+def test_one_rank_is_the_first_and_the_last() -> None:
+    alone = {"framework": FSDP(sharding_strategy="NO_SHARD"), "topology": Topology(processes_per_node=1)}
+    assert limits.ranks(make_case(**SIZES).replace(**alone)) == (0,)
+
+
+def test_torch_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_build, "wrong_build", lambda machine: f"no torch for a {machine.device}")
+    with pytest.raises(CaseError, match="no torch for a cpu"):
+        limits.why_not(make_case(**SIZES), make_gpu_machine())
+
+
+@pytest.mark.parametrize("rank", [-1, 8])
+def test_a_rank_that_does_not_exist_is_refused(rank: int) -> None:
+    case = make_case(**SIZES)
+    limits.check_rank(case, 7)
+    with pytest.raises(DryRunError, match=f"rank {rank} does not exist: .* has ranks 0 to 7"):
+        limits.check_rank(case, rank)
+    with pytest.raises(DryRunError, match="has rank 0 alone"):
+        limits.check_rank(case.replace(topology=Topology(processes_per_node=1)), rank)

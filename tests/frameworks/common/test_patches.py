@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from perfsuite.errors import DryRunError
+from perfsuite.frameworks.common import patches
+
+
+class Owner:
+    def says(self) -> str:
+        return "before"
+
+
+def test_a_name_is_replaced_and_what_it_was_is_returned() -> None:
+    class Here(Owner):
+        pass
+
+    before = patches.replace(Here, "says", lambda self: "after")
+    assert (before(Here()), Here().says(), Owner().says()) == ("before", "after", "before")
+
+
+def test_a_wrapped_name_knows_what_it_was() -> None:
+    class Here(Owner):
+        pass
+
+    patches.wrap(Here, "says", lambda says: lambda self: f"{says(self)} and after")
+    assert Here().says() == "before and after"
+
+
+def test_whoever_has_imported_a_name_gets_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function() -> None: ...
+
+    owner, importer, other = (ModuleType(name) for name in ("owner", "importer", "other"))
+    for module in (owner, importer):
+        module.function = function  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    other.function = None  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "other", other)
+    patches.replace_everywhere(owner, "function", patches.nothing)
+    assert owner.function is importer.function is patches.nothing
+    assert other.function is None
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (torch.distributed, "torch.distributed.renamed_in_this_release"),
+        (torch.nn.Module, "torch.nn.modules.module.Module.renamed_in_this_release"),
+        (torch.nn.Linear(1, 1), "torch.nn.modules.linear.Linear.renamed_in_this_release"),
+    ],
+    ids=["a module", "a class", "an object"],
+)
+@pytest.mark.parametrize("how", [patches.replace, patches.replace_everywhere, patches.wrap])
+def test_a_name_that_has_gone_is_one_clear_error(
+    how: Callable[..., object], owner: object, name: str
+) -> None:
+    with pytest.raises(DryRunError) as caught:
+        how(owner, "renamed_in_this_release", patches.nothing)
+    said = str(caught.value)
+    assert said.startswith(f"torch {torch.__version__} has no {name}, which a dry run replaces")
+    assert "constraints.txt" in said
+    assert "launch the case for real" in said
+
+
+def test_a_module_that_has_gone_is_the_same_error() -> None:
+    assert patches.module("torch.distributed") is torch.distributed
+    with pytest.raises(DryRunError, match=r"has no torch.distributed.renamed.again, which a dry run"):
+        patches.module("torch.distributed.renamed.again")
+
+
+def test_a_package_without_metadata_has_an_unknown_version() -> None:
+    with pytest.raises(DryRunError, match=r"^tests of an unknown version has no tests"):
+        patches.found(Owner, "gone")
+
+
+def test_what_a_module_lacks_itself_is_its_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "broken_module.py").write_text("import nosuch_package\n")
+    with pytest.raises(ModuleNotFoundError, match="nosuch_package"):
+        patches.module("broken_module")

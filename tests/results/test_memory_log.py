@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+from perfsuite.results.memory_log import Change, MemoryLog
+
+
+def test_the_peak_is_over_all_steps() -> None:
+    first = (Change(1, 50, "forward"), Change(1, -50, "backward"))
+    second = (Change(2, 20, "forward"), Change(0, -100, "optimizer"), Change(3, 90, "optimizer"))
+    assert MemoryLog((100,), (first, second)).peak == 150
+    assert MemoryLog((100,), (second,)).peak == 120
+    assert list(MemoryLog((), (first, second)).changes) == [*first, *second]
+
+
+def test_without_changes_the_peak_is_the_start() -> None:
+    assert MemoryLog((3, 0, 4), ()).peak == 7

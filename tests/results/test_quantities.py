@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfsuite.results.counts import Counts
+from perfsuite.results.quantities import (
+    COPIES,
+    FLOPS,
+    GRAPHS,
+    KERNELS,
+    LOOSE,
+    PEAK,
+    Change,
+    Group,
+    differing,
+    quantities,
+)
+from tests.samples import deterministic
+from tests.twin_counts import (
+    BYTES,
+    GATHERED,
+    GATHERED_AGAIN,
+    REDUCED,
+    collective,
+    compiled,
+    counts,
+    memory,
+)
+
+BARRIER = collective("barrier", dtype="", bytes=0, count=2)
+BUCKETS = GATHERED.replace(count=20)
+
+
+def group(*rows: Any) -> Group:
+    first, *_ = quantities([counts(collectives=rows)])
+    assert isinstance(first, Group)
+    return first
+
+
+def test_collectives_come_first_a_quantity_for_each_shape_of_group() -> None:
+    far = GATHERED.replace(apart=8)
+    names = [each.name for each in quantities([counts(), counts(collectives=(far, BARRIER))])]
+    assert names[:4] == [
+        "all_gather of 2 ranks",
+        "reduce_scatter of 2 ranks",
+        "all_gather of 2 ranks, 8 apart",
+        "barrier of 2 ranks",
+    ]
+    assert names[4:8] == ["FLOPs", "host reads", "copies between devices", "kernels"]
+    assert group(GATHERED.replace(ranks=1, apart=0)).name == "all_gather of 1 rank"
+
+
+def test_a_group_is_its_bytes_over_dtypes_and_phases_and_a_barrier_its_calls() -> None:
+    assert group(GATHERED).value(counts()) == 2 * BYTES
+    assert group(GATHERED).read(counts()) == {"all_gather of 2 ranks: bytes": 2 * BYTES}
+    assert (group(BARRIER).unit, group(BARRIER).family) == ("calls", "barriers")
+    assert group(BARRIER).value(counts(collectives=(BARRIER,))) == 2
+    assert group(GATHERED).value(counts(collectives=())) == 0
+
+
+@pytest.mark.parametrize(
+    ("now", "change"),
+    [
+        ((GATHERED,), Change("all_gather of 2 ranks: bytes", "bytes", 2 * BYTES, BYTES)),
+        ((BUCKETS, GATHERED_AGAIN), Change("all_gather of 2 ranks: calls", "calls", 10, 25)),
+        (
+            (GATHERED, GATHERED.replace(dtype="int32")),
+            Change("all_gather of 2 ranks: split", "bytes", 2 * BYTES, 2 * BYTES),
+        ),
+    ],
+)
+def test_what_changed_in_a_group_is_its_bytes_else_its_calls_else_its_split(now: Any, change: Change) -> None:
+    before, today = (counts(collectives=rows) for rows in ((GATHERED, GATHERED_AGAIN), now))
+    assert group(GATHERED).changes(before, today) == [change]
+    assert group(GATHERED).changes(before, before) == []
+
+
+def test_rows_in_another_order_are_no_change() -> None:
+    assert not differing([counts(), counts(collectives=(REDUCED, GATHERED_AGAIN, GATHERED))])
+
+
+def test_a_phase_is_a_field_and_their_sum_is_judged() -> None:
+    assert KERNELS.value(counts()) == 177 + 327 + 351
+    assert KERNELS.value(counts(), leave_out=["kernels in optimizer"]) == 177 + 327
+    assert FLOPS.changes(counts(), counts(flops={"forward": 469_762_048})) == [
+        Change("FLOPs in recompute", "FLOP", 335_544_320, 0),
+        Change("FLOPs in backward", "FLOP", 956_301_312, 0),
+    ]
+    assert COPIES.read(counts(device_copies={"cuda to cpu": 2})) == {"copies cuda to cpu": 2}
+
+
+def test_what_counts_cannot_say_is_none_and_not_0() -> None:
+    assert (PEAK.value(counts()), PEAK.value(compiled())) == (12_900_000, None)
+    assert (GRAPHS.value(counts()), GRAPHS.value(compiled())) == (0, 2)
+    by_name = {each.name: each.value(compiled(breaks={"print": 2})) for each in quantities([])}
+    assert [by_name[name] for name in ("graph breaks", "recompilations", "generated kernels")] == [2, 0, 31]
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "all_gather of 2 ranks: bytes": {"collectives": (GATHERED, REDUCED)},
+    "all_gather of 2 ranks: calls": {"collectives": (BUCKETS, GATHERED_AGAIN, REDUCED)},
+    "FLOPs in forward": {"flops": {**counts().flops, "forward": 1}},
+    "kernels in optimizer": {"kernels": {**counts().kernels, "optimizer": 2}},
+    "host reads in forward": {"host_reads": {"forward": 2, "optimizer": 39}},
+    "copies cpu to cuda": {"device_copies": {"cpu to cuda": 1}},
+    "peak of live tensors": {"memory": memory(peak=13_000_000)},
+    "saved for backward": {"memory": memory(saved_for_backward=4_100_000)},
+    "growth in a step": {"memory": memory(growth=8)},
+}
+
+
+@pytest.mark.parametrize(("field", "changes"), CHANGES.items(), ids=list(CHANGES))
+def test_each_field_that_differs_between_launches_is_named(field: str, changes: dict[str, Any]) -> None:
+    assert differing([counts(), counts(), counts(**changes)]) == {field}
+
+
+def test_what_only_explains_is_no_field() -> None:
+    other = counts(ops={"aten.mm": 1}, memory=memory(allocations=1, at_peak={}, peak_in="forward"))
+    assert not differing([counts(), other])
+
+
+@given(st.floats(-2, 2))
+@deterministic
+def test_a_peak_differs_between_launches_by_more_than_asynchronous_work_explains(share: float) -> None:
+    peak = round(12_900_000 * (1 + share * LOOSE))
+    now: Counts = counts(memory=memory(peak=peak))
+    differs = abs(peak - 12_900_000) > LOOSE * 12_900_000
+    assert differing([counts(), now]) == ({"peak of live tensors"} if differs else set())

@@ -1,0 +1,45 @@
+"""The reviewed baselines of this repository: each belongs to a case, and each case that can has one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfsuite import Case, documents
+from perfsuite.dry import limits
+from perfsuite.dry.machine import pretended
+from perfsuite.frameworks.base import missing_package
+from perfsuite.results.count_baseline import CountBaseline, target_of
+from perfsuite.results.counts import METHOD
+from perfsuite.results.store import BaselineStore
+from tests.test_bench_cases import CASES
+
+COUNTS = BaselineStore(Path(__file__).parents[1] / "baselines").counts
+FILES = COUNTS.files()
+ON_A_CPU = [case for case in CASES.values() if "cpu" in case.hardware and case.known_issue is None]
+FULL_SIZE = [case for case in CASES.values() if "cpu" not in case.hardware]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_a_baseline_is_accepted_and_is_that_of_its_case(file: Path) -> None:
+    baseline = documents.read(file, CountBaseline)
+    assert baseline.accepted is not None
+    assert baseline.case == CASES[file.stem], "the case has changed: count it and accept it again"
+    assert (baseline.target, baseline.method) == (file.parent.name, METHOD)
+    assert baseline.unsteady == ()
+    assert {"torch", *baseline.case.framework.packages} <= baseline.versions.keys()
+
+
+@pytest.mark.parametrize("case", ON_A_CPU, ids=lambda case: case.id)
+def test_each_case_of_a_cpu_has_counts(case: Case) -> None:
+    assert COUNTS.reviewed_file("cpu", case.id).exists()
+
+
+@pytest.mark.parametrize("case", FULL_SIZE, ids=lambda case: case.id)
+def test_each_case_that_can_be_run_dry_has_counts(case: Case) -> None:
+    machine, _ = pretended(case, None)
+    if (missing := missing_package(*case.framework.packages)) is not None:
+        pytest.skip(missing)
+    if limits.why_not(case, machine) is None:
+        assert COUNTS.reviewed_file(target_of(machine, dry=True), case.id).exists()

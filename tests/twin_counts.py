@@ -1,0 +1,78 @@
+"""The counts of a step of a small Llama on two ranks, near to those of FSDP2, and launches that have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perfsuite.results.count_baseline import CountBaseline, from_runs
+from perfsuite.results.counts import Collective, Compiled, Counts, StepMemory, merged
+from perfsuite.results.rank_report import Observed
+from perfsuite.results.run import Run
+from tests.samples import make_run
+
+BYTES = 3_674_624
+"""Of the parameters in float32."""
+COMPILED = Compiled(graphs=2, recompilations=0, kernels=31, extern_calls=14)
+
+
+def collective(kind: str = "all_gather", **changes: Any) -> Collective:
+    """Five calls in forward, among two ranks."""
+    values: dict[str, Any] = {
+        "kind": kind,
+        "ranks": 2,
+        "apart": 1,
+        "dtype": "float32",
+        "phase": "forward",
+        "count": 5,
+        "bytes": BYTES,
+    }
+    return Collective(**{**values, **changes})
+
+
+GATHERED = collective()
+GATHERED_AGAIN = collective(phase="backward")
+REDUCED = collective("reduce_scatter", phase="backward")
+
+
+def memory(**changes: Any) -> StepMemory:
+    values: dict[str, Any] = {
+        "peak": 12_900_000,
+        "peak_in": "backward",
+        "at_peak": {"parameter": BYTES, "optimizer state": 2 * BYTES, "forward": 1_876_128},
+        "saved_for_backward": 4_000_000,
+        "growth": 4,
+        "allocations": 500,
+    }
+    return StepMemory(**{**values, **changes})
+
+
+def counts(**changes: Any) -> Counts:
+    values: dict[str, Any] = {
+        "collectives": (GATHERED, GATHERED_AGAIN, REDUCED),
+        "flops": {"forward": 469_762_048, "recompute": 335_544_320, "backward": 956_301_312},
+        "kernels": {"forward": 177, "backward": 327, "optimizer": 351},
+        "host_reads": {"forward": 1, "optimizer": 39},
+        "memory": memory(),
+        "ops": {"aten.mm": 87, "aten.add": 40},
+    }
+    return Counts(**{**values, **changes})
+
+
+def compiled(**changes: Any) -> Counts:
+    """A step of a compiled model, whose memory is not seen."""
+    return counts(memory=None, compiled=COMPILED.replace(**changes))
+
+
+def launch(*ranks: Counts, torch: str = "2.13.0", **changes: Any) -> Run:
+    """A launch that was counted: both ranks alike, or the counts of each rank from 0 on."""
+    each = ranks if len(ranks) > 1 else 2 * (ranks or (counts(),))
+    values: dict[str, Any] = {
+        "counts": merged(dict(enumerate(each))),
+        "observed": Observed(settings={}, environment={"torch": f"{torch}+cpu", "transformers": "5.23.0"}),
+    }
+    return make_run(**{**values, **changes})
+
+
+def baseline_of(*launches: Run | Counts) -> CountBaseline:
+    """The baseline of these launches, or of one launch of each of these counts."""
+    return from_runs([each if isinstance(each, Run) else launch(each) for each in launches or (launch(),)])

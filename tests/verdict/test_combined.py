@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perfsuite.results.outcome import Check, Outcome, Verdict
+from perfsuite.verdict.combined import NOTHING_TO_COMPARE, THE_SAME, with_counts
+from tests.twin_counts import baseline_of, counts, launch
+
+MORE, FEWER = (launch(counts(host_reads={"forward": reads})) for reads in (80, 2))
+SAME = launch()
+OTHER_BUCKETS = launch(counts(host_reads={"forward": 39, "optimizer": 1}))
+
+
+def timed(outcome: Outcome, **changes: Any) -> Verdict:
+    """A verdict on time alone, with one check of the same outcome."""
+    check = Check(
+        metric="tokens_per_s",
+        label="tokens/s",
+        unit="tokens/s",
+        outcome=outcome,
+        measured=1,
+        baseline=1,
+        tolerance=0.03,
+    )
+    return Verdict(**{"outcome": outcome, "launches": 1, "checks": (check,), **changes})
+
+
+ALL: tuple[Outcome, ...] = (
+    "passed",
+    "improved",
+    "regressed",
+    "inconclusive",
+    "recorded",
+    "unhealthy",
+    "failed",
+)
+
+
+@pytest.mark.parametrize("outcome", ALL)
+def test_more_work_is_a_regression_whatever_the_time_says_but_for_a_failure(outcome: Outcome) -> None:
+    verdict = with_counts(timed(outcome), [MORE], baseline_of())
+    assert verdict.outcome == ("failed" if outcome == "failed" else "regressed")
+    assert verdict.counts is not None
+    assert verdict.counts.outcome == "regressed"
+
+
+@pytest.mark.parametrize("outcome", ALL)
+def test_less_work_shows_where_the_time_says_nothing_worse(outcome: Outcome) -> None:
+    """On a new machine, too, where times are merely recorded: else nobody would accept it."""
+    verdict = with_counts(timed(outcome), [FEWER], baseline_of())
+    assert verdict.outcome == ("improved" if outcome in ("passed", "recorded") else outcome)
+    assert verdict.is_recorded is (outcome == "recorded")
+
+
+@pytest.mark.parametrize("outcome", ALL)
+@pytest.mark.parametrize("run", [SAME, OTHER_BUCKETS, launch(counts=())])
+def test_equal_and_absent_counts_change_no_outcome(run: Any, outcome: Outcome) -> None:
+    assert with_counts(timed(outcome), [run], baseline_of()).outcome == outcome
+    assert with_counts(timed(outcome), [run], None).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("run", "explained"),
+    [
+        (MORE, "host reads in forward: 1 -> 80, in optimizer: 39 -> 0 a step"),
+        (FEWER, "host reads in forward: 1 -> 2, in optimizer: 39 -> 0 a step"),
+        (OTHER_BUCKETS, "host reads in forward: 1 -> 39, in optimizer: 39 -> 1 a step"),
+        (SAME, THE_SAME),
+        (launch(counts=()), None),
+    ],
+)
+def test_a_slower_case_says_what_changed_first_or_that_nothing_did(run: Any, explained: str | None) -> None:
+    assert with_counts(timed("regressed"), [run], baseline_of()).explained == explained
+    assert with_counts(timed("regressed"), [run], None).explained is None
+    for outcome in set(ALL) - {"regressed"}:
+        assert with_counts(timed(outcome), [run], baseline_of()).explained is None
+
+
+def test_what_grew_explains_before_what_is_otherwise_split_and_what_shrank() -> None:
+    before = counts(flops={"forward": 10, "backward": 20}, host_reads={"forward": 1})
+    fewer = before.replace(host_reads={})
+    verdict = with_counts(
+        timed("regressed"), [launch(fewer.replace(flops={"backward": 30}))], baseline_of(before)
+    )
+    assert verdict.explained == "forward: 10 FLOP -> 0, backward: 20 -> 30 FLOP"
+    verdict = with_counts(
+        timed("regressed"), [launch(fewer.replace(kernels={"forward": 999}))], baseline_of(before)
+    )
+    assert verdict.explained is not None
+    assert verdict.explained.startswith("kernels in forward: 177 -> 999")
+
+
+def test_memory_that_regressed_is_explained_too() -> None:
+    verdict = timed("regressed")
+    larger = verdict.replace(outcome="unhealthy")
+    assert with_counts(larger, [SAME], baseline_of()).explained == THE_SAME
+
+
+OTHER_METHOD = launch(counts(method="hooks-1"))
+
+
+def test_counts_of_another_method_fail_the_case() -> None:
+    verdict = with_counts(timed("passed", reasons=("a",)), [OTHER_METHOD], baseline_of())
+    assert (verdict.outcome, verdict.failure) == ("failed", "unlike")
+    assert verdict.reasons[0] == "a"
+    assert "'dispatch-1', this one by 'hooks-1'" in verdict.reasons[1]
+    assert verdict.checks
+    failed = timed("failed", failure="loss", reasons=("a",))
+    assert with_counts(failed, [OTHER_METHOD], baseline_of()).reasons == ("a",)
+    assert with_counts(timed("passed"), [OTHER_METHOD], None).outcome == "passed"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "changes", "recorded"),
+    [
+        ("recorded", {}, True),
+        ("passed", {}, True),
+        ("unhealthy", {}, True),
+        ("inconclusive", {}, True),
+        ("regressed", {}, False),
+        ("failed", {}, False),
+        ("passed", {"inject": "slowdown=30%"}, False),
+    ],
+)
+def test_counts_without_a_baseline_become_one_unless_they_are_worse_or_injected(
+    outcome: Outcome, changes: dict[str, Any], recorded: bool
+) -> None:
+    verdict = with_counts(timed(outcome), [SAME.replace(**changes)], None, "b.json")
+    assert verdict.counts is not None
+    assert verdict.counts.compared is False
+    if recorded:
+        assert (verdict.counts.outcome, verdict.counts.baseline_file) == ("recorded", "b.json")
+    else:
+        assert (verdict.counts.outcome, verdict.counts.notes) == ("passed", (NOTHING_TO_COMPARE,))

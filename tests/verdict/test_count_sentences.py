@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfsuite.results.counts import Counts
+from perfsuite.results.quantities import quantities
+from perfsuite.verdict.count_sentences import amount, arrow, sentence, signed
+from tests.samples import deterministic
+from tests.twin_counts import (
+    BYTES,
+    GATHERED,
+    GATHERED_AGAIN,
+    collective,
+    compiled,
+    counts,
+    memory,
+)
+
+GIB = 2**30
+BIG = collective("reduce_scatter", ranks=64, phase="backward", count=33, bytes=32_105_113_190)
+HALF = BIG.replace(dtype="bfloat16", bytes=BIG.bytes // 2)
+BARRIER = collective("barrier", dtype="", bytes=0, count=1)
+
+
+def told(before: Counts, now: Counts) -> list[str]:
+    """The sentence of each quantity that changed."""
+    return [
+        sentence(quantity, changes, before, now)
+        for quantity in quantities((before, now))
+        if (changes := quantity.changes(before, now))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        (
+            [HALF],
+            [BIG],
+            "reduce_scatter of 64 ranks: 15.0 -> 29.9 GiB a step in backward: float32 instead of bfloat16",
+        ),
+        (
+            [GATHERED, GATHERED_AGAIN],
+            [GATHERED, GATHERED_AGAIN.replace(count=7, bytes=2 * BYTES)],
+            "all_gather of 2 ranks: 2 more calls a step in backward (+3.5 MiB)",
+        ),
+        (
+            [GATHERED, GATHERED_AGAIN],
+            [GATHERED],
+            "all_gather of 2 ranks: 5 fewer calls a step in backward (-3.5 MiB)",
+        ),
+        (
+            [GATHERED],
+            [GATHERED.replace(bytes=2 * BYTES)],
+            "all_gather of 2 ranks: 3.5 -> 7.0 MiB a step in forward",
+        ),
+        (
+            [],
+            [GATHERED.replace(count=1, bytes=16)],
+            "all_gather of 2 ranks: 1 more call a step in forward (+16 bytes)",
+        ),
+        (
+            [GATHERED, GATHERED_AGAIN],
+            [GATHERED.replace(count=6, bytes=BYTES + 8), GATHERED_AGAIN.replace(count=6)],
+            "all_gather of 2 ranks: 2 more calls a step (+8 bytes)",
+        ),
+        (
+            [GATHERED],
+            [GATHERED.replace(count=20)],
+            "all_gather of 2 ranks: 5 -> 20 calls a step, the same bytes",
+        ),
+        (
+            [GATHERED, GATHERED_AGAIN],
+            [GATHERED.replace(count=10, bytes=2 * BYTES)],
+            "all_gather of 2 ranks: the same bytes, in forward instead of backward",
+        ),
+        (
+            [GATHERED.replace(dtype="float16")],
+            [GATHERED.replace(dtype="bfloat16")],
+            "all_gather of 2 ranks: the same bytes, bfloat16 instead of float16",
+        ),
+        (
+            [GATHERED, GATHERED_AGAIN],
+            [GATHERED.replace(count=6), GATHERED_AGAIN.replace(count=4)],
+            "all_gather of 2 ranks: the same bytes, otherwise split",
+        ),
+        (
+            [GATHERED, GATHERED_AGAIN],
+            [GATHERED, collective(dtype="int64", count=1, bytes=16)],
+            "all_gather of 2 ranks: 4 fewer calls a step (-3.5 MiB)",
+        ),
+        (
+            [HALF],
+            [BIG.replace(count=66)],
+            "reduce_scatter of 64 ranks: 15.0 -> 29.9 GiB a step in backward: float32 instead of bfloat16",
+        ),
+        ([BARRIER], [BARRIER.replace(count=1200)], "barrier of 2 ranks: 1 -> 1,200 calls a step"),
+    ],
+)
+def test_collectives(before: list[Any], now: list[Any], expected: str) -> None:
+    assert told(counts(collectives=before), counts(collectives=now)) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"flops": {**counts().flops, "recompute": 0}}, "recompute: 335.5 MFLOP -> 0"),
+        (
+            {"flops": {"forward": 1, "recompute": 0, "backward": 956_301_312}},
+            "forward: 469,762,048 -> 1 FLOP, recompute: 335.5 MFLOP -> 0",
+        ),
+        ({"host_reads": {"forward": 2, "optimizer": 39}}, "host reads in forward: 1 -> 2 a step"),
+        (
+            {"host_reads": {"backward": 1, "optimizer": 0}},
+            "host reads in forward: 1 -> 0, in backward: 0 -> 1, in optimizer: 39 -> 0 a step",
+        ),
+        ({"device_copies": {"cpu to cuda": 2}}, "copies cpu to cuda: 0 -> 2 a step"),
+        (
+            {
+                "kernels": {**counts().kernels, "forward": 181},
+                "ops": {"aten.mm": 87, "aten.add": 41, "aten._log_softmax": 2, "a": 1, "b": 1, "c": 1},
+            },
+            "kernels in forward: 177 -> 181 a step (aten._log_softmax +2, aten.add +1, a +1, b +1, ...)",
+        ),
+        ({"kernels": {**counts().kernels, "optimizer": 2}}, "kernels in optimizer: 351 -> 2 a step"),
+        (
+            {"memory": memory(peak=12_900_000 + BYTES, at_peak={**memory().at_peak, "kept": BYTES})},
+            "peak of live tensors: 12.3 -> 15.8 MiB (kept +3.5 MiB)",
+        ),
+        ({"memory": memory(peak=12_900_008)}, "peak of live tensors: 12,900,000 -> 12,900,008 bytes"),
+        ({"memory": memory(growth=131_076)}, "growth in a step: 4 -> 131,076 bytes"),
+        ({"memory": memory(saved_for_backward=0)}, "saved for backward: 3.8 MiB -> 0"),
+    ],
+)
+def test_other_quantities(changes: dict[str, Any], expected: str) -> None:
+    assert told(counts(), counts(**changes)) == [expected]
+
+
+def test_compiled_models() -> None:
+    assert told(compiled(), compiled(graphs=0)) == ["nothing is compiled any more, 2 graphs before"]
+    assert told(compiled(), compiled(graphs=4, breaks={"call of print": 2}, extern_calls=15)) == [
+        "compiled graphs: 2 -> 4",
+        "graph breaks: 0 -> 2 (call of print +2)",
+        "extern calls of compiled code: 14 -> 15",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "expected"),
+    [
+        (0, "bytes", "0 bytes"),
+        (1023, "bytes", "1,023 bytes"),
+        (1536, "bytes", "1.5 KiB"),
+        (29.9 * GIB, "bytes", "29.9 GiB"),
+        (2**42, "bytes", "4.0 TiB"),
+        (-3 * 2**20, "bytes", "-3.0 MiB"),
+        (999_999, "FLOP", "999,999 FLOP"),
+        (551e12, "FLOP", "551.0 TFLOP"),
+        (12_345, "calls", "12,345"),
+    ],
+)
+def test_amounts(value: float, unit: Any, expected: str) -> None:
+    assert amount(int(value), unit) == expected
+    assert signed(int(value), unit) == ("+" if value > 0 else "") + expected
+
+
+@given(st.integers(0, 2**45), st.integers(0, 2**45), st.sampled_from(["bytes", "FLOP", "calls"]))
+@deterministic
+def test_what_differs_never_reads_the_same_nor_as_nothing(before: int, now: int, unit: Any) -> None:
+    then, today = arrow(before, now, unit).split(" -> ")
+    assert (then.split()[0] == today.split()[0]) is (before == now)
+    assert [float(side.split()[0].replace(",", "")) == 0 for side in (then, today)] == [before == 0, now == 0]

@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfsuite.results.counts import PHASES, Counts, merged
+from perfsuite.results.outcome import CountCheck
+from perfsuite.results.rank_report import Failure
+from perfsuite.results.run import Run
+from perfsuite.verdict import exact
+from tests.samples import DISTURBED, deterministic
+from tests.twin_counts import (
+    BYTES,
+    GATHERED,
+    GATHERED_AGAIN,
+    REDUCED,
+    baseline_of,
+    collective,
+    compiled,
+    counts,
+    launch,
+    memory,
+)
+
+
+def judged(*launches: Run | Counts, before: Run | Counts | None = None) -> CountCheck:
+    """The check of launches beside a baseline of one launch."""
+    runs = [each if isinstance(each, Run) else launch(each) for each in launches]
+    check = exact.check(runs, baseline_of(*[each for each in (before,) if each is not None]), "b.json")
+    assert check is not None
+    assert check.baseline_file == "b.json"
+    return check
+
+
+def findings(check: CountCheck) -> list[tuple[str, str]]:
+    return [(finding.outcome, finding.field) for finding in check.findings]
+
+
+def reads(forward: int, optimizer: int = 39) -> Counts:
+    return counts(host_reads={"forward": forward, "optimizer": optimizer})
+
+
+WORSE: dict[str, Counts] = {
+    "all_gather of 2 ranks: bytes": counts(
+        collectives=(GATHERED, GATHERED_AGAIN.replace(count=6, bytes=BYTES + 2), REDUCED)
+    ),
+    "barrier of 2 ranks: calls": counts(
+        collectives=(*counts().collectives, collective("barrier", dtype="", count=1, bytes=0))
+    ),
+    "FLOPs in recompute": counts(flops={**counts().flops, "recompute": 335_544_321}),
+    "host reads in forward": reads(2),
+    "copies cpu to cuda": counts(device_copies={"cpu to cuda": 1}),
+    "kernels in forward": counts(kernels={**counts().kernels, "forward": 178}),
+    "peak of live tensors": counts(memory=memory(peak=12_970_000)),
+    "saved for backward": counts(memory=memory(saved_for_backward=4_100_000)),
+    "growth in a step": counts(memory=memory(growth=8)),
+}
+
+
+@pytest.mark.parametrize(("field", "more"), WORSE.items(), ids=list(WORSE))
+def test_more_is_regressed_and_fewer_improved(field: str, more: Counts) -> None:
+    check = judged(more, more)
+    assert (check.outcome, check.compared) == ("regressed", True)
+    assert findings(check) == [("regressed", field)]
+    (finding,) = check.findings
+    assert finding.now > finding.before
+    assert (finding.ranks, check.unsteady, check.notes) == ("0-1", (), ())
+    better = judged(counts(), before=more)
+    assert (better.outcome, findings(better)) == ("improved", [("improved", field)])
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        counts(collectives=(GATHERED.replace(count=20), GATHERED_AGAIN, REDUCED)),
+        counts(collectives=(GATHERED.replace(bytes=2 * BYTES), REDUCED)),
+        counts(collectives=(GATHERED.replace(dtype="int32"), GATHERED_AGAIN, REDUCED)),
+        counts(flops={"forward": 469_762_048 + 335_544_320, "backward": 956_301_312}),
+        reads(39, optimizer=1),
+        counts(kernels={"forward": 177 + 327, "optimizer": 351}),
+    ],
+)
+def test_the_same_sum_otherwise_split_is_listed(now: Counts) -> None:
+    check = judged(now)
+    assert check.outcome == "passed"
+    assert [finding.outcome for finding in check.findings] == ["passed"]
+
+
+def test_what_only_explains_is_not_judged() -> None:
+    same = counts(ops={"aten.mm": 1}, memory=memory(allocations=900, at_peak={"kept": 1}, peak_in="forward"))
+    assert judged(same).findings == ()
+
+
+def test_a_peak_may_differ_in_a_launch_and_not_in_a_dry_run() -> None:
+    more = counts(memory=memory(peak=12_900_000 + 64_000, saved_for_backward=4_000_000 + 19_000))
+    assert judged(more).findings == ()
+    dry = judged(launch(more, dry=True), before=launch(dry=True))
+    assert findings(dry) == [("regressed", "peak of live tensors"), ("regressed", "saved for backward")]
+
+
+# Ranks
+
+
+def test_a_finding_names_all_ranks_with_the_same_change() -> None:
+    check = judged(launch(reads(3), reads(4)), before=launch(reads(1), reads(2)))
+    assert [(finding.ranks, finding.before, finding.now) for finding in check.findings] == [
+        ("0", 1, 3),
+        ("1", 2, 4),
+    ]
+
+    def stages(forward: int) -> Run:
+        return launch(reads(forward), reads(forward).replace(kernels={"forward": 90}))
+
+    assert [finding.ranks for finding in judged(stages(2), before=stages(1)).findings] == ["0-1"]
+
+
+def test_one_rank_of_a_dry_run_is_judged_alone_and_the_others_are_named() -> None:
+    one = launch(dry=True).replace(counts=merged({1: reads(2)}))
+    check = judged(one, before=launch(dry=True))
+    assert findings(check) == [("regressed", "host reads in forward")]
+    assert check.notes == ("rank 0 is not judged: not counted in these launches",)
+    assert judged(launch(dry=True), before=one).notes == ("rank 0 is not judged: not in the baseline",)
+
+
+def test_unlike_ranks_without_any_in_common_are_not_judged() -> None:
+    sides = [launch().replace(counts=merged(dict.fromkeys(ranks, reads(2)))) for ranks in ((0,), (4, 5))]
+    check = judged(sides[0], before=sides[1])
+    assert (check.outcome, check.compared) == ("passed", False)
+    assert check.notes == (
+        "ranks 4-5 are not judged: not counted in these launches",
+        "rank 0 is not judged: not in the baseline",
+    )
+
+
+# Launches that differ
+
+
+def test_what_differs_between_the_launches_of_the_baseline_is_never_gated() -> None:
+    baseline = baseline_of(reads(1), reads(2), reads(1))
+    check = exact.check([launch(reads(99))], baseline)
+    assert check is not None
+    assert (check.outcome, check.findings, check.unsteady) == ("passed", (), ("host reads in forward",))
+    check = exact.check([launch(reads(99, optimizer=40))], baseline)
+    assert check is not None
+    assert findings(check) == [("regressed", "host reads in optimizer")]
+
+
+@pytest.mark.parametrize(
+    ("today", "outcome", "now"),
+    [
+        ((3, 2, 5), "regressed", 2),
+        ((1, 2, 2), "passed", None),
+        ((1, 3), "passed", None),
+        ((0, 0, 1), "passed", None),
+        ((2, 0), "passed", None),
+    ],
+)
+def test_where_today_launches_differ_the_smallest_change_counts(
+    today: tuple[int, ...], outcome: str, now: int | None
+) -> None:
+    check = judged(*map(reads, today))
+    assert check.outcome == outcome
+    assert [finding.now for finding in check.findings] == ([] if now is None else [now])
+    assert check.unsteady == ("host reads in forward",)
+
+
+def test_what_is_better_in_every_launch_is_improved_by_the_smallest_change() -> None:
+    check = judged(reads(3), reads(2), before=reads(5))
+    assert (check.outcome, check.findings[0].now) == ("improved", 3)
+
+
+def test_a_split_that_differs_between_launches_is_not_listed_as_another() -> None:
+    check = judged(reads(2, optimizer=38), reads(1))
+    assert (check.outcome, check.findings) == ("passed", ())
+    assert check.unsteady == ("host reads in forward", "host reads in optimizer")
+
+
+phases = st.fixed_dictionaries({phase: st.integers(0, 6) for phase in PHASES})
+
+
+@given(phases, st.lists(phases, min_size=1, max_size=4))
+@deterministic
+def test_the_rule_for_any_counts(before: dict[str, int], today: list[dict[str, int]]) -> None:
+    """By the sum over phases, which all launches must have moved to the same side."""
+    check = judged(*(counts(host_reads=each) for each in today), before=counts(host_reads=before))
+    by = [sum(each.values()) - sum(before.values()) for each in today]
+    expected = "regressed" if min(by) > 0 else "improved" if max(by) < 0 else "passed"
+    assert check.outcome == expected
+    if expected != "passed":
+        (finding,) = check.findings
+        assert finding.now - finding.before == min(by, key=abs)
+
+
+@given(st.permutations([reads(1), reads(3), reads(2)]))
+@deterministic
+def test_the_order_of_launches_changes_nothing(order: list[Counts]) -> None:
+    assert judged(*order, before=reads(0)) == judged(reads(1), reads(2), reads(3), before=reads(0))
+
+
+# What is evidence
+
+
+def test_a_launch_that_failed_or_was_not_counted_is_no_evidence_and_an_unhealthy_one_is() -> None:
+    failed = launch(reads(9), failure=Failure(kind="crash", message="x"))
+    runs = [failed, launch(counts=()), launch(reads(2), health=DISTURBED)]
+    assert exact.counted(runs) == runs[2:]
+    assert findings(judged(*runs)) == [("regressed", "host reads in forward")]
+
+
+def test_counts_without_a_baseline_are_recorded_and_no_counts_are_nothing() -> None:
+    check = exact.check([launch()], None, "b.json")
+    assert check == CountCheck(outcome="recorded", compared=False, baseline_file="b.json")
+    assert exact.check([launch(counts=())], None) is None
+    crashed = launch(failure=Failure(kind="crash", message="x"))
+    assert exact.check([crashed], None) is exact.check([crashed], baseline_of()) is None
+    assert exact.check([], baseline_of()) is None
+
+
+def test_what_was_not_counted_today_is_said() -> None:
+    check = judged(launch(counts=()))
+    assert (check.outcome, check.compared) == ("passed", False)
+    assert check.notes == ("counts are not judged: no launch was counted",)
+
+
+def test_counts_of_another_method_are_refused_with_both_named() -> None:
+    other = launch(counts(method="hooks-1", host_reads={}))
+    baseline = baseline_of()
+    reason = exact.unlike([other], baseline)
+    assert reason is not None
+    assert reason.startswith("cannot be compared: the baseline's step was counted by the method 'dispatch-1'")
+    assert "this one by 'hooks-1': accept counts anew (perfsuite baseline accept --counts)" in reason
+    assert exact.unlike([launch()], baseline) is None
+    check = exact.check([other], baseline)
+    assert check is not None
+    assert (check.compared, check.findings) == (False, ())
+
+
+# Tiers
+
+
+def test_with_other_versions_kernels_and_memory_are_listed_and_structure_is_judged() -> None:
+    now = counts(kernels={"forward": 181}, memory=memory(peak=1), host_reads={"forward": 2, "optimizer": 39})
+    check = judged(launch(now, torch="2.14.0"))
+    assert findings(check) == [
+        ("regressed", "host reads in forward"),
+        ("passed", "peak of live tensors"),
+        ("passed", "kernels"),
+    ]
+    assert check.notes == ("kernels and memory are listed, not judged: torch 2.13.0 -> 2.14.0",)
+    assert judged(launch(counts(kernels={"forward": 9999}), torch="2.14.0")).outcome == "passed"
+
+
+def test_versions_that_were_not_observed_are_unknown() -> None:
+    assert judged(launch(observed=None)).notes == (
+        "kernels and memory are listed, not judged: torch 2.13.0 -> unknown, transformers 5.23.0 -> unknown",
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome", "field"),
+    [
+        ({"graphs": 3}, "regressed", "compiled graphs"),
+        ({"graphs": 1}, "improved", "compiled graphs"),
+        ({"graphs": 0}, "regressed", "compiled graphs"),
+        ({"breaks": {"print": 1}}, "regressed", "graph breaks"),
+        ({"kernels": 32}, "regressed", "generated kernels"),
+        ({"recompilations": 1}, "regressed", "recompilations"),
+        ({"extern_calls": 13}, "improved", "extern calls of compiled code"),
+    ],
+)
+def test_compiled_models(changes: dict[str, Any], outcome: str, field: str) -> None:
+    assert findings(judged(compiled(**changes), before=compiled())) == [(outcome, field)]
+
+
+def test_what_one_side_did_not_count_is_said() -> None:
+    check = judged(counts(), before=compiled())
+    assert findings(check) == [("regressed", "compiled graphs")]
+    assert "graph breaks: not judged, not counted in these launches" in check.notes
+    assert "peak of live tensors: not judged, not in the baseline" in check.notes
+    assert len(check.notes) == len(set(check.notes)) == 7
+
+
+# Order
+
+
+def test_findings_are_sorted_by_outcome_and_by_their_share_of_the_whole() -> None:
+    """A new collective of a few bytes is no larger a change than one of many bytes that doubled."""
+    tiny = collective("broadcast", count=1, bytes=128)
+    now = counts(
+        collectives=(tiny, GATHERED, GATHERED_AGAIN, REDUCED.replace(bytes=2 * BYTES)),
+        flops={"forward": 1},
+        kernels={"forward": 177, "backward": 328, "optimizer": 351},
+        host_reads={"forward": 40},
+    )
+    assert findings(judged(now)) == [
+        ("regressed", "reduce_scatter of 2 ranks: bytes"),
+        ("regressed", "kernels in backward"),
+        ("regressed", "broadcast of 2 ranks: bytes"),
+        ("improved", "FLOPs"),
+        ("passed", "host reads"),
+    ]
+
+
+def test_two_baselines_are_compared_whatever_their_versions() -> None:
+    now = baseline_of(launch(counts(kernels={"forward": 9999}), torch="2.14.0"))
+    (finding,) = exact.differences(baseline_of(), now)
+    assert (finding.outcome, finding.field) == ("regressed", "kernels")

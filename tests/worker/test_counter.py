@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import HashStore
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from perfsuite.results.counts import Counts
+from perfsuite.worker.counter import StepCounter
+
+WIDTH, BATCH = 8, 4
+PRODUCT = 2 * BATCH * WIDTH * WIDTH
+"""FLOPs of one linear layer's forward."""
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.ReLU(), nn.Linear(WIDTH, WIDTH, bias=False))
+
+
+class Training:
+    """A small model and its optimizer; two steps are made, so that the optimizer has its state."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.model = model()
+        self.forward: Any = changes.pop("forward", self.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), **{"fused": True, **changes})
+        self.batch = torch.randn(BATCH, WIDTH)
+        self.after_backward: Callable[[], object] = lambda: None
+        for _ in range(2):
+            self.step(lambda: None)
+
+    def step(self, before_optimizer: Any) -> None:
+        self.forward(self.batch).square().sum().backward()
+        self.after_backward()
+        before_optimizer()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def counted(self) -> Counts:
+        """The second of two counted steps."""
+        counter = StepCounter([self.optimizer], list(self.model.parameters()))
+        for _ in range(2):
+            with counter:
+                self.step(counter.before_optimizer)
+            counts = counter.end_step()
+        assert counter.error is None
+        return counts
+
+
+def test_flops_by_phase_are_those_of_the_products() -> None:
+    counts = Training().counted()
+    # The first layer's input needs no gradient: three products in backward.
+    assert counts.flops == {"forward": 2 * PRODUCT, "backward": 3 * PRODUCT}
+
+
+def test_a_step_does_the_same_work_each_time() -> None:
+    training = Training()
+    assert training.counted() == training.counted()
+
+
+def test_checkpointing_is_recomputation() -> None:
+    training = Training()
+    training.forward = lambda batch: checkpoint(training.model, batch, use_reentrant=False)
+    counts = training.counted()
+    assert counts.flops["recompute"] >= PRODUCT
+    assert counts.flops["forward"] == 2 * PRODUCT
+    assert Training().counted().flops.get("recompute", 0) == 0
+
+
+def test_reading_a_value_is_a_host_read() -> None:
+    training = Training()
+    assert training.counted().host_reads == {}
+    training.after_backward = lambda: training.batch.sum().item()
+    assert training.counted().host_reads == {"forward": 1}
+
+
+def test_optimizer_kernels_have_a_phase_of_their_own() -> None:
+    fused, loop = Training().counted(), Training(fused=False, foreach=False).counted()
+    assert fused.kernels["optimizer"] < loop.kernels["optimizer"]
+    assert fused.kernels["forward"] == loop.kernels["forward"]
+
+
+def test_a_second_copy_of_the_model_is_in_the_peak_to_the_byte() -> None:
+    training = Training()
+    before = training.counted().memory
+    copy = [parameter.detach().clone() for parameter in training.model.parameters()]
+
+    def average() -> None:
+        for mine, its in zip(copy, training.model.parameters(), strict=True):
+            mine.lerp_(its.detach(), 0.1)
+
+    training.after_backward = average
+    after = training.counted().memory
+    assert before is not None
+    assert after is not None
+    assert after.at_peak["kept"] - before.at_peak["kept"] == 2 * WIDTH * WIDTH * 4
+    assert after.at_peak["parameter"] == 2 * WIDTH * WIDTH * 4
+    assert after.at_peak["optimizer state"] >= 2 * 2 * WIDTH * WIDTH * 4
+
+
+def test_what_is_kept_from_step_to_step_is_growth() -> None:
+    training, kept = Training(), []
+    training.after_backward = lambda: kept.append(torch.zeros(3))
+    memory = training.counted().memory
+    assert memory is not None
+    assert memory.growth == 12
+    memory = Training().counted().memory
+    assert memory is not None
+    assert memory.growth == 0
+
+
+def test_views_and_allocations_are_no_kernels() -> None:
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.ones(4))])
+    counter = StepCounter([optimizer])
+    with counter:
+        torch.empty(4).view(2, 2).t()
+        torch.zeros(2).add_(1)
+    counts = counter.end_step()
+    assert counts.ops == {"aten.zeros": 1, "aten.add_": 1}
+    assert counts.kernels == {"forward": 2}
+
+
+def test_attention_on_a_cpu_has_flops() -> None:
+    query = torch.randn(1, 2, 16, 8, requires_grad=True)
+    counter = StepCounter([torch.optim.AdamW([nn.Parameter(torch.ones(1))])])
+    with counter:
+        nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True).sum().backward()
+    flops = counter.end_step().flops
+    assert flops["forward"] == 2 * 2 * 2 * 16 * 16 * 8  # two products of two heads
+    assert flops["backward"] == flops["forward"] * 5 / 2  # of five, one repeats the scores
+
+
+def test_ddp_reduces_what_its_buckets_hold() -> None:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        training = Training()
+        training.forward = DistributedDataParallel(training.model)
+        training.step(lambda: None)
+        counts = training.counted()
+    finally:
+        dist.destroy_process_group()
+    reduced = [each for each in counts.collectives if each.kind == "all_reduce"]
+    assert sum(each.bytes for each in reduced) == 2 * WIDTH * WIDTH * 4
+    assert {(each.ranks, each.apart, each.dtype, each.phase) for each in reduced} == {
+        (1, 0, "float32", "backward")
+    }
+
+
+def test_an_error_of_the_counter_does_not_reach_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training()
+    counter = StepCounter([training.optimizer])
+
+    def fail(*args: Any) -> None:
+        raise ValueError("a formula that does not fit")
+
+    monkeypatch.setattr(counter, "_count", fail)
+    with counter:
+        training.step(counter.before_optimizer)
+    assert str(counter.error) == "a formula that does not fit"
+
+
+def test_compiled_code_stays_compiled() -> None:
+    assert StepCounter.ignore_compile_internals()
+
+
+def test_an_optimizer_that_steps_others_has_their_state() -> None:
+    training = Training()
+
+    class Container(torch.optim.Optimizer):
+        def __init__(self) -> None:
+            super().__init__(training.model.parameters(), {})
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            training.optimizer.step()
+
+    counter = StepCounter([Container(), training.optimizer])
+    for _ in range(2):
+        with counter:
+            training.step(counter.before_optimizer)
+        memory = counter.end_step().memory
+    assert memory is not None
+    assert memory.at_peak["optimizer state"] >= 2 * 2 * WIDTH * WIDTH * 4

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from perfsuite.results.counts import Phase
+from perfsuite.results.memory_log import Change
+from perfsuite.worker.live_memory import LiveMemory, Resizes
+
+
+class Phases:
+    """Says in which phase a process is."""
+
+    now: Phase = "forward"
+
+    def __call__(self) -> Phase:
+        return self.now
+
+
+@pytest.fixture
+def phases() -> Phases:
+    return Phases()
+
+
+@pytest.fixture
+def memory(phases: Phases) -> LiveMemory:
+    return LiveMemory(phases)
+
+
+def floats(count: int) -> torch.Tensor:
+    return torch.zeros(count)
+
+
+def test_the_peak_is_told_with_its_parts(memory: LiveMemory, phases: Phases) -> None:
+    weight, batch = floats(10), floats(2)
+    memory.assign(weight, "parameter")
+    memory.see(batch, "kept")
+    activation = floats(5)
+    memory.see(activation, "forward", born=True)
+    phases.now = "backward"
+    gradient = floats(10)
+    memory.see(gradient, "backward", born=True)
+    del activation
+    memory.assign(gradient, "gradient")
+    step = memory.end_step()
+    assert step.peak == 4 * 27
+    assert step.peak_in == "backward"
+    assert step.at_peak == {"parameter": 40, "kept": 8, "forward": 20, "gradient": 40}
+    assert step.saved_for_backward == 20
+    assert (step.growth, step.allocations) == (40, 2)
+
+
+def test_tensors_of_one_storage_count_once(memory: LiveMemory) -> None:
+    one = floats(10)
+    memory.see(one, "forward", born=True)
+    memory.see(one[2:4], "forward", born=True)
+    memory.see(one.view(2, 5), "forward", born=True)
+    assert memory.end_step().peak == 40
+
+
+def test_a_storage_that_shows_only_in_a_later_step_was_made_out_of_sight(memory: LiveMemory) -> None:
+    early, hidden = floats(1), floats(100)
+    memory.see(early, "kept")
+    assert memory.end_step().growth == 0
+    memory.see(hidden, "kept")
+    assert memory.end_step().growth == 400
+
+
+def test_what_dies_between_steps_is_the_next_step(memory: LiveMemory) -> None:
+    batch = floats(3)
+    memory.see(batch, "kept")
+    memory.end_step()
+    del batch
+    assert memory.end_step().growth == -12
+
+
+def test_a_permanent_part_stays(memory: LiveMemory) -> None:
+    weight = floats(1)
+    memory.assign(weight, "parameter")
+    memory.communicated(weight)
+    memory.resized(weight.untyped_storage(), 8)
+    assert memory.end_step().at_peak == {"parameter": 8}
+
+
+def test_what_was_sent_is_communication(memory: LiveMemory) -> None:
+    bucket = floats(2)
+    memory.see(bucket, "backward", born=True)
+    memory.communicated(bucket)
+    assert memory.end_step().at_peak == {"communication": 8}
+
+
+def test_resizing_frees_and_takes_memory(memory: LiveMemory) -> None:
+    flat = floats(4)
+    memory.see(flat, "kept")
+    with Resizes(memory, lambda: True):
+        flat.untyped_storage().resize_(0)
+        flat.untyped_storage().resize_(32)
+    assert flat.untyped_storage().nbytes() == 32
+    step = memory.end_step()
+    assert step.at_peak == {"unsharded": 32}
+    assert memory.log().steps == ((Change(0, -16, "forward"), Change(0, 32, "forward")),)
+
+
+def test_resizing_is_seen_only_inside_and_only_where_it_counts(memory: LiveMemory) -> None:
+    with Resizes(memory, lambda: False):
+        floats(4).untyped_storage().resize_(0)
+    floats(4).untyped_storage().resize_(0)
+    assert memory.end_step().peak == 0
+    assert "resize_" not in vars(torch.UntypedStorage)
+
+
+def test_a_sparse_tensor_has_no_storage(memory: LiveMemory) -> None:
+    sparse = torch.eye(3).to_sparse()
+    memory.see(sparse, "forward", born=True)
+    memory.assign(sparse, "gradient")
+    assert memory.end_step().peak == 0
+
+
+def test_the_log_tells_births_and_deaths_by_number(memory: LiveMemory) -> None:
+    old = floats(1)
+    memory.see(old, "kept")
+    new = floats(2)
+    memory.see(new, "forward", born=True)
+    memory.end_step()
+    del new
+    memory.end_step()
+    log = memory.log()
+    assert log.at_start == (4,)
+    assert log.steps == ((Change(1, 8, "forward"),), (Change(1, -8, "forward"),))
+
+
+def test_a_forgotten_storage_tells_nothing(memory: LiveMemory) -> None:
+    batch = floats(3)
+    memory.see(batch, "kept")
+    memory.forget()
+    del batch
+    assert memory.end_step().growth == 0

@@ -1,0 +1,253 @@
+"""Each fault in one process: under DDP the only rank of its group; under FSDP2, which does not talk to
+itself, one of two ranks in a group that sends nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import HashStore
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from perfsuite import DDP, FSDP2, Accelerate, Case, Topology
+from perfsuite.case.fault import STRUCTURAL, Structural
+from perfsuite.errors import MismatchError
+from perfsuite.frameworks.base import Framework, Ranks, framework_of
+from perfsuite.results.counts import Counts
+from perfsuite.worker.counting import Counting
+from perfsuite.worker.faults import STRUCTURAL_AFTER
+from perfsuite.worker.structural_faults import begin, built_with
+from tests.fake_group import fake_group
+
+REPLICATED = Case(
+    model="llama-tiny",
+    framework=DDP(gradient_as_bucket_view=True),
+    sequence_length=32,
+    micro_batch=2,
+    activation_checkpointing="full",
+    topology=Topology(processes_per_node=1),
+    hardware="cpu",
+)
+SHARDED = REPLICATED.replace(framework=FSDP2(), precision="bf16", activation_checkpointing="none")
+PARAMETERS = 918_656
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """The tensors are too small for more."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Steps:
+    """Counts the steps of a case as a rank does, and begins a fault where it does."""
+
+    def __init__(self, kind: Structural | None, *, fused: bool) -> None:
+        self.kind = kind
+        self.fused = fused
+        self.model: Any = None
+        self.counting = Counting(lambda: self.model)
+        self.ended = 0
+
+    def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self.fused:
+            for group in optimizer.param_groups:
+                group["fused"] = True
+        self.counting.before_optimizer_step(optimizer)
+
+    def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.counting.end_step()
+        if self.ended == STRUCTURAL_AFTER and self.kind is not None:
+            self.fused = False
+            begin(self.kind, self.model, optimizer)
+        self.ended += 1
+        self.counting.begin_step()
+
+
+@contextmanager
+def alone() -> Iterator[Ranks]:
+    dist.init_process_group("gloo", rank=0, world_size=1, store=HashStore())
+    try:
+        yield Ranks(rank=0, world_size=1, device=torch.device("cpu"), directory=Path())
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def hooks(steps: Steps) -> Iterator[None]:
+    handles = register_optimizer_step_pre_hook(steps.before), register_optimizer_step_post_hook(steps.after)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def counted(case: Case, kind: Structural | None = None, *, fused: bool = False) -> Counts:
+    steps, framework = Steps(kind, fused=fused), framework_of(case)
+    if kind is not None:
+        framework = built_with(kind, framework)
+    group = fake_group(0, 2) if case.framework.name == "fsdp2" else alone()
+    with group as ranks, hooks(steps):
+        workload = framework.build(case, ranks, None)  # type: ignore[arg-type]
+        steps.model = workload.model
+        workload.run(4)
+    assert steps.counting.counts is not None, steps.counting.notes
+    return steps.counting.counts
+
+
+@pytest.fixture(scope="module")
+def replicated() -> Counts:
+    return counted(REPLICATED)
+
+
+@pytest.fixture(scope="module")
+def sharded() -> Counts:
+    return counted(SHARDED)
+
+
+def collectives(counts: Counts) -> dict[tuple[str, str, str], tuple[int, int]]:
+    return {(c.kind, c.dtype, c.phase): (c.count, c.bytes) for c in counts.collectives}
+
+
+def test_blocks_that_were_freed_are_kept(sharded: Counts) -> None:
+    kept = counted(SHARDED, "reshard-toggled")
+    gathers = ("all_gather", "bfloat16", "forward"), ("all_gather", "bfloat16", "backward")
+    assert [collectives(sharded)[key][0] for key in gathers] == [5, 4]
+    assert [collectives(kept).get(key, (0, 0))[0] for key in gathers] == [5, 0]
+    assert kept.memory is not None
+    assert sharded.memory is not None
+    assert kept.memory.at_peak["unsharded"] > sharded.memory.at_peak["unsharded"]
+
+
+def test_blocks_that_were_kept_are_freed() -> None:
+    freed = counted(SHARDED.replace(framework=FSDP2(reshard_after_forward=False)), "reshard-toggled")
+    assert collectives(freed)["all_gather", "bfloat16", "backward"][0] == 4
+
+
+@pytest.mark.parametrize(
+    ("framework", "kind"), [(FSDP2(), "reduce_scatter"), (DDP(), "all_reduce")], ids=["fsdp2", "ddp"]
+)
+def test_gradients_are_reduced_in_float32(framework: Framework, kind: str) -> None:
+    case = SHARDED.replace(framework=framework)
+    before, now = collectives(counted(case)), collectives(counted(case, "fp32-communication"))
+    calls, size = before[kind, "bfloat16", "backward"]
+    assert size == 2 * PARAMETERS
+    assert now[kind, "float32", "backward"] == (calls, 2 * size)
+    assert (kind, "bfloat16", "backward") not in now
+
+
+@pytest.mark.parametrize(
+    ("kind", "left"), [("checkpointing-lost", 0), ("checkpointing-lost-in-one-block", 0.75)]
+)
+def test_blocks_are_not_recomputed(kind: Structural, left: float, replicated: Counts) -> None:
+    lost = counted(REPLICATED, kind)
+    assert lost.flops.get("recompute", 0) == left * replicated.flops["recompute"]
+    assert lost.memory is not None
+    assert replicated.memory is not None
+    assert lost.memory.saved_for_backward > replicated.memory.saved_for_backward
+
+
+def test_the_host_reads_once_more_and_nothing_else(replicated: Counts) -> None:
+    reading = counted(REPLICATED, "host-read")
+    assert reading.host_reads["forward"] == replicated.host_reads.get("forward", 0) + 1
+    assert (reading.kernels, reading.flops) == (replicated.kernels, replicated.flops)
+
+
+def test_the_loss_costs_kernels_in_forward_alone(replicated: Counts) -> None:
+    twice = counted(REPLICATED, "loss-twice")
+    assert twice.kernels["forward"] > replicated.kernels["forward"]
+    assert {**twice.kernels, "forward": 0} == {**replicated.kernels, "forward": 0}
+    assert twice.flops == replicated.flops
+
+
+def test_gradients_are_copied_into_buckets(replicated: Counts) -> None:
+    copied = counted(REPLICATED, "gradient-copies")
+    assert copied.kernels["backward"] > replicated.kernels["backward"]
+    assert copied.memory is not None
+    assert replicated.memory is not None
+    assert copied.memory.peak > replicated.memory.peak
+
+
+def test_the_same_bytes_in_more_buckets(replicated: Counts) -> None:
+    key = "all_reduce", "float32", "backward"
+    assert collectives(replicated)[key] == (1, 4 * PARAMETERS)
+    assert collectives(counted(REPLICATED, "small-buckets"))[key] == (4, 4 * PARAMETERS)
+
+
+def test_a_fused_optimizer_becomes_a_loop_or_a_list_of_operators() -> None:
+    fused, loop, lists = (
+        counted(REPLICATED, kind, fused=True) for kind in (None, "optimizer-loop", "optimizer-foreach")
+    )
+    assert fused.kernels["optimizer"] < lists.kernels["optimizer"] < loop.kernels["optimizer"]
+    assert [each.host_reads.get("optimizer", 0) for each in (fused, loop, lists)] == [0, 39, 78]
+
+
+def test_attention_becomes_matrix_products(replicated: Counts) -> None:
+    eager = counted(REPLICATED, "eager-attention")
+    assert eager.kernels["forward"] > replicated.kernels["forward"]
+    assert any("attention" in operator for operator in replicated.ops)
+    assert not any("attention" in operator for operator in eager.ops)
+
+
+def test_a_copy_of_the_weights_is_kept(replicated: Counts) -> None:
+    kept = counted(REPLICATED, "weight-copy")
+    assert kept.memory is not None
+    assert replicated.memory is not None
+    assert kept.memory.peak - replicated.memory.peak == 4 * PARAMETERS
+    assert kept.memory.growth == replicated.memory.growth
+    assert kept.kernels["optimizer"] == replicated.kernels["optimizer"] + 2 * 39
+
+
+@pytest.mark.parametrize(
+    ("kind", "case", "why"),
+    [
+        (
+            "reshard-toggled",
+            REPLICATED,
+            "FSDP2 shards no blocks. It fits frameworks that shard by FSDP2",
+        ),
+        (
+            "fp32-communication",
+            REPLICATED,
+            "DDP reduces in float32 already. It fits precision bf16",
+        ),
+        ("fp32-communication", SHARDED.replace(precision="fp32"), "no gradients are reduced in a lower"),
+        ("checkpointing-lost", SHARDED, "no block is checkpointed. It fits cases with activation_ch"),
+        ("gradient-copies", SHARDED, r"framework fsdp2\. It fits DDP\(gradient_as_bucket_view=True\)"),
+        ("gradient-copies", REPLICATED.replace(framework=DDP()), "has framework ddp. It fits DDP"),
+        ("small-buckets", REPLICATED.replace(framework=DDP(bucket_cap_mb=1)), "ddp-bucket_cap_mb1. It fits"),
+        ("optimizer-loop", REPLICATED, "AdamW already steps parameter by parameter. It fits"),
+        ("eager-attention", REPLICATED.replace(attention="eager"), "no model of transformers has another"),
+    ],
+)
+def test_a_fault_that_changes_nothing_says_where_it_fits(kind: Structural, case: Case, why: str) -> None:
+    with pytest.raises(MismatchError, match=f"^--perf-inject {kind}: .*{why}"):
+        counted(case, kind)
+
+
+@pytest.mark.parametrize("kind", STRUCTURAL)
+def test_every_fault_needs_something_that_trains(kind: Structural) -> None:
+    if kind in ("gradient-copies", "small-buckets"):
+        with pytest.raises(MismatchError, match="It fits DDP"):
+            built_with(kind, Accelerate(strategy="ddp"))
+        return
+    with pytest.raises(MismatchError, match=f"--perf-inject {kind}: nothing trains here. It fits "):
+        begin(kind, None, None)
+
+
+def test_a_model_and_an_optimizer_of_another_make() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.LBFGS(model.parameters())
+    with pytest.raises(MismatchError, match="no model of transformers computes a loss"):
+        begin("loss-twice", model, optimizer)
+    with pytest.raises(MismatchError, match="LBFGS does so already, or cannot"):
+        begin("optimizer-foreach", model, optimizer)
