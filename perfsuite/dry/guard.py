@@ -36,8 +36,11 @@ def why_not() -> str | None:
 
 
 def library() -> Path:
-    """Return the file of the built guard, in the user's cache: another for each torch, source and Python."""
-    torch = str(torch_build.installed().get("__version__"))
+    """Return the file of the built guard, in the user's cache: another for each torch, source and Python.
+
+    Another for each environment, too: it is linked with the torch of that one, which may be deleted later.
+    """
+    torch = f"{torch_build.installed().get('__version__')} {_torch()}"
     key = f"{torch} {sys.version} {sys.platform}".encode() + SOURCE.read_bytes()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "perfsuite" / f"guard-{hashlib.sha256(key).hexdigest()[:16]}.so"
@@ -86,11 +89,16 @@ def build(file: Path) -> None:
             os.unlink(name)
 
 
-def _command(target: str) -> list[str]:
+def _torch() -> Path:
+    """Return the directory of the installed torch, without importing it."""
     spec = importlib.util.find_spec("torch")
     assert spec is not None
     assert spec.origin is not None
-    torch = Path(spec.origin).parent
+    return Path(spec.origin).parent
+
+
+def _command(target: str) -> list[str]:
+    torch = _torch()
     include = [f"-I{torch}/include", f"-I{torch}/include/torch/csrc/api/include"]
     link = [f"-L{torch}/lib", f"-Wl,-rpath,{torch}/lib", "-lc10", "-ltorch_cpu"]
     return [COMPILER, "-O0", "-shared", "-fPIC", "-std=c++20", *include, str(SOURCE), "-o", target, *link]

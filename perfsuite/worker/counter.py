@@ -54,6 +54,8 @@ NO_KERNEL = frozenset(
         "aten.new_empty_strided",
         "aten.record_stream",
         "aten.set_",
+        "profiler._record_function_enter_new",
+        "profiler._record_function_exit",
     }
 )
 """Operators that are not marked as views and still give the device nothing to do."""
