@@ -23,8 +23,8 @@ from perfsuite.case.case import Case, CaseFile
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError
 from perfsuite.frameworks.base import framework_of
-from perfsuite.launch.health import sampler
-from perfsuite.launch.local import OnProgress, launch, no_progress
+from perfsuite.launch.base import Job, Launcher, OnProgress, no_progress
+from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.collect import collect
@@ -62,6 +62,7 @@ def measure(
     runs: list[Run] | None = None,
     inject: str | None = None,
     counts: bool = True,
+    launcher: Launcher | None = None,
     neighbours: Neighbours | None = None,
     when_shared: WhenShared = "again",
     on_launch: Callable[[int], None] = lambda number: None,
@@ -81,7 +82,13 @@ def measure(
             neighbours.launch_begins(machine)
         launch_directory = RunDir.of_launch(directory, number).path
         run = launch_once(
-            case, machine, launch_directory, inject=inject, counts=counts, on_progress=on_progress
+            case,
+            machine,
+            launch_directory,
+            inject=inject,
+            counts=counts,
+            launcher=launcher,
+            on_progress=on_progress,
         )
         runs.append(run)
         others = neighbours if run.failure is None and is_shared(run.health, machine) else None
@@ -118,10 +125,12 @@ def launch_once(
     *,
     inject: str | None = None,
     counts: bool = True,
+    launcher: Launcher | None = None,
     on_progress: OnProgress = no_progress,
 ) -> Run:
     """Launch `case` once in fresh processes and collect what its ranks measured.
 
+    `launcher` starts them, on this machine unless another is given.
     All files of the launch are in `directory`. What went wrong in a rank is in the `failure` of the run.
     Raises `CaseError` for a case that its framework refuses, and `FileError` if `directory` holds a launch.
     """
@@ -141,21 +150,13 @@ def launch_once(
     )
     documents.write(run_dir.case, request)
     started_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-    health_sampler = sampler(machine, case.topology.processes_per_node)
-    try:
-        failure = launch(
-            run_dir, case, device=machine.device, on_progress=on_progress, sampler=health_sampler
-        )
-        duration_s = time.monotonic() - began
-    finally:
-        health = health_sampler.finish()
+    end = (launcher or LocalLauncher()).launch(Job(run_dir=run_dir, case=case, machine=machine), on_progress)
     run = collect(
         run_dir,
         machine,
         started_at=started_at,
-        duration_s=duration_s,
-        failure=failure,
-        health=health,
+        duration_s=time.monotonic() - began,
+        failure=end.failure,
     )
     documents.write(run_dir.run, run)
     return run

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from perfsuite import documents
 from perfsuite.results.collect import collect
 from perfsuite.results.rank_report import Failure, Flops
-from perfsuite.results.run import Health, Run
+from perfsuite.results.run import Health, LaunchFile, Run
 from perfsuite.results.run_dir import RunDir
 from tests.samples import make_gpu_machine, make_machine
 
@@ -31,4 +32,5 @@ def crash(rank: int, at: float, message: str = "RuntimeError: bad", traceback: s
 
 def on_gpu(run_dir: RunDir, health: Health | None = None, driver: str | None = None) -> Run:
     machine = make_gpu_machine().replace(driver=driver)
-    return collect(run_dir, machine, started_at="now", duration_s=1.0, failure=None, health=health)
+    documents.write(run_dir.launch(0), LaunchFile(health=health))
+    return collect(run_dir, machine, started_at="now", duration_s=1.0, failure=None)

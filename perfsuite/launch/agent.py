@@ -1,4 +1,4 @@
-"""The launcher process: starts every rank of one job on this machine, and waits for them.
+"""The agent: starts every rank of one job on this node, and waits for them.
 
 Run as `python -m perfsuite.launch.agent RUNDIR`. Imports torch only inside functions, and no pytest.
 
@@ -25,7 +25,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,13 +35,19 @@ from perfsuite import documents
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import FileError
 from perfsuite.frameworks.base import Command, framework_of
-from perfsuite.launch.processes import JOB_MARK, sweep
+from perfsuite.launch import rendezvous, stacks
+from perfsuite.launch.health import Watch, sampler
+from perfsuite.launch.lease import Lease
+from perfsuite.launch.processes import JOB_MARK, marked, sweep
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import LaunchFile
-from perfsuite.results.run_dir import ANCESTOR_PID, FILES, LAUNCH_DIR, RUN_DIR, RunDir
+from perfsuite.results.run_dir import ANCESTOR_PID, FILES, LAUNCH_DIR, NODE, RUN_DIR, RunDir
 from perfsuite.worker import leash
 from perfsuite.worker import main as worker
 
+NODE_VARIABLE = "PERFSUITE_NODE_VARIABLE"
+"""Environment variable: the name of the scheduler's variable that holds the number of this node, from 0 on.
+Without it this is node 0."""
 DRIVER_DIED = signal.SIGUSR2
 """The signal that the kernel sends when the driver dies. Not SIGTERM, which torch elastic handles itself."""
 POLL_S = 0.1
@@ -49,35 +56,91 @@ GRACE_S = 5
 """Seconds in which the other ranks of a script may end by themselves, and say why, when one has failed."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """The part of a job that runs on this node."""
+
+    run_dir: RunDir
+    request: CaseFile
+    node: int = 0
+    """The number of this node, from 0 on."""
+
+    @property
+    def nodes(self) -> int:
+        """The number of nodes of the job."""
+        return self.request.case.topology.nodes
+
+    @property
+    def per_node(self) -> int:
+        """The number of ranks on each node."""
+        return self.request.case.topology.processes_per_node
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of this node: those of a node follow each other."""
+        return range(self.node * self.per_node, (self.node + 1) * self.per_node)
+
+
 def main(path: str) -> int:
-    """Run the job to its end and write `launch.json`. Return the exit status: 0 if every rank ended well."""
+    """Run this node's part of the job to its end. Return the exit status: 0 if every rank ended well."""
     for number in (signal.SIGTERM, DRIVER_DIED):
         signal.signal(number, _end_the_job)
     leash.die_with_parent(DRIVER_DIED)
     os.environ[ANCESTOR_PID] = str(os.getpid())
+    os.environ[NODE] = os.environ.get(os.environ.get(NODE_VARIABLE, ""), "0")
+    run_dir = RunDir(Path(path))
     try:
-        failures = _launch(RunDir(Path(path)))
+        place = Place(run_dir, documents.read(run_dir.case, CaseFile), int(os.environ[NODE]))
+        failures = _watched(place)
     except BaseException:
         _sweep()
         raise
     return 1 if failures else 0
 
 
-def _launch(run_dir: RunDir) -> list[Failure]:
-    request = documents.read(run_dir.case, CaseFile)
-    run_dir.files.mkdir()
-    os.environ[FILES] = str(run_dir.files)
-    plan = framework_of(request.case).plan(request.case)
-    for name in plan.environment:
-        os.environ[name] = os.environ[name].replace(LAUNCH_DIR, str(run_dir.files))
-    if plan.command is not None:
-        failures = _run(plan.command, run_dir, request)
-    elif plan.needs_torch:
-        failures = _elastic(run_dir, request)
-    else:
-        failures = _fork(run_dir, request)
-    documents.write(run_dir.launch, LaunchFile(failures=tuple(failures)))
+def _watched(place: Place) -> list[Failure]:
+    """Run the job beside a sampler of the node's health, as long as the driver lives and wants it."""
+    per_node, device = place.per_node, place.request.device
+    watch = Watch(sampler(device, per_node), place.run_dir.progress)
+
+    def write(failures: Sequence[Failure] = ()) -> None:
+        told = LaunchFile(host=socket.gethostname(), failures=tuple(failures), health=watch.finish())
+        documents.write(place.run_dir.launch(place.node), told)
+
+    def end() -> None:
+        stacks.ask(place.run_dir, marked(os.environ.get(JOB_MARK, "")), place.node)
+        write()
+        _end("the driver ends the job")
+
+    Lease(place.run_dir.lease, end, _end).hold()
+    watch.begin()
+    failures = _launch(place)
+    write(failures)
     return failures
+
+
+def _launch(place: Place) -> list[Failure]:
+    case = place.request.case
+    place.run_dir.files.mkdir(exist_ok=True)  # another node may have made it
+    os.environ[FILES] = str(place.run_dir.files)
+    os.environ.update(_of_this_node(place))
+    plan = framework_of(case).plan(case)
+    for name in plan.environment:
+        os.environ[name] = os.environ[name].replace(LAUNCH_DIR, str(place.run_dir.files))
+    if plan.command is not None:
+        return _run(plan.command, place)
+    return _elastic(place) if plan.needs_torch else _fork(place)
+
+
+def _of_this_node(place: Place) -> dict[str, str]:
+    """Return the variables that depend on the node: each rank's share of its cores, and the interface.
+
+    What a user has set wins, but not on a CPU, where the number of threads is part of what is measured.
+    """
+    threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // place.per_node))}
+    if place.request.device == "cuda":
+        return {name: value for name, value in threads.items() if name not in os.environ}
+    return threads if place.nodes > 1 else {**threads, "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def _sweep() -> None:
@@ -91,22 +154,32 @@ def _end_the_job(number: int, frame: Any) -> NoReturn:
     os._exit(1)
 
 
-def _elastic(run_dir: RunDir, request: CaseFile) -> list[Failure]:
+def _end(why: str) -> NoReturn:
+    """End the job on this node from any thread, and tell why in the log."""
+    print(f"perfsuite: {why}", flush=True)
+    _sweep()
+    os._exit(1)
+
+
+def _elastic(place: Place) -> list[Failure]:
     """Start ranks of perfsuite's worker with torch's elastic launcher."""
+    run_dir = place.run_dir
     multiprocessing.set_forkserver_preload(["perfsuite.launch.preload"])
     forkserver.ensure_running()  # it imports torch while this process does
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    endpoint, store = rendezvous.open_store(run_dir, place.node, place.nodes)
     config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=request.case.topology.processes_per_node,
+        min_nodes=place.nodes,
+        max_nodes=place.nodes,
+        nproc_per_node=place.per_node,
         run_id=run_dir.path.name,
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        local_addr="127.0.0.1",
+        rdzv_backend="static",
+        rdzv_endpoint=endpoint,
+        rdzv_configs={"rank": place.node, "timeout": rendezvous.MEET_S},
+        local_addr="127.0.0.1" if place.nodes == 1 else None,
         max_restarts=0,
         start_method="forkserver",
         logs_specs=DefaultLogsSpecs(log_dir=str(run_dir.path / "elastic")),
@@ -117,6 +190,8 @@ def _elastic(run_dir: RunDir, request: CaseFile) -> list[Failure]:
         elastic_launch(config, worker.recorded)(str(run_dir.path))
     except ChildFailedError as error:
         return [_failure(rank, failure) for rank, failure in error.failures.items()]
+    finally:
+        del store  # ranks met there until now
     return []
 
 
@@ -135,27 +210,50 @@ def _failure(rank: int, failure: Any) -> Failure:
     )
 
 
-def _run(command: Command, run_dir: RunDir, request: CaseFile) -> list[Failure]:
+def _run(command: Command, place: Place) -> list[Failure]:
     """Run a command whose Python processes find `perfsuite.worker.startup`, once or once per rank."""
     startup = str(Path(worker.__file__).parent / "startup")
     first = {"PYTHONPATH": startup, "PATH": str(Path(sys.executable).parent)}
     paths = {
         name: os.pathsep.join(filter(None, [path, os.environ.get(name)])) for name, path in first.items()
     }
-    environment = {**os.environ, **paths, RUN_DIR: str(run_dir.path)}
-    if command.starts_ranks:
-        return _run_once(command, run_dir, environment)
-    with socket.socket() as reserved:  # bound: nobody else is given the port before rank 0 listens to it
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind(("127.0.0.1", 0))
-        world, port = request.case.topology.world_size, reserved.getsockname()[1]
+    environment = {**os.environ, **paths, RUN_DIR: str(place.run_dir.path)}
+    with contextlib.ExitStack() as until_the_end:
+        if command.starts_ranks and place.nodes == 1:
+            return _run_once(command, place.run_dir, environment)
+        endpoint = until_the_end.enter_context(_reserved(place))
+        if command.starts_ranks:
+            return _run_once(command, place.run_dir, {**environment, **_meeting(endpoint)})
         ranks = {
             rank: _start(
-                command, run_dir, {**environment, **_rank(rank, world, port)}, run_dir.rank_log(rank)
+                command,
+                place.run_dir,
+                {**environment, **_rank(place, rank, endpoint)},
+                place.run_dir.rank_log(rank),
             )
-            for rank in range(world)
+            for rank in place.ranks
         }
-        return _wait(ranks, run_dir, request)
+        return _wait(ranks, place.run_dir, place.request)
+
+
+@contextlib.contextmanager
+def _reserved(place: Place) -> Iterator[str]:
+    """Yield where the ranks meet, as `HOST:PORT`. Node 0 chooses a port that is free."""
+    if place.node > 0:
+        yield rendezvous.read_endpoint(place.run_dir)
+        return
+    host = rendezvous.host_name(place.nodes)
+    with socket.socket() as reserved:  # bound: nobody else is given the port before rank 0 listens to it
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((host, 0))
+        endpoint = f"{host}:{reserved.getsockname()[1]}"
+        rendezvous.tell_endpoint(place.run_dir, endpoint)
+        yield endpoint
+
+
+def _meeting(endpoint: str) -> dict[str, str]:
+    host, _, port = endpoint.rpartition(":")
+    return {"MASTER_ADDR": host, "MASTER_PORT": port}
 
 
 def _run_once(command: Command, run_dir: RunDir, environment: Mapping[str, str]) -> list[Failure]:
@@ -184,20 +282,20 @@ def _start(
         )
 
 
-def _rank(rank: int, world: int, port: int) -> dict[str, str]:
+def _rank(place: Place, rank: int, endpoint: str) -> dict[str, str]:
     """Return torchrun's environment variables (torch's docs, "torchrun", "Environment Variables")."""
+    world = place.request.case.topology.world_size
     return {
-        "LOCAL_RANK": str(rank),
+        "LOCAL_RANK": str(rank - place.ranks.start),
         "RANK": str(rank),
-        "GROUP_RANK": "0",
+        "GROUP_RANK": str(place.node),
         "ROLE_RANK": str(rank),
         "ROLE_NAME": "default",
-        "LOCAL_WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(place.per_node),
         "WORLD_SIZE": str(world),
-        "GROUP_WORLD_SIZE": "1",
+        "GROUP_WORLD_SIZE": str(place.nodes),
         "ROLE_WORLD_SIZE": str(world),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        **_meeting(endpoint),
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": "perfsuite",
@@ -243,26 +341,27 @@ def _exit_code(code: int) -> str:
     return f"exit code {code}" + (f" ({signal.Signals(-code).name})" if code < 0 else "")
 
 
-def _fork(run_dir: RunDir, request: CaseFile) -> list[Failure]:
+def _fork(place: Place) -> list[Failure]:
     """Fork ranks that need no torch, which takes milliseconds."""
     context = multiprocessing.get_context("fork")
-    world = request.case.topology.world_size
-    processes = [context.Process(target=_forked, args=(run_dir, rank, world)) for rank in range(world)]
-    for process in processes:
+    processes = {rank: context.Process(target=_forked, args=(place, rank)) for rank in place.ranks}
+    for process in processes.values():
         process.start()
-    for process in processes:
+    for process in processes.values():
         process.join()
     return [
         Failure(kind="crash", message=f"exit code {process.exitcode}", rank=rank)
-        for rank, process in enumerate(processes)
+        for rank, process in processes.items()
         if process.exitcode
     ]
 
 
-def _forked(run_dir: RunDir, rank: int, world: int) -> None:
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
+def _forked(place: Place, rank: int) -> None:
+    world = place.request.case.topology.world_size
+    local_rank = rank - place.ranks.start
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(local_rank), WORLD_SIZE=str(world))
     with contextlib.suppress(KeyboardInterrupt):
-        worker.logged(str(run_dir.path))
+        worker.logged(str(place.run_dir.path))
 
 
 if __name__ == "__main__":

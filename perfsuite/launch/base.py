@@ -2,9 +2,70 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
-from perfsuite.case.case import Unit
+from perfsuite.case.case import Case, Unit
+from perfsuite.case.hardware import Machine
+from perfsuite.results.rank_report import Failure
+from perfsuite.results.run_dir import RunDir
+
+OnProgress = Callable[[int, int], None]
+"""Is called many times a second with the steps that rank 0 has finished and the tokens of one step."""
+
+
+def no_progress(step: int, tokens_per_step: int) -> None:
+    """Ignore the progress."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a launcher is to start: `run_dir.case` is written, nothing else is."""
+
+    run_dir: RunDir
+    case: Case
+    machine: Machine
+    """The machine of each node."""
+    python: str = sys.executable
+    """The interpreter of the agents and ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchEnd:
+    """How a job ended. How its ranks ended is in their reports."""
+
+    failure: Failure | None = None
+    """Why the job was ended before its ranks had ended, or what its scheduler says of its end."""
+    nodes: tuple[str, ...] = ()
+    """The names of the nodes in the order of their ranks; empty on one machine."""
+
+
+class Launcher(Protocol):
+    """Starts jobs on the nodes that it knows. One is chosen by `--perf-launcher NAME`.
+
+    A package adds one as an entry point of the group `perfsuite.launchers`: a class that takes no argument.
+    """
+
+    name: ClassVar[str]
+
+    def machine(self) -> Machine:
+        """Return what each node is, and how many nodes there are. Called once, before the first launch.
+
+        Raises `MachineError` where nodes are unlike or cannot be reached.
+        """
+
+    @property
+    def lock(self) -> str | None:
+        """What sessions queue for; None for this machine. See `perfsuite.launch.lock`."""
+
+    def launch(self, job: Job, on_progress: OnProgress = no_progress) -> LaunchEnd:
+        """Run a job to its end, at most `case.timeout_s`. Afterwards none of its processes lives, anywhere.
+
+        Every node runs `python -m perfsuite.launch.agent RUNDIR` (`perfsuite.launch.driving`). Raises
+        `AllocationOverError` where no further job can be started, and `LaunchError` where processes stay.
+        """
 
 
 class Listener(Protocol):

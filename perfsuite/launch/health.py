@@ -1,17 +1,18 @@
 """Samples the health of the machine beside a run: clocks, power, memory, other processes.
 
-Driver side; imports neither torch nor pytest, and pynvml only inside functions.
+Runs in the agent of each node; imports neither torch nor pytest, and pynvml only inside functions.
 
 GPUs are read through NVML (`perfsuite.launch.nvml`), cores through /proc (`perfsuite.launch.cpu`). A reading
 that a device does not give is None, never 0. Samples count while steps are being made: from the first
-finished step that the driver sees to the last one, warm-up included. `perfsuite.results.health` judges them.
+finished step that is seen to the last one, warm-up included. `perfsuite.results.health` judges them.
 
-A call of NVML may wait for a driver that no longer answers. On a machine with GPUs a thread samples, so that
-the loop that enforces the deadlines of the job never waits for NVML.
+A call of NVML may wait for a driver that no longer answers: a thread samples, so that the agent never waits
+for NVML.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -20,9 +21,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, Literal
 
-from perfsuite.case.hardware import Machine
 from perfsuite.launch.cpu import Cpu, allowed_cores, read_cpu, read_pressure
 from perfsuite.launch.job import RESCAN_S, JobProcesses
 from perfsuite.launch.nvml import Gpu, Gpus
@@ -32,6 +32,8 @@ from perfsuite.results.run import DeviceHealth, Health
 EVERY_S = 0.25
 """Seconds between samples. One is also taken when the step moves, so that the first and the last are at the
 end of a step: rank 0 tells its steps at most twice a second."""
+LOOK_S = 0.06
+"""Seconds between looks at how many steps are finished."""
 FREE_POLL_S = 0.5
 """Seconds between looks at the memory of the GPUs, until it is free before a launch."""
 SILENT_S = 5.0
@@ -112,12 +114,13 @@ class Sampler:
     def finish(self) -> Health | None:
         """Let NVML go. Return what was seen, None if nothing was."""
         if self._gpus is None:
-            return self._seen(())
+            return self.seen(())
         notes = self._gpus.notes()
         self._gpus.finish()
-        return self._seen(notes)
+        return self.seen(notes)
 
-    def _seen(self, notes: tuple[str, ...]) -> Health | None:
+    def seen(self, notes: tuple[str, ...]) -> Health | None:
+        """Return what was seen so far with these notes, None if there is neither."""
         if self._slowest_s > SILENT_S:
             notes = (*notes, f"NVML took {self._slowest_s:.0f} s to answer: look at dmesg")
         if len(self._counted) > 1:
@@ -146,59 +149,56 @@ class Sampler:
         )
 
 
-class BackgroundSampler(Sampler):
-    """A sampler that works in a thread: nobody waits longer than `SILENT_S` for NVML to answer."""
+class Watch:
+    """Samples in a thread of the agent, which never waits longer than `SILENT_S` for NVML to answer."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._newest_step = 0
-        self._is_over = False
+    def __init__(self, sampler: Sampler, progress: Path) -> None:
+        self._sampler, self._progress = sampler, progress
         self._error: str | None = None
-        self._is_prepared, self._wake = threading.Event(), threading.Event()
+        self._is_prepared, self._is_over = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="perfsuite-health", daemon=True)
 
-    def prepare(self) -> None:
-        """Do as `Sampler.prepare` does, but let the job be launched even if NVML does not answer."""
+    def begin(self) -> None:
+        """Prepare the sampler, then sample. Returns when the job may start, even if NVML does not answer."""
+        self._sampler.begin(os.getpid())
         self._thread.start()
         self._is_prepared.wait(FREE_S + SILENT_S)
 
-    def sample(self, step: int) -> None:
-        """Have the thread do as `Sampler.sample` does. Returns at once."""
-        self._newest_step = step
-        self._wake.set()
-
     def finish(self) -> Health | None:
-        """Do as `Sampler.finish` does. If NVML does not answer even now, it is left alone."""
-        if not self._thread.is_alive():
-            return super().finish() if self._error is None else self._seen((self._error,))
-        self._is_over = True
-        self._wake.set()
-        self._thread.join(SILENT_S)
+        """Stop sampling and return what was seen. If NVML does not answer even now, it is left alone."""
+        self._is_over.set()
+        if self._thread.ident is not None:  # it has begun
+            self._thread.join(SILENT_S)
         if self._thread.is_alive():
             silent = "NVML does not answer (a GPU that is lost?): look at `nvidia-smi` and dmesg"
-            return self._seen((silent,))
-        return self.finish()
+            return self._sampler.seen((silent,))
+        return self._sampler.finish() if self._error is None else self._sampler.seen((self._error,))
 
     def _work(self) -> None:
         try:
-            super().prepare()
+            self._sampler.prepare()
             self._is_prepared.set()
-            while not self._is_over:
-                self._wake.wait()
-                self._wake.clear()
-                super().sample(self._newest_step)
+            while not self._is_over.wait(LOOK_S):
+                self._sampler.sample(self._steps())
         except Exception as error:  # the launch is worth more than its health
             self._error = f"the machine's health is unknown: {type(error).__name__}: {error}"
             self._is_prepared.set()
 
+    def _steps(self) -> int:
+        """Return how many steps rank 0 has finished, by the file that it writes; 0 before there is one."""
+        with contextlib.suppress(OSError, ValueError):
+            steps, _ = self._progress.read_text().split()
+            return int(steps)
+        return 0
 
-def sampler(machine: Machine, devices: int) -> Sampler:
-    """Return a sampler for a job on the first `devices` devices of `machine`."""
-    if machine.device == "cpu":
+
+def sampler(device: Literal["cpu", "cuda"], devices: int) -> Sampler:
+    """Return a sampler for a job on the first `devices` devices of this machine."""
+    if device == "cpu":
         return Sampler()
     import pynvml
 
-    return BackgroundSampler(devices=devices, nvml=pynvml)
+    return Sampler(devices=devices, nvml=pynvml)
 
 
 def _health(samples: Sequence[_Sample], cards: Sequence[DeviceHealth], notes: tuple[str, ...]) -> Health:

@@ -15,12 +15,12 @@ WAIT_S = 5
 POLL_S = 0.1
 
 
-def ask(run_dir: RunDir, processes: Iterable[psutil.Process]) -> None:
-    """Have those of the processes that listen write their stacks. Return when the files grow no more.
+def ask(run_dir: RunDir, processes: Iterable[psutil.Process], node: int = 0) -> None:
+    """Have those of a node's processes that listen write their stacks. Return when the files grow no more.
 
     A process that became a rank after it began to listen has two files: it writes into that of its rank.
     """
-    files = {pid: file for _, pid, file in run_dir.all_stacks()}  # ranks come last, so that theirs stays
+    files = {pid: file for _, pid, file in run_dir.all_stacks(node)}  # ranks come last, so that theirs stays
     expected = []
     for process in processes:
         if process.pid in files:

@@ -50,7 +50,8 @@ def first_cause(
     hung = {failure.at: line for failure in by_ranks if (line := _watchdog_line(_text(failure))) is not None}
     by_watchdog = []
     for failure in silent:  # the watchdog ends a process from a thread, which leaves no report, only a log
-        if (line := _watchdog_line(f"{_text(failure)}\n{_end(_log(failure, run_dir))}")) is not None:
+        written = [_end(log) for log in _logs(failure, run_dir)]
+        if (line := _watchdog_line("\n".join([_text(failure), *written]))) is not None:
             by_watchdog.append(failure)
             hung[failure.at] = line
     causes = [each for each in by_ranks + silent if each not in by_watchdog and not is_peer(each)]
@@ -85,9 +86,9 @@ def _text(failure: Failure) -> str:
     return f"{failure.message}\n{failure.traceback}"
 
 
-def _log(failure: Failure, run_dir: RunDir) -> Path:
-    """The log of the rank that failed; the ranks of a command write to the launcher's."""
-    return run_dir.launcher_log if failure.rank is None else run_dir.rank_log(failure.rank)
+def _logs(failure: Failure, run_dir: RunDir) -> list[Path]:
+    """The log of the rank that failed; the ranks of a command write to their agent's."""
+    return run_dir.all_agent_logs() if failure.rank is None else [run_dir.rank_log(failure.rank)]
 
 
 def _watchdog_line(text: str) -> str | None:
@@ -105,15 +106,18 @@ def with_log(failure: Failure, run_dir: RunDir) -> Failure:
         return failure
     logs = run_dir.all_rank_logs() if failure.rank is None else [run_dir.rank_log(failure.rank)]
     tails = [(log.name, _tail(log)) for log in logs]
-    by_launcher = _tail(run_dir.launcher_log)
+    agents = [(log.name, _tail(log)) for log in [*run_dir.all_agent_logs(), run_dir.scheduler_log]]
     if any(tail for _, tail in tails):  # a rank says why: that a process ended is no news then
-        kept = [line for line in by_launcher.splitlines() if ELASTIC_SAYS.match(line) is None]
-        by_launcher = "\n".join(kept).strip()
-    tails.append((run_dir.launcher_log.name, by_launcher))
+        agents = [(name, _without_elastic(tail)) for name, tail in agents]
+    tails += agents
     written = [f"last lines of {name}:\n{tail}" for name, tail in tails if tail]
     if where := stacks.read_stacks(run_dir):
         written.insert(0, where)
     return failure.replace(traceback="\n".join(written) or "no process wrote anything")
+
+
+def _without_elastic(tail: str) -> str:
+    return "\n".join(line for line in tail.splitlines() if ELASTIC_SAYS.match(line) is None).strip()
 
 
 def _tail(path: Path) -> str:

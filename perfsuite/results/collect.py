@@ -25,8 +25,9 @@ from perfsuite.results.figures import (
 )
 from perfsuite.results.health import gpu_setup
 from perfsuite.results.metric import find
+from perfsuite.results.nodes import with_nodes
 from perfsuite.results.rank_report import Failure, Observed, RankReport
-from perfsuite.results.run import Health, LaunchFile, Run
+from perfsuite.results.run import LaunchFile, Run
 from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, RunDir
 from perfsuite.results.window import UNMEASURED_STEPS, find_window
 
@@ -49,7 +50,6 @@ def collect(
     started_at: str,
     duration_s: float,
     failure: Failure | None,
-    health: Health | None = None,
 ) -> Run:
     """Make one run out of the reports of a launch's ranks.
 
@@ -64,14 +64,15 @@ def collect(
         started_at=started_at,
         duration_s=round(duration_s, 3),
         inject=request.inject,
-        health=health,
     )
     try:
+        agents = [documents.read(file, LaunchFile) for file in run_dir.all_launches()]
+        bare = with_nodes(bare, agents)
         reports = _reports(run_dir, request.case)
-        ended = documents.read(run_dir.launch, LaunchFile).failures if run_dir.launch.exists() else ()
     except FileError as error:
         unread = Failure(kind="missing_report", message=str(error))
         return bare.replace(failure=unread if failure is None else with_log(failure, run_dir))
+    ended = [each for agent in agents for each in agent.failures]
     cause = first_cause(reports, ended, run_dir, request.case)
     if cause is not None:
         by_ranks = [report.failure for report in reports.values() if report.failure is not None]
@@ -187,11 +188,13 @@ def _check_agreement(reports: list[RankReport], case: Case) -> None:
         if len(set(values)) > 1:
             each = ", ".join(f"rank {r.rank}: {value}" for r, value in zip(reports, values, strict=True))
             raise ReportError(f"ranks disagree on {what} ({each})")
-    world = case.topology.world_size
+    world, nodes = case.topology.world_size, case.topology.nodes
     if reports[0].world_size != world:
         raise ReportError(f"a world size of {world} was asked for, {reports[0].world_size} ran")
     if (ranks := [report.rank for report in reports]) != list(range(world)):
         raise ReportError(f"the files of ranks 0 to {world - 1} hold the reports of {ranks}")
+    if nodes > 1 and len(hosts := {report.host for report in reports}) != nodes:
+        raise ReportError(f"{nodes} nodes were asked for, the ranks ran on {', '.join(sorted(hosts))}")
     for report in reports:
         if bad := [seconds for seconds in report.step_s if not 0 < seconds < math.inf]:
             raise ReportError(f"rank {report.rank}: a step cannot take {bad[0]} s")

@@ -66,14 +66,15 @@ def machine_problems(health: Health | None, machine: Machine) -> list[str]:
         return []
     found = [reason for device in health.devices for reason in _unhealthy_gpu(device)]
     if machine.device == "cpu":
+        whose = "the cores' time" + (f" of {health.node}" if health.node else "")
         if _exceeds(health.foreign_cpu, FOREIGN_CPU_SHARE):
             found.append(
-                f"other processes used {health.foreign_cpu:.0%} of the cores' time "
+                f"other processes used {health.foreign_cpu:.0%} of {whose} "
                 f"(at most {FOREIGN_CPU_SHARE:.0%} is healthy)"
             )
         if _exceeds(health.steal, STEAL_SHARE):
             found.append(
-                f"the hypervisor took {health.steal:.0%} of the cores' time "
+                f"the hypervisor took {health.steal:.0%} of {whose} "
                 f"(steal; at most {STEAL_SHARE:.0%} is healthy)"
             )
     return found

@@ -21,6 +21,8 @@ class DeviceHealth(Data):
 
     index: int = Field(ge=0)
     """Its number among the GPUs that the job may see."""
+    node: str | None = None
+    """The node that it is in; None on one machine."""
     pci_bus_id: str | None = None
     """As `nvidia-smi` prints it: with it, `uuid` or `serial` a card is found again."""
     uuid: str | None = None
@@ -59,13 +61,16 @@ class DeviceHealth(Data):
 
     @property
     def name(self) -> str:
-        """For messages: `GPU 3 (00000000:5B:00.0)`."""
-        return f"GPU {self.index}" + (f" ({self.pci_bus_id})" if self.pci_bus_id else "")
+        """For messages: `GPU 3 (00000000:5B:00.0)`, with `of n2` where there are several nodes."""
+        bus_id = f" ({self.pci_bus_id})" if self.pci_bus_id else ""
+        return f"GPU {self.index}{bus_id}" + (f" of {self.node}" if self.node else "")
 
 
 class Health(Data):
     """The machine while steps were being made, warm-up included: sampled by `perfsuite.launch.health`."""
 
+    node: str | None = None
+    """Of several nodes the one that others used most: `foreign_cpu` and `steal` are its own. Else None."""
     samples: int = Field(ge=0)
     """0 on a GPU where the run was too short: then only what was read before it is known."""
     seconds: float
@@ -88,6 +93,13 @@ class Health(Data):
     """Percent of the last 10 s in which some process (the job's included) waited for a core, mean."""
     notes: tuple[str, ...] = ()
     """What could not be found out, and why."""
+
+
+class Node(Data):
+    """One machine of a launch on several."""
+
+    name: str
+    health: Health | None = None
 
 
 class Figures(Data):
@@ -187,7 +199,9 @@ class Run(Document):
     flops: Flops | None = None
     observed: Observed | None = None
     health: Health | None = None
-    """None on a CPU where the run was too short to be sampled."""
+    """The worst of the nodes. None on a CPU where the run was too short to be sampled."""
+    nodes: tuple[Node, ...] = ()
+    """The nodes in the order of their ranks; empty for a launch on one machine."""
     device_probe: dict[str, float] = Field(default_factory=dict)
     """What the device could do before the workload was built: the slowest rank's, figure by figure."""
     counts: tuple[RankCounts, ...] = ()
@@ -205,7 +219,10 @@ class Run(Document):
 
 
 class LaunchFile(Document):
-    """`launch.json`: how the processes ended, as the launcher saw it."""
+    """`launch-NODE.json`: how the processes of one node ended and how the node was, as its agent saw it."""
 
     schema_version: Literal[1] = 1
+    host: str = ""
+    """The node's name."""
     failures: tuple[Failure, ...] = ()
+    health: Health | None = None

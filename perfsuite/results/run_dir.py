@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +15,10 @@ FILES = "PERFSUITE_LAUNCH_DIR"
 RUN_DIR = "PERFSUITE_RUN_DIR"
 """Environment variable of a script's processes: the path of `RunDir`, where they find the case."""
 ANCESTOR_PID = "PERFSUITE_ANCESTOR_PID"
-"""Environment variable: the process that this one must not outlive. For the launcher that is the driver, for
-every process that the launcher starts it is the launcher."""
+"""Environment variable: the process that this one must not outlive. For an agent that is the driver, unless
+it is on another machine; for every process that the agent starts it is the agent."""
+NODE = "PERFSUITE_NODE"
+"""Environment variable of every process of a job: the number of its node, from 0 on."""
 STACKS_SIGNAL = signal.SIGUSR1
 """Makes a process write its stacks into `RunDir.stacks`."""
 
@@ -47,20 +50,41 @@ class RunDir:
         """`Run`, by the driver."""
         return self.path / "run.json"
 
-    @property
-    def launch(self) -> Path:
-        """`LaunchFile`, by the launcher."""
-        return self.path / "launch.json"
+    def launch(self, node: int) -> Path:
+        """`LaunchFile`, by the agent of that node."""
+        return self.path / f"launch-{node}.json"
+
+    def all_launches(self) -> list[Path]:
+        """The `launch` of every node that has one, by the number of the node."""
+        return _by_number(self.path.glob("launch-*.json"))
+
+    def agent_log(self, node: int) -> Path:
+        """What the agent of that node wrote to stdout and stderr."""
+        return self.path / f"agent-{node}.log"
+
+    def all_agent_logs(self) -> list[Path]:
+        """The `agent_log` of every node that has one, by the number of the node."""
+        return _by_number(self.path.glob("agent-*.log"))
 
     @property
-    def launcher_log(self) -> Path:
-        """What the launcher wrote to stdout and stderr."""
-        return self.path / "launcher.log"
+    def scheduler_log(self) -> Path:
+        """What the scheduler's own command wrote, where one starts the agents."""
+        return self.path / "scheduler.log"
+
+    @property
+    def lease(self) -> Path:
+        """The driver's sign of life and what it wants (`perfsuite.launch.lease`)."""
+        return self.path / "lease"
+
+    @property
+    def endpoint(self) -> Path:
+        """Where ranks meet, as `HOST:PORT`: made empty by the driver, written by the agent of node 0."""
+        return self.path / "endpoint"
 
     @property
     def files(self) -> Path:
         """A directory for what a script writes, and would go on from if it found it. Made empty by the
-        launcher, kept with the launch's other files."""
+        agent of node 0, kept with the launch's other files."""
         return self.path / "files"
 
     @property
@@ -94,15 +118,21 @@ class RunDir:
         """The `rank_log` of every rank that has one, sorted by name."""
         return sorted(self.path.glob("rank-*.log"))
 
-    def stacks(self, rank: int | None, pid: int) -> Path:
+    def stacks(self, rank: int | None, pid: int, node: int = 0) -> Path:
         """The file into which that process writes its stacks when asked (`perfsuite.worker.stacks`)."""
-        return self.path / f"stacks-{'unknown' if rank is None else rank}-{pid}.txt"
+        return self.path / f"stacks-{node}-{'unknown' if rank is None else rank}-{pid}.txt"
 
-    def all_stacks(self) -> list[tuple[int | None, int, Path]]:
-        """Every file of `stacks` as (rank, process id, file): those of an unknown rank first."""
-        names = [(file.stem.split("-"), file) for file in self.path.glob("stacks-*-*.txt")]
-        files = [(None if rank == "unknown" else int(rank), int(pid), file) for (_, rank, pid), file in names]
-        return sorted(files, key=lambda each: (-1 if each[0] is None else each[0], each[1]))
+    def all_stacks(self, node: int | None = None) -> list[tuple[int | None, int, Path]]:
+        """Every file of `stacks`, or those of one node, as (rank, process id, file): unknown ranks first."""
+        files = self.path.glob(f"stacks-{'*' if node is None else node}-*-*.txt")
+        names = [(file.stem.split("-")[2:], file) for file in files]
+        found = [(None if rank == "unknown" else int(rank), int(pid), file) for (rank, pid), file in names]
+        return sorted(found, key=lambda each: (-1 if each[0] is None else each[0], each[1]))
+
+
+def _by_number(files: Iterable[Path]) -> list[Path]:
+    """Files whose names end with `-NUMBER`, by that number."""
+    return sorted(files, key=lambda file: int(file.stem.rpartition("-")[2]))
 
 
 def launches_in(directory: Path) -> list[RunDir]:

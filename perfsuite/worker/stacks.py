@@ -10,11 +10,11 @@ from __future__ import annotations
 import faulthandler
 import os
 
-from perfsuite.results.run_dir import STACKS_SIGNAL, RunDir
+from perfsuite.results.run_dir import NODE, STACKS_SIGNAL, RunDir
 
 
 def listen(run_dir: RunDir, rank: int | None) -> None:
     """Write this process's stacks when it receives `STACKS_SIGNAL`. `rank`: None if it may be no rank."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    file = os.open(run_dir.stacks(rank, os.getpid()), flags, 0o644)
+    file = os.open(run_dir.stacks(rank, os.getpid(), int(os.environ.get(NODE, "0"))), flags, 0o644)
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True, chain=False)

@@ -14,7 +14,8 @@ import perfsuite
 from perfsuite import DDP, Case, LoRA, Model, Script, Topology, documents
 from perfsuite.errors import CaseError
 from perfsuite.frameworks import Command, framework_of
-from perfsuite.launch.local import _environment
+from perfsuite.launch import driving
+from perfsuite.launch.base import Job
 from perfsuite.launch.machine import detect
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
@@ -220,7 +221,8 @@ def test_paths_may_be_given_as_such() -> None:
 def test_a_case_with_variables_reads_back() -> None:
     case = case_of(Script(path="a.py", env={"NCCL_DEBUG": "WARN"}))
     assert Case.model_validate_json(case.model_dump_json()) == case
-    assert _environment(case, "cpu")["NCCL_DEBUG"] == "WARN"
+    job = Job(run_dir=RunDir(Path("d")), case=case, machine=make_machine())
+    assert driving.environment(job)["NCCL_DEBUG"] == "WARN"
 
 
 @pytest.mark.parametrize(
@@ -428,7 +430,7 @@ def test_under_its_own_launcher_it_is_the_same_training(by_path: Run, tmp_path: 
     result = measured(case_of(Script(command=(*TORCHRUN, train))), tmp_path)
     assert result.loss == pytest.approx(by_path.loss)
     assert len(result.step_s) == 12
-    assert (tmp_path / "run" / "launcher.log").read_text().count("cleaned up") == 2
+    assert (tmp_path / "run" / "agent-0.log").read_text().count("cleaned up") == 2
 
 
 OWN_PROCESS = """
@@ -497,7 +499,7 @@ def test_a_script_that_never_trains_is_told_with_what_it_said(tmp_path: Path) ->
     [
         ("", "exit code 0, and no process that it started made an optimizer step"),
         ("import sys; sys.exit('no config')", "the command ended with exit code 1"),
-        ("import sys; sys.exit('no config')", "last lines of launcher.log:\nno config"),
+        ("import sys; sys.exit('no config')", "last lines of agent-0.log:\nno config"),
     ],
 )
 def test_a_command_that_never_trains(tmp_path: Path, code: str, said: str) -> None:

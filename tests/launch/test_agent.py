@@ -20,6 +20,7 @@ from perfsuite.frameworks.base import Command
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.script import Script
 from perfsuite.launch import agent
+from perfsuite.launch.agent import Place
 from perfsuite.launch.processes import JOB_MARK
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run_dir import RUN_DIR, RunDir
@@ -42,14 +43,15 @@ def test_torch_2_11_is_given_no_shutdown_timeout(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(api, "elastic_launch", elastic_launch)
     monkeypatch.setattr(forkserver, "ensure_running", lambda: None)
     request = CaseFile(case=make_case(framework=DDP()), device="cpu")
-    assert agent._elastic(RunDir(tmp_path), request) == []
+    assert agent._elastic(Place(RunDir(tmp_path), request)) == []
     config, directory = given
     assert (config.nproc_per_node, directory) == (2, str(tmp_path))
 
 
 def test_a_rank_of_a_script_has_torchruns_variables() -> None:
     """`torchrun --nproc-per-node 2` sets these (torch's docs, "torchrun", "Environment Variables")."""
-    assert agent._rank(1, 2, 29500) == {
+    place = Place(RunDir(Path("d")), CaseFile(case=SCRIPT, device="cpu"))
+    assert agent._rank(place, 1, "127.0.0.1:29500") == {
         "LOCAL_RANK": "1",
         "RANK": "1",
         "GROUP_RANK": "0",
@@ -181,7 +183,7 @@ def test_a_rank_that_reported_a_failure_leaves_the_others_some_seconds(
 
 
 def run(command: Command, run_dir: RunDir) -> list[Failure]:
-    return agent._run(command, run_dir, CaseFile(case=SCRIPT, device="cpu"))
+    return agent._run(command, Place(run_dir, CaseFile(case=SCRIPT, device="cpu")))
 
 
 def python(code: str, directory: Path, *, starts_ranks: bool = True) -> Command:

@@ -11,20 +11,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
 from perfsuite.launch import health
 from perfsuite.launch.cpu import Cpu
-from perfsuite.launch.health import EVERY_S, Sampler
-from perfsuite.launch.local import launch
+from perfsuite.launch.health import EVERY_S, Sampler, Watch
 from perfsuite.launch.nvml import Gpu
 from perfsuite.results.health import FREE_S, machine_problems
 from perfsuite.results.run import DeviceHealth, Health
-from perfsuite.results.run_dir import RunDir
 from tests.launch.fake_nvml import CARD, GIB, OTHER, OWN, Clock, NotSupported, Nvml, NVMLError, using, watched
 from tests.launch.test_cpu import stat
-from tests.samples import make_case, make_gpu_machine, make_machine
+from tests.samples import make_gpu_machine, make_machine
 
 SPIN = "import time\nuntil = time.monotonic() + 20\nwhile time.monotonic() < until: pass"
 
@@ -106,38 +103,41 @@ def test_too_little_was_seen(steps: list[int]) -> None:
     assert sampler.finish() is None
 
 
-def test_a_launch_begins_and_asks(tmp_path: Path) -> None:
-    """A stand-in launcher tells a step and stays for a moment."""
-    launcher = tmp_path / "python"
-    launcher.write_text(f"#!/bin/sh\necho 3 256 > {RunDir(tmp_path).progress}\nsleep 0.3\n")
-    launcher.chmod(0o755)
+def progress(directory: Path, step: int) -> Path:
+    """The file in which rank 0 tells its steps."""
+    file = directory / "progress"
+    file.write_text(f"{step} 256")
+    return file
+
+
+def test_steps_are_read_from_the_file_of_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
+    seen = threading.Event()
 
     class Listener(Sampler):
-        def prepare(self) -> None:
-            told.append(-2)
-
-        def begin(self, launcher_pid: int) -> None:
-            assert psutil.Process(launcher_pid).ppid() == os.getpid()
-            told.append(-1)
-
         def sample(self, step: int) -> None:
             told.append(step)
+            if told[-2:] == [3, 0]:
+                seen.set()
+            (tmp_path / "progress").write_text("" if step == 3 else "3 256")
 
-    assert (
-        launch(RunDir(tmp_path), make_case(), device="cpu", python=str(launcher), sampler=Listener()) is None
-    )
-    assert told[:2] == [-2, -1]
-    assert 3 in told[2:]
+    watch = Watch(Listener(), tmp_path / "progress")
+    watch.begin()
+    assert seen.wait(60)
+    watch.finish()
+    assert told[:3] == [0, 3, 0], "no file yet, three steps, a file that is being written"
+
+
+def test_a_watch_that_never_began_has_seen_nothing(tmp_path: Path) -> None:
+    assert Watch(Sampler(), tmp_path / "progress").finish() is None
 
 
 def test_a_machine_gets_its_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = Nvml({}, {}, {})
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    assert health.sampler(make_machine(), 2).finish() is None
+    assert health.sampler("cpu", 2).finish() is None
     assert nvml.initialised == 0
-    on_gpu = health.sampler(make_gpu_machine(count=3), 2)
-    assert isinstance(on_gpu, health.BackgroundSampler), "the loop that calls it enforces deadlines"
+    on_gpu = health.sampler("cuda", 2)
     on_gpu.prepare()
     on_gpu.begin(OWN)
     on_gpu.sample(1)
@@ -155,7 +155,9 @@ def test_a_machine_gets_its_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_nobody_waits_for_an_nvml_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_waits_for_an_nvml_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(health, "SILENT_S", 0.05)
     answered, asked = threading.Event(), threading.Event()
 
@@ -169,15 +171,11 @@ def test_nobody_waits_for_an_nvml_that_does_not_answer(monkeypatch: pytest.Monke
                 answered.wait()
             return super().__getattr__(function)
 
-    sampler = health.BackgroundSampler(devices=1, nvml=Silent({}))
-    assert sampler._thread.daemon, "nor does the driver when it ends"
-    sampler.prepare()
-    sampler.begin(OWN)
-    sampler.sample(1)
+    watch = Watch(Sampler(devices=1, nvml=Silent({})), progress(tmp_path, 1))
+    assert watch._thread.daemon, "nor does the agent when it ends"
+    watch.begin()
     asked.wait()
-    for step in range(2, 100):
-        sampler.sample(step)  # as from the loop that enforces the deadline
-    found = sampler.finish()
+    found = watch.finish()
     answered.set()
     assert found is not None
     assert found.samples == 0
@@ -186,28 +184,27 @@ def test_nobody_waits_for_an_nvml_that_does_not_answer(monkeypatch: pytest.Monke
 
 
 def test_a_launch_waits_until_memory_should_be_free_and_nvml_should_have_told(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sampler = health.BackgroundSampler(devices=1, nvml=Nvml({}))
+    watch = Watch(Sampler(devices=1, nvml=Nvml({})), progress(tmp_path, 0))
     waited: list[float] = []
-    wait = sampler._is_prepared.wait
+    wait = watch._is_prepared.wait
 
     def waiting(seconds: float) -> bool:
         waited.append(seconds)
         return wait(seconds)
 
-    monkeypatch.setattr(sampler._is_prepared, "wait", waiting)
-    sampler.prepare()
-    sampler.finish()
+    monkeypatch.setattr(watch._is_prepared, "wait", waiting)
+    watch.begin()
+    watch.finish()
     assert waited == [35], "30 s until the memory is free, 5 s for the answer"
 
 
-def test_a_launch_without_a_step_is_not_sampled_at_its_end() -> None:
+def test_a_launch_without_a_step_is_not_sampled_at_its_end(tmp_path: Path) -> None:
     nvml = Nvml({})
-    sampler = health.BackgroundSampler(devices=1, nvml=nvml)
-    sampler.prepare()
-    sampler.begin(OWN)
-    sampler.finish()
+    watch = Watch(Sampler(devices=1, nvml=nvml), tmp_path / "no progress")
+    watch.begin()
+    watch.finish()
     assert ("nvmlDeviceGetUUID", 0) in nvml.calls
     assert ("nvmlDeviceGetPowerUsage", 0) not in nvml.calls
 
@@ -220,7 +217,9 @@ def test_without_a_number_of_devices_no_gpu_is_the_jobs() -> None:
     assert nvml.calls == []
 
 
-def test_a_job_is_launched_though_nvml_is_silent_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_is_launched_though_nvml_is_silent_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(health, "SILENT_S", 0.05)
     monkeypatch.setattr(health, "FREE_S", 0)
     answered = threading.Event()
@@ -229,11 +228,9 @@ def test_a_job_is_launched_though_nvml_is_silent_before_it(monkeypatch: pytest.M
         def nvmlInit(self) -> None:
             answered.wait()
 
-    sampler = health.BackgroundSampler(devices=1, nvml=Silent({}))
-    sampler.prepare()
-    sampler.begin(OWN)
-    sampler.sample(1)
-    found = sampler.finish()
+    watch = Watch(Sampler(devices=1, nvml=Silent({})), progress(tmp_path, 1))
+    watch.begin()
+    found = watch.finish()
     answered.set()
     assert found is not None
     assert (found.samples, len(found.notes)) == (0, 1)
@@ -261,14 +258,13 @@ def test_an_answer_that_takes_long_is_noted() -> None:
     assert found.notes == ("NVML took 7 s to answer: look at dmesg",)
 
 
-def test_a_sampler_that_breaks_ends_no_launch() -> None:
-    sampler = health.BackgroundSampler(devices=1, nvml=Nvml({}))
+def test_a_sampler_that_breaks_ends_no_launch(tmp_path: Path) -> None:
+    sampler = Sampler(devices=1, nvml=Nvml({}))
     sampler._job.cpu_s = lambda: 1 / 0  # type: ignore[method-assign]
-    sampler.prepare()
-    sampler.begin(OWN)
-    sampler.sample(1)
-    sampler._thread.join()
-    found = sampler.finish()
+    watch = Watch(sampler, progress(tmp_path, 1))
+    watch.begin()
+    watch._thread.join()
+    found = watch.finish()
     assert found is not None
     assert found.notes == ("the machine's health is unknown: ZeroDivisionError: division by zero",)
 

@@ -17,14 +17,15 @@ import pytest
 from perfsuite import DDP, Case, Fake, Script, Topology, documents
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import FileError
-from perfsuite.launch import hang
-from perfsuite.launch import local as launching
-from perfsuite.launch.local import launch
+from perfsuite.launch import driving, hang
+from perfsuite.launch.base import Job, LaunchEnd
+from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.machine import detect
 from perfsuite.launch.processes import JOB_MARK
 from perfsuite.measure import launch_once
 from perfsuite.results.run import LaunchFile, Run
 from perfsuite.results.run_dir import RunDir
+from tests.samples import make_gpu_machine, make_machine
 
 FAKE = Case(
     model="llama-tiny",
@@ -80,7 +81,7 @@ def test_a_launch_runs_every_rank_and_leaves_nothing(tmp_path: Path, monkeypatch
     measured = launch_once(FAKE, detect(), tmp_path)
     assert measured.failure is None
     assert len(measured.step_s) == FAKE.total_steps
-    assert documents.read(RunDir(tmp_path).launch, LaunchFile).failures == ()
+    assert documents.read(RunDir(tmp_path).launch(0), LaunchFile).failures == ()
     assert processes_of(tmp_path) == []
 
 
@@ -155,7 +156,6 @@ def test_a_job_on_gpus_numbers_them_as_nvml_does_and_nccl_ends_it_last(
 ) -> None:
     ours = {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // 2)),
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "960",
     }
     for name in ours:
@@ -163,15 +163,15 @@ def test_a_job_on_gpus_numbers_them_as_nvml_does_and_nccl_ends_it_last(
     case = FAKE.replace(timeout_s=900)
 
     def environment(device: str) -> dict[str, str]:
-        variables = launching._environment(case, device)
+        machine = make_gpu_machine() if device == "cuda" else make_machine()
+        variables = driving.environment(Job(run_dir=RunDir(Path("d")), case=case, machine=machine))
         return {name: variables[name] for name in ours if name in variables}
 
     assert environment("cuda") == ours
-    assert environment("cpu") == {"OMP_NUM_THREADS": ours["OMP_NUM_THREADS"]}
+    assert environment("cpu") == {}
     for name in ours:
         monkeypatch.setenv(name, "7")
     assert environment("cuda") == dict.fromkeys(ours, "7"), "what the user has set stays"
-    assert environment("cpu")["OMP_NUM_THREADS"] == ours["OMP_NUM_THREADS"], "but the threads of a CPU"
 
 
 @pytest.mark.parametrize(
@@ -199,8 +199,10 @@ def test_nccls_flight_recorder_is_written_into_the_launchs_directory(
     python.write_text("#!/bin/sh\nenv\n")
     python.chmod(0o755)
     run_dir = RunDir(tmp_path)
-    assert launch(run_dir, FAKE, device=device, python=str(python)) is None
-    told = dict(line.split("=", 1) for line in run_dir.launcher_log.read_text().splitlines() if "=" in line)
+    machine = make_gpu_machine() if device == "cuda" else make_machine()
+    job = Job(run_dir=run_dir, case=FAKE, machine=machine, python=str(python))
+    assert LocalLauncher().launch(job) == LaunchEnd()
+    told = dict(line.split("=", 1) for line in run_dir.agent_log(0).read_text().splitlines() if "=" in line)
     file = told.get("TORCH_FR_DUMP_TEMP_FILE")
     assert file == (str(run_dir.path / expected) if expected else None)  # an absolute path stays as it is
 
@@ -213,7 +215,8 @@ def test_a_grandchild_in_a_session_of_its_own_is_swept_up(
     orphan = tmp_path / "python"
     orphan.write_text("#!/bin/sh\nsetsid sleep 1000 > /dev/null 2>&1 &\nsleep 0.2\n")
     orphan.chmod(0o755)
-    assert launch(RunDir(tmp_path), FAKE, device="cpu", python=str(orphan)) is None
+    job = Job(run_dir=RunDir(tmp_path), case=FAKE, machine=make_machine(), python=str(orphan))
+    assert LocalLauncher().launch(job) == LaunchEnd()
     assert processes_of(tmp_path) == []
 
 
@@ -264,7 +267,7 @@ def test_sigkill_of_the_launcher_leaves_nothing(
 @pytest.mark.parametrize("delay_s", [0, 0.05, 0.1, 0.2, 0.4])
 def test_sigkill_of_the_driver_just_after_the_launch_leaves_nothing(tmp_path: Path, delay_s: float) -> None:
     killed = driver(tmp_path, FAKE, "hang")
-    assert wait_until(lambda: RunDir(tmp_path / "run").launcher_log.exists())
+    assert wait_until(lambda: RunDir(tmp_path / "run").agent_log(0).exists())
     time.sleep(delay_s)
     killed.kill()
     killed.wait()
@@ -277,6 +280,7 @@ def test_ranks_die_with_a_killed_launcher_even_if_nobody_sweeps(tmp_path: Path) 
     documents.write(run_dir.case, CaseFile(case=FAKE, device="cpu", inject="hang"))
     launcher = subprocess.Popen(
         [sys.executable, "-m", "perfsuite.launch.agent", str(tmp_path)],
+        stdin=subprocess.PIPE,
         env={**os.environ, "PERFSUITE_TEST": str(tmp_path), JOB_MARK: "x"},
         start_new_session=True,
     )

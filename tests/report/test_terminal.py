@@ -234,9 +234,9 @@ def test_explanation_of_a_failure_ends_with_the_whole_traceback() -> None:
 
 
 def test_explanation_of_a_failure_of_no_rank() -> None:
-    failure = Failure(kind="timeout", message="killed", traceback="last lines of launcher.log:\nwaiting")
+    failure = Failure(kind="timeout", message="killed", traceback="last lines of agent-0.log:\nwaiting")
     told = explanation(make_result(make_run(failure=failure))).splitlines()
-    assert told[-3:] == ["  traceback:", "    last lines of launcher.log:", "    waiting"]
+    assert told[-3:] == ["  traceback:", "    last lines of agent-0.log:", "    waiting"]
     bare = failure.replace(traceback=None)
     assert "traceback" not in explanation(make_result(make_run(failure=bare)))
 

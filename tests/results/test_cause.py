@@ -41,7 +41,7 @@ def test_a_hang_that_only_nccls_watchdog_ended_is_a_timeout(tmp_path: Path) -> N
 
 def test_a_commands_hang_that_only_nccls_watchdog_ended_is_a_timeout(tmp_path: Path) -> None:
     run_dir = write_launch(tmp_path, ended=(COMMAND_FAILED,))
-    run_dir.launcher_log.write_text(f"{WATCHDOG}\n")
+    run_dir.agent_log(0).write_text(f"{WATCHDOG}\n")
     assert failure_of(collected(run_dir)).kind == "timeout"
 
 
@@ -130,8 +130,8 @@ def test_without_a_traceback_the_end_of_that_ranks_log_is_shown(tmp_path: Path) 
 
 def test_without_a_log_of_the_rank_the_launchers_is_shown(tmp_path: Path) -> None:
     run_dir = write_launch(tmp_path)
-    run_dir.launcher_log.write_text("ImportError: no module\n")
-    assert failure_of(collected(run_dir)).traceback == "last lines of launcher.log:\nImportError: no module"
+    run_dir.agent_log(0).write_text("ImportError: no module\n")
+    assert failure_of(collected(run_dir)).traceback == "last lines of agent-0.log:\nImportError: no module"
 
 
 ELASTIC = """\
@@ -143,13 +143,13 @@ E1121 19:57:47.303000 8705 torch/distributed/elastic/multiprocessing/api.py:836]
 
 def test_what_a_rank_says_is_not_followed_by_torchs_launcher(tmp_path: Path) -> None:
     run_dir = write_launch(tmp_path, make_report(0), ended=(crash(1, 1.0, "exit code 2"),))
-    run_dir.launcher_log.write_text(ELASTIC)
+    run_dir.agent_log(0).write_text(ELASTIC)
     assert str(failure_of(collected(run_dir)).traceback).endswith(ELASTIC.strip()), "all that is known"
     run_dir.rank_log(1).write_text("train.py: error: unrecognized arguments: --foo\n")
     alone = "last lines of rank-1.log:\ntrain.py: error: unrecognized arguments: --foo"
     assert failure_of(collected(run_dir)).traceback == alone
-    run_dir.launcher_log.write_text(f"{ELASTIC}Out of disk\n")
-    assert failure_of(collected(run_dir)).traceback == f"{alone}\nlast lines of launcher.log:\nOut of disk"
+    run_dir.agent_log(0).write_text(f"{ELASTIC}Out of disk\n")
+    assert failure_of(collected(run_dir)).traceback == f"{alone}\nlast lines of agent-0.log:\nOut of disk"
 
 
 def test_of_an_unknown_rank_all_logs_are_shown_and_one_that_says_something_replaces_torchs_launcher(
@@ -158,7 +158,7 @@ def test_of_an_unknown_rank_all_logs_are_shown_and_one_that_says_something_repla
     run_dir = write_launch(tmp_path, make_report(0), ended=(COMMAND_FAILED,))
     run_dir.rank_log(0).touch()
     run_dir.rank_log(1).write_text("bad option\n")
-    run_dir.launcher_log.write_text(ELASTIC)
+    run_dir.agent_log(0).write_text(ELASTIC)
     assert failure_of(collected(run_dir)).traceback == "last lines of rank-1.log:\nbad option"
 
 
@@ -166,7 +166,7 @@ def test_of_an_unknown_rank_all_logs_are_shown_and_one_that_says_something_repla
 def test_a_log_in_which_nothing_stands_is_said_to_be_empty(tmp_path: Path, empty: bool) -> None:
     run_dir = write_launch(tmp_path)
     if empty:
-        run_dir.launcher_log.touch()
+        run_dir.agent_log(0).touch()
     assert failure_of(collected(run_dir)).traceback == "no process wrote anything"
 
 
@@ -185,9 +185,9 @@ def test_a_timeout_that_the_driver_saw_is_the_failure(
     tmp_path: Path, reports: tuple[RankReport, ...]
 ) -> None:
     run_dir = write_launch(tmp_path, *reports)
-    run_dir.launcher_log.write_text("waiting\n")
+    run_dir.agent_log(0).write_text("waiting\n")
     failure = failure_of(collected(run_dir, failure=TIMEOUT))
-    assert failure == TIMEOUT.replace(traceback="last lines of launcher.log:\nwaiting")
+    assert failure == TIMEOUT.replace(traceback="last lines of agent-0.log:\nwaiting")
 
 
 def test_a_rank_that_said_why_it_failed_is_the_failure_though_others_hung(tmp_path: Path) -> None:
@@ -246,14 +246,14 @@ def test_where_the_processes_stood_comes_before_the_logs(tmp_path: Path) -> None
     run_dir = write_launch(tmp_path)
     run_dir.stacks(0, 7).write_text("Thread\n  waits")
     run_dir.rank_log(0).write_text("step 7\n")
-    run_dir.launcher_log.write_text("waiting\n")
+    run_dir.agent_log(0).write_text("waiting\n")
     assert str(failure_of(collected(run_dir, failure=TIMEOUT)).traceback).splitlines() == [
         "rank 0 stood here:",
         "Thread",
         "  waits",
         "last lines of rank-0.log:",
         "step 7",
-        "last lines of launcher.log:",
+        "last lines of agent-0.log:",
         "waiting",
     ]
 
@@ -261,5 +261,5 @@ def test_where_the_processes_stood_comes_before_the_logs(tmp_path: Path) -> None
 @pytest.mark.parametrize(("more", "first"), [(0, "first"), (1, "irst")])
 def test_of_a_long_log_the_last_256_kib_are_read(tmp_path: Path, more: int, first: str) -> None:
     run_dir = write_launch(tmp_path)
-    run_dir.launcher_log.write_text("first\n" + "y" * (256 * 1024 - len("first\n") + more))
+    run_dir.agent_log(0).write_text("first\n" + "y" * (256 * 1024 - len("first\n") + more))
     assert str(failure_of(collected(run_dir)).traceback).splitlines()[1] == first

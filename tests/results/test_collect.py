@@ -67,7 +67,7 @@ def test_what_the_ranks_note_is_told_once(tmp_path: Path) -> None:
 
 def test_without_a_launch_file_the_reports_still_count(tmp_path: Path) -> None:
     run_dir = write_launch(tmp_path, make_report(0), make_report(1))
-    run_dir.launch.unlink()
+    run_dir.launch(0).unlink()
     assert collected(run_dir).failure is None
 
 
@@ -126,7 +126,7 @@ def test_of_several_impossible_steps_the_first_is_told(tmp_path: Path) -> None:
 def test_a_job_that_did_not_end_is_measured_where_every_rank_had_reported(tmp_path: Path) -> None:
     """As a command that lingers on a logger: nothing is missing."""
     run_dir = write_launch(tmp_path, make_report(0), make_report(1))
-    run_dir.launch.unlink()
+    run_dir.launch(0).unlink()
     run = collected(run_dir, failure=TIMEOUT)
     assert run.failure is None
     assert run.figures.tokens_per_s is not None
@@ -157,9 +157,9 @@ def test_a_bad_report_file_is_named_with_the_field(tmp_path: Path, content: str,
 
 def test_a_bad_launch_file_is_named(tmp_path: Path) -> None:
     run_dir = write_launch(tmp_path, make_report(0), make_report(1))
-    run_dir.launch.write_text("[]")
+    run_dir.launch(0).write_text("[]")
     failure = failure_of(collected(run_dir))
-    assert failure.message.startswith(f"{run_dir.launch}: expected a JSON object")
+    assert failure.message.startswith(f"{run_dir.launch(0)}: expected a JSON object")
 
 
 def test_a_report_in_another_ranks_file_is_an_error(tmp_path: Path) -> None:

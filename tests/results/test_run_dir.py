@@ -30,9 +30,11 @@ def test_launches_are_named_and_found_by_number(tmp_path: Path) -> None:
 
 def test_each_file_has_a_name_of_its_own() -> None:
     run_dir = RunDir(Path("d"))
-    files = [run_dir.case, run_dir.run, run_dir.launch, run_dir.launcher_log, run_dir.files, run_dir.progress]
+    files = [run_dir.case, run_dir.run, run_dir.files, run_dir.progress, run_dir.lease, run_dir.endpoint]
+    files += [run_dir.launch(0), run_dir.launch(1), run_dir.agent_log(0), run_dir.agent_log(1)]
+    files += [run_dir.scheduler_log]
     files += [run_dir.flight_recorder, run_dir.rank(0), run_dir.rank(1), run_dir.rank_log(0)]
-    files += [run_dir.stacks(0, 7), run_dir.stacks(None, 7)]
+    files += [run_dir.stacks(0, 7), run_dir.stacks(None, 7), run_dir.stacks(0, 7, 1)]
     assert len(set(files)) == len(files)
     assert {file.parent for file in files} == {Path("d")}
 
@@ -74,3 +76,21 @@ def test_stacks_are_found_with_rank_and_process_those_of_no_known_rank_first(tmp
 def test_a_run_dir_cannot_be_changed() -> None:
     with pytest.raises(FrozenInstanceError):
         RunDir(Path("d")).path = Path("e")  # type: ignore[misc]
+
+
+def test_stacks_of_one_node_are_told_from_those_of_another(tmp_path: Path) -> None:
+    """Two nodes may have processes of one number."""
+    run_dir = RunDir(tmp_path)
+    for node in (0, 1):
+        run_dir.stacks(node, 7, node).touch()
+    assert run_dir.all_stacks(1) == [(1, 7, run_dir.stacks(1, 7, 1))]
+    assert len(run_dir.all_stacks()) == 2
+
+
+def test_files_of_nodes_are_in_the_order_of_the_nodes(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    for node in (10, 2, 0):
+        run_dir.launch(node).touch()
+        run_dir.agent_log(node).touch()
+    assert run_dir.all_launches() == [run_dir.launch(node) for node in (0, 2, 10)]
+    assert run_dir.all_agent_logs() == [run_dir.agent_log(node) for node in (0, 2, 10)]

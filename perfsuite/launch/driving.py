@@ -1,0 +1,131 @@
+"""Starts the agents of a job by one command and watches the job. Driver side; imports neither torch nor
+pytest.
+
+This is the same for every launcher. What differs is the command: on one machine it is the agent, on several
+nodes a command of the scheduler that starts an agent on each. The command's stdin must be that of the agents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from perfsuite.frameworks.base import NCCL_AFTER_S, framework_of
+from perfsuite.launch.base import Job, OnProgress
+from perfsuite.launch.hang import HangDetector
+from perfsuite.launch.lease import Beats
+from perfsuite.launch.machine import CUDA_ORDER
+from perfsuite.results.rank_report import Failure
+from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, RunDir
+
+POLL_S = 0.05
+"""Seconds between two looks at whether the command has ended and how many steps are made."""
+REPORTS_S = 1.0
+"""Seconds between two listings of the directory, to see which ranks have reported."""
+END_S = 20.0
+"""Seconds in which agents that were told to end the job do so: stacks take 5 and NVML may take 5."""
+NCCL_HEARTBEAT_S = 480
+"""torch's default of TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC."""
+
+
+def agent_command(job: Job) -> list[str]:
+    """Return the command that each node runs."""
+    return [job.python, "-m", "perfsuite.launch.agent", str(job.run_dir.path.resolve())]
+
+
+@contextlib.contextmanager
+def started(
+    command: Sequence[str], log: Path, environment: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command in a session of its own inside of a `with`, holding its stdin open."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin:
+        yield process
+
+
+def drive(job: Job, process: subprocess.Popen[bytes], on_progress: OnProgress) -> Failure | None:
+    """Watch a job until its command ends. Returns a failure if the job had to be ended.
+
+    Each rank has then written its stacks, and each agent the health of its node.
+    """
+    with Beats(job.run_dir.lease) as beats:
+        failure = _watch(job, process, on_progress)
+        if failure is not None:
+            beats.end_job()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)
+        return failure
+
+
+def _watch(job: Job, process: subprocess.Popen[bytes], on_progress: OnProgress) -> Failure | None:
+    run_dir, case = job.run_dir, job.case
+    began = listed_at = time.monotonic()
+    steps = tokens = reports = 0
+    hang = HangDetector()
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(POLL_S)
+            return None
+        with contextlib.suppress(OSError, ValueError):
+            steps, tokens = map(int, run_dir.progress.read_text().split())
+        on_progress(steps, tokens)
+        now = time.monotonic()
+        if now - listed_at > REPORTS_S:
+            listed_at, reports = now, len(run_dir.all_ranks())
+        quiet_s = hang.quiet_s(now, is_training=tokens > 0, steps=steps, reports=reports)
+        why = None
+        if now - began > case.timeout_s:
+            why = f"{case.timeout_s:g} s (the case's timeout_s)"
+        elif quiet_s is not None:
+            why = f"{quiet_s:.0f} s without a step ({hang.allowed_s:.0f} s are let pass here)"
+        if why is not None:
+            far = f"when rank 0 had finished about {steps} of {case.total_steps} steps"
+            return Failure(kind="timeout", message=f"killed after {why}, {far}", at=time.time())
+
+
+def prepare(run_dir: RunDir) -> None:
+    """Make the files that nodes wait for: they see a file that is there at once, a new one later."""
+    run_dir.endpoint.touch()
+
+
+def environment(job: Job) -> dict[str, str]:
+    """Return this process's environment, changed for the job: offline, and with the framework's variables.
+
+    Each agent adds what depends on its node, as the number of threads.
+    """
+    ours = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    chosen = framework_of(job.case).plan(job.case).environment
+    if job.machine.device == "cpu":
+        return {**os.environ, **ours, "CUDA_VISIBLE_DEVICES": "", **chosen}
+    return {**_flight_recorder(job.run_dir), **_on_gpu(job), **os.environ, **ours, **chosen}
+
+
+def _on_gpu(job: Job) -> dict[str, str]:
+    """Number GPUs as NVML does, and keep NCCL's own monitor from ending a job before this module does."""
+    later_s = max(NCCL_HEARTBEAT_S, math.ceil(job.case.timeout_s) + NCCL_AFTER_S)
+    return {"CUDA_DEVICE_ORDER": CUDA_ORDER, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(later_s)}
+
+
+def _flight_recorder(run_dir: RunDir) -> dict[str, str]:
+    """Have torch write its flight recorder (what each rank last asked of NCCL) into the launch's directory.
+
+    It does so when a collective hangs until NCCL's watchdog ends it. A user's own file, under the older name
+    of the variable, wins.
+    """
+    if "TORCH_NCCL_DEBUG_INFO_TEMP_FILE" in os.environ:
+        return {}
+    return {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", FLIGHT_RECORDER_FILE: str(run_dir.flight_recorder.resolve())}

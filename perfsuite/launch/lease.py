@@ -1,0 +1,114 @@
+"""How the agents of a job know that its driver lives, and what it wants. Imports neither torch nor pytest.
+
+There are two leases, because each can be lost without the other. An agent's stdin is a pipe that the driver
+holds open, in a Slurm step through `srun`: it ends when the driver dies. And the driver writes a changing
+text into `RunDir.lease`: if it dies together with `srun`, stdin stays open, but the text changes no more.
+Texts are compared, not times: clocks of two machines need not agree.
+
+The same text tells the agents to end the job. It is written over itself, never truncated and never to a new
+file: that works on a full disk, and another machine sees it at once (on NFS a file that is opened is fresh,
+while a file that is new may stay unseen for a minute).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+BEAT_S = 1.0
+"""Seconds between two texts of the driver."""
+LOOK_S = 0.25
+"""Seconds between two looks of an agent at the text."""
+LOST_S = 30.0
+"""Seconds without a new text after which the driver is taken for dead."""
+LEASE_S = "PERFSUITE_LEASE_S"
+"""Environment variable of an agent whose driver is on another machine: its `LOST_S`. Where the driver is on
+the agent's machine, the kernel tells that it died, and one that is only stopped keeps its job."""
+
+Wish = Literal["go", "end"]
+
+
+class Beats:
+    """The driver's side: writes the text from a thread of its own, so that nothing else delays it."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._wish: Wish = "go"
+        self._count = 0
+        self._changed, self._lock = threading.Event(), threading.Lock()
+        self._is_over = False
+        self._thread = threading.Thread(target=self._work, name="perfsuite-lease", daemon=True)
+
+    def __enter__(self) -> Beats:
+        self._file.write_text(_text(0, "go"))
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_over = True
+        self._changed.set()
+        self._thread.join()
+
+    def end_job(self) -> None:
+        """Tell the agents to end the job: each lets its processes write their stacks before."""
+        self._wish = "end"
+        self._changed.set()
+
+    def _work(self) -> None:
+        while not self._is_over:
+            self._changed.wait(BEAT_S)
+            self._changed.clear()
+            self._count += 1
+            with contextlib.suppress(OSError), self._file.open("r+") as file:
+                file.write(_text(self._count, self._wish))
+
+
+def _text(count: int, wish: Wish) -> str:
+    return f"{count:010d} {wish:3}\n"
+
+
+class Lease:
+    """An agent's side: calls `on_end` when the driver asks for the end, `on_lost` when it is gone."""
+
+    def __init__(self, file: Path, on_end: Callable[[], object], on_lost: Callable[[str], object]) -> None:
+        self._file, self._on_end, self._on_lost = file, on_end, on_lost
+        lost_s = os.environ.get(LEASE_S)
+        self._lost_s = None if lost_s is None else float(lost_s)
+
+    def hold(self) -> None:
+        """Watch both leases, each in a thread. What this process starts from now on finds an empty stdin."""
+        self._pipe = os.dup(0)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        for watch in (self._hold_stdin, self._hold_text):
+            threading.Thread(target=watch, name="perfsuite-lease", daemon=True).start()
+
+    def _hold_stdin(self) -> None:
+        with contextlib.suppress(OSError):
+            while os.read(self._pipe, 1024):
+                pass
+        self._on_lost("the driver is gone: its end of stdin is closed")
+
+    def _hold_text(self) -> None:
+        last, at = "", time.monotonic()
+        while True:
+            with contextlib.suppress(OSError):
+                text = self._file.read_text()
+                if text.rstrip().endswith("end"):
+                    self._on_end()
+                    return
+                if text not in ("", last):
+                    last, at = text, time.monotonic()
+            if self._lost_s is not None and time.monotonic() - at > self._lost_s:
+                self._on_lost(f"no sign of the driver for {self._lost_s:g} s")
+                return
+            time.sleep(LOOK_S)

@@ -1,0 +1,67 @@
+"""What a launch on several nodes tells of each of them. Pure; imports neither torch nor pytest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from perfsuite.results.run import Health, LaunchFile, Node, Run
+
+
+def with_nodes(run: Run, agents: Sequence[LaunchFile]) -> Run:
+    """Return the run with the health of its machines, as their agents saw it, in the order of the nodes."""
+    if run.case.topology.nodes == 1:
+        return run.replace(health=agents[0].health if agents else None)
+    nodes = tuple(Node(name=agent.host, health=agent.health) for agent in agents)
+    return run.replace(nodes=nodes, health=worst(nodes))
+
+
+def worst(nodes: Sequence[Node]) -> Health | None:
+    """Return one health for all nodes: of each reading that tells trouble, the worst; None if none has any.
+
+    GPUs of all nodes stand in it by the name of their node.
+    """
+    seen = {node.name: node.health for node in nodes if node.health is not None}
+    if not seen:
+        return None
+    healths = list(seen.values())
+    busiest = max(seen, key=lambda name: (seen[name].foreign_cpu or 0) + (seen[name].steal or 0))
+    return Health(
+        node=busiest,
+        samples=min(health.samples for health in healths),
+        seconds=min(health.seconds for health in healths),
+        steps=min(health.steps for health in healths),
+        devices=tuple(card.replace(node=name) for name, health in seen.items() for card in health.devices),
+        sm_clocks_mhz=_slowest_clocks(healths),
+        job_cpu=_of(min, (health.job_cpu for health in healths)),
+        foreign_cpu=_of(max, (health.foreign_cpu for health in healths)),
+        steal=_of(max, (health.steal for health in healths)),
+        load_average=_of(max, (health.load_average for health in healths)),
+        cpu_pressure=_of(max, (health.cpu_pressure for health in healths)),
+        notes=tuple(f"{name}: {note}" for name, health in seen.items() for note in health.notes),
+    )
+
+
+def node_of(run: Run, rank: int) -> str | None:
+    """Return the name of the node on which a rank ran; None on one machine, and where it is not known."""
+    number = rank // run.case.topology.processes_per_node
+    return run.nodes[number].name if number < len(run.nodes) else None
+
+
+def slowest_nodes(runs: Iterable[Run]) -> Counter[str]:
+    """Return how many of the launches each node slowed: it had the rank that was slowest most often."""
+    names = (node_of(run, run.slowest_rank) for run in runs if run.slowest_rank is not None)
+    return Counter(name for name in names if name is not None)
+
+
+def _of(choose: Callable[[Iterable[float]], float], values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return choose(known) if known else None
+
+
+def _slowest_clocks(healths: Sequence[Health]) -> tuple[tuple[int, float], ...]:
+    """Return for each number of finished steps the slowest clock that any node had then."""
+    clocks: dict[int, float] = {}
+    for step, clock in (each for health in healths for each in health.sm_clocks_mhz):
+        clocks[step] = min(clock, clocks.get(step, clock))
+    return tuple(sorted(clocks.items()))
