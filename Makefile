@@ -16,7 +16,7 @@ AS_PERFSUITE = -c user.name=perfsuite -c user.email=perfsuite@users.noreply.gith
 export BASE CASES HARDWARE OUT REASON TAG
 
 .PHONY: bench dry dry-ci comparisons test versions test-lowest test-newest check unit docs dist mutants selftest gpu-day \
-	format figures history-figures pictures browser clean night summary history keep pages site drift issue \
+	format figures history-figures pictures browser slurm clean night summary history keep pages site drift issue \
 	compare refresh propose git-login
 
 bench: .venv/installed  ## measure a tiny model by every framework, compare with the last time
@@ -86,6 +86,11 @@ pictures: .venv/installed  ## docs/images/: the report of RESULTS or of the newe
 browser:  ## Chromium for the tests and pictures that need one; installed only where that takes no password
 	command -v chromedriver || { apt-get update -qq && \
 	  apt-get install -qq -y --no-install-recommends chromium chromium-driver fonts-dejavu-core; }
+
+slurm:  ## Slurm for the tests that need one (they run as root); installed only where that takes no password
+	command -v slurmctld && command -v slurmd && command -v srun && command -v munged && command -v ip || { \
+	  apt-get update -qq && \
+	  apt-get install -qq -y --no-install-recommends slurmctld slurmd slurm-client munge iproute2; }
 
 history-figures: .venv/installed  ## what a long history costs, and how soon a drift is found (half an hour)
 	.venv/bin/python -m tests.benchmarks.history

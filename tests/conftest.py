@@ -66,6 +66,20 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield packages
 
 
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    """`tests.slurm_cluster.Cluster`, one for each process of xdist. Where none can be started the test is
+    skipped, or fails where CI is set."""
+    from tests.slurm_cluster import missing, slurm_cluster  # not at the top, either
+
+    if (reason := missing()) is not None:
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with slurm_cluster() as started:
+        yield started
+
+
 def pytest_collection_finish() -> None:
     """What imported libraries hold never dies: full collections, which many tests make, may skip it."""
     gc.freeze()

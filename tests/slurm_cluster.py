@@ -1,0 +1,370 @@
+"""A real Slurm of two nodes on this machine, for tests: Debian's packages, `make slurm` installs them.
+
+Each node is a set of namespaces of its own: network, host name, processes, mounts. A process of one node does
+not see those of the other, and their traffic crosses an interface; files, cores and memory are shared. The
+controller runs where the tests run.
+
+    with slurm_cluster() as cluster:
+        subprocess.run(["srun", "-N2", "hostname"], env={**os.environ, **cluster.environment})
+
+Several clusters may run at a time, each in a slot of its own (a number in all its names). When the process
+that started one dies, however it dies, the kernel ends all processes of the cluster, those of jobs included;
+what else is left of it is removed when the next one starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import psutil
+
+from perfsuite.worker.leash import die_with_parent
+
+PROGRAMS = ("slurmctld", "slurmd", "srun", "munged", "ip", "nsenter", "unshare")
+SLOTS = 16
+"""How many clusters there may be at a time."""
+START_S = 60
+"""Seconds in which something of the cluster has to come up, or to end."""
+SLURMD_TIMEOUT_S = 6
+"""Seconds without an answer after which Slurm takes a node for dead, and its jobs' allocations with it. It takes
+twice that, as Slurm pings now and then, and waits for each answer."""
+CPUS = 16
+"""Cores that each node pretends to have."""
+
+CONF = """\
+ClusterName=perfsuite{slot}
+SlurmctldHost={host}({subnet}.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={directory}/munge.socket
+SlurmctldPidFile={directory}/slurmctld.pid
+SlurmdPidFile={directory}/slurmd.%n.pid
+StateSaveLocation={directory}/state
+SlurmdSpoolDir={directory}/spool.%n
+SlurmctldLogFile={directory}/slurmctld.log
+SlurmdLogFile={directory}/slurmd.%n.log
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerParameters=batch_sched_delay=0,sched_interval=2
+SlurmdParameters=config_overrides
+EnforcePartLimits=ALL
+ReturnToService=2
+SlurmdTimeout={slurmd_timeout_s}
+MessageTimeout=3
+TCPTimeout=1
+KillWait=2
+MinJobAge=3600
+MailProg=/bin/true
+NodeName=n[1-2] NodeAddr={subnet}.[11-12] CPUs={cpus} RealMemory=8000
+PartitionName=bench Nodes=ALL Default=YES MaxTime=INFINITE
+PartitionName=short Nodes=ALL MaxTime=1 MaxNodes=1
+PartitionName=closed Nodes=ALL State=DOWN
+"""
+"""`short` refuses a job of two nodes or of more than a minute; a job in `closed` never starts."""
+
+NODE = """\
+hostname "$1"
+mount --bind "$2" /etc/hosts
+ip link set lo up
+echo ready
+exec env --ignore-signal=CHLD sleep infinity
+"""
+"""The first process of a node. As it ignores SIGCHLD, no process that it inherits stays a zombie."""
+
+
+class Cluster:
+    """Slurm with the nodes n1 and n2, and the partitions bench, short and closed."""
+
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
+        self.nodes = ("n1", "n2")
+        self.directory = Path(f"/tmp/perfsuite-slurm-{slot}")
+        self._bridge = f"pfslurm{slot}"
+        self._subnet = f"10.77.{slot}"
+        self._daemons: list[subprocess.Popen[bytes]] = []
+        self._inits: dict[str, int] = {}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which Slurm's commands find this cluster."""
+        return {"SLURM_CONF": str(self.directory / "slurm.conf")}
+
+    def run(self, *words: str) -> str:
+        """What a command prints on the controller's host. Raises `CalledProcessError` if it fails."""
+        return _output(words, {**os.environ, **self.environment})
+
+    def command(self, node: str, *words: str) -> list[str]:
+        """The words that run a command on a node, in the current directory."""
+        entered = ["nsenter", f"--target={self._inits[node]}", "--net", "--uts", "--mount", "--pid", "--ipc"]
+        return [*entered, "env", f"--chdir={Path.cwd()}", *words]
+
+    def on(self, node: str, *words: str) -> str:
+        """What a command prints on a node. Raises `CalledProcessError` if it fails."""
+        return self.run(*self.command(node, *words))
+
+    def processes(self, node: str) -> list[psutil.Process]:
+        """The living processes of a node, with their pids on this machine; without the node's own two."""
+        space = _pid_space(self._inits[node])
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                own = process.pid == self._inits[node] or process.name() == "slurmd"
+                if not own and _pid_space(process.pid) == space and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def sent_bytes(self, node: str) -> int:
+        """The bytes that a node has sent through its network interface, with their headers."""
+        (line,) = [line for line in self.on(node, "cat", "/proc/net/dev").splitlines() if "eth0:" in line]
+        return int(
+            line.split()[9]
+        )  # behind the name and eight numbers of what was received
+
+    def state(self, node: str) -> str:
+        """The state of a node, as `sinfo` prints it: idle, mixed, down*."""
+        return self.run("sinfo", "--noheader", "--partition=bench", f"--nodes={node}", "--format=%T").strip()
+
+    def kill_slurmd(self, node: str) -> None:
+        """Kill Slurm's daemon on a node: after `SLURMD_TIMEOUT_S` the node is down. Its jobs go on."""
+        space = _pid_space(self._inits[node])
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.name() == "slurmd" and _pid_space(process.pid) == space:
+                    process.kill()
+                    process.wait(START_S)
+
+    def cut_off(self, node: str) -> None:
+        """Take a node from the network. Its processes go on."""
+        _ip("link", "set", self._cable(node), "down")
+
+    def repair(self, node: str) -> None:
+        """Undo `kill_slurmd` and `cut_off`, kill what still runs on the node, and wait until it is idle."""
+        _ip("link", "set", self._cable(node), "up")
+        for process in self.processes(node):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self.kill_slurmd(node)
+        self._start_slurmd(node)
+        wait_until(lambda: self.state(node) == "idle", f"{node} to be idle")
+
+    def start(self) -> None:
+        """Bring up the network, the nodes and the daemons; returns when all nodes are idle."""
+        self._write_files()
+        _ip("link", "add", self._bridge, "type", "bridge")
+        _ip("address", "add", f"{self._subnet}.1/24", "dev", self._bridge)
+        _ip("link", "set", self._bridge, "up")
+        for number, node in enumerate(self.nodes, start=1):
+            self._start_node(node, f"{self._subnet}.{10 + number}/24")
+        self._start_munged()
+        self._start("slurmctld", "-D")
+        for node in self.nodes:
+            self._start_slurmd(node)
+        wait_until(self._is_idle, "all nodes to be idle")
+
+    def stop(self) -> None:
+        """End every process of the cluster and of its jobs; remove its network and its files."""
+        for daemon in self._daemons:
+            daemon.kill()
+        for daemon in self._daemons:
+            daemon.wait(START_S)
+        remove(self.slot)
+
+    def _write_files(self) -> None:
+        self.directory.mkdir()
+        (self.directory / "state").mkdir(mode=0o700)
+        host = socket.gethostname().partition(".")[0]
+        conf = CONF.format(
+            slot=self.slot,
+            host=host,
+            subnet=self._subnet,
+            port=20_000 + self.slot,
+            directory=self.directory,
+            slurmd_timeout_s=SLURMD_TIMEOUT_S,
+            cpus=CPUS,
+        )
+        (self.directory / "slurm.conf").write_text(conf)
+        addresses = {"localhost": "127.0.0.1", host: f"{self._subnet}.1"}
+        addresses |= {node: f"{self._subnet}.{number}" for number, node in enumerate(self.nodes, start=11)}
+        lines = [f"{address} {name}\n" for name, address in addresses.items()]
+        (self.directory / "hosts").write_text("".join(lines))
+        key = self.directory / "munge.key"
+        key.touch(mode=0o600)
+        key.write_bytes(secrets.token_bytes(128))
+
+    def _start_node(self, node: str, address: str) -> None:
+        spaces = ("--fork", "--kill-child", "--pid", "--mount-proc", "--uts", "--ipc", "--mount", "--net")
+        script = ("sh", "-euc", NODE, "node", node, str(self.directory / "hosts"))
+        with (self.directory / f"{node}.log").open("wb") as log:
+            outer = subprocess.Popen(
+                ["unshare", *spaces, *script],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, **self.environment},
+                preexec_fn=die_with_parent,
+            )
+        self._daemons.append(outer)
+        assert outer.stdout is not None
+        with outer.stdout:
+            if outer.stdout.readline() != b"ready\n":
+                raise RuntimeError(f"{node} does not start: {(self.directory / f'{node}.log').read_text()}")
+        (init,) = psutil.Process(outer.pid).children()
+        self._inits[node] = init.pid
+        cable = self._cable(node)
+        _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", str(init.pid))
+        _ip("link", "set", cable, "master", self._bridge, "up")
+        self.on(node, "ip", "address", "add", address, "dev", "eth0")
+        self.on(node, "ip", "link", "set", "eth0", "up")
+
+    def _start_munged(self) -> None:
+        files = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munge.pid"}
+        files |= {"log-file": "munge.log", "seed-file": "munge.seed"}
+        options = [f"--{option}={self.directory / name}" for option, name in files.items()]
+        self._start("munged", "--foreground", "--force", *options)
+        wait_until((self.directory / "munge.socket").exists, "munged to listen")
+
+    def _start_slurmd(self, node: str) -> None:
+        self._start(*self.command(node, "slurmd", "-D", "-N", node))
+
+    def _start(self, *words: str) -> None:
+        """Start a daemon that dies with this process."""
+        with (self.directory / "daemons.log").open("ab") as log:
+            daemon = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self.environment},
+                preexec_fn=die_with_parent,
+            )
+        self._daemons.append(daemon)
+
+    def _is_idle(self) -> bool:
+        try:
+            return all(self.state(node) == "idle" for node in self.nodes)
+        except subprocess.CalledProcessError:  # the controller does not answer yet
+            return False
+
+    def _cable(self, node: str) -> str:
+        """The interface on the bridge that a node is plugged into."""
+        return f"{self._bridge}{node}"
+
+
+def missing() -> str | None:
+    """Why no cluster can be started here, or None."""
+    absent = [program for program in PROGRAMS if shutil.which(program) is None]
+    if absent:
+        return f"{', '.join(absent)} not installed: run `make slurm` as root"
+    return None if os.geteuid() == 0 else "nodes are namespaces of Linux, which only root may make"
+
+
+@contextlib.contextmanager
+def slurm_cluster() -> Iterator[Cluster]:
+    """A cluster of its own, started in some seconds, and gone afterwards."""
+    with _slot() as slot:
+        cluster = Cluster(slot)
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.stop()
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = START_S) -> None:
+    """Return when a condition holds. Raises `TimeoutError` naming what was waited for."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {seconds:g} s for {what}")
+        time.sleep(0.05)
+
+
+def processes_of(slot: int) -> list[psutil.Process]:
+    """Every living process that was started for a cluster or by its jobs; this process is left out."""
+    ours = str(Cluster(slot).directory / "slurm.conf")
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and process.environ().get("SLURM_CONF") == ours:
+                found.append(process)
+    return found
+
+
+def interfaces_of(slot: int) -> list[str]:
+    """The network interfaces of a cluster on this machine."""
+    names = {name.partition("@")[0] for name in os.listdir("/sys/class/net")}
+    bridge = f"pfslurm{slot}"
+    return sorted(name for name in names if name in (bridge, f"{bridge}n1", f"{bridge}n2"))
+
+
+def remove(slot: int) -> None:
+    """Remove all that is left of the cluster in a slot."""
+    while left := processes_of(slot):
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(signal.SIGKILL)
+        psutil.wait_procs(left, timeout=START_S)
+    for name in interfaces_of(slot):  # that of a node goes by itself, soon after the node's last process
+        subprocess.run(
+            ["ip", "link", "delete", name], stderr=subprocess.DEVNULL, check=False, timeout=START_S
+        )
+    wait_until(lambda: not interfaces_of(slot), f"the interfaces of slot {slot} to be gone")
+    shutil.rmtree(Cluster(slot).directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _slot() -> Iterator[int]:
+    """Take a free slot, and clear every free one of what dead owners left in it.
+
+    A slot is taken by a name in the kernel (an abstract socket address), which is free again when its owner
+    dies.
+    """
+    taken: dict[int, socket.socket] = {}
+    for slot in range(SLOTS):
+        name = socket.socket(socket.AF_UNIX)
+        try:
+            name.bind(f"\0perfsuite-slurm-{slot}")
+        except OSError:
+            name.close()
+        else:
+            remove(slot)
+            taken[slot] = name
+    if not taken:
+        raise RuntimeError(f"{SLOTS} clusters run already")
+    slot = min(taken)
+    for each in taken.keys() - {slot}:
+        taken[each].close()
+    with taken[slot]:
+        yield slot
+
+
+def _pid_space(pid: int) -> str:
+    return os.readlink(f"/proc/{pid}/ns/pid")
+
+
+def _ip(*words: str) -> None:
+    _output(("ip", *words), os.environ)
+
+
+def _output(words: tuple[str, ...], environment: Mapping[str, str]) -> str:
+    done = subprocess.run(
+        words, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=START_S
+    )
+    return done.stdout

@@ -1,0 +1,169 @@
+"""The Slurm that other tests use: its nodes are apart, it can be broken and repaired, and nothing stays."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.slurm_cluster import (
+    START_S,
+    Cluster,
+    interfaces_of,
+    missing,
+    processes_of,
+    slurm_cluster,
+    wait_until,
+)
+
+SLEEP = ["sleep", "3600"]
+OWNER = """
+import signal
+from tests.slurm_cluster import slurm_cluster
+with slurm_cluster() as cluster:
+    cluster.run("sbatch", "--output=/dev/null", "--wrap=sleep 3600")
+    print(cluster.slot, flush=True)
+    signal.pause()
+"""
+
+pytestmark = pytest.mark.launch
+
+
+def sleeping(cluster: Cluster, node: str) -> list[psutil.Process]:
+    return [process for process in cluster.processes(node) if process.name() == "sleep"]
+
+
+def sleep_on(cluster: Cluster, node: str) -> subprocess.Popen[bytes]:
+    """A step that sleeps on a node; returns when it does."""
+    command = ["srun", f"--nodelist={node}", "--ntasks=1", *SLEEP]
+    srun = subprocess.Popen(command, env={**os.environ, **cluster.environment}, stderr=subprocess.DEVNULL)
+    wait_until(lambda: bool(sleeping(cluster, node)), f"a process on {node}")
+    return srun
+
+
+def commands_of(slot: int) -> list[str]:
+    commands = []
+    for process in processes_of(slot):
+        with contextlib.suppress(psutil.Error):
+            commands.append(" ".join(process.cmdline()))
+    return commands
+
+
+def end(cluster: Cluster, srun: subprocess.Popen[bytes]) -> None:
+    cluster.run("scancel", "--full", "--user=root")
+    srun.wait(START_S)
+    wait_until(lambda: not any(cluster.processes(node) for node in cluster.nodes), "the job to end")
+
+
+def test_a_job_runs_on_both_nodes(cluster: Cluster) -> None:
+    assert sorted(cluster.run("srun", "-N2", "hostname").split()) == ["n1", "n2"]
+    assert cluster.on("n2", "hostname") == "n2\n"
+
+
+def test_a_process_of_one_node_is_seen_by_no_other(cluster: Cluster) -> None:
+    srun = sleep_on(cluster, "n1")
+    assert " ".join(SLEEP) in cluster.on("n1", "ps", "ax")
+    assert " ".join(SLEEP) not in cluster.on("n2", "ps", "ax")
+    assert not sleeping(cluster, "n2")
+    end(cluster, srun)
+
+
+def test_files_are_shared(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cluster.run("srun", "-N2", "sh", "-c", "hostname > $(hostname)")
+    assert [(tmp_path / node).read_text() for node in cluster.nodes] == ["n1\n", "n2\n"]
+    assert cluster.on("n1", "cat", "n2") == "n2\n"
+
+
+def test_what_a_node_sends_crosses_its_interface(cluster: Cluster) -> None:
+    before = {node: cluster.sent_bytes(node) for node in cluster.nodes}
+    cluster.run("srun", "--nodelist=n1", "--ntasks=1", "head", "--bytes=1000000", "/dev/zero")
+    sent = {node: cluster.sent_bytes(node) - before[node] for node in cluster.nodes}
+    assert 1_000_000 <= sent["n1"] < 2_000_000
+    assert sent["n2"] < 500_000
+
+
+def test_partitions_refuse_and_queue(cluster: Cluster) -> None:
+    def submit(*options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["sbatch", "--output=/dev/null", *options, "--wrap=true"],
+            env={**os.environ, **cluster.environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    assert "Requested time limit is invalid" in submit("--partition=short", "--time=5").stderr
+    assert "Node count specification invalid" in submit("--partition=short", "--nodes=2").stderr
+    job = submit("--partition=closed").stdout.split()[-1]
+    wait_until(lambda: "PartitionDown" in cluster.run("squeue", f"--jobs={job}"), "the reason")
+    cluster.run("scancel", job)
+
+
+@pytest.mark.parametrize("fault", ["kill_slurmd", "cut_off"])
+def test_a_lost_node_is_noticed_and_can_be_repaired(cluster: Cluster, fault: str) -> None:
+    srun = sleep_on(cluster, "n2")
+    getattr(cluster, fault)("n2")
+    wait_until(lambda: cluster.state("n2").startswith("down"), "n2 to be down")
+    assert cluster.state("n1") == "idle"
+    assert sleeping(cluster, "n2"), "the job's process goes on"
+    cluster.repair("n2")
+    srun.wait(START_S)
+    assert sorted(cluster.run("srun", "-N2", "hostname").split()) == ["n1", "n2"]
+
+
+def test_nothing_stays_of_a_cluster_and_its_jobs(cluster: Cluster) -> None:
+    with slurm_cluster() as other:
+        assert other.slot != cluster.slot
+        srun = sleep_on(other, "n1")
+        assert len(processes_of(other.slot)) > 5
+        assert len(interfaces_of(other.slot)) == 3
+        assert not sleeping(cluster, "n1"), "clusters know nothing of each other"
+    srun.wait(START_S)
+    assert processes_of(other.slot) == []
+    assert interfaces_of(other.slot) == []
+    assert not other.directory.exists()
+    assert cluster.state("n1") == "idle"
+
+
+def test_a_dead_owners_cluster_dies_and_the_next_start_removes_the_rest() -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    with owner.stdout:
+        slot = int(owner.stdout.readline())
+    stale = Cluster(slot).directory / "stale"
+    stale.touch()
+    wait_until(lambda: " ".join(SLEEP) in commands_of(slot), "the job to run")
+    owner.kill()
+    owner.wait(START_S)
+    wait_until(lambda: not processes_of(slot), "the cluster's processes to die")
+    assert interfaces_of(slot), "nobody is left to remove the bridge"
+    with slurm_cluster() as other:
+        assert other.slot == slot
+        assert not stale.exists()
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert missing() == "nodes are namespaces of Linux, which only root may make"
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "slurmd" else name)
+    assert missing() == "slurmd not installed: run `make slurm` as root"
+
+
+@pytest.mark.parametrize(("ci", "outcome"), [("", {"skipped": 1}), ("true", {"errors": 1})])
+def test_without_slurm_a_test_is_skipped_or_fails_in_ci(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, ci: str, outcome: dict[str, int]
+) -> None:
+    shutil.copy(Path(__file__).with_name("conftest.py"), pytester.path)
+    pytester.makepyfile("def test_it(cluster): ...")
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setattr("tests.slurm_cluster.missing", lambda: "no Slurm: run `make slurm`")
+    result = pytester.runpytest_inprocess("-rs", "-p", "no:xdist")
+    result.assert_outcomes(**outcome)
+    result.stdout.fnmatch_lines(["*no Slurm: run `make slurm`*"])
