@@ -1,6 +1,7 @@
 """Every error that perfsuite raises on purpose. Imports nothing.
 
     PerfsuiteError
+    ├── AllocationOverError  the scheduler's allocation is over: nothing more can be launched
     ├── BusyError        another session measures on this machine, and nobody wants to wait
     ├── CaseError        a case, model or option that cannot be: the message says what is allowed
     ├── DryRunError      a case that cannot be run dry, or a package without a name that a dry run replaces
@@ -11,6 +12,7 @@
     ├── LaunchError      a job that cannot be ended
     ├── MachineError     a machine that cannot be measured on as it is set up: names the GPU and what to do
     ├── PackageError     an optional package that is not installed: with the command that installs it
+    ├── SlurmError       Slurm's words, with the command that it refused
     ├── PublishError     history pages that could not be made: with what asv said
     ├── MismatchError    what runs is not what was asked for; raised in a worker
     ├── ReportError      rank reports that do not fit together
@@ -25,6 +27,10 @@ but data: `perfsuite.results.rank_report.Failure`.
 
 class PerfsuiteError(Exception):
     """Base of all the others."""
+
+
+class AllocationOverError(PerfsuiteError):
+    """The allocation in which jobs are launched is over, or about to be."""
 
 
 class BusyError(PerfsuiteError):
@@ -77,6 +83,10 @@ class MismatchError(PerfsuiteError):
 
 class ReportError(PerfsuiteError):
     """Rank reports that do not fit together."""
+
+
+class SlurmError(PerfsuiteError):
+    """A command of Slurm failed or is missing."""
 
 
 class ScriptError(PerfsuiteError):

@@ -25,8 +25,8 @@ FRAMEWORKS: Group = "perfsuite.frameworks"
 METRICS: Group = "perfsuite.metrics"
 LAUNCHERS: Group = "perfsuite.launchers"
 GROUPS: tuple[Group, ...] = (FRAMEWORKS, METRICS, LAUNCHERS)
-BUILT_IN_LAUNCHERS = frozenset({"local"})
-"""Names that no other package may give to a launcher. No option chooses a launcher yet."""
+BUILT_IN_LAUNCHERS = frozenset({"local", "slurm"})
+"""Names that no other package may give to a launcher (`--perf-launcher`)."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ import pytest
 from perfsuite import documents
 from perfsuite.case.case import Case, CaseList
 from perfsuite.case.hardware import ACCELERATORS
-from perfsuite.errors import BusyError, PerfsuiteError
+from perfsuite.errors import AllocationOverError, BusyError, PerfsuiteError
+from perfsuite.launch.launchers import launcher
 from perfsuite.plugin_benchmark import CLOCK, raise_in, replay, replay_nothing, set_clock
 from perfsuite.plugin_benchmark import (
     pytest_benchmark_compare_machine_info as pytest_benchmark_compare_machine_info,
@@ -33,7 +34,7 @@ from perfsuite.report.published import PublishedFile, concerned
 from perfsuite.report.text import plural, relative
 from perfsuite.results.outcome import STYLES
 from perfsuite.results.session_file import Measurement, SessionFile
-from perfsuite.session import DrySession, Session, check_same, session_file
+from perfsuite.session import DrySession, Host, Session, check_same, session_file
 
 # Of a test:
 PASSED = pytest.StashKey[bool]()
@@ -57,11 +58,18 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in ACCELERATORS:
         config.addinivalue_line("markers", f"{name}: a perfsuite case meant for {name}")
     progress = config.stash[PROGRESS] = _progress(config)
-    kind = DrySession if config.getoption("--perf-dry") else Session
-    config.stash[SESSION] = kind(options(config), progress)
+    config.stash[SESSION] = _session(config, progress)
     config.stash[COMPARISONS] = published_comparisons(config)
     if not _is_worker(config):
         config.pluginmanager.register(CollectsFromWorkers(config.stash[SESSION]))
+
+
+def _session(config: pytest.Config, progress: Progress) -> Session:
+    chosen = options(config)
+    if config.getoption("--perf-dry"):
+        return DrySession(chosen, progress)
+    with usage_error():
+        return Session(chosen, progress, Host(launcher(config.getoption("--perf-launcher")), chosen.store))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -218,7 +226,7 @@ def _measure(item: pytest.Item, case: Case, benchmark: Any) -> Measurement:
     refusal: BaseException | None = None
     try:
         measurement = session.measure(case, item.nodeid)
-    except BusyError as error:
+    except (BusyError, AllocationOverError) as error:
         raise_in(benchmark, pytest.exit.Exception(f"perfsuite: {error}"))
     except PerfsuiteError as error:
         refusal = pytest.fail.Exception(_relative(item.config, str(error)), pytrace=False)

@@ -88,6 +88,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="fail where another session measures on this machine, instead of waiting until it ends",
     )
+    group.addoption(
+        "--perf-launcher",
+        metavar="NAME",
+        help="what starts the processes of a case: local, slurm (inside an allocation, on all its nodes), or "
+        "one of another package (default: slurm in an allocation of several nodes, else local)",
+    )
     group.addoption("--perf-strict-improved", action="store_true", help="fail where a case improved")
     group.addoption("--perf-strict-inconclusive", action="store_true", help="fail where it is not known")
     parser.addini("perf_max_launches", "as --perf-max-launches", default=str(MAX_LAUNCHES))

@@ -19,10 +19,11 @@ from perfsuite.case.hardware import Machine
 from perfsuite.dry import limits
 from perfsuite.dry.driver import dry_run
 from perfsuite.dry.machine import Device, pretended
-from perfsuite.errors import BusyError, CaseError, PerfsuiteError
-from perfsuite.launch.base import Listener
+from perfsuite.errors import AllocationOverError, BusyError, CaseError, PerfsuiteError
+from perfsuite.launch.base import Launcher, Listener
+from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.lock import MachineLock
-from perfsuite.launch.machine import detect, detect_cpu
+from perfsuite.launch.machine import detect_cpu
 from perfsuite.launch.quiet import WAIT_S, Neighbours
 from perfsuite.launch.requirements import unsupported, wrong_torch
 from perfsuite.measure import Reference, WhenShared, measure
@@ -35,7 +36,7 @@ from perfsuite.results.outcome import UNMEASURED, Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement, SessionFile, Skipped
-from perfsuite.results.store import BaselineStore, FoundBaseline, FoundCounts, SessionDir, Store
+from perfsuite.results.store import STORE, BaselineStore, FoundBaseline, FoundCounts, SessionDir, Store
 from perfsuite.verdict.combined import with_counts
 from perfsuite.verdict.exact import counted
 from perfsuite.verdict.excuse import excuse
@@ -90,12 +91,19 @@ class Options:
 
 
 class Host:
-    """This machine, and which cases it can run."""
+    """The machine or nodes that cases are launched on, and which cases they can run.
+
+    Every node must see the directory `shared`.
+    """
+
+    def __init__(self, launcher: Launcher | None = None, shared: Path = STORE) -> None:
+        self.launcher = launcher or LocalLauncher()
+        self._shared = shared
 
     @cached_property
     def machine(self) -> Machine:
-        """This machine with its GPUs, if it has any. Looked at once, and only if something is measured."""
-        return detect()
+        """Each node with its GPUs, if it has any. Looked at once, and only if something is measured."""
+        return self.launcher.machine(self._shared)
 
     @cached_property
     def _without_gpus(self) -> Machine:
@@ -105,7 +113,7 @@ class Host:
         """The machine that `case` runs on: one with GPUs is a CPU machine, too, for a case meant for that."""
         if "cpu" in case.hardware and all(self.machine.why_not(hardware) for hardware in case.hardware):
             return self._without_gpus
-        return self.machine
+        return self.machine.for_nodes(case.topology.nodes)
 
     def why_not(self, case: Case) -> str | None:
         """Why this machine cannot run `case`, or None.
@@ -126,7 +134,6 @@ class Session:
     options: Options
     listener: Listener
     host: Host = field(default_factory=Host)
-    lock: MachineLock = field(default_factory=MachineLock)
     results: list[Measurement] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
@@ -149,8 +156,15 @@ class Session:
         return BaselineStore(self.options.baselines, Store(self.options.store).baselines)
 
     @cached_property
-    def neighbours(self) -> Neighbours:
-        """Who else uses this machine."""
+    def lock(self) -> MachineLock:
+        """Lets one session at a time measure on these nodes."""
+        return MachineLock(self.host.launcher.lock)
+
+    @cached_property
+    def neighbours(self) -> Neighbours | None:
+        """Who else uses this machine; None where launches are on others."""
+        if self.host.launcher.name != LocalLauncher.name:
+            return None
         say, show = self.listener.say, self.listener.waiting
         return Neighbours(say=say, show=show, most_s=self.options.wait_quiet_s)
 
@@ -195,14 +209,14 @@ class Session:
     def measure(self, case: Case, nodeid: str) -> Measurement:
         """Launch a case and judge it until decided; record a baseline where there is none.
 
-        A case that cannot be launched is a failed result, and its `PerfsuiteError` is raised. `BusyError`
-        leaves none: nothing can be launched while another session measures.
+        A case that cannot be launched is a failed result, and its `PerfsuiteError` is raised. `BusyError` and
+        `AllocationOverError` leave none: they say nothing of the case, and no other can be launched either.
         """
         self.revision  # noqa: B018  as it is now, and not after hours
         self.launches = []
         try:
             measurement = self._measure(case, nodeid)
-        except BusyError:
+        except (BusyError, AllocationOverError):
             raise
         except PerfsuiteError as error:
             self.running = None
@@ -254,6 +268,7 @@ class Session:
             runs=self.launches,
             inject=self.options.inject,
             counts=self.options.counts,
+            launcher=self.host.launcher,
             neighbours=self.neighbours,
             when_shared=self.options.when_shared,
             on_launch=lambda number: self.listener.begin(case.id, case.total_steps, number, case.unit),
@@ -329,6 +344,7 @@ class DryHost(Host):
     """The machines that dry runs pretend, and which cases can be run dry on them."""
 
     def __init__(self, device: Device | None = None) -> None:
+        super().__init__()
         self.device = device
 
     def machine_for(self, case: Case) -> Machine:

@@ -21,7 +21,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.dry import guard
 from perfsuite.dry.machine import pretended
 from perfsuite.errors import MachineError
-from perfsuite.launch import lock
+from perfsuite.launch import local, lock
 from perfsuite.launch.lock import MachineLock
 from perfsuite.launch.machine import gpu_machine
 from perfsuite.launch.quiet import Neighbours
@@ -420,7 +420,7 @@ def test_a_cpu_case_runs_on_a_machine_with_gpus(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpus = gpu_machine(["NVIDIA H100 80GB HBM3"], count=8, memory_bytes=2**36, driver=None)
-    monkeypatch.setattr(session, "detect", lambda: gpus)
+    monkeypatch.setattr(local, "detect", lambda: gpus)
     result = run_cpu(suite, "--perf-json=out.json")
     assert result.ret == 0
     (measured,) = read_json(suite)["results"]
@@ -430,7 +430,7 @@ def test_a_cpu_case_runs_on_a_machine_with_gpus(
 @pytest.fixture
 def gpus_and_a_torch_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = gpu_machine(["NVIDIA H200"], count=2, memory_bytes=2**37, driver=None)
-    monkeypatch.setattr(session, "detect", lambda: gpus)
+    monkeypatch.setattr(local, "detect", lambda: gpus)
     monkeypatch.setattr(torch_build, "installed", lambda: {"__version__": "2.13.0+cpu", "cuda": None})
 
 
@@ -468,7 +468,7 @@ def test_a_gpu_that_cannot_be_read_is_one_error_without_a_traceback(
     def lost() -> Machine:
         raise MachineError("GPU 3 (00000000:5B:00.0) cannot be read: GPU is lost")
 
-    monkeypatch.setattr(session, "detect", lost)
+    monkeypatch.setattr(local, "detect", lost)
     result = run_cpu(suite, "--perf-json=out.json")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: GPU 3 (00000000:5B:00.0) cannot be read: GPU is lost"])

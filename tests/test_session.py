@@ -11,6 +11,7 @@ from perfsuite import documents, session
 from perfsuite import measure as running
 from perfsuite.case.case import KnownIssue
 from perfsuite.errors import BusyError, CaseError, PerfsuiteError
+from perfsuite.launch import local
 from perfsuite.launch.lock import MachineLock
 from perfsuite.launch.machine import gpu_machine
 from perfsuite.report.progress import Progress
@@ -40,7 +41,9 @@ def make_session(directory: Path, said: list[str] | None = None) -> Session:
     options = Options(
         root=directory, store=directory / "store", baselines=directory / "baselines", policy=Policy()
     )
-    return Session(options, Progress(line=said.append, live=lambda text: None), lock=Unlocked())
+    ours = Session(options, Progress(line=said.append, live=lambda text: None))
+    ours.lock = Unlocked()
+    return ours
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, runs: list[Run], verdict: Verdict) -> None:
@@ -131,7 +134,7 @@ def test_a_machine_with_gpus_is_a_cpu_machine_for_a_cpu_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpus = gpu_machine(["NVIDIA H100 80GB HBM3"], count=8, memory_bytes=2**36, driver=None)
-    monkeypatch.setattr(session, "detect", lambda: gpus)
+    monkeypatch.setattr(local, "detect", lambda: gpus)
     ours = make_session(tmp_path)
     assert ours.host.machine_for(make_case(hardware="cpu")).device == "cpu"
     assert ours.host.machine_for(make_case(hardware=("cpu", "h100"))) == gpus

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Literal, NamedTuple
 
+from pydantic import Field
+
 from perfsuite.documents import Data
 
 
@@ -151,6 +153,20 @@ class Machine(Data):
     """The version of the GPU driver."""
     note: str | None = None
     """What could not be found out, and why."""
+    nodes: int = Field(default=1, ge=1)
+    """How many machines like this one a case may use."""
+    interconnect: str | None = None
+    """How they are connected, with Gbit/s: `ib400`, `eth100`; None if it is not known."""
+
+    def for_nodes(self, nodes: int) -> Machine:
+        """Return the machine that a case of so many nodes is measured on.
+
+        Several nodes are of a hardware class of their own, which names how they are connected.
+        """
+        if nodes == 1:
+            return self.replace(nodes=1, interconnect=None)
+        name = "-".join(filter(None, [self.hardware_class, self.interconnect]))
+        return self.replace(hardware_class=name)
 
     @property
     def product(self) -> Accelerator | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from pathlib import Path
+from typing import ClassVar, Protocol, runtime_checkable
 
 from perfsuite.case.case import Case, Unit
 from perfsuite.case.hardware import Machine
@@ -42,6 +43,7 @@ class LaunchEnd:
     """The names of the nodes in the order of their ranks; empty on one machine."""
 
 
+@runtime_checkable
 class Launcher(Protocol):
     """Starts jobs on the nodes that it knows. One is chosen by `--perf-launcher NAME`.
 
@@ -50,10 +52,11 @@ class Launcher(Protocol):
 
     name: ClassVar[str]
 
-    def machine(self) -> Machine:
+    def machine(self, shared: Path) -> Machine:
         """Return what each node is, and how many nodes there are. Called once, before the first launch.
 
-        Raises `MachineError` where nodes are unlike or cannot be reached.
+        Every node must see the directory `shared`, where launches are. Raises `MachineError` where one does
+        not, or where nodes are unlike or cannot be reached.
         """
 
     @property

@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import uuid
+from pathlib import Path
 from typing import ClassVar
 
 from perfsuite.case.hardware import Machine
@@ -29,7 +30,7 @@ class LocalLauncher:
     name: ClassVar[str] = "local"
     lock: str | None = None
 
-    def machine(self) -> Machine:
+    def machine(self, shared: Path) -> Machine:
         """Return this machine with its GPUs, if it has any."""
         return detect()
 

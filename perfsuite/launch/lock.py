@@ -48,10 +48,13 @@ class Holder(Data):
 
 
 class MachineLock:
-    """The lock of this machine: taken before the first launch of a session, released at its end."""
+    """The lock of this machine: taken before the first launch of a session, released at its end.
 
-    def __init__(self, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        self._sleep = sleep
+    `file` is another than the usual one, for nodes that are not shared with other users of this machine.
+    """
+
+    def __init__(self, file: str | None = None, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._file, self._sleep = file, sleep
         self._descriptor: int | None = None
 
     def take(self, say: Callable[[str], None], *, wait: bool = True) -> None:
@@ -61,7 +64,7 @@ class MachineLock:
         """
         if self._descriptor is not None:
             return
-        file = Path(os.environ.get(LOCK_FILE) or USUAL)
+        file = Path(os.environ.get(LOCK_FILE) or self._file or USUAL)
         descriptor = _open(file)
         try:
             self._queue(descriptor, file, say, wait)

@@ -43,8 +43,9 @@ def _hardware(case: Case, machine: Machine) -> str | None:
 
 def _topology(case: Case, machine: Machine) -> str | None:
     topology = case.topology
-    if topology.nodes > 1:
-        return f"it needs {topology.nodes} nodes of {topology.processes_per_node}, this is one machine"
+    if topology.nodes > machine.nodes:
+        have = "this is one machine" if machine.nodes == 1 else f"there are {machine.nodes}"
+        return f"it needs {topology.nodes} nodes of {topology.processes_per_node}, {have}"
     if topology.processes_per_node <= machine.devices:
         return None
     what = "GPUs" if machine.device == "cuda" else "cores"

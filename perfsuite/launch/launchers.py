@@ -1,0 +1,43 @@
+"""Finds the launcher that a session starts its jobs with. Driver side; imports neither torch nor pytest."""
+
+from __future__ import annotations
+
+import os
+
+from perfsuite import extensions
+from perfsuite.errors import CaseError
+from perfsuite.extensions import BUILT_IN_LAUNCHERS, LAUNCHERS
+from perfsuite.launch.base import Launcher
+from perfsuite.launch.local import LocalLauncher
+from perfsuite.launch.slurm.launcher import JOB_ID, SlurmLauncher
+
+NODE_COUNTS = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+"""Slurm's variables for the number of nodes of an allocation: the second is the older name."""
+
+
+def usual() -> str:
+    """Return the launcher that is used where none is asked for: Slurm's in an allocation of several nodes."""
+    nodes = next((os.environ[name] for name in NODE_COUNTS if name in os.environ), "1")
+    is_several = nodes.isdigit() and int(nodes) > 1
+    return SlurmLauncher.name if JOB_ID in os.environ and is_several else LocalLauncher.name
+
+
+def launcher(name: str | None = None) -> Launcher:
+    """Return the launcher of that name, or the usual one.
+
+    Raises `CaseError` for a name that nobody has, `ExtensionError` for a package's that cannot be used, and
+    `MachineError` for one that cannot work here.
+    """
+    name = name or usual()
+    if name == LocalLauncher.name:
+        return LocalLauncher()
+    if name == SlurmLauncher.name:
+        return SlurmLauncher()
+    extension = extensions.find(LAUNCHERS, name, built_in=BUILT_IN_LAUNCHERS)
+    if extension is None:
+        known = ", ".join(extensions.names(LAUNCHERS, built_in=BUILT_IN_LAUNCHERS))
+        raise CaseError(f"--perf-launcher={name}: there is no such launcher; known are {known}")
+    found = extension.load()()
+    if not isinstance(found, Launcher):
+        raise extension.error("it has not the methods of perfsuite.launch.base.Launcher; mend it")
+    return found

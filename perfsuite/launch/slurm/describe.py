@@ -1,0 +1,73 @@
+"""Says what this node is, for `SlurmLauncher.machine`: run on every node as
+`python -m perfsuite.launch.slurm.describe PROBE`. Imports neither torch nor pytest.
+
+Prints one line of JSON: the machine, how nodes are connected, and what stands in the file PROBE.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+from perfsuite.case.hardware import Machine
+from perfsuite.documents import Data
+from perfsuite.launch.machine import detect
+
+SYS = Path("/sys/class")
+
+
+class Described(Data):
+    """What one node says."""
+
+    name: str
+    """By Slurm."""
+    machine: Machine
+    interconnect: str | None
+    probe: str | None
+    """The content of the probe file; None if this node does not see it."""
+
+
+def interconnect(sys_class: Path = SYS) -> str | None:
+    """Return how this node is connected: `ib400`, `roce200` or `eth100`, in Gbit/s; None if nothing tells.
+
+    The fastest port that is up counts: of InfiniBand and RoCE by `rate`, else of network interfaces by
+    `speed`, which virtual ones do not have.
+    """
+    ports = [port for port in sys_class.glob("infiniband/*/ports/*") if "ACTIVE" in _text(port / "state")]
+    rates = [(_number(_text(port / "rate")), _text(port / "link_layer")) for port in ports]
+    if known := [(rate, layer) for rate, layer in rates if rate is not None]:
+        rate, layer = max(known)
+        return f"{'roce' if layer == 'Ethernet' else 'ib'}{rate}"
+    up = [device for device in sys_class.glob("net/*") if _text(device / "operstate") == "up"]
+    physical = [_number(_text(device / "speed")) for device in up if (device / "device").exists()]
+    fastest = max((speed for speed in physical if speed is not None), default=0)
+    return f"eth{fastest // 1000}" if fastest >= 1000 else None
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:  # also of an interface that is down
+        return ""
+
+
+def _number(text: str) -> int | None:
+    found = re.match(r"\d+", text)
+    return None if found is None else int(found[0])
+
+
+def main(probe: Path) -> None:
+    """Print what this node is."""
+    described = Described(
+        name=os.environ["SLURMD_NODENAME"],
+        machine=detect(),
+        interconnect=interconnect(),
+        probe=_text(probe) or None,
+    )
+    print(described.model_dump_json(), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,226 @@
+"""Runs each job as one step of the Slurm allocation that this process is in: one agent on every node, by one
+`srun`. Driver side; imports neither torch nor pytest.
+
+What ends whom: `srun` passes its stdin on to the agents, which end their part of the job when it closes; if
+`srun` was killed with this process, the text in `RunDir.lease` changes no more (`perfsuite.launch.lease`).
+While this process lives, it asks Slurm for the step by name and cancels it, until Slurm knows of none:
+`srun` may have been killed, and its exit status says nothing for certain.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+from perfsuite import documents
+from perfsuite.case.hardware import Machine
+from perfsuite.errors import AllocationOverError, FileError, LaunchError, MachineError
+from perfsuite.launch import lease
+from perfsuite.launch.agent import NODE_VARIABLE
+from perfsuite.launch.base import Job, LaunchEnd, OnProgress, no_progress
+from perfsuite.launch.driving import agent_command, drive, environment, prepare, started
+from perfsuite.launch.processes import JOB_MARK
+from perfsuite.launch.slurm import commands
+from perfsuite.launch.slurm.describe import Described
+from perfsuite.results.rank_report import Failure
+from perfsuite.results.run import LaunchFile
+from perfsuite.results.run_dir import RunDir
+
+JOB_ID = "SLURM_JOB_ID"
+END_S = 90.0
+"""Seconds in which Slurm must have ended a step: it keeps one whose slurmstepd was killed for over 30."""
+WAIT_S = 120
+"""Seconds after the end of the first agent in which the others must end, or `srun` ends them: the ranks of a
+script may end at different times."""
+DESCRIBE_S = 300.0
+"""Seconds in which every node must have said what it is."""
+SHORTEST_S = 60.0
+"""Seconds that a launch takes at the least, as long as no launch has told how long one takes."""
+ENDED_BY_SLURM = re.compile(r"\*\*\* (STEP|JOB) .*? \*\*\*")
+"""What slurmstepd writes when a step is cancelled, out of time, or has lost a node."""
+
+
+class SlurmLauncher:
+    """Runs jobs on the nodes of this allocation. Each job takes the first of them."""
+
+    name: ClassVar[str] = "slurm"
+
+    def __init__(self) -> None:
+        """Raises `MachineError` outside of an allocation."""
+        if (job_id := os.environ.get(JOB_ID)) is None:
+            raise MachineError(
+                f"--perf-launcher=slurm: this process is in no allocation ({JOB_ID} is not set). Run it "
+                "inside salloc or sbatch, or submit it: perfsuite slurm submit -- bench_cases -m h100"
+            )
+        self.job_id = job_id
+        self._longest_s = 0.0
+
+    @cached_property
+    def nodes(self) -> tuple[str, ...]:
+        """The names of the allocation's nodes, in Slurm's order."""
+        return commands.job(self.job_id).nodes
+
+    @property
+    def lock(self) -> str:
+        """The nodes are this allocation's own: only sessions inside it queue for each other."""
+        return f"/tmp/perfsuite-slurm-{self.job_id}.lock"
+
+    def machine(self, shared: Path) -> Machine:
+        """Return what each node is, by asking all of them. See `Launcher.machine`."""
+        shared.mkdir(parents=True, exist_ok=True)
+        probe, word = shared / f"probe-{uuid.uuid4().hex}", secrets.token_hex(8)
+        probe.write_text(word)
+        try:
+            told = self._describe(probe)
+        finally:
+            probe.unlink()
+        blind = [each.name for each in told if each.probe != word]
+        if blind:
+            raise MachineError(
+                f"{', '.join(blind)} cannot see {shared}, where this process has just written a file: every "
+                "node must see this directory. Give one of a shared file system: --perf-store=DIR"
+            )
+        return alike(told).replace(nodes=len(told), interconnect=told[0].interconnect)
+
+    def _describe(self, probe: Path) -> list[Described]:
+        words = [sys.executable, "-m", "perfsuite.launch.slurm.describe", str(probe.resolve())]
+        srun = self._srun(len(self.nodes), "perfsuite-describe")
+        done = commands.ask(*srun, "--input=none", *words, answer_s=DESCRIBE_S)
+        found = [Described.model_validate_json(line) for line in done.splitlines() if line.startswith("{")]
+        missing = set(self.nodes) - {each.name for each in found}
+        if missing:
+            raise MachineError(f"{', '.join(sorted(missing))} did not say what they are: {done[-2000:]}")
+        return sorted(found, key=lambda each: self.nodes.index(each.name))
+
+    def launch(self, job: Job, on_progress: OnProgress = no_progress) -> LaunchEnd:
+        """Run a job to its end on the first nodes of the allocation. See `Launcher.launch`."""
+        self._refuse_if_over(job.case.timeout_s)
+        mark = f"perfsuite-{uuid.uuid4().hex}"
+        began = time.monotonic()
+        nodes = job.case.topology.nodes
+        ours = {JOB_MARK: mark, NODE_VARIABLE: "SLURM_NODEID", lease.LEASE_S: f"{lease.LOST_S:g}"}
+        command = [
+            *self._srun(nodes, mark),
+            "--input=all",
+            f"--output={job.run_dir.path.resolve()}/agent-%n.log",  # by slurmstepd: nothing goes through srun
+            # Given to the agents alone: an agent that ends its job must not end srun, which tells the others.
+            "--export=" + ",".join(["ALL", *(f"{name}={value}" for name, value in ours.items())]),
+            *agent_command(job),
+        ]
+        prepare(job.run_dir)
+        with started(command, job.run_dir.scheduler_log, environment(job)) as srun:
+            try:
+                failure = drive(job, srun, on_progress)
+            finally:
+                self._end(srun, mark)
+        self._refuse_if_over()
+        self._longest_s = max(self._longest_s, time.monotonic() - began)
+        if failure is None and srun.returncode:
+            failure = said_by_slurm(job.run_dir)
+        return LaunchEnd(failure=failure, nodes=self.nodes[:nodes])
+
+    def _srun(self, nodes: int, name: str) -> list[str]:
+        """Return the beginning of a command that runs one task on each of the first nodes."""
+        return [
+            "srun",
+            f"--jobid={self.job_id}",
+            f"--job-name={name}",
+            f"--nodes={nodes}",
+            f"--ntasks={nodes}",
+            "--ntasks-per-node=1",
+            f"--nodelist={','.join(self.nodes[:nodes])}",
+            "--overlap",
+            "--mem=0",
+            "--mpi=none",
+            "--cpu-bind=none",
+            "--kill-on-bad-exit=1",
+            f"--wait={WAIT_S}",
+            "--unbuffered",
+        ]
+
+    def _refuse_if_over(self, most_s: float | None = None) -> None:
+        """Raise `AllocationOverError` if the allocation is over, or ends before a launch would."""
+        job = commands.job(self.job_id)
+        if job.is_over:
+            raise AllocationOverError(f"the Slurm job {self.job_id} is over: {job.why_over}")
+        if most_s is None or (left_s := commands.seconds_left(self.job_id)) is None:
+            return
+        needed_s = min(most_s, max(SHORTEST_S, 2 * self._longest_s))
+        if left_s < needed_s:
+            raise AllocationOverError(
+                f"the Slurm job {self.job_id} ends in {left_s} s, and a launch may take {needed_s:.0f} s"
+            )
+
+    def _end(self, srun: subprocess.Popen[bytes], mark: str) -> None:
+        """End the step on every node. Raises `LaunchError` if Slurm still knows of it after `END_S`."""
+        assert srun.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            srun.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            srun.wait(5)
+        until = time.monotonic() + END_S
+        while left := commands.steps(self.job_id, mark):
+            if time.monotonic() > until:
+                raise LaunchError(
+                    f"Slurm does not end step {', '.join(left)} within {END_S:.0f} s: whatever is measured "
+                    "next would share the nodes with it; look at its nodes (scontrol show step)"
+                )
+            for step in left:
+                commands.cancel(step, signal="KILL")
+            time.sleep(0.2)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(srun.pid, signal.SIGKILL)
+        srun.wait()
+
+
+def alike(told: Sequence[Described]) -> Machine:
+    """Return the machine that all nodes are. Raises `MachineError` naming those that are another."""
+    first = told[0].machine
+    for each in told[1:]:
+        unlike = [
+            f"{field} {getattr(each.machine, field)!r} instead of {getattr(first, field)!r}"
+            for field in ("hardware_class", "devices", "driver")
+            if getattr(each.machine, field) != getattr(first, field)
+        ]
+        if unlike:
+            raise MachineError(
+                f"the nodes are unlike: {each.name} has {', '.join(unlike)} of {told[0].name}. What is "
+                "measured on them belongs to no hardware class: leave one out (--exclude of salloc or sbatch)"
+            )
+    return first
+
+
+def said_by_slurm(run_dir: RunDir) -> Failure | None:
+    """Return what Slurm says of the end of a step, if it ended the step or if no agent says why.
+
+    That is slurmstepd's own line in an agent's log; else the first error of `srun`, which names the task.
+    """
+    for log in run_dir.all_agent_logs():
+        if (found := ENDED_BY_SLURM.search(log.read_text(errors="replace"))) is not None:
+            return Failure(kind="cancelled", message=f"Slurm ended the step: {found[0]}", at=time.time())
+    if any(failure for file in run_dir.all_launches() for failure in _failures(file)):
+        return None
+    said = run_dir.scheduler_log.read_text(errors="replace").splitlines()
+    errors = [line for line in said if line.startswith("srun: error: ")]
+    if not errors:
+        return None
+    message = f"an agent ended without a word: {errors[0].removeprefix('srun: error: ')}"
+    return Failure(kind="crash", message=message, at=time.time())
+
+
+def _failures(file: Path) -> Sequence[Failure]:
+    try:
+        return documents.read(file, LaunchFile).failures
+    except FileError:
+        return ()
