@@ -278,15 +278,14 @@ def test_ranks_die_with_a_killed_launcher_even_if_nobody_sweeps(tmp_path: Path) 
     """The kernel's parent-death signal alone: no driver watches this launcher."""
     run_dir = RunDir(tmp_path)
     documents.write(run_dir.case, CaseFile(case=FAKE, device="cpu", inject="hang"))
-    launcher = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "perfsuite.launch.agent", str(tmp_path)],
         stdin=subprocess.PIPE,
         env={**os.environ, "PERFSUITE_TEST": str(tmp_path), JOB_MARK: "x"},
         start_new_session=True,
-    )
-    assert wait_until(lambda: run_dir.rank_log(0).exists() and run_dir.rank_log(1).exists())
-    launcher.kill()
-    launcher.wait()
+    ) as launcher:
+        assert wait_until(lambda: run_dir.rank_log(0).exists() and run_dir.rank_log(1).exists())
+        launcher.kill()
     assert wait_until(lambda: processes_of(tmp_path) == [], seconds=10)
 
 
