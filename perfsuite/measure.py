@@ -157,5 +157,8 @@ def launch_once(
         failure=failure,
         health=health,
     )
-    documents.write(run_dir.run, run)
+    try:
+        documents.write(run_dir.run, run)
+    except FileError as error:  # what was measured is shown all the same
+        run = run.replace(notes=(*run.notes, str(error)))
     return run

@@ -88,6 +88,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="fail where another session measures on this machine, instead of waiting until it ends",
     )
+    group.addoption(
+        "--perf-resume",
+        action="store_true",
+        help="go on with the newest session of the store: cases that it decided, for the same commit, "
+        "hardware, environment and options, are shown and not measured again",
+    )
     group.addoption("--perf-strict-improved", action="store_true", help="fail where a case improved")
     group.addoption("--perf-strict-inconclusive", action="store_true", help="fail where it is not known")
     parser.addini("perf_max_launches", "as --perf-max-launches", default=str(MAX_LAUNCHES))
@@ -118,6 +124,10 @@ def options(config: pytest.Config) -> Options:
     for other in ("--perf-inject", "--perf-no-counts"):
         if config.getoption("--perf-dry") and config.getoption(other):
             raise pytest.UsageError(f"--perf-dry with {other}: a dry run only counts; leave one of them out")
+    if config.getoption("--perf-dry") and config.getoption("--perf-resume"):
+        raise pytest.UsageError(
+            "--perf-dry with --perf-resume: only launches are resumed; leave one of them out"
+        )
     with usage_error():
         if inject:
             Fault.parse(inject)

@@ -1,0 +1,164 @@
+"""A session that was cut short and goes on: `--perf-resume`, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.suite import read_json
+
+pytestmark = pytest.mark.launch
+
+CASES = 30
+FAULTS = ("crash", "exit", "oom", "nan", "loss", "missing-rank", "missing-metric", "leak=60%", "slowdown=60%")
+EXPECTED = {
+    None: ("passed", None),
+    "crash": ("failed", "crash"),
+    "exit": ("failed", "crash"),
+    "oom": ("failed", "out_of_memory"),
+    "nan": ("failed", "loss"),
+    "loss": ("failed", "loss"),
+    "missing-rank": ("failed", "missing_report"),
+    "missing-metric": ("failed", "missing_metric"),
+    "leak=60%": ("regressed", None),
+    "slowdown=60%": ("regressed", None),
+}
+"""Outcome and kind of failure by injected fault."""
+KILLED_AT = 17
+"""The case, counted from 1, in whose launch pytest is killed."""
+
+NIGHT = f"""
+    import pytest
+    from perfsuite import Case, Fake, Topology
+
+    FAKE = Case(model="llama-tiny", framework=Fake(), sequence_length=64, micro_batch=4,
+                topology=Topology(processes_per_node=2), hardware="cpu", timeout_s=60)
+
+    @pytest.mark.parametrize("case", [FAKE.replace(seed=seed) for seed in range(1, {CASES} + 1)])
+    def test_it(bench, case):
+        bench(case)
+"""
+
+IN_THIS_PROCESS = """
+    import json, multiprocessing, os, signal
+    from pathlib import Path
+    from perfsuite import documents, measure
+    from perfsuite.case.case import CaseFile
+    from perfsuite.results.rank_report import Failure
+    from perfsuite.results.run import LaunchFile
+    from perfsuite.worker.main import logged
+
+    FAULTS = json.loads(Path("faults.json").read_text())
+    KILLED_AT = int(os.environ.get("KILLED_AT", 0))
+
+    def rank(run_dir, number):
+        os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE="2")
+        logged(str(run_dir.path))
+
+    def launch(run_dir, case, **options):
+        '''Fork the ranks from pytest, which has imported everything: a launch takes milliseconds.'''
+        request = documents.read(run_dir.case, CaseFile).replace(inject=FAULTS.get(str(case.seed)))
+        documents.write(run_dir.case, request)
+        fork = multiprocessing.get_context("fork")
+        ranks = [fork.Process(target=rank, args=(run_dir, number)) for number in range(2)]
+        for each in ranks:
+            each.start()
+        if case.seed == KILLED_AT:
+            os.kill(os.getpid(), signal.SIGKILL)
+        for each in ranks:
+            each.join()
+        ended = [
+            Failure(kind="crash", message=f"exit code {each.exitcode}", rank=number)
+            for number, each in enumerate(ranks) if each.exitcode
+        ]
+        documents.write(run_dir.launch, LaunchFile(failures=tuple(ended)))
+
+    measure.launch = launch
+"""
+
+
+@pytest.fixture
+def night(suite: pytest.Pytester) -> pytest.Pytester:
+    """A repository with 30 short cases that have baselines, and a fault in a third of them."""
+    suite.makepyfile(test_cases=NIGHT, conftest=IN_THIS_PROCESS)
+    (suite.path / "faults.json").write_text("{}")
+    (suite.path / ".gitignore").write_text(".perfsuite\n*.json\n__pycache__\n.pytest_cache\n.benchmarks\n")
+    commit(suite)
+    assert suite.runpytest_subprocess("-q", "--perf-json=recorded.json").ret == 0
+    (suite.path / "faults.json").write_text(json.dumps(injected()))
+    return suite
+
+
+def commit(suite: pytest.Pytester) -> None:
+    for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-q", "--allow-empty", "-m", "x"]):
+        named = ["-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
+        subprocess.run(["git", "-C", str(suite.path), *named, *arguments], check=True)
+
+
+def injected() -> dict[int, str]:
+    """A fault by the seed of its case, for a third of the cases; each kind of fault once or more."""
+    draw = random.Random(13)
+    seeds = draw.sample(range(1, CASES + 1), CASES // 3)
+    return {seed: FAULTS[number % len(FAULTS)] for number, seed in enumerate(seeds)}
+
+
+def verdicts(suite: pytest.Pytester, name: str) -> dict[str, tuple[str, str | None]]:
+    """Outcome and kind of failure of each case in a results file."""
+    results = read_json(suite, name)["results"]
+    return {each["case_id"]: (each["outcome"], each["verdict"]["failure"]) for each in results}
+
+
+def expected() -> dict[str, tuple[str, str | None]]:
+    faults = injected()
+    return {
+        f"fake-llama-tiny-s64-b4-fp32-seed{seed}-1x2": EXPECTED[faults.get(seed)]
+        for seed in range(1, CASES + 1)
+    }
+
+
+def newest(suite: pytest.Pytester) -> Any:
+    """The content of the newest `results.json`."""
+    return json.loads(max(suite.path.glob(".perfsuite/runs/*/results.json")).read_text())
+
+
+def launches(suite: pytest.Pytester) -> Sequence[Path]:
+    """The directories of all launches of the newest session."""
+    session = max(suite.path.glob(".perfsuite/runs/*"))
+    return sorted(session.glob("*/launch-*"))
+
+
+def test_a_night_with_faults_that_is_killed_and_resumed_ends_as_one_that_was_not(
+    night: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = night.runpytest_subprocess("-q", "--perf-json=whole.json")
+    assert whole.ret == 1
+    assert verdicts(night, "whole.json") == expected()
+
+    monkeypatch.setenv("KILLED_AT", str(KILLED_AT))
+    night.runpytest_subprocess("-q")
+    killed = newest(night)
+    assert (killed["status"], len(killed["results"])) == ("running", KILLED_AT - 1)
+    assert killed["interrupted_case"] == f"fake-llama-tiny-s64-b4-fp32-seed{KILLED_AT}-1x2"
+    assert not [each for each in psutil.process_iter(["cwd"]) if each.info["cwd"] == str(night.path)]
+    before = launches(night)
+
+    monkeypatch.delenv("KILLED_AT")
+    resumed = night.runpytest_subprocess("-q", "--perf-resume", "--perf-json=resumed.json")
+    assert resumed.ret == 1
+    assert verdicts(night, "resumed.json") == expected()
+    again = [seed for seed, fault in injected().items() if fault == "missing-rank" and seed < KILLED_AT]
+    kept = KILLED_AT - 1 - len(again)
+    resumed.stdout.fnmatch_lines([f"perfsuite: --perf-resume: goes on with *: {kept} cases measured there"])
+    resumed.stdout.fnmatch_lines([f"perfsuite: [[]1/{CASES - kept}] *"])
+    parts = [(part["status"], part["cases"]) for part in read_json(night, "resumed.json")["parts"]]
+    assert parts == [("interrupted", KILLED_AT - 1), ("complete", CASES - kept)]
+    new = {path.parent.name for path in launches(night) if path not in before}
+    assert len(new) == CASES - kept
+    assert resumed.parseoutcomes() == whole.parseoutcomes()
