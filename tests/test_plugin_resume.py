@@ -53,6 +53,7 @@ IN_THIS_PROCESS = """
     from perfsuite.case.case import CaseFile
     from perfsuite.results.rank_report import Failure
     from perfsuite.results.run import LaunchFile
+    from perfsuite.results.run_dir import ANCESTOR_PID
     from perfsuite.worker.main import logged
 
     FAULTS = json.loads(Path("faults.json").read_text())
@@ -66,6 +67,7 @@ IN_THIS_PROCESS = """
         '''Fork the ranks from pytest, which has imported everything: a launch takes milliseconds.'''
         request = documents.read(run_dir.case, CaseFile).replace(inject=FAULTS.get(str(case.seed)))
         documents.write(run_dir.case, request)
+        os.environ[ANCESTOR_PID] = str(os.getpid())
         fork = multiprocessing.get_context("fork")
         ranks = [fork.Process(target=rank, args=(run_dir, number)) for number in range(2)]
         for each in ranks:
@@ -146,7 +148,8 @@ def test_a_night_with_faults_that_is_killed_and_resumed_ends_as_one_that_was_not
     killed = newest(night)
     assert (killed["status"], len(killed["results"])) == ("running", KILLED_AT - 1)
     assert killed["interrupted_case"] == f"fake-llama-tiny-s64-b4-fp32-seed{KILLED_AT}-1x2"
-    assert not [each for each in psutil.process_iter(["cwd"]) if each.info["cwd"] == str(night.path)]
+    orphans = [each for each in psutil.process_iter(["cwd"]) if each.info["cwd"] == str(night.path)]
+    assert psutil.wait_procs(orphans, timeout=20).alive == []
     before = launches(night)
 
     monkeypatch.delenv("KILLED_AT")
