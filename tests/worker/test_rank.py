@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import threading
 import time
@@ -11,7 +12,7 @@ import torch
 
 from perfsuite import documents
 from perfsuite.case.case import CaseFile, Topology
-from perfsuite.errors import MismatchError, ScriptError
+from perfsuite.errors import FileError, MismatchError, ScriptError
 from perfsuite.frameworks.base import Ranks, Workload
 from perfsuite.frameworks.fake import Fake
 from perfsuite.results.rank_report import Evidence, FailureKind, Memory, Observed, RankReport
@@ -182,6 +183,9 @@ def test_a_failure_is_written_without_figures(tmp_path: Path) -> None:
         (RuntimeError("CUDA error: out of memory"), "out_of_memory"),
         (ValueError("out of memory"), "crash"),
         (RuntimeError("shapes"), "crash"),
+        (OSError(errno.ENOSPC, "No space left on device"), "error"),
+        (OSError(errno.EROFS, "Read-only file system"), "error"),
+        (FileNotFoundError(errno.ENOENT, "No such file"), "crash"),
     ],
     ids=repr,
 )
@@ -194,6 +198,13 @@ def test_each_error_has_its_kind(error: BaseException, kind: FailureKind) -> Non
     assert failure.at > 0
     assert failure.traceback is not None
     assert "test_each_error_has_its_kind" in failure.traceback
+
+
+def test_a_report_that_found_no_room_is_no_crash() -> None:
+    try:
+        raise FileError("cannot write rank-0.json") from OSError(errno.ENOSPC, "No space left on device")
+    except FileError as raised:
+        assert failure_of(raised, 0).kind == "error"
 
 
 def test_the_end_of_a_script_is_told_in_its_own_words_without_a_traceback() -> None:
