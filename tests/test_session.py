@@ -71,6 +71,7 @@ def test_an_unhealthy_launch_is_no_part_of_what_is_recorded(
     assert documents.read(Path(result.baseline_file), Baseline).values("tokens_per_s") == [1000, 1002]
 
 
+@pytest.mark.fault("baselines are read-only")
 def test_the_result_is_kept_if_the_baseline_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
