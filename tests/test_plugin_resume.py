@@ -13,11 +13,12 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.suite import local_baseline, read_json
+from perfsuite.launch.lock import MachineLock
+from tests.suite import CASES, local_baseline, read_json, run_cpu
 
 pytestmark = pytest.mark.launch
 
-CASES = 30
+NIGHTLY = 30
 FAULTS = ("crash", "exit", "oom", "nan", "loss", "missing-rank", "missing-metric", "leak=60%", "slowdown=60%")
 EXPECTED = {
     None: ("passed", None),
@@ -42,7 +43,7 @@ NIGHT = f"""
     FAKE = Case(model="llama-tiny", framework=Fake(), sequence_length=64, micro_batch=4,
                 topology=Topology(processes_per_node=2), hardware="cpu", timeout_s=60)
 
-    @pytest.mark.parametrize("case", [FAKE.replace(seed=seed) for seed in range(1, {CASES} + 1)])
+    @pytest.mark.parametrize("case", [FAKE.replace(seed=seed) for seed in range(1, {NIGHTLY} + 1)])
     def test_it(bench, case):
         bench(case)
 """
@@ -104,7 +105,7 @@ def give_all_the_baseline_of_the_first(suite: pytest.Pytester) -> None:
     """They differ in the seed alone, which changes no figure by more than the noise."""
     first = local_baseline(suite)
     content = json.loads(first.read_text())
-    for seed in range(2, CASES + 1):
+    for seed in range(2, NIGHTLY + 1):
         content["case"]["seed"] = seed
         first.with_name(first.name.replace("seed1-", f"seed{seed}-")).write_text(json.dumps(content))
 
@@ -118,7 +119,7 @@ def commit(suite: pytest.Pytester) -> None:
 def injected() -> dict[int, str]:
     """A fault by the seed of its case, for a third of the cases; each kind of fault once or more."""
     draw = random.Random(13)
-    seeds = draw.sample(range(1, CASES + 1), CASES // 3)
+    seeds = draw.sample(range(1, NIGHTLY + 1), NIGHTLY // 3)
     return {seed: FAULTS[number % len(FAULTS)] for number, seed in enumerate(seeds)}
 
 
@@ -132,7 +133,7 @@ def expected() -> dict[str, tuple[str, str | None]]:
     faults = injected()
     return {
         f"fake-llama-tiny-s64-b4-fp32-seed{seed}-1x2": EXPECTED[faults.get(seed)]
-        for seed in range(1, CASES + 1)
+        for seed in range(1, NIGHTLY + 1)
     }
 
 
@@ -173,9 +174,67 @@ def test_a_night_with_faults_that_is_killed_and_resumed_ends_as_one_that_was_not
     again = [seed for seed, fault in injected().items() if fault == "missing-rank" and seed < KILLED_AT]
     kept = KILLED_AT - 1 - len(again)
     resumed.stdout.fnmatch_lines([f"perfsuite: --perf-resume: goes on with *: {kept} cases measured there"])
-    resumed.stdout.fnmatch_lines([f"perfsuite: [[]1/{CASES - kept}] *"])
+    resumed.stdout.fnmatch_lines([f"perfsuite: [[]1/{NIGHTLY - kept}] *"])
     parts = [(part["status"], part["cases"]) for part in read_json(night, "resumed.json")["parts"]]
-    assert parts == [("interrupted", KILLED_AT - 1), ("complete", CASES - kept)]
+    assert parts == [("interrupted", KILLED_AT - 1), ("complete", NIGHTLY - kept)]
     new = {path.parent.name for path in launches(night) if path not in before}
-    assert len(new) == CASES - kept
+    assert len(new) == NIGHTLY - kept
     assert resumed.parseoutcomes() == whole.parseoutcomes()
+
+
+ONE_CASE = CASES.replace("[FAKE, A100]", "[FAKE]")
+
+
+@pytest.fixture
+def measured(suite: pytest.Pytester) -> pytest.Pytester:
+    """A repository with a session in its store, of one case that was recorded."""
+    suite.makepyfile(test_cases=ONE_CASE)
+    (suite.path / ".gitignore").write_text(".perfsuite\n__pycache__\n")
+    commit(suite)
+    assert run_cpu(suite, "--perf-record-launches=1").ret == 0
+    return suite
+
+
+def test_what_is_decided_is_shown_and_its_test_ends_as_then(measured: pytest.Pytester) -> None:
+    again = run_cpu(measured, "--perf-record-launches=1", "--perf-resume", "--perf-report=out")
+    assert again.ret == 0
+    again.stdout.no_fnmatch_line("*launched")
+    again.stdout.fnmatch_lines(["perfsuite: --perf-resume: goes on with *", "*recorded", "*1 recorded*"])
+    assert "1 case, complete; " in (measured.path / "out" / "summary.md").read_text()
+    assert len(list(measured.path.glob(".perfsuite/runs/*"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "said"),
+    [
+        (["--perf-record-launches=2"], None, "--perf-record-launches 1, not 2"),
+        (["--perf-record-launches=1"], "# another code", "uncommitted changes none, not *"),
+    ],
+)
+def test_verdicts_under_other_conditions_are_not_taken_over(
+    measured: pytest.Pytester, options: Sequence[str], change: str | None, said: str
+) -> None:
+    if change is not None:
+        measured.makepyfile(test_cases=f"{ONE_CASE}\n    {change}\n")
+    new = run_cpu(measured, "--perf-resume", *options)
+    new.stdout.fnmatch_lines(
+        [f"perfsuite: --perf-resume: a new session begins: the newest session, *, has {said}", "*launched"]
+    )
+    assert len(list(measured.path.glob(".perfsuite/runs/*"))) == 2
+
+
+def test_no_session_goes_on_while_it_runs(measured: pytest.Pytester) -> None:
+    lock = MachineLock()
+    lock.take(print)
+    try:
+        refused = measured.runpytest_subprocess("-m", "cpu", "--perf-resume", "--perf-no-wait")
+    finally:
+        lock.release()
+    assert refused.ret == pytest.ExitCode.INTERRUPTED
+    refused.stdout.fnmatch_lines(["*perfsuite: another session measures on this machine (pid *"])
+
+
+def test_dry_runs_are_not_resumed(suite: pytest.Pytester) -> None:
+    refused = suite.runpytest("--perf-dry", "--perf-resume")
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    refused.stderr.fnmatch_lines(["*--perf-dry with --perf-resume: only launches are resumed; leave one *"])
