@@ -223,7 +223,7 @@ class Session:
         baseline counts now than it was judged by, or one that cannot be read.
         """
         result = self._earlier.get((nodeid, case.id))
-        if result is None or not resume.is_decided(result) or any(run.case != case for run in result.runs):
+        if result is None or not resume.is_decided(result) or not _is_of(result, case):
             return None
         with contextlib.suppress(FileError):
             found = self.baselines.find(self.host.machine_for(case).hardware_class, case)
@@ -503,6 +503,11 @@ def session_file(session: Session, status: Status) -> SessionFile:
 def _is_too_small(known: Baseline, policy: Policy) -> bool:
     """Whether a local baseline has fewer launches than are needed to estimate their noise."""
     return known.accepted is None and len(known.launches) < min(MIN_RECORDED, policy.record_launches)
+
+
+def _is_of(result: Measurement, case: Case) -> bool:
+    """Whether a result from a file is of this case, as far as a file can tell."""
+    return all(documents.plain(run.case) == documents.plain(case) for run in result.runs)
 
 
 def check_same(first: Case, case: Case) -> None:
