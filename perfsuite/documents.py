@@ -5,6 +5,7 @@ A file is written whole or not at all, and read with errors that name the file a
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import tempfile
@@ -122,9 +123,9 @@ def write_text(path: Path, text: str) -> None:
         temporary.chmod(0o644)  # temporary files are private; these are meant to be shared
         temporary.replace(path)
     except OSError as error:
-        raise FileError(
-            f"cannot write {path}: {error.strerror}. Give a directory that you may write to."
-        ) from error
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = "Make room on that disk." if is_full else "Give a directory that you may write to."
+        raise FileError(f"cannot write {path}: {error.strerror}. {advice}") from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)

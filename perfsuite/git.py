@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +13,14 @@ from perfsuite.errors import GitError
 def git(*arguments: str, cwd: Path) -> str:
     """What a git command prints. Raises `GitError` with what git said, or that it is not there."""
     try:
-        done = subprocess.run(["git", *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["git", *arguments],
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            errors="backslashreplace",  # files and their names need not be UTF-8
+            check=False,
+        )
     except OSError as error:
         raise GitError(f"git {' '.join(arguments)}: {error.strerror}") from error
     if done.returncode:
@@ -37,6 +45,15 @@ def revision(directory: Path) -> Revision:
     except GitError:
         return Revision(None, False)
     return Revision(commit, bool(changes))
+
+
+def changes(directory: Path) -> str | None:
+    """A digest of the uncommitted changes to tracked files; None without any, and outside of git."""
+    try:
+        diff = git("diff", "--binary", "--no-ext-diff", "--no-textconv", "HEAD", cwd=directory)
+    except GitError:
+        return None
+    return hashlib.sha256(diff.encode()).hexdigest()[:16] if diff else None
 
 
 def current_branch(repo: Path) -> str:

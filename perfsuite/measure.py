@@ -158,5 +158,8 @@ def launch_once(
         duration_s=time.monotonic() - began,
         failure=end.failure,
     )
-    documents.write(run_dir.run, run)
+    try:
+        documents.write(run_dir.run, run)
+    except FileError as error:  # what was measured is shown all the same
+        run = run.replace(notes=(*run.notes, str(error)))
     return run

@@ -67,9 +67,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def _session(config: pytest.Config, progress: Progress) -> Session:
     chosen = options(config)
     if config.getoption("--perf-dry"):
-        return DrySession(chosen, progress)
+        return DrySession(chosen, progress, saves=not _is_worker(config))
     with usage_error():
-        return Session(chosen, progress, Host(launcher(config.getoption("--perf-launcher")), chosen.store))
+        host = Host(launcher(config.getoption("--perf-launcher")), chosen.store)
+    return Session(chosen, progress, host, saves=not _is_worker(config))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -156,15 +157,27 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     host, progress = session.config.stash[SESSION].host, session.config.stash[PROGRESS]
     benchmarks = [item for item in session.items if _uses_bench(item)]
     session.config.stash[SELECTED] = len(benchmarks)
+    terminal = _terminal(session.config)
+    progress.is_live = terminal is not None and terminal.isatty
     if benchmarks and not session.config.option.collectonly:
         cases = map(_case, benchmarks)
         with usage_error():
             progress.cases = sum(case is None or host.why_not(case) is None for case in cases)
+            if session.config.getoption("--perf-resume"):
+                progress.cases -= _resume(session.config.stash[SESSION], benchmarks)
     if (file := session.config.getoption("--perf-cases")) is not None:
         by_id = {case.id: case for case in filter(None, map(_case, benchmarks))}
         documents.write(Path(file), CaseList(cases=tuple(by_id.values())))
-    terminal = _terminal(session.config)
-    progress.is_live = terminal is not None and terminal.isatty
+
+
+def _resume(session: Session, benchmarks: list[pytest.Item]) -> int:
+    """Go on with the newest session. Return how many of these tests have their result already."""
+    try:
+        session.resume()
+    except BusyError as error:
+        pytest.exit(f"perfsuite: {error}")
+    found = [(case, item.nodeid) for item in benchmarks if (case := _case(item)) is not None]
+    return sum(session.earlier_result(case, nodeid) is not None for case, nodeid in found)
 
 
 def _uses_bench(item: pytest.Item) -> bool:

@@ -94,6 +94,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="what starts the processes of a case: local, slurm (inside an allocation, on all its nodes), or "
         "one of another package (default: slurm in an allocation of several nodes, else local)",
     )
+    group.addoption(
+        "--perf-resume",
+        action="store_true",
+        help="go on with the newest session of the store: cases that it decided, for the same commit, "
+        "hardware, environment and options, are shown and not measured again",
+    )
     group.addoption("--perf-strict-improved", action="store_true", help="fail where a case improved")
     group.addoption("--perf-strict-inconclusive", action="store_true", help="fail where it is not known")
     parser.addini("perf_max_launches", "as --perf-max-launches", default=str(MAX_LAUNCHES))
@@ -124,6 +130,10 @@ def options(config: pytest.Config) -> Options:
     for other in ("--perf-inject", "--perf-no-counts"):
         if config.getoption("--perf-dry") and config.getoption(other):
             raise pytest.UsageError(f"--perf-dry with {other}: a dry run only counts; leave one of them out")
+    if config.getoption("--perf-dry") and config.getoption("--perf-resume"):
+        raise pytest.UsageError(
+            "--perf-dry with --perf-resume: only launches are resumed; leave one of them out"
+        )
     with usage_error():
         if inject:
             Fault.parse(inject)

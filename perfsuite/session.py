@@ -6,20 +6,20 @@ there is none.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
-from perfsuite import __version__, git
+from perfsuite import __version__, documents, git
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.dry import limits
 from perfsuite.dry.driver import dry_run
 from perfsuite.dry.machine import Device, pretended
-from perfsuite.errors import AllocationOverError, BusyError, CaseError, PerfsuiteError
+from perfsuite.errors import AllocationOverError, BusyError, CaseError, FileError, PerfsuiteError
 from perfsuite.launch.base import Launcher, Listener
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.lock import MachineLock
@@ -28,14 +28,14 @@ from perfsuite.launch.quiet import WAIT_S, Neighbours
 from perfsuite.launch.requirements import unsupported, wrong_torch
 from perfsuite.measure import Reference, WhenShared, measure
 from perfsuite.report.text import plural
-from perfsuite.results import baseline, count_baseline
+from perfsuite.results import baseline, count_baseline, environment, resume
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.count_baseline import target_of
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.outcome import UNMEASURED, Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
-from perfsuite.results.session_file import Measurement, SessionFile, Skipped
+from perfsuite.results.session_file import Conditions, Measurement, Part, SessionFile, Skipped, Status
 from perfsuite.results.store import STORE, BaselineStore, FoundBaseline, FoundCounts, SessionDir, Store
 from perfsuite.verdict.combined import with_counts
 from perfsuite.verdict.exact import counted
@@ -71,6 +71,19 @@ class Options:
     """Show what was measured beside others instead of waiting; nothing of it is judged or recorded."""
     no_wait: bool = False
     """Fail where another session measures on this machine, instead of waiting until it ends."""
+
+    @property
+    def of_verdicts(self) -> dict[str, str]:
+        """Those that a verdict depends on, with their values as text, by the names that users give them."""
+        return {
+            "--perf-max-launches": str(self.policy.max_launches),
+            "--perf-min-launches": str(self.policy.min_launches),
+            "--perf-record-launches": str(self.policy.record_launches),
+            "--perf-no-baseline": "fail" if self.fail_without_baseline else "record",
+            "--perf-no-counts": "no" if self.counts else "yes",
+            "--perf-inject": self.inject or "nothing",
+            "--perf-baselines": str(self.baselines),
+        }
 
     @property
     def when_shared(self) -> WhenShared:
@@ -137,6 +150,10 @@ class Session:
     results: list[Measurement] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    saves: bool = True
+    """Write `results.json` when a launch of a case begins, and when the case has its verdict."""
+    earlier: SessionFile | None = None
+    """The session that this one goes on with, as its earlier parts left it; None: it is a new one."""
     running: str | None = None
     """The id of the case that is being measured: at the end of an interrupted session, the lost one."""
     launches: list[Run] = field(default_factory=list)
@@ -144,6 +161,12 @@ class Session:
     _noise: dict[str, ClassNoise] = field(default_factory=dict)
     _cases: dict[str, Case] = field(default_factory=dict)
     """The cases measured so far, by id."""
+    _directories: dict[str, Path] = field(default_factory=dict)
+    """The directories of their launches."""
+    _earlier: dict[tuple[str, str], Measurement] = field(default_factory=dict)
+    """The results of earlier parts that are still in `results`, by test and case."""
+    _unsaved: str | None = None
+    """Why `results.json` could not be written last."""
 
     @cached_property
     def directory(self) -> SessionDir:
@@ -173,11 +196,54 @@ class Session:
         """What is checked out in the repository that holds the cases, as it was when first asked for."""
         return git.revision(self.options.root)
 
+    @cached_property
+    def conditions(self) -> Conditions:
+        """What the verdicts of this session hold for, as it was when first asked for."""
+        return Conditions(
+            changes=git.changes(self.options.root),
+            options=self.options.of_verdicts,
+            environment={"perfsuite": __version__, **environment.of_this_process()},
+        )
+
     def noise(self, hardware_class: str) -> ClassNoise:
         """The noise pooled over all baselines of a class, as they were when it was first asked for."""
         if hardware_class not in self._noise:
             self._noise[hardware_class] = class_noise(self.baselines.of_class(hardware_class))
         return self._noise[hardware_class]
+
+    def resume(self) -> None:
+        """Go on with the newest session of the store if its verdicts hold here; say so, or why not.
+
+        Takes the machine's lock first, as that session may still be running. Raises `BusyError`.
+        """
+        self.lock.take(self.listener.say, wait=not self.options.no_wait)
+        try:
+            directory, earlier = resume.newest(Store(self.options.store), session_file(self, "running"))
+        except FileError as error:
+            self.listener.say(f"--perf-resume: a new session begins: {error}")
+            return
+        self.directory, self.earlier = directory, earlier
+        self.results, self.skipped = list(earlier.results), list(earlier.skipped)
+        self._earlier = {(result.nodeid, result.case_id): result for result in earlier.results}
+        decided = sum(map(resume.is_decided, earlier.results))
+        self.listener.say(
+            f"--perf-resume: goes on with {directory.path}: {plural(decided, 'case')} measured there"
+        )
+
+    def earlier_result(self, case: Case, nodeid: str) -> Measurement | None:
+        """The result of a case in an earlier part of this session; None if it has to be measured.
+
+        That is also where nothing was decided about the code (`resume.is_decided`), and where another
+        baseline counts now than it was judged by, or one that cannot be read.
+        """
+        result = self._earlier.get((nodeid, case.id))
+        if result is None or not resume.is_decided(result) or not _is_of(result, case):
+            return None
+        with contextlib.suppress(FileError):
+            found = self.baselines.find(self.host.machine_for(case).hardware_class, case)
+            if result.baseline_file in (None, None if found is None else str(found.file)):
+                return result
+        return None
 
     def skip_reason(self, case: Case) -> str | None:
         """Why this machine cannot run `case`, or None.
@@ -197,23 +263,27 @@ class Session:
 
     def record_skip(self, case: Case, nodeid: str, reason: str) -> None:
         """Keep a case that this machine cannot run."""
-        self.skipped.append(
-            Skipped(nodeid=nodeid, case_id=case.id, framework=case.framework.name, reason=reason)
-        )
+        skip = Skipped(nodeid=nodeid, case_id=case.id, framework=case.framework.name, reason=reason)
+        if skip not in self.skipped:  # as it is where an earlier part of this session skipped it
+            self.skipped.append(skip)
 
     def record_error(self, case: Case, nodeid: str, error: PerfsuiteError, runs: Sequence[Run] = ()) -> None:
         """Keep a case that could not be measured as a failed one, with the launches that it had."""
         verdict = Verdict(outcome="failed", launches=len(runs), failure="error", reasons=(str(error),))
-        self.results.append(self._measurement(case, nodeid, runs, verdict))
+        self._keep(self._measurement(case, nodeid, runs, verdict))
 
     def measure(self, case: Case, nodeid: str) -> Measurement:
         """Launch a case and judge it until decided; record a baseline where there is none.
 
-        A case that cannot be launched is a failed result, and its `PerfsuiteError` is raised. `BusyError` and
-        `AllocationOverError` leave none: they say nothing of the case, and no other can be launched either.
+        A case that an earlier part of this session decided has that result. One that cannot be launched is a
+        failed result, and its `PerfsuiteError` is raised. `BusyError` and `AllocationOverError` leave none:
+        they say nothing of the case, and no other can be launched either.
         """
-        self.revision  # noqa: B018  as it is now, and not after hours
+        self.revision, self.conditions  # noqa: B018  as they are now, and not after hours
+        if (known := self.earlier_result(case, nodeid)) is not None:
+            return known
         self.launches = []
+        self._directories[case.id] = self.directory.new_case(case.id)
         try:
             measurement = self._measure(case, nodeid)
         except (BusyError, AllocationOverError):
@@ -222,9 +292,27 @@ class Session:
             self.running = None
             self.record_error(case, nodeid, error, self.launches)
             raise
-        self.results.append(measurement)
+        self._keep(measurement)
         self._record(measurement)
         return measurement
+
+    def _keep(self, measurement: Measurement) -> None:
+        """Take a result in, in place of what an earlier part of this session had for it."""
+        replaced = self._earlier.pop((measurement.nodeid, measurement.case_id), None)
+        self.results = [*(each for each in self.results if each is not replaced), measurement]
+        self.save()
+
+    def save(self) -> None:
+        """Write `results.json` as it would be left by a SIGKILL now. If it cannot be written, say why."""
+        if not self.saves:
+            return
+        try:
+            documents.write(self.directory.results, session_file(self, "running"))
+            self._unsaved = None
+        except FileError as error:
+            if str(error) != self._unsaved:
+                self.listener.say(f"{error} The session goes on; what it measures is shown at its end")
+            self._unsaved = str(error)
 
     def _record(self, measurement: Measurement) -> None:
         """Write the local baselines of times and of counts that a case turned out to need."""
@@ -260,6 +348,7 @@ class Session:
         """Launch a case until it is decided; its launches are then in `self.launches`."""
         self.lock.take(self.listener.say, wait=not self.options.no_wait)
         self.running = case.id
+        self.save()
         self.launches, verdict = measure(
             case,
             machine,
@@ -300,8 +389,8 @@ class Session:
         )
 
     def _case_directory(self, case: Case) -> Path:
-        """The directory for the launches of a case that has no result yet."""
-        return self.directory.case(case.id, sum(result.case_id == case.id for result in self.results))
+        """The directory for the launches of a case that is measured now, or was measured last."""
+        return self._directories.get(case.id) or self.directory.case(case.id)
 
     def _required(self, machine: Machine, too_small: FoundBaseline | None) -> Verdict | None:
         """The failure of a case without a baseline, where the options require one; None where they do not.
@@ -323,6 +412,11 @@ class Session:
                 "compare with it as it is"
             )
         return Verdict(outcome="failed", launches=0, failure="no_baseline", reasons=(reason,))
+
+    @property
+    def measured(self) -> int:
+        """How many cases this part of the session has measured, or could not measure."""
+        return len(self.results) - len(self._earlier)
 
     @property
     def shown_only(self) -> list[Measurement]:
@@ -402,12 +496,16 @@ class DrySession(Session):
         return Verdict(outcome="passed" if known else "recorded", launches=1)
 
 
-def session_file(session: Session, status: Literal["complete", "interrupted"]) -> SessionFile:
-    """Everything that a session found out."""
+def session_file(session: Session, status: Status) -> SessionFile:
+    """Everything that a session found out, in all its parts."""
+    earlier = session.earlier
+    part = Part(started_at=session.started_at, status=status, cases=session.measured)
     return SessionFile(
         perfsuite=__version__,
         status=status,
-        started_at=session.started_at,
+        started_at=session.started_at if earlier is None else earlier.started_at,
+        parts=(part,) if earlier is None else (*resume.ended(earlier.parts), part),
+        conditions=session.conditions,
         commit=session.revision.commit,
         dirty=session.revision.dirty,
         machine=session.host.machine,
@@ -421,6 +519,11 @@ def session_file(session: Session, status: Literal["complete", "interrupted"]) -
 def _is_too_small(known: Baseline, policy: Policy) -> bool:
     """Whether a local baseline has fewer launches than are needed to estimate their noise."""
     return known.accepted is None and len(known.launches) < min(MIN_RECORDED, policy.record_launches)
+
+
+def _is_of(result: Measurement, case: Case) -> bool:
+    """Whether a result from a file is of this case, as far as a file can tell."""
+    return all(documents.plain(run.case) == documents.plain(case) for run in result.runs)
 
 
 def check_same(first: Case, case: Case) -> None:

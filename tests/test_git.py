@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite.errors import GitError
-from perfsuite.git import Revision, current_branch, dates, revision, unplaced
+from perfsuite.git import Revision, changes, current_branch, dates, revision, unplaced
 from tests.synthetic import BEGIN, make_repository
 
 
@@ -34,6 +34,23 @@ def test_the_revision_is_the_commit_and_whether_tracked_files_changed(repo: Path
 
 def test_outside_of_git_there_is_no_revision(tmp_path: Path) -> None:
     assert revision(tmp_path) == Revision(None, dirty=False)
+
+
+def test_uncommitted_changes_are_told_apart_by_what_they_change(repo: Path) -> None:
+    assert changes(repo) is None
+    tracked = repo / "tracked"
+    tracked.write_text("a")
+    git(repo, "add", "tracked")
+    first = changes(repo)
+    tracked.write_bytes(b"\xff\x00")
+    assert None not in (first, changes(repo))
+    assert changes(repo) != first
+    tracked.write_text("a")
+    assert changes(repo) == first
+
+
+def test_outside_of_git_no_changes_are_known(tmp_path: Path) -> None:
+    assert changes(tmp_path) is None
 
 
 def test_commits_of_a_branch_oldest_first_with_their_dates(repo: Path) -> None:

@@ -157,3 +157,14 @@ def test_nothing_is_launched_while_a_metric_of_another_package_is_broken(
     with pytest.raises(ExtensionError, match=r"extra-broken 1\.5 .*RuntimeError: no such GPU.*pip uninstall"):
         launch_once(CASE, MACHINE, tmp_path / "launch-1")
     assert not RunDir(tmp_path / "launch-1").case.exists()
+
+
+def test_what_was_measured_is_shown_though_it_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flow, "launch", lambda *args, **options: None)
+    monkeypatch.setattr(flow, "collect", lambda *args, **options: make_run())
+    RunDir(tmp_path).run.mkdir()
+    run = launch_once(CASE, MACHINE, tmp_path)
+    assert run.figures == make_run().figures
+    assert run.notes[-1].startswith(f"cannot write {RunDir(tmp_path).run}: ")

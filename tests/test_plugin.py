@@ -239,6 +239,7 @@ def test_an_injected_run_needs_a_baseline_and_is_never_recorded(suite: pytest.Py
     assert not list(suite.path.glob(".perfsuite/baselines/*/*"))
 
 
+@pytest.mark.fault("baseline is missing")
 def test_a_missing_baseline_can_fail(suite: pytest.Pytester) -> None:
     strict = run_cpu(suite, "--perf-no-baseline=fail")
     assert strict.ret == 1
@@ -488,6 +489,7 @@ def busy(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pyte
     return suite
 
 
+@pytest.mark.fault("others use the machine")
 def test_a_machine_that_others_use_measures_nothing_and_says_what_to_do(busy: pytest.Pytester) -> None:
     result = run_cpu(busy)
     assert result.ret == 1
@@ -527,6 +529,7 @@ def held() -> Iterator[MachineLock]:
     machine_lock.release()
 
 
+@pytest.mark.fault("another session measures")
 def test_two_sessions_measure_one_after_the_other(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, held: MachineLock
 ) -> None:
@@ -590,6 +593,7 @@ def test_what_passed_is_one_line_and_all_that_is_blind_another(suite: pytest.Pyt
     long.stdout.no_fnmatch_line("blind: in 1 of 1*")
 
 
+@pytest.mark.fault("store is read-only")
 def test_a_store_that_cannot_be_written_is_said(suite: pytest.Pytester) -> None:
     (suite.path / "file").write_text("")
     result = run_cpu(suite, "--perf-store", "file/store")
@@ -615,6 +619,7 @@ def test_without_a_terminal_progress_is_plain_lines(suite: pytest.Pytester) -> N
     )
 
 
+@pytest.mark.fault("Ctrl-C")
 def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing(suite: pytest.Pytester) -> None:
     """A second case hangs; the interrupt comes while it does."""
     suite.makepyfile(

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from perfsuite import documents, session
+from perfsuite import documents, git, session
 from perfsuite import measure as running
-from perfsuite.case.case import KnownIssue
+from perfsuite.case.case import Case, KnownIssue
+from perfsuite.documents import plain
 from perfsuite.errors import BusyError, CaseError, PerfsuiteError
 from perfsuite.launch import local
 from perfsuite.launch.lock import MachineLock
@@ -23,10 +24,14 @@ from perfsuite.results.outcome import Check, CountCheck, Verdict
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile, Skipped
+from perfsuite.results.store import Store
 from perfsuite.session import Options, Session, session_file
 from perfsuite.verdict.judge import Policy
-from tests.samples import DISTURBED, make_case, make_figures, make_run, make_shared, never_run
+from tests.samples import COMMIT, DISTURBED, make_case, make_figures, make_run, make_shared, never_run
 from tests.twin_counts import baseline_of, counts, launch
+
+RECORDED = Verdict(outcome="recorded", launches=1)
+PASSED = Verdict(outcome="passed", launches=1)
 
 
 class Unlocked(MachineLock):
@@ -69,6 +74,7 @@ def test_an_unhealthy_launch_is_no_part_of_what_is_recorded(
     assert documents.read(Path(result.baseline_file), Baseline).values("tokens_per_s") == [1000, 1002]
 
 
+@pytest.mark.fault("baselines are read-only")
 def test_the_result_is_kept_if_the_baseline_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,11 +312,170 @@ def test_an_injected_fault_finds_a_baseline_of_too_few_launches_too_little(
     assert ours.measure(make_case(), "test").outcome == "passed"
 
 
+# What is on disk, and going on with it
+
+
+def on_disk(directory: Path) -> SessionFile:
+    """The newest `results.json` of the store."""
+    return documents.read(Store(directory / "store").results()[-1], SessionFile)
+
+
+def in_git(monkeypatch: pytest.MonkeyPatch, commit: str = COMMIT) -> None:
+    monkeypatch.setattr(git, "revision", lambda root: git.Revision(commit, dirty=False))
+
+
+def resumed(directory: Path, said: list[str] | None = None) -> Session:
+    """A session that was asked to go on with the newest one."""
+    later = make_session(directory, said)
+    later.resume()
+    return later
+
+
+def test_results_are_on_disk_when_a_launch_begins_and_when_a_case_has_its_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[SessionFile] = []
+
+    def measure(*args: object, on_launch: Callable[[int], None], **options: object) -> Any:
+        on_launch(1)
+        seen.append(on_disk(tmp_path))
+        return [make_run()], PASSED
+
+    monkeypatch.setattr(session, "measure", measure)
+    ours = make_session(tmp_path)
+    ours.measure(make_case(), "one")
+    ours.measure(make_case(micro_batch=3), "two")
+    seen.append(on_disk(tmp_path))
+    assert [(each.status, len(each.results), each.interrupted_case) for each in seen] == [
+        ("running", 0, make_case().id),
+        ("running", 1, make_case(micro_batch=3).id),
+        ("running", 2, None),
+    ]
+
+
+def test_a_session_that_does_not_save_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, [make_run()], PASSED)
+    ours = make_session(tmp_path)
+    ours.saves = False
+    ours.measure(make_case(), "test")
+    assert Store(tmp_path / "store").results() == []
+
+
+def test_results_that_cannot_be_written_are_said_once_and_cost_no_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch, [make_run()], PASSED)
+    (tmp_path / "store").write_text("in the way")
+    said: list[str] = []
+    ours = make_session(tmp_path, said)
+    assert ours.measure(make_case(), "test").outcome == "passed"
+    (line,) = [line for line in said if "cannot write" in line]
+    assert str(ours.directory.results) in line
+    assert line.endswith("The session goes on; what it measures is shown at its end")
+
+
+def test_a_decided_case_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_git(monkeypatch)
+    stand_in(monkeypatch, [make_run()], PASSED)
+    first = make_session(tmp_path)
+    before = first.measure(make_case(), "one")
+    said: list[str] = []
+    later = resumed(tmp_path, said)
+    assert said == [f"perfsuite: --perf-resume: goes on with {first.directory.path}: 1 case measured there"]
+    monkeypatch.setattr(session, "measure", None)
+    assert plain(later.measure(make_case(), "one")) == plain(before)
+    assert [part.cases for part in session_file(later, "complete").parts] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("nodeid", "case", "verdict"),
+    [
+        ("one", make_case(), Verdict(outcome="unhealthy", launches=1)),
+        ("one", make_case(), Verdict(outcome="failed", launches=1, failure="error")),
+        ("one", make_case(timeout_s=7), PASSED),
+        ("one", make_case(micro_batch=3), PASSED),
+        ("two", make_case(), PASSED),
+    ],
+)
+def test_what_is_not_decided_for_this_test_and_case_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodeid: str, case: Case, verdict: Verdict
+) -> None:
+    in_git(monkeypatch)
+    stand_in(monkeypatch, [make_run()], verdict)
+    first = make_session(tmp_path).measure(make_case(), "one")
+    Path(first.directory).mkdir()
+    stand_in(monkeypatch, [make_run(case=case)], Verdict(outcome="passed", launches=3))
+    later = resumed(tmp_path)
+    result = later.measure(case, nodeid)
+    assert result.verdict.launches == 3
+    assert result.directory != first.directory
+    is_same_test = (nodeid, case.id) == ("one", make_case().id)
+    kept = [result] if is_same_test else [later.results[0], result]
+    assert on_disk(tmp_path).results == tuple(kept)
+    assert [part.cases for part in on_disk(tmp_path).parts] == [1, 1]
+
+
+def test_a_case_whose_baseline_is_another_now_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_git(monkeypatch)
+    stand_in(monkeypatch, [make_run()], RECORDED)
+    first = make_session(tmp_path)
+    run = make_run(machine=first.host.machine)
+    stand_in(monkeypatch, [run] * 3, Verdict(outcome="recorded", launches=3))
+    recorded = first.measure(make_case(), "one")
+    assert resumed(tmp_path).earlier_result(make_case(), "one") is not None
+    first.baselines.write_reviewed(baseline.from_runs([run] * 3))
+    assert resumed(tmp_path).earlier_result(make_case(), "one") is None
+    first.baselines.reviewed_file(run.machine.hardware_class, make_case().id).write_text("{")
+    assert resumed(tmp_path).earlier_result(make_case(), "one") is None, "that it is bad is said of its test"
+    assert recorded.baseline_file is not None
+
+
+def test_another_commit_begins_a_new_session_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_git(monkeypatch)
+    stand_in(monkeypatch, [make_run()], PASSED)
+    first = make_session(tmp_path)
+    first.measure(make_case(), "one")
+    in_git(monkeypatch, "f" * 40)
+    said: list[str] = []
+    later = resumed(tmp_path, said)
+    assert said == [
+        f"perfsuite: --perf-resume: a new session begins: the newest session, {first.directory.path}, has "
+        "commit 0123abcd0123, not ffffffffffff"
+    ]
+    assert (later.results, later.directory.name != first.directory.name) == ([], True)
+
+
+def test_nothing_goes_on_while_another_session_measures(tmp_path: Path) -> None:
+    class Held(MachineLock):
+        def take(self, say: Callable[[str], None], *, wait: bool = True) -> None:
+            raise BusyError(f"held, wait={wait}")
+
+    ours = make_session(tmp_path)
+    ours.lock, ours.options = Held(), replace(ours.options, no_wait=True)
+    with pytest.raises(BusyError, match="held, wait=False"):
+        ours.resume()
+
+
+def test_what_an_earlier_part_skipped_is_skipped_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_git(monkeypatch)
+    stand_in(monkeypatch, [make_run()], PASSED)
+    first = make_session(tmp_path)
+    first.record_skip(make_case(hardware="a100"), "two", "no such GPU")
+    first.measure(make_case(), "one")
+    later = resumed(tmp_path)
+    later.record_skip(make_case(hardware="a100"), "two", "no such GPU")
+    assert len(later.skipped) == 1
+
+
 # Counts
 
 MORE = counts(host_reads={"forward": 2, "optimizer": 39})
-RECORDED = Verdict(outcome="recorded", launches=1)
-PASSED = Verdict(outcome="passed", launches=1)
 
 
 def measured(

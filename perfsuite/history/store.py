@@ -141,7 +141,11 @@ def add(history: Path, file: Path) -> Added:
         sessions, cases, left_out = _stored(session)
     except ValueError as error:
         raise FileError(f"{file}: {error}") from None
-    written = [keep(history, stored, cases, digest) for stored in sessions]
+    written = [
+        # The file of a session changes where another part goes on with it; what a part measured does not.
+        keep(history, each, cases, documents.digest(documents.plain(each), 12) if session.parts else digest)
+        for each in sessions
+    ]
     return Added(
         written=[path for path in written if path is not None],
         known=None in written,
@@ -201,23 +205,23 @@ def check_cases(cases: Mapping[str, StoredCase], session: StoredSession, place: 
 
 
 def _stored(session: SessionFile) -> tuple[list[StoredSession], dict[str, StoredCase], list[str]]:
-    """Return what is kept of a session, by hardware class, its cases, and what is left out. Raises
+    """Return what is kept of a session, by part and hardware class, its cases, and what is left out. Raises
     ValueError."""
     if session.commit is None:
         return [], {}, ["the session names no commit: run it in a git repository"]
     if session.dirty:
         return [], {}, [f"uncommitted changes on {session.commit[:8]}: no commit says what was measured"]
-    started_at = datetime.fromisoformat(session.started_at).astimezone(UTC)
     cases: dict[str, StoredCase] = {}
-    by_class: dict[str, list[Measurement]] = {}
+    by_part: dict[tuple[datetime, str], list[Measurement]] = {}
     left_out = []
     for result in session.results:
         if (reason := _cannot_be_kept(result)) is not None:
             left_out.append(f"{result.case_id}: {reason}")
         else:
-            by_class.setdefault(result.runs[0].machine.hardware_class, []).append(result)
+            part = (_began(session, result), result.runs[0].machine.hardware_class)
+            by_part.setdefault(part, []).append(result)
     sessions = []
-    for hardware_class, results in sorted(by_class.items()):
+    for (started_at, hardware_class), results in sorted(by_part.items(), key=lambda part: part[0]):
         tables = _Tables()
         sessions.append(
             StoredSession(
@@ -232,6 +236,16 @@ def _stored(session: SessionFile) -> tuple[list[StoredSession], dict[str, Stored
             )
         )
     return sessions, cases, left_out
+
+
+def _began(session: SessionFile, result: Measurement) -> datetime:
+    """Return when the part of the session began that measured a case. Raises ValueError for a bad time."""
+    times = [session.started_at, *(part.started_at for part in session.parts)]
+    parts = [datetime.fromisoformat(time).astimezone(UTC) for time in times]
+    if len(session.parts) < 2:
+        return parts[0]
+    launched = datetime.fromisoformat(result.runs[0].started_at)
+    return max(began for began in parts if began <= max(launched, parts[0]))
 
 
 def _cannot_be_kept(result: Measurement) -> str | None:

@@ -170,9 +170,22 @@ def provenance(session: SessionFile) -> dict[str, str]:
         "hardware": hardware(session.results) or _machine(session.machine),
         "torch": ", ".join(sorted(torch)) or "not observed",
         "commit": commit + (" with uncommitted changes" if session.dirty else ""),
-        "started": session.started_at.replace("T", " ").replace("+00:00", " UTC"),
+        "started": _time(session.started_at),
         "perfsuite": session.perfsuite,
+        **({"parts": parts(session)} if len(session.parts) > 1 else {}),
     }
+
+
+def parts(session: SessionFile) -> str:
+    """Return when each part of a session began, how many cases it measured, and how it ended."""
+    told = [
+        f"{_time(each.started_at)}: {plural(each.cases, 'case')}, {each.status}" for each in session.parts
+    ]
+    return "; ".join(told)
+
+
+def _time(iso: str) -> str:
+    return iso.replace("T", " ").replace("+00:00", " UTC")
 
 
 def only_dry(results: Iterable[Measurement]) -> bool:
@@ -192,12 +205,14 @@ def _machine(machine: Machine, *, pretended: bool = False) -> str:
 
 
 def interruption(session: SessionFile) -> str | None:
-    """Return a sentence that says in which case a session was cut short; None if it was not."""
+    """Return a sentence that says in which case a session was cut short, or is now; None if it ended."""
     if session.status == "complete":
         return None
     lost = f": {session.interrupted_case} was not judged" if session.interrupted_case else ""
     if launches := len(session.interrupted_launches):
         lost += f" ({plural(launches, 'launch')} of it in results.json)"
+    if session.status == "running":
+        return f"The session is running, or was killed{lost}; what comes after it is not measured."
     return f"The session was interrupted{lost}; what came after it was not measured."
 
 

@@ -6,6 +6,7 @@ Driver side; imports neither torch nor pytest.
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -30,6 +31,8 @@ WATCHDOG_SAYS = "watchdog caught collective operation timeout"
 """What NCCL's process group writes when a collective hung for as long as the group allows."""
 ELASTIC_SAYS = re.compile(r"[A-Z]\d{4} [\d:.]+ \d+ torch/(distributed/elastic|multiprocessing)/")
 """The beginning of a line in which torch's launcher says that a rank has ended."""
+LEAST_FREE_BYTES = 2**16
+"""Free bytes of a disk below which a report finds no room."""
 LOG_TAIL_LINES = 60
 """Lines of each log that a failure shows."""
 LOG_TAIL_BYTES = 2**18
@@ -68,6 +71,14 @@ def first_cause(
 def _missing_ranks(missing: list[int], by_ranks: Sequence[Failure], run_dir: RunDir, case: Case) -> Failure:
     """The failure of ranks that left no report. `by_ranks` only tell that another rank was gone."""
     ranks = f"rank {', '.join(map(str, missing))} of {case.topology.world_size}"
+    if shutil.disk_usage(run_dir.path).free < LEAST_FREE_BYTES:
+        message = f"no report from {ranks}: no space is left on the disk of {run_dir.path}. Make room there."
+        return Failure(kind="error", rank=missing[0], message=message)
+    nodes = sorted({rank // case.topology.processes_per_node for rank in missing})
+    if dead := [node for node in nodes if not run_dir.launch(node).exists()]:
+        who = "the agent" if case.topology.nodes == 1 else f"the agent of node {', '.join(map(str, dead))}"
+        message = f"{who} died before {ranks} had reported: was it killed? See {run_dir.path}"
+        return Failure(kind="missing_report", rank=missing[0], message=message)
     if by_ranks:
         message = f"{ranks} died without a report; rank {by_ranks[0].rank} then said: {by_ranks[0].message}"
         return Failure(kind="crash", rank=missing[0], message=message)

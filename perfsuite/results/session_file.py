@@ -95,6 +95,31 @@ class Measurement(Data):
         return values
 
 
+Status = Literal["complete", "interrupted", "running"]
+"""How a session ended. `running`: not yet, or it was killed (SIGKILL, a power cut) and could not say so."""
+
+
+class Part(Data):
+    """One run of pytest. A session has several where `--perf-resume` went on with it."""
+
+    started_at: str
+    """ISO 8601, with time zone."""
+    status: Status
+    cases: int
+    """How many cases it measured."""
+
+
+class Conditions(Data):
+    """What the verdicts of a session hold for, beside its commit and its machine: `--perf-resume`."""
+
+    changes: str | None
+    """A digest of the uncommitted changes; None without any."""
+    options: dict[str, str]
+    """The options that a verdict depends on, with their values."""
+    environment: dict[str, str]
+    """Versions and variables, as pytest saw them."""
+
+
 class Skipped(Data):
     """A case that this machine cannot run."""
 
@@ -110,9 +135,14 @@ class SessionFile(Document):
     schema_version: Literal[1] = 1
     perfsuite: str
     """The version that measured."""
-    status: Literal["complete", "interrupted"]
+    status: Status
+    """Of its newest part."""
     started_at: str
-    """ISO 8601, with time zone."""
+    """ISO 8601, with time zone: when its first part began."""
+    parts: tuple[Part, ...] = ()
+    """The oldest first; empty in files of an earlier perfsuite."""
+    conditions: Conditions | None = None
+    """None in files of an earlier perfsuite."""
     commit: str | None = None
     """The commit of the repository that holds the cases; None outside of git."""
     dirty: bool = False

@@ -197,6 +197,13 @@ class SessionDir:
         """The directory of a case's launches. A case measured again in one session has one for each time."""
         return self.path / (f"{case_id}.{repetition + 1}" if repetition else case_id)
 
+    def new_case(self, case_id: str) -> Path:
+        """The directory for the launches of a case: one that is not there yet."""
+        repetition = 0
+        while (directory := self.case(case_id, repetition)).exists():
+            repetition += 1
+        return directory
+
 
 class StoredLaunch(NamedTuple):
     """A launch in a local store."""

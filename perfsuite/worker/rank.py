@@ -8,6 +8,7 @@ then come the steps, `finish`, `write`. Worker side; imports torch only inside f
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
 import socket
 import threading
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 WAIT_S = 60
 """Seconds that a rank waits for the reports of the others: one that leaves early breaks their connections."""
+NO_FAULT_OF_THE_CODE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+"""Errors of the system that the machine has to answer for: a disk that is full or may not be written."""
 LEAVE_S = 30
 """Seconds in which a rank has to end when everything is measured; then the kernel ends it."""
 
@@ -270,8 +273,14 @@ def failure_of(error: BaseException, rank: int) -> Failure:
     )
 
 
+def _errno(error: BaseException) -> int | None:
+    """The number of an error of the system, also of one that a `FileError` tells."""
+    cause = error.__cause__ if isinstance(error, FileError) else error
+    return cause.errno if isinstance(cause, OSError) else None
+
+
 def _kind(error: BaseException) -> FailureKind:
-    if isinstance(error, ExtensionError):
+    if isinstance(error, ExtensionError) or _errno(error) in NO_FAULT_OF_THE_CODE:
         return "error"
     if isinstance(error, MismatchError):
         return "mismatch"

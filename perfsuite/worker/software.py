@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import re
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -14,28 +13,10 @@ from typing import Any
 import torch
 
 from perfsuite.results.counts import Compiled
-from perfsuite.results.run_dir import FILES, LAUNCH_DIR
+from perfsuite.results.environment import variables
 
 PACKAGES = ("transformers", "triton", "peft", "bitsandbytes", "flash_attn", "mamba_ssm", "deepspeed")
 """Packages that are recorded if they are installed: libraries take kernels from them by themselves."""
-VARIABLES = (
-    "NCCL_",
-    "CUDA_",
-    "CUBLAS_",
-    "CUDNN_",
-    "NVIDIA_",
-    "TORCH_",
-    "TORCHDYNAMO_",
-    "TORCHINDUCTOR_",
-    "TRITON_",
-    "TRANSFORMERS_",
-    "PYTORCH_",
-    "OMP_",
-    "GLOO_",
-)
-"""The beginnings of environment variables that are recorded."""
-SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
-"""Words in a variable's name that keep it from being recorded: `NVIDIA_API_KEY` is a secret."""
 
 
 def environment(packages: tuple[str, ...] = ()) -> dict[str, str]:
@@ -63,16 +44,6 @@ def _installed() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions
-
-
-def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the `VARIABLES` that hold no secret, with `LAUNCH_DIR` in place of the launch's directory."""
-    new = environ.get(FILES) or LAUNCH_DIR
-    return {
-        key: value.replace(new, LAUNCH_DIR)
-        for key, value in environ.items()
-        if key.startswith(VARIABLES) and "TORCHELASTIC" not in key and not SECRET.search(key)
-    }
 
 
 def arithmetic(device: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from perfsuite.history import store
 from perfsuite.history.store import StoredResult, StoredSession
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Run
-from perfsuite.results.session_file import Measurement
+from perfsuite.results.session_file import Measurement, Part
 from tests.samples import (
     COMMIT,
     make_case,
@@ -124,6 +124,21 @@ def test_adding_a_session_again_changes_nothing_whatever_its_file_is_called(tmp_
     added = store.add(tmp_path / "history", copy)
     assert (added.written, added.known, added.kept) == ([], True, 1)
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "history").rglob("*.json")} == before
+
+
+def test_what_a_part_of_a_session_measured_is_kept_once_though_another_part_went_on(tmp_path: Path) -> None:
+    first, second = "2026-01-02T03:04:05+00:00", "2026-01-02T09:00:00+00:00"
+    early = kept(RUN.replace(started_at="2026-01-02T03:04:05+00:00"))
+    late = kept(RUN.replace(started_at="2026-01-02T09:00:01+00:00", case=make_case(micro_batch=4)))
+    killed = Part(started_at=first, status="running", cases=1)
+    went_on = (killed.replace(status="interrupted"), Part(started_at=second, status="complete", cases=1))
+    add_one(tmp_path, early, parts=(killed,), status="running")
+    added = add_one(tmp_path, early, late, parts=went_on)
+    assert (added.known, added.kept, len(added.written)) == (True, 2, 1)
+    sessions = [place.read() for place in store.places(tmp_path / "history")]
+    assert [each.started_at.isoformat() for each in sessions] == [first, second]
+    assert [len(each.results) for each in sessions] == [1, 1]
+    assert add_one(tmp_path, early, late, parts=went_on).written == []
 
 
 def test_two_sessions_of_one_commit_stand_side_by_side(tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ def test_a_launch_runs_every_rank_and_leaves_nothing(tmp_path: Path, monkeypatch
     assert processes_of(tmp_path) == []
 
 
+@pytest.mark.fault("case takes too long")
 def test_the_deadline_kills_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
     measured = launch_once(FAKE.replace(timeout_s=2), detect(), tmp_path, inject="hang")
@@ -100,6 +101,7 @@ def stacks_of(measured: Run) -> str:
     return str(measured.failure.traceback)
 
 
+@pytest.mark.fault("hang in a collective")
 @pytest.mark.parametrize("case", [FAKE.replace(framework=Fake(step_ms=600)), DDP_TINY], ids=["fake", "ddp"])
 def test_a_hang_is_seen_by_the_absence_of_steps_and_every_rank_says_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case
@@ -377,6 +379,7 @@ def test_the_failing_ranks_own_traceback_is_kept(tmp_path: Path) -> None:
     assert "_break_down" in str(measured.failure.traceback)
 
 
+@pytest.mark.fault("report is of another launch")
 def test_a_directory_that_holds_another_launch_is_refused(tmp_path: Path) -> None:
     launch_once(FAKE, detect(), tmp_path)
     with pytest.raises(FileError, match="holds another launch"):

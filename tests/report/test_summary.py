@@ -21,6 +21,7 @@ from perfsuite.report.summary import (
 from perfsuite.report.text import percent
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Health
+from perfsuite.results.session_file import Part
 from perfsuite.verdict.noise import ClassNoise
 from tests.counted import BUCKETS, HOST_READ, make_check, make_counted, make_dry
 from tests.samples import (
@@ -69,6 +70,23 @@ def test_an_interrupted_session_names_what_was_lost() -> None:
     cut = session.replace(status="interrupted")
     assert interruption(cut) == "The session was interrupted; what came after it was not measured."
     assert "interrupted: c-1 was not judged;" in str(interruption(cut.replace(interrupted_case="c-1")))
+
+
+def test_a_session_that_runs_or_was_killed_says_which_case_was_measured() -> None:
+    cut = make_session(0).replace(status="running", interrupted_case="c-1")
+    assert interruption(cut) == (
+        "The session is running, or was killed: c-1 was not judged; what comes after it is not measured."
+    )
+
+
+def test_the_parts_of_a_session_that_went_on_are_told() -> None:
+    first = Part(started_at="2026-01-02T03:04:05+00:00", status="interrupted", cases=12)
+    second = Part(started_at="2026-01-02T05:06:07+00:00", status="complete", cases=1)
+    session = make_session(0)
+    assert "parts" not in provenance(session.replace(parts=(first,)))
+    assert provenance(session.replace(parts=(first, second)))["parts"] == (
+        "2026-01-02 03:04:05 UTC: 12 cases, interrupted; 2026-01-02 05:06:07 UTC: 1 case, complete"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,6 +23,27 @@ def test_every_missing_rank_is_named(tmp_path: Path) -> None:
     failure = failure_of(collected(write_launch(tmp_path)))
     assert failure.message.startswith("no report from rank 0, 1 of 2")
     assert failure.rank == 0
+
+
+def test_a_launcher_that_died_is_the_cause_whatever_a_rank_saw_of_it(tmp_path: Path) -> None:
+    run_dir = write_launch(tmp_path, make_report(0, failure=crash(0, 1.0, "Connection closed by peer")))
+    run_dir.launch(0).unlink()
+    failure = failure_of(collected(run_dir))
+    assert (failure.kind, failure.rank) == ("missing_report", 1)
+    assert failure.message == (
+        f"the agent died before rank 1 of 2 had reported: was it killed? See {tmp_path}"
+    )
+
+
+@pytest.mark.parametrize(("free", "kind"), [(0, "error"), (2**16 - 1, "error"), (2**16, "missing_report")])
+def test_a_report_that_found_no_room_is_no_fault_of_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, kind: str
+) -> None:
+    usage = SimpleNamespace(free=free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    failure = failure_of(collected(write_launch(tmp_path)))
+    assert (failure.kind, failure.rank) == (kind, 0)
+    assert ("no space is left on the disk of" in failure.message) is (kind == "error")
 
 
 WATCHDOG = (

@@ -10,7 +10,7 @@ import pytest
 from perfsuite.errors import FileError
 from perfsuite.results import baseline
 from perfsuite.results.baseline import Baseline
-from perfsuite.results.store import BaselineStore, Store
+from perfsuite.results.store import BaselineStore, SessionDir, Store
 from tests.samples import make_case, make_launches, make_machine
 from tests.twin_counts import baseline_of, launch
 
@@ -293,3 +293,12 @@ def test_where_a_store_is_cannot_be_changed() -> None:
             place.path = Path("x")  # type: ignore[misc]
     with pytest.raises(FrozenInstanceError):
         BaselineStore(Path("a")).reviewed = Path("x")  # type: ignore[misc]
+
+
+def test_a_case_measured_again_has_a_directory_of_its_own(tmp_path: Path) -> None:
+    session = SessionDir(tmp_path)
+    for name in ("llama", "llama.2", "llama.3"):
+        directory = session.new_case("llama")
+        assert directory == tmp_path / name
+        directory.mkdir()
+    assert session.new_case("gpt2") == tmp_path / "gpt2"

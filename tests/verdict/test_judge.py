@@ -228,6 +228,7 @@ def test_min_launches_are_made_though_fewer_would_do(factor: float, outcome: str
     assert (verdict.outcome, verdict.launches) == (outcome, 5)
 
 
+@pytest.mark.fault("settings are not the baseline's")
 def test_min_launches_are_made_of_what_is_worse_or_unlike_too() -> None:
     """A slower baseline is accepted like any other: from enough launches."""
     slower = session(usual(0.8), min_launches=9)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import threading
 import time
@@ -11,7 +12,7 @@ import torch
 
 from perfsuite import documents
 from perfsuite.case.case import CaseFile, Topology
-from perfsuite.errors import MismatchError, ScriptError
+from perfsuite.errors import FileError, MismatchError, ScriptError
 from perfsuite.frameworks.base import Ranks, Workload
 from perfsuite.frameworks.fake import Fake
 from perfsuite.results.rank_report import Evidence, FailureKind, Memory, Observed, RankReport
@@ -120,6 +121,7 @@ def test_memory_is_read_when_the_clock_has_stopped_and_before_the_observer_takes
     assert (report.own_tokens_per_s, report.notes[0], report.failure) == (5.0, "known before", None)
 
 
+@pytest.mark.fault("something else runs")
 def test_a_run_that_is_not_the_one_asked_for_keeps_its_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +184,9 @@ def test_a_failure_is_written_without_figures(tmp_path: Path) -> None:
         (RuntimeError("CUDA error: out of memory"), "out_of_memory"),
         (ValueError("out of memory"), "crash"),
         (RuntimeError("shapes"), "crash"),
+        (OSError(errno.ENOSPC, "No space left on device"), "error"),
+        (OSError(errno.EROFS, "Read-only file system"), "error"),
+        (FileNotFoundError(errno.ENOENT, "No such file"), "crash"),
     ],
     ids=repr,
 )
@@ -194,6 +199,12 @@ def test_each_error_has_its_kind(error: BaseException, kind: FailureKind) -> Non
     assert failure.at > 0
     assert failure.traceback is not None
     assert "test_each_error_has_its_kind" in failure.traceback
+
+
+def test_a_report_that_found_no_room_is_no_crash() -> None:
+    error = FileError("cannot write rank-0.json")
+    error.__cause__ = OSError(errno.ENOSPC, "No space left on device")
+    assert failure_of(error, 0).kind == "error"
 
 
 def test_the_end_of_a_script_is_told_in_its_own_words_without_a_traceback() -> None:

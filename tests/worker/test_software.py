@@ -27,37 +27,6 @@ def test_versions_of_what_is_installed_beside_torch(monkeypatch: pytest.MonkeyPa
     assert not {"mamba_ssm", "deepspeed", "peft", "bitsandbytes"} & set(seen)
 
 
-def test_variables_that_may_explain_a_change_and_no_secret() -> None:
-    kept = {
-        "NCCL_ALGO": "Ring",
-        "NVIDIA_TF32_OVERRIDE": "1",
-        "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1",
-        "TORCHINDUCTOR_MAX_AUTOTUNE": "1",
-        "TORCHDYNAMO_DISABLE": "1",
-        "TRITON_CACHE_DIR": "/x",
-        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-        "CUDNN_LOGLEVEL_DBG": "0",
-        "TRANSFORMERS_ATTENTION": "x",
-    }
-    dropped = {
-        "NVIDIA_API_KEY": "nvapi-1",
-        "TRANSFORMERS_TOKEN": "t",
-        "TORCH_SECRET": "s",
-        "HF_TOKEN": "t",
-        "HOME": "/root",
-        "TORCH_TORCHELASTIC_X": "1",
-    }
-    assert software.variables({**kept, **dropped}) == kept
-
-
-def test_the_directory_of_a_launch_is_no_change_from_the_launch_before() -> None:
-    environ = {
-        "PERFSUITE_LAUNCH_DIR": "/runs/launch-3/files",
-        "TRITON_CACHE_DIR": "/runs/launch-3/files/triton",
-    }
-    assert software.variables(environ) == {"TRITON_CACHE_DIR": "{launch_dir}/triton"}
-
-
 @pytest.fixture
 def precision() -> Iterator[None]:
     yield

@@ -1,0 +1,57 @@
+"""Versions and variables that measurements depend on, as far as they can be read without torch.
+
+Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+from collections.abc import Mapping
+
+from perfsuite.results.run_dir import FILES, LAUNCH_DIR
+
+VARIABLES = (
+    "NCCL_",
+    "CUDA_",
+    "CUBLAS_",
+    "CUDNN_",
+    "NVIDIA_",
+    "TORCH_",
+    "TORCHDYNAMO_",
+    "TORCHINDUCTOR_",
+    "TRITON_",
+    "TRANSFORMERS_",
+    "PYTORCH_",
+    "OMP_",
+    "GLOO_",
+)
+"""The beginnings of environment variables that are recorded."""
+SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
+"""Words in a variable's name that keep it from being recorded: `NVIDIA_API_KEY` is a secret."""
+
+
+def variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the `VARIABLES` that hold no secret, with `LAUNCH_DIR` in place of the launch's directory."""
+    new = environ.get(FILES) or LAUNCH_DIR
+    return {
+        key: value.replace(new, LAUNCH_DIR)
+        for key, value in environ.items()
+        if key.startswith(VARIABLES) and "TORCHELASTIC" not in key and not SECRET.search(key)
+    }
+
+
+def of_this_process() -> dict[str, str]:
+    """Return the versions of Python, the kernel and every installed package, and the variables, by name.
+
+    A launch records what it used of this (`perfsuite.worker.software`). This is what it will find.
+    """
+    packages = {each.name.lower(): each.version for each in importlib.metadata.distributions()}
+    return {
+        **packages,
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        **variables(os.environ),
+    }

@@ -1,0 +1,94 @@
+"""Which session `--perf-resume` goes on with, and which of its cases are decided.
+
+Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from perfsuite import documents
+from perfsuite.errors import FileError
+from perfsuite.results.outcome import Outcome
+from perfsuite.results.rank_report import FailureKind
+from perfsuite.results.session_file import Measurement, Part, SessionFile
+from perfsuite.results.store import SessionDir, Store
+
+OUTCOMES_OF_THE_MACHINE: frozenset[Outcome] = frozenset({"unhealthy", "undecided"})
+FAILURES_OF_THE_MACHINE: frozenset[FailureKind] = frozenset({"error", "missing_report", "no_baseline"})
+"""A file that cannot be written, a launcher that was killed, a baseline that may be there by now: nothing
+says that the code failed."""
+MOST_DIFFERENCES = 5
+"""Differences between two sessions that are told."""
+
+
+class Earlier(NamedTuple):
+    """A session to go on with, as its parts have left it."""
+
+    directory: SessionDir
+    content: SessionFile
+
+
+def newest(store: Store, now: SessionFile) -> Earlier:
+    """Return the newest session of a store, whose verdicts hold for `now`.
+
+    Raises `FileError` with the reason where there is none, where its file cannot be read, and where it
+    differs from `now` in anything that a verdict depends on.
+    """
+    files = store.results()
+    if not files:
+        raise FileError(f"no session in {store.sessions}")
+    content = documents.read(files[-1], SessionFile)
+    if reasons := differences(content, now):
+        told = reasons[:MOST_DIFFERENCES]
+        if more := len(reasons) - len(told):
+            told.append(f"and {more} more")
+        raise FileError(f"the newest session, {files[-1].parent}, has {'; '.join(told)}")
+    return Earlier(SessionDir(files[-1].parent), content)
+
+
+def differences(then: SessionFile, now: SessionFile) -> list[str]:
+    """Return why the verdicts of one session do not hold for another; empty if they do.
+
+    These are the commit, the uncommitted changes, the hardware class, the options that change a verdict, and
+    the versions and variables, each with both values.
+    """
+    if now.commit is None:
+        return ["cases outside of git, where no commit says whether they are the same"]
+    if then.conditions is None:
+        return ["been written by an earlier perfsuite, which did not say what its verdicts hold for"]
+    before, today = _told(then), _told(now)
+    return [
+        f"{name} {before.get(name, 'unset')}, not {today.get(name, 'unset')}"
+        for name in dict.fromkeys([*before, *today])
+        if before.get(name) != today.get(name)
+    ]
+
+
+def _told(session: SessionFile) -> dict[str, str]:
+    """What the verdicts of a session hold for, by name."""
+    conditions = session.conditions
+    assert conditions is not None
+    return {
+        "commit": str(session.commit)[:12],
+        "uncommitted changes": conditions.changes or "none",
+        "hardware class": session.machine.hardware_class,
+        **conditions.options,
+        **conditions.environment,
+    }
+
+
+def is_decided(result: Measurement) -> bool:
+    """Return whether a case keeps its verdict when its session goes on.
+
+    Not one that says nothing of the code: of an unhealthy machine, of an error, of a report that is missing.
+    """
+    return (
+        result.outcome not in OUTCOMES_OF_THE_MACHINE
+        and result.verdict.failure not in FAILURES_OF_THE_MACHINE
+    )
+
+
+def ended(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """Return the parts of a session that goes on: one that still says `running` was killed."""
+    return tuple(part.replace(status="interrupted") if part.status == "running" else part for part in parts)

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite.errors import FileError
+from perfsuite.results.resume import differences, ended, is_decided, newest
+from perfsuite.results.session_file import Conditions, Part, SessionFile
+from perfsuite.results.store import Store
+from tests.samples import COMMIT, make_gpu_machine, make_machine, never_run, write_session
+
+CONDITIONS = Conditions(changes=None, options={"--perf-inject": "nothing"}, environment={"torch": "2.13.0"})
+
+
+def make_session(**changes: Any) -> SessionFile:
+    values: dict[str, Any] = {
+        "perfsuite": "0.1",
+        "status": "interrupted",
+        "started_at": "2026-01-02T03:04:05+00:00",
+        "commit": COMMIT,
+        "machine": make_machine(),
+        "results": (),
+        "skipped": (),
+        "conditions": CONDITIONS,
+    }
+    return SessionFile(**{**values, **changes})
+
+
+def test_sessions_of_one_commit_machine_environment_and_options_do_not_differ() -> None:
+    later = make_session(status="running", started_at="2026-01-03T03:04:05+00:00")
+    assert differences(make_session(), later) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"commit": "f" * 40}, "commit 0123abcd0123, not ffffffffffff"),
+        ({"conditions": CONDITIONS.replace(changes="a1")}, "uncommitted changes none, not a1"),
+        ({"machine": make_gpu_machine()}, "hardware class cpu-test-2c, not h100-80gb-sxm"),
+        (
+            {"conditions": CONDITIONS.replace(options={"--perf-inject": "nan"})},
+            "--perf-inject nothing, not nan",
+        ),
+        ({"conditions": CONDITIONS.replace(environment={"torch": "2.14.0"})}, "torch 2.13.0, not 2.14.0"),
+        ({"conditions": CONDITIONS.replace(environment={})}, "torch 2.13.0, not unset"),
+    ],
+)
+def test_what_differs_is_named_with_both_values(changes: dict[str, Any], said: str) -> None:
+    assert differences(make_session(), make_session(**changes)) == [said]
+
+
+def test_outside_of_git_and_after_an_earlier_perfsuite_nothing_goes_on() -> None:
+    assert differences(make_session(commit=None), make_session(commit=None)) == [
+        "cases outside of git, where no commit says whether they are the same"
+    ]
+    (reason,) = differences(make_session(conditions=None), make_session())
+    assert reason.startswith("been written by an earlier perfsuite")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "failure", "decided"),
+    [
+        ("passed", None, True),
+        ("improved", None, True),
+        ("regressed", None, True),
+        ("recorded", None, True),
+        ("inconclusive", None, True),
+        ("unhealthy", None, False),
+        ("failed", "crash", True),
+        ("failed", "timeout", True),
+        ("failed", "out_of_memory", True),
+        ("failed", "loss", True),
+        ("failed", "mismatch", True),
+        ("failed", "missing_metric", True),
+        ("failed", "error", False),
+        ("failed", "missing_report", False),
+        ("failed", "no_baseline", False),
+    ],
+)
+def test_a_verdict_on_the_code_is_kept_and_one_on_the_machine_is_not(
+    outcome: Any, failure: Any, decided: bool
+) -> None:
+    verdict = never_run().verdict.replace(outcome=outcome, failure=failure)
+    assert is_decided(never_run().replace(verdict=verdict)) is decided
+
+
+def test_the_newest_session_of_the_store_goes_on(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for name in ("20260101-000000-000000", "20260102-000000-000000"):
+        write_session(store.sessions / name, conditions=CONDITIONS)
+    found = newest(store, make_session())
+    assert found.directory.name == "20260102-000000-000000"
+    assert found.content.commit == COMMIT
+
+
+def test_why_no_session_goes_on_is_one_line(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with pytest.raises(FileError, match=f"no session in {store.sessions}"):
+        newest(store, make_session())
+    file = write_session(store.sessions / "20260101-000000-000000", conditions=CONDITIONS)
+    other = CONDITIONS.replace(options={}, environment=dict.fromkeys("abcdef", "1"))
+    with pytest.raises(FileError) as caught:
+        newest(store, make_session(conditions=other))
+    assert str(caught.value) == (
+        f"the newest session, {file.parent}, has --perf-inject nothing, not unset; torch 2.13.0, not unset; "
+        "a unset, not 1; b unset, not 1; c unset, not 1; and 3 more"
+    )
+    file.write_text("{")
+    with pytest.raises(FileError, match="not JSON"):
+        newest(store, make_session())
+
+
+def test_a_part_that_still_says_running_was_killed() -> None:
+    parts = [
+        Part(started_at="2026-01-02T03:04:05+00:00", status=status, cases=3)
+        for status in ("complete", "running", "interrupted")
+    ]
+    assert [part.status for part in ended(tuple(parts))] == ["complete", "interrupted", "interrupted"]

@@ -1,0 +1,63 @@
+"""The tables of `docs/faults.md` and the tests that inject faults: each row has a test, each test a row."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+from typing import get_args
+
+from perfsuite.results.outcome import Outcome
+from perfsuite.results.rank_report import FailureKind
+
+TESTS = Path(__file__).parent
+PAGE = TESTS.parent / "docs" / "faults.md"
+COLUMNS = ["fault", "how it is seen", "what is reported", "what survives"]
+
+
+def rows() -> list[list[str]]:
+    """The cells of every row of the page's tables of faults."""
+    found, is_matrix = [], False
+    for line in PAGE.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not line.startswith("|"):
+            is_matrix = False
+        elif cells[0] == "fault":
+            assert cells == COLUMNS
+            is_matrix = True
+        elif is_matrix and set(cells[0]) != {"-", " "} and not cells[0].startswith("---"):
+            found.append(cells)
+    return found
+
+
+def injected() -> set[str]:
+    """The names that tests give to `pytest.mark.fault`."""
+    calls = [
+        node
+        for file in TESTS.rglob("test_*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.fault"
+    ]
+    return {str(ast.literal_eval(call.args[0])) for call in calls}
+
+
+def reported() -> Counter[str]:
+    """How many rows name each kind of failure and each outcome as what is reported."""
+    words = (set(re.findall(r"`([a-z_]+)`", cells[2])) for cells in rows())
+    return Counter(word for each in words for word in each)
+
+
+def test_each_row_has_a_test_and_each_test_a_row() -> None:
+    names = [cells[0] for cells in rows()]
+    assert len(names) == len(set(names))
+    assert set(names) == injected()
+    assert all(all(cells) and len(cells) == len(COLUMNS) for cells in rows())
+
+
+def test_each_kind_of_failure_has_a_row() -> None:
+    assert set(get_args(FailureKind)) <= set(reported())
+
+
+def test_what_the_rows_report_exists() -> None:
+    assert set(reported()) <= {*get_args(FailureKind), *get_args(Outcome), "running"}

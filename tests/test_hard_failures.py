@@ -1,0 +1,261 @@
+"""Hard failures, each injected into real processes: typed, named by their cause, and no process is left.
+
+`docs/faults.md` lists them with those that other files inject: a test of a fault has the mark `fault`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from perfsuite import DDP, Case, Fake, Script, Topology
+from perfsuite.launch import hang
+from perfsuite.launch.machine import detect
+from perfsuite.launch.processes import JOB_MARK
+from perfsuite.measure import launch_once
+from perfsuite.results.rank_report import Failure
+from perfsuite.results.run import Run
+from perfsuite.results.run_dir import RunDir
+
+FAKE = Case(
+    model="llama-tiny",
+    framework=Fake(),
+    sequence_length=64,
+    micro_batch=4,
+    topology=Topology(processes_per_node=2),
+    hardware="cpu",
+    timeout_s=120,
+)
+
+pytestmark = pytest.mark.launch
+
+STARTED_BY = "PERFSUITE_TEST"
+"""Environment variable by which processes of a test are found."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv(STARTED_BY, str(tmp_path))
+    yield
+    _, alive = psutil.wait_procs(left_of(tmp_path), timeout=20)
+    assert alive == []
+
+
+def left_of(directory: Path) -> list[psutil.Process]:
+    """The living processes of jobs that the test of this directory started."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            variables = process.environ()
+            if JOB_MARK in variables and variables.get(STARTED_BY) == str(directory):
+                found += [process] if process.status() != psutil.STATUS_ZOMBIE else []
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def failure_of(run: Run) -> Failure:
+    assert run.failure is not None
+    return run.failure
+
+
+@pytest.mark.parametrize(
+    ("inject", "kind", "words"),
+    [
+        pytest.param(
+            "crash", "crash", "RuntimeError: injected crash", marks=pytest.mark.fault("rank raises")
+        ),
+        pytest.param("exit", "crash", "exit code 13", marks=pytest.mark.fault("rank exits silently")),
+        pytest.param("oom", "out_of_memory", "MemoryError", marks=pytest.mark.fault("out of memory")),
+        pytest.param("nan", "loss", "the loss is nan at step 69", marks=pytest.mark.fault("loss is NaN")),
+        pytest.param(
+            "missing-rank",
+            "missing_report",
+            "no report from rank 1 of 2",
+            marks=pytest.mark.fault("report is missing"),
+        ),
+    ],
+)
+def test_a_rank_that_breaks_down_is_named_with_its_kind(
+    tmp_path: Path, inject: str, kind: str, words: str
+) -> None:
+    failure = failure_of(launch_once(FAKE, detect(), tmp_path, inject=inject))
+    assert failure.kind == kind
+    assert words in failure.message
+    assert failure.rank == (None if kind == "loss" else 1)
+
+
+def kill_once(find: Callable[[], psutil.Process | None], *, from_step: int = 0) -> Callable[[int, int], None]:
+    """A listener to the progress that sends SIGKILL to the process that `find` finds first."""
+    killed: list[int] = []
+
+    def listen(step: int, tokens: int) -> None:
+        if not killed and step >= from_step and (process := find()) is not None:
+            process.kill()
+            killed.append(process.pid)
+
+    return listen
+
+
+def writer_of(log: Path) -> psutil.Process | None:
+    """The process whose standard output is this file: a rank."""
+    for process in psutil.process_iter():
+        try:
+            if os.readlink(f"/proc/{process.pid}/fd/1") == str(log):
+                return process
+        except OSError:
+            continue
+    return None
+
+
+@pytest.mark.fault("rank is killed")
+def test_a_rank_that_is_killed_is_the_cause_and_not_its_peer_that_lost_the_connection(tmp_path: Path) -> None:
+    """Rank 1 sleeps at step 5, and rank 0 waits for it in a collective."""
+    listen = kill_once(lambda: writer_of(RunDir(tmp_path).rank_log(1)), from_step=2)
+    run = launch_once(FAKE.replace(framework=DDP()), detect(), tmp_path, inject="hang", on_progress=listen)
+    failure = failure_of(run)
+    assert (failure.kind, failure.rank, failure.message) == ("crash", 1, "exit code -9 (SIGKILL)")
+
+
+@pytest.mark.fault("launcher is killed")
+def test_a_launcher_that_is_killed_is_the_cause(tmp_path: Path) -> None:
+    ranks = RunDir(tmp_path)
+
+    def launcher() -> psutil.Process | None:
+        if not (ranks.rank_log(0).exists() and ranks.rank_log(1).exists()):
+            return None
+        children = psutil.Process().children()
+        return next((each for each in children if "perfsuite.launch.agent" in each.cmdline()), None)
+
+    run = launch_once(FAKE, detect(), tmp_path, inject="hang", on_progress=kill_once(launcher))
+    failure = failure_of(run)
+    assert failure.kind == "missing_report"
+    assert failure.message.startswith("the launcher died before rank ")
+
+
+STUCK_IN_FORWARD = """
+import time, torch
+
+class Stuck(torch.nn.Linear):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls > 2:
+            time.sleep(1000)
+        return super().forward(x)
+
+model = Stuck(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.fault("hang in forward")
+def test_a_hang_in_forward_shows_where_every_rank_stood(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hang, "HANG_S", 2)
+    script = tmp_path / "train.py"
+    script.write_text(STUCK_IN_FORWARD)
+    case = FAKE.replace(framework=Script(path=str(script)))
+    failure = failure_of(launch_once(case, detect(), tmp_path / "run"))
+    assert (failure.kind, failure.rank) == ("timeout", None)
+    who, _, where = str(failure.traceback).partition(" stood here:")
+    assert who == "rank 0, rank 1"
+    assert "train.py" in where.splitlines()[2]
+    assert "in forward" in where.splitlines()[2]
+
+
+TWO_CASES = """
+    import pytest
+    from pathlib import Path
+    from perfsuite import Case, Fake, Topology
+
+    FAKE = Case(model="llama-tiny", framework=Fake(), sequence_length=64, micro_batch=4,
+                topology=Topology(processes_per_node=2), hardware="cpu", timeout_s=60)
+
+    def test_one(bench):
+        bench(FAKE)
+
+    def test_two(bench):
+        Path("second").touch()
+        bench(FAKE.replace(micro_batch=8))
+"""
+
+FULL_DISK = """
+    import errno, tempfile
+    from pathlib import Path
+
+    real = tempfile.NamedTemporaryFile
+
+    def full(*args, **options):
+        if Path("second").exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*args, **options)
+
+    tempfile.NamedTemporaryFile = full
+"""
+
+INTERRUPTED_TWICE = """
+    import os, signal, threading, time
+    from pathlib import Path
+    import pytest
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+
+    def interrupt():
+        while not list(Path(".perfsuite").glob("runs/*/*b8*/launch-1/rank-1.log")):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish():
+        '''The second one comes before anything is written at the end.'''
+        os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+def on_disk(suite: pytest.Pytester) -> list[str]:
+    """The cases in the results file that the session left in its store."""
+    (file,) = suite.path.glob(".perfsuite/runs/*/results.json")
+    return [result["case_id"] for result in json.loads(file.read_text())["results"]]
+
+
+ONE, TWO = (f"fake-llama-tiny-s64-b{batch}-fp32-1x2" for batch in (4, 8))
+
+
+@pytest.mark.fault("disk is full")
+def test_a_disk_that_is_full_costs_nothing_that_was_measured_before(suite: pytest.Pytester) -> None:
+    suite.makepyfile(test_cases=TWO_CASES, conftest=FULL_DISK)
+    result = suite.runpytest_subprocess("--perf-record-launches=1")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "perfsuite: cannot write *results.json: No space left on device. Make room on that disk. *",
+            f"{ONE} *recorded",
+            f"{TWO} *failed",
+            "*the results were not written*",
+        ]
+    )
+    result.stdout.fnmatch_lines([f"cannot write *{TWO}/launch-1/case.json: No space left on device. Make*"])
+    assert on_disk(suite) == [ONE]
+
+
+@pytest.mark.fault("Ctrl-C twice")
+def test_a_second_ctrl_c_costs_nothing_that_was_measured_before(suite: pytest.Pytester) -> None:
+    suite.makepyfile(test_cases=TWO_CASES, conftest=INTERRUPTED_TWICE)
+    result = suite.runpytest_subprocess("--perf-record-launches=1")
+    assert result.ret != 0
+    assert on_disk(suite) == [ONE]
+    content = json.loads(next(suite.path.glob(".perfsuite/runs/*/results.json")).read_text())
+    assert (content["status"], content["interrupted_case"]) == ("running", TWO)

@@ -1,0 +1,240 @@
+"""A session that was cut short and goes on: `--perf-resume`, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from perfsuite.launch.lock import MachineLock
+from tests.suite import CASES, local_baseline, read_json, run_cpu
+
+pytestmark = pytest.mark.launch
+
+NIGHTLY = 30
+FAULTS = ("crash", "exit", "oom", "nan", "loss", "missing-rank", "missing-metric", "leak=60%", "slowdown=60%")
+EXPECTED = {
+    None: ("passed", None),
+    "crash": ("failed", "crash"),
+    "exit": ("failed", "crash"),
+    "oom": ("failed", "out_of_memory"),
+    "nan": ("failed", "loss"),
+    "loss": ("failed", "loss"),
+    "missing-rank": ("failed", "missing_report"),
+    "missing-metric": ("failed", "missing_metric"),
+    "leak=60%": ("regressed", None),
+    "slowdown=60%": ("regressed", None),
+}
+"""Outcome and kind of failure by injected fault."""
+KILLED_AT = 17
+"""The case, counted from 1, in whose launch pytest is killed."""
+
+NIGHT = f"""
+    import pytest
+    from perfsuite import Case, Fake, Topology
+
+    FAKE = Case(model="llama-tiny", framework=Fake(), sequence_length=64, micro_batch=4,
+                topology=Topology(processes_per_node=2), hardware="cpu", timeout_s=60)
+
+    @pytest.mark.parametrize("case", [FAKE.replace(seed=seed) for seed in range(1, {NIGHTLY} + 1)])
+    def test_it(bench, case):
+        bench(case)
+"""
+
+IN_THIS_PROCESS = """
+    import json, multiprocessing, os, signal
+    from pathlib import Path
+    from perfsuite import documents, measure
+    from perfsuite.case.case import CaseFile
+    from perfsuite.results.rank_report import Failure
+    from perfsuite.results.run import LaunchFile
+    from perfsuite.results.run_dir import ANCESTOR_PID
+    from perfsuite.worker.main import logged
+
+    FAULTS = json.loads(Path("faults.json").read_text())
+    KILLED_AT = int(os.environ.get("KILLED_AT", 0))
+
+    def rank(run_dir, number):
+        os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE="2")
+        logged(str(run_dir.path))
+
+    def launch(run_dir, case, **options):
+        '''Fork the ranks from pytest, which has imported everything: a launch takes milliseconds.'''
+        request = documents.read(run_dir.case, CaseFile).replace(inject=FAULTS.get(str(case.seed)))
+        documents.write(run_dir.case, request)
+        os.environ[ANCESTOR_PID] = str(os.getpid())
+        fork = multiprocessing.get_context("fork")
+        ranks = [fork.Process(target=rank, args=(run_dir, number)) for number in range(2)]
+        for each in ranks:
+            each.start()
+        if case.seed == KILLED_AT:
+            os.kill(os.getpid(), signal.SIGKILL)
+        for each in ranks:
+            each.join()
+        ended = [
+            Failure(kind="crash", message=f"exit code {each.exitcode}", rank=number)
+            for number, each in enumerate(ranks) if each.exitcode
+        ]
+        documents.write(run_dir.launch, LaunchFile(failures=tuple(ended)))
+
+    measure.launch = launch
+"""
+
+
+@pytest.fixture
+def night(suite: pytest.Pytester) -> pytest.Pytester:
+    """A repository with 30 short cases that have baselines, and a fault in a third of them."""
+    suite.makepyfile(test_cases=NIGHT, conftest=IN_THIS_PROCESS)
+    (suite.path / "faults.json").write_text("{}")
+    (suite.path / ".gitignore").write_text(".perfsuite\n*.json\n__pycache__\n.pytest_cache\n.benchmarks\n")
+    commit(suite)
+    assert suite.runpytest_subprocess("-q", "-k", "seed1-1x2").ret == 0
+    give_all_the_baseline_of_the_first(suite)
+    (suite.path / "faults.json").write_text(json.dumps(injected()))
+    return suite
+
+
+def give_all_the_baseline_of_the_first(suite: pytest.Pytester) -> None:
+    """They differ in the seed alone, which changes no figure by more than the noise."""
+    first = local_baseline(suite)
+    content = json.loads(first.read_text())
+    for seed in range(2, NIGHTLY + 1):
+        content["case"]["seed"] = seed
+        first.with_name(first.name.replace("seed1-", f"seed{seed}-")).write_text(json.dumps(content))
+
+
+def commit(suite: pytest.Pytester) -> None:
+    for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-q", "--allow-empty", "-m", "x"]):
+        named = ["-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
+        subprocess.run(["git", "-C", str(suite.path), *named, *arguments], check=True)
+
+
+def injected() -> dict[int, str]:
+    """A fault by the seed of its case, for a third of the cases; each kind of fault once or more."""
+    draw = random.Random(13)
+    seeds = draw.sample(range(1, NIGHTLY + 1), NIGHTLY // 3)
+    return {seed: FAULTS[number % len(FAULTS)] for number, seed in enumerate(seeds)}
+
+
+def verdicts(suite: pytest.Pytester, name: str) -> dict[str, tuple[str, str | None]]:
+    """Outcome and kind of failure of each case in a results file."""
+    results = read_json(suite, name)["results"]
+    return {each["case_id"]: (each["outcome"], each["verdict"]["failure"]) for each in results}
+
+
+def expected() -> dict[str, tuple[str, str | None]]:
+    faults = injected()
+    return {
+        f"fake-llama-tiny-s64-b4-fp32-seed{seed}-1x2": EXPECTED[faults.get(seed)]
+        for seed in range(1, NIGHTLY + 1)
+    }
+
+
+def newest(suite: pytest.Pytester) -> Any:
+    """The content of the newest `results.json`."""
+    return json.loads(max(suite.path.glob(".perfsuite/runs/*/results.json")).read_text())
+
+
+def launches(suite: pytest.Pytester) -> Sequence[Path]:
+    """The directories of all launches of the newest session."""
+    session = max(suite.path.glob(".perfsuite/runs/*"))
+    return sorted(session.glob("*/launch-*"))
+
+
+@pytest.mark.fault("metric is missing")
+@pytest.mark.fault("pytest is killed")
+def test_a_night_with_faults_that_is_killed_and_resumed_ends_as_one_that_was_not(
+    night: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = night.runpytest_subprocess("-q", "--perf-json=whole.json")
+    assert whole.ret == 1
+    assert verdicts(night, "whole.json") == expected()
+
+    monkeypatch.setenv("KILLED_AT", str(KILLED_AT))
+    night.runpytest_subprocess("-q")
+    killed = newest(night)
+    assert (killed["status"], len(killed["results"])) == ("running", KILLED_AT - 1)
+    assert killed["interrupted_case"] == f"fake-llama-tiny-s64-b4-fp32-seed{KILLED_AT}-1x2"
+    here = [each for each in psutil.process_iter(["cwd"]) if each.info["cwd"] == str(night.path)]
+    _, alive = psutil.wait_procs([each for each in here if each.pid != os.getpid()], timeout=20)
+    assert alive == []
+    before = launches(night)
+
+    monkeypatch.delenv("KILLED_AT")
+    resumed = night.runpytest_subprocess("-q", "--perf-resume", "--perf-json=resumed.json")
+    assert resumed.ret == 1
+    assert verdicts(night, "resumed.json") == expected()
+    again = [seed for seed, fault in injected().items() if fault == "missing-rank" and seed < KILLED_AT]
+    kept = KILLED_AT - 1 - len(again)
+    resumed.stdout.fnmatch_lines([f"perfsuite: --perf-resume: goes on with *: {kept} cases measured there"])
+    resumed.stdout.fnmatch_lines([f"perfsuite: [[]1/{NIGHTLY - kept}] *"])
+    parts = [(part["status"], part["cases"]) for part in read_json(night, "resumed.json")["parts"]]
+    assert parts == [("interrupted", KILLED_AT - 1), ("complete", NIGHTLY - kept)]
+    new = {path.parent.name for path in launches(night) if path not in before}
+    assert len(new) == NIGHTLY - kept
+    assert resumed.parseoutcomes() == whole.parseoutcomes()
+
+
+ONE_CASE = CASES.replace("[FAKE, A100]", "[FAKE]")
+
+
+@pytest.fixture
+def measured(suite: pytest.Pytester) -> pytest.Pytester:
+    """A repository with a session in its store, of one case that was recorded."""
+    suite.makepyfile(test_cases=ONE_CASE)
+    (suite.path / ".gitignore").write_text(".perfsuite\n__pycache__\n")
+    commit(suite)
+    assert run_cpu(suite, "--perf-record-launches=1").ret == 0
+    return suite
+
+
+def test_what_is_decided_is_shown_and_its_test_ends_as_then(measured: pytest.Pytester) -> None:
+    again = run_cpu(measured, "--perf-record-launches=1", "--perf-resume", "--perf-report=out")
+    assert again.ret == 0
+    again.stdout.no_fnmatch_line("*launched")
+    again.stdout.fnmatch_lines(["perfsuite: --perf-resume: goes on with *", "*recorded", "*1 recorded*"])
+    assert "1 case, complete; " in (measured.path / "out" / "summary.md").read_text()
+    assert len(list(measured.path.glob(".perfsuite/runs/*"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "said"),
+    [
+        (["--perf-record-launches=2"], None, "--perf-record-launches 1, not 2"),
+        (["--perf-record-launches=1"], "# another code", "uncommitted changes none, not *"),
+    ],
+)
+def test_verdicts_under_other_conditions_are_not_taken_over(
+    measured: pytest.Pytester, options: Sequence[str], change: str | None, said: str
+) -> None:
+    if change is not None:
+        measured.makepyfile(test_cases=f"{ONE_CASE}\n    {change}\n")
+    new = run_cpu(measured, "--perf-resume", *options)
+    new.stdout.fnmatch_lines(
+        [f"perfsuite: --perf-resume: a new session begins: the newest session, *, has {said}", "*launched"]
+    )
+    assert len(list(measured.path.glob(".perfsuite/runs/*"))) == 2
+
+
+def test_no_session_goes_on_while_it_runs(measured: pytest.Pytester) -> None:
+    lock = MachineLock()
+    lock.take(print)
+    try:
+        refused = measured.runpytest_subprocess("-m", "cpu", "--perf-resume", "--perf-no-wait")
+    finally:
+        lock.release()
+    assert refused.ret == pytest.ExitCode.INTERRUPTED
+    refused.stdout.fnmatch_lines(["*perfsuite: another session measures on this machine (pid *"])
+
+
+def test_dry_runs_are_not_resumed(suite: pytest.Pytester) -> None:
+    refused = suite.runpytest("--perf-dry", "--perf-resume")
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    refused.stderr.fnmatch_lines(["*--perf-dry with --perf-resume: only launches are resumed; leave one *"])
