@@ -122,7 +122,7 @@ def test_a_rank_that_is_killed_is_the_cause_and_not_its_peer_that_lost_the_conne
     assert (failure.kind, failure.rank, failure.message) == ("crash", 1, "exit code -9 (SIGKILL)")
 
 
-@pytest.mark.fault("launcher is killed")
+@pytest.mark.fault("agent is killed")
 def test_a_launcher_that_is_killed_is_the_cause(tmp_path: Path) -> None:
     ranks = RunDir(tmp_path)
 
@@ -135,7 +135,7 @@ def test_a_launcher_that_is_killed_is_the_cause(tmp_path: Path) -> None:
     run = launch_once(FAKE, detect(), tmp_path, inject="hang", on_progress=kill_once(launcher))
     failure = failure_of(run)
     assert failure.kind == "missing_report"
-    assert failure.message.startswith("the launcher died before rank ")
+    assert failure.message.startswith("the agent died before rank ")
 
 
 STUCK_IN_FORWARD = """
