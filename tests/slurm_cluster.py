@@ -35,8 +35,8 @@ SLOTS = 16
 START_S = 60
 """Seconds in which something of the cluster has to come up, or to end."""
 SLURMD_TIMEOUT_S = 6
-"""Seconds without an answer after which Slurm takes a node for dead, and its jobs' allocations with it. It takes
-twice that, as Slurm pings now and then, and waits for each answer."""
+"""Seconds without an answer after which Slurm takes a node for dead, and its jobs' allocations with it. Slurm
+needs twice that, as it pings now and then, and waits for each answer."""
 CPUS = 16
 """Cores that each node pretends to have."""
 
@@ -133,9 +133,7 @@ class Cluster:
     def sent_bytes(self, node: str) -> int:
         """The bytes that a node has sent through its network interface, with their headers."""
         (line,) = [line for line in self.on(node, "cat", "/proc/net/dev").splitlines() if "eth0:" in line]
-        return int(
-            line.split()[9]
-        )  # behind the name and eight numbers of what was received
+        return int(line.split()[9])  # behind the name and eight numbers of what was received
 
     def state(self, node: str) -> str:
         """The state of a node, as `sinfo` prints it: idle, mixed, down*."""

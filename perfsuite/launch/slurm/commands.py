@@ -1,0 +1,259 @@
+"""Asks Slurm's commands about jobs, and reads what they print. Driver side; imports neither torch nor pytest.
+
+No accounting is needed: the controller answers for jobs that live, and for some minutes afterwards (Slurm's
+MinJobAge). What the commands print differs between versions of Slurm: fields that are not known here are
+passed over, and those that are missing are None. `SlurmError` names the command and holds Slurm's words.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from perfsuite.errors import SlurmError
+
+ANSWER_S = 60
+"""Seconds after which a command that has not answered is given up."""
+FORGOTTEN = "FORGOTTEN"
+"""The state of a job that Slurm does not know, or no longer."""
+WAITING = frozenset(
+    ["PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"]
+)
+"""States of a job that does not run yet."""
+LOST = frozenset(
+    [
+        "BOOT_FAIL",
+        "CANCELLED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "TIMEOUT",
+        FORGOTTEN,
+    ]
+)
+"""States of a job that ended, but not well."""
+ENDED = LOST | {"COMPLETED"}
+NOTHING = ("", "(null)", "N/A", "None", "Unknown")
+"""What Slurm prints where there is nothing to tell."""
+_FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=(.*?)(?=\s+[A-Za-z][\w:/]*=|\s*$)")
+_UNKNOWN_JOB = "Invalid job id"
+_HAS_ENDED = ("already completing or completed", _UNKNOWN_JOB)
+_TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What Slurm tells of a job. Times are texts as Slurm prints them, by the clock of its controller."""
+
+    id: str
+    state: str
+    """Its state in one word: PENDING, RUNNING, TIMEOUT."""
+    state_words: str
+    """Its state as it was printed: `CANCELLED by 0`."""
+    reason: str | None = None
+    """Why it waits, or why it ended."""
+    partition: str | None = None
+    nodes: tuple[str, ...] = ()
+    """Its nodes in Slurm's order; none while it waits."""
+    batch_host: str | None = None
+    """The node on which its script runs."""
+    exit_status: int | None = None
+    """That of its script; 0 while it runs."""
+    exit_signal: int | None = None
+    """The signal that ended its script, or 0."""
+    submitted: str | None = None
+    started: str | None = None
+    ends: str | None = None
+    """When it ended, or will at its time limit."""
+    time_limit: str | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it has yet to start."""
+        return self.state in WAITING
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can be started in its allocation any more. Its processes may still be ending."""
+        return self.state in ENDED or self.is_completing
+
+    @property
+    def is_completing(self) -> bool:
+        """Whether its processes are ending right now."""
+        return "COMPLETING" in self.state_words
+
+    @property
+    def why_over(self) -> str | None:
+        """Why its allocation is over, in Slurm's words; None while it is not."""
+        if not self.is_over:
+            return None
+        if self.state == "TIMEOUT" and self.time_limit is not None:
+            return f"{self.state_words}, its time limit is {self.time_limit}"
+        return self.state_words if self.reason is None else f"{self.state_words} ({self.reason})"
+
+
+def ask(*words: str, text: str = "") -> str:
+    """What a command of Slurm prints, given `text` on its standard input.
+
+    It has a process group of its own: a Ctrl-C in the terminal does not reach it. Raises `SlurmError`.
+    """
+    command = shlex.join(words)
+    try:
+        done = subprocess.run(
+            words,
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=ANSWER_S,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise SlurmError(f"{words[0]}, a command of Slurm, cannot be started: {error.strerror}") from error
+    except subprocess.TimeoutExpired:
+        raise SlurmError(
+            f"{command}: no answer in {ANSWER_S} s. `scontrol ping` tells whether Slurm's controller is up"
+        ) from None
+    if done.returncode:
+        said = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
+        raise SlurmError(f"{command}: {said}")
+    return done.stdout
+
+
+def job(job_id: str) -> Job:
+    """What Slurm tells of a job; one in state `FORGOTTEN` if Slurm does not know it. Raises `SlurmError`."""
+    try:
+        printed = ask("scontrol", "show", "job", job_id, "--oneliner")
+    except SlurmError as error:
+        if _UNKNOWN_JOB not in str(error):
+            raise
+        return Job(id=job_id, state=FORGOTTEN, state_words="no longer known to Slurm")
+    told = fields(printed)
+    nodes = told.get("NodeList")
+    return parse_job(job_id, told, () if nodes is None else hostnames(nodes))
+
+
+def parse_job(job_id: str, told: Mapping[str, str], nodes: tuple[str, ...]) -> Job:
+    """Make a job of the fields of `scontrol show job` and its expanded nodes."""
+    words = told.get("JobState", "UNKNOWN")
+    status, signal = _exit_code(told.get("ExitCode"))
+    return Job(
+        id=job_id,
+        state=_state(words),
+        state_words=words,
+        reason=told.get("Reason"),
+        partition=told.get("Partition"),
+        nodes=nodes,
+        batch_host=told.get("BatchHost"),
+        exit_status=status,
+        exit_signal=signal,
+        submitted=told.get("SubmitTime"),
+        started=told.get("StartTime"),
+        ends=told.get("EndTime"),
+        time_limit=told.get("TimeLimit"),
+    )
+
+
+def fields(line: str) -> dict[str, str]:
+    """The fields of a line that `scontrol --oneliner` printed, without those that tell nothing.
+
+    A value may hold spaces. Of several fields of one name the first counts: later ones may stand in the words
+    of the job's command.
+    """
+    found: dict[str, str] = {}
+    for name, value in _FIELD.findall(line):
+        found.setdefault(name, value.strip())
+    return {name: value for name, value in found.items() if value not in NOTHING}
+
+
+def hostnames(nodes: str) -> tuple[str, ...]:
+    """The names in a list such as `n[1-2,7]`. Raises `SlurmError`."""
+    return tuple(ask("scontrol", "show", "hostnames", nodes).split())
+
+
+def seconds_left(job_id: str) -> int | None:
+    """Seconds until the time limit of a running job; None without a limit, or if it does not run.
+
+    Slurm computes them, so no clocks of two machines are compared. Raises `SlurmError`.
+    """
+    try:
+        return parse_duration_s(ask("squeue", "--noheader", f"--jobs={job_id}", "--format=%L"))
+    except SlurmError as error:
+        if _UNKNOWN_JOB not in str(error):
+            raise
+        return None
+
+
+def parse_duration_s(text: str) -> int | None:
+    """Seconds of a time such as `1-02:03:04` or `3:04`; None for words such as UNLIMITED."""
+    match = _TIME.fullmatch(text.strip())
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def steps(job_id: str, name: str) -> list[str]:
+    """Ids of the living steps of a job with this name. Raises `SlurmError`."""
+    try:
+        printed = ask("squeue", "--noheader", "--steps", f"--jobs={job_id}", "--format=%i %j")
+    except SlurmError as error:
+        if _UNKNOWN_JOB not in str(error):
+            raise
+        return []
+    pairs = [line.strip().partition(" ") for line in printed.splitlines()]
+    return [step_id for step_id, _, step_name in pairs if step_name.strip() == name]
+
+
+def cancel(*ids: str, signal: str | None = None) -> None:
+    """Cancel jobs or steps, or send a signal such as KILL to their processes. Those that ended are let be.
+
+    Raises `SlurmError`.
+    """
+    options = [] if signal is None else [f"--signal={signal}"]
+    for each in ids:
+        try:
+            ask("scancel", *options, each)
+        except SlurmError as error:
+            if not any(words in str(error) for words in _HAS_ENDED):
+                raise
+
+
+def switches(nodes: Iterable[str]) -> dict[str, str]:
+    """The lowest switch or block above each node, of those nodes for which Slurm tells one.
+
+    Raises `SlurmError`.
+    """
+    try:
+        printed = ask("scontrol", "show", "topology", "--oneliner")
+    except SlurmError as error:
+        if "No topology information" not in str(error):
+            raise
+        return {}
+    wanted = set(nodes)
+    found: dict[str, str] = {}
+    for line in printed.splitlines():
+        told = fields(line)
+        name = told.get("SwitchName", told.get("BlockName"))
+        if name is None or told.get("Level", "0") != "0" or "Nodes" not in told:
+            continue
+        found |= {node: name for node in hostnames(told["Nodes"]) if node in wanted}
+    return found
+
+
+def _state(words: str) -> str:
+    """The state in one word, of several the one that tells how the job ended: `CANCELLED by 0`."""
+    each = re.findall(r"[A-Z_]+", words.upper())
+    return next((word for word in each if word in ENDED), each[0] if each else "UNKNOWN")
+
+
+def _exit_code(text: str | None) -> tuple[int | None, int | None]:
+    """Exit status and signal of `1:0`."""
+    match = re.fullmatch(r"(\d+):(\d+)", text or "")
+    return (None, None) if match is None else (int(match[1]), int(match[2]))
