@@ -1,4 +1,4 @@
-"""`perfsuite slurm submit` on a real Slurm. Its sessions are pytest without perfsuite, which starts sooner."""
+"""`perfsuite slurm submit` on a real Slurm. Its sessions are pytest without perfsuite, to start sooner."""
 
 from __future__ import annotations
 

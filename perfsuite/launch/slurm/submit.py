@@ -180,6 +180,7 @@ class _Follower:
         self.ran_s = 0.0
         self._log = _Log(submitted.log, show)
         self._say = say
+        self._answers = True
         self._answered = time.monotonic()
         self._told = ""
 
@@ -244,8 +245,11 @@ class _Follower:
                 raise SlurmError(
                     f"job {self.id} may still be there, but Slurm has not answered for {SILENCE_S} s: {error}"
                 ) from error
-            self._say(f"Slurm does not answer, asking again: {error}")
+            if self._answers:
+                self._say(f"Slurm does not answer, asking again: {error}")
+            self._answers = False
             return None
+        self._answers = True
         self._answered = time.monotonic()
         return job
 
