@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -116,5 +117,9 @@ def _say(line: str) -> None:
 
 
 def _show(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    """Print what the job writes. When nobody reads it any more the job goes on; its log has all of it."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from perfsuite.cli import slurm
 from tests.slurm_cluster import START_S, Cluster, wait_until
 
 CONFTEST = """
@@ -199,6 +200,15 @@ def test_settings_come_from_the_command_line_then_the_environment_then_the_ini_f
     monkeypatch.setenv("PERFSUITE_SLURM_TIME", "8")
     assert queued() == "closed 2 8:00 (null)"
     assert queued("--time=9", "--nodes=1") == "closed 1 9:00 (null)"
+
+
+def test_a_reader_of_the_log_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        slurm._show("one line\n")
+        slurm._show("another\n")
 
 
 def test_bad_seconds_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

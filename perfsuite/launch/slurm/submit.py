@@ -161,7 +161,7 @@ def follow(
     """
     follower = _Follower(submitted, say, show)
     try:
-        job = follower.until_started(wait_start_s, interrupts.check)
+        follower.until_started(wait_start_s, interrupts.check)
         job = follower.until_ended(interrupts.check)
     except Interrupted:
         say(f"cancelling job {submitted.id}; interrupt again to leave at once")
@@ -184,13 +184,13 @@ class _Follower:
         self._answered = time.monotonic()
         self._told = ""
 
-    def until_started(self, wait_s: float | None, check: Callable[[], None]) -> Job:
-        """Return the job when it waits no more. Raises `SlurmError` after `wait_s`; it is then cancelled."""
+    def until_started(self, wait_s: float | None, check: Callable[[], None]) -> None:
+        """Return when the job waits no more. Raises `SlurmError` after `wait_s`; it is then cancelled."""
         began = time.monotonic()
         until = None if wait_s is None else began + wait_s
-        job = self._until(self._has_started, check, until)
+        job = self._until(self._has_started, check, until) or self._ask()  # it may have started just now
         self.queued_s = time.monotonic() - began
-        if job is None:
+        if job is None or job.is_waiting:
             self.cancel()
             raise SlurmError(
                 f"job {self.id} has not started in {wait_s:g} s (--wait-start) and is cancelled. "
@@ -198,7 +198,6 @@ class _Follower:
             )
         if not job.is_over:
             self._say(f"job {self.id} runs on {', '.join(job.nodes)} (queued {self.queued_s:.0f} s)")
-        return job
 
     def until_ended(self, check: Callable[[], None]) -> Job:
         """Return the job when all of its processes have ended, and its log is shown to the end."""

@@ -208,6 +208,11 @@ def test_a_queue_that_never_starts(talk: Talk) -> None:
     assert talk.cancelled == ["7"]
 
 
+def test_a_job_that_starts_in_the_last_moment_is_kept(talk: Talk) -> None:
+    assert talk.follow(RUNNING, DONE, wait_start_s=0) == 0
+    assert talk.cancelled == []
+
+
 def test_an_interrupt_cancels_the_job_and_waits_for_its_end(talk: Talk) -> None:
     def interrupted() -> Job:
         os.kill(os.getpid(), signal.SIGTERM)
