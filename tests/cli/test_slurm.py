@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from perfsuite.cli import slurm
+from perfsuite.cli.app import app
 from tests.slurm_cluster import START_S, Cluster, wait_until
 
 CONFTEST = """
@@ -65,10 +67,9 @@ def start(*words: str) -> subprocess.Popen[str]:
 
 
 def submit(*words: str) -> tuple[int, str, str]:
-    """Exit status, what the job wrote, and what is said about it."""
-    process = start(*words)
-    out, err = process.communicate(timeout=START_S)
-    return process.returncode, out, err
+    """Exit status, what the job wrote, and what is said about it, in this process."""
+    result = CliRunner().invoke(app, ["slurm", "submit", *words])
+    return result.exit_code, result.stdout, result.stderr
 
 
 def waiting_job(project: Path, *words: str) -> tuple[subprocess.Popen[str], str]:
@@ -185,21 +186,31 @@ def test_a_killed_session_is_an_error(project: Path, cluster: Cluster) -> None:
 
 
 def test_settings_come_from_the_command_line_then_the_environment_then_the_ini_file(
-    project: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def queued(*options: str) -> str:
-        status, _, err = submit(*options, "--wait-start=1")
-        assert status == 2, err
-        job = cluster.run("squeue", "--noheader", "--states=all", "--sort=-i", "--format=%i").split()[0]
-        told = cluster.run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%P %D %l %f")
-        return " ".join(told.split())
+    def asked_for(*options: str) -> list[str]:
+        """What `sbatch` is asked for, beside what is always the same."""
+        assert submit(*options)[0] == 2, "this one refuses"
+        words = (tmp_path / "words").read_text().splitlines()
+        return words[words.index("--no-requeue") + 1 :]
 
-    keys = "perf_slurm_partition = closed\nperf_slurm_nodes = 2\nperf_slurm_options = --comment 'a b'\n"
-    (project / "pytest.ini").write_text(f"[pytest]\n{keys}perf_slurm_time = 7\n")
-    assert queued() == "closed 2 7:00 (null)"
-    monkeypatch.setenv("PERFSUITE_SLURM_TIME", "8")
-    assert queued() == "closed 2 8:00 (null)"
-    assert queued("--time=9", "--nodes=1") == "closed 1 9:00 (null)"
+    (tmp_path / "sbatch").write_text("#!/bin/sh\nprintf '%s\\n' \"$@\" > words; exit 1\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    assert asked_for() == []
+    named = dict.fromkeys(("partition", "account", "qos", "nodes", "time", "exclude"), "ini")
+    keys = [f"perf_slurm_{name} = {value}\n" for name, value in named.items()]
+    (tmp_path / "pytest.ini").write_text(
+        "".join(["[pytest]\n", *keys, "perf_slurm_options = -c2 '-D a b'\n"])
+    )
+    assert asked_for() == [*(f"--{name}=ini" for name in named), "-c2", "-D a b"]
+    for name in named:
+        monkeypatch.setenv(f"PERFSUITE_SLURM_{name.upper()}", "env")
+    monkeypatch.setenv("PERFSUITE_SLURM_OPTIONS", "-c3 -s")
+    assert asked_for() == [*(f"--{name}=env" for name in named), "-c3", "-s"]
+    given = [f"--{name}=given" for name in named]
+    assert asked_for(*given, "--option=-c4", "--option=--comment=x y") == [*given, "-c4", "--comment=x y"]
 
 
 def test_a_reader_of_the_log_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:
