@@ -16,9 +16,10 @@
     ├── PublishError     history pages that could not be made: with what asv said
     ├── MismatchError    what runs is not what was asked for; raised in a worker
     ├── ReportError      rank reports that do not fit together
+    ├── SlurmError       Slurm refused or failed, or a job ended in its own way: with what Slurm said
     └── ScriptError      a training script that ended before it was measured; raised in a worker
 
-The last three reach the driver's user as a typed `Failure`.
+MismatchError, ReportError and ScriptError reach the driver's user as a typed `Failure`.
 
 What goes wrong with a *run* (out of memory, a crash, a hang) is not an exception on the driver's side
 but data: `perfsuite.results.rank_report.Failure`.
@@ -91,3 +92,7 @@ class SlurmError(PerfsuiteError):
 
 class ScriptError(PerfsuiteError):
     """A training script ended before it was measured."""
+
+
+class SlurmError(PerfsuiteError):
+    """Slurm refused or failed, or a job ended otherwise than by its own end."""

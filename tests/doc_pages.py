@@ -24,6 +24,7 @@ NEEDS = {
     "github": "a repository on GitHub",
     "root": "the rights of root",
     "minutes": "minutes of measuring, building or downloading",
+    "slurm": "a Slurm cluster",
     "browser": "a browser, or a server that runs until it is stopped",
 }
 MARKS = frozenset({"needs", "file", "exits", "shows"})

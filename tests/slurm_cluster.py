@@ -1,7 +1,8 @@
 """A real Slurm of two nodes on this machine, for tests: Debian's packages, `make slurm` installs them.
 
 Each node is a set of namespaces of its own: network, host name, processes, mounts. A process of one node does
-not see those of the other, and their traffic crosses an interface; files, cores and memory are shared. The
+not see those of the other, and their traffic crosses an interface; files and memory are shared. What Slurm
+starts on a node has one core of this machine, where there are two one of its own. The
 controller runs where the tests run.
 
     with slurm_cluster() as cluster:
@@ -35,8 +36,8 @@ SLOTS = 16
 START_S = 60
 """Seconds in which something of the cluster has to come up, or to end."""
 SLURMD_TIMEOUT_S = 6
-"""Seconds without an answer after which Slurm takes a node for dead, and its jobs' allocations with it. It
-takes twice that, as Slurm pings now and then, and waits for each answer."""
+"""Seconds without an answer after which Slurm takes a node for dead, and its jobs' allocations with it. Slurm
+needs twice that, as it pings now and then, and waits for each answer."""
 CPUS = 16
 """Cores that each node pretends to have."""
 
@@ -239,7 +240,8 @@ class Cluster:
         wait_until((self.directory / "munge.socket").exists, "munged to listen")
 
     def _start_slurmd(self, node: str) -> None:
-        self._start(*self.command(node, "slurmd", "-D", "-N", node))
+        core = str(sorted(os.sched_getaffinity(0))[self.nodes.index(node) % len(os.sched_getaffinity(0))])
+        self._start(*self.command(node, "taskset", "--cpu-list", core, "slurmd", "-D", "-N", node))
 
     def _start(self, *words: str) -> None:
         """Start a daemon that dies with this process."""

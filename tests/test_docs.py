@@ -244,7 +244,8 @@ def test_commands_that_pages_name_exist(page: Page) -> None:
             continue
         name = " ".join(words[:2]) if words[0] in groups else words[0]
         assert name in known, f"{page.name}: {line}"
-        named = {word.partition("=")[0] for word in words if word.startswith("--")}
+        own = takewhile(lambda word: word != "--", words)  # what follows is for another program
+        named = {word.partition("=")[0] for word in own if word.startswith("--")}
         assert named <= options_of(known[name]), f"{page.name}: {line}"
 
 

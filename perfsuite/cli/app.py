@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from perfsuite.cli import baseline, history
+from perfsuite.cli import baseline, history, slurm
 from perfsuite.cli.doctor import doctor
 from perfsuite.cli.dry_run import dry_run
 from perfsuite.cli.github_issue import issue
@@ -57,6 +57,7 @@ def _options(
 
 app.add_typer(baseline.app, name="baseline", no_args_is_help=True)
 app.add_typer(history.app, name="history", no_args_is_help=True)
+app.add_typer(slurm.app, name="slurm", no_args_is_help=True)
 app.command()(hardware)
 app.command()(selftest)
 app.command()(doctor)

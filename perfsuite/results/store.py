@@ -6,6 +6,7 @@ The classes here alone know the names of directories and files:
     .perfsuite/baselines/<hardware class>/<case id>.json    baselines recorded on this machine
     baselines/counts/<target>/<case id>.json                reviewed baselines of counts; also in the store
     .perfsuite/history/                                     a history (`perfsuite.history.store`)
+    .perfsuite/slurm/<job id>.log                           logs of Slurm's jobs (`perfsuite.launch.slurm`)
     .perfsuite/runs/<session>/results.json                  a session's `SessionFile`
     .perfsuite/runs/<session>/<case id>/launch-N/           the files of a launch (`RunDir`)
 """

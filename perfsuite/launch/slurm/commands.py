@@ -2,8 +2,7 @@
 
 No accounting is needed: the controller answers for jobs that live, and for some minutes afterwards (Slurm's
 MinJobAge). What the commands print differs between versions of Slurm: fields that are not known here are
-passed over, and those that are missing are None. Each function raises `SlurmError` with the command and
-Slurm's words.
+passed over, and those that are missing are None. `SlurmError` names the command and holds Slurm's words.
 """
 
 from __future__ import annotations

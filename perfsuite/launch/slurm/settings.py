@@ -1,0 +1,89 @@
+"""Reads what a repository fixes for its jobs from pytest's ini file. Imports neither torch nor pytest."""
+
+from __future__ import annotations
+
+import configparser
+import shlex
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from perfsuite.errors import FileError
+from perfsuite.results.store import STORE
+
+PREFIX = "perf_slurm_"
+FILES = ("pytest.ini", "pyproject.toml", "tox.ini")
+"""Files that may hold pytest's settings, in the order in which pytest looks for them."""
+
+
+@dataclass(frozen=True)
+class Ini:
+    """pytest's settings of a project."""
+
+    root: Path
+    """The directory of the file that holds them; pytest's root directory."""
+    values: Mapping[str, Any]
+
+    def text(self, name: str) -> str | None:
+        """The setting `perf_slurm_<name>`, or None."""
+        value = self.values.get(PREFIX + name)
+        return None if value is None else str(value).strip() or None
+
+    def words(self, name: str) -> list[str]:
+        """The setting `perf_slurm_<name>` as words: a list in TOML, or a text that is split as by a shell."""
+        value = self.values.get(PREFIX + name, "")
+        return list(map(str, value)) if isinstance(value, list) else shlex.split(str(value))
+
+    def store(self, arguments: Sequence[str]) -> Path:
+        """The local store of a session with these arguments of pytest."""
+        given = option(arguments, "--perf-store")
+        return self.root / (given or self.values.get("perf_store") or STORE)
+
+
+def option(arguments: Sequence[str], name: str) -> str | None:
+    """The value of an option among arguments, or None."""
+    for argument, following in pairwise([*arguments, ""]):
+        if argument == name:
+            return following or None
+        if argument.startswith(f"{name}="):
+            return argument.partition("=")[2]
+    return None
+
+
+def read_ini(directory: Path) -> Ini:
+    """The settings for a session in `directory`: of the nearest file upwards that holds settings of pytest.
+
+    Raises `FileError` for a file that cannot be read.
+    """
+    for root in (directory, *directory.parents):
+        for name in FILES:
+            values = _settings(root / name)
+            if values is not None:
+                return Ini(root, values)
+    return Ini(directory, {})
+
+
+def _settings(file: Path) -> Mapping[str, Any] | None:
+    """pytest's settings in a file; None without such a file, or such a section in it."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"{file} cannot be read: {error}") from error
+    try:
+        if file.suffix == ".toml":
+            settings: Mapping[str, Any] | None = (
+                tomllib.loads(text).get("tool", {}).get("pytest", {}).get("ini_options")
+            )
+            return settings
+        parser = configparser.ConfigParser(interpolation=None, strict=False)
+        parser.read_string(text)
+    except (tomllib.TOMLDecodeError, configparser.Error) as error:
+        raise FileError(f"{file} cannot be read: {error}") from error
+    if parser.has_section("pytest"):
+        return dict(parser["pytest"])
+    return {} if file.name == "pytest.ini" else None

@@ -1,0 +1,288 @@
+"""Runs a pytest session as one batch job of Slurm, and follows it. Imports neither torch nor pytest.
+
+The job runs `python -m pytest` on the first node of its allocation, in the current directory and by this
+interpreter: both have to be on a file system that the nodes share.
+"""
+
+from __future__ import annotations
+
+import codecs
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from perfsuite.errors import FileError, SlurmError
+from perfsuite.launch.slurm import commands
+from perfsuite.launch.slurm.commands import Job
+
+LOGS = "slurm"
+"""The folder of the local store that holds the logs of jobs."""
+LAUNCHER = "--perf-launcher"
+POLL_S = 2.0
+"""Seconds between two questions to Slurm's controller."""
+TICK_S = 0.2
+"""Seconds between two looks at the job's log."""
+SILENCE_S = 600
+"""Seconds for which Slurm may fail to answer, as while its controller is restarted."""
+
+Say = Callable[[str], None]
+"""Prints a line about the job."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a job asks of Slurm; None leaves it to Slurm."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    nodes: str | None = None
+    time: str | None = None
+    exclude: str | None = None
+    options: tuple[str, ...] = ()
+    """Any other options of sbatch. They come last, and so win."""
+
+    @property
+    def words(self) -> list[str]:
+        """The options of sbatch. Nobody else runs on the nodes; a job that lost one does not start anew."""
+        named = {
+            "partition": self.partition,
+            "account": self.account,
+            "qos": self.qos,
+            "nodes": self.nodes,
+            "time": self.time,
+            "exclude": self.exclude,
+        }
+        given = [f"--{name}={value}" for name, value in named.items() if value is not None]
+        return ["--exclusive", "--no-requeue", *given, *self.options]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submitted:
+    """A job that Slurm has accepted."""
+
+    id: str
+    log: Path
+    """What it writes; there is no such file before it starts."""
+
+
+class Interrupted(Exception):
+    """The user wants the session to end."""
+
+
+class Interrupts:
+    """Inside a `with`: the first SIGINT or SIGTERM is remembered, the second raises `KeyboardInterrupt`."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        """The signal that came first."""
+
+    def __enter__(self) -> Interrupts:
+        self._before = {each: signal.signal(each, self._handle) for each in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for each, handler in self._before.items():
+            signal.signal(each, handler)
+
+    @property
+    def exit_status(self) -> int:
+        """The exit status of a command that ended for the signal."""
+        return 128 + (self.number or signal.SIGINT)
+
+    def check(self) -> None:
+        """Raise `Interrupted` if a signal came."""
+        if self.number is not None:
+            raise Interrupted
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.number is not None:
+            raise KeyboardInterrupt
+        self.number = number
+
+
+def submit(request: Request, arguments: Sequence[str], *, directory: Path, store: Path) -> Submitted:
+    """Submit a session with these arguments of pytest, to run in `directory`; its log goes to the store.
+
+    Raises `SlurmError` in Slurm's words if it is refused, `FileError` if the store cannot be written.
+    """
+    logs = (store / LOGS).resolve()
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"{logs}, where logs of jobs go, cannot be made: {error.strerror}") from error
+    told = commands.ask(
+        "sbatch",
+        "--parsable",
+        "--job-name=perfsuite",
+        f"--output={str(logs).replace('%', '%%')}/%j.log",
+        *request.words,
+        text=script(arguments, directory),
+    )
+    job_id = told.strip().partition(";")[0]  # behind a semicolon stands the name of the cluster
+    return Submitted(id=job_id, log=logs / f"{job_id}.log")
+
+
+def script(arguments: Sequence[str], directory: Path) -> str:
+    """The job's script. It changes directory itself: Slurm would run in /tmp where a node lacks it."""
+    chosen = any(argument.partition("=")[0] == LAUNCHER for argument in arguments)
+    words = [sys.executable, "-m", "pytest", *([] if chosen else [f"{LAUNCHER}=slurm"]), *arguments]
+    return "\n".join(
+        [
+            "#!/bin/sh",
+            f"cd -- {shlex.quote(str(directory))} || exit 2",
+            "export PYTHONUNBUFFERED=1",
+            f"exec {shlex.join(words)}",
+            "",
+        ]
+    )
+
+
+def follow(
+    submitted: Submitted,
+    interrupts: Interrupts,
+    *,
+    say: Say,
+    show: Callable[[str], None],
+    wait_start_s: float | None = None,
+) -> int:
+    """Follow a job to its end and return the exit status of pytest.
+
+    `show` gets what the job writes. Raises `SlurmError` if the job ended otherwise than by pytest's end, or
+    if it has not started after `wait_start_s` and is cancelled (None: it may queue for ever). Raises
+    `Interrupted` when the user wanted the end, and the job is cancelled and gone.
+    """
+    follower = _Follower(submitted, say, show)
+    try:
+        follower.until_started(wait_start_s, interrupts.check)
+        job = follower.until_ended(interrupts.check)
+    except Interrupted:
+        say(f"cancelling job {submitted.id}; interrupt again to leave at once")
+        follower.cancel()
+        raise
+    say(f"job {submitted.id} ended: queued {follower.queued_s:.0f} s, ran {follower.ran_s:.0f} s")
+    return _exit_status(job, submitted)
+
+
+class _Follower:
+    """Asks Slurm about a job, and shows its log meanwhile."""
+
+    def __init__(self, submitted: Submitted, say: Say, show: Callable[[str], None]) -> None:
+        self.id = submitted.id
+        self.queued_s = 0.0
+        self.ran_s = 0.0
+        self._log = _Log(submitted.log, show)
+        self._say = say
+        self._answers = True
+        self._answered = time.monotonic()
+        self._told = ""
+
+    def until_started(self, wait_s: float | None, check: Callable[[], None]) -> None:
+        """Return when the job waits no more. Raises `SlurmError` after `wait_s`; it is then cancelled."""
+        began = time.monotonic()
+        until = None if wait_s is None else began + wait_s
+        job = self._until(self._has_started, check, until) or self._ask()  # it may have started just now
+        self.queued_s = time.monotonic() - began
+        if job is None or job.is_waiting:
+            self.cancel()
+            raise SlurmError(
+                f"job {self.id} has not started in {wait_s:g} s (--wait-start) and is cancelled. "
+                f"Why it waited, as Slurm says: {self._told or 'it did not say'}"
+            )
+        if not job.is_over:
+            self._say(f"job {self.id} runs on {', '.join(job.nodes)} (queued {self.queued_s:.0f} s)")
+
+    def until_ended(self, check: Callable[[], None]) -> Job:
+        """Return the job when all of its processes have ended, and its log is shown to the end."""
+        began = time.monotonic()
+        job = self._until(_has_ended, check, None)
+        assert job is not None
+        self.ran_s = time.monotonic() - began
+        self._log.show()
+        return job
+
+    def cancel(self) -> None:
+        """Cancel the job and wait until it is gone."""
+        commands.cancel(self.id)
+        self.until_ended(lambda: None)
+
+    def _has_started(self, job: Job) -> bool:
+        if job.is_waiting and job.reason is not None and job.reason != self._told:
+            self._told = job.reason
+            self._say(f"job {self.id} is queued: {job.reason}")
+        return not job.is_waiting
+
+    def _until(
+        self, condition: Callable[[Job], bool], check: Callable[[], None], until: float | None
+    ) -> Job | None:
+        """Return the job when a condition holds for it, or None at the time `until`."""
+        asked = -float("inf")
+        while until is None or time.monotonic() < until:
+            check()
+            self._log.show()
+            if time.monotonic() - asked >= POLL_S:
+                asked = time.monotonic()
+                job = self._ask()
+                if job is not None and condition(job):
+                    return job
+            time.sleep(TICK_S)
+        return None
+
+    def _ask(self) -> Job | None:
+        """Return the job, or None if Slurm does not answer right now."""
+        try:
+            job = commands.job(self.id)
+        except SlurmError as error:
+            if time.monotonic() - self._answered > SILENCE_S:
+                raise SlurmError(
+                    f"job {self.id} may still be there, but Slurm has not answered for {SILENCE_S} s: {error}"
+                ) from error
+            if self._answers:
+                self._say(f"Slurm does not answer, asking again: {error}")
+            self._answers = False
+            return None
+        self._answers = True
+        self._answered = time.monotonic()
+        return job
+
+
+class _Log:
+    """Shows what is appended to a file, from its beginning."""
+
+    def __init__(self, file: Path, show: Callable[[str], None]) -> None:
+        self._file = file
+        self._show = show
+        self._read_bytes = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def show(self) -> None:
+        """Show what is new."""
+        try:
+            with self._file.open("rb") as file:
+                file.seek(self._read_bytes)
+                new = file.read()
+        except OSError:  # not there yet, or out of reach for a moment
+            return
+        self._read_bytes += len(new)
+        if text := self._decoder.decode(new):
+            self._show(text)
+
+
+def _has_ended(job: Job) -> bool:
+    return job.is_over and not job.is_completing
+
+
+def _exit_status(job: Job, submitted: Submitted) -> int:
+    """Return that of pytest. Raises `SlurmError` if the job did not end by pytest's end."""
+    failed_itself = job.state == "FAILED" and job.reason in (None, "NonZeroExitCode")
+    if (job.state == "COMPLETED" or failed_itself) and job.exit_status is not None and not job.exit_signal:
+        return job.exit_status
+    by_signal = f", ended by signal {job.exit_signal}" if job.exit_signal else ""
+    raise SlurmError(f"job {job.id} is over: {job.why_over}{by_signal}. What it wrote is in {submitted.log}")

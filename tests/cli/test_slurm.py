@@ -1,0 +1,229 @@
+"""`perfsuite slurm submit` on a real Slurm. Its sessions are pytest without perfsuite, to start sooner."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from perfsuite.cli import slurm
+from perfsuite.cli.app import app
+from tests.slurm_cluster import START_S, Cluster, wait_until
+
+CONFTEST = """
+def pytest_addoption(parser):
+    parser.addoption("--perf-launcher")
+"""
+TESTS = """
+import os, socket, subprocess, time
+from pathlib import Path
+
+def test_good(request):
+    print("launched by", request.config.getoption("--perf-launcher"))
+    print("on", socket.gethostname(), "of", os.environ["SLURM_JOB_NODELIST"], "in", os.getcwd())
+
+def test_bad():
+    raise AssertionError
+
+def test_that_waits():
+    print("it waits", flush=True)
+    while not Path("go").exists():
+        time.sleep(0.1)
+"""
+COMMAND = [sys.executable, "-c", "from perfsuite.cli.app import app; app()", "slurm", "submit"]
+
+pytestmark = pytest.mark.launch
+
+
+@pytest.fixture
+def project(tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current directory, with tests in it, on a cluster that has nothing to do, before and afterwards."""
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    for name in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_any.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p no:perfsuite -p no:cacheprovider -s\n")
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    cluster.run("scancel", "--user=root")
+    wait_until(lambda: not queue(cluster), "the queue to be empty")
+
+
+def queue(cluster: Cluster, options: str = "%i %T") -> str:
+    return cluster.run("squeue", "--noheader", f"--format={options}").strip()
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def submit(*words: str) -> tuple[int, str, str]:
+    """Exit status, what the job wrote, and what is said about it, in this process."""
+    result = CliRunner().invoke(app, ["slurm", "submit", *words])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def waiting_job(project: Path, *words: str) -> tuple[subprocess.Popen[str], str]:
+    """A session in its last test, which waits; and the id of its job."""
+    process = start(*words, "--", "-k", "waits")
+    assert process.stdout is not None
+    assert any("it waits" in line for line in process.stdout)
+    (log,) = (project / ".perfsuite" / "slurm").iterdir()
+    return process, log.stem
+
+
+def test_a_session_runs_in_the_job_and_gives_its_exit_status(project: Path) -> None:
+    status, out, err = submit("--nodes=2", "--", "-k", "good")
+    assert (status, "1 passed, 2 deselected" in out) == (0, True), err
+    assert f"launched by slurm\non n1 of n[1-2] in {project}" in out
+    assert re.search(r"job \d+ runs on n1, n2 \(queued \d+ s\)", err)
+    assert re.search(r"job \d+ ended: queued \d+ s, ran \d+ s", err)
+    (log,) = (project / ".perfsuite" / "slurm").iterdir()
+    assert log.read_text() == out
+
+
+def test_a_failing_session_fails_the_command(project: Path) -> None:
+    status, out, err = submit("--", "--perf-launcher=local", "-k", "good or bad", "test_any.py")
+    assert (status, "1 failed, 1 passed" in out) == (1, True), err
+    assert "launched by local" in out
+
+
+def test_the_log_is_followed_while_the_job_runs(project: Path) -> None:
+    process, _ = waiting_job(project)
+    assert process.poll() is None
+    (project / "go").touch()
+    out, _ = process.communicate(timeout=START_S)
+    assert "1 passed" in out
+    assert process.returncode == 0
+
+
+def test_what_slurm_refuses_is_told_in_its_words(project: Path) -> None:
+    status, out, err = submit("--partition=short", "--time=5", "--", "-k", "good")
+    assert (status, out) == (2, "")
+    assert re.search(r"sbatch .*--time=5.*: sbatch: error: .*Requested time limit is invalid", err)
+
+
+def test_a_queue_that_never_starts_is_given_up(project: Path, cluster: Cluster) -> None:
+    status, out, err = submit("--partition=closed", "--wait-start=3", "--", "-k", "good")
+    assert (status, out) == (2, "")
+    assert "is queued: PartitionDown" in err
+    assert "has not started in 3 s (--wait-start) and is cancelled" in err
+    assert err.rstrip().endswith("as Slurm says: PartitionDown")
+    assert queue(cluster) == ""
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_cancels_the_job(
+    project: Path, cluster: Cluster, number: signal.Signals, expected: int
+) -> None:
+    process, job = waiting_job(project)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=START_S)
+    assert process.returncode == expected
+    assert f"job {job} is cancelled and gone; what it wrote is in" in err
+    assert "JobState=CANCELLED" in cluster.run("scontrol", "show", "job", job)
+    wait_until(lambda: not any(cluster.processes(node) for node in cluster.nodes), "all processes to be gone")
+
+
+def test_a_second_interrupt_leaves_at_once(
+    project: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = project / "bin" / "scancel"
+    slow.parent.mkdir()
+    slow.write_text("#!/bin/sh\nsleep 3600\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
+    process, job = waiting_job(project)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    assert any("interrupt again to leave at once" in line for line in process.stderr)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=START_S)
+    assert process.returncode == 130
+    assert f"left job {job}, which may still be there: scancel {job}" in err
+    assert queue(cluster) == f"{job} RUNNING"
+    monkeypatch.undo()
+    cluster.run("scancel", job)
+
+
+def test_a_job_that_somebody_cancels_is_an_error(project: Path, cluster: Cluster) -> None:
+    process, job = waiting_job(project)
+    cluster.run("scancel", job)
+    _, err = process.communicate(timeout=START_S)
+    assert process.returncode == 2
+    log = project / ".perfsuite" / "slurm" / f"{job}.log"
+    assert f"job {job} is over: CANCELLED" in err
+    assert f"What it wrote is in {log}" in err
+    assert "it waits" in log.read_text()
+
+
+def test_a_time_limit_is_an_error(project: Path, cluster: Cluster) -> None:
+    """Slurm's shortest limit is a minute; this one is brought forward."""
+    process, job = waiting_job(project, "--time=1")
+    cluster.run("scontrol", "update", f"JobId={job}", "EndTime=now")
+    _, err = process.communicate(timeout=START_S)
+    assert process.returncode == 2
+    assert f"job {job} is over: TIMEOUT, its time limit is" in err
+
+
+def test_a_killed_session_is_an_error(project: Path, cluster: Cluster) -> None:
+    process, job = waiting_job(project)
+    (killed,) = [each for each in cluster.processes("n1") if "pytest" in each.cmdline()]
+    killed.kill()
+    _, err = process.communicate(timeout=START_S)
+    assert process.returncode == 2
+    assert f"job {job} is over: FAILED" in err
+    assert "ended by signal 9" in err
+
+
+def test_settings_come_from_the_command_line_then_the_environment_then_the_ini_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked_for(*options: str) -> list[str]:
+        """What `sbatch` is asked for, beside what is always the same."""
+        assert submit(*options)[0] == 2, "this one refuses"
+        words = (tmp_path / "words").read_text().splitlines()
+        return words[words.index("--no-requeue") + 1 :]
+
+    (tmp_path / "sbatch").write_text("#!/bin/sh\nprintf '%s\\n' \"$@\" > words; exit 1\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    assert asked_for() == []
+    named = dict.fromkeys(("partition", "account", "qos", "nodes", "time", "exclude"), "ini")
+    keys = [f"perf_slurm_{name} = {value}\n" for name, value in named.items()]
+    (tmp_path / "pytest.ini").write_text(
+        "".join(["[pytest]\n", *keys, "perf_slurm_options = -c2 '-D a b'\n"])
+    )
+    assert asked_for() == [*(f"--{name}=ini" for name in named), "-c2", "-D a b"]
+    for name in named:
+        monkeypatch.setenv(f"PERFSUITE_SLURM_{name.upper()}", "env")
+    monkeypatch.setenv("PERFSUITE_SLURM_OPTIONS", "-c3 -s")
+    assert asked_for() == [*(f"--{name}=env" for name in named), "-c3", "-s"]
+    given = [f"--{name}=given" for name in named]
+    assert asked_for(*given, "--option=-c4", "--option=--comment=x y") == [*given, "-c4", "--comment=x y"]
+
+
+def test_a_reader_of_the_log_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        slurm._show("one line\n")
+        slurm._show("another\n")
+
+
+def test_bad_seconds_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "--wait-start is 'soon', expected a whole number of seconds" in submit("--wait-start=soon")[2]
+    (tmp_path / "pytest.ini").write_text("[pytest]\nperf_slurm_wait_start = -1\n")
+    assert "perf_slurm_wait_start is '-1', expected a whole number of seconds" in submit()[2]

@@ -1,0 +1,243 @@
+"""What Slurm prints, as text of several versions and on a real one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite.errors import SlurmError
+from perfsuite.launch.slurm import commands
+from perfsuite.launch.slurm.commands import Job, fields, parse_duration_s, parse_job
+from tests.slurm_cluster import Cluster, wait_until
+
+PENDING_22_05 = (
+    "JobId=4 JobName=wrap UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901757 Nice=0 "
+    "Account=(null) QOS=(null) JobState=PENDING Reason=PartitionDown Dependency=(null) Requeue=1 Restarts=0 "
+    "BatchFlag=1 Reboot=0 ExitCode=0:0 RunTime=00:00:00 TimeLimit=00:01:00 TimeMin=N/A "
+    "SubmitTime=2026-11-22T06:56:09 EligibleTime=2026-11-22T06:56:09 AccrueTime=Unknown StartTime=Unknown "
+    "EndTime=Unknown Deadline=N/A SuspendTime=None SecsPreSuspend=0 LastSchedEval=2026-11-22T06:56:09 "
+    "Scheduler=Main Partition=closed AllocNode:Sid=localhost:4495 ReqNodeList=(null) ExcNodeList=(null) "
+    "NodeList= NumNodes=2-2 NumCPUs=2 NumTasks=2 CPUs/Task=1 ReqB:S:C:T=0:0:*:* "
+    "TRES=cpu=2,mem=16000M,node=2,billing=2 Socks/Node=* NtasksPerN:B:S:C=0:0:*:* CoreSpec=* MinCPUsNode=1 "
+    "MinMemoryNode=0 MinTmpDiskNode=0 Features=(null) DelayBoot=00:00:00 OverSubscribe=OK Contiguous=0 "
+    "Licenses=(null) Network=(null) Command=(null) WorkDir=/tmp/x StdErr=/tmp/x/slurm-4.out StdIn=/dev/null "
+    "StdOut=/tmp/x/slurm-4.out Power= \n"
+)
+"""Recorded of 22.05."""
+FAILED_22_05 = (
+    "JobId=3 JobName=wrap UserId=root(0) GroupId=root(0) JobState=FAILED Reason=NonZeroExitCode "
+    "Dependency=(null) ExitCode=3:0 RunTime=00:00:02 TimeLimit=UNLIMITED SubmitTime=2026-11-22T06:44:12 "
+    "StartTime=2026-11-22T06:44:14 EndTime=2026-11-22T06:44:16 Deadline=N/A Partition=bench "
+    "ReqNodeList=(null) ExcNodeList=(null) NodeList=n[1-2] BatchHost=n1 NumNodes=2 Command=(null) Power= \n"
+)
+NEWER = (
+    "JobId=34815931 ArrayJobId=7 JobName=two words UserId=a(2) GroupId=b(3) MCS_label=N/A Account=staff "
+    "QOS=normal WCKey=* JobState=COMPLETING Reason=None Dependency=(null) Requeue=0 Restarts=0 BatchFlag=1 "
+    "ExitCode=0:0 DerivedExitCode=2:0 RunTime=00:00:07 TimeLimit=1-00:10:00 "
+    "SubmitTime=2025-06-24T11:36:32 StartTime=2025-06-24T11:36:32 EndTime=2025-06-24T11:36:39 "
+    "PreemptEligibleTime=2025-06-24T11:36:32 PreemptTime=None Scheduler=Main Partition=h100 "
+    "AllocNode:Sid=b-an01:626814 NodeList=b-cn[1703,1705] BatchHost=b-cn1703 StepMgrEnabled=Yes "
+    "ReqTRES=cpu=12,mem=30192M,node=1,gres/gpu=16 AllocTRES=cpu=12,mem=30192M,node=2,gres/gpu=16 "
+    "LicensesAlloc=(null) Comment=why not; JobState= Command=/shared/run.sh --x=1 JobState=FAILED "
+    "WorkDir=/shared TresPerNode=gres/gpu:8 TresPerTask=cpu=1\n"
+)
+"""With what later versions added: ReqTRES, AllocTRES, TresPerNode, StepMgrEnabled and others."""
+
+
+def parsed(line: str, nodes: tuple[str, ...] = ()) -> Job:
+    return parse_job("1", fields(line), nodes)
+
+
+def in_state(words: str, **others: str) -> Job:
+    return parse_job("1", {"JobState": words, **others}, ())
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts shell scripts in the place of Slurm's commands."""
+
+    def install(name: str, script: str) -> None:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return install
+
+
+def test_a_waiting_job() -> None:
+    job = parsed(PENDING_22_05)
+    assert (job.state, job.reason, job.partition) == ("PENDING", "PartitionDown", "closed")
+    assert (job.started, job.ends, job.batch_host) == (None, None, None)
+    assert (job.submitted, job.time_limit) == ("2026-11-22T06:56:09", "00:01:00")
+    assert job.is_waiting
+    assert not job.is_over
+    assert job.why_over is None
+    assert "NodeList" not in fields(PENDING_22_05)
+
+
+def test_a_failed_job() -> None:
+    job = parsed(FAILED_22_05, ("n1", "n2"))
+    assert (job.state, job.exit_status, job.exit_signal) == ("FAILED", 3, 0)
+    assert (job.nodes, job.batch_host) == (("n1", "n2"), "n1")
+    assert job.why_over == "FAILED (NonZeroExitCode)"
+    assert not job.is_waiting
+
+
+def test_fields_of_later_versions_do_not_disturb() -> None:
+    told = fields(NEWER)
+    assert told["JobName"] == "two words"
+    assert told["AllocTRES"] == "cpu=12,mem=30192M,node=2,gres/gpu=16"
+    job = parsed(NEWER)
+    assert (job.state, job.reason, job.exit_status) == ("COMPLETING", None, 0)
+    assert job.batch_host == "b-cn1703"
+    assert job.is_completing
+    assert job.is_over
+
+
+def test_missing_fields_are_none() -> None:
+    job = parsed("JobId=1 JobState=RUNNING\n")
+    assert (job.reason, job.partition, job.exit_status, job.exit_signal) == (None, None, None, None)
+    assert (job.started, job.time_limit, job.batch_host) == (None, None, None)
+    assert parsed("").state == "UNKNOWN"
+    assert not parsed("").is_over
+
+
+@pytest.mark.parametrize("state", sorted(commands.LOST - {"FORGOTTEN"}))
+def test_an_allocation_that_is_lost(state: str) -> None:
+    assert in_state(state).is_over
+    assert in_state(state).why_over == state
+    assert not in_state(state).is_waiting
+
+
+@pytest.mark.parametrize(
+    ("words", "state", "completing"),
+    [
+        ("CANCELLED by 0", "CANCELLED", False),
+        ("CANCELLED+", "CANCELLED", False),
+        ("COMPLETING,NODE_FAIL", "NODE_FAIL", True),
+        ("TIMEOUT COMPLETING", "TIMEOUT", True),
+    ],
+)
+def test_a_state_in_several_words(words: str, state: str, completing: bool) -> None:
+    job = in_state(words)
+    assert (job.state, job.state_words, job.is_completing) == (state, words, completing)
+    assert job.why_over == words
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "SUSPENDED", "CONFIGURING", "PENDING", "REQUEUED", "NOVELTY"])
+def test_an_allocation_that_is_not_over(state: str) -> None:
+    assert not in_state(state).is_over
+    assert in_state(state).is_waiting == (state in ("CONFIGURING", "PENDING", "REQUEUED"))
+
+
+def test_a_time_limit_is_told_with_its_length() -> None:
+    assert in_state("TIMEOUT", TimeLimit="00:10:00").why_over == "TIMEOUT, its time limit is 00:10:00"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0:07\n", 7),
+        ("10:00", 600),
+        ("1:00:01", 3601),
+        ("2-03:04:05", 183845),
+        ("UNLIMITED", None),
+        ("INVALID", None),
+        ("NOT_SET", None),
+        ("", None),
+    ],
+)
+def test_durations(text: str, seconds: int | None) -> None:
+    assert parse_duration_s(text) == seconds
+
+
+def test_an_error_names_the_command_and_slurms_words(fake: Any) -> None:
+    fake("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(SlurmError, match=r"^squeue --noheader .*--jobs=7.*: slurm_load_jobs error: Unable"):
+        commands.seconds_left("7")
+    with pytest.raises(SlurmError, match=r"^squeue .*Unable to contact"):
+        commands.steps("7", "x")
+    fake("scancel", "exit 3")
+    with pytest.raises(SlurmError, match=r"^scancel 7: exit status 3$"):
+        commands.cancel("7")
+    fake("scontrol", "echo 'Access denied' >&2; exit 1")
+    for ask in (lambda: commands.job("7"), lambda: commands.switches(["n1"])):
+        with pytest.raises(SlurmError, match=r"^scontrol show .*: Access denied$"):
+            ask()
+
+
+def test_a_command_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(SlurmError, match=r"^scontrol, a command of Slurm, cannot be started: No such file"):
+        commands.job("7")
+
+
+def test_a_command_that_does_not_answer(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "ANSWER_S", 0.1)
+    fake("scontrol", "exec sleep 60")
+    with pytest.raises(SlurmError, match=r"no answer in 0.1 s. `scontrol ping` tells whether"):
+        commands.job("7")
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        "SwitchName=s0 Level=0 LinkSpeed=1 Nodes=n1,n2\n"
+        "SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n3\n"
+        "SwitchName=top Level=1 LinkSpeed=1 Nodes=n1,n2,n3 Switches=s0,s1\n",
+        "BlockName=s0 BlockIndex=0 Nodes=n1,n2 BlockSize=2\nBlockName=s1 BlockIndex=1 Nodes=n3 BlockSize=2\n",
+    ],
+    ids=["tree", "block"],
+)
+def test_switches(fake: Any, tmp_path: Path, printed: str) -> None:
+    (tmp_path / "printed").write_text(printed)
+    expand = 'if [ "$2" = hostnames ]; then echo "$3" | tr , "\\n"'
+    fake("scontrol", f"{expand}; else cat {tmp_path / 'printed'}; fi")
+    assert commands.switches(["n1", "n3", "n4"]) == {"n1": "s0", "n3": "s1"}
+
+
+@pytest.fixture
+def slurm(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    return cluster
+
+
+@pytest.mark.launch
+def test_a_real_job_from_queue_to_end(slurm: Cluster) -> None:
+    command = "srun --nodes=2 --ntasks=2 --job-name='the step' sleep 3600"
+    words = ["sbatch", "--parsable", "--output=/dev/null", "--time=10", "--nodes=2", f"--wrap={command}"]
+    job_id = slurm.run(*words).strip()
+    wait_until(lambda: len(commands.steps(job_id, "the step")) == 1, "the step")
+    assert commands.steps(job_id, "another") == []
+    job = commands.job(job_id)
+    assert (job.state, job.nodes, job.batch_host) == ("RUNNING", ("n1", "n2"), "n1")
+    left_s = commands.seconds_left(job_id)
+    assert left_s is not None
+    assert 500 < left_s <= 600
+    commands.cancel(*commands.steps(job_id, "the step"), signal="KILL")
+    wait_until(lambda: commands.job(job_id).is_over, "the job to end, as its step did")
+    assert commands.job(job_id).state == "FAILED"
+    assert commands.seconds_left(job_id) in (None, *range(601))
+    assert commands.steps(job_id, "the step") == []
+    commands.cancel(job_id)
+
+
+@pytest.mark.launch
+def test_a_real_job_that_is_cancelled_and_one_that_is_unknown(slurm: Cluster) -> None:
+    job_id = slurm.run(
+        "sbatch", "--parsable", "--partition=closed", "--output=/dev/null", "--wrap=true"
+    ).strip()
+    wait_until(lambda: commands.job(job_id).reason == "PartitionDown", "the reason")
+    assert commands.job(job_id).is_waiting
+    commands.cancel(job_id)
+    assert commands.job(job_id).why_over == "CANCELLED (PartitionDown)"
+    unknown = commands.job("99999")
+    assert (unknown.is_over, unknown.why_over) == (True, "no longer known to Slurm")
+    assert commands.seconds_left("99999") is None
+    assert commands.steps("99999", "x") == []
+    commands.cancel("99999")
+    assert commands.switches(["n1"]) == {}, "this Slurm tells none"

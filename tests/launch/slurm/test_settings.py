@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfsuite.errors import FileError
+from perfsuite.launch.slurm.settings import option, read_ini
+
+TOML = """
+[tool.pytest.ini_options]
+perf_slurm_partition = "gpu"
+perf_slurm_nodes = 4
+perf_slurm_options = ["--constraint=h100", "--comment=a b"]
+perf_store = "kept"
+"""
+INI = """
+[pytest]
+perf_slurm_partition = gpu
+perf_slurm_account =
+perf_slurm_options = --constraint=h100 --comment='a b'
+"""
+
+
+def test_settings_in_toml(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(TOML)
+    ini = read_ini(tmp_path)
+    assert (ini.text("partition"), ini.text("nodes"), ini.text("qos")) == ("gpu", "4", None)
+    assert ini.words("options") == ["--constraint=h100", "--comment=a b"]
+    assert ini.store([]) == tmp_path / "kept"
+
+
+@pytest.mark.parametrize("name", ["pytest.ini", "tox.ini"])
+def test_settings_in_an_ini_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(INI)
+    ini = read_ini(tmp_path)
+    assert (ini.text("partition"), ini.text("account")) == ("gpu", None)
+    assert ini.words("options") == ["--constraint=h100", "--comment=a b"]
+    assert ini.words("nosuch") == []
+    assert ini.store([]) == tmp_path / ".perfsuite"
+
+
+def test_the_nearest_file_that_is_about_pytest_counts(tmp_path: Path) -> None:
+    below = tmp_path / "cases" / "night"
+    below.mkdir(parents=True)
+    (tmp_path / "pyproject.toml").write_text(TOML)
+    (tmp_path / "cases" / "tox.ini").write_text("[tox]\n")
+    (tmp_path / "cases" / "pyproject.toml").write_text("[tool.ruff]\n")
+    assert read_ini(below).root == tmp_path
+    (tmp_path / "cases" / "pytest.ini").write_text("")
+    assert read_ini(below).root == tmp_path / "cases"
+    assert read_ini(below).text("partition") is None
+
+
+def test_without_a_file_nothing_is_set(tmp_path: Path) -> None:
+    assert read_ini(tmp_path).root == tmp_path
+    assert read_ini(tmp_path).values == {}
+
+
+def test_the_store_is_that_of_the_session(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(TOML)
+    ini = read_ini(tmp_path)
+    assert ini.store(["-k", "x", "--perf-store=other"]) == tmp_path / "other"
+    assert ini.store(["--perf-store", "other"]) == tmp_path / "other"
+    assert ini.store(["--perf-store", "/shared/store"]) == Path("/shared/store")
+
+
+def test_the_value_of_an_option() -> None:
+    assert option([], "--x") is None
+    assert option(["--x"], "--x") is None
+    assert option(["--xy=1"], "--x") is None
+    assert option(["--x="], "--x") == ""
+    assert option(["a", "--x", "b", "c"], "--x") == "b"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("pyproject.toml", "[tool"), ("pytest.ini", "x = 1"), ("tox.ini", b"\xff")]
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, text: str | bytes) -> None:
+    (tmp_path / name).write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.raises(FileError, match=f"{name} cannot be read: "):
+        read_ini(tmp_path)

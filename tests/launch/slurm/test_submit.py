@@ -1,0 +1,261 @@
+"""Submitting with stand-ins for Slurm's commands. tests/cli/test_slurm.py submits to a real Slurm."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perfsuite.errors import FileError, SlurmError
+from perfsuite.launch.slurm import commands
+from perfsuite.launch.slurm import submit as jobs
+from perfsuite.launch.slurm.commands import Job
+from perfsuite.launch.slurm.submit import Interrupted, Interrupts, Request, Submitted, follow, script, submit
+
+PENDING = Job(id="7", state="PENDING", state_words="PENDING", reason="Priority")
+RUNNING = Job(id="7", state="RUNNING", state_words="RUNNING", nodes=("n1", "n2"))
+COMPLETING = Job(id="7", state="COMPLETING", state_words="COMPLETING", exit_status=0, exit_signal=0)
+DONE = Job(id="7", state="COMPLETED", state_words="COMPLETED", exit_status=0, exit_signal=0)
+FAILED = replace(DONE, state="FAILED", state_words="FAILED", reason="NonZeroExitCode", exit_status=5)
+Answer = Job | SlurmError | Callable[[], Job]
+SBATCH = """#!/bin/sh
+printf '%s\\n' "$@" > called
+cat > script
+echo "$ANSWER"
+"""
+
+
+class Talk:
+    """Answers for Slurm, one after the other and the last one for ever; keeps what was said and shown."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        self.answers: list[Answer] = []
+        self.said: list[str] = []
+        self.shown = ""
+        self.cancelled: list[str] = []
+        self.submitted = Submitted(id="7", log=tmp_path / "7.log")
+        monkeypatch.setattr(jobs, "POLL_S", 0.0)
+        monkeypatch.setattr(jobs, "TICK_S", 0.001)
+        monkeypatch.setattr(commands, "job", self._job)
+        monkeypatch.setattr(commands, "cancel", self.cancelled.append)
+
+    def follow(
+        self, *answers: Job | SlurmError | Callable[[], Job], wait_start_s: float | None = None
+    ) -> int:
+        self.answers = list(answers)
+        with Interrupts() as interrupts:
+            return follow(
+                self.submitted, interrupts, say=self.said.append, show=self._show, wait_start_s=wait_start_s
+            )
+
+    def _job(self, job_id: str) -> Job:
+        assert job_id == "7"
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, SlurmError):
+            raise answer
+        return answer if isinstance(answer, Job) else answer()
+
+    def _show(self, text: str) -> None:
+        self.shown += text
+
+
+@pytest.fixture
+def talk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Talk:
+    return Talk(monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory in which a stand-in for sbatch leaves its words and its script."""
+    (tmp_path / "sbatch").write_text(SBATCH)
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("ANSWER", "4711")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_request_in_words() -> None:
+    assert Request().words == ["--exclusive", "--no-requeue"]
+    request = Request(
+        partition="p", account="a", qos="q", nodes="2", time="1:00", exclude="n[1-2]", options=("--nodes=3",)
+    )
+    named = ["--partition=p", "--account=a", "--qos=q", "--nodes=2", "--time=1:00", "--exclude=n[1-2]"]
+    assert request.words == ["--exclusive", "--no-requeue", *named, "--nodes=3"]
+
+
+def test_a_job_is_submitted_with_its_log_in_the_store(sbatch: Path) -> None:
+    submitted = submit(Request(qos="q"), ["-k", "a b"], directory=sbatch, store=sbatch / "100%")
+    assert submitted == Submitted(id="4711", log=sbatch / "100%" / "slurm" / "4711.log")
+    assert submitted.log.parent.is_dir()
+    called = (sbatch / "called").read_text().splitlines()
+    assert f"--output={sbatch}/100%%/slurm/%j.log" in called, "% has a meaning for Slurm"
+    assert {"--parsable", "--job-name=perfsuite", "--qos=q"} < set(called)
+    assert (sbatch / "script").read_text() == script(["-k", "a b"], sbatch)
+
+
+def test_the_number_of_a_job_on_one_of_several_clusters(
+    sbatch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANSWER", "4711;north")
+    assert submit(Request(), [], directory=sbatch, store=sbatch).id == "4711"
+
+
+@pytest.mark.launch
+def test_the_script_runs_pytest_in_its_directory(tmp_path: Path) -> None:
+    where = tmp_path / "a b"
+    where.mkdir()
+    (where / "test_it.py").write_text("def test_it(): ...\n")
+    text = script(["--collect-only", "-q", "-p", "no:cacheprovider", "--perf-launcher=x"], where)
+    text = text.replace("--perf-launcher=x", "")  # which the plugin may not know
+    done = subprocess.run(["sh"], input=text, capture_output=True, text=True, check=False, cwd="/")
+    assert "test_it.py::test_it" in done.stdout, done.stderr
+    shutil.rmtree(where)
+    gone = subprocess.run(["sh"], input=text, capture_output=True, text=True, check=False)
+    assert gone.returncode == 2
+    assert gone.stdout == ""
+
+
+def test_the_launcher_is_slurm_unless_another_is_chosen(tmp_path: Path) -> None:
+    assert f"exec {sys.executable} -m pytest --perf-launcher=slurm -x\n" in script(["-x"], tmp_path)
+    for chosen in (["--perf-launcher=local"], ["--perf-launcher", "local"]):
+        assert f"exec {sys.executable} -m pytest {' '.join(chosen)}\n" in script(chosen, tmp_path)
+
+
+def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FileError, match="where logs of jobs go, cannot be made: Not a directory"):
+        submit(Request(), [], directory=tmp_path, store=tmp_path / "file")
+
+
+def test_the_job_is_told_from_queue_to_end(talk: Talk) -> None:
+    resources = replace(PENDING, reason="Resources")
+    assert talk.follow(PENDING, PENDING, resources, RUNNING, RUNNING, COMPLETING, DONE) == 0
+    assert talk.said == [
+        "job 7 is queued: Priority",
+        "job 7 is queued: Resources",
+        "job 7 runs on n1, n2 (queued 0 s)",
+        "job 7 ended: queued 0 s, ran 0 s",
+    ]
+
+
+def test_what_the_job_writes_is_shown_to_the_last_byte(talk: Talk) -> None:
+    log = talk.submitted.log
+    first, second = "1 passed in 2 µs\n".encode()[:-3], "1 passed in 2 µs\n".encode()[-3:]
+    assert first[-1] == 0xC2, "half of a letter"
+
+    def ended() -> Job:
+        log.write_bytes(log.read_bytes() + second)
+        return DONE
+
+    def began() -> Job:
+        log.write_bytes(first)
+        return RUNNING
+
+    assert talk.follow(PENDING, began, RUNNING, ended) == 0
+    assert talk.shown == "1 passed in 2 µs\n"
+
+
+def test_the_exit_status_is_that_of_pytest(talk: Talk) -> None:
+    assert talk.follow(RUNNING, FAILED) == 5
+
+
+@pytest.mark.parametrize(
+    ("job", "why"),
+    [
+        (replace(DONE, state="CANCELLED", state_words="CANCELLED by 0"), "CANCELLED by 0"),
+        (replace(DONE, state="NODE_FAIL", state_words="NODE_FAIL", exit_status=1), "NODE_FAIL"),
+        (
+            replace(DONE, state="TIMEOUT", state_words="TIMEOUT", time_limit="00:10:00"),
+            "TIMEOUT, its time limit is 00:10:00",
+        ),
+        (
+            replace(FAILED, exit_status=0, exit_signal=9),
+            "FAILED (NonZeroExitCode), ended by signal 9",
+        ),
+        (replace(FAILED, reason="JobLaunchFailure"), "FAILED (JobLaunchFailure)"),
+        (
+            Job(id="7", state=commands.FORGOTTEN, state_words="no longer known to Slurm"),
+            "no longer known to Slurm",
+        ),
+    ],
+)
+def test_a_job_that_ended_otherwise_is_an_error_that_names_the_log(talk: Talk, job: Job, why: str) -> None:
+    with pytest.raises(SlurmError) as caught:
+        talk.follow(RUNNING, job)
+    assert str(caught.value) == f"job 7 is over: {why}. What it wrote is in {talk.submitted.log}"
+
+
+def test_a_queue_that_never_starts(talk: Talk) -> None:
+    talk.answers = [PENDING]
+
+    def cancelled_or_pending() -> Job:
+        return replace(DONE, state="CANCELLED", state_words="CANCELLED") if talk.cancelled else PENDING
+
+    with pytest.raises(SlurmError) as caught:
+        talk.follow(cancelled_or_pending, wait_start_s=0.05)
+    assert str(caught.value) == (
+        "job 7 has not started in 0.05 s (--wait-start) and is cancelled. "
+        "Why it waited, as Slurm says: Priority"
+    )
+    assert talk.cancelled == ["7"]
+
+
+def test_a_job_that_starts_in_the_last_moment_is_kept(talk: Talk) -> None:
+    assert talk.follow(RUNNING, DONE, wait_start_s=0) == 0
+    assert talk.cancelled == []
+
+
+def test_an_interrupt_cancels_the_job_and_waits_for_its_end(talk: Talk) -> None:
+    def interrupted() -> Job:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return RUNNING
+
+    cancelled = replace(DONE, state="CANCELLED", state_words="CANCELLED")
+    with pytest.raises(Interrupted):
+        talk.follow(interrupted, COMPLETING, COMPLETING, cancelled)
+    assert talk.cancelled == ["7"]
+    assert talk.answers == [cancelled]
+    assert talk.said[-1] == "cancelling job 7; interrupt again to leave at once"
+
+
+def test_a_second_interrupt_leaves_at_once(talk: Talk) -> None:
+    def interrupted() -> Job:
+        os.kill(os.getpid(), signal.SIGINT)
+        return RUNNING
+
+    with pytest.raises(KeyboardInterrupt):
+        talk.follow(interrupted)
+    assert talk.cancelled == ["7"]
+
+
+def test_interrupts_end_with_their_with() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with Interrupts() as interrupts:
+        interrupts.check()
+        assert signal.getsignal(signal.SIGTERM) != before
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupts.exit_status == 143
+        with pytest.raises(Interrupted):
+            interrupts.check()
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_controller_that_is_away_for_a_while_is_asked_again(talk: Talk) -> None:
+    away = SlurmError("scontrol show job 7: Unable to contact slurm controller")
+    assert talk.follow(RUNNING, away, away, DONE) == 0
+    assert talk.said.count(f"Slurm does not answer, asking again: {away}") == 1
+
+
+def test_a_controller_that_stays_away_is_an_error(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "SILENCE_S", 0.05)
+    away = SlurmError("scontrol show job 7: Unable to contact slurm controller")
+    with pytest.raises(SlurmError, match=f"job 7 may still be there, .* for 0.05 s: {away}"):
+        talk.follow(RUNNING, away)
