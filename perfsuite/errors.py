@@ -16,7 +16,6 @@
     ├── PublishError     history pages that could not be made: with what asv said
     ├── MismatchError    what runs is not what was asked for; raised in a worker
     ├── ReportError      rank reports that do not fit together
-    ├── SlurmError       Slurm refused or failed, or a job ended in its own way: with what Slurm said
     └── ScriptError      a training script that ended before it was measured; raised in a worker
 
 MismatchError, ReportError and ScriptError reach the driver's user as a typed `Failure`.
@@ -84,10 +83,6 @@ class MismatchError(PerfsuiteError):
 
 class ReportError(PerfsuiteError):
     """Rank reports that do not fit together."""
-
-
-class SlurmError(PerfsuiteError):
-    """A command of Slurm failed or is missing."""
 
 
 class ScriptError(PerfsuiteError):

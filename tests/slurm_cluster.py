@@ -2,8 +2,8 @@
 
 Each node is a set of namespaces of its own: network, host name, processes, mounts. A process of one node does
 not see those of the other, and their traffic crosses an interface; files and memory are shared. What Slurm
-starts on a node has one core of this machine, where there are two one of its own. The
-controller runs where the tests run.
+starts on a node has one core, another than that of the other node if this machine has two. The controller
+runs where the tests run.
 
     with slurm_cluster() as cluster:
         subprocess.run(["srun", "-N2", "hostname"], env={**os.environ, **cluster.environment})

@@ -13,6 +13,7 @@ from perfsuite.results.dry_facts import Fit
 FailureKind = Literal[
     "out_of_memory",
     "crash",
+    "cancelled",
     "timeout",
     "loss",
     "mismatch",

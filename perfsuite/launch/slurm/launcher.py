@@ -48,7 +48,8 @@ DESCRIBE_S = 300.0
 SHORTEST_S = 60.0
 """Seconds that a launch takes at the least, as long as no launch has told how long one takes."""
 ENDED_BY_SLURM = re.compile(r"\*\*\* (STEP|JOB) .*? \*\*\*")
-"""What slurmstepd writes when a step is cancelled, out of time, or has lost a node."""
+"""What slurmstepd writes when a step is cancelled, out of time, or has lost a node: not always."""
+FIRST_WORD = re.compile(r"^srun: (?:error: (?P<task>\S+: tasks? .*)|Job step aborted)", re.MULTILINE)
 
 
 class SlurmLauncher:
@@ -202,21 +203,23 @@ def alike(told: Sequence[Described]) -> Machine:
 
 
 def said_by_slurm(run_dir: RunDir) -> Failure | None:
-    """Return what Slurm says of the end of a step, if it ended the step or if no agent says why.
+    """Return what Slurm says of the end of a step; None if an agent says why its ranks ended.
 
-    That is slurmstepd's own line in an agent's log; else the first error of `srun`, which names the task.
+    `srun` first says either that the step is aborted, by somebody, a time limit or a lost node, or which task
+    ended badly: that task is an agent, and `srun` itself then ends the others (`--kill-on-bad-exit`).
     """
-    for log in run_dir.all_agent_logs():
-        if (found := ENDED_BY_SLURM.search(log.read_text(errors="replace"))) is not None:
-            return Failure(kind="cancelled", message=f"Slurm ended the step: {found[0]}", at=time.time())
     if any(failure for file in run_dir.all_launches() for failure in _failures(file)):
         return None
-    said = run_dir.scheduler_log.read_text(errors="replace").splitlines()
-    errors = [line for line in said if line.startswith("srun: error: ")]
-    if not errors:
+    said = run_dir.scheduler_log.read_text(errors="replace")
+    first = FIRST_WORD.search(said)
+    if first is None:
         return None
-    message = f"an agent ended without a word: {errors[0].removeprefix('srun: error: ')}"
-    return Failure(kind="crash", message=message, at=time.time())
+    if first["task"]:
+        message = f"an agent ended without a word: {first['task']}"
+        return Failure(kind="crash", message=message, at=time.time())
+    logs = [said, *(log.read_text(errors="replace") for log in run_dir.all_agent_logs())]
+    why = next((found[0] for log in logs if (found := ENDED_BY_SLURM.search(log))), "somebody cancelled it")
+    return Failure(kind="cancelled", message=f"Slurm ended the step: {why}", at=time.time())
 
 
 def _failures(file: Path) -> Sequence[Failure]:

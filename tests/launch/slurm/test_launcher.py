@@ -1,0 +1,381 @@
+"""Launches on a real Slurm of two nodes, and each way in which they break down."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from perfsuite import DDP, FSDP2, Case, Fake, Script, Topology, documents
+from perfsuite.case.hardware import Machine
+from perfsuite.errors import AllocationOverError, MachineError
+from perfsuite.launch import hang
+from perfsuite.launch.base import OnProgress, no_progress
+from perfsuite.launch.slurm import commands
+from perfsuite.launch.slurm import launcher as launching
+from perfsuite.launch.slurm.describe import Described
+from perfsuite.launch.slurm.launcher import SlurmLauncher
+from perfsuite.measure import launch_once
+from perfsuite.results.rank_report import Failure, RankReport
+from perfsuite.results.run import LaunchFile, Run
+from perfsuite.results.run_dir import RunDir
+from tests.slurm_cluster import Cluster, wait_until
+
+FAKE = Case(
+    model="llama-tiny",
+    framework=Fake(),
+    sequence_length=64,
+    micro_batch=4,
+    topology=Topology(nodes=2, processes_per_node=1),
+    hardware="cpu",
+    timeout_s=300,
+)
+DDP_TINY = FAKE.replace(framework=DDP())
+
+pytestmark = pytest.mark.launch
+
+
+class Allocation:
+    """Both nodes of a cluster, for this process."""
+
+    def __init__(self, cluster: Cluster, job_id: str) -> None:
+        self.cluster, self.job_id = cluster, job_id
+
+    def agent(self, node: str) -> psutil.Process:
+        return self._process(node, "perfsuite.launch.agent")
+
+    def _process(self, node: str, words: str) -> psutil.Process:
+        return next(each for each in self.cluster.processes(node) if words in each.cmdline())
+
+    def step(self) -> str:
+        """The id of the launch's step."""
+        steps = self.cluster.run("squeue", "--noheader", "--steps", f"--jobs={self.job_id}", "--format=%i")
+        return next(each for each in steps.split() if each.rpartition(".")[2].isdigit())
+
+    def is_clean(self) -> bool:
+        return not any(self.cluster.processes(node) for node in self.cluster.nodes)
+
+
+@pytest.fixture
+def allocation(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Allocation]:
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    said = subprocess.run(
+        ["salloc", "--no-shell", "--nodes=2", "--exclusive", "--time=30", "--immediate=60"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stderr
+    job_id = said.split("job allocation ")[1].split()[0]
+    monkeypatch.setenv("SLURM_JOB_ID", job_id)
+    yield Allocation(cluster, job_id)
+    cluster.run("scancel", "--full", job_id)
+    for node in cluster.nodes:
+        if cluster.state(node).rstrip("*") not in ("idle", "completing", "allocated", "mixed"):
+            cluster.repair(node)
+    wait_until(lambda: all(cluster.state(node) == "idle" for node in cluster.nodes), "idle nodes")
+
+
+def machine() -> Machine:
+    return Machine(
+        device="cpu", device_name="c", hardware_class="cpu-c", devices=2, memory_bytes=2**34, nodes=2
+    )
+
+
+def launched(
+    case: Case, directory: Path, *, inject: str | None = None, on_progress: OnProgress = no_progress
+) -> Run:
+    return launch_once(
+        case, machine(), directory, inject=inject, launcher=SlurmLauncher(), on_progress=on_progress
+    )
+
+
+def failure_of(run: Run) -> Failure:
+    assert run.failure is not None
+    return run.failure
+
+
+def once(condition: Callable[[], bool], action: Callable[[], object]) -> OnProgress:
+    """Do something in the midst of a launch."""
+    done: list[bool] = []
+
+    def on_progress(step: int, tokens_per_step: int) -> None:
+        if not done and condition():
+            done.append(True)
+            action()
+
+    return on_progress
+
+
+def in_training(directory: Path) -> Callable[[], bool]:
+    """Whether both ranks of a launch run."""
+    run_dir = RunDir(directory)
+    return lambda: run_dir.rank_log(0).exists() and run_dir.rank_log(1).exists()
+
+
+def test_outside_of_an_allocation_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with pytest.raises(MachineError, match=r"in no allocation .* perfsuite slurm submit"):
+        SlurmLauncher()
+
+
+def test_both_nodes_are_described(allocation: Allocation, tmp_path: Path) -> None:
+    found = SlurmLauncher().machine(tmp_path)
+    assert (found.device, found.nodes) == ("cpu", 2)
+    assert found.devices == 1, "a node has one core here"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_a_node_does_not_see_is_refused(allocation: Allocation, tmp_path: Path) -> None:
+    shared = tmp_path / "store"
+    shared.mkdir()
+    cluster = allocation.cluster
+    cluster.on("n2", "mount", "-t", "tmpfs", "none", str(shared))
+    try:
+        with pytest.raises(MachineError, match=f"^n2 cannot see {shared}, .*--perf-store=DIR"):
+            SlurmLauncher().machine(shared)
+    finally:
+        cluster.on("n2", "umount", str(shared))
+
+
+def test_ranks_are_in_the_order_of_the_nodes(allocation: Allocation, tmp_path: Path) -> None:
+    case = DDP_TINY.replace(topology=Topology(nodes=2, processes_per_node=2))
+    run = launched(case, tmp_path)
+    assert run.failure is None
+    run_dir = RunDir(tmp_path)
+    hosts = [documents.read(run_dir.rank(rank), RankReport).host for rank in range(4)]
+    assert hosts == ["n1", "n1", "n2", "n2"]
+    assert [node.name for node in run.nodes] == ["n1", "n2"]
+    assert all(node.health is not None for node in run.nodes)
+    assert run.health is not None
+    assert run.health.node in ("n1", "n2")
+    assert [(each.ranks, each.counts.collectives[0].ranks) for each in run.counts] == [((0, 1, 2, 3), 4)]
+
+
+def test_the_ranks_of_a_script_meet_across_nodes(allocation: Allocation, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n"
+        "for _ in range(100):\n"
+        "    optimizer.zero_grad()\n"
+        "    model(torch.ones(2, 4)).square().sum().backward()\n"
+        "    optimizer.step()\n"
+        "dist.destroy_process_group()\n"
+    )
+    case = FAKE.replace(framework=Script(path=str(script)), steps=40)
+    run = launched(case, tmp_path / "launch")
+    assert run.failure is None
+    assert [node.name for node in run.nodes] == ["n1", "n2"]
+
+
+def bytes_per_step(allocation: Allocation, case: Case, directory: Path) -> float:
+    """Bytes that n1 sends in a step, with the headers of the network."""
+    seen: list[tuple[int, int]] = []
+
+    def look(step: int, tokens_per_step: int) -> None:
+        if step > 10 and (not seen or step != seen[-1][0]):
+            seen.append((step, allocation.cluster.sent_bytes("n1")))
+
+    assert launched(case, directory, on_progress=look).failure is None
+    (first, before), (last, after) = seen[0], seen[-1]
+    return (after - before) / (last - first)
+
+
+def test_what_crosses_the_network_is_what_theory_says(allocation: Allocation, tmp_path: Path) -> None:
+    """Of two ranks each sends 4 N bytes for an all-reduce of N parameters in fp32: DDP makes one a step.
+
+    FSDP2 gathers parameters twice (half of 4 N is sent each time) and reduces gradients once, which costs an
+    all-reduce: gloo's reduce-scatter is made of one.
+    """
+    parameters = 918_656
+    ddp = bytes_per_step(allocation, DDP_TINY.replace(steps=100), tmp_path / "ddp") / (4 * parameters)
+    fsdp2 = bytes_per_step(allocation, DDP_TINY.replace(framework=FSDP2(), steps=100), tmp_path / "fsdp2") / (
+        4 * parameters
+    )
+    assert ddp == pytest.approx(1, rel=0.1)
+    assert fsdp2 == pytest.approx(2, rel=0.1)
+
+
+@pytest.mark.fault("rank is killed on another node")
+def test_a_rank_that_is_killed_is_named(allocation: Allocation, tmp_path: Path) -> None:
+    def kill() -> None:
+        ((_, pid, _),) = RunDir(tmp_path).all_stacks(1)
+        allocation.cluster.on("n2", "kill", "-KILL", str(pid))
+
+    failure = failure_of(
+        launched(DDP_TINY, tmp_path, inject="hang", on_progress=once(in_training(tmp_path), kill))
+    )
+    assert (failure.kind, failure.rank) == ("crash", 1)
+    assert failure.message == "exit code -9 (SIGKILL)"
+    wait_until(allocation.is_clean, "both nodes to be clean")
+
+
+@pytest.mark.fault("agent is killed on another node")
+def test_an_agent_that_is_killed_is_named(allocation: Allocation, tmp_path: Path) -> None:
+    kill = once(in_training(tmp_path), lambda: allocation.agent("n2").kill())
+    failure = failure_of(launched(FAKE, tmp_path, inject="hang", on_progress=kill))
+    assert failure.kind == "crash"
+    assert failure.message.startswith("an agent ended without a word: n2: task 1: Killed")
+    wait_until(allocation.is_clean, "both nodes to be clean")
+
+
+@pytest.mark.fault("srun is killed")
+def test_srun_that_is_killed_leaves_nothing(allocation: Allocation, tmp_path: Path) -> None:
+    def kill() -> None:
+        for process in psutil.Process().children(recursive=True):
+            if process.name() == "srun":
+                process.kill()
+
+    failure = failure_of(
+        launched(FAKE, tmp_path, inject="hang", on_progress=once(in_training(tmp_path), kill))
+    )
+    assert failure.kind in ("cancelled", "missing_report")
+    wait_until(allocation.is_clean, "both nodes to be clean")
+
+
+@pytest.mark.fault("step is cancelled")
+def test_a_step_that_somebody_cancels(allocation: Allocation, tmp_path: Path) -> None:
+    cancel = once(in_training(tmp_path), lambda: allocation.cluster.run("scancel", allocation.step()))
+    failure = failure_of(launched(FAKE, tmp_path, inject="hang", on_progress=cancel))
+    assert failure.kind == "cancelled"
+    assert failure.message.startswith("Slurm ended the step: ")
+    wait_until(allocation.is_clean, "both nodes to be clean")
+
+
+@pytest.mark.fault("allocation is cancelled")
+def test_an_allocation_that_somebody_cancels(allocation: Allocation, tmp_path: Path) -> None:
+    cancel = once(in_training(tmp_path), lambda: allocation.cluster.run("scancel", allocation.job_id))
+    with pytest.raises(AllocationOverError, match=f"the Slurm job {allocation.job_id} is over: CANCELLED"):
+        launched(FAKE, tmp_path, inject="hang", on_progress=cancel)
+    wait_until(allocation.is_clean, "both nodes to be clean")
+    with pytest.raises(AllocationOverError):
+        launched(FAKE, tmp_path / "next")
+
+
+@pytest.mark.fault("node is lost")
+def test_a_node_that_is_lost(allocation: Allocation, tmp_path: Path) -> None:
+    lose = once(in_training(tmp_path), lambda: allocation.cluster.kill_slurmd("n2"))
+    with pytest.raises(AllocationOverError, match="NODE_FAIL"):
+        launched(FAKE, tmp_path, inject="hang", on_progress=lose)
+
+
+@pytest.mark.fault("hang on several nodes")
+def test_a_hang_is_ended_with_the_stacks_of_every_node(
+    allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hang, "HANG_S", 4)
+    failure = failure_of(launched(DDP_TINY, tmp_path, inject="hang"))
+    assert failure.kind == "timeout"
+    told = str(failure.traceback)
+    assert told.startswith("rank 1 stood here:"), "the one that is absent comes first"
+    assert "in _break_down" in told
+    assert "rank 0 stood here:" in told
+    wait_until(allocation.is_clean, "both nodes to be clean")
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from perfsuite import documents, Case
+from perfsuite.case.hardware import Machine
+from perfsuite.launch import lease
+from perfsuite.launch.slurm.launcher import SlurmLauncher
+from perfsuite.measure import launch_once
+lease.LOST_S = 3
+directory = Path(sys.argv[1])
+case = documents.read(directory / "the-case.json", Case)
+machine = documents.read(directory / "machine.json", Machine)
+launch_once(case, machine, directory / "launch", inject="hang", launcher=SlurmLauncher())
+"""
+
+
+@pytest.mark.fault("pytest is killed, with or without srun")
+@pytest.mark.parametrize("with_srun", [False, True])
+def test_no_process_outlives_its_driver(allocation: Allocation, tmp_path: Path, with_srun: bool) -> None:
+    (tmp_path / "the-case.json").write_text(FAKE.model_dump_json())
+    (tmp_path / "machine.json").write_text(machine().model_dump_json())
+    with subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)]) as driver:
+        wait_until(in_training(tmp_path / "launch"), "both ranks to run")
+        sruns = [
+            each for each in psutil.Process(driver.pid).children(recursive=True) if each.name() == "srun"
+        ]
+        for process in [psutil.Process(driver.pid), *(sruns if with_srun else [])]:
+            process.send_signal(signal.SIGSTOP)  # all at once: none sees the other's end
+        for process in [*(sruns if with_srun else []), psutil.Process(driver.pid)]:
+            process.kill()
+    wait_until(allocation.is_clean, "both nodes to be clean")
+
+
+@pytest.mark.fault("Ctrl-C on several nodes")
+def test_an_interrupt_leaves_nothing(allocation: Allocation, tmp_path: Path) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        launched(FAKE, tmp_path, inject="hang", on_progress=once(in_training(tmp_path), interrupt))
+    wait_until(allocation.is_clean, "both nodes to be clean")
+
+
+def test_an_allocation_that_is_about_to_end_is_not_begun_with(
+    allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "seconds_left", lambda job_id: 50)
+    with pytest.raises(AllocationOverError, match="ends in 50 s, and a launch may take 60 s"):
+        launched(FAKE, tmp_path)
+    assert launched(FAKE.replace(timeout_s=40), tmp_path / "short").failure is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"devices": 1}, "n2 has devices 1 instead of 2 of n1"),
+        ({"hardware_class": "cpu-d"}, "n2 has hardware_class 'cpu-d' instead of 'cpu-c' of n1"),
+        ({"driver": "580"}, "n2 has driver '580' instead of None of n1"),
+    ],
+)
+def test_unlike_nodes_are_refused(change: dict[str, object], words: str) -> None:
+    first = Described(name="n1", machine=machine(), interconnect=None, probe=None)
+    second = first.replace(name="n2", machine=machine().replace(**change))
+    with pytest.raises(MachineError, match=words):
+        launching.alike([first, second])
+    assert launching.alike([first, first.replace(name="n2")]) == machine()
+
+
+KILLED = "srun: error: n2: task 1: Killed\n"
+ABORTED = "srun: Job step aborted: Waiting up to 4 seconds for job step to finish.\n"
+CANCELLED = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-22T07:34:28 DUE TO TIME LIMIT ***\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "by_agent", "kind", "message"),
+    [
+        (KILLED + ABORTED, CANCELLED, "crash", "an agent ended without a word: n2: task 1: Killed"),
+        (
+            ABORTED + KILLED,
+            CANCELLED,
+            "cancelled",
+            "Slurm ended the step: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-22T07:34:28 DUE TO TIME LIMIT ***",
+        ),
+        (ABORTED + KILLED, "", "cancelled", "Slurm ended the step: somebody cancelled it"),
+        ("srun: cluster configuration lacks support for cpu binding\n", CANCELLED, None, None),
+    ],
+)
+def test_what_slurm_says_first_is_the_cause(
+    tmp_path: Path, said: str, by_agent: str, kind: str | None, message: str | None
+) -> None:
+    run_dir = RunDir(tmp_path)
+    run_dir.scheduler_log.write_text(said)
+    run_dir.agent_log(0).write_text(by_agent)
+    failure = launching.said_by_slurm(run_dir)
+    assert (failure and failure.kind, failure and failure.message) == (kind, message)
+    told = LaunchFile(host="n2", failures=(Failure(kind="crash", message="exit code 1", rank=1),))
+    documents.write(run_dir.launch(1), told)
+    assert launching.said_by_slurm(run_dir) is None, "the agent knows better"
