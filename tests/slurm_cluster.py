@@ -198,8 +198,9 @@ class Cluster:
             cpus=CPUS,
         )
         (self.directory / "slurm.conf").write_text(conf)
-        addresses = {"localhost": "127.0.0.1", host: f"{self._subnet}.1"}
+        addresses = {host: f"{self._subnet}.1"}  # of this machine, whose name may be localhost, too
         addresses |= {node: f"{self._subnet}.{number}" for number, node in enumerate(self.nodes, start=11)}
+        addresses |= {"localhost": "127.0.0.1"}
         lines = [f"{address} {name}\n" for name, address in addresses.items()]
         (self.directory / "hosts").write_text("".join(lines))
         key = self.directory / "munge.key"

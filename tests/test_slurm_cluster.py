@@ -67,6 +67,8 @@ def end(cluster: Cluster, srun: subprocess.Popen[bytes]) -> None:
 def test_a_job_runs_on_both_nodes(cluster: Cluster) -> None:
     assert sorted(cluster.run("srun", "-N2", "hostname").split()) == ["n1", "n2"]
     assert cluster.on("n2", "hostname") == "n2\n"
+    assert cluster.on("n2", "getent", "hosts", "n1").split()[0].endswith(".11")
+    assert cluster.on("n2", "getent", "ahostsv4", "localhost").split()[0] == "127.0.0.1"
 
 
 def test_a_process_of_one_node_is_seen_by_no_other(cluster: Cluster) -> None:
