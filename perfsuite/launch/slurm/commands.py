@@ -98,7 +98,7 @@ class Job:
         return self.state_words if self.reason is None else f"{self.state_words} ({self.reason})"
 
 
-def ask(*words: str, text: str = "") -> str:
+def ask(*words: str, text: str = "", answer_s: float = ANSWER_S) -> str:
     """What a command of Slurm prints, given `text` on its standard input.
 
     It has a process group of its own: a Ctrl-C in the terminal does not reach it. Raises `SlurmError`.
@@ -111,14 +111,14 @@ def ask(*words: str, text: str = "") -> str:
             capture_output=True,
             text=True,
             check=False,
-            timeout=ANSWER_S,
+            timeout=answer_s,
             start_new_session=True,
         )
     except OSError as error:
         raise SlurmError(f"{words[0]}, a command of Slurm, cannot be started: {error.strerror}") from error
     except subprocess.TimeoutExpired:
         raise SlurmError(
-            f"{command}: no answer in {ANSWER_S} s. `scontrol ping` tells whether Slurm's controller is up"
+            f"{command}: no answer in {answer_s:g} s. `scontrol ping` tells whether Slurm's controller is up"
         ) from None
     if done.returncode:
         said = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
