@@ -23,7 +23,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -31,8 +31,8 @@ import psutil
 from perfsuite.worker.leash import die_with_parent
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "munged", "ip", "nsenter", "unshare")
-SLOTS = 16
-"""How many clusters there may be at a time."""
+SLOTS = range(16)
+"""One for each cluster that there may be at a time."""
 START_S = 60
 """Seconds in which something of the cluster has to come up, or to end."""
 SLURMD_TIMEOUT_S = 6
@@ -199,8 +199,9 @@ class Cluster:
             cpus=CPUS,
         )
         (self.directory / "slurm.conf").write_text(conf)
-        addresses = {"localhost": "127.0.0.1", host: f"{self._subnet}.1"}
+        addresses = {host: f"{self._subnet}.1"}  # of this machine, whose name may be localhost, too
         addresses |= {node: f"{self._subnet}.{number}" for number, node in enumerate(self.nodes, start=11)}
+        addresses |= {"localhost": "127.0.0.1"}
         lines = [f"{address} {name}\n" for name, address in addresses.items()]
         (self.directory / "hosts").write_text("".join(lines))
         key = self.directory / "munge.key"
@@ -276,9 +277,9 @@ def missing() -> str | None:
 
 
 @contextlib.contextmanager
-def slurm_cluster() -> Iterator[Cluster]:
+def slurm_cluster(slots: Iterable[int] = SLOTS) -> Iterator[Cluster]:
     """A cluster of its own, started in some seconds, and gone afterwards."""
-    with _slot() as slot:
+    with _slot(slots) as slot:
         cluster = Cluster(slot)
         try:
             cluster.start()
@@ -330,29 +331,38 @@ def remove(slot: int) -> None:
 
 
 @contextlib.contextmanager
-def _slot() -> Iterator[int]:
-    """Take a free slot, and clear every free one of what dead owners left in it.
+def _slot(slots: Iterable[int]) -> Iterator[int]:
+    """Take the first free one of some slots, and clear every free one of what dead owners left in it."""
+    with contextlib.ExitStack() as kept:
+        taken = None
+        for slot in slots:
+            claim = _claim(slot)
+            if claim is None:
+                continue
+            if Cluster(slot).directory.exists() or interfaces_of(slot):
+                remove(slot)
+            if taken is None:
+                taken = slot
+                kept.enter_context(claim)
+            else:
+                claim.close()
+        if taken is None:
+            raise RuntimeError(f"clusters run already in all of {slots}")
+        yield taken
 
-    A slot is taken by a name in the kernel (an abstract socket address), which is free again when its owner
-    dies.
+
+def _claim(slot: int) -> socket.socket | None:
+    """Take a slot until the socket is closed or its owner dies; None if somebody else has it.
+
+    The claim is a name in the kernel, an abstract address of a socket, which only one process can have.
     """
-    taken: dict[int, socket.socket] = {}
-    for slot in range(SLOTS):
-        name = socket.socket(socket.AF_UNIX)
-        try:
-            name.bind(f"\0perfsuite-slurm-{slot}")
-        except OSError:
-            name.close()
-        else:
-            remove(slot)
-            taken[slot] = name
-    if not taken:
-        raise RuntimeError(f"{SLOTS} clusters run already")
-    slot = min(taken)
-    for each in taken.keys() - {slot}:
-        taken[each].close()
-    with taken[slot]:
-        yield slot
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0perfsuite-slurm-{slot}")
+    except OSError:
+        claim.close()
+        return None
+    return claim
 
 
 def _pid_space(pid: int) -> str:

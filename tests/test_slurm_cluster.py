@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -23,12 +24,14 @@ from tests.slurm_cluster import (
 )
 
 SLEEP = ["sleep", "3600"]
-OWNER = """
+OWN_SLOT = 100 + os.getpid() % 100
+"""A slot that no other process of xdist takes, nor clears."""
+OWNER = f"""
 import signal
 from tests.slurm_cluster import slurm_cluster
-with slurm_cluster() as cluster:
+with slurm_cluster([{OWN_SLOT}]) as cluster:
     cluster.run("sbatch", "--output=/dev/null", "--wrap=sleep 3600")
-    print(cluster.slot, flush=True)
+    print("started", flush=True)
     signal.pause()
 """
 
@@ -64,6 +67,8 @@ def end(cluster: Cluster, srun: subprocess.Popen[bytes]) -> None:
 def test_a_job_runs_on_both_nodes(cluster: Cluster) -> None:
     assert sorted(cluster.run("srun", "-N2", "hostname").split()) == ["n1", "n2"]
     assert cluster.on("n2", "hostname") == "n2\n"
+    assert cluster.on("n2", "getent", "hosts", "n1").split()[0].endswith(".11")
+    assert cluster.on("n2", "getent", "ahostsv4", "localhost").split()[0] == "127.0.0.1"
 
 
 def test_a_process_of_one_node_is_seen_by_no_other(cluster: Cluster) -> None:
@@ -136,7 +141,8 @@ def test_a_dead_owners_cluster_dies_and_the_next_start_removes_the_rest() -> Non
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     with owner.stdout:
-        slot = int(owner.stdout.readline())
+        assert owner.stdout.readline() == "started\n"
+    slot = OWN_SLOT
     stale = Cluster(slot).directory / "stale"
     stale.touch()
     wait_until(lambda: " ".join(SLEEP) in commands_of(slot), "the job to run")
@@ -144,9 +150,10 @@ def test_a_dead_owners_cluster_dies_and_the_next_start_removes_the_rest() -> Non
     owner.wait(START_S)
     wait_until(lambda: not processes_of(slot), "the cluster's processes to die")
     assert interfaces_of(slot), "nobody is left to remove the bridge"
-    with slurm_cluster() as other:
-        assert other.slot == slot
+    with slurm_cluster([slot]) as other:
         assert not stale.exists()
+        assert other.state("n1") == "idle"
+    assert interfaces_of(slot) == []
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,3 +174,10 @@ def test_without_slurm_a_test_is_skipped_or_fails_in_ci(
     result = pytester.runpytest_inprocess("-rs", "-p", "no:xdist")
     result.assert_outcomes(**outcome)
     result.stdout.fnmatch_lines(["*no Slurm: run `make slurm`*"])
+
+
+def test_a_slot_is_for_one_cluster() -> None:
+    with socket.socket(socket.AF_UNIX) as claim:
+        claim.bind(f"\0perfsuite-slurm-{OWN_SLOT}")
+        with pytest.raises(RuntimeError, match="clusters run already in all of"), slurm_cluster([OWN_SLOT]):
+            pass

@@ -51,10 +51,6 @@ WaitStart = Annotated[
 Arguments = Annotated[list[str] | None, typer.Argument(help="Arguments of pytest, behind --.")]
 
 
-@app.callback()
-def _group() -> None: ...
-
-
 @app.command()
 def submit(
     arguments: Arguments = None,

@@ -175,6 +175,17 @@ def test_a_time_limit_is_an_error(project: Path, cluster: Cluster) -> None:
     assert f"job {job} is over: TIMEOUT, its time limit is" in err
 
 
+def test_a_lost_node_is_an_error(project: Path, cluster: Cluster) -> None:
+    process, job = waiting_job(project, "--nodes=2")
+    cluster.cut_off("n2")
+    try:
+        _, err = process.communicate(timeout=START_S)
+    finally:
+        cluster.repair("n2")
+    assert process.returncode == 2
+    assert f"job {job} is over: NODE_FAIL" in err
+
+
 def test_a_killed_session_is_an_error(project: Path, cluster: Cluster) -> None:
     process, job = waiting_job(project)
     (killed,) = [each for each in cluster.processes("n1") if "pytest" in each.cmdline()]

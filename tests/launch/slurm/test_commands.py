@@ -175,11 +175,12 @@ def test_a_command_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         commands.job("7")
 
 
-def test_a_command_that_does_not_answer(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "ANSWER_S", 0.1)
+def test_a_command_that_does_not_answer(fake: Any) -> None:
     fake("scontrol", "exec sleep 60")
-    with pytest.raises(SlurmError, match=r"no answer in 0.1 s. `scontrol ping` tells whether"):
-        commands.job("7")
+    with pytest.raises(
+        SlurmError, match=r"^scontrol show: no answer in 0.1 s. `scontrol ping` tells whether"
+    ):
+        commands.ask("scontrol", "show", answer_s=0.1)
 
 
 @pytest.mark.parametrize(
