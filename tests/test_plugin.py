@@ -678,7 +678,7 @@ def test_launches_before_a_ctrl_c_in_the_first_case_are_kept(suite: pytest.Pytes
     (file,) = suite.path.glob(".perfsuite/runs/*/results.json")
     content = json.loads(file.read_text())
     assert (content["status"], content["results"]) == ("interrupted", [])
-    assert content["interrupted_case"] == "fake-step_ms20.0-llama-tiny-s64-b4-fp32-1x2"
+    assert content["interrupted_case"] == "fake-step_ms20-llama-tiny-s64-b4-fp32-1x2"
     assert len(content["interrupted_launches"]) >= launch - 1
 
 
