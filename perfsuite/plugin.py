@@ -300,7 +300,7 @@ class CollectsFromWorkers:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the measurement of a test that ran in another process."""
         if (measurement := getattr(report, "perf_measurement", None)) is not None:
-            self.session.results.append(Measurement.model_validate(measurement, context=documents.FROM_FILE))
+            self.session.keep(Measurement.model_validate(measurement, context=documents.FROM_FILE))
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, Any] | None:
@@ -391,7 +391,8 @@ def _write_files(config: pytest.Config, *, is_complete: bool) -> None:
     """Write `results.json`, and the files that the options ask for. Raises `FileError`."""
     session = config.stash[SESSION]
     json_file, report_directory = config.getoption("--perf-json"), config.getoption("--perf-report")
-    files = [session.directory.results] if session.results or session.launches else []
+    has_begun = session.results or session.launches or session.running is not None
+    files = [session.directory.results] if has_begun else []
     if json_file is not None:
         files.append(Path(json_file))
     if not files and report_directory is None:

@@ -151,9 +151,11 @@ class Session:
     skipped: list[Skipped] = field(default_factory=list)
     started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     saves: bool = True
-    """Write `results.json` when a launch of a case begins, and when the case has its verdict."""
+    """Write `results.json` when a case begins, and when it has its verdict."""
     earlier: SessionFile | None = None
     """The session that this one goes on with, as its earlier parts left it; None: it is a new one."""
+    measured: int = 0
+    """How many cases this part of the session has measured, or could not measure."""
     running: str | None = None
     """The id of the case that is being measured: at the end of an interrupted session, the lost one."""
     launches: list[Run] = field(default_factory=list)
@@ -270,7 +272,7 @@ class Session:
     def record_error(self, case: Case, nodeid: str, error: PerfsuiteError, runs: Sequence[Run] = ()) -> None:
         """Keep a case that could not be measured as a failed one, with the launches that it had."""
         verdict = Verdict(outcome="failed", launches=len(runs), failure="error", reasons=(str(error),))
-        self._keep(self._measurement(case, nodeid, runs, verdict))
+        self.keep(self._measurement(case, nodeid, runs, verdict))
 
     def measure(self, case: Case, nodeid: str) -> Measurement:
         """Launch a case and judge it until decided; record a baseline where there is none.
@@ -292,14 +294,15 @@ class Session:
             self.running = None
             self.record_error(case, nodeid, error, self.launches)
             raise
-        self._keep(measurement)
+        self.keep(measurement)
         self._record(measurement)
         return measurement
 
-    def _keep(self, measurement: Measurement) -> None:
-        """Take a result in, in place of what an earlier part of this session had for it."""
+    def keep(self, measurement: Measurement) -> None:
+        """Take a result in, in place of what an earlier part of this session had for it, and save it."""
         replaced = self._earlier.pop((measurement.nodeid, measurement.case_id), None)
         self.results = [*(each for each in self.results if each is not replaced), measurement]
+        self.measured += 1
         self.save()
 
     def save(self) -> None:
@@ -412,11 +415,6 @@ class Session:
                 "compare with it as it is"
             )
         return Verdict(outcome="failed", launches=0, failure="no_baseline", reasons=(reason,))
-
-    @property
-    def measured(self) -> int:
-        """How many cases this part of the session has measured, or could not measure."""
-        return len(self.results) - len(self._earlier)
 
     @property
     def shown_only(self) -> list[Measurement]:

@@ -654,9 +654,10 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing(suite: pytest.Pyteste
     assert not [p for p in psutil.process_iter() if str(suite.path) in " ".join(_arguments(p))]
 
 
-def test_launches_before_a_ctrl_c_in_the_first_case_are_kept(suite: pytest.Pytester) -> None:
+@pytest.mark.parametrize("launch", [1, 2])
+def test_launches_before_a_ctrl_c_in_the_first_case_are_kept(suite: pytest.Pytester, launch: int) -> None:
     suite.makepyfile(
-        test_cases="""
+        test_cases=f"""
         import os, signal, threading, time
         from pathlib import Path
         from perfsuite import Case, Fake, Topology
@@ -665,7 +666,7 @@ def test_launches_before_a_ctrl_c_in_the_first_case_are_kept(suite: pytest.Pytes
         def test_one(bench):
             signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
             def interrupt():
-                while not list(Path(".perfsuite").glob("runs/*/*/launch-2/rank-1.log")):
+                while not list(Path(".perfsuite").glob("runs/*/*/launch-{launch}/rank-1.log")):
                     time.sleep(0.01)
                 os.kill(os.getpid(), signal.SIGINT)
             threading.Thread(target=interrupt, daemon=True).start()
@@ -676,8 +677,9 @@ def test_launches_before_a_ctrl_c_in_the_first_case_are_kept(suite: pytest.Pytes
     assert result.ret == pytest.ExitCode.INTERRUPTED
     (file,) = suite.path.glob(".perfsuite/runs/*/results.json")
     content = json.loads(file.read_text())
-    assert content["results"] == []
-    assert content["interrupted_launches"]
+    assert (content["status"], content["results"]) == ("interrupted", [])
+    assert content["interrupted_case"] == "fake-step_ms20-llama-tiny-s64-b4-fp32-1x2"
+    assert len(content["interrupted_launches"]) >= launch - 1
 
 
 def _arguments(process: psutil.Process) -> list[str]:
