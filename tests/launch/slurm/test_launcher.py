@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from perfsuite import DDP, FSDP2, Case, Fake, Script, Topology, documents
+from perfsuite import DDP, FSDP2, Case, Fake, Model, Script, Topology, documents
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import AllocationOverError, MachineError
 from perfsuite.launch import hang
@@ -170,7 +170,7 @@ def test_the_ranks_of_a_script_meet_across_nodes(allocation: Allocation, tmp_pat
         "    optimizer.step()\n"
         "dist.destroy_process_group()\n"
     )
-    case = FAKE.replace(framework=Script(path=str(script)), steps=40)
+    case = FAKE.replace(model=Model.named("net"), framework=Script(path=str(script)), steps=40)
     run = launched(case, tmp_path / "launch")
     assert run.failure is None
     assert [node.name for node in run.nodes] == ["n1", "n2"]
