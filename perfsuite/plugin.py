@@ -49,6 +49,8 @@ COMPARISONS = pytest.StashKey[PublishedFile]()
 """The published comparisons to show in a report."""
 SELECTED = pytest.StashKey[int]()
 """How many tests ask for a measurement."""
+UNDECIDED = pytest.StashKey[list[str]]()
+"""The cases that were left when nothing more could be launched."""
 UNWRITTEN = pytest.StashKey[str]()
 """Why the results could not be written as files."""
 
@@ -69,7 +71,8 @@ def _session(config: pytest.Config, progress: Progress) -> Session:
     if config.getoption("--perf-dry"):
         return DrySession(chosen, progress, saves=not _is_worker(config))
     with usage_error():
-        host = Host(launcher(config.getoption("--perf-launcher")), chosen.store)
+        name = config.getoption("--perf-launcher") or config.getini("perf_launcher")
+        host = Host(launcher(name), chosen.store)
     return Session(chosen, progress, host, saves=not _is_worker(config))
 
 
@@ -239,7 +242,10 @@ def _measure(item: pytest.Item, case: Case, benchmark: Any) -> Measurement:
     refusal: BaseException | None = None
     try:
         measurement = session.measure(case, item.nodeid)
-    except (BusyError, AllocationOverError) as error:
+    except BusyError as error:
+        raise_in(benchmark, pytest.exit.Exception(f"perfsuite: {error}"))
+    except AllocationOverError as error:
+        item.config.stash[UNDECIDED] = [case.id, *_not_begun(item)]
         raise_in(benchmark, pytest.exit.Exception(f"perfsuite: {error}"))
     except PerfsuiteError as error:
         refusal = pytest.fail.Exception(_relative(item.config, str(error)), pytrace=False)
@@ -260,6 +266,13 @@ def _measure(item: pytest.Item, case: Case, benchmark: Any) -> Measurement:
     if session.options.is_failing(measurement) or measurement.excused is not None:
         raise _failure(item.config, measurement)
     return measurement
+
+
+def _not_begun(item: pytest.Item) -> list[str]:
+    """The cases of the tests after this one."""
+    items = item.session.items
+    cases = [_case(each) for each in items[items.index(item) + 1 :] if _uses_bench(each)]
+    return [case.id for case in cases if case is not None]
 
 
 def _failure(config: pytest.Config, measurement: Measurement) -> BaseException:
@@ -329,6 +342,12 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if (why := config.stash.get(UNWRITTEN, None)) is not None:
         terminalreporter.section("perfsuite: the results were not written", red=True, bold=True)
         terminalreporter.write_line(_relative(config, why))
+    if left := config.stash.get(UNDECIDED, []):
+        terminalreporter.section("perfsuite: the allocation is over", red=True, bold=True)
+        terminalreporter.write_line(
+            f"{plural(len(left), 'case')} left, which --perf-resume measures in another allocation:"
+        )
+        terminalreporter.write_line("\n".join(f"  {case_id}" for case_id in left))
     if session.running is not None:
         terminalreporter.write_line(f"interrupted, not judged: {session.running}")
     if _nothing_measured(config):

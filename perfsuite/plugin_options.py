@@ -13,6 +13,7 @@ from perfsuite import documents
 from perfsuite.case.fault import Fault
 from perfsuite.errors import PerfsuiteError
 from perfsuite.launch.quiet import WAIT_S
+from perfsuite.launch.slurm.settings import PREFIX
 from perfsuite.report.published import PUBLISHED, PublishedFile
 from perfsuite.results.store import BASELINES, STORE
 from perfsuite.session import Options, Session
@@ -22,6 +23,8 @@ from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES
 SESSION = pytest.StashKey[Session]()
 """The session that the options describe."""
 NO_BASELINE = ("record", "fail")
+SLURM_KEYS = ("partition", "account", "qos", "nodes", "time", "exclude", "options", "wait_start")
+"""Ini keys, after `perf_slurm_`, that `perfsuite slurm submit` reads: pytest must know them, too."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -107,6 +110,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("perf_record_launches", "as --perf-record-launches", default="3")
     parser.addini("perf_wait_quiet", "as --perf-wait-quiet", default=f"{WAIT_S:.0f}")
     parser.addini("perf_no_baseline", "as --perf-no-baseline", default="record")
+    parser.addini("perf_launcher", "as --perf-launcher", default="")
+    for name in SLURM_KEYS:
+        parser.addini(f"{PREFIX}{name}", "as that option of perfsuite slurm submit", default="")
     parser.addini("perf_store", "as --perf-store, from the root directory", default=str(STORE))
     parser.addini("perf_baselines", "as --perf-baselines, from the root directory", default=str(BASELINES))
 

@@ -17,6 +17,7 @@ from markupsafe import Markup
 from perfsuite.report import counts, summary
 from perfsuite.report.columns import SPEED_CHANGE, extras, figure, of_cases, speed_in
 from perfsuite.report.published import ComparisonTable
+from perfsuite.report.scaling import HEADERS, Scaling, scalings
 from perfsuite.report.text import sentence
 from perfsuite.results.metric import PEAK_MEMORY
 from perfsuite.results.outcome import QUIET, WORST_FIRST
@@ -71,6 +72,10 @@ def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTabl
             headers=("case", "note"), rows=[(case, note[:MAX_NOTE]) for case, note in notes], text_columns=2
         ),
         skipped=Table(headers=("case", "why"), rows=skipped, text_columns=2),
+        scalings=[
+            (each.name, Table(headers=HEADERS, rows=each.rows(), text_columns=1))
+            for each in scalings(results)
+        ],
         comparisons=[
             (each, Table(headers=each.headers, rows=each.rows, text_columns=len(each.headers)))
             for each in comparisons
@@ -84,6 +89,10 @@ def text(value: str) -> str:
     flat = " ".join(value.split())
     # An underscore within a word is no markup, and ids are full of them.
     return re.sub(r"[&<>|*`~\[\]\\@#$]|(?<![^\W_])_|_(?![^\W_])", lambda match: f"&#{ord(match[0])};", flat)
+
+
+def _scaling(scaling: Scaling) -> Table:
+    return Table(headers=HEADERS, rows=scaling.rows(), text_columns=1)
 
 
 def _escaped(value: object) -> Markup:

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Sequence
 
 from perfsuite.case.case import Unit
 from perfsuite.case.hardware import Machine
+from perfsuite.report.scaling import scalings
 from perfsuite.report.text import percent, plural, rate
+from perfsuite.results import nodes
 from perfsuite.results.metric import TOKENS_PER_S, described, in_unit
 from perfsuite.results.outcome import QUIET, WORST_FIRST, Check, Verdict
 from perfsuite.results.session_file import Measurement, SessionFile
@@ -223,13 +225,14 @@ def needs_words(result: Measurement) -> bool:
 
 def in_short(results: Iterable[Measurement]) -> list[str]:
     """Return a few lines about the cases that nobody needs to act upon, however many they are."""
-    lines, by_note = [], dict[str, list[str]]()
+    results, lines, by_note = list(results), list[str](), dict[str, list[str]]()
     quiet = [result for result in results if not needs_words(result)]
     for result in quiet:
         if (known := known_issue(result)) is not None:
             lines.append(f"{result.case_id}: {known}")
         for note in launch_notes(result):
             by_note.setdefault(note, []).append(result.case_id)
+    lines += map(str, scalings(results))
     for note, cases in list(by_note.items())[:NOTES_SHOWN]:
         lines.append(f"note on {cases[0] if len(cases) == 1 else plural(len(cases), 'case')}: {note}")
     if len(by_note) > NOTES_SHOWN:
@@ -271,4 +274,5 @@ def launch_notes(result: Measurement) -> list[str]:
     counts = Counter(f"a fault was injected: {run.inject}" for run in runs if run.inject is not None)
     counts += Counter(note for run in runs for note in run.notes)
     counts += Counter(note for run in runs if run.health is not None for note in run.health.notes)
-    return [f"{note} ({plural(n, 'launch')})" if n > 1 else note for note, n in counts.items()]
+    told = [f"{note} ({plural(n, 'launch')})" if n > 1 else note for note, n in counts.items()]
+    return told if (suspect := nodes.suspect(runs)) is None else [*told, suspect]

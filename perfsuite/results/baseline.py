@@ -30,6 +30,9 @@ class BaselineLaunch(Data):
     """What the device could do before the workload was built."""
     session: str | None = None
     """The session that measured it. Launches without one count as launches of the same session."""
+    nodes: tuple[str, ...] = ()
+    """The nodes that it ran on; none of a launch on one machine. A session has one set of nodes: what differs
+    between sets is part of the noise between sessions."""
 
 
 class Acceptance(Data):
@@ -97,6 +100,7 @@ def from_runs(
                 loss=tuple(_cut(loss) for loss in loss_curve(run.loss)),
                 device_probe={name: _cut(rate) for name, rate in run.device_probe.items()},
                 session=session,
+                nodes=tuple(node.name for node in run.nodes),
             )
             for run, session in zip(runs, named, strict=True)
         ),

@@ -23,6 +23,7 @@ from perfsuite.report.html.case_view import CaseView, case_view, overview
 from perfsuite.report.html.charts import Figure
 from perfsuite.report.html.tables import Table
 from perfsuite.report.published import ComparisonTable
+from perfsuite.report.scaling import HEADERS, Scaling, scalings
 from perfsuite.report.text import sentence
 from perfsuite.results.outcome import STYLES, WORST_FIRST
 from perfsuite.results.session_file import SessionFile
@@ -53,6 +54,7 @@ def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTabl
         several_classes=len({view.hardware for view in views}) > 1,
         skipped=_skipped(sessions),
         comparisons=[_comparison(number, each) for number, each in enumerate(comparisons, 1)],
+        scalings=[_scaled(each) for each in scalings(results)],
         styles=STYLES,
         sentence=sentence,
         style=Markup(style),
@@ -85,6 +87,12 @@ def _skipped(sessions: Sequence[SessionFile]) -> Table | None:
     rows = [(skip.case_id, skip.reason) for session in sessions for skip in session.skipped]
     caption = "Cases that this hardware cannot run, and why."
     return Table(caption=caption, headers=("case", "reason"), rows=rows) if rows else None
+
+
+def _scaled(scaling: Scaling) -> tuple[str, Table]:
+    caption = "Cases that differ in nodes alone; efficiency is the speed per device by that of the first row."
+    figures = len(HEADERS) - 1
+    return scaling.name, Table(caption=caption, headers=HEADERS, rows=scaling.rows(), figure_columns=figures)
 
 
 def _comparison(number: int, comparison: ComparisonTable) -> tuple[ComparisonTable, Table, Figure | None]:

@@ -155,7 +155,7 @@ def _memory(ranks: Sequence[Memory]) -> tuple[str, str, str, str]:
 
 def health(runs: Sequence[Run]) -> list[Table]:
     """Return the tables of GPUs and cores while steps were made; empty where nothing was sampled."""
-    seen = [(str(number), run.health) for number, run in enumerate(runs, 1) if run.health is not None]
+    seen = [each for number, run in enumerate(runs, 1) for each in _healths(number, run)]
     devices = [(number, device) for number, health in seen for device in health.devices]
     tables = []
     if devices:
@@ -181,6 +181,13 @@ def health(runs: Sequence[Run]) -> list[Table]:
             )
         )
     return tables
+
+
+def _healths(number: int, run: Run) -> list[tuple[str, Health]]:
+    """Return what was seen of each machine of a launch, with how a row names it."""
+    of_nodes = [(f"{number}, {node.name}", node.health) for node in run.nodes]
+    machines = of_nodes or [(str(number), run.health)]
+    return [(name, health) for name, health in machines if health is not None]
 
 
 def health_summary(runs: Sequence[Run]) -> str:

@@ -324,6 +324,7 @@ def test_an_interrupt_leaves_nothing(allocation: Allocation, tmp_path: Path) -> 
     wait_until(allocation.is_clean, "both nodes to be clean")
 
 
+@pytest.mark.fault("allocation is about to end")
 def test_an_allocation_that_is_about_to_end_is_not_begun_with(
     allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

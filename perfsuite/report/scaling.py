@@ -1,0 +1,93 @@
+"""How speed grows with the number of nodes: cases that differ in nothing else, side by side. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+
+from perfsuite.case.case import Case, Unit
+from perfsuite.report.text import plural, rate
+from perfsuite.results.session_file import Measurement
+
+HEADERS = ("nodes", "devices", "speed", "per device", "efficiency")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaled:
+    """One case of such a group."""
+
+    nodes: int
+    devices: int
+    tokens_per_s: float
+    efficiency: float
+    """Speed per device as a share of that with the fewest nodes; each device has the same work."""
+
+    @property
+    def per_device(self) -> float:
+        """Tokens/s of one device."""
+        return self.tokens_per_s / self.devices
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """Cases that differ in the number of nodes alone, the fewest first."""
+
+    name: str
+    """What they share: the id, without the topology."""
+    unit: Unit
+    cases: tuple[Scaled, ...]
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return a row of text for each case, under `HEADERS`."""
+        return [
+            (
+                str(each.nodes),
+                str(each.devices),
+                f"{rate(each.tokens_per_s)} {self.unit}/s",
+                f"{rate(each.per_device)} {self.unit}/s",
+                f"{each.efficiency:.0%}",
+            )
+            for each in self.cases
+        ]
+
+    def __str__(self) -> str:
+        parts = [f"{plural(each.nodes, 'node')} {each.efficiency:.0%}" for each in self.cases]
+        return f"scaling of {self.name}: {', '.join(parts)} of the speed per device"
+
+
+def scalings(results: Iterable[Measurement]) -> list[Scaling]:
+    """Return every group of two or more cases that were measured with different numbers of nodes."""
+    groups: dict[str, list[tuple[Case, float]]] = {}
+    for result in results:
+        speeds = [run.figures.tokens_per_s for run in result.healthy_runs]
+        known = [speed for speed in speeds if speed is not None]
+        if known:
+            case = result.runs[-1].case
+            groups.setdefault(_without_nodes(case), []).append((case, median(known)))
+    return [
+        _scaling(cases) for cases in groups.values() if len({case.topology.nodes for case, _ in cases}) > 1
+    ]
+
+
+def _without_nodes(case: Case) -> str:
+    return case.replace(topology=case.topology.replace(nodes=1)).model_dump_json()
+
+
+def _scaling(cases: list[tuple[Case, float]]) -> Scaling:
+    ordered = sorted(cases, key=lambda each: each[0].topology.nodes)
+    first, first_speed = ordered[0]
+    best = first_speed / first.topology.world_size
+    return Scaling(
+        name=first.id.removesuffix(f"-{first.parameters['topology']}"),
+        unit=first.unit,
+        cases=tuple(
+            Scaled(
+                nodes=case.topology.nodes,
+                devices=case.topology.world_size,
+                tokens_per_s=speed,
+                efficiency=speed / case.topology.world_size / best,
+            )
+            for case, speed in ordered
+        ),
+    )

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite.launch import driving
+from perfsuite.launch.base import Job
+from perfsuite.results.run_dir import RunDir
+from tests.samples import make_case, make_machine
+
+
+def job(directory: Path, **changes: Any) -> Job:
+    return Job(run_dir=RunDir(directory), case=make_case(**changes), machine=make_machine(), python="python3")
+
+
+def test_every_node_runs_the_agent_on_the_same_directory(tmp_path: Path) -> None:
+    assert driving.agent_command(job(tmp_path)) == [
+        "python3",
+        "-m",
+        "perfsuite.launch.agent",
+        str(tmp_path),
+    ]
+
+
+def test_a_command_has_a_stdin_until_the_end(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with driving.started(
+        ["sh", "-c", "echo begun; cat; echo ended"], log, {"PATH": "/usr/bin:/bin"}
+    ) as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.2)
+        assert log.read_text() == "begun\n"
+    assert process.wait(20) == 0
+    assert log.read_text() == "begun\nended\n"
+
+
+def test_steps_and_reports_are_followed_until_the_command_ends(tmp_path: Path) -> None:
+    ours = job(tmp_path)
+    ours.run_dir.progress.write_text("3 256")
+    told: list[tuple[int, int]] = []
+    with driving.started(["sleep", "0.3"], tmp_path / "log", {}) as process:
+        assert driving.drive(ours, process, lambda step, tokens: told.append((step, tokens))) is None
+    assert set(told) == {(3, 256)}
+
+
+def test_a_job_that_takes_too_long_is_told_to_end_before_it_is_left(tmp_path: Path) -> None:
+    ours = job(tmp_path, timeout_s=0.5)
+    wait = f"until grep -q end {ours.run_dir.lease}; do sleep 0.05; done; echo told"
+    log = tmp_path / "log"
+    with driving.started(["sh", "-c", wait], log, {"PATH": "/usr/bin:/bin"}) as process:
+        failure = driving.drive(ours, process, lambda step, tokens: None)
+    assert failure is not None
+    assert failure.message.startswith("killed after 0.5 s (the case's timeout_s), when rank 0 had finished")
+    assert log.read_text() == "told\n"
+
+
+def test_one_that_does_not_listen_is_left_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driving, "END_S", 0.2)
+    with driving.started(["sleep", "600"], tmp_path / "log", {}) as process:
+        assert driving.drive(job(tmp_path, timeout_s=0.2), process, lambda step, tokens: None) is not None
+        assert process.poll() is None, "its launcher kills it"
+        process.kill()
+        process.wait()
+
+
+def test_files_that_nodes_wait_for_are_there_before_them(tmp_path: Path) -> None:
+    driving.prepare(RunDir(tmp_path))
+    assert RunDir(tmp_path).endpoint.read_text() == ""

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perfsuite.errors import CaseError, ExtensionError, MachineError
+from perfsuite.launch.launchers import launcher, usual
+from perfsuite.launch.local import LocalLauncher
+from perfsuite.launch.slurm.launcher import SlurmLauncher
+
+THEIRS = """
+from perfsuite.launch.local import LocalLauncher
+
+class Pods(LocalLauncher):
+    name = "k8s"
+
+class Half:
+    name = "half"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_NNODES"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [
+        ({}, "local"),
+        ({"SLURM_JOB_ID": "7"}, "local"),
+        ({"SLURM_JOB_ID": "7", "SLURM_NNODES": "1"}, "local"),
+        ({"SLURM_JOB_ID": "7", "SLURM_NNODES": "2"}, "slurm"),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "8", "SLURM_NNODES": "1"}, "slurm"),
+        ({"SLURM_NNODES": "2"}, "local"),
+        ({"SLURM_JOB_ID": "7", "SLURM_NNODES": "2-4"}, "local"),
+    ],
+)
+def test_slurm_is_usual_in_an_allocation_of_several_nodes(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], name: str
+) -> None:
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    assert usual() == name
+    assert launcher().name == name
+
+
+def test_one_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert isinstance(launcher("slurm"), SlurmLauncher)
+    assert launcher("slurm").lock == "/tmp/perfsuite-slurm-7.lock"
+    assert isinstance(launcher("local"), LocalLauncher)
+    assert launcher("local").lock is None
+
+
+def test_slurm_without_an_allocation_is_refused() -> None:
+    with pytest.raises(MachineError, match="in no allocation"):
+        launcher("slurm")
+
+
+def test_a_name_that_nobody_has_is_refused(packages: Any) -> None:
+    with pytest.raises(CaseError, match="ray: there is no such launcher; known are local, slurm"):
+        launcher("ray")
+
+
+def test_another_package_adds_one(packages: Any) -> None:
+    points = "k8s = perfsuite_k8s:Pods\nhalf = perfsuite_k8s:Half"
+    packages.install("perfsuite-k8s", THEIRS, launchers=points)
+    assert launcher("k8s").name == "k8s"
+    with pytest.raises(ExtensionError, match="it has not the methods of perfsuite"):
+        launcher("half")

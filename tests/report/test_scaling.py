@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+
+from perfsuite.case.case import Topology
+from perfsuite.report import markdown, summary
+from perfsuite.report.html import page
+from perfsuite.report.scaling import scalings
+from perfsuite.results.session_file import Measurement, SessionFile
+from tests.samples import make_case, make_figures, make_machine, make_result, make_run
+
+
+def session(*results: Measurement) -> SessionFile:
+    return SessionFile(
+        perfsuite="0.1",
+        status="complete",
+        started_at="2026-01-02T03:04:05+00:00",
+        commit=None,
+        machine=make_machine(),
+        results=results,
+        skipped=(),
+    )
+
+
+def measured(nodes: int, *speeds: float, **changes: object) -> Measurement:
+    case = make_case(topology=Topology(nodes=nodes, processes_per_node=2), **changes)
+    return make_result(*(make_run(case=case, figures=make_figures(tokens_per_s=speed)) for speed in speeds))
+
+
+def test_cases_that_differ_in_nodes_alone_are_set_side_by_side() -> None:
+    results = [measured(4, 3600.0), measured(1, 900.0, 1000.0, 5000.0), measured(2, 1900.0)]
+    (found,) = scalings([*results, measured(2, 7.0, micro_batch=9)])
+    assert [(each.nodes, each.devices, each.tokens_per_s) for each in found.cases] == [
+        (1, 2, 1000.0),
+        (2, 4, 1900.0),
+        (4, 8, 3600.0),
+    ]
+    assert [each.efficiency for each in found.cases] == pytest.approx([1, 0.95, 0.9])
+    assert found.rows()[1] == ("2", "4", "1,900 tokens/s", "475 tokens/s", "95%")
+    assert str(found).startswith(f"scaling of {found.name}: 1 node 100%, 2 nodes 95%, 4 nodes 90% of")
+    assert not found.name.endswith("x2")
+
+
+def test_one_number_of_nodes_is_no_scaling() -> None:
+    failed = measured(1, 9.0).replace(runs=())
+    assert scalings([measured(2, 7.0), measured(2, 8.0), failed]) == []
+
+
+def test_every_report_shows_it() -> None:
+    both = session(measured(1, 1000.0), measured(2, 1900.0))
+    assert "Scaling over nodes" in page.render([both])
+    assert "1,900 tokens/s" in markdown.render([both])
+    assert any(line.startswith("scaling of ") for line in summary.in_short(both.results))
+    assert "Scaling" not in page.render([session(measured(1, 1000.0))])
