@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -24,7 +24,8 @@ from perfsuite.measure import launch_once
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import LaunchFile, Run
 from perfsuite.results.run_dir import RunDir
-from tests.slurm_cluster import Cluster, wait_until
+from tests.launch.slurm.allocation import Allocation
+from tests.slurm_cluster import wait_until
 
 FAKE = Case(
     model="llama-tiny",
@@ -38,47 +39,6 @@ FAKE = Case(
 DDP_TINY = FAKE.replace(framework=DDP())
 
 pytestmark = pytest.mark.launch
-
-
-class Allocation:
-    """Both nodes of a cluster, for this process."""
-
-    def __init__(self, cluster: Cluster, job_id: str) -> None:
-        self.cluster, self.job_id = cluster, job_id
-
-    def agent(self, node: str) -> psutil.Process:
-        return self._process(node, "perfsuite.launch.agent")
-
-    def _process(self, node: str, words: str) -> psutil.Process:
-        return next(each for each in self.cluster.processes(node) if words in each.cmdline())
-
-    def step(self) -> str:
-        """The id of the launch's step."""
-        steps = self.cluster.run("squeue", "--noheader", "--steps", f"--jobs={self.job_id}", "--format=%i")
-        return next(each for each in steps.split() if each.rpartition(".")[2].isdigit())
-
-    def is_clean(self) -> bool:
-        return not any(self.cluster.processes(node) for node in self.cluster.nodes)
-
-
-@pytest.fixture
-def allocation(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Allocation]:
-    for name, value in cluster.environment.items():
-        monkeypatch.setenv(name, value)
-    said = subprocess.run(
-        ["salloc", "--no-shell", "--nodes=2", "--exclusive", "--time=30", "--immediate=60"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stderr
-    job_id = said.split("job allocation ")[1].split()[0]
-    monkeypatch.setenv("SLURM_JOB_ID", job_id)
-    yield Allocation(cluster, job_id)
-    cluster.run("scancel", "--full", job_id)
-    for node in cluster.nodes:
-        if cluster.state(node).rstrip("*") not in ("idle", "completing", "allocated", "mixed"):
-            cluster.repair(node)
-    wait_until(lambda: all(cluster.state(node) == "idle" for node in cluster.nodes), "idle nodes")
 
 
 def machine() -> Machine:

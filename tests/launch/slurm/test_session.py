@@ -1,0 +1,82 @@
+"""A whole session of pytest inside an allocation that is cancelled, and gone on with in the next one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launch.slurm.allocation import Allocation
+from tests.slurm_cluster import wait_until
+
+CASES = """
+import pytest
+from perfsuite import Case, Fake, Topology
+
+CASES = [
+    Case(
+        model="llama-tiny",
+        framework=Fake(step_ms=step_ms),
+        sequence_length=64,
+        micro_batch=4,
+        topology=Topology(nodes=nodes, processes_per_node=1),
+        hardware="cpu",
+        timeout_s=600,
+    )
+    for nodes, step_ms in ((1, 10), (2, 10), (2, 11), (3, 10))
+]
+
+@pytest.mark.parametrize("case", CASES)
+def test_it(bench, case):
+    bench(case)
+"""
+pytestmark = pytest.mark.launch
+
+
+def start(directory: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "pytest", "test_cases.py", "--perf-launcher=slurm", *options]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    return subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, text=True, env=kept)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "test_cases.py").write_text(CASES)
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider --perf-record-launches=1\n")
+    (tmp_path / ".gitignore").write_text(".perfsuite\n__pycache__\n")
+    for words in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "-m", "cases"]):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def test_what_an_allocation_left_is_measured_in_the_next_one(
+    allocation: Allocation, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with start(project) as session:
+        store = project / ".perfsuite"
+
+        def is_second() -> bool:
+            return len(list(store.glob("runs/*/*/launch-1/case.json"))) == 2
+
+        wait_until(is_second, "the second case to be launched")
+        allocation.cluster.run("scancel", allocation.job_id)
+        out, _ = session.communicate()
+    assert session.returncode not in (0, 1)
+    assert "the allocation is over" in out
+    assert re.search(r"3 cases left, which --perf-resume measures in another allocation", out)
+    allocation.renew()
+    monkeypatch.setenv("SLURM_JOB_ID", allocation.job_id)
+    with start(project, "--perf-resume") as session:
+        out, _ = session.communicate()
+    assert session.returncode == 0, out
+    (results,) = store.glob("runs/*/results.json")
+    told = json.loads(results.read_text())
+    assert [each["verdict"]["outcome"] for each in told["results"]] == ["recorded"] * 3
+    assert [len(each["runs"][0]["nodes"]) for each in told["results"]] == [0, 2, 2]
+    assert [each["reason"] for each in told["skipped"]] == ["it needs 3 nodes of 1, there are 2"]
+    assert len(list(store.glob("runs/*/*/launch-1/case.json"))) == 4, "the first is not launched again"
