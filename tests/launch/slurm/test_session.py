@@ -16,24 +16,48 @@ from tests.slurm_cluster import wait_until
 
 CASES = """
 import pytest
-from perfsuite import Case, Fake, Topology
+from perfsuite import Case, Fake, Model, Script, Topology
 
+FIRST = Case(
+    model="llama-tiny",
+    framework=Fake(),
+    sequence_length=64,
+    micro_batch=4,
+    topology=Topology(processes_per_node=1),
+    hardware="cpu",
+    timeout_s=600,
+)
 CASES = [
-    Case(
-        model="llama-tiny",
-        framework=Fake(step_ms=step_ms),
-        sequence_length=64,
-        micro_batch=4,
-        topology=Topology(nodes=nodes, processes_per_node=1),
-        hardware="cpu",
-        timeout_s=600,
-    )
-    for nodes, step_ms in ((1, 10), (2, 10), (2, 11), (3, 10))
+    FIRST,
+    FIRST.replace(
+        framework=Script(path="train.py"),
+        model=Model.named("net"),
+        topology=Topology(nodes=2, processes_per_node=1),
+        steps=20,
+    ),
+    FIRST.replace(topology=Topology(nodes=2, processes_per_node=1)),
+    FIRST.replace(topology=Topology(nodes=3, processes_per_node=1)),
 ]
 
 @pytest.mark.parametrize("case", CASES)
 def test_it(bench, case):
     bench(case)
+"""
+TRAIN = """
+import os, time
+import torch
+
+while not os.path.exists("go"):
+    time.sleep(0.1)
+torch.manual_seed(0)
+torch.distributed.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(100):
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).square().sum().backward()
+    optimizer.step()
+torch.distributed.destroy_process_group()
 """
 pytestmark = pytest.mark.launch
 
@@ -48,7 +72,8 @@ def start(directory: Path, *options: str) -> subprocess.Popen[str]:
 def project(tmp_path: Path) -> Path:
     (tmp_path / "test_cases.py").write_text(CASES)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider --perf-record-launches=1\n")
-    (tmp_path / ".gitignore").write_text(".perfsuite\n__pycache__\n")
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / ".gitignore").write_text(".perfsuite\n__pycache__\ngo\n")
     for words in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "-m", "cases"]):
         subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=tmp_path, check=True)
     return tmp_path
@@ -60,15 +85,16 @@ def test_what_an_allocation_left_is_measured_in_the_next_one(
     with start(project) as session:
         store = project / ".perfsuite"
 
-        def is_second() -> bool:
-            return len(list(store.glob("runs/*/*/launch-1/case.json"))) == 2
-
-        wait_until(is_second, "the second case to be launched")
+        wait_until(
+            lambda: len(list(store.glob("runs/*/*/launch-1/rank-*.log"))) == 3,
+            "both ranks of the second case to run",
+        )
         allocation.cluster.run("scancel", allocation.job_id)
         out, _ = session.communicate()
     assert session.returncode not in (0, 1)
     assert "the allocation is over" in out
     assert re.search(r"3 cases left, which --perf-resume measures in another allocation", out)
+    (project / "go").touch()
     allocation.renew()
     monkeypatch.setenv("SLURM_JOB_ID", allocation.job_id)
     with start(project, "--perf-resume") as session:
