@@ -15,10 +15,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from perfsuite import documents
 from perfsuite.frameworks.base import NCCL_AFTER_S, framework_of
 from perfsuite.launch.base import Job, OnProgress
 from perfsuite.launch.hang import HangDetector
-from perfsuite.launch.lease import Beats
+from perfsuite.launch.lease import Beats, text_of
 from perfsuite.launch.machine import CUDA_ORDER
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, RunDir
@@ -98,8 +99,12 @@ def _watch(job: Job, process: subprocess.Popen[bytes], on_progress: OnProgress) 
 
 
 def prepare(run_dir: RunDir) -> None:
-    """Make the files that nodes wait for: they see a file that is there at once, a new one later."""
-    run_dir.endpoint.touch()
+    """Make the files that nodes wait for: they see a file that is there at once, a new one later.
+
+    Raises `FileError` if they cannot be written.
+    """
+    documents.write_text(run_dir.endpoint, "")
+    documents.write_text(run_dir.lease, text_of(0, "go"))
 
 
 def environment(job: Job) -> dict[str, str]:

@@ -35,7 +35,10 @@ Wish = Literal["go", "end"]
 
 
 class Beats:
-    """The driver's side: writes the text from a thread of its own, so that nothing else delays it."""
+    """The driver's side: writes the text from a thread of its own, so that nothing else delays it.
+
+    The file is there already. Errors in writing are passed over: where the disk is gone, ranks say so.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -46,7 +49,6 @@ class Beats:
         self._thread = threading.Thread(target=self._work, name="perfsuite-lease", daemon=True)
 
     def __enter__(self) -> Beats:
-        self._file.write_text(_text(0, "go"))
         self._thread.start()
         return self
 
@@ -68,10 +70,11 @@ class Beats:
             self._changed.clear()
             self._count += 1
             with contextlib.suppress(OSError), self._file.open("r+") as file:
-                file.write(_text(self._count, self._wish))
+                file.write(text_of(self._count, self._wish))
 
 
-def _text(count: int, wish: Wish) -> str:
+def text_of(count: int, wish: Wish) -> str:
+    """Return a text of the driver's, always of the same length; `count` makes it another."""
     return f"{count:010d} {wish:3}\n"
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from perfsuite.errors import FileError
 from perfsuite.launch import driving
 from perfsuite.launch.base import Job
 from perfsuite.results.run_dir import RunDir
@@ -13,6 +14,7 @@ from tests.samples import make_case, make_machine
 
 
 def job(directory: Path, **changes: Any) -> Job:
+    driving.prepare(RunDir(directory))
     return Job(run_dir=RunDir(directory), case=make_case(**changes), machine=make_machine(), python="python3")
 
 
@@ -71,3 +73,10 @@ def test_one_that_does_not_listen_is_left_after_a_while(
 def test_files_that_nodes_wait_for_are_there_before_them(tmp_path: Path) -> None:
     driving.prepare(RunDir(tmp_path))
     assert RunDir(tmp_path).endpoint.read_text() == ""
+    assert RunDir(tmp_path).lease.read_text() == "0000000000 go \n"
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FileError, match=str(tmp_path / "file")):
+        driving.prepare(RunDir(tmp_path / "file"))

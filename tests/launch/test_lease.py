@@ -24,6 +24,13 @@ time.sleep(600)
 """
 
 
+def begun(directory: Path) -> Path:
+    """The file of a launch that is prepared."""
+    file = directory / "lease"
+    file.write_text(lease.text_of(0, "go"))
+    return file
+
+
 @contextlib.contextmanager
 def agent(file: Path, lost_s: str | None = None) -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, **({} if lost_s is None else {LEASE_S: lost_s})}
@@ -45,7 +52,7 @@ def test_the_text_changes_until_the_driver_has_no_more_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease, "BEAT_S", 0.01)
-    file = tmp_path / "lease"
+    file = begun(tmp_path)
     texts: set[str] = set()
     with Beats(file):
         while len(texts) < 4:
@@ -59,7 +66,7 @@ def test_the_text_changes_until_the_driver_has_no_more_job(
 def test_a_text_is_written_over_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that grows needs space on the disk, and a new one may stay unseen on NFS."""
     monkeypatch.setattr(lease, "BEAT_S", 0.01)
-    file = tmp_path / "lease"
+    file = begun(tmp_path)
     with Beats(file) as beats:
         before = file.stat()
         beats.end_job()
@@ -71,7 +78,7 @@ def test_a_text_is_written_over_the_one_before(tmp_path: Path, monkeypatch: pyte
 
 def test_a_directory_that_is_gone_ends_no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "BEAT_S", 0.01)
-    with Beats(tmp_path / "lease") as beats:
+    with Beats(begun(tmp_path)) as beats:
         (tmp_path / "lease").unlink()
         beats.end_job()
         time.sleep(0.05)
@@ -87,7 +94,7 @@ def test_an_agent_sees_that_its_stdin_ends(tmp_path: Path) -> None:
 
 
 def test_an_agent_sees_that_the_text_changes_no_more(tmp_path: Path) -> None:
-    file = tmp_path / "lease"
+    file = begun(tmp_path)
     with agent(file, "3") as process:
         with Beats(file):
             said(process)
@@ -97,7 +104,8 @@ def test_an_agent_sees_that_the_text_changes_no_more(tmp_path: Path) -> None:
 
 
 def test_an_agent_is_told_to_end(tmp_path: Path) -> None:
-    with Beats(tmp_path / "lease") as beats, agent(tmp_path / "lease") as process:
+    file = begun(tmp_path)
+    with Beats(file) as beats, agent(file) as process:
         said(process)
         beats.end_job()
         assert said(process) == "end"
