@@ -25,7 +25,7 @@ from typing import ClassVar
 
 from perfsuite import documents
 from perfsuite.case.hardware import Machine
-from perfsuite.errors import AllocationOverError, FileError, LaunchError, MachineError
+from perfsuite.errors import AllocationOverError, FileError, LaunchError, MachineError, SlurmError
 from perfsuite.launch import lease
 from perfsuite.launch.agent import NODE_VARIABLE
 from perfsuite.launch.base import Job, LaunchEnd, OnProgress, no_progress
@@ -40,6 +40,8 @@ from perfsuite.results.run_dir import RunDir
 JOB_ID = "SLURM_JOB_ID"
 END_S = 90.0
 """Seconds in which Slurm must have ended a step: it keeps one whose slurmstepd was killed for over 30."""
+POLL_S = 0.2
+"""Seconds between two looks at whether a step has ended."""
 WAIT_S = 120
 """Seconds after the end of the first agent in which the others must end, or `srun` ends them: the ranks of a
 script may end at different times."""
@@ -79,9 +81,9 @@ class SlurmLauncher:
 
     def machine(self, shared: Path) -> Machine:
         """Return what each node is, by asking all of them. See `Launcher.machine`."""
-        shared.mkdir(parents=True, exist_ok=True)
+        self._refuse_if_over()
         probe, word = shared / f"probe-{uuid.uuid4().hex}", secrets.token_hex(8)
-        probe.write_text(word)
+        documents.write_text(probe, word)
         try:
             told = self._describe(probe)
         finally:
@@ -125,7 +127,8 @@ class SlurmLauncher:
                 failure = drive(job, srun, on_progress)
             finally:
                 self._end(srun, mark)
-        self._refuse_if_over()
+        if len(job.run_dir.all_ranks()) < job.case.topology.world_size:  # else it is measured all the same
+            self._refuse_if_over()
         self._longest_s = max(self._longest_s, time.monotonic() - began)
         if failure is None and srun.returncode:
             failure = said_by_slurm(job.run_dir)
@@ -152,7 +155,9 @@ class SlurmLauncher:
 
     def _refuse_if_over(self, most_s: float | None = None) -> None:
         """Raise `AllocationOverError` if the allocation is over, or ends before a launch would."""
-        job = commands.job(self.job_id)
+        until = time.monotonic() + END_S
+        while (job := commands.job(self.job_id)).is_completing and time.monotonic() < until:
+            time.sleep(POLL_S)  # its last state says why
         if job.is_over:
             raise AllocationOverError(f"the Slurm job {self.job_id} is over: {job.why_over}")
         if most_s is None or (left_s := commands.seconds_left(self.job_id)) is None:
@@ -171,18 +176,32 @@ class SlurmLauncher:
         with contextlib.suppress(subprocess.TimeoutExpired):
             srun.wait(5)
         until = time.monotonic() + END_S
-        while left := commands.steps(self.job_id, mark):
+        while left := self._cancelled(mark, until):
             if time.monotonic() > until:
                 raise LaunchError(
                     f"Slurm does not end step {', '.join(left)} within {END_S:.0f} s: whatever is measured "
                     "next would share the nodes with it; look at its nodes (scontrol show step)"
                 )
-            for step in left:
-                commands.cancel(step, signal="KILL")
-            time.sleep(0.2)
+            time.sleep(POLL_S)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(srun.pid, signal.SIGKILL)
         srun.wait()
+
+    def _cancelled(self, mark: str, until: float) -> list[str]:
+        """Cancel what is left of the steps of this name. Returns them.
+
+        Slurm's controller may be busy and not answer: `SlurmError` is raised only after the time `until`.
+        """
+        while True:
+            try:
+                left = commands.steps(self.job_id, mark)
+                for step in left:
+                    commands.cancel(step, signal="KILL")
+                return left
+            except SlurmError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(POLL_S)
 
 
 def alike(told: Sequence[Described]) -> Machine:

@@ -13,7 +13,7 @@ import pytest
 
 from perfsuite import DDP, FSDP2, Case, Fake, Model, Script, Topology, documents
 from perfsuite.case.hardware import Machine
-from perfsuite.errors import AllocationOverError, MachineError
+from perfsuite.errors import AllocationOverError, MachineError, SlurmError
 from perfsuite.launch import hang
 from perfsuite.launch.base import OnProgress, no_progress
 from perfsuite.launch.slurm import commands
@@ -292,6 +292,41 @@ def test_an_allocation_that_is_about_to_end_is_not_begun_with(
     with pytest.raises(AllocationOverError, match="ends in 50 s, and a launch may take 60 s"):
         launched(FAKE, tmp_path)
     assert launched(FAKE.replace(timeout_s=40), tmp_path / "short").failure is None
+
+
+def test_what_was_measured_is_kept_though_the_allocation_is_over(
+    allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = launching.SlurmLauncher._end
+
+    def end(self: SlurmLauncher, srun: subprocess.Popen[bytes], mark: str) -> None:
+        ends(self, srun, mark)
+        allocation.cluster.run("scancel", allocation.job_id)
+
+    monkeypatch.setattr(SlurmLauncher, "_end", end)
+    assert launched(FAKE, tmp_path / "first").failure is None
+    with pytest.raises(AllocationOverError):
+        launched(FAKE, tmp_path / "second")
+
+
+def test_a_controller_that_is_busy_is_asked_again(
+    allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[SlurmError | list[str]] = [SlurmError("busy"), SlurmError("busy"), *([] for _ in range(9))]
+
+    def steps(job_id: str, name: str) -> list[str]:
+        answer = answers.pop(0)
+        if isinstance(answer, SlurmError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(commands, "steps", steps)
+    assert launched(FAKE, tmp_path).failure is None
+    assert len(answers) == 8
+    answers[:] = [SlurmError("still busy")] * 99
+    monkeypatch.setattr(launching, "END_S", 0.5)
+    with pytest.raises(SlurmError, match="still busy"):
+        launched(FAKE, tmp_path / "next")
 
 
 @pytest.mark.parametrize(
