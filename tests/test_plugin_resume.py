@@ -51,8 +51,10 @@ NIGHT = f"""
 IN_THIS_PROCESS = """
     import json, multiprocessing, os, signal
     from pathlib import Path
-    from perfsuite import documents, measure
+    from perfsuite import documents
     from perfsuite.case.case import CaseFile
+    from perfsuite.launch.base import LaunchEnd
+    from perfsuite.launch.local import LocalLauncher
     from perfsuite.results.rank_report import Failure
     from perfsuite.results.run import LaunchFile
     from perfsuite.results.run_dir import ANCESTOR_PID
@@ -65,8 +67,9 @@ IN_THIS_PROCESS = """
         os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE="2")
         logged(str(run_dir.path))
 
-    def launch(run_dir, case, **options):
+    def launch(self, job, on_progress):
         '''Fork the ranks from pytest, which has imported everything: a launch takes milliseconds.'''
+        run_dir, case = job.run_dir, job.case
         request = documents.read(run_dir.case, CaseFile).replace(inject=FAULTS.get(str(case.seed)))
         documents.write(run_dir.case, request)
         os.environ[ANCESTOR_PID] = str(os.getpid())
@@ -82,9 +85,10 @@ IN_THIS_PROCESS = """
             Failure(kind="crash", message=f"exit code {each.exitcode}", rank=number)
             for number, each in enumerate(ranks) if each.exitcode
         ]
-        documents.write(run_dir.launch, LaunchFile(failures=tuple(ended)))
+        documents.write(run_dir.launch(0), LaunchFile(failures=tuple(ended)))
+        return LaunchEnd()
 
-    measure.launch = launch
+    LocalLauncher.launch = launch
 """
 
 
