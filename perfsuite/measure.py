@@ -150,13 +150,14 @@ def launch_once(
     )
     documents.write(run_dir.case, request)
     started_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-    end = (launcher or LocalLauncher()).launch(Job(run_dir=run_dir, case=case, machine=machine), on_progress)
+    job = Job(run_dir=run_dir, case=case, machine=machine)
+    failure = (launcher or LocalLauncher()).launch(job, on_progress)
     run = collect(
         run_dir,
         machine,
         started_at=started_at,
         duration_s=time.monotonic() - began,
-        failure=end.failure,
+        failure=failure,
     )
     try:
         documents.write(run_dir.run, run)

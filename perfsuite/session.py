@@ -342,10 +342,15 @@ class Session:
         verdict = self._launch(case, machine, known.baseline if known else None)
         if required is not None and verdict.outcome == "recorded":
             verdict = required.replace(launches=len(self.launches))
-        file = counts.file if counts else self.baselines.counts.local_file(target, case.id)
-        verdict = with_counts(verdict, self.launches, counts.baseline if counts else None, str(file))
-        self.listener.end(verdict.outcome)
+        verdict = self._with_counts(verdict, case, target, counts)
         return self._measurement(case, nodeid, self.launches, verdict, known)
+
+    def _with_counts(self, verdict: Verdict, case: Case, target: str, known: FoundCounts | None) -> Verdict:
+        """Return the final verdict on the case that was just launched: what it counted is judged, too."""
+        file = known.file if known else self.baselines.counts.local_file(target, case.id)
+        verdict = with_counts(verdict, self.launches, known.baseline if known else None, str(file))
+        self.listener.end(verdict.outcome)
+        return verdict
 
     def _launch(self, case: Case, machine: Machine, known: Baseline | None) -> Verdict:
         """Launch a case until it is decided; its launches are then in `self.launches`."""
@@ -476,11 +481,7 @@ class DrySession(Session):
         directory = RunDir.of_launch(self._case_directory(case), 1).path
         run = dry_run(case, directory, ranks=self.ranks, device=self.host.device)
         self.launches, self.running = [run], None
-        file = known.file if known else self.baselines.counts.local_file(target, case.id)
-        verdict = with_counts(
-            self._uncounted(run, target, known), [run], known.baseline if known else None, str(file)
-        )
-        self.listener.end(verdict.outcome)
+        verdict = self._with_counts(self._uncounted(run, target, known), case, target, known)
         return self._measurement(case, nodeid, [run], verdict).replace(baseline_file=None)
 
     def _uncounted(self, run: Run, target: str, known: FoundCounts | None) -> Verdict:

@@ -8,7 +8,6 @@ import pytest
 
 from perfsuite import measure as flow
 from perfsuite.errors import ExtensionError, FileError, PerfsuiteError
-from perfsuite.launch.base import LaunchEnd
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.measure import Reference, WhenShared, launch_once, measure
@@ -164,7 +163,7 @@ def test_nothing_is_launched_while_a_metric_of_another_package_is_broken(
 def test_what_was_measured_is_shown_though_it_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LocalLauncher, "launch", lambda *args: LaunchEnd())
+    monkeypatch.setattr(LocalLauncher, "launch", lambda *args: None)
     monkeypatch.setattr(flow, "collect", lambda *args, **options: make_run())
     RunDir(tmp_path).run.mkdir()
     run = launch_once(CASE, MACHINE, tmp_path)

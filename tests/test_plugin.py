@@ -482,7 +482,7 @@ def busy(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pyte
     """Others use the machine in every launch, and never stop."""
 
     def beside_others(*args: Any, **options: Any) -> Run:
-        return collect.collect(*args, **{**options, "health": DISTURBED})
+        return collect.collect(*args, **options).replace(health=DISTURBED)
 
     monkeypatch.setattr(measure, "collect", beside_others)
     monkeypatch.setattr(Neighbours, "wait", lambda *args: False)

@@ -53,7 +53,6 @@ IN_THIS_PROCESS = """
     from pathlib import Path
     from perfsuite import documents
     from perfsuite.case.case import CaseFile
-    from perfsuite.launch.base import LaunchEnd
     from perfsuite.launch.local import LocalLauncher
     from perfsuite.results.rank_report import Failure
     from perfsuite.results.run import LaunchFile
@@ -86,7 +85,7 @@ IN_THIS_PROCESS = """
             for number, each in enumerate(ranks) if each.exitcode
         ]
         documents.write(run_dir.launch(0), LaunchFile(failures=tuple(ended)))
-        return LaunchEnd()
+        return None
 
     LocalLauncher.launch = launch
 """

@@ -36,7 +36,6 @@ from perfsuite.case.case import CaseFile
 from perfsuite.errors import FileError
 from perfsuite.frameworks.base import Command, framework_of
 from perfsuite.launch import rendezvous, stacks
-from perfsuite.launch.health import Watch, sampler
 from perfsuite.launch.lease import Lease
 from perfsuite.launch.processes import JOB_MARK, marked, sweep
 from perfsuite.results.rank_report import Failure, RankReport
@@ -100,6 +99,8 @@ def main(path: str) -> int:
 
 def _watched(place: Place) -> list[Failure]:
     """Run the job beside a sampler of the node's health, as long as the driver lives and wants it."""
+    from perfsuite.launch.health import Watch, sampler  # needs psutil: ranks load this module and must not
+
     per_node, device = place.per_node, place.request.device
     watch = Watch(sampler(device, per_node), place.run_dir.progress)
 
@@ -123,10 +124,11 @@ def _launch(place: Place) -> list[Failure]:
     case = place.request.case
     place.run_dir.files.mkdir(exist_ok=True)  # another node may have made it
     os.environ[FILES] = str(place.run_dir.files)
-    os.environ.update(_of_this_node(place))
     plan = framework_of(case).plan(case)
     for name in plan.environment:
         os.environ[name] = os.environ[name].replace(LAUNCH_DIR, str(place.run_dir.files))
+    ours = _of_this_node(place)
+    os.environ.update({name: value for name, value in ours.items() if name not in plan.environment})
     if plan.command is not None:
         return _run(plan.command, place)
     return _elastic(place) if plan.needs_torch else _fork(place)
@@ -135,7 +137,8 @@ def _launch(place: Place) -> list[Failure]:
 def _of_this_node(place: Place) -> dict[str, str]:
     """Return the variables that depend on the node: each rank's share of its cores, and the interface.
 
-    What a user has set wins, but not on a CPU, where the number of threads is part of what is measured.
+    On a GPU, what a user has set wins. On a CPU it does not: the number of threads is part of what is
+    measured there.
     """
     threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // place.per_node))}
     if place.request.device == "cuda":
@@ -350,7 +353,7 @@ def _fork(place: Place) -> list[Failure]:
     for process in processes.values():
         process.join()
     return [
-        Failure(kind="crash", message=f"exit code {process.exitcode}", rank=rank)
+        Failure(kind="crash", message=_exit_code(process.exitcode), rank=rank)
         for rank, process in processes.items()
         if process.exitcode
     ]

@@ -33,16 +33,6 @@ class Job:
     """The interpreter of the agents and ranks."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaunchEnd:
-    """How a job ended. How its ranks ended is in their reports."""
-
-    failure: Failure | None = None
-    """Why the job was ended before its ranks had ended, or what its scheduler says of its end."""
-    nodes: tuple[str, ...] = ()
-    """The names of the nodes in the order of their ranks; empty on one machine."""
-
-
 @runtime_checkable
 class Launcher(Protocol):
     """Starts jobs on the nodes that it knows. One is chosen by `--perf-launcher NAME`.
@@ -63,9 +53,11 @@ class Launcher(Protocol):
     def lock(self) -> str | None:
         """What sessions queue for; None for this machine. See `perfsuite.launch.lock`."""
 
-    def launch(self, job: Job, on_progress: OnProgress = no_progress) -> LaunchEnd:
+    def launch(self, job: Job, on_progress: OnProgress = no_progress) -> Failure | None:
         """Run a job to its end, at most `case.timeout_s`. Afterwards none of its processes lives, anywhere.
 
+        Returns why the job was ended before its ranks had ended, or what its scheduler says of its end; None
+        where neither is known. How ranks ended is in their reports.
         Every node runs `python -m perfsuite.launch.agent RUNDIR` (`perfsuite.launch.driving`). Raises
         `AllocationOverError` where no further job can be started, and `LaunchError` where processes stay.
         """

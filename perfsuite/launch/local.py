@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from perfsuite.case.hardware import Machine
-from perfsuite.launch.base import Job, LaunchEnd, OnProgress, no_progress
+from perfsuite.launch.base import Job, OnProgress, no_progress
 from perfsuite.launch.driving import agent_command, drive, environment, prepare, started
 from perfsuite.launch.machine import detect
 from perfsuite.launch.processes import JOB_MARK, sweep
+from perfsuite.results.rank_report import Failure
 from perfsuite.results.run_dir import ANCESTOR_PID
 
 
@@ -34,14 +35,14 @@ class LocalLauncher:
         """Return this machine with its GPUs, if it has any."""
         return detect()
 
-    def launch(self, job: Job, on_progress: OnProgress = no_progress) -> LaunchEnd:
+    def launch(self, job: Job, on_progress: OnProgress = no_progress) -> Failure | None:
         """Run a job to its end. See `Launcher.launch`."""
         mark = uuid.uuid4().hex
         ours = {JOB_MARK: mark, ANCESTOR_PID: str(os.getpid())}
         prepare(job.run_dir)
         with started(agent_command(job), job.run_dir.agent_log(0), {**environment(job), **ours}) as agent:
             try:
-                return LaunchEnd(failure=drive(job, agent, on_progress))
+                return drive(job, agent, on_progress)
             finally:
                 _kill(agent, mark)
 

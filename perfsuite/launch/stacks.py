@@ -1,14 +1,19 @@
-"""Asks every process of a job for its stacks, before the job is killed. Imports neither torch nor pytest."""
+"""Asks every process of a job for its stacks, before the job is killed. Imports neither torch nor pytest.
+
+psutil is imported when it is used: ranks load this module with the agent, and must not need it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Iterable
-
-import psutil
+from typing import TYPE_CHECKING
 
 from perfsuite.results.run_dir import STACKS_SIGNAL, RunDir
+
+if TYPE_CHECKING:
+    import psutil
 
 WAIT_S = 5
 """Seconds that the stacks are waited for, if a process does not write any."""
@@ -20,6 +25,8 @@ def ask(run_dir: RunDir, processes: Iterable[psutil.Process], node: int = 0) -> 
 
     A process that became a rank after it began to listen has two files: it writes into that of its rank.
     """
+    import psutil
+
     files = {pid: file for _, pid, file in run_dir.all_stacks(node)}  # ranks come last, so that theirs stays
     expected = []
     for process in processes:

@@ -72,12 +72,6 @@ def _kind(collective: Collective) -> str:
     return f"{collective.kind} {collective.dtype}".rstrip()
 
 
-def group(collective: Collective) -> str:
-    """Return the ranks of a collective's group as text: `8 ranks`, `8 ranks, 4 apart`."""
-    apart = f", {collective.apart} apart" if collective.apart > 1 else ""
-    return f"{plural(collective.ranks, 'rank')}{apart}"
-
-
 def ranks(entry: RankCounts) -> str:
     """Return the ranks of an entry as text: `rank 0`, `ranks 0-3`."""
     return f"rank {entry.name}" if len(entry.ranks) == 1 else f"ranks {entry.name}"

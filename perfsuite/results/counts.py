@@ -44,6 +44,11 @@ class Collective(Data):
     what travels."""
 
 
+def group_name(ranks: int, apart: int) -> str:
+    """Return the ranks of a group as text: `8 ranks`, `8 ranks, 4 apart`."""
+    return f"{ranks} rank{'s' if ranks > 1 else ''}" + (f", {apart} apart" if apart > 1 else "")
+
+
 class StepMemory(Data):
     """Live tensors of one rank in the step, in bytes: each storage once, no allocator's rounding."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from perfsuite.results.counts import PHASES, Collective, Compiled, Counts, Phase, StepMemory
+from perfsuite.results.counts import PHASES, Collective, Compiled, Counts, Phase, StepMemory, group_name
 
 Unit = Literal["bytes", "FLOP", "calls"]
 Tier = Literal["structure", "versions"]
@@ -95,7 +95,7 @@ def _split(rows: Iterable[Collective]) -> set[tuple[str, str, int, int]]:
 
 
 def _group(kind: str, ranks: int, apart: int) -> Group:
-    name = f"{kind} of {ranks} rank{'s' if ranks > 1 else ''}" + (f", {apart} apart" if apart > 1 else "")
+    name = f"{kind} of {group_name(ranks, apart)}"
     unit: Unit = "calls" if kind == "barrier" else "bytes"
 
     def rows(counts: Counts) -> list[Collective]:

@@ -437,6 +437,7 @@ OWN_PROCESS = """
 import os, sys
 first = set(sys.modules)
 assert not first & {"torch", "numpy", "perfsuite.worker.attach"}, first
+assert os.environ["OMP_NUM_THREADS"] == "3"
 os.environ["OMP_NUM_THREADS"] = "1"
 where = os.environ["PERFSUITE_LAUNCH_DIR"]
 assert sys.argv[1:] == ["--out", where + "/out"] and os.environ["OUT"] == where, (sys.argv, os.environ["OUT"])
@@ -457,7 +458,7 @@ def test_a_scripts_process_is_its_own_as_is_the_launchs_directory(tmp_path: Path
         "module": {"module": "train", "arguments": arguments, "cwd": str(tmp_path)},
         "command": {"command": ("python", train, *arguments)},
     }
-    framework = Script(**ways[how], env={"OUT": "{launch_dir}", "OMP_NUM_THREADS": "2"})
+    framework = Script(**ways[how], env={"OUT": "{launch_dir}", "OMP_NUM_THREADS": "3"})
     result = measured(case_of(framework, topology=Topology(processes_per_node=1)), tmp_path)
     assert result.observed is not None
     assert result.observed.environment["threads"] == "1"

@@ -18,7 +18,7 @@ from perfsuite import DDP, Case, Fake, Script, Topology, documents
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import FileError
 from perfsuite.launch import driving, hang
-from perfsuite.launch.base import Job, LaunchEnd
+from perfsuite.launch.base import Job
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.machine import detect
 from perfsuite.launch.processes import JOB_MARK
@@ -203,7 +203,7 @@ def test_nccls_flight_recorder_is_written_into_the_launchs_directory(
     run_dir = RunDir(tmp_path)
     machine = make_gpu_machine() if device == "cuda" else make_machine()
     job = Job(run_dir=run_dir, case=FAKE, machine=machine, python=str(python))
-    assert LocalLauncher().launch(job) == LaunchEnd()
+    assert LocalLauncher().launch(job) is None
     told = dict(line.split("=", 1) for line in run_dir.agent_log(0).read_text().splitlines() if "=" in line)
     file = told.get("TORCH_FR_DUMP_TEMP_FILE")
     assert file == (str(run_dir.path / expected) if expected else None)  # an absolute path stays as it is
@@ -218,7 +218,7 @@ def test_a_grandchild_in_a_session_of_its_own_is_swept_up(
     orphan.write_text("#!/bin/sh\nsetsid sleep 1000 > /dev/null 2>&1 &\nsleep 0.2\n")
     orphan.chmod(0o755)
     job = Job(run_dir=RunDir(tmp_path), case=FAKE, machine=make_machine(), python=str(orphan))
-    assert LocalLauncher().launch(job) == LaunchEnd()
+    assert LocalLauncher().launch(job) is None
     assert processes_of(tmp_path) == []
 
 
@@ -255,7 +255,11 @@ def test_sigkill_of_the_launcher_leaves_nothing(
 
     def kill_launcher(step: int, tokens: int) -> None:
         if not killed and ranks.rank_log(0).exists() and ranks.rank_log(1).exists():
-            launcher = next(p for p in psutil.Process().children() if "perfsuite.launch.agent" in p.cmdline())
+            launcher = next(
+                child
+                for child in psutil.Process().children()
+                if child.status() != psutil.STATUS_ZOMBIE and "perfsuite.launch.agent" in child.cmdline()
+            )
             launcher.send_signal(signal.SIGKILL)
             killed.append(launcher)
 

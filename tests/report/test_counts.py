@@ -52,14 +52,6 @@ def test_the_peak_by_part_says_when_nameless_tensors_were_made() -> None:
     assert list(parts.items()) == [("made in recompute", 5), ("unsharded", 4), ("kept from before", 3)]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "apart", "text"),
-    [(1, 0, "1 rank"), (8, 1, "8 ranks"), (8, 4, "8 ranks, 4 apart")],
-)
-def test_a_group_tells_its_distance_where_ranks_are_not_neighbours(ranks: int, apart: int, text: str) -> None:
-    assert counts.group(make_collective(ranks=ranks, apart=apart)) == text
-
-
 def test_ranks_have_a_plural() -> None:
     assert counts.ranks(RankCounts(ranks=(3,), counts=Counts())) == "rank 3"
     assert counts.ranks(RankCounts(ranks=(0, 1, 3), counts=Counts())) == "ranks 0-1,3"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.results.counts import Counts, merged, of_rank, spans
+from perfsuite.results.counts import Counts, group_name, merged, of_rank, spans
 
 ONE, OTHER = Counts(flops={"forward": 1}), Counts(flops={"forward": 2})
 
@@ -37,3 +37,11 @@ def test_spans_name_every_number_once(numbers: set[int]) -> None:
         first, _, last = part.partition("-")
         named += range(int(first), int(last or first) + 1)
     assert named == sorted(numbers)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "apart", "text"),
+    [(1, 0, "1 rank"), (8, 1, "8 ranks"), (8, 4, "8 ranks, 4 apart")],
+)
+def test_a_group_tells_its_distance_where_ranks_are_not_neighbours(ranks: int, apart: int, text: str) -> None:
+    assert group_name(ranks, apart) == text

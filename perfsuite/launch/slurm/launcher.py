@@ -28,7 +28,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.errors import AllocationOverError, FileError, LaunchError, MachineError, SlurmError
 from perfsuite.launch import lease
 from perfsuite.launch.agent import NODE_VARIABLE
-from perfsuite.launch.base import Job, LaunchEnd, OnProgress, no_progress
+from perfsuite.launch.base import Job, OnProgress, no_progress
 from perfsuite.launch.driving import agent_command, drive, environment, prepare, started
 from perfsuite.launch.processes import JOB_MARK
 from perfsuite.launch.slurm import commands
@@ -106,7 +106,7 @@ class SlurmLauncher:
             raise MachineError(f"{', '.join(sorted(missing))} did not say what they are: {done[-2000:]}")
         return sorted(found, key=lambda each: self.nodes.index(each.name))
 
-    def launch(self, job: Job, on_progress: OnProgress = no_progress) -> LaunchEnd:
+    def launch(self, job: Job, on_progress: OnProgress = no_progress) -> Failure | None:
         """Run a job to its end on the first nodes of the allocation. See `Launcher.launch`."""
         self._refuse_if_over(job.case.timeout_s)
         mark = f"perfsuite-{uuid.uuid4().hex}"
@@ -115,6 +115,7 @@ class SlurmLauncher:
         ours = {JOB_MARK: mark, NODE_VARIABLE: "SLURM_NODEID", lease.LEASE_S: f"{lease.LOST_S:g}"}
         command = [
             *self._srun(nodes, mark),
+            "--unbuffered",
             "--input=all",
             f"--output={job.run_dir.path.resolve()}/agent-%n.log",  # by slurmstepd: nothing goes through srun
             # Given to the agents alone: an agent that ends its job must not end srun, which tells the others.
@@ -132,7 +133,7 @@ class SlurmLauncher:
         self._longest_s = max(self._longest_s, time.monotonic() - began)
         if failure is None and srun.returncode:
             failure = said_by_slurm(job.run_dir)
-        return LaunchEnd(failure=failure, nodes=self.nodes[:nodes])
+        return failure
 
     def _srun(self, nodes: int, name: str) -> list[str]:
         """Return the beginning of a command that runs one task on each of the first nodes."""
@@ -150,7 +151,6 @@ class SlurmLauncher:
             "--cpu-bind=none",
             "--kill-on-bad-exit=1",
             f"--wait={WAIT_S}",
-            "--unbuffered",
         ]
 
     def _refuse_if_over(self, most_s: float | None = None) -> None:

@@ -12,7 +12,7 @@ from perfsuite.report.html import charts
 from perfsuite.report.html.charts import Figure
 from perfsuite.report.html.tables import NONE, Table
 from perfsuite.report.text import plural
-from perfsuite.results.counts import PHASES, Counts, RankCounts, StepMemory
+from perfsuite.results.counts import PHASES, Counts, RankCounts, StepMemory, group_name
 from perfsuite.results.outcome import CountCheck
 from perfsuite.results.session_file import Measurement
 from perfsuite.verdict.count_sentences import amount
@@ -100,7 +100,7 @@ def _collectives(counts: Counts) -> Table | None:
     rows = [
         (
             each.kind,
-            told.group(each),
+            group_name(each.ranks, each.apart),
             each.dtype or NONE,
             each.phase,
             amount(each.count, "calls"),
