@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -18,13 +19,17 @@ from perfsuite import documents
 from perfsuite.errors import CaseError, FileError
 from perfsuite.frameworks.base import require
 from perfsuite.launch.machine import detect
+from perfsuite.report import paired_power as paired_report
 from perfsuite.report import power as report
+from perfsuite.report.paired_power import PairedGate
 from perfsuite.report.power import Gate, Measured
 from perfsuite.report.terminal import console
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.store import BASELINES, STORE, BaselineStore, Store
+from perfsuite.verdict import paired_power
 from perfsuite.verdict.noise import against, class_noise
+from perfsuite.verdict.paired import MAX_PAIRS, MIN_PAIRS
 from perfsuite.verdict.power import NoiseModel, PowerTable, simulate
 from perfsuite.verdict.sequential import MAX_LAUNCHES
 
@@ -32,6 +37,8 @@ DROPS = (0.0, 0.01, 0.02, 0.03, 0.05)
 """True slowdowns that are simulated without --drop, besides the tolerance."""
 DEGREES = 30
 """Degrees of freedom of the noise with --sigma and without --degrees."""
+DRIFT = 0.015
+"""Drift of the machine with --paired and without --drift: a moderate one."""
 
 
 Sigma = Annotated[
@@ -71,6 +78,22 @@ Degrees = Annotated[
         "(default: as many as the class has; with --sigma 30)"
     ),
 ]
+Paired = Annotated[
+    bool,
+    typer.Option("--paired", help="simulate a comparison whose launches alternate between two arms"),
+]
+Drift = Annotated[
+    str | None,
+    typer.Option(
+        help="with --paired: how far the machine wanders within 24 launches (default 1.5%; 0: none)"
+    ),
+]
+MaxPairs = Annotated[
+    int | None,
+    typer.Option(
+        min=MIN_PAIRS, max=MAX_PAIRS, help=f"with --paired: pairs at the most (default {MAX_PAIRS})"
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="for machines: shares from 0 to 1")]
 
 
@@ -87,17 +110,44 @@ def power(
     seed: Seed = 0,
     drop: Drops = None,
     degrees: Degrees = None,
+    paired: Paired = False,
+    drift: Drift = None,
+    max_pairs: MaxPairs = None,
     json_output: AsJson = False,
 ) -> None:
     """What can this gate detect? Simulates the engine that judges real launches, beside fixed thresholds."""
+    _check_together(
+        paired,
+        only_paired={"--drift": drift, "--max-pairs": max_pairs},
+        only_unpaired={
+            "--baseline-launches": baseline_launches,
+            "--degrees": degrees,
+            "--max-launches": None if max_launches == MAX_LAUNCHES else max_launches,
+            "--noise-model": None if noise_model == "normal" else noise_model,
+        },
+    )
     measured = None
     if sigma is None:
         measured = measured_noise(BaselineStore(baselines, Store(store).baselines), hardware_class)
     elif hardware_class is not None:
         raise CaseError("--sigma and --hardware-class both give a noise: keep one of them")
     level = _tolerance(tolerance, measured)
+    noise = measured.sigma if measured else _fraction("--sigma", str(sigma))
+    require("numpy", purpose="to simulate launches")
+    if paired:
+        paired_gate = PairedGate(
+            sigma=noise,
+            drift=_drift(drift),
+            tolerance=level,
+            max_pairs=max_pairs or MAX_PAIRS,
+            changes=_drops(drop, level),
+            trials=trials,
+            seed=seed,
+        )
+        _show_paired(paired_gate, measured, json_output=json_output)
+        return
     gate = Gate(
-        sigma=measured.sigma if measured else _fraction("--sigma", str(sigma)),
+        sigma=noise,
         tolerance=level,
         baseline_launches=baseline_launches or (measured.baseline_launches if measured else 10),
         max_launches=max_launches,
@@ -108,14 +158,54 @@ def power(
         trials=trials,
         seed=seed,
     )
-    require("numpy", purpose="to simulate launches")
     table = _simulate(gate)
-    for file in measured.left_out if measured else ():
-        typer.echo(f"perfsuite power: {file} cannot be read; its noise is left out", err=True)
+    _tell_left_out(measured)
     if json_output:
         typer.echo(json.dumps(report.as_json(gate, measured, table), indent=1, allow_nan=False))
     else:
         console().print(report.render(gate, measured, table))
+
+
+def _check_together(
+    paired: bool, *, only_paired: Mapping[str, object], only_unpaired: Mapping[str, object]
+) -> None:
+    """Raise `CaseError` for an option that has no meaning with, or without, --paired."""
+    refused = only_unpaired if paired else only_paired
+    for option, value in refused.items():
+        if value is not None:
+            advice = "leave one of them out" if paired else "add --paired, or leave it out"
+            raise CaseError(f"{option} {'with' if paired else 'without'} --paired has no meaning: {advice}")
+
+
+def _show_paired(gate: PairedGate, measured: Measured | None, *, json_output: bool) -> None:
+    """Simulate a paired comparison, and print what it can detect."""
+    with _spinner(f"simulating {gate.trials:,} comparisons of {len(gate.changes)} changes"):
+        table = paired_power.simulate(
+            sigma=gate.sigma,
+            drift=gate.drift,
+            tolerance=gate.tolerance,
+            changes=gate.changes,
+            max_pairs=gate.max_pairs,
+            trials=gate.trials,
+            seed=gate.seed,
+        )
+    _tell_left_out(measured)
+    if json_output:
+        typer.echo(json.dumps(paired_report.as_json(gate, measured, table), indent=1, allow_nan=False))
+    else:
+        console().print(paired_report.render(gate, measured, table))
+
+
+def _tell_left_out(measured: Measured | None) -> None:
+    """Name the baselines that could not be read."""
+    for file in measured.left_out if measured else ():
+        typer.echo(f"perfsuite power: {file} cannot be read; its noise is left out", err=True)
+
+
+def _spinner(doing: str) -> contextlib.AbstractContextManager[object]:
+    """Show what takes so long, on a terminal."""
+    err = console(stderr=True)
+    return err.status(doing) if err.is_terminal else contextlib.nullcontext()
 
 
 def measured_noise(store: BaselineStore, hardware_class: str | None) -> Measured:
@@ -217,6 +307,13 @@ def _degrees(text: str | None, measured: Measured | None) -> int | None:
     return int(text)
 
 
+def _drift(text: str | None) -> float:
+    """Return the machine's drift; that of a machine that does not drift is 0."""
+    if text is None:
+        return DRIFT
+    return 0.0 if text.strip() in ("0", "0%") else _fraction("--drift", text, highest=0.2)
+
+
 def _drops(texts: list[str] | None, tolerance: float) -> tuple[float, ...]:
     """Return the slowdowns to simulate, ascending, each once. Negative ones are speed-ups."""
     if not texts:
@@ -226,9 +323,7 @@ def _drops(texts: list[str] | None, tolerance: float) -> tuple[float, ...]:
 
 def _simulate(gate: Gate) -> PowerTable:
     """Simulate the gate, with a spinner on a terminal."""
-    err = console(stderr=True)
-    doing = f"simulating {gate.trials:,} sessions of {len(gate.drops)} drops"
-    with err.status(doing) if err.is_terminal else contextlib.nullcontext():
+    with _spinner(f"simulating {gate.trials:,} sessions of {len(gate.drops)} drops"):
         return simulate(
             sigma=gate.sigma,
             tolerance=gate.tolerance,

@@ -62,18 +62,18 @@ def is_blind(gate: Gate, table: PowerTable) -> bool:
 
 def sentence(gate: Gate, table: PowerTable) -> str:
     """Say in one sentence what the gate can and cannot do."""
-    smallest, level = table.minimum_detectable_drop, _percent(gate.tolerance)
+    smallest, level = table.minimum_detectable_drop, percent(gate.tolerance)
     rows = {row.drop: row for row in table.rows}
     found = _found(rows.get(gate.tolerance), gate.trials)
     alarms = _alarms(rows.get(0.0), gate.trials)
     if not is_blind(gate, table):
         just = (
-            f"it could hold a tolerance down to {_percent(smallest)}"
+            f"it could hold a tolerance down to {percent(smallest)}"
             if smallest <= gate.tolerance
             else f"only just: {table.blind:.0%} of its verdicts call themselves blind"
         )
         return f"This gate finds drops as large as its tolerance of {level}{found}{alarms}; {just}."
-    surely = f"only drops of {_percent(smallest)} and more" if math.isfinite(smallest) else "no drop at all"
+    surely = f"only drops of {percent(smallest)} and more" if math.isfinite(smallest) else "no drop at all"
     return (
         f"This gate is BLIND to drops as small as its tolerance of {level}{found}: about 95 times in 100 "
         f"it finds {surely}{alarms}; a steadier machine, more launches (in the baseline, or at the most "
@@ -86,9 +86,9 @@ def _found(row: PowerRow | None, trials: int) -> str:
     if row is None:
         return ""
     return (
-        f" (found in {_share(row.regressed, trials)} of the sessions, "
-        f"missed in {_share(row.passed + row.improved, trials)}, "
-        f"inconclusive in {_share(row.inconclusive, trials)})"
+        f" (found in {share(row.regressed, trials)} of the sessions, "
+        f"missed in {share(row.passed + row.improved, trials)}, "
+        f"inconclusive in {share(row.inconclusive, trials)})"
     )
 
 
@@ -97,17 +97,17 @@ def _alarms(row: PowerRow | None, trials: int) -> str:
     if row is None:
         return ""
     return (
-        f", and calls unchanged code regressed in {_share(row.regressed, trials)} "
+        f", and calls unchanged code regressed in {share(row.regressed, trials)} "
         f"after {row.mean_launches:.1f} launches on average"
     )
 
 
-def _percent(value: float) -> str:
+def percent(value: float) -> str:
     """Format a fraction in percent, to three digits."""
     return f"{100 * value:.3g} %"
 
 
-def _share(value: float, trials: int) -> str:
+def share(value: float, trials: int) -> str:
     """Format a share in percent. What was not seen in n trials is under 3/n at 95 % confidence, not 0."""
     if value == 0:
         return f"under {300 / trials:.2g} %" if trials > 3 else "none"
@@ -117,7 +117,7 @@ def _share(value: float, trials: int) -> str:
 def _source(gate: Gate, measured: Measured | None) -> str:
     """Say where the noise is from, and its relative standard error, 1 / sqrt(2 degrees of freedom)."""
     if measured is None:
-        return f"{_percent(gate.sigma)} between launches, as given"
+        return f"{percent(gate.sigma)} between launches, as given"
     doubt = 1 / math.sqrt(2 * measured.degrees_of_freedom)
     corrected = (
         f", corrected by the probe (exponent {measured.probe_exponent:.2f})"
@@ -125,7 +125,7 @@ def _source(gate: Gate, measured: Measured | None) -> str:
         else ""
     )
     return (
-        f"{_percent(gate.sigma)} between launches, give or take {doubt:.0%} of it: {measured.baselines} "
+        f"{percent(gate.sigma)} between launches, give or take {doubt:.0%} of it: {measured.baselines} "
         f"baselines ({measured.launches} launches) of {measured.hardware_class}{corrected}"
     )
 
@@ -136,14 +136,14 @@ def _sessions(measured: Measured | None) -> str:
         return "taken to be alike"
     if not measured.session_sigma:
         return "taken to be alike: no baseline has launches of two (perfsuite baseline accept --sessions 3)"
-    return f"apart from the baseline by up to {_percent(measured.session_sigma)} (standard deviation)"
+    return f"apart from the baseline by up to {percent(measured.session_sigma)} (standard deviation)"
 
 
 def render(gate: Gate, measured: Measured | None, table: PowerTable) -> RenderableType:
     """Render what was simulated, a table with a row for each drop, and the sentence, for a terminal."""
     grid = plain_table(())
     heads = ["true\ndrop", "\nfound", "false\nalarms", "incon-\nclusive", "\npassed", "im-\nproved"]
-    heads += ["launches\nused", "fixed\n5 %", f"fixed\n{_percent(gate.tolerance)}"]
+    heads += ["launches\nused", "fixed\n5 %", f"fixed\n{percent(gate.tolerance)}"]
     for heading in heads:
         grid.add_column(heading, justify="right", no_wrap=True)
     for row in table.rows:
@@ -168,7 +168,7 @@ def _facts(gate: Gate, measured: Measured | None) -> list[tuple[str, str]]:
         ("noise", f"{_source(gate, measured)} ({gate.noise_model})"),
         ("sessions", _sessions(measured)),
         ("known from", known),
-        ("gate", f"tolerance {_percent(gate.tolerance)}, {launches}"),
+        ("gate", f"tolerance {percent(gate.tolerance)}, {launches}"),
         ("simulated", f"{gate.trials:,} sessions for each drop, seed {gate.seed}"),
     ]
 

@@ -88,3 +88,8 @@ def t_quantile(z: float, degrees: float) -> float:
     """
     exponent = (z * (8 * degrees + 3) / (8 * degrees + 1)) ** 2 / degrees
     return math.sqrt(degrees * math.expm1(exponent)) if exponent < 700 else math.inf
+
+
+def relative(logarithm: float) -> float:
+    """Convert a difference of logarithms to a relative change; infinite where it overflows."""
+    return math.expm1(logarithm) if logarithm < 700 else math.inf

@@ -35,6 +35,7 @@ from perfsuite.verdict.robust import (
     Z_99,
     clipped_variance,
     location,
+    relative,
     sorted_logs,
     squares,
     t_quantile,
@@ -168,8 +169,8 @@ def decide(
         outcome = "undecided"
     return Decision(
         outcome=outcome,
-        estimate=_relative(change),
-        interval=(_relative(change - half), _relative(change + half)),
+        estimate=relative(change),
+        interval=(relative(change - half), relative(change + half)),
         tolerance=tolerance,
         launches_used=len(logs),
         minimum_detectable_drop=minimum_detectable_drop(
@@ -191,7 +192,7 @@ def minimum_detectable_drop(
     """
     kept = max_launches - 1  # `_surely_above` leaves out the slowest launch
     needed = t_quantile(_Z_CHANGE, noise.degrees_of_freedom) + _Z_POWER
-    return _relative(needed * _error(noise, baseline_launches, kept))
+    return relative(needed * _error(noise, baseline_launches, kept))
 
 
 def _check_settings(tolerance: float, launches: int, max_launches: int) -> None:
@@ -205,11 +206,6 @@ def _check_settings(tolerance: float, launches: int, max_launches: int) -> None:
         )
     if launches > max_launches:
         raise ValueError(f"{launches} launches, more than max_launches {max_launches}")
-
-
-def _relative(logarithm: float) -> float:
-    """Convert a difference of logarithms to a relative change; infinite where it overflows."""
-    return math.expm1(logarithm) if logarithm < 700 else math.inf
 
 
 def _noise_of_case(reference: list[float], logs: list[float], noise: Noise) -> Noise:

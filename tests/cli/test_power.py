@@ -275,3 +275,46 @@ def test_launches_without_a_sound_speed_tell_no_noise() -> None:
 )
 def test_bad_usage_names_value_and_what_is_allowed(arguments: list[str], message: str) -> None:
     assert message in refused(*arguments)
+
+
+def test_a_paired_comparison_is_simulated_and_shown() -> None:
+    result = command("--paired", "--sigma", "1%", "--trials", "100")
+    assert result.exit_code == 0
+    assert "1 % between launches, as given; 1 launch in 20 is 10 % slow" in result.output
+    assert "1.5 % of the machine within 24 launches" in result.output
+    assert "tolerance 3 %, at most 12 pairs of launches" in result.output
+    rows = [line.split() for line in result.output.splitlines() if line.strip()[:1].isdigit()]
+    assert [row[0] for row in rows] == ["0", "1", "2", "3", "5"]
+    assert "A change as large as the tolerance, 3 %, is found in" in result.output
+
+
+def test_a_paired_comparison_as_json() -> None:
+    content = told("--paired", "--sigma", "2%", "--drift", "0", "--max-pairs", "8", "--drop", "4%")
+    asked = {name: content[name] for name in ("sigma", "drift", "tolerance", "max_pairs", "trials")}
+    assert asked == {"sigma": 0.02, "drift": 0, "tolerance": 0.03, "max_pairs": 8, "trials": 50}
+    assert [row["change"] for row in content["rows"]] == [0.04]
+    assert content["blind"] is True
+    assert content["measured"] is None
+
+
+def test_a_paired_comparison_with_the_noise_of_the_class() -> None:
+    record(Path("baselines"))
+    content = told("--paired", "--drop", "0")
+    assert content["measured"]["hardware_class"] == CPU
+    assert content["tolerance"] == 0.15
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--drift", "2%"], "--drift without --paired has no meaning: add --paired, or leave it out"),
+        (["--max-pairs", "5"], "--max-pairs without --paired has no meaning"),
+        (["--paired", "--degrees", "20"], "--degrees with --paired has no meaning: leave one of them out"),
+        (["--paired", "--max-launches", "9"], "--max-launches with --paired has no meaning"),
+        (["--paired", "--noise-model", "student-t3"], "--noise-model with --paired has no meaning"),
+        (["--paired", "--baseline-launches", "5"], "--baseline-launches with --paired has no meaning"),
+        (["--paired", "--drift", "-1%"], "--drift is '-1%', expected above 0% and up to 20%"),
+    ],
+)
+def test_options_that_have_no_meaning_together_are_refused(options: list[str], words: str) -> None:
+    assert words in refused("--sigma", "1%", *options)

@@ -1,0 +1,137 @@
+"""Simulates what a paired comparison detects on a machine that drifts, with the same `decide` that judges.
+
+Must not import torch or pytest; imports numpy, for the draws, inside a function only.
+
+One simulated day is log(seconds) of 24 launches in a row: normal noise between launches, one launch in 20
+that is 10 % slow, and the machine's drift. A drift of d is a random walk of standard deviation d after 24
+launches; besides, a share 1.4 d of the launches begins a time of some 6 launches in which the machine is 5 to
+30 % slower or faster. The effect of arm B is added where it is launched.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from perfsuite.verdict.paired import MAX_PAIRS, PairedDecision, decide, order
+
+DISTURBED = 0.05
+"""Share of launches that are slow, whatever the drift."""
+DISTURBED_BY = math.log(1.1)
+"""By how much, in log(seconds)."""
+STEPS_FOR_DRIFT = 1.4
+"""Share of launches with which a slower or faster time begins, for each unit of drift."""
+STEP_LAUNCHES = 6
+"""Launches that such a time lasts on average."""
+STEP_SIZES = (0.05, 0.30)
+"""By how much the machine is slower or faster meanwhile, at least and at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedRow:
+    """Shares of trials, 0 to 1, for one true change of arm B: +0.03 is 3 % slower."""
+
+    change: float
+    slower: float
+    faster: float
+    same: float
+    inconclusive: float
+    mean_pairs: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedTable:
+    """One simulated comparison: a row for each change, and how it rates itself."""
+
+    rows: tuple[PairedRow, ...]
+    minimum_detectable: float
+    """Median over the trials of `PairedDecision.minimum_detectable`, at the simulated change nearest to 0."""
+
+    def row(self, change: float) -> PairedRow:
+        """Return the row of one simulated change. Raises KeyError."""
+        for row in self.rows:
+            if row.change == change:
+                return row
+        raise KeyError(f"change {change} was not simulated, only {[row.change for row in self.rows]}")
+
+
+def simulate(
+    *,
+    sigma: float,
+    drift: float = 0.015,
+    tolerance: float = 0.03,
+    changes: Sequence[float] = (0.0, 0.01, 0.02, 0.03, 0.05),
+    max_pairs: int = MAX_PAIRS,
+    trials: int = 20_000,
+    seed: int = 0,
+) -> PairedTable:
+    """Simulate one comparison. The same days serve all changes; equal arguments give equal tables.
+
+    `sigma` is the standard deviation of log(seconds) between launches, `drift` that of the machine's walk
+    after 24 launches. Raises ValueError for what cannot be simulated.
+    """
+    if trials < 1 or not changes:
+        raise ValueError(f"nothing to simulate: {trials} trials, {len(changes)} changes")
+    counts = {change: Counter[str]() for change in changes}
+    nearest = min(changes, key=abs)
+    detectable = []
+    for logs in days(sigma, drift, 2 * max_pairs, trials=trials, seed=seed):
+        for change, count in counts.items():
+            decision = judge_day(logs, change=change, tolerance=tolerance, max_pairs=max_pairs)
+            count[decision.outcome] += 1
+            count["pairs"] += decision.pairs
+            if change == nearest:
+                detectable.append(decision.minimum_detectable)
+    return PairedTable(
+        rows=tuple(_row(change, count, trials) for change, count in counts.items()),
+        minimum_detectable=median(detectable),
+    )
+
+
+def judge_day(
+    logs: Sequence[float], *, change: float, tolerance: float, max_pairs: int = MAX_PAIRS
+) -> PairedDecision:
+    """Judge pair by pair, as a real comparison does. `logs` are log(seconds) of launches in a row."""
+    a: list[float] = []
+    b: list[float] = []
+    for pair in range(max_pairs):
+        for arm, log in zip(order(pair), logs[2 * pair : 2 * pair + 2], strict=True):
+            (a if arm == "a" else b).append(math.exp(log) * (1 + (change if arm == "b" else 0)))
+        decision = decide(a, b, tolerance=tolerance, max_pairs=max_pairs)
+        if decision.outcome != "undecided":
+            break
+    return decision
+
+
+def days(sigma: float, drift: float, launches: int, *, trials: int, seed: int) -> Iterator[list[float]]:
+    """Yield log(seconds) of the launches of unchanged code, in a row, for each trial."""
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    walk = drift / math.sqrt(2 * MAX_PAIRS)
+    for _ in range(trials):
+        logs = sigma * rng.standard_normal(launches)
+        logs += np.cumsum(walk * rng.standard_normal(launches))
+        logs += DISTURBED_BY * (rng.random(launches) < DISTURBED)
+        begins = rng.random(launches) < STEPS_FOR_DRIFT * drift
+        lengths = rng.geometric(1 / STEP_LAUNCHES, launches)
+        sizes = rng.uniform(*STEP_SIZES, launches) * rng.choice((-1, 1), launches)
+        ends = 0
+        for launch in np.flatnonzero(begins):
+            if launch >= ends:  # a time that has begun goes on to its end
+                ends = launch + lengths[launch]
+                logs[launch:ends] += np.log1p(sizes[launch])
+        yield logs.tolist()
+
+
+def _row(change: float, count: Counter[str], trials: int) -> PairedRow:
+    """Divide the counts of one change by the number of trials."""
+    return PairedRow(
+        change=change,
+        slower=count["slower"] / trials,
+        faster=count["faster"] / trials,
+        same=count["same"] / trials,
+        inconclusive=count["inconclusive"] / trials,
+        mean_pairs=count["pairs"] / trials,
+    )

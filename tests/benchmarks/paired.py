@@ -1,0 +1,95 @@
+"""What three ways to compare two arms find on the same simulated days of a machine that drifts.
+
+`paired`: `perfsuite compare`. `unpaired`: the same interleaved launches, judged by the engine that judges
+against baselines, arm A as the baseline. `base first`: five launches of arm A, then up to 15 of arm B, judged
+by that engine. Both are told the noise between launches by three other cases of five launches each.
+
+    python -m tests.benchmarks.paired [--trials 2000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from perfsuite.verdict.paired import MAX_PAIRS, order
+from perfsuite.verdict.paired_power import days, judge_day
+from perfsuite.verdict.sequential import MAX_LAUNCHES, Noise, decide, pooled_noise
+
+SIGMA, TOLERANCE = 0.01, 0.03
+DRIFTS = (0.0, 0.02, 0.05)
+CHANGES = (0.0, 0.01, 0.02, 0.03)
+BASE = 5
+"""Launches of arm A before those of arm B."""
+Outcome = Literal["slower", "faster", "neither"]
+WORDS: dict[str, Outcome] = {
+    "slower": "slower",
+    "regressed": "slower",
+    "faster": "faster",
+    "improved": "faster",
+}
+
+
+def paired(logs: Sequence[float], change: float, noise: Noise) -> tuple[Outcome, int]:
+    """Outcome and launches used."""
+    decision = judge_day(logs, change=change, tolerance=TOLERANCE)
+    return WORDS.get(decision.outcome, "neither"), 2 * decision.pairs
+
+
+def unpaired(logs: Sequence[float], change: float, noise: Noise) -> tuple[Outcome, int]:
+    """Outcome and launches used."""
+    a: list[float] = []
+    b: list[float] = []
+    for pair in range(MAX_PAIRS):
+        for arm, log in zip(order(pair), logs[2 * pair : 2 * pair + 2], strict=True):
+            (a if arm == "a" else b).append(math.exp(log) * (1 + (change if arm == "b" else 0)))
+        if pair < 2:
+            continue
+        decision = decide(a, b, tolerance=TOLERANCE, noise=noise, max_launches=MAX_PAIRS)
+        if decision.outcome != "undecided":
+            break
+    return WORDS.get(decision.outcome, "neither"), len(a) + len(b)
+
+
+def base_first(logs: Sequence[float], change: float, noise: Noise) -> tuple[Outcome, int]:
+    """Outcome and launches used."""
+    seconds = [math.exp(log) for log in logs]
+    a, rest = seconds[:BASE], [second * (1 + change) for second in seconds[BASE:]]
+    for used in range(1, MAX_LAUNCHES + 1):
+        decision = decide(a, rest[:used], tolerance=TOLERANCE, noise=noise)
+        if decision.outcome != "undecided":
+            break
+    return WORDS.get(decision.outcome, "neither"), BASE + used
+
+
+def main() -> None:
+    """Print the table, in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trials", type=int, default=2000)
+    trials = parser.parse_args().trials
+    print(f"noise {SIGMA:.0%}, tolerance {TOLERANCE:.0%}, {trials} days for each row\n")
+    print("| drift | way | false alarms | finds 1 % | 2 % | 3 % | launches, unchanged / 3 % |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for drift in DRIFTS:
+        today = list(days(SIGMA, drift, 2 * MAX_PAIRS, trials=trials, seed=11))
+        others = [
+            [math.exp(log) for log in logs] for logs in days(SIGMA, drift, 5, trials=3 * trials, seed=12)
+        ]
+        known = [pooled_noise(others[3 * trial : 3 * trial + 3]) for trial in range(trials)]
+        for way in (paired, unpaired, base_first):
+            found = {
+                change: [way(logs, change, noise) for logs, noise in zip(today, known, strict=True)]
+                for change in CHANGES
+            }
+            false = sum(outcome != "neither" for outcome, _ in found[0.0]) / trials
+            power = [sum(each == "slower" for each, _ in found[change]) / trials for change in CHANGES[1:]]
+            used = [sum(launches for _, launches in found[change]) / trials for change in (0.0, 0.03)]
+            cells = [f"{drift:.0%}", way.__name__.replace("_", " "), f"{100 * false:.2f} %"]
+            cells += [*(f"{100 * share:.0f} %" for share in power), f"{used[0]:.1f} / {used[1]:.1f}"]
+            print(f"| {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Each part of the paired procedure, and what holds for any pairs. Its rates are in test_paired_power.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfsuite.verdict.paired import (
+    MAX_PAIRS,
+    MIN_PAIRS,
+    PairedDecision,
+    decide,
+    minimum_detectable_difference,
+    order,
+)
+from tests.samples import deterministic
+
+A = [1.004, 0.993, 1.009, 0.998, 1.001, 1.012, 0.99, 1.003, 0.996, 1.0, 1.007, 0.995]
+B = [1.001, 0.998, 1.004, 1.003, 0.996, 1.007, 0.996, 1.0, 1.001, 0.994, 1.003, 1.0]
+OPPOSITE = {"slower": "faster", "faster": "slower"}
+
+costs = st.floats(-0.05, 0.05).map(math.exp)
+some_pairs = st.lists(st.tuples(costs, costs), min_size=1, max_size=MAX_PAIRS)
+
+
+def judge(
+    a: Sequence[float], b: Sequence[float], *, tolerance: float = 0.03, max_pairs: int = MAX_PAIRS
+) -> PairedDecision:
+    return decide(a, b, tolerance=tolerance, max_pairs=max_pairs)
+
+
+def comparison(a: Sequence[float], b: Sequence[float], *, tolerance: float = 0.03) -> PairedDecision:
+    """Pair by pair until decided."""
+    for used in range(1, len(a) + 1):
+        decision = judge(a[:used], b[:used], tolerance=tolerance)
+        if decision.outcome != "undecided":
+            return decision
+    return decision
+
+
+def test_launches_alternate_a_b_b_a() -> None:
+    assert [arm for pair in range(3) for arm in order(pair)] == ["a", "b", "b", "a", "a", "b"]
+
+
+@pytest.mark.parametrize(("change", "outcome"), [(0.0, "same"), (0.06, "slower"), (-0.06, "faster")])
+def test_a_change_is_found_with_its_sign(change: float, outcome: str) -> None:
+    decision = comparison(A, [(1 + change) * cost for cost in B])
+    assert decision.outcome == outcome
+    assert decision.interval[0] < change < decision.interval[1]
+    assert decision.change == pytest.approx(change, abs=0.01)
+    assert MIN_PAIRS <= decision.pairs <= 4
+
+
+def test_fewer_than_three_pairs_decide_nothing() -> None:
+    assert judge([1.0], [2.0]).outcome == "undecided"
+    assert judge([1.0, 1.0], [2.0, 2.0]).outcome == "undecided"
+    assert judge([1.0, 1.0, 1.0], [2.0, 2.0, 2.0]).outcome == "slower"
+
+
+def test_what_both_launches_of_a_pair_share_cancels() -> None:
+    """The machine is up to twice as slow from pair to pair: noise for the neighbours, none for the pairs."""
+    machine = [1.0, 1.0, 1.0, 2.0, 1.0, 1.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    a = [factor * cost for factor, cost in zip(machine, A, strict=True)]
+    b = [1.06 * factor * cost for factor, cost in zip(machine, B, strict=True)]
+    decision = comparison(a, b)
+    assert (decision.outcome, decision.pairs <= 6) == ("slower", True)
+    assert decision.change == pytest.approx(0.06, abs=0.01)
+
+
+def test_one_disturbed_pair_never_makes_a_change() -> None:
+    for disturbed in range(4):
+        b = [(1.5 if pair == disturbed else 1.0) * cost for pair, cost in enumerate(B[:4])]
+        for used in (3, 4):
+            assert judge(A[:used], b[:used]).outcome not in ("slower", "faster")
+
+
+def test_neighbours_of_one_arm_tell_of_noise() -> None:
+    """In both, the ratios of all pairs are 1; only in the second do launches of one arm differ."""
+    quiet, noisy = judge([1.0] * 4, [1.0] * 4), judge([1.0, 1.1, 0.9, 1.0], [1.0, 1.1, 0.9, 1.0])
+    assert quiet.outcome == "same"
+    assert noisy.outcome != "same"
+    assert noisy.pair_sigma > 5 * quiet.pair_sigma
+
+
+def test_the_neighbours_are_launches_in_a_row_of_one_arm() -> None:
+    """B of pairs 0 and 1, A of pairs 1 and 2, B of pairs 2 and 3: none of these differs, whatever drifts."""
+    a = [1.0, 1.3, 1.3, 1.7]
+    b = [1.2, 1.2, 1.5, 1.5]
+    alike = judge(a, b).pair_sigma
+    swapped = judge(b, a).pair_sigma
+    assert swapped > alike
+
+
+def test_launches_that_agree_are_not_believed_beyond_the_floor() -> None:
+    decision = judge([1.0] * 3, [1.0] * 3)
+    assert decision.pair_sigma == pytest.approx(0.002 * math.sqrt(2))
+
+
+def test_a_change_surely_below_the_tolerance_is_same() -> None:
+    decision = judge([1.0] * 6, [1.01] * 6)
+    assert decision.outcome == "same"
+    assert decision.interval[0] > 0.005
+
+
+def test_as_much_noise_as_change_is_inconclusive_before_all_pairs_are_used() -> None:
+    a = [1.0, 1.2, 0.9, 1.1, 0.8, 1.3, 1.0, 0.9]
+    b = [1.1, 1.0, 1.2, 0.9, 1.1, 1.0, 1.2, 0.8]
+    decision = comparison(a, b)
+    assert decision.outcome == "inconclusive"
+    assert decision.pairs < len(a)
+    assert decision.blind
+
+
+def test_at_the_last_pair_nothing_stays_undecided() -> None:
+    b = [1.0, 1.03, 1.0, 1.025, 1.01]
+    assert judge([1.0] * 5, b).outcome == "undecided"
+    assert judge([1.0] * 5, b, max_pairs=5).outcome == "inconclusive"
+
+
+@given(some_pairs)
+@deterministic
+def test_exchanged_arms_give_the_opposite_answer(pairs: list[tuple[float, float]]) -> None:
+    """Where the neighbours tell the same: every launch of a pair is followed by one of the same arm."""
+    a, b = [1.0] * len(pairs), [second / first for first, second in pairs]
+    reverse = [1 / cost for cost in b]
+    first, second = judge(a, b), judge(a, reverse)
+    assert second.outcome == OPPOSITE.get(first.outcome, first.outcome)
+    assert 1 + second.change == pytest.approx(1 / (1 + first.change))
+
+
+@given(some_pairs, st.floats(0.001, 1000))
+@deterministic
+def test_units_do_not_matter(pairs: list[tuple[float, float]], unit: float) -> None:
+    a, b = [first for first, _ in pairs], [second for _, second in pairs]
+    plain, scaled = judge(a, b), judge([unit * cost for cost in a], [unit * cost for cost in b])
+    assert scaled.outcome == plain.outcome
+    assert scaled.change == pytest.approx(plain.change, abs=1e-9)
+
+
+@given(some_pairs)
+@deterministic
+def test_the_change_lies_in_its_interval_and_decisions_are_consistent(
+    pairs: list[tuple[float, float]],
+) -> None:
+    a, b = [first for first, _ in pairs], [second for _, second in pairs]
+    decision = judge(a, b)
+    low, high = decision.interval
+    assert low <= decision.change <= high
+    if decision.outcome == "slower":
+        assert low > 0
+        assert high >= 0.03
+    if decision.outcome == "faster":
+        assert high < 0
+    if decision.outcome == "same":
+        assert abs(math.log1p(decision.change)) < math.log1p(0.03)
+    if len(pairs) == MAX_PAIRS:
+        assert decision.outcome != "undecided"
+
+
+def test_the_smallest_change_that_is_found_falls_with_the_pairs() -> None:
+    """As the lab's table has it: 7.1 sigma / sqrt(8) by simulation, 6.5 by the formula; 6.0 at 12."""
+    sigma = 1e-6
+    assert minimum_detectable_difference(sigma, 8) == pytest.approx(6.5 * sigma / math.sqrt(8), rel=0.03)
+    assert minimum_detectable_difference(sigma) == pytest.approx(6.0 * sigma / math.sqrt(12), rel=0.03)
+    assert minimum_detectable_difference(1e3) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "settings", "words"),
+    [
+        ([1.0], [0.0], {}, r"arm B: launch 0 is 0\.0, expected seconds above 0"),
+        ([], [], {}, "arm A: no launches"),
+        ([1.0, 1.0], [1.0], {}, "2 launches of arm A and 1 of arm B"),
+        ([1.0], [1.0], {"tolerance": 0.0}, r"tolerance is 0\.0, expected a fraction above 0"),
+        ([1.0], [1.0], {"max_pairs": 2}, "max_pairs is 2, expected 3 to 12"),
+        ([1.0], [1.0], {"max_pairs": 13}, "max_pairs is 13, expected 3 to 12"),
+        ([1.0] * 4, [1.0] * 4, {"max_pairs": 3}, "4 pairs, more than max_pairs 3"),
+    ],
+)
+def test_what_cannot_be_judged_is_named(
+    a: list[float], b: list[float], settings: dict[str, float], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        judge(a, b, **settings)  # type: ignore[arg-type]

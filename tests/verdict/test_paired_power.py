@@ -1,0 +1,103 @@
+"""How paired comparisons are simulated, and the rates that they are built for, at fixed seeds."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean, pstdev
+
+import pytest
+
+from perfsuite.verdict.paired_power import PairedTable, days, judge_day, simulate
+
+MODERATE = 0.015
+"""A drift of 0.3 % a launch; in one launch of 48 a slower or faster time begins."""
+
+
+def test_without_scatter_each_change_has_one_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfsuite.verdict.paired_power.DISTURBED", 0.0)
+    table = simulate(sigma=1e-6, drift=0, changes=(-0.05, 0.0, 0.05), trials=3)
+    faster, same, slower = table.rows
+    assert (faster.faster, same.same, slower.slower) == (1, 1, 1)
+    assert (faster.slower, slower.inconclusive) == (0, 0)
+    assert [row.mean_pairs for row in table.rows] == [3, 3, 3]
+    assert table.minimum_detectable < 0.01
+
+
+def test_the_launches_scatter_and_drift_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfsuite.verdict.paired_power.DISTURBED", 0.0)
+    still = [value for logs in days(0.01, 0, 24, trials=400, seed=1) for value in logs]
+    assert pstdev(still) == pytest.approx(0.01, rel=0.05)
+    assert abs(fmean(still)) < 0.001
+    monkeypatch.setattr("perfsuite.verdict.paired_power.STEPS_FOR_DRIFT", 0.0)
+    last = [logs[-1] for logs in days(1e-9, 0.05, 24, trials=400, seed=1)]
+    assert pstdev(last) == pytest.approx(0.05, rel=0.1)
+
+
+def test_one_launch_in_20_is_10_percent_slow() -> None:
+    values = [value for logs in days(1e-9, 0, 24, trials=400, seed=1) for value in logs]
+    assert {round(math.exp(value), 4) for value in values} == {1.0, 1.1}
+    assert fmean(values) / math.log(1.1) == pytest.approx(0.05, abs=0.01)
+
+
+def test_a_machine_that_drifts_has_slower_and_faster_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfsuite.verdict.paired_power.DISTURBED", 0.0)
+    changed = [abs(logs[12]) > 0.045 for logs in days(1e-9, 0.001, 24, trials=4000, seed=1)]
+    assert fmean(changed) == pytest.approx(6 * 0.0014, rel=0.4)  # they begin as often, and last 6 launches
+    sizes = [logs[12] for logs in days(1e-9, 0.01, 24, trials=2000, seed=1) if abs(logs[12]) > 0.045]
+    assert min(sizes) < -0.2
+    assert max(sizes) > 0.15
+
+
+def test_the_effect_is_that_of_arm_b() -> None:
+    logs = [0.0, 0.1, 0.1, 0.0, 0.0, 0.1] + [0.0] * 18
+    assert judge_day(logs, change=0, tolerance=0.03).change == pytest.approx(math.expm1(0.1))
+    assert judge_day([0.0] * 24, change=0.2, tolerance=0.03).change == pytest.approx(0.2)
+
+
+@pytest.fixture(scope="module")
+def moderate() -> PairedTable:
+    """Noise 1 %, tolerance 3 %."""
+    return simulate(sigma=0.01, drift=MODERATE, changes=(0.0, 0.03), trials=4_000, seed=1)
+
+
+@pytest.mark.simulation
+def test_unchanged_code_is_rarely_called_changed(moderate: PairedTable) -> None:
+    row = moderate.row(0.0)
+    assert row.slower + row.faster <= 0.003
+    assert row.same > 0.85
+    assert row.mean_pairs < 7
+
+
+@pytest.mark.simulation
+def test_changes_are_found(moderate: PairedTable) -> None:
+    row = moderate.row(0.03)
+    assert row.slower > 0.75
+    assert row.same < 0.03
+    assert row.faster <= 0.001
+
+
+@pytest.mark.simulation
+@pytest.mark.parametrize("drift", [0.0, 0.05])
+def test_false_alarms_are_as_few_without_drift_and_with_much(drift: float) -> None:
+    row = simulate(sigma=0.01, drift=drift, changes=(0.0,), trials=2_000, seed=3).row(0.0)
+    assert row.slower + row.faster <= 0.005
+
+
+def test_equal_seeds_give_equal_tables() -> None:
+    first = simulate(sigma=0.01, changes=(0.03,), trials=30, seed=7)
+    assert simulate(sigma=0.01, changes=(0.03,), trials=30, seed=7) == first
+    assert simulate(sigma=0.01, changes=(0.03,), trials=30, seed=8) != first
+
+
+def test_the_shares_of_a_row_add_up_to_one() -> None:
+    row = simulate(sigma=0.03, changes=(0.0,), max_pairs=4, trials=30).row(0.0)
+    assert row.slower + row.faster + row.same + row.inconclusive == pytest.approx(1)
+    assert row.inconclusive > 0
+    assert 3 <= row.mean_pairs <= 4
+
+
+def test_what_cannot_be_simulated_is_named() -> None:
+    with pytest.raises(ValueError, match="nothing to simulate: 0 trials, 1 changes"):
+        simulate(sigma=0.01, changes=(0.0,), trials=0)
+    with pytest.raises(KeyError, match=r"change 0\.04 was not simulated"):
+        simulate(sigma=0.01, changes=(0.0,), trials=1).row(0.04)
