@@ -40,7 +40,7 @@ from perfsuite.launch.lease import Lease
 from perfsuite.launch.processes import JOB_MARK, marked, sweep
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import LaunchFile
-from perfsuite.results.run_dir import ANCESTOR_PID, FILES, LAUNCH_DIR, NODE, RUN_DIR, RunDir
+from perfsuite.results.run_dir import ANCESTOR_PID, FILES, JOB_VARIABLES, LAUNCH_DIR, NODE, RUN_DIR, RunDir
 from perfsuite.worker import leash
 from perfsuite.worker import main as worker
 
@@ -128,7 +128,8 @@ def _launch(place: Place) -> list[Failure]:
     for name in plan.environment:
         os.environ[name] = os.environ[name].replace(LAUNCH_DIR, str(place.run_dir.files))
     ours = _of_this_node(place)
-    os.environ.update({name: value for name, value in ours.items() if name not in plan.environment})
+    given = {*plan.environment, *os.environ.get(JOB_VARIABLES, "").split()}
+    os.environ.update({name: value for name, value in ours.items() if name not in given})
     if plan.command is not None:
         return _run(plan.command, place)
     return _elastic(place) if plan.needs_torch else _fork(place)

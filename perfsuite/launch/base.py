@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -31,6 +31,10 @@ class Job:
     """The machine of each node."""
     python: str = sys.executable
     """The interpreter of the agents and ranks."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of all its processes: they win over those of the case and of perfsuite."""
+    directory: Path | None = None
+    """Where its agents run, and so its scripts; None: where this process does."""
 
 
 @runtime_checkable

@@ -22,7 +22,7 @@ from perfsuite.launch.hang import HangDetector
 from perfsuite.launch.lease import Beats, text_of
 from perfsuite.launch.machine import CUDA_ORDER
 from perfsuite.results.rank_report import Failure
-from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, RunDir
+from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, JOB_VARIABLES, RunDir
 
 POLL_S = 0.05
 """Seconds between two looks at whether the command has ended and how many steps are made."""
@@ -41,9 +41,12 @@ def agent_command(job: Job) -> list[str]:
 
 @contextlib.contextmanager
 def started(
-    command: Sequence[str], log: Path, environment: Mapping[str, str]
+    command: Sequence[str], log: Path, environment: Mapping[str, str], directory: Path | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command in a session of its own inside of a `with`, holding its stdin open."""
+    """Run a command in a session of its own inside of a `with`, holding its stdin open.
+
+    It runs in `directory`, or where this process does.
+    """
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -51,6 +54,7 @@ def started(
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
+            cwd=directory,
             start_new_session=True,
         )
     assert process.stdin is not None
@@ -108,12 +112,15 @@ def prepare(run_dir: RunDir) -> None:
 
 
 def environment(job: Job) -> dict[str, str]:
-    """Return this process's environment, changed for the job: offline, and with the framework's variables.
+    """Return this process's environment, changed for the job: offline, with the framework's variables.
 
-    Each agent adds what depends on its node, as the number of threads.
+    Those of the job win over all. Each agent adds what depends on its node, as the number of threads, unless
+    the job has a variable for it.
     """
     ours = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    chosen = framework_of(job.case).plan(job.case).environment
+    chosen = {**framework_of(job.case).plan(job.case).environment, **job.variables}
+    if job.variables:
+        chosen[JOB_VARIABLES] = " ".join(job.variables)
     if job.machine.device == "cpu":
         return {**os.environ, **ours, "CUDA_VISIBLE_DEVICES": "", **chosen}
     return {**_flight_recorder(job.run_dir), **_on_gpu(job), **os.environ, **ours, **chosen}

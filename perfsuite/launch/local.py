@@ -40,7 +40,8 @@ class LocalLauncher:
         mark = uuid.uuid4().hex
         ours = {JOB_MARK: mark, ANCESTOR_PID: str(os.getpid())}
         prepare(job.run_dir)
-        with started(agent_command(job), job.run_dir.agent_log(0), {**environment(job), **ours}) as agent:
+        variables = {**environment(job), **ours}
+        with started(agent_command(job), job.run_dir.agent_log(0), variables, job.directory) as agent:
             try:
                 return drive(job, agent, on_progress)
             finally:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +81,23 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(FileError, match=str(tmp_path / "file")):
         driving.prepare(RunDir(tmp_path / "file"))
+
+
+def test_the_variables_of_a_job_win_and_its_agents_leave_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_ALGO", "Tree")
+    ours = replace(job(tmp_path), variables={"NCCL_ALGO": "Ring", "CUDA_VISIBLE_DEVICES": "0"})
+    environment = driving.environment(ours)
+    assert environment["NCCL_ALGO"] == "Ring"
+    assert environment["CUDA_VISIBLE_DEVICES"] == "0"
+    assert environment["PERFSUITE_JOB_VARIABLES"] == "NCCL_ALGO CUDA_VISIBLE_DEVICES"
+    assert "PERFSUITE_JOB_VARIABLES" not in driving.environment(job(tmp_path / "other"))
+
+
+def test_a_command_may_run_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    log = tmp_path / "log"
+    with driving.started(["/bin/pwd"], log, {}, tmp_path / "there") as process:
+        process.wait(20)
+    assert log.read_text() == f"{tmp_path / 'there'}\n"

@@ -123,7 +123,7 @@ class SlurmLauncher:
             *agent_command(job),
         ]
         prepare(job.run_dir)
-        with started(command, job.run_dir.scheduler_log, environment(job)) as srun:
+        with started(command, job.run_dir.scheduler_log, environment(job), job.directory) as srun:
             try:
                 failure = drive(job, srun, on_progress)
             finally:

@@ -1,0 +1,175 @@
+"""An arm: one of two environments that are compared. Imports neither torch nor pytest.
+
+An arm is written as words with spaces between them, as in a shell. A word is one of
+
+    .                       this environment, as it is; where nothing else stands, too
+    NAME=VALUE              an environment variable of the launches, which wins over all others
+    path/to/venv/bin/python an interpreter; it needs a slash, and perfsuite installed
+    main, v1.2, 0123abc     a commit, branch or tag of the repository: launches run in a worktree of it
+
+so that `main NCCL_ALGO=Ring` is the branch main with one variable set.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from perfsuite import __version__
+from perfsuite.errors import CaseError, GitError
+from perfsuite.git import git, revision
+from perfsuite.results.environment import SECRET
+
+ANSWER_S = 60
+"""Seconds after which an interpreter that does not say which perfsuite it has is given up."""
+WORDS = "give . for this environment, NAME=VALUE, path/to/python or a git commit, with spaces between them"
+_VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_ASK = "import perfsuite; print(perfsuite.__version__)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """How the launches of an arm differ from those of any other case."""
+
+    text: str = "."
+    """As it was given."""
+    python: str = sys.executable
+    """The interpreter of the agents and ranks."""
+    given: Mapping[str, str] = field(default_factory=dict)
+    """The variables among its words."""
+    paths: tuple[str, ...] = ()
+    """What comes first on PYTHONPATH: the worktree of its commit."""
+    directory: Path | None = None
+    """Where the launches run; None: where this process does."""
+    commit: str | None = None
+    """What is checked out there; None outside of git."""
+    dirty: bool = False
+    """Whether tracked files have uncommitted changes."""
+    perfsuite: str = __version__
+    """The version that the interpreter has."""
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment variables that win over those of this process, of the case and of perfsuite."""
+        if not self.paths:
+            return dict(self.given)
+        others = self.given.get("PYTHONPATH") or os.environ.get("PYTHONPATH")
+        return {**self.given, "PYTHONPATH": os.pathsep.join([*self.paths, *([others] if others else [])])}
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What tells this arm from another, by name."""
+        changed = " with uncommitted changes" if self.dirty else ""
+        return {
+            "interpreter": self.python,
+            "commit": f"{self.commit[:12]}{changed}" if self.commit else "none: not in git",
+            "perfsuite": self.perfsuite,
+            **{name: "(not shown)" if SECRET.search(name) else value for name, value in self.given.items()},
+        }
+
+
+def resolve(option: str, text: str, *, root: Path, store: Path) -> Arm:
+    """Make an arm of its words; a commit is checked out into a worktree in `store`, made once.
+
+    `option` is what the user gave the words to, for messages. `root` lies in the repository whose commits are
+    meant. Raises `CaseError` for words that are no arm.
+    """
+    variables, pythons, commits = _sorted(option, text)
+    try:
+        python = os.path.abspath(pythons[0]) if pythons else sys.executable  # a venv's link stays a link
+        if not commits:
+            commit, dirty = revision(root)
+            arm = Arm(text=text, python=python, given=variables, commit=commit, dirty=dirty)
+        else:
+            commit = git("rev-parse", "--verify", "--quiet", f"{commits[0]}^{{commit}}", cwd=root).strip()
+            worktree = _worktree(commit, root, store)
+            arm = Arm(
+                text=text,
+                python=python,
+                given=variables,
+                paths=(str(worktree), str(worktree / "src")),
+                directory=_place(option, text, worktree, root),
+                commit=commit,
+            )
+    except GitError as error:
+        word = commits[0] if commits else "."
+        raise CaseError(f"{option} {text!r}: {word!r} is no commit of {root} ({error}); {WORDS}") from None
+    return arm if not pythons and not commits else _asked(option, arm)
+
+
+def _sorted(option: str, text: str) -> tuple[dict[str, str], list[str], list[str]]:
+    """The variables, interpreters and commits among the words: at most one of each of the latter two."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise CaseError(f"{option} {text!r}: {error}; {WORDS}") from None
+    if not words:
+        raise CaseError(f"{option} is empty: {WORDS}")
+    variables: dict[str, str] = {}
+    pythons, commits = [], []
+    for word in words:
+        if match := _VARIABLE.fullmatch(word):
+            variables[match[1]] = match[2]
+        elif "/" in word and Path(word).is_file():
+            pythons.append(word)
+        elif word.startswith("-"):
+            raise CaseError(f"{option} {text!r}: {word!r} is an option; {WORDS}")
+        elif word != ".":
+            commits.append(word)
+    for what, found in (("interpreters", pythons), ("commits", commits)):
+        if len(found) > 1:
+            both = " and ".join(found[:2])
+            raise CaseError(f"{option} {text!r} names two {what}, {both}: give one of them")
+    return variables, pythons, commits
+
+
+def _worktree(commit: str, root: Path, store: Path) -> Path:
+    """The worktree of a commit in the store. It is perfsuite's own: what was changed there is put right."""
+    directory = (store / "arms" / commit[:12]).absolute()
+    git("worktree", "prune", cwd=root)  # a store that was deleted
+    if not (directory / ".git").exists():
+        git("worktree", "add", "--quiet", "--force", "--detach", str(directory), commit, cwd=root)
+    git("reset", "--quiet", "--hard", commit, cwd=directory)
+    return directory
+
+
+def _place(option: str, text: str, worktree: Path, root: Path) -> Path:
+    """The directory of the worktree that is to the commit what this one is to the repository."""
+    top = Path(git("rev-parse", "--show-toplevel", cwd=root).strip())
+    here = Path.cwd()
+    below = here.relative_to(top) if here.is_relative_to(top) else Path()
+    if not (worktree / below).is_dir():
+        raise CaseError(f"{option} {text!r}: that commit has no directory {below}: start at the top, {top}")
+    return worktree / below
+
+
+def _asked(option: str, arm: Arm) -> Arm:
+    """The arm with the perfsuite that it has. Raises `CaseError` where it has none."""
+    try:
+        done = subprocess.run(
+            [arm.python, "-c", _ASK],
+            cwd=arm.directory,
+            env={**os.environ, **arm.variables},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=ANSWER_S,
+            check=False,
+        )
+        said = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
+        if done.returncode == 0 and done.stdout.strip():
+            return replace(arm, perfsuite=done.stdout.split()[-1])
+    except subprocess.TimeoutExpired:
+        said = f"no answer in {ANSWER_S} s"
+    except OSError as error:
+        said = str(error.strerror)
+    raise CaseError(
+        f"{option} {arm.text!r}: {arm.python} cannot import perfsuite ({said}). Install it there: "
+        f"{arm.python} -m pip install perfsuite=={__version__}"
+    )

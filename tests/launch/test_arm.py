@@ -1,0 +1,140 @@
+"""What the words of an arm mean, on a real git repository."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+import perfsuite
+from perfsuite.errors import CaseError
+from perfsuite.git import git
+from perfsuite.launch.arm import Arm, resolve
+from tests.synthetic import make_repository
+
+HERE = str(Path(perfsuite.__file__).parents[1])
+
+
+@pytest.fixture
+def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two commits on main; `first` is a tag of the first. The tests run in it."""
+    repository = tmp_path / "repo"
+    make_repository(repository, 2)
+    git("tag", "first", "main~1", cwd=repository)
+    monkeypatch.chdir(repository)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    return repository
+
+
+def arm(text: str, repo: Path) -> Arm:
+    return resolve("--a", text, root=repo, store=repo / ".perfsuite")
+
+
+def refused(text: str, repo: Path) -> str:
+    with pytest.raises(CaseError) as caught:
+        arm(text, repo)
+    return str(caught.value)
+
+
+def test_a_dot_is_this_environment_and_this_commit(repo: Path) -> None:
+    here = arm(".", repo)
+    assert (here.python, here.variables, here.directory) == (sys.executable, {}, None)
+    assert here.commit == git("rev-parse", "HEAD", cwd=repo).strip()
+    assert here.perfsuite == perfsuite.__version__
+    assert here.facts["commit"] == here.commit[:12]
+
+
+def test_variables_alone_are_of_this_environment(repo: Path) -> None:
+    both = arm("NCCL_ALGO=Ring 'WITH_SPACE=a b'", repo)
+    assert both.variables == {"NCCL_ALGO": "Ring", "WITH_SPACE": "a b"}
+    assert both.directory is None
+    assert both.facts["NCCL_ALGO"] == "Ring"
+
+
+def test_a_secret_is_used_and_not_shown(repo: Path) -> None:
+    secret = arm("HF_TOKEN=abc", repo)
+    assert secret.variables == {"HF_TOKEN": "abc"}
+    assert secret.facts["HF_TOKEN"] == "(not shown)"
+
+
+def test_a_commit_is_a_worktree_that_comes_first_on_the_path(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", HERE)
+    first = arm("first X=1", repo)
+    commit = git("rev-parse", "first", cwd=repo).strip()
+    worktree = repo / ".perfsuite" / "arms" / commit[:12]
+    assert (first.commit, first.directory) == (commit, worktree)
+    assert git("rev-parse", "HEAD", cwd=worktree).strip() == commit
+    assert first.variables["PYTHONPATH"].split(os.pathsep) == [str(worktree), f"{worktree}/src", HERE]
+    assert first.facts == {
+        "interpreter": sys.executable,
+        "commit": commit[:12],
+        "perfsuite": perfsuite.__version__,
+        "X": "1",
+    }
+
+
+def test_a_worktree_is_used_again_and_put_right(repo: Path) -> None:
+    worktree = arm("first", repo).directory
+    assert worktree is not None
+    (worktree / "tracked").write_text("changed")
+    git("add", "--all", cwd=worktree)
+    (worktree / "built").write_text("kept")
+    assert arm("first", repo).directory == worktree
+    assert git("status", "--porcelain", cwd=worktree).strip() == "?? built"
+
+
+def test_it_runs_at_the_same_place_below_the_top(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (repo / "benchmarks").mkdir()
+    monkeypatch.chdir(repo / "benchmarks")
+    assert "that commit has no directory benchmarks: start at the top" in refused("main", repo)
+    (repo / "benchmarks" / "case.py").touch()
+    git("add", "--all", cwd=repo)
+    git("-c", "user.name=Ada", "-c", "user.email=a@example.org", "commit", "--quiet", "-m", "x", cwd=repo)
+    directory = arm("main", repo).directory
+    assert directory is not None
+    assert directory.name == "benchmarks"
+
+
+def test_another_interpreter_says_which_perfsuite_it_has(repo: Path) -> None:
+    python = repo / "python"
+    python.write_text("#!/bin/sh\necho 0.0.7\n")
+    python.chmod(0o755)
+    other = arm("./python", repo)
+    assert (other.python, other.perfsuite) == (str(python), "0.0.7")
+    assert arm(f"first {python}", repo).directory is not None
+
+
+def test_an_interpreter_without_perfsuite_is_refused_with_the_way_out(repo: Path) -> None:
+    python = repo / "python"
+    python.write_text("#!/bin/sh\necho 'No module named perfsuite' >&2; exit 1\n")
+    assert "cannot import perfsuite (Permission denied)" in refused("./python", repo)
+    python.chmod(0o755)
+    said = refused("./python", repo)
+    assert "cannot import perfsuite (No module named perfsuite)" in said
+    assert said.endswith(f"{python} -m pip install perfsuite=={perfsuite.__version__}")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "--a is empty: give . for this environment"),
+        ("nosuch", "'nosuch' is no commit of"),
+        ("no/such/python", "'no/such/python' is no commit of"),
+        ("main first", "names two commits, main and first: give one of them"),
+        ("--upload-pack=x", "'--upload-pack=x' is an option; give . for"),
+        ("'main", "No closing quotation; give . for"),
+        (f"{sys.executable} /bin/sh", "names two interpreters"),
+    ],
+)
+def test_words_that_are_no_arm_are_refused(repo: Path, text: str, words: str) -> None:
+    assert words in refused(text, repo)
+
+
+def test_outside_of_git_there_is_this_environment_and_no_commit(tmp_path: Path) -> None:
+    assert resolve("--a", "X=1", root=tmp_path, store=tmp_path).facts["commit"] == "none: not in git"
+    with pytest.raises(CaseError, match="'main' is no commit of"):
+        resolve("--a", "main", root=tmp_path, store=tmp_path)
