@@ -23,6 +23,7 @@ from perfsuite.case.case import Case, CaseFile
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError
 from perfsuite.frameworks.base import framework_of
+from perfsuite.launch.arm import HERE, Arm
 from perfsuite.launch.base import Job, Launcher, OnProgress, no_progress
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.quiet import Neighbours
@@ -93,9 +94,9 @@ def measure(
         runs.append(run)
         others = neighbours if run.failure is None and is_shared(run.health, machine) else None
         if others is not None:
-            runs[-1] = _with_others_named(run, number, others)
+            runs[-1] = with_others_named(run, number, others)
         verdict = judge(runs, reference.baseline, reference.noise, reference.policy)
-        if verdict.outcome == "undecided" and others is not None and not _is_free(run, others, when_shared):
+        if verdict.outcome == "undecided" and others is not None and not is_free(run, others, when_shared):
             # While others stay, more launches would be in vain: one unhealthy launch is enough for a verdict.
             policy = replace(reference.policy, max_unhealthy=1)
             verdict = judge(runs, reference.baseline, reference.noise, policy)
@@ -103,7 +104,7 @@ def measure(
             return runs, verdict
 
 
-def _with_others_named(run: Run, number: int, others: Neighbours) -> Run:
+def with_others_named(run: Run, number: int, others: Neighbours) -> Run:
     """The launch with a note of who else used the machine. Says so at once, too."""
     seen = others.during_launch(run.machine, run.case.topology.processes_per_node)
     why = "; ".join(machine_problems(run.health, run.machine))
@@ -111,7 +112,7 @@ def _with_others_named(run: Run, number: int, others: Neighbours) -> Run:
     return run.replace(notes=(*run.notes, f"seen beside launch {number}: {seen}"))
 
 
-def _is_free(run: Run, others: Neighbours, when_shared: WhenShared) -> bool:
+def is_free(run: Run, others: Neighbours, when_shared: WhenShared) -> bool:
     """Whether to launch again after a launch beside others; waits for them if `when_shared` says so."""
     if when_shared == "wait":
         return others.wait(run.machine, run.case.topology.processes_per_node)
@@ -125,12 +126,13 @@ def launch_once(
     *,
     inject: str | None = None,
     counts: bool = True,
+    arm: Arm = HERE,
     launcher: Launcher | None = None,
     on_progress: OnProgress = no_progress,
 ) -> Run:
     """Launch `case` once in fresh processes and collect what its ranks measured.
 
-    `launcher` starts them, on this machine unless another is given.
+    They are those of `arm`. `launcher` starts them, on this machine unless another is given.
     All files of the launch are in `directory`. What went wrong in a rank is in the `failure` of the run.
     Raises `CaseError` for a case that its framework refuses, and `FileError` if `directory` holds a launch.
     """
@@ -150,7 +152,14 @@ def launch_once(
     )
     documents.write(run_dir.case, request)
     started_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-    job = Job(run_dir=run_dir, case=case, machine=machine)
+    job = Job(
+        run_dir=run_dir,
+        case=case,
+        machine=machine,
+        python=arm.python,
+        variables=arm.variables,
+        directory=arm.directory,
+    )
     failure = (launcher or LocalLauncher()).launch(job, on_progress)
     run = collect(
         run_dir,

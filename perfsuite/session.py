@@ -20,6 +20,7 @@ from perfsuite.dry import limits
 from perfsuite.dry.driver import dry_run
 from perfsuite.dry.machine import Device, pretended
 from perfsuite.errors import AllocationOverError, BusyError, CaseError, FileError, PerfsuiteError
+from perfsuite.launch.arm import Arm
 from perfsuite.launch.base import Launcher, Listener
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.lock import MachineLock
@@ -35,7 +36,15 @@ from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.outcome import UNMEASURED, Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
-from perfsuite.results.session_file import Conditions, Measurement, Part, SessionFile, Skipped, Status
+from perfsuite.results.session_file import (
+    ArmFacts,
+    Conditions,
+    Measurement,
+    Part,
+    SessionFile,
+    Skipped,
+    Status,
+)
 from perfsuite.results.store import STORE, BaselineStore, FoundBaseline, FoundCounts, SessionDir, Store
 from perfsuite.verdict.combined import with_counts
 from perfsuite.verdict.exact import counted
@@ -160,6 +169,8 @@ class Session:
     """The id of the case that is being measured: at the end of an interrupted session, the lost one."""
     launches: list[Run] = field(default_factory=list)
     """The launches so far of the case that is being measured, or was measured last."""
+    arms: tuple[Arm, ...] = ()
+    """The two arms of a comparison; none of a session that judges by baselines."""
     _noise: dict[str, ClassNoise] = field(default_factory=dict)
     _cases: dict[str, Case] = field(default_factory=dict)
     """The cases measured so far, by id."""
@@ -507,6 +518,7 @@ def session_file(session: Session, status: Status) -> SessionFile:
         conditions=session.conditions,
         commit=session.revision.commit,
         dirty=session.revision.dirty,
+        arms=tuple(ArmFacts(text=arm.text, facts=arm.facts) for arm in session.arms),
         machine=session.host.machine,
         results=tuple(session.results),
         skipped=tuple(session.skipped),

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from perfsuite.cli import baseline, history, slurm
+from perfsuite.cli.compare import compare
 from perfsuite.cli.doctor import doctor
 from perfsuite.cli.dry_run import dry_run
 from perfsuite.cli.github_issue import issue
@@ -62,6 +63,7 @@ app.command()(hardware)
 app.command()(selftest)
 app.command()(doctor)
 app.command()(power)
+app.command()(compare)
 app.command()(dry_run)
 app.command()(report)
 app.command()(judge)

@@ -56,7 +56,7 @@ def dry_run(
         host=DryHost(device),
         ranks=None if rank is None else (rank,),
     )
-    for each in _cases(cases, case or [], k):
+    for each in selected(cases, case or [], k):
         if k is not None and (reason := session.host.why_not(each)) is not None:
             session.record_skip(each, each.id, reason)
             typer.echo(f"{each.id}: {reason}", err=True)
@@ -77,7 +77,8 @@ def _nothing(text: str | None) -> None:
     """Show no progress: each result is printed when it is there."""
 
 
-def _cases(directory: Path, ids: list[str], expression: str | None) -> list[Case]:
+def selected(directory: Path, ids: list[str], expression: str | None) -> list[Case]:
+    """Return the cases of a directory by their ids, or by an expression. Raises `CaseError` for neither."""
     if bool(ids) == (expression is not None):
         raise CaseError("name the cases by their ids, or select them by -k: one of both")
     if not directory.exists():

@@ -132,7 +132,7 @@ def power(
     elif hardware_class is not None:
         raise CaseError("--sigma and --hardware-class both give a noise: keep one of them")
     level = _tolerance(tolerance, measured)
-    noise = measured.sigma if measured else _fraction("--sigma", str(sigma))
+    noise = measured.sigma if measured else fraction("--sigma", str(sigma))
     require("numpy", purpose="to simulate launches")
     if paired:
         paired_gate = PairedGate(
@@ -268,7 +268,7 @@ def _unreadable(hardware_class: str, file: Path) -> str:
     raise AssertionError(f"{file} was unreadable a moment ago")
 
 
-def _fraction(option: str, text: str, *, lowest: float = 0.0, highest: float = 0.5) -> float:
+def fraction(option: str, text: str, *, lowest: float = 0.0, highest: float = 0.5) -> float:
     """Read `1%` or `0.01`, above `lowest` and up to `highest`. Raises `CaseError` naming the option."""
     number = text.strip()
     percent = number.endswith("%")
@@ -287,7 +287,7 @@ def _fraction(option: str, text: str, *, lowest: float = 0.0, highest: float = 0
 def _tolerance(text: str | None, measured: Measured | None) -> float:
     """Return the tolerance: as given, or the plugin's for tokens/s on the class; that of GPUs without one."""
     if text is not None:
-        return _fraction("--tolerance", text)
+        return fraction("--tolerance", text)
     if measured is None:
         return TOKENS_PER_S.tolerance("cuda")
     return TOKENS_PER_S.tolerance("cpu" if measured.hardware_class.startswith("cpu-") else "cuda")
@@ -311,14 +311,14 @@ def _drift(text: str | None) -> float:
     """Return the machine's drift; that of a machine that does not drift is 0."""
     if text is None:
         return DRIFT
-    return 0.0 if text.strip() in ("0", "0%") else _fraction("--drift", text, highest=0.2)
+    return 0.0 if text.strip() in ("0", "0%") else fraction("--drift", text, highest=0.2)
 
 
 def _drops(texts: list[str] | None, tolerance: float) -> tuple[float, ...]:
     """Return the slowdowns to simulate, ascending, each once. Negative ones are speed-ups."""
     if not texts:
         return tuple(sorted({*DROPS, tolerance}))
-    return tuple(sorted({_fraction("--drop", text, lowest=-0.5, highest=1.0) for text in texts}))
+    return tuple(sorted({fraction("--drop", text, lowest=-0.5, highest=1.0) for text in texts}))
 
 
 def _simulate(gate: Gate) -> PowerTable:

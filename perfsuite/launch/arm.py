@@ -74,6 +74,16 @@ class Arm:
         }
 
 
+HERE = Arm()
+"""This environment, in whatever repository."""
+
+
+def here(root: Path) -> Arm:
+    """Make the arm of this environment, with the commit of the repository in which `root` lies."""
+    commit, dirty = revision(root)
+    return Arm(commit=commit, dirty=dirty)
+
+
 def resolve(option: str, text: str, *, root: Path, store: Path) -> Arm:
     """Make an arm of its words; a commit is checked out into a worktree in `store`, made once.
 
@@ -84,8 +94,7 @@ def resolve(option: str, text: str, *, root: Path, store: Path) -> Arm:
     try:
         python = os.path.abspath(pythons[0]) if pythons else sys.executable  # a venv's link stays a link
         if not commits:
-            commit, dirty = revision(root)
-            arm = Arm(text=text, python=python, given=variables, commit=commit, dirty=dirty)
+            arm = replace(here(root), text=text, python=python, given=variables)
         else:
             commit = git("rev-parse", "--verify", "--quiet", f"{commits[0]}^{{commit}}", cwd=root).strip()
             worktree = _worktree(commit, root, store)

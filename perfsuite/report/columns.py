@@ -12,7 +12,9 @@ from perfsuite.case.case import Unit
 from perfsuite.report import counts, summary, text
 from perfsuite.report.summary import speed, speed_change
 from perfsuite.results.counts import Counts
+from perfsuite.results.figures import median_figures
 from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, Metric, extra_metrics
+from perfsuite.results.outcome import Check
 from perfsuite.results.quantities import Unit as CountUnit
 from perfsuite.results.session_file import Measurement
 from perfsuite.verdict.count_sentences import amount
@@ -58,7 +60,9 @@ def extras(results: Sequence[Measurement]) -> list[Column]:
 
 
 def of_cases(results: Sequence[Measurement], measured: Sequence[Column]) -> Sequence[Column]:
-    """Return the columns for these cases: `measured`, or what is known of them if all are dry runs."""
+    """Return the columns for these cases: `measured`, or what is known of dry runs, or of two arms."""
+    if any(result.before for result in results):
+        return compared(summary.speed_unit(results))
     if not summary.only_dry(results):
         return measured
     return [column for column in DRY if any(column.value(result) is not None for result in results)]
@@ -113,6 +117,51 @@ DRY = (
     ),
 )
 """What a dry run has to show: what a step does, how much of the card it needs, the most that it can reach."""
+
+
+def compared(unit: Unit) -> list[Column]:
+    """Return the columns of cases of which two arms were compared; speeds are in `unit` per second."""
+    metric = TOKENS_PER_S.counting(unit)
+
+    def of_a(result: Measurement) -> float | None:
+        return metric.of(median_figures([run.figures for run in result.healthy_before]))
+
+    def show(result: Measurement, value: float) -> str:
+        return speed(value, result.unit, unit)
+
+    return [
+        Column(heading=f"{metric.label} A", value=of_a, format=show),
+        Column(heading="B", value=lambda result: metric.of(result.figures), format=show),
+        _ratio("time B/A (99 %)", TOKENS_PER_S),
+        _ratio("memory B/A", PEAK_MEMORY),
+        Column(
+            heading="pairs",
+            value=lambda result: len(result.runs),
+            format=lambda result, pairs: f"{len(result.healthy_runs)} of {len(result.runs)}",
+        ),
+    ]
+
+
+def _ratio(heading: str, metric: Metric) -> Column:
+    """The column of the ratio of a metric's cost in arm B to that in arm A, with its interval."""
+
+    def check_of(result: Measurement) -> Check | None:
+        return next((check for check in result.verdict.checks if check.metric == metric.name), None)
+
+    def value(result: Measurement) -> float | None:
+        check = check_of(result)
+        return None if check is None or check.worsening is None else 1 + check.worsening
+
+    def show(result: Measurement, ratio: float) -> str:
+        check = check_of(result)
+        if check is None or check.interval is None:
+            return f"{ratio:.3f}"
+        low, high = check.interval
+        return f"{ratio:.3f} ({1 + low:.3f}-{1 + high:.3f})"
+
+    return Column(heading=heading, value=value, format=show)
+
+
 LAUNCHES = Column(
     heading="launches",
     value=lambda result: None if result.dry else len(result.runs),

@@ -157,8 +157,10 @@ def _compiled(compiled: Compiled) -> str:
 # What a verdict says of it
 
 
-def judged(check: CountCheck) -> str:
-    """Return the verdict of the counts in a few words."""
+def judged(check: CountCheck, against: str | None = None) -> str:
+    """Return the verdict of the counts in a few words; `against`: see `text.sentence`."""
+    if against is not None and check.compared:
+        return f"not as in {against}" if check.findings else f"as in {against}"
     if check.outcome == "passed" and not check.compared:
         return "not judged"
     if check.outcome != "passed":

@@ -137,10 +137,11 @@ def _explanation(result: Measurement) -> list[str]:
     """Why a case has its verdict, in lines."""
     verdict = result.verdict
     telling = [check for check in verdict.checks if check.outcome == result.outcome]
-    lines = [*([verdict.explained] if verdict.explained else []), *verdict.reasons, *map(sentence, telling)]
+    lines = [*([verdict.explained] if verdict.explained else []), *verdict.reasons]
+    lines += [sentence(check, verdict.against) for check in telling]
     if verdict.counts is not None:
         told = counts.findings(verdict.counts, by_rank=len(result.counts) > 1, most=MAX_FINDINGS)
         lines += [line[:MAX_FINDING] for line in told]
     if verdict.changed:
-        lines.append("changed since the baseline: " + "; ".join(verdict.changed))
+        lines.append(f"{summary.since(verdict)}: " + "; ".join(verdict.changed))
     return lines + [f"note: {note}" for note in summary.launch_notes(result)]

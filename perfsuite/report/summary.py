@@ -15,7 +15,7 @@ from perfsuite.report.text import percent, plural, rate
 from perfsuite.results import nodes
 from perfsuite.results.metric import TOKENS_PER_S, described, in_unit
 from perfsuite.results.outcome import QUIET, WORST_FIRST, Check, Verdict
-from perfsuite.results.session_file import Measurement, SessionFile
+from perfsuite.results.session_file import ArmFacts, Measurement, SessionFile
 from perfsuite.verdict.count_sentences import arrow
 
 MARKS = ("shared", "blind", "dry run")
@@ -55,6 +55,13 @@ def change(check: Check) -> float | None:
 def reason(result: Measurement) -> str:
     """Return in a few words why the verdict is what it is, and what it is blind to; empty for neither."""
     return "; ".join(filter(None, (_why(result), _blind_to(result))))
+
+
+def since(verdict: Verdict) -> str:
+    """Return what heads the list of what changed in the environment."""
+    if verdict.against is not None:
+        return f"not as in {verdict.against}"
+    return "changed since the baseline"
 
 
 def _why(result: Measurement) -> str:
@@ -174,8 +181,14 @@ def provenance(session: SessionFile) -> dict[str, str]:
         "commit": commit + (" with uncommitted changes" if session.dirty else ""),
         "started": _time(session.started_at),
         "perfsuite": session.perfsuite,
+        **{f"arm {name}": _arm(arm) for name, arm in zip("AB", session.arms, strict=False)},
         **({"parts": parts(session)} if len(session.parts) > 1 else {}),
     }
+
+
+def _arm(arm: ArmFacts) -> str:
+    """An arm as it was given, and what it turned out to be."""
+    return f"{arm.text} ({', '.join(f'{name} {value}' for name, value in arm.facts.items())})"
 
 
 def parts(session: SessionFile) -> str:

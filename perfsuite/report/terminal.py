@@ -130,7 +130,7 @@ def explanation(result: Measurement) -> str:
     lines += [f"  {verdict.explained}"] if verdict.explained else []
     lines += [f"  {reason}" for reason in verdict.reasons]
     lines += [f"  {line}" for line in _judged_counts(result)]
-    lines += [f"  {sentence(check)}" for check in verdict.checks]
+    lines += [f"  {sentence(check, verdict.against)}" for check in verdict.checks]
     if result.shared:
         lines.append("  shared: others used the machine; the figures are shown, nothing is judged by them")
     if (known := known_issue(result)) is not None:
@@ -140,7 +140,7 @@ def explanation(result: Measurement) -> str:
     lines += [f"  {line}" for line in counts.lines(result.counts)]
     lines += [f"  note: {note}" for note in notes(result)]
     if verdict.changed:
-        lines.append("  changed since the baseline: " + "; ".join(verdict.changed))
+        lines.append(f"  {summary.since(verdict)}: " + "; ".join(verdict.changed))
     if result.baseline_file:
         meant = "; if that is meant, accept a new one, or delete it if it is not reviewed"
         differs = verdict.failure in ("unlike", "loss") and bool(result.runs) and not result.runs[-1].failure
@@ -148,7 +148,7 @@ def explanation(result: Measurement) -> str:
     if verdict.counts is not None and verdict.counts.baseline_file:
         lines.append(f"  baseline of the counts: {verdict.counts.baseline_file}")
     lines.append(f"  files of the {'dry run' if result.dry else 'launches'}: {result.directory}")
-    for run in result.runs:
+    for run in (*result.before, *result.runs):
         if run.failure is not None and run.failure.traceback:
             where = "" if run.failure.rank is None else f" of rank {run.failure.rank}"
             traceback = run.failure.traceback.rstrip().splitlines()
@@ -160,6 +160,8 @@ def _by_what(result: Measurement) -> str:
     """The evidence: so many launches, or a dry run of a machine that need not be there."""
     if result.dry:
         return f"by a dry run as if on {result.runs[-1].machine.device_name}"
+    if result.before:
+        return f"after {plural(len(result.runs), 'pair')} of launches"
     return f"after {plural(len(result.runs), 'launch')}"
 
 
@@ -170,7 +172,8 @@ def _judged_counts(result: Measurement) -> list[str]:
         return []
     by_rank = len(result.counts) > 1
     told = [*counts.findings(check, by_rank=by_rank), *counts.listed(check, by_rank=by_rank)]
-    return [f"counts: {counts.judged(check)}", *(f"  {line}" for line in (*told, *counts.remarks(check)))]
+    judged = counts.judged(check, result.verdict.against)
+    return [f"counts: {judged}", *(f"  {line}" for line in (*told, *counts.remarks(check)))]
 
 
 def _shown(result: Measurement) -> list[str]:

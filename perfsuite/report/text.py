@@ -17,11 +17,14 @@ _TIME_PER = {"tokens/s": "token", "samples/s": "sample"}
 """For a unit of speed, what its inverse is the time of."""
 
 
-def sentence(check: Check) -> str:
-    """Return a check in words: the figure, the baseline's, the change, how certain it is, what is allowed."""
+def sentence(check: Check, against: str | None = None) -> str:
+    """Return a check in words: the figure, the baseline's, the change, how certain it is, what is allowed.
+
+    `against` is what the baseline is, where it is not a stored one: `arm A`.
+    """
     text = f"{check.label}: {measured(check)}"
     if check.baseline is not None:
-        text += f", baseline {baseline(check)}"
+        text += f", {against or 'baseline'} {baseline(check)}"
     if check.worsening is not None:
         text += f": {_change(check, check.worsening)}"
         if check.interval is not None:

@@ -135,6 +135,8 @@ class Verdict(Data):
     """Numbers, from 1, of the launches that are no evidence and can be no baseline."""
     changed: tuple[str, ...] = ()
     """What differs in the environment since the baseline. It may explain a change; it is not judged."""
+    against: str | None = None
+    """What the launches were compared with, as `arm A`; None: a stored baseline, if there was one."""
 
     @property
     def is_recorded(self) -> bool:

@@ -29,6 +29,8 @@ class Measurement(Data):
     baseline_file: str | None
     directory: str
     """The directory with the files of its launches."""
+    before: tuple[Run, ...] = ()
+    """The launches of arm A where two arms were compared: `runs` are those of arm B, pair by pair."""
     excused: Excuse | None = None
 
     @property
@@ -40,6 +42,11 @@ class Measurement(Data):
     def healthy_runs(self) -> list[Run]:
         """The launches that count; all of them if none does."""
         return self.verdict.healthy(self.runs) or list(self.runs)
+
+    @property
+    def healthy_before(self) -> list[Run]:
+        """The same of arm A, where two arms were compared."""
+        return self.verdict.healthy(self.before) or list(self.before)
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -120,6 +127,15 @@ class Conditions(Data):
     """Versions and variables, as pytest saw them."""
 
 
+class ArmFacts(Data):
+    """One of the two arms of a comparison."""
+
+    text: str
+    """As it was given: `main NCCL_ALGO=Ring`."""
+    facts: dict[str, str]
+    """What tells it from another: its interpreter, commit, perfsuite and variables."""
+
+
 class Skipped(Data):
     """A case that this machine cannot run."""
 
@@ -147,6 +163,8 @@ class SessionFile(Document):
     """The commit of the repository that holds the cases; None outside of git."""
     dirty: bool = False
     """Whether that repository had uncommitted changes to tracked files."""
+    arms: tuple[ArmFacts, ...] = ()
+    """Arms A and B where two were compared; none of a session that judges by baselines."""
     machine: Machine
     results: tuple[Measurement, ...]
     skipped: tuple[Skipped, ...]

@@ -9,6 +9,8 @@ The classes here alone know the names of directories and files:
     .perfsuite/slurm/<job id>.log                           logs of Slurm's jobs (`perfsuite.launch.slurm`)
     .perfsuite/runs/<session>/results.json                  a session's `SessionFile`
     .perfsuite/runs/<session>/<case id>/launch-N/           the files of a launch (`RunDir`)
+    .perfsuite/compare/<session>/                           the same of two arms: <case id>/<arm>/launch-N/
+    .perfsuite/arms/<commit>/                               the worktree of an arm (`perfsuite.launch.arm`)
 """
 
 from __future__ import annotations
@@ -178,6 +180,11 @@ def _write(file: Path, baseline: Document) -> Path:
     return file
 
 
+def _now() -> str:
+    """The name of a session that begins now."""
+    return datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+
+
 @dataclass(frozen=True)
 class SessionDir:
     """The directory of one session; its name is the session's."""
@@ -236,7 +243,11 @@ class Store:
 
     def new_session(self) -> SessionDir:
         """The directory of a session that begins now. It is not made yet."""
-        return SessionDir(self.sessions / datetime.now().strftime("%Y%m%d-%H%M%S-%f"))
+        return SessionDir(self.sessions / _now())
+
+    def new_comparison(self) -> SessionDir:
+        """The directory of a comparison that begins now: nothing of it is taken for a session."""
+        return SessionDir(self.path / "compare" / _now())
 
     def results(self) -> list[Path]:
         """The `results.json` of every session, oldest first."""

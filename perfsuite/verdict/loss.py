@@ -20,17 +20,18 @@ LOSS_FLOOR = 0.02
 """Relative difference of a loss curve that is always allowed: sums in another order drift apart."""
 
 
-def loss_differs(runs: Sequence[Run], baseline: Baseline) -> str | None:
+def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the baseline") -> str | None:
     """The first tenth of the steps where a run's loss differs from the baseline's by more than is allowed.
 
-    None if there is none. The message has both losses and the allowed difference.
+    None if there is none. The message has both losses and the allowed difference; `whose` is the baseline in
+    it.
     """
     usual = _usual_loss(baseline)
     for run in runs:
         for position, (now, (then, allowed)) in enumerate(zip(loss_curve(run.loss), usual, strict=False)):
             if not abs(now - then) <= allowed:
                 share = f"{10 * position} to {10 * position + 10} % of the steps"
-                return f"the loss over {share} is {now:.4f}, the baseline's {then:.4f} +- {allowed:.4f}"
+                return f"the loss over {share} is {now:.4f}, {whose}'s {then:.4f} +- {allowed:.4f}"
     return None
 
 

@@ -50,10 +50,14 @@ class CaseView:
     reason: str
     checks: Table | None
     counts: CountsView | None
+    since: str
+    """Heads the list of what changed."""
     predictions: list[str]
     """What a dry run predicts."""
     launches: Table | None
     """None where nothing was launched."""
+    before: Table | None
+    """The launches of arm A; None where no arms were compared."""
     steps: list[Figure]
     band: Band | None
     compared: bool
@@ -95,8 +99,10 @@ def case_view(
         reason=summary.reason(result),
         checks=tables.checks(result, anchor),
         counts=counts_view(result, anchor),
+        since=_heading(summary.since(result.verdict)),
         predictions=dry_facts.lines(result.dry_facts, result.unit),
         launches=tables.launches(result) if runs and not result.dry else None,
+        before=tables.launches(result, result.before) if result.before else None,
         steps=_steps(result, band, anchor),
         band=band,
         compared=any(check.baseline is not None for check in result.verdict.checks),
@@ -106,8 +112,8 @@ def case_view(
         health_summary=tables.health_summary(runs),
         settings=tables.settings(runs),
         notes=summary.notes(result),
-        tracebacks=_tracebacks(runs),
-        command=_command(result),
+        tracebacks=[*_tracebacks(result.before, "Arm A, launch"), *_tracebacks(runs, "Launch")],
+        command=_command(result, session),
         commit=session.commit,
     )
 
@@ -199,17 +205,25 @@ def _loss_caption(runs: Sequence[Run]) -> str:
     return caption + "."
 
 
-def _tracebacks(runs: Sequence[Run]) -> list[tuple[str, str]]:
+def _tracebacks(runs: Sequence[Run], what: str) -> list[tuple[str, str]]:
     tracebacks = []
     for number, run in enumerate(runs, 1):
         if run.failure is not None and run.failure.traceback:
             where = "" if run.failure.rank is None else f" of rank {run.failure.rank}"
-            tracebacks.append((f"Launch {number}, traceback{where}", run.failure.traceback.rstrip()))
+            tracebacks.append((f"{what} {number}, traceback{where}", run.failure.traceback.rstrip()))
     return tracebacks
 
 
-def _command(result: Measurement) -> str:
+def _heading(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _command(result: Measurement, session: SessionFile) -> str:
     inject = next((run.inject for run in result.runs if run.inject is not None), None)
+    if session.arms:
+        a, b = session.arms
+        fault = ["--inject", inject] if inject else []
+        return shlex.join(["perfsuite", "compare", "--a", a.text, "--b", b.text, *fault, result.case_id])
     if result.dry:
         return shlex.join(["perfsuite", "dry-run", result.case_id])
     return shlex.join(["pytest", result.nodeid, *([f"--perf-inject={inject}"] if inject else [])])

@@ -54,15 +54,15 @@ def counts_view(result: Measurement, anchor: str) -> CountsView | None:
         return None
     left = sum(len(entry.ranks) for entry in result.counts[MOST_ENTRIES:])
     return CountsView(
-        judged=None if check is None else told.judged(check),
-        findings=None if check is None else _findings(check),
+        judged=None if check is None else told.judged(check, result.verdict.against),
+        findings=None if check is None else _findings(check, result.verdict.against or "baseline"),
         remarks=[] if check is None else told.remarks(check),
         ranks=[_rank(entry, f"{anchor}:counts-{number}") for number, entry in enumerate(shown, 1)],
         left_out=f"The step of {plural(left, 'rank')} more is in results.json." if left else None,
     )
 
 
-def _findings(check: CountCheck) -> Table | None:
+def _findings(check: CountCheck, against: str) -> Table | None:
     rows = [
         (
             each.field,
@@ -75,10 +75,10 @@ def _findings(check: CountCheck) -> Table | None:
         )
         for each in check.findings
     ]
-    caption = "What a step does otherwise than in the baseline. What is listed was not judged."
+    caption = f"What a step does otherwise than in the {against}. What is listed was not judged."
     if left := len(rows) - MOST_FINDINGS:
         caption += f" {left} more are in results.json." if left > 0 else ""
-    headers = ("count", "verdict", "baseline", "now", "change", "ranks", "in words")
+    headers = ("count", "verdict", against, "now", "change", "ranks", "in words")
     table = Table(
         caption=caption, headers=headers, rows=rows[:MOST_FINDINGS], text_columns=2, figure_columns=3
     )

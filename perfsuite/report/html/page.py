@@ -51,6 +51,7 @@ def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTabl
         unit=unit,
         verdicts=[(verdict, counts[verdict]) for verdict in WORST_FIRST if counts[verdict]],
         only_dry=summary.only_dry(results),
+        arms=any(session.arms for session in sessions),
         several_classes=len({view.hardware for view in views}) > 1,
         skipped=_skipped(sessions),
         comparisons=[_comparison(number, each) for number, each in enumerate(comparisons, 1)],

@@ -79,7 +79,7 @@ def checks(result: Measurement, anchor: str) -> Table | None:
         "dashed line what is allowed."
     )
     headers = (
-        *("metric", "verdict", "measured", "baseline", "change", "99 % interval"),
+        *("metric", "verdict", "measured", result.verdict.against or "baseline", "change", "99 % interval"),
         *("allowed", "can find", "chart"),
     )
     if not rows:
@@ -87,9 +87,13 @@ def checks(result: Measurement, anchor: str) -> Table | None:
     return Table(caption=caption, headers=headers, rows=rows, text_columns=2, figure_columns=6)
 
 
-def launches(result: Measurement) -> Table:
-    """Return the table of the launches of a case: speed and memory of each, and whether it counts."""
-    extra = extra_metrics(run.figures for run in result.runs)
+def launches(result: Measurement, runs: Sequence[Run] | None = None) -> Table:
+    """Return the table of the launches of a case: speed and memory of each, and whether it counts.
+
+    `runs`: those of arm A, where two arms were compared.
+    """
+    runs = result.runs if runs is None else runs
+    extra = extra_metrics(run.figures for run in runs)
     rows = [
         (
             str(number),
@@ -103,7 +107,7 @@ def launches(result: Measurement) -> Table:
             f"{run.duration_s:,.0f} s",
             _launch_state(result, number, run),
         )
-        for number, run in enumerate(result.runs, 1)
+        for number, run in enumerate(runs, 1)
     ]
     headers = (
         *(
@@ -247,5 +251,5 @@ def settings(runs: Sequence[Run]) -> Table:
         name: f"{rate:,.4g}" for run in runs[-1:] for name, rate in run.device_probe.items()
     }
     rows = [(name, value, kind) for kind, entries in kinds.items() for name, value in entries.items()]
-    caption = "From the last launch. Settings must equal the baseline's, the environment need not."
+    caption = "From the last launch. Beside a baseline settings must be equal, the environment need not."
     return Table(caption=caption, headers=("name", "value", "kind"), rows=rows)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite.plugin_benchmark import ReplayClock, raise_in, replay
+from perfsuite.plugin.benchmark import ReplayClock, raise_in, replay
 from tests.suite import read_json, run_cpu
 
 

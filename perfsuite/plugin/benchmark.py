@@ -15,7 +15,7 @@ import pytest
 
 from perfsuite import documents
 from perfsuite.frameworks.base import TRAINING
-from perfsuite.plugin_options import SESSION
+from perfsuite.plugin.options import SESSION
 
 
 class ReplayClock:

@@ -18,6 +18,7 @@ from perfsuite.report.published import PUBLISHED, PublishedFile
 from perfsuite.results.store import BASELINES, STORE
 from perfsuite.session import Options, Session
 from perfsuite.verdict.judge import Policy
+from perfsuite.verdict.paired import MAX_PAIRS, MIN_PAIRS
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES
 
 SESSION = pytest.StashKey[Session]()
@@ -45,6 +46,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--perf-inject",
         metavar="FAULT",
         help="inject a fault to test the gate, for example slowdown=30%%; such runs are never recorded",
+    )
+    group.addoption(
+        "--perf-against",
+        metavar="ARM",
+        help="compare with another environment in place of baselines: launches alternate between ARM and this "
+        "one. ARM: NAME=VALUE, path/to/python or a git commit, or several with spaces between them",
+    )
+    group.addoption(
+        "--perf-max-pairs",
+        metavar="N",
+        help=f"with --perf-against: pairs of launches at the most ({MIN_PAIRS} to {MAX_PAIRS}, the default)",
     )
     group.addoption(
         "--perf-dry",
@@ -140,6 +152,13 @@ def options(config: pytest.Config) -> Options:
         raise pytest.UsageError(
             "--perf-dry with --perf-resume: only launches are resumed; leave one of them out"
         )
+    if against := config.getoption("--perf-against"):
+        for other in ("--perf-dry", "--perf-resume", "--perf-cases"):
+            if config.getoption(other):
+                raise pytest.UsageError(
+                    f"--perf-against={against} with {other}: two arms can only be launched, in a session of "
+                    "their own; leave one of them out"
+                )
     with usage_error():
         if inject:
             Fault.parse(inject)
@@ -169,6 +188,20 @@ def options(config: pytest.Config) -> Options:
         allow_shared=config.getoption("--perf-allow-shared"),
         no_wait=config.getoption("--perf-no-wait"),
     )
+
+
+def max_pairs(config: pytest.Config) -> int:
+    """The most pairs of a comparison of two arms. Raises `UsageError` for a number out of range."""
+    text = config.getoption("--perf-max-pairs")
+    if text is None:
+        return MAX_PAIRS
+    if not config.getoption("--perf-against"):
+        raise pytest.UsageError("--perf-max-pairs is for --perf-against: add that, or leave it out")
+    if not text.isdigit() or not MIN_PAIRS <= int(text) <= MAX_PAIRS:
+        raise pytest.UsageError(
+            f"--perf-max-pairs={text}: give a whole number from {MIN_PAIRS} to {MAX_PAIRS}"
+        )
+    return int(text)
 
 
 def published_comparisons(config: pytest.Config) -> PublishedFile:

@@ -1,6 +1,6 @@
 """The pytest plugin: markers, the `bench` fixture, skips, statuses and reports.
 
-Only this module, `plugin_options` and `plugin_benchmark` import pytest.
+Only this package imports pytest.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ import pytest
 from perfsuite import documents
 from perfsuite.case.case import Case, CaseList
 from perfsuite.case.hardware import ACCELERATORS
+from perfsuite.compare import Comparison
 from perfsuite.errors import AllocationOverError, BusyError, PerfsuiteError
+from perfsuite.launch.arm import here, resolve
 from perfsuite.launch.launchers import launcher
-from perfsuite.plugin_benchmark import CLOCK, raise_in, replay, replay_nothing, set_clock
-from perfsuite.plugin_benchmark import (
+from perfsuite.plugin.benchmark import CLOCK, raise_in, replay, replay_nothing, set_clock
+from perfsuite.plugin.benchmark import (
     pytest_benchmark_compare_machine_info as pytest_benchmark_compare_machine_info,
 )
-from perfsuite.plugin_benchmark import (
+from perfsuite.plugin.benchmark import (
     pytest_benchmark_update_machine_info as pytest_benchmark_update_machine_info,
 )
-from perfsuite.plugin_options import SESSION, options, published_comparisons, usage_error
-from perfsuite.plugin_options import pytest_addoption as pytest_addoption
+from perfsuite.plugin.options import SESSION, max_pairs, options, published_comparisons, usage_error
+from perfsuite.plugin.options import pytest_addoption as pytest_addoption
 from perfsuite.report import summary
 from perfsuite.report import terminal as report
 from perfsuite.report.progress import Progress
@@ -70,9 +72,17 @@ def _session(config: pytest.Config, progress: Progress) -> Session:
     chosen = options(config)
     if config.getoption("--perf-dry"):
         return DrySession(chosen, progress, saves=not _is_worker(config))
+    most = max_pairs(config)
+    against = config.getoption("--perf-against")
     with usage_error():
         name = config.getoption("--perf-launcher") or config.getini("perf_launcher")
         host = Host(launcher(name), chosen.store)
+        if against is not None:
+            arms = (
+                resolve("--perf-against", against, root=chosen.root, store=chosen.store),
+                here(chosen.root),
+            )
+            return Comparison(chosen, progress, host, saves=not _is_worker(config), arms=arms, max_pairs=most)
     return Session(chosen, progress, host, saves=not _is_worker(config))
 
 
@@ -360,7 +370,7 @@ def _write_verdicts(terminal: Any, config: pytest.Config, measurements: list[Mea
         terminal.write_line(f"note: {note}")
     width = shutil.get_terminal_size().columns if terminal.isatty else None
     terminal.write_line(report.table(measurements, color=terminal.hasmarkup, width=width))
-    is_verbose = config.get_verbosity() > 0
+    is_verbose = config.get_verbosity() > 0 or bool(config.stash[SESSION].arms)
     for measurement in measurements:
         is_shown_by_pytest = measurement.outcome == "failed" and measurement.excused is None
         if (is_verbose or summary.needs_words(measurement)) and not is_shown_by_pytest:

@@ -1,0 +1,104 @@
+"""A session that compares two arms: it launches them in turn, and neither needs a baseline nor writes one.
+
+    A B, B A, A B, ...  -->  pairs of launches  -->  judge_pairs: undecided: one more pair
+
+Arm A is what is compared with, arm B what may be slower. Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from perfsuite.case.case import Case
+from perfsuite.case.hardware import Machine
+from perfsuite.launch.quiet import Neighbours
+from perfsuite.measure import is_free, launch_once, with_others_named
+from perfsuite.results.health import is_shared
+from perfsuite.results.outcome import Verdict
+from perfsuite.results.run import Run
+from perfsuite.results.run_dir import RunDir
+from perfsuite.results.session_file import Measurement
+from perfsuite.results.store import SessionDir, Store
+from perfsuite.session import Session, check_same
+from perfsuite.verdict.compared import judge_pairs, unhealthy_pairs
+from perfsuite.verdict.paired import MAX_PAIRS, order
+
+
+@dataclass
+class Comparison(Session):
+    """Compares one case after another in its two `arms`, A and B. A fault is injected into arm B alone."""
+
+    max_pairs: int = MAX_PAIRS
+    tolerance: float | None = None
+    """Of tokens/s, as a share; None: as a gate has it on this kind of device."""
+
+    @cached_property
+    def directory(self) -> SessionDir:
+        """The directory of this comparison: its launches, and its `results.json`."""
+        return Store(self.options.store).new_comparison()
+
+    def _measure(self, case: Case, nodeid: str) -> Measurement:
+        check_same(self._cases.setdefault(case.id, case), case)
+        machine = self.host.machine_for(case)
+        self.lock.take(self.listener.say, wait=not self.options.no_wait)
+        self.running = case.id
+        self.save()
+        before: list[Run] = []
+        verdict = self._pairs(case, machine, before)
+        self.running = None
+        self.listener.end(verdict.outcome)
+        return self._measurement(case, nodeid, self.launches, verdict).replace(before=tuple(before))
+
+    def _pairs(self, case: Case, machine: Machine, before: list[Run]) -> Verdict:
+        """Launch pairs until they decide. Launches of arm A are added to `before`, of B to `self.launches`.
+
+        A pair that is no evidence is made again, in the same order.
+        """
+        while True:
+            healthy = len(before) - len(unhealthy_pairs(before, self.launches))
+            made: dict[str, Run] = {}
+            others = None
+            for arm in order(healthy):
+                made[arm], beside = self._launch_arm(case, machine, arm, len(before) + 1, len(made))
+                others = beside or others
+            before.append(made["a"])
+            self.launches.append(made["b"])
+            verdict = self._judge(before)
+            if verdict.outcome != "undecided":
+                return verdict
+            if others is not None and not is_free(made["b"], others, self.options.when_shared):
+                # While others stay, more launches would be in vain: one pair is enough for a verdict.
+                verdict = self._judge(before, max_unhealthy=1)
+                if verdict.outcome != "undecided":
+                    return verdict
+
+    def _judge(self, before: list[Run], **changes: int) -> Verdict:
+        return judge_pairs(
+            before, self.launches, tolerance=self.tolerance, max_pairs=self.max_pairs, **changes
+        )
+
+    def _launch_arm(
+        self, case: Case, machine: Machine, arm: str, pair: int, made: int
+    ) -> tuple[Run, Neighbours | None]:
+        """Launch an arm once, as the first (`made` is 0) or the second of a pair.
+
+        Returns also who tells of those that used the machine beside it, or None where nobody did.
+        """
+        number = 2 * (pair - 1) + made + 1
+        self.listener.begin(case.id, case.total_steps, number, case.unit)
+        if self.neighbours is not None:
+            self.neighbours.launch_begins(machine)
+        run = launch_once(
+            case,
+            machine,
+            RunDir.of_launch(self._case_directory(case) / arm, pair).path,
+            inject=self.options.inject if arm == "b" else None,
+            counts=self.options.counts,
+            arm=self.arms["ab".index(arm)],
+            launcher=self.host.launcher,
+            on_progress=self.listener.step,
+        )
+        if self.neighbours is None or run.failure is not None or not is_shared(run.health, machine):
+            return run, None
+        return with_others_named(run, number, self.neighbours), self.neighbours

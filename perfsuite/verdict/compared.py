@@ -1,0 +1,203 @@
+"""Judges the launches of arm B beside those of arm A. Pure: no clock, no disk; neither torch nor pytest.
+
+Launch k of both arms is one pair. Nothing that differs between the arms is refused: other versions and other
+settings are why they are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from perfsuite.results import baseline as baselines
+from perfsuite.results import count_baseline, health
+from perfsuite.results.baseline import Baseline
+from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, Metric, judged
+from perfsuite.results.outcome import WORST_FIRST, Check, CountCheck, Outcome, Verdict
+from perfsuite.results.rank_report import FailureKind
+from perfsuite.results.run import Run
+from perfsuite.verdict import exact
+from perfsuite.verdict.combined import THE_SAME
+from perfsuite.verdict.comparable import changes, differences
+from perfsuite.verdict.judge import MAX_UNHEALTHY
+from perfsuite.verdict.loss import loss_differs
+from perfsuite.verdict.noise import is_size
+from perfsuite.verdict.paired import MAX_PAIRS, MIN_PAIRS, PairedOutcome, decide
+
+ARM_A, ARM_B = "arm A", "arm B"
+OUTCOMES: dict[PairedOutcome, Outcome] = {
+    "slower": "regressed",
+    "faster": "improved",
+    "same": "passed",
+    "inconclusive": "inconclusive",
+    "undecided": "undecided",
+}
+"""What arm B is beside arm A, in the words of verdicts."""
+
+
+def unhealthy_pairs(a: Sequence[Run], b: Sequence[Run]) -> dict[int, list[str]]:
+    """The pairs, from 1 on, that are no evidence, with what was wrong with the machine in either launch."""
+    found = {}
+    for number, pair in enumerate(zip(a, b, strict=True), 1):
+        why = [
+            f"{arm}: {problem}"
+            for arm, run in zip((ARM_A, ARM_B), pair, strict=True)
+            for problem in health.machine_problems(run.health, run.machine)
+        ]
+        if why:
+            found[number] = why
+    return found
+
+
+def judge_pairs(
+    a: Sequence[Run],
+    b: Sequence[Run],
+    *,
+    tolerance: float | None = None,
+    max_pairs: int = MAX_PAIRS,
+    max_unhealthy: int = MAX_UNHEALTHY,
+) -> Verdict:
+    """Judge the pairs so far, in the order they were made. Call again after one more while `undecided`.
+
+    `tolerance` replaces that of tokens/s. After `max_unhealthy` pairs that are no evidence, if there are no
+    more healthy ones, the verdict is `unhealthy`. The verdict's launches count those of both arms; its
+    `unhealthy_launches` are numbers of pairs.
+    """
+    launches = len(a) + len(b)
+    if failed := [(arm, run) for arm, runs in ((ARM_A, a), (ARM_B, b)) for run in runs if run.failure]:
+        return Verdict(
+            outcome="failed",
+            launches=launches,
+            failure=_kind(failed[0][1]),
+            reasons=tuple(_why_failed(arm, run) for arm, run in failed),
+            against=ARM_A,
+        )
+    problems = unhealthy_pairs(a, b)
+    healthy_a, healthy_b = (
+        [run for number, run in enumerate(runs, 1) if number not in problems] for runs in (a, b)
+    )
+    if len(problems) >= max(max_unhealthy, len(healthy_a)):
+        verdict = Verdict(outcome="unhealthy", launches=launches)
+    elif not healthy_a:
+        verdict = Verdict(outcome="undecided", launches=launches)
+    else:
+        verdict = _judge_healthy(healthy_a, healthy_b, tolerance, max_pairs)
+    set_aside = tuple(f"pair {number} set aside: {'; '.join(why)}" for number, why in problems.items())
+    known = baselines.from_runs(a)
+    return verdict.replace(
+        launches=launches,
+        unhealthy_launches=tuple(problems),
+        reasons=(*verdict.reasons, *_other_settings(b[-1], known), *set_aside),
+        changed=changes(b[-1], known),
+        against=ARM_A,
+    )
+
+
+def _kind(run: Run) -> FailureKind:
+    assert run.failure is not None
+    return run.failure.kind
+
+
+def _why_failed(arm: str, run: Run) -> str:
+    """Which arm failed, how, and what was wrong with the machine meanwhile."""
+    assert run.failure is not None
+    machine = "".join(f"; meanwhile {why}" for why in health.machine_problems(run.health, run.machine))
+    return f"{arm} failed: {run.failure.kind}: {run.failure.message}{machine}"
+
+
+def _other_settings(run: Run, known: Baseline) -> tuple[str, ...]:
+    """Settings that the workers of both arms observed to differ: a finding, and no reason to refuse."""
+    return tuple(
+        f"settings differ: {name.removeprefix('observed ')} is {then!r} in {ARM_A} and {now!r} in {ARM_B}"
+        for name, (then, now) in differences(run, known).items()
+    )
+
+
+def _judge_healthy(a: Sequence[Run], b: Sequence[Run], tolerance: float | None, max_pairs: int) -> Verdict:
+    """The verdict on healthy pairs; `undecided` while tokens/s or the worst metric is."""
+    launches = len(a) + len(b)
+    if len(a) >= MIN_PAIRS and (difference := loss_differs(b, baselines.from_runs(a), ARM_A)) is not None:
+        return Verdict(outcome="failed", launches=launches, failure="loss", reasons=(difference,))
+    device = b[0].machine.device
+    metrics = judged((run.figures for run in (*a, *b)), device)
+    checks = tuple(_check(metric, a, b, tolerance, max_pairs) for metric in metrics)
+    outcome = min((check.outcome for check in checks), key=WORST_FIRST.index)
+    speed = next(check.outcome for check in checks if check.metric == TOKENS_PER_S.name)
+    if outcome != "failed" and speed == "undecided":
+        outcome = "undecided"
+    counts = _counts(a, b)
+    return Verdict(
+        outcome=outcome,
+        launches=launches,
+        checks=checks,
+        counts=counts,
+        explained=_explained(checks, counts),
+        failure="missing_metric" if outcome == "failed" else None,
+    )
+
+
+def _check(
+    metric: Metric, a: Sequence[Run], b: Sequence[Run], tolerance: float | None, max_pairs: int
+) -> Check:
+    """The check of one metric: by the medians where a device repeats it to the digit, else pair by pair."""
+    before, now = ([metric.of(run.figures) for run in runs] for runs in (a, b))
+    shown, device = metric.counting(b[0].case.unit), b[0].machine.device
+    is_own = metric == TOKENS_PER_S and tolerance is not None
+    check = Check(
+        metric=metric.name,
+        label=shown.label,
+        unit=shown.unit,
+        outcome="passed",
+        measured=_median(now),
+        baseline=_median(before),
+        tolerance=tolerance if is_own and tolerance is not None else metric.tolerance(device),
+    )
+    for arm, values in ((ARM_A, before), (ARM_B, now)):
+        if bad := [value for value in values if not is_size(value)]:
+            is_needed = arm == ARM_B or metric in (TOKENS_PER_S, PEAK_MEMORY)
+            what = "was not measured" if bad[0] is None else f"is {bad[0]}"
+            return check.replace(outcome="failed" if is_needed else "inconclusive", note=f"{what} in {arm}")
+    if metric.judging(device) == "exact":
+        return _exact(metric, check)
+    costs = [[metric.cost(value) for value in values if is_size(value)] for values in (before, now)]
+    decision = decide(*costs, tolerance=check.tolerance, max_pairs=max_pairs)
+    return check.replace(
+        outcome=OUTCOMES[decision.outcome],
+        worsening=decision.change,
+        interval=decision.interval,
+        minimum_detectable=decision.minimum_detectable,
+    )
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if len(known) == len(values) else None
+
+
+def _exact(metric: Metric, check: Check) -> Check:
+    """The check of a metric that needs no statistics: the ratio of the medians beyond the tolerance."""
+    assert check.measured is not None
+    assert check.baseline is not None
+    worsening = metric.worsening(check.measured, check.baseline)
+    outcome: Outcome = "passed"
+    if abs(worsening) > check.tolerance:
+        outcome = "regressed" if worsening > 0 else "improved"
+    return check.replace(outcome=outcome, worsening=worsening, minimum_detectable=check.tolerance)
+
+
+def _counts(a: Sequence[Run], b: Sequence[Run]) -> CountCheck | None:
+    """What a step of arm B does otherwise than one of arm A: it explains a change and is none by itself."""
+    counted = exact.counted(a)
+    check = exact.check(b, count_baseline.from_runs(counted)) if counted else None
+    if check is None:
+        return None
+    findings = tuple(finding.replace(outcome="passed") for finding in check.findings)
+    return check.replace(outcome="passed", findings=findings)
+
+
+def _explained(checks: Sequence[Check], counts: CountCheck | None) -> str | None:
+    """Why an arm is slower, or larger, as far as counts tell; None where none is, or none were compared."""
+    is_changed = any(check.outcome in ("regressed", "improved") for check in checks)
+    if counts is None or not counts.compared or not is_changed:
+        return None
+    return counts.findings[0].sentence if counts.findings else THE_SAME
