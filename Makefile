@@ -150,16 +150,14 @@ drift: .venv/installed  ## OUT=trend: what crept in history/, also onto the job'
 issue: .venv/installed  ## RUN_URL=...: open, update or close the issue of each hardware class in nights/
 	.venv/bin/perfsuite github-issue nights/*/results.json $(addprefix --trend ,$(wildcard nights/trend/trend.json))
 
-compare: .venv/installed  ## BASE=main HARDWARE=h100: measure that commit, then this one, and compare
+compare: .venv/installed  ## BASE=main HARDWARE=h100: launch that commit and this one in turn, and compare them
 	.venv/bin/perfsuite hardware --expect "$$HARDWARE"
-	rm -rf .perfsuite/base .perfsuite/compare
+	rm -rf .perfsuite/base
 	git worktree prune
 	git worktree add --force --detach .perfsuite/base "$$BASE"
 	$(MAKE) -f "$(CURDIR)/Makefile" -C .perfsuite/base .venv/installed
-	cd .perfsuite/base && .venv/bin/pytest bench_cases -m "$$HARDWARE" --perf-record-launches=5 \
-		--perf-baselines=none --perf-store="$(CURDIR)/.perfsuite/compare" || [ $$? -eq 1 ]
-	.venv/bin/pytest bench_cases -m "$$HARDWARE" --perf-baselines=none --perf-no-baseline=fail \
-		--perf-store=.perfsuite/compare --perf-report "$$OUT" $(ARGS)
+	.venv/bin/pytest bench_cases -m "$$HARDWARE" --perf-against="$$BASE .perfsuite/base/.venv/bin/python" \
+		--perf-report "$$OUT" $(ARGS)
 
 refresh: .venv/installed  ## HARDWARE=h100 CASES='fsdp2 and not 8b' REASON='torch 2.14': new reviewed baselines
 	.venv/bin/perfsuite hardware --expect "$$HARDWARE"

@@ -186,6 +186,11 @@ class Session:
         """The directory of this session: its launches, and its `results.json`."""
         return Store(self.options.store).new_session()
 
+    @property
+    def arm_facts(self) -> tuple[ArmFacts, ...]:
+        """What is told of the arms."""
+        return tuple(ArmFacts(text=arm.text, facts=arm.facts) for arm in self.arms)
+
     @cached_property
     def baselines(self) -> BaselineStore:
         """Reviewed baselines, and those that this machine has recorded."""
@@ -518,7 +523,7 @@ def session_file(session: Session, status: Status) -> SessionFile:
         conditions=session.conditions,
         commit=session.revision.commit,
         dirty=session.revision.dirty,
-        arms=tuple(ArmFacts(text=arm.text, facts=arm.facts) for arm in session.arms),
+        arms=session.arm_facts,
         machine=session.host.machine,
         results=tuple(session.results),
         skipped=tuple(session.skipped),

@@ -85,6 +85,27 @@ def test_a_slowdown_regresses_fails_and_is_explained(suite: pytest.Pytester) -> 
     assert read_json(suite)["results"][0]["verdict"]["checks"][0]["outcome"] == "regressed"
 
 
+def test_an_arm_is_compared_with_this_environment_and_no_baseline_is_written(suite: pytest.Pytester) -> None:
+    same = run_cpu(suite, "--perf-against=.", "--perf-json=out.json", "--perf-report=out")
+    assert same.ret == 0
+    same.stdout.fnmatch_lines(
+        [
+            "*tokens/s A *B *time B/A (99 %)*memory B/A *pairs *verdict*",
+            "*fake-llama-tiny-s64-b4-fp32-1x2 *1.000 (*3 of 3 *passed*",
+            "*fake-llama-tiny-s64-b4-fp32-1x2: passed after 3 pairs of launches*",
+            "*tokens/s: 51,*, arm A 51,*: 0.0% more time per token*",
+        ]
+    )
+    told = read_json(suite)
+    assert [arm["text"] for arm in told["arms"]] == [".", "."]
+    assert len(told["results"][0]["before"]) == len(told["results"][0]["runs"]) == 3
+    assert "time B/A" in (suite.path / "out" / "summary.md").read_text()
+    assert {path.name for path in (suite.path / ".perfsuite").iterdir()} == {"compare"}
+    slow = run_cpu(suite, "--perf-against=.", "--perf-inject=slowdown=40%", "--perf-max-pairs=3")
+    assert slow.ret == 1
+    slow.stdout.fnmatch_lines(["*40.0% more time per token*", "*1 regressed*"])
+
+
 def test_a_report_is_written_on_request(suite: pytest.Pytester) -> None:
     suite.makeini("[pytest]\nfilterwarnings = error")
     run_cpu(suite)

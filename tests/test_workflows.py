@@ -226,9 +226,12 @@ def test_a_pull_request_is_compared_with_its_base(repository: Path, tmp_path: Pa
     venv.write_text(f"#!/bin/sh\ncp -r {repository}/.venv .\n")
     venv.chmod(0o755)
     said = make(repository, "compare", BASE="HEAD~1", HARDWARE="cpu", OUT="out", PYTHON=str(venv))
-    assert re.search(r"fake-llama-tiny\S+ .* recorded", said), "the base"
-    assert re.search(r"fake-llama-tiny\S+ .* passed", said), "this commit"
+    base, this = (git(repository, "rev-parse", name)[:12] for name in ("HEAD~1", "HEAD"))
+    assert re.search(rf"arm A: HEAD~1 \S+/base/.venv/bin/python .*commit {base}", said)
+    assert re.search(rf"arm B: \. .*commit {this}", said)
+    assert re.search(r"fake-llama-tiny\S+ .* 3 of 3 +passed", said)
     assert "1 passed" in (repository / "out" / "summary.md").read_text()
+    assert not (repository / ".perfsuite" / "baselines").exists()
 
 
 def test_a_slower_baseline_is_accepted_with_its_reason(repository: Path) -> None:

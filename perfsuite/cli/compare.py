@@ -16,10 +16,11 @@ from perfsuite.case.fault import Fault
 from perfsuite.cli.dry_run import CASES, Expression, Ids, selected
 from perfsuite.cli.power import fraction
 from perfsuite.compare import Comparison
+from perfsuite.errors import AllocationOverError, BusyError, PerfsuiteError
 from perfsuite.launch.arm import resolve
 from perfsuite.launch.launchers import launcher
 from perfsuite.launch.quiet import WAIT_S
-from perfsuite.report import markdown
+from perfsuite.report import markdown, summary
 from perfsuite.report.html import page
 from perfsuite.report.progress import Progress
 from perfsuite.report.terminal import console, explanation, table
@@ -104,7 +105,12 @@ def compare(
             session.record_skip(each, each.id, reason)
             typer.echo(f"{each.id}: {reason}", err=True)
             continue
-        session.measure(each, each.id)
+        try:
+            session.measure(each, each.id)
+        except (AllocationOverError, BusyError):
+            raise
+        except PerfsuiteError as error:  # a failed result; the others may do better
+            typer.echo(f"{each.id}: {error}", err=True)
     session.lock.release()
     _show(session, report, json_output=json_output)
     raise typer.Exit(_status(session))
@@ -129,9 +135,8 @@ def _show(session: Comparison, report: Path | None, *, json_output: bool) -> Non
         typer.echo(json.dumps(documents.plain(content), indent=1))
         return
     out = console()
-    for name, arm in zip("AB", content.arms, strict=True):
-        facts = ", ".join(f"{fact} {value}" for fact, value in arm.facts.items())
-        out.print(f"arm {name}: {arm.text} ({facts})")
+    for line in summary.arm_lines(content.arms):
+        out.print(relative(line, Path.cwd()))
     width = max(out.width, 80) if out.is_terminal else None
     if session.results:
         typer.echo(table(session.results, color=out.is_terminal, width=width))

@@ -80,7 +80,7 @@ Degrees = Annotated[
 ]
 Paired = Annotated[
     bool,
-    typer.Option("--paired", help="simulate a comparison whose launches alternate between two arms"),
+    typer.Option("--paired", help="simulate perfsuite compare, whose launches alternate between two arms"),
 ]
 Drift = Annotated[
     str | None,

@@ -368,6 +368,8 @@ def _write_verdicts(terminal: Any, config: pytest.Config, measurements: list[Mea
     terminal.section(f"perfsuite: {summary.hardware(measurements) or 'nothing was launched'}")
     for note in summary.machine_notes(measurements):
         terminal.write_line(f"note: {note}")
+    for line in summary.arm_lines(config.stash[SESSION].arm_facts):
+        terminal.write_line(_relative(config, line))
     width = shutil.get_terminal_size().columns if terminal.isatty else None
     terminal.write_line(report.table(measurements, color=terminal.hasmarkup, width=width))
     is_verbose = config.get_verbosity() > 0 or bool(config.stash[SESSION].arms)

@@ -50,8 +50,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--perf-against",
         metavar="ARM",
-        help="compare with another environment in place of baselines: launches alternate between ARM and this "
-        "one. ARM: NAME=VALUE, path/to/python or a git commit, or several with spaces between them",
+        help="compare with another environment in place of baselines: launches alternate between ARM and "
+        "this one. ARM: NAME=VALUE, path/to/python or a git commit, or several with spaces between them",
     )
     group.addoption(
         "--perf-max-pairs",

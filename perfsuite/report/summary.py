@@ -191,6 +191,11 @@ def _arm(arm: ArmFacts) -> str:
     return f"{arm.text} ({', '.join(f'{name} {value}' for name, value in arm.facts.items())})"
 
 
+def arm_lines(arms: Sequence[ArmFacts]) -> list[str]:
+    """Return a line for each of the two arms of a comparison; none for a session of another kind."""
+    return [f"arm {name}: {_arm(arm)}" for name, arm in zip("AB", arms, strict=False)]
+
+
 def parts(session: SessionFile) -> str:
     """Return when each part of a session began, how many cases it measured, and how it ended."""
     told = [

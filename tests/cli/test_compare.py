@@ -1,0 +1,154 @@
+"""`perfsuite compare`: what it prints, writes and refuses. Its launches are simulated, each in processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from perfsuite.cli.app import app
+from perfsuite.compare import Comparison
+from perfsuite.dry import cases
+from perfsuite.errors import CaseError
+from perfsuite.git import git
+from perfsuite.launch.lock import MachineLock
+from perfsuite.results.outcome import Outcome, Verdict
+from perfsuite.results.session_file import Measurement
+from tests.samples import make_case, make_machine, make_run
+from tests.synthetic import make_repository
+
+CASE = make_case()
+GPU_CASE = make_case(hardware="h100")
+
+
+@pytest.fixture(autouse=True)
+def _repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repository with cases, which pytest need not collect, on a CPU machine."""
+    make_repository(tmp_path / "repo", 2)
+    monkeypatch.chdir(tmp_path / "repo")
+    Path("bench_cases").mkdir()
+    monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [CASE, GPU_CASE])
+    monkeypatch.setattr("perfsuite.launch.local.detect", make_machine)
+    monkeypatch.setattr(MachineLock, "take", lambda self, say, wait=True: None)
+
+
+class Verdicts:
+    """Stands in for the launches: every case has this outcome."""
+
+    def __init__(self) -> None:
+        self.outcome: Outcome = "passed"
+        self.sessions: list[Comparison] = []
+        self.error: CaseError | None = None
+
+    def __call__(self, session: Comparison, case: Any, nodeid: str) -> Measurement:
+        self.sessions.append(session)
+        if self.error is not None:
+            raise self.error
+        return Measurement(
+            nodeid=nodeid,
+            case_id=case.id,
+            framework="fake",
+            runs=(make_run(),) * 3,
+            before=(make_run(),) * 3,
+            verdict=Verdict(
+                outcome=self.outcome, launches=6, against="arm A", changed=("torch: 2.13.0 -> 2.14.0",)
+            ),
+            baseline_file=None,
+            directory="out",
+        )
+
+
+@pytest.fixture
+def verdicts(monkeypatch: pytest.MonkeyPatch) -> Verdicts:
+    stand_in = Verdicts()
+    monkeypatch.setattr(Comparison, "_measure", lambda *arguments: stand_in(*arguments))
+    return stand_in
+
+
+def command(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["compare", *arguments], env={"COLUMNS": "200"})
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [("passed", 0), ("improved", 0), ("regressed", 1), ("failed", 1), ("inconclusive", 3), ("unhealthy", 3)],
+)
+def test_the_exit_status_says_whether_arm_b_is_worse(
+    verdicts: Verdicts, outcome: Outcome, status: int
+) -> None:
+    verdicts.outcome = outcome
+    assert command("--a", ".", CASE.id).exit_code == status
+
+
+def test_what_the_session_is_asked_for(verdicts: Verdicts) -> None:
+    options = ("--tolerance", "3%", "--max-pairs", "5", "--inject", "slowdown=10%", "--wait-quiet", "7")
+    assert command("--a", "main~1 X=1", "--b", "Y=2", *options, CASE.id).exit_code == 0
+    (session,) = verdicts.sessions
+    assert (session.tolerance, session.max_pairs) == (0.03, 5)
+    assert (session.options.inject, session.options.wait_quiet_s) == ("slowdown=10%", 7)
+    a, b = session.arms
+    assert (a.commit, a.given) == (git("rev-parse", "main~1", cwd=Path()).strip(), {"X": "1"})
+    assert (b.directory, b.given) == (None, {"Y": "2"})
+
+
+def test_a_case_that_cannot_run_here_is_skipped_with_its_reason(verdicts: Verdicts) -> None:
+    result = command("--a", ".", "-k", "any")
+    assert result.exit_code == 0
+    assert f"{GPU_CASE.id}: " in result.stderr
+    assert len(verdicts.sessions) == 1
+    (file,) = Path().glob(".perfsuite/compare/*/results.json")
+    assert [skip["case_id"] for skip in json.loads(file.read_text())["skipped"]] == [GPU_CASE.id]
+
+
+def test_nothing_measured_is_not_decided(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [GPU_CASE])
+    assert command("--a", ".", "-k", "any").exit_code == 3
+
+
+def test_a_case_that_is_refused_is_a_failed_one_and_the_next_is_measured(verdicts: Verdicts) -> None:
+    verdicts.error = CaseError("compile=True with Fake")
+    result = command("--a", ".", CASE.id, GPU_CASE.id)
+    assert result.exit_code == 1
+    assert len(verdicts.sessions) == 2
+    assert f"{CASE.id}: compile=True with Fake" in result.stderr
+
+
+def test_the_report_is_that_of_a_session(verdicts: Verdicts) -> None:
+    result = command("--a", "X=1", "--report", "out", "--json", CASE.id)
+    told = json.loads(result.stdout)
+    assert [arm["text"] for arm in told["arms"]] == ["X=1", "."]
+    assert len(told["results"][0]["before"]) == 3
+    assert "arm A X=1 (interpreter" in Path("out/summary.md").read_text()
+    page = Path("out/index.html").read_text()
+    assert "Launches of arm A" in page
+    assert "Not as in arm A" in page
+    assert f"perfsuite compare --a X=1 --b . {CASE.id}" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--a", "nosuch", CASE.id), "--a 'nosuch': 'nosuch' is no commit of"),
+        (("--a", ".", "--b", "", CASE.id), "--b is empty: give ."),
+        (("--a", "."), "name the cases by their ids, or select them by -k: one of both"),
+        (("--a", ".", "--tolerance", "0", CASE.id), "--tolerance is '0', expected above 0%"),
+        (("--a", ".", "--inject", "nosuch", CASE.id), "nosuch"),
+        (("--a", ".", "--launcher", "nosuch", CASE.id), "there is no such launcher"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(arguments: tuple[str, ...], words: str) -> None:
+    result = command(*arguments)
+    assert result.exit_code == 2, result.output
+    assert words in " ".join(result.stderr.split())
+
+
+@pytest.mark.launch
+def test_simulated_training_in_a_worktree_is_compared(tmp_path: Path) -> None:
+    result = command("--a", "main~1", "--inject", "slowdown=40%", "--wait-quiet", "0", CASE.id)
+    told = " ".join(result.stdout.split())
+    assert result.exit_code == 1, result.output
+    assert "40.0% more time per token" in told
+    assert "regressed" in told

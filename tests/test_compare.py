@@ -1,0 +1,168 @@
+"""In which order a comparison launches its arms, and what it keeps. Launches are stood in for, but one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite import compare, documents
+from perfsuite.case.case import Case
+from perfsuite.case.hardware import Machine
+from perfsuite.compare import Comparison
+from perfsuite.frameworks.ddp import DDP
+from perfsuite.launch.arm import Arm
+from perfsuite.launch.local import LocalLauncher
+from perfsuite.measure import launch_once
+from perfsuite.report.progress import Progress
+from perfsuite.results.rank_report import Failure
+from perfsuite.results.run import Run
+from perfsuite.results.session_file import SessionFile
+from perfsuite.session import Host, Options, session_file
+from perfsuite.verdict.judge import Policy
+from tests.samples import DISTURBED, make_case, make_figures, make_machine, make_run
+from tests.test_session import Unlocked
+
+ARMS = (Arm(text="main", given={"X": "1"}), Arm(text="."))
+
+
+class Launches:
+    """Stands in for launches: arm B takes `slower` times as long; some launches are disturbed or fail."""
+
+    def __init__(self) -> None:
+        self.order = ""
+        self.directories: list[str] = []
+        self.injected: list[str | None] = []
+        self.slower = 1.0
+        self.disturbed: set[int] = set()
+        self.failing = ""
+
+    def __call__(
+        self, case: Case, machine: Machine, directory: Path, *, arm: Arm, inject: str | None, **others: Any
+    ) -> Run:
+        name = "AB"[ARMS.index(arm)]
+        self.order += name
+        self.directories.append("/".join(directory.parts[-2:]))
+        self.injected.append(inject)
+        if name in self.failing:
+            return make_run(failure=Failure(kind="crash", message="boom", at=0.0))
+        speed = 1000.0 * (1 + 0.001 * (len(self.order) % 3)) / (self.slower if name == "B" else 1.0)
+        health = DISTURBED if len(self.order) in self.disturbed else None
+        figures = make_figures(tokens_per_s=speed, tokens_per_s_mean=0.99 * speed)
+        return make_run(case=case, figures=figures, health=health)
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
+    stand_in = Launches()
+    monkeypatch.setattr(compare, "launch_once", stand_in)
+    return stand_in
+
+
+def make_comparison(directory: Path, **options: Any) -> Comparison:
+    chosen = Options(
+        root=directory,
+        store=directory / "store",
+        baselines=directory / "baselines",
+        policy=Policy(),
+        wait_quiet_s=0,
+        **options,
+    )
+    host = Host(LocalLauncher())
+    host.machine = make_machine()
+    ours = Comparison(chosen, Progress(line=lambda text: None, live=lambda text: None), host, arms=ARMS)
+    ours.lock = Unlocked()
+    return ours
+
+
+def test_launches_alternate_until_they_decide(tmp_path: Path, launches: Launches) -> None:
+    launches.slower = 1.4
+    ours = make_comparison(tmp_path)
+    result = ours.measure(make_case(), "test")
+    assert launches.order == "ABBAAB"
+    assert launches.directories == [
+        f"{arm}/launch-{pair}" for arm, pair in zip("abbaab", "112233", strict=True)
+    ]
+    assert result.outcome == "regressed"
+    assert [len(runs) for runs in (result.before, result.runs)] == [3, 3]
+    assert result.figures.tokens_per_s == pytest.approx(1000 / 1.4, rel=0.01)
+
+
+def test_a_pair_beside_others_is_made_again_in_the_same_order(tmp_path: Path, launches: Launches) -> None:
+    launches.disturbed = {3}
+    result = make_comparison(tmp_path).measure(make_case(), "test")
+    assert launches.order == "ABBABAAB"
+    assert result.verdict.unhealthy_launches == (2,)
+    assert result.outcome == "passed"
+    assert any("seen beside launch 3" in note for run in result.runs for note in run.notes)
+
+
+def test_with_allow_shared_one_pair_beside_others_ends_it(tmp_path: Path, launches: Launches) -> None:
+    launches.disturbed = {1}
+    assert make_comparison(tmp_path, allow_shared=True).measure(make_case(), "test").outcome == "unhealthy"
+    assert launches.order == "AB"
+
+
+@pytest.mark.parametrize(
+    ("failing", "reasons"),
+    [
+        ("A", ["arm A failed: crash: boom"]),
+        ("AB", ["arm A failed: crash: boom", "arm B failed: crash: boom"]),
+    ],
+)
+def test_both_arms_are_tried_before_one_is_named(
+    tmp_path: Path, launches: Launches, failing: str, reasons: list[str]
+) -> None:
+    launches.failing = failing
+    result = make_comparison(tmp_path).measure(make_case(), "test")
+    assert list(result.verdict.reasons) == reasons
+    assert launches.order == "AB"
+
+
+def test_a_fault_is_injected_into_arm_b_alone(tmp_path: Path, launches: Launches) -> None:
+    make_comparison(tmp_path, inject="slowdown=30%").measure(make_case(), "test")
+    assert dict(zip(launches.order, launches.injected, strict=True)) == {"A": None, "B": "slowdown=30%"}
+
+
+def test_nothing_is_taken_for_a_session_or_a_baseline(tmp_path: Path, launches: Launches) -> None:
+    ours = make_comparison(tmp_path)
+    result = ours.measure(make_case(), "test")
+    assert result.baseline_file is None
+    assert not (tmp_path / "store" / "baselines").exists()
+    assert not (tmp_path / "store" / "runs").exists()
+    (file,) = tmp_path.glob("store/compare/*/results.json")
+    told = documents.read(file, SessionFile)
+    assert [arm.text for arm in told.arms] == ["main", "."]
+    assert told.arms[0].facts["X"] == "1"
+    assert told.results == tuple(ours.results)
+
+
+def test_an_interrupt_leaves_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = Launches()
+
+    def interrupted(*arguments: Any, **options: Any) -> Run:
+        if len(stand_in.order) == 3:
+            raise KeyboardInterrupt
+        return stand_in(*arguments, **options)
+
+    monkeypatch.setattr(compare, "launch_once", interrupted)
+    ours = make_comparison(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        ours.measure(make_case(), "test")
+    told = session_file(ours, "interrupted")
+    assert told.interrupted_case == make_case().id
+    assert len(told.interrupted_launches) == 1
+
+
+@pytest.mark.launch
+def test_the_variables_of_an_arm_reach_its_ranks(tmp_path: Path) -> None:
+    """Also the number of threads, which the agent sets on a CPU unless the arm does."""
+    case = make_case(model="llama-tiny", framework=DDP(), steps=10, max_warmup_steps=2, timeout_s=300)
+    machine = Host(LocalLauncher()).machine_for(case)
+    arm = Arm(given={"OMP_NUM_THREADS": "3", "NCCL_ALGO": "Ring"})
+    run = launch_once(case, machine, tmp_path / "launch", arm=arm)
+    assert run.failure is None
+    assert run.observed is not None
+    assert {name: run.observed.environment.get(name) for name in arm.given} == arm.given
+    assert run.observed.environment["threads"] == "3"

@@ -1,0 +1,177 @@
+"""What pairs of launches of two arms mean, metric by metric. The paired test itself is in test_paired.py."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from perfsuite.documents import plain
+from perfsuite.results.outcome import Outcome, Verdict
+from perfsuite.results.rank_report import Failure, Observed
+from perfsuite.results.run import Health, Run
+from perfsuite.verdict.combined import THE_SAME
+from perfsuite.verdict.compared import judge_pairs, unhealthy_pairs
+from perfsuite.verdict.paired import MAX_PAIRS
+from tests.samples import DISTURBED, make_figures, make_launches, make_run
+from tests.twin_counts import counts, launch
+from tests.verdict.judging import H100, USUAL, check_of, outcomes, with_loss
+
+A = USUAL[:MAX_PAIRS]
+B = tuple(reversed(A))
+
+
+def arm(speeds: tuple[float, ...] = A, factor: float = 1.0, **figures: Any) -> list[Run]:
+    return make_launches(*(factor * speed for speed in speeds), **figures)
+
+
+def judged(a: list[Run], b: list[Run], **options: Any) -> Verdict:
+    """The verdict, which survives its JSON file."""
+    verdict = judge_pairs(a, b, **options)
+    assert Verdict.model_validate(json.loads(json.dumps(plain(verdict)))) == verdict
+    return verdict
+
+
+def compared(a: list[Run], b: list[Run], **options: Any) -> Verdict:
+    """Pair by pair until decided."""
+    for used in range(1, len(a) + 1):
+        verdict = judged(a[:used], b[:used], **options)
+        if verdict.outcome != "undecided":
+            break
+    return verdict
+
+
+@pytest.mark.parametrize(("speed", "outcome"), [(1.0, "passed"), (0.7, "regressed"), (1.5, "improved")])
+def test_an_arm_is_slower_faster_or_the_same(speed: float, outcome: Outcome) -> None:
+    verdict = compared(arm(), arm(B, speed))
+    assert verdict.outcome == outcome
+    assert (verdict.launches, verdict.against) == (6, "arm A")
+    check = check_of(verdict, "tokens_per_s")
+    assert check.worsening == pytest.approx(1 / speed - 1, abs=0.02)
+    assert check.interval is not None
+    assert check.interval[0] < 1 / speed - 1 < check.interval[1]
+    assert check.measured == pytest.approx(1000 * speed, rel=0.01)
+    assert check.baseline == pytest.approx(1000, rel=0.01)
+
+
+def test_fewer_than_three_pairs_are_undecided() -> None:
+    assert judged(arm(A[:2]), arm(B[:2], 0.5)).outcome == "undecided"
+
+
+def test_the_tolerance_may_be_given_for_the_speed() -> None:
+    slower = arm(B, 0.93)
+    assert compared(arm(), slower).outcome == "passed", "15 % are allowed on a CPU"
+    verdict = compared(arm(), slower, tolerance=0.03)
+    assert outcomes(verdict)["tokens_per_s"] == "regressed"
+    assert check_of(verdict, "tokens_per_s").tolerance == 0.03
+    assert check_of(verdict, "tokens_per_s_mean").tolerance == 0.2
+
+
+def test_the_most_pairs_end_it() -> None:
+    noisy = arm((1.0, 1.4, 0.8, 1.3, 0.7)), arm((1.2, 0.9, 1.3, 0.8, 1.1))
+    assert judged(*noisy, max_pairs=5).outcome == "inconclusive"
+
+
+def test_a_pair_with_an_unhealthy_launch_is_no_evidence_whichever_arm_it_is_of() -> None:
+    a, b = arm(A[:5]), arm(B[:5], 0.7)
+    a[1] = a[1].replace(health=DISTURBED)
+    b[2] = make_launches(5.0)[0].replace(health=DISTURBED)
+    assert list(unhealthy_pairs(a, b)) == [2, 3]
+    verdict = judged(a, b)
+    assert (verdict.outcome, verdict.launches, verdict.unhealthy_launches) == ("regressed", 10, (2, 3))
+    assert verdict.reasons[0].startswith("pair 2 set aside: arm A: other processes used 60%")
+    assert verdict.reasons[1].startswith("pair 3 set aside: arm B: other processes used 60%")
+    assert check_of(verdict, "tokens_per_s").worsening == pytest.approx(1 / 0.7 - 1, abs=0.02)
+
+
+def test_too_many_unhealthy_pairs_end_it() -> None:
+    sick = [make_run(health=DISTURBED)] * 3
+    assert judged(arm(A[:2]), sick[:2]).outcome == "undecided"
+    assert judged(arm(A[:3]), sick).outcome == "unhealthy"
+    assert judged(arm(A[:1]), sick[:1], max_unhealthy=1).outcome == "unhealthy"
+
+
+def test_the_arm_that_fails_is_named() -> None:
+    crash = Failure(kind="crash", message="boom", at=0.0)
+    failed = make_run(figures=make_figures(tokens_per_s=None), failure=crash)
+    assert judged([failed], arm(A[:1])).reasons == ("arm A failed: crash: boom",)
+    verdict = judged(
+        [failed], [failed.replace(health=Health(samples=9, seconds=1, steps=1, foreign_cpu=0.9))]
+    )
+    assert (verdict.outcome, verdict.failure) == ("failed", "crash")
+    assert verdict.reasons[1].startswith("arm B failed: crash: boom; meanwhile other processes used 90%")
+
+
+def test_another_loss_fails_and_both_are_told() -> None:
+    verdict = compared([with_loss(1)] * 3, [with_loss(1.3)] * 3)
+    assert (verdict.outcome, verdict.failure) == ("failed", "loss")
+    assert "the loss over 0 to 10 % of the steps is 5.1" in verdict.reasons[0]
+    assert ", arm A's 3.97" in verdict.reasons[0]
+
+
+def observed(runs: list[Run], *, torch: str = "2.13.0", **settings: str) -> list[Run]:
+    seen = Observed(settings=settings, environment={"torch": torch})
+    return [run.replace(observed=seen) for run in runs]
+
+
+def test_other_settings_are_a_finding_and_no_reason_to_refuse() -> None:
+    a = observed(arm(), attention="flash", dtype="bf16")
+    b = observed(arm(B, 0.7), attention="math", dtype="bf16", torch="2.14.0")
+    verdict = compared(a, b)
+    assert (verdict.outcome, verdict.failure) == ("regressed", None)
+    assert verdict.reasons == ("settings differ: attention is 'flash' in arm A and 'math' in arm B",)
+    assert verdict.changed == ("torch: 2.13.0 -> 2.14.0",)
+
+
+def test_memory_of_a_gpu_is_judged_by_its_medians() -> None:
+    speeds = {"a": arm(machine=H100), "b": arm(B, machine=H100, peak_memory_bytes=66.0 * 2**20)}
+    verdict = compared(speeds["a"], speeds["b"])
+    assert outcomes(verdict)["peak_memory_bytes"] == "regressed"
+    assert check_of(verdict, "peak_memory_bytes").worsening == pytest.approx(2 / 64)
+    assert outcomes(verdict)["tokens_per_s"] == "passed", "it went on until the speed was decided"
+    assert verdict.outcome == "regressed"
+
+
+def test_memory_of_a_cpu_is_judged_pair_by_pair() -> None:
+    verdict = compared(arm(), arm(B, peak_memory_bytes=96.0 * 2**20))
+    assert outcomes(verdict)["peak_memory_bytes"] == "regressed"
+
+
+def test_a_metric_that_an_arm_lacks_is_never_passed() -> None:
+    without = arm(B, peak_memory_bytes=None)
+    assert compared(arm(), without).failure == "missing_metric"
+    assert compared(without, arm(B)).failure == "missing_metric"
+    verdict = compared(arm(), arm(B, cpu_s_per_step=1.0))
+    assert outcomes(verdict)["cpu_s_per_step"] == "inconclusive"
+    assert check_of(verdict, "cpu_s_per_step").note == "was not measured in arm A"
+    assert compared(arm(), arm(B, tokens_per_s=0.0)).outcome == "failed"
+
+
+def counted(factor: float, **changes: Any) -> list[Run]:
+    of = counts(**changes)
+    return [
+        launch(of, figures=run.figures, started_at=run.started_at)
+        for run in make_launches(*arm_speeds(factor))
+    ]
+
+
+def arm_speeds(factor: float) -> list[float]:
+    return [factor * speed for speed in A[:6]]
+
+
+def test_counts_explain_a_change_and_are_none_by_themselves() -> None:
+    more = {"host_reads": {"forward": 9, "optimizer": 39}}
+    slower = compared(counted(1.0), counted(0.7, **more))
+    assert slower.outcome == "regressed"
+    assert slower.explained == "host reads in forward: 1 -> 9 a step"
+    assert slower.counts is not None
+    assert {finding.outcome for finding in slower.counts.findings} == {"passed"}
+    as_fast = compared(counted(1.0), counted(1.0, **more))
+    assert (as_fast.outcome, as_fast.explained) == ("passed", None)
+    assert compared(counted(1.0), counted(0.7)).explained == THE_SAME
+
+
+def test_arms_that_were_not_counted_have_no_counts() -> None:
+    assert compared(arm(), arm(B, 0.7)).counts is None
+    assert compared(arm(), counted(0.7)).counts is None
