@@ -19,13 +19,14 @@ from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import Health, LaunchFile, Run
 from perfsuite.results.run_dir import RunDir
-from perfsuite.results.session_file import Measurement, SessionFile
+from perfsuite.results.session_file import ArmFacts, Measurement, SessionFile
 from perfsuite.testing import make_case as make_case
 from perfsuite.testing import make_figures as make_figures
 from perfsuite.testing import make_launches as make_launches
 from perfsuite.testing import make_machine as make_machine
 from perfsuite.testing import make_report as make_report
 from perfsuite.testing import make_run as make_run
+from perfsuite.verdict.compared import judge_pairs
 from perfsuite.verdict.judge import Policy, judge
 from perfsuite.verdict.noise import ClassNoise
 from perfsuite.verdict.sequential import Noise
@@ -90,6 +91,17 @@ def make_result(
 
 
 DISTURBED = Health(samples=40, seconds=10, steps=25, foreign_cpu=0.6)
+
+
+def make_compared(speed: float = 0.7, pairs: int = 3, **changes: Any) -> Measurement:
+    """Pairs of launches of two arms, of which B has this speed beside A."""
+    a = [now(tokens_per_s=98_765 * usual) for usual in (1.0, 1.001, 0.999, 1.002)[:pairs]]
+    b = [now(tokens_per_s=98_765 * speed * usual) for usual in (1.001, 0.999, 1.0, 0.998)[:pairs]]
+    compared = make_result(*b, verdict=judge_pairs(a, b), **changes)
+    return compared.replace(before=tuple(a))
+
+
+ARMS = (ArmFacts(text="main X=1", facts={"commit": "0123abcd0123", "X": "1"}), ArmFacts(text=".", facts={}))
 
 
 def make_shared() -> Measurement:

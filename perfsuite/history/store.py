@@ -136,6 +136,9 @@ class Added:
 def add(history: Path, file: Path) -> Added:
     """Copy what a session measured into a history. Raises `FileError` on a bad file."""
     session = documents.read(file, SessionFile)
+    if session.arms:
+        arms = " and ".join(repr(arm.text) for arm in session.arms)
+        raise FileError(f"{file}: it compares {arms}, and is no session of one environment: leave it out")
     digest = documents.digest(json.loads(file.read_text(encoding="utf-8")), 12)
     try:
         sessions, cases, left_out = _stored(session)

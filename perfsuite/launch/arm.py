@@ -88,27 +88,21 @@ def resolve(option: str, text: str, *, root: Path, store: Path) -> Arm:
     """Make an arm of its words; a commit is checked out into a worktree in `store`, made once.
 
     `option` is what the user gave the words to, for messages. `root` lies in the repository whose commits are
-    meant. Raises `CaseError` for words that are no arm.
+    meant. Raises `CaseError` for words that are no arm, and `GitError` where no worktree can be made.
     """
     variables, pythons, commits = _sorted(option, text)
-    try:
-        python = os.path.abspath(pythons[0]) if pythons else sys.executable  # a venv's link stays a link
-        if not commits:
-            arm = replace(here(root), text=text, python=python, given=variables)
-        else:
-            commit = git("rev-parse", "--verify", "--quiet", f"{commits[0]}^{{commit}}", cwd=root).strip()
-            worktree = _worktree(commit, root, store)
-            arm = Arm(
-                text=text,
-                python=python,
-                given=variables,
-                paths=(str(worktree), str(worktree / "src")),
-                directory=_place(option, text, worktree, root),
-                commit=commit,
-            )
-    except GitError as error:
-        word = commits[0] if commits else "."
-        raise CaseError(f"{option} {text!r}: {word!r} is no commit of {root} ({error}); {WORDS}") from None
+    python = os.path.abspath(pythons[0]) if pythons else sys.executable  # a venv's link stays a link
+    arm = replace(here(root), text=text, python=python, given=variables)
+    if commits:
+        commit = _commit(option, text, commits[0], root)
+        worktree = _worktree(commit, root, store)
+        arm = replace(
+            arm,
+            paths=(str(worktree), str(worktree / "src")),
+            directory=_place(option, text, worktree, root),
+            commit=commit,
+            dirty=False,
+        )
     return arm if not pythons and not commits else _asked(option, arm)
 
 
@@ -136,6 +130,14 @@ def _sorted(option: str, text: str) -> tuple[dict[str, str], list[str], list[str
             both = " and ".join(found[:2])
             raise CaseError(f"{option} {text!r} names two {what}, {both}: give one of them")
     return variables, pythons, commits
+
+
+def _commit(option: str, text: str, name: str, root: Path) -> str:
+    """The hash of a commit. Raises `CaseError` for what is none."""
+    try:
+        return git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}", cwd=root).strip()
+    except GitError as error:
+        raise CaseError(f"{option} {text!r}: {name!r} is no commit of {root} ({error}); {WORDS}") from None
 
 
 def _worktree(commit: str, root: Path, store: Path) -> Path:

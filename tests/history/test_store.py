@@ -16,8 +16,10 @@ from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, Part
 from tests.samples import (
+    ARMS,
     COMMIT,
     make_case,
+    make_compared,
     make_figures,
     make_gpu_machine,
     make_machine,
@@ -282,3 +284,9 @@ def test_there_is_a_history_of_the_version_that_is_written() -> None:
     written = {str(kind.model_fields["schema_version"].default) for kind in (StoredSession, store.StoredCase)}
     assert written <= {path.name for path in VERSIONS.iterdir()}
     assert "step_s_p50" in StoredResult.model_fields
+
+
+def test_a_comparison_of_two_arms_is_no_session(tmp_path: Path) -> None:
+    file = write_session(tmp_path, make_compared(), arms=ARMS)
+    with pytest.raises(FileError, match=r"it compares 'main X=1' and '\.', and is no session"):
+        store.add(tmp_path / "history", file)

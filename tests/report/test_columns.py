@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from perfsuite.case.case import Unit
@@ -15,10 +17,11 @@ from perfsuite.report.columns import (
 )
 from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.metric import MFU, STEP_S_P95, TOKENS_PER_S_MEAN
+from perfsuite.results.outcome import Verdict
 from perfsuite.results.session_file import Measurement
 from tests.counted import make_counts, make_dry, make_entries
 from tests.report.test_dry_facts import FIT, limit
-from tests.samples import BEFORE, make_image_result, make_result, never_run, now
+from tests.samples import BEFORE, make_compared, make_image_result, make_result, never_run, now
 
 
 def test_a_figure_is_headed_and_written_as_its_metric_says() -> None:
@@ -116,3 +119,15 @@ def test_counted_columns_show_the_rank_that_has_most() -> None:
         "41.0 GiB",
     ]
     assert cells(make_dry(counts=make_entries(least))) == {"computed": "0 FLOP", "collectives": "0 bytes"}
+
+
+def test_two_arms_stand_side_by_side_with_their_ratio() -> None:
+    result = make_compared(0.7)
+    columns = of_cases([result], [figure(MFU)])
+    headings = ["tokens/s A", "B", "time B/A (99 %)", "memory B/A", "pairs"]
+    assert [column.heading for column in columns] == headings
+    a, b, ratio, memory, pairs = (column.cell(result) for column in columns)
+    assert (a, b, memory, pairs) == ("98,765", "69,136", "1.000 (0.984-1.016)", "3 of 3")
+    assert re.fullmatch(r"1\.4\d\d \(1\.\d{3}-1\.\d{3}\)", ratio)
+    undecided = make_compared(pairs=1).replace(verdict=Verdict(outcome="unhealthy", launches=2))
+    assert [column.cell(undecided) for column in columns][2:] == ["-", "-", "1 of 1"]

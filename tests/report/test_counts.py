@@ -167,3 +167,9 @@ def test_a_change_has_a_sign() -> None:
     assert counts.change(make_finding(before=2**40, now=2**40 + 128)) == "+128 bytes"
     assert counts.change(make_finding(before=2**21, now=2**20)) == "-1.0 MiB"
     assert counts.change(make_finding(before=7, now=7)) == "0 bytes"
+
+
+def test_beside_an_arm_the_counts_are_told_and_not_judged() -> None:
+    assert counts.judged(make_check(BUCKETS, outcome="passed"), "arm A") == "not as in arm A"
+    assert counts.judged(make_check(outcome="passed").replace(findings=()), "arm A") == "as in arm A"
+    assert counts.judged(make_check(outcome="passed", compared=False), "arm A") == "not judged"

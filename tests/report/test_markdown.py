@@ -12,7 +12,7 @@ from perfsuite.results.run import Health
 from perfsuite.results.session_file import Measurement, SessionFile, Skipped
 from tests.counted import BUCKETS, EXPLAINED, FULL_SIZE, make_check, make_counted, make_dry, make_finding
 from tests.report.html.test_page import EVIL, make_evil
-from tests.samples import make_image_result, make_result, make_shared, never_run, now
+from tests.samples import ARMS, make_compared, make_image_result, make_result, make_shared, never_run, now
 from tests.sessions import make_blind, make_gpu_result, make_session
 
 MIB = 2**20
@@ -261,3 +261,11 @@ def test_dry_runs_have_a_table_of_what_was_counted() -> None:
 def test_however_many_findings_the_summary_stays_below_a_mebibyte() -> None:
     worst = make_counted(make_check(*[make_finding(sentence="|" * 3000)] * 500))
     assert len(render([make_session(0).replace(results=(worst,) * 500)]).encode()) < MIB
+
+
+def test_a_comparison_of_arms_names_them_and_speaks_of_no_baseline() -> None:
+    told = render([make_session(0).replace(arms=ARMS, results=(make_compared(),))])
+    assert "arm A main X=1 (commit 0123abcd0123, X 1)" in told
+    assert "time B/A (99 %)" in told
+    assert "tokens/s: 69,136, arm A 98,765" in told
+    assert "baseline" not in told

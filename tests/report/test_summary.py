@@ -4,6 +4,7 @@ import pytest
 
 from perfsuite.case.case import KnownIssue
 from perfsuite.report.summary import (
+    arm_lines,
     headline,
     in_short,
     interruption,
@@ -14,6 +15,7 @@ from perfsuite.report.summary import (
     properties,
     provenance,
     reason,
+    since,
     speed_change,
     tally,
     verdict,
@@ -25,6 +27,8 @@ from perfsuite.results.session_file import Part
 from perfsuite.verdict.noise import ClassNoise
 from tests.counted import BUCKETS, HOST_READ, make_check, make_counted, make_dry
 from tests.samples import (
+    ARMS,
+    make_compared,
     make_gpu_machine,
     make_image_result,
     make_machine,
@@ -273,3 +277,11 @@ def test_a_dry_run_is_marked_and_its_hardware_is_pretended() -> None:
     unknown = make_gpu_machine("NVIDIA X9000")
     assert machine_notes([make_dry(machine=unknown)]) == []
     assert len(machine_notes([make_dry(machine=unknown, dry=False)])) == 1
+
+
+def test_the_arms_of_a_comparison_are_told_as_they_were_given_and_what_they_are() -> None:
+    session = make_session(0).replace(arms=ARMS)
+    told = ["arm A: main X=1 (commit 0123abcd0123, X 1)", "arm B: . ()"]
+    assert arm_lines(session.arms) == told
+    assert provenance(session)["arm A"] == "main X=1 (commit 0123abcd0123, X 1)"
+    assert (since(make_compared().verdict), arm_lines(())) == ("not as in arm A", [])

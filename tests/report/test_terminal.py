@@ -31,6 +31,7 @@ from tests.samples import (
     BEFORE,
     NOISE,
     make_case,
+    make_compared,
     make_figures,
     make_gpu_machine,
     make_image_result,
@@ -378,3 +379,13 @@ def test_the_table_of_dry_runs_shows_what_was_counted() -> None:
 def test_a_dry_run_among_launches_has_dashes_for_what_was_not_measured() -> None:
     shown = table([make_dry(), make_result(now())], color=False, width=None).splitlines()[1]
     assert re.split(r"  +", shown)[1:] == [*["-"] * 8, "regressed (dry run)"]
+
+
+def test_a_comparison_of_arms_is_explained_by_its_pairs() -> None:
+    result = make_compared()
+    verdict = result.verdict.replace(changed=("torch: 2.13.0 -> 2.14.0",))
+    said = explanation(result.replace(verdict=verdict))
+    assert f"{result.case_id}: regressed after 3 pairs of launches" in said
+    assert "tokens/s: 69,136, arm A 98,765: " in said
+    assert "not as in arm A: torch: 2.13.0 -> 2.14.0" in said
+    assert "baseline" not in said

@@ -230,3 +230,7 @@ def test_paths_are_told_from_the_root_directory(path: str, told: str) -> None:
 
 def test_a_plural_of_thousands_has_a_comma() -> None:
     assert (plural(1, "kernel"), plural(11891, "kernel")) == ("1 kernel", "11,891 kernels")
+
+
+def test_what_is_no_stored_baseline_is_named() -> None:
+    assert ", arm A 123,456" in sentence(check(), "arm A")

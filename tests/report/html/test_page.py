@@ -32,7 +32,7 @@ from tests.counted import (
     make_memory,
 )
 from tests.report.test_dry_facts import FIT, limit
-from tests.samples import make_image_result, make_result, make_shared, never_run, now
+from tests.samples import ARMS, make_compared, make_image_result, make_result, make_shared, never_run, now
 from tests.sessions import make_blind, make_gpu_result, make_session
 
 FACTS = DryFacts(fit=FIT, roofline=limit())
@@ -369,3 +369,17 @@ def test_a_dry_run_shows_no_table_of_launches_and_says_what_it_is() -> None:
     assert re.search(r"counted in dry runs that\s+computed nothing", text)
     assert "nan" not in " ".join(text for _, text in page.texts).split()
     assert "vs\N{NO-BREAK SPACE}baseline" not in text
+
+
+def test_a_comparison_of_arms_shows_the_launches_of_both() -> None:
+    page = render([make_session(0).replace(arms=ARMS, results=(make_compared(),))])
+    said = Page(page)
+    assert [heading for heading in said.said("h4") if "Launches" in heading] == [
+        "Launches and memory",
+        "Launches of arm A",
+    ]
+    assert "Not as in arm A" in said.said("h4")
+    assert "time B/A (99 %)" in page
+    assert ">arm A</th>" in page
+    assert said.said("pre")[0].startswith("perfsuite compare --a 'main X=1' --b . fake-")
+    assert len(said.ids) == len(set(said.ids))
