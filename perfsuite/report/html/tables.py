@@ -78,8 +78,10 @@ def checks(result: Measurement, anchor: str) -> Table | None:
         "In the chart the dot is the estimate, the bar its 99 % interval, the solid line no change, the "
         "dashed line what is allowed."
     )
+    against = result.verdict.against
+    sides = ("measured", "baseline") if against is None else ("arm B", against)
     headers = (
-        *("metric", "verdict", "measured", result.verdict.against or "baseline", "change", "99 % interval"),
+        *("metric", "verdict", *sides, "change", "99 % interval"),
         *("allowed", "can find", "chart"),
     )
     if not rows:
