@@ -119,8 +119,10 @@ def _sorted(option: str, text: str) -> tuple[dict[str, str], list[str], list[str
     for word in words:
         if match := _VARIABLE.fullmatch(word):
             variables[match[1]] = match[2]
-        elif "/" in word and Path(word).is_file():
-            pythons.append(word)
+        elif "/" in word and (path := Path(word).expanduser()).is_file():
+            pythons.append(str(path))
+        elif word.startswith(("/", "./", "../", "~")):
+            raise CaseError(f"{option} {text!r}: there is no interpreter {word}; {WORDS}")
         elif word.startswith("-"):
             raise CaseError(f"{option} {text!r}: {word!r} is an option; {WORDS}")
         elif word != ".":

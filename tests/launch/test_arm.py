@@ -124,6 +124,7 @@ def test_an_interpreter_without_perfsuite_is_refused_with_the_way_out(repo: Path
         ("", "--a is empty: give . for this environment"),
         ("nosuch", "'nosuch' is no commit of"),
         ("no/such/python", "'no/such/python' is no commit of"),
+        ("main ../no/such/python", "there is no interpreter ../no/such/python; give . for"),
         ("main first", "names two commits, main and first: give one of them"),
         ("--upload-pack=x", "'--upload-pack=x' is an option; give . for"),
         ("'main", "No closing quotation; give . for"),
