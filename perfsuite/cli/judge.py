@@ -29,7 +29,7 @@ from typing import Annotated, Any, BinaryIO
 import typer
 from pydantic import ConfigDict, FailFast, Field, ValidationError
 
-from perfsuite.cli.judge_logs import StepLog, check_alike, read_log
+from perfsuite.cli.judge_logs import StepLog, check_comparable, read_log
 from perfsuite.cli.power import fraction
 from perfsuite.documents import Data, explain
 from perfsuite.errors import CaseError, FileError
@@ -230,7 +230,7 @@ def _judge_logs(
         )
     before = [read_log(path, tag) for path in baseline]
     now = [read_log(path, tag) for path in launches]
-    check_alike([*before, *now])
+    check_comparable([*before, *now])
     trace = Trace(
         tolerance=tolerance,
         baseline=[list(log.series) for log in before],

@@ -16,7 +16,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from typer.testing import CliRunner, Result
 
 from perfsuite.cli.app import app
-from perfsuite.cli.judge_logs import MEGATRON_TAG, StepLog, check_alike, read_log
+from perfsuite.cli.judge_logs import MEGATRON_TAG, StepLog, check_comparable, read_log
 from perfsuite.errors import CaseError, FileError, PackageError
 
 
@@ -71,17 +71,20 @@ def test_an_event_file_and_its_directory_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("new_style", [False, True])
 def test_what_torch_writes_is_read(tmp_path: Path, new_style: bool) -> None:
+    import torch
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(str(tmp_path)) as writer:
         writer.add_text("args", "--micro-batch-size 4")
+        writer.add_histogram("params", torch.ones(3))
         for step, seconds in enumerate([1.5, 0.25]):
             writer.add_scalar("train_step_timing in s", seconds, step, new_style=new_style)
     assert read_log(tmp_path, "train_step_timing in s").series == [1.5, 0.25]
     with pytest.raises(FileError, match=r"no scalar 'iteration-time': .* Its tags: 'args/text_summary', '"):
         read_log(tmp_path, None)
-    with pytest.raises(FileError, match="'args/text_summary' is no scalar"):
-        read_log(tmp_path, "args/text_summary")
+    for tag in ("args/text_summary", "params"):
+        with pytest.raises(FileError, match=f"'{tag}' is no scalar"):
+            read_log(tmp_path, tag)
 
 
 def test_training_that_was_resumed_is_one_launch(tmp_path: Path) -> None:
@@ -215,7 +218,7 @@ def test_logs_that_tell_different_things_are_not_compared(tmp_path: Path) -> Non
     times = write_log(tmp_path / "a.log", tracked(train_step_time=0.5))
     speeds = write_log(tmp_path / "b.log", tracked(throughput=2.0))
     with pytest.raises(CaseError, match=r"a\.log tells 'train_step_time' and .*b\.log tells 'throughput'"):
-        check_alike([read_log(times, None), read_log(speeds, None)])
+        check_comparable([read_log(times, None), read_log(speeds, None)])
 
 
 def baseline_of(logs: Sequence[Path]) -> list[str | Path]:
@@ -260,6 +263,7 @@ def test_an_mlperf_job_is_judged_by_its_logs(tmp_path: Path) -> None:
         (["a", "--tolerance", "3%"], "without --baseline one file of traces is judged"),
         (["a", "--baseline", "b", "--baseline", "c"], "--baseline is given 2 times, which does not tell"),
         (["a", *["--baseline", "b"] * 3], "cannot read b: No such file or directory"),
+        (["log", *["--baseline", "log"] * 3], "log is named twice: name a log of its own for each launch"),
         (["a", *["--baseline", "b"] * 3, "--tolerance", "much"], "--tolerance is 'much', expected above 0%"),
     ],
 )
@@ -267,6 +271,7 @@ def test_bad_arguments_are_errors_that_say_what_to_do(
     arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    write_log(tmp_path / "log", tracked(train_step_time=0.5))
     shown = run(*arguments)
     assert shown.exit_code == 2
     assert message in shown.stderr
