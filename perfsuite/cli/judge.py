@@ -168,7 +168,7 @@ def _cut(text: str, most: int) -> str:
 Files = Annotated[
     list[str],
     typer.Argument(
-        metavar="FILE...",
+        metavar="FILE",
         help="Traces, one JSON object a line; - reads standard input. "
         "With --baseline: logs of the launches to judge, in their order.",
     ),
