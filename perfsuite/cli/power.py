@@ -97,7 +97,7 @@ def power(
         raise CaseError("--sigma and --hardware-class both give a noise: keep one of them")
     level = _tolerance(tolerance, measured)
     gate = Gate(
-        sigma=measured.sigma if measured else _fraction("--sigma", str(sigma)),
+        sigma=measured.sigma if measured else fraction("--sigma", str(sigma)),
         tolerance=level,
         baseline_launches=baseline_launches or (measured.baseline_launches if measured else 10),
         max_launches=max_launches,
@@ -178,7 +178,7 @@ def _unreadable(hardware_class: str, file: Path) -> str:
     raise AssertionError(f"{file} was unreadable a moment ago")
 
 
-def _fraction(option: str, text: str, *, lowest: float = 0.0, highest: float = 0.5) -> float:
+def fraction(option: str, text: str, *, lowest: float = 0.0, highest: float = 0.5) -> float:
     """Read `1%` or `0.01`, above `lowest` and up to `highest`. Raises `CaseError` naming the option."""
     number = text.strip()
     percent = number.endswith("%")
@@ -197,7 +197,7 @@ def _fraction(option: str, text: str, *, lowest: float = 0.0, highest: float = 0
 def _tolerance(text: str | None, measured: Measured | None) -> float:
     """Return the tolerance: as given, or the plugin's for tokens/s on the class; that of GPUs without one."""
     if text is not None:
-        return _fraction("--tolerance", text)
+        return fraction("--tolerance", text)
     if measured is None:
         return TOKENS_PER_S.tolerance("cuda")
     return TOKENS_PER_S.tolerance("cpu" if measured.hardware_class.startswith("cpu-") else "cuda")
@@ -221,7 +221,7 @@ def _drops(texts: list[str] | None, tolerance: float) -> tuple[float, ...]:
     """Return the slowdowns to simulate, ascending, each once. Negative ones are speed-ups."""
     if not texts:
         return tuple(sorted({*DROPS, tolerance}))
-    return tuple(sorted({_fraction("--drop", text, lowest=-0.5, highest=1.0) for text in texts}))
+    return tuple(sorted({fraction("--drop", text, lowest=-0.5, highest=1.0) for text in texts}))
 
 
 def _simulate(gate: Gate) -> PowerTable:

@@ -13,7 +13,7 @@ from perfsuite.results.counts import RankCounts
 from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.figures import median_figures
 from perfsuite.results.health import is_shared
-from perfsuite.results.outcome import Excuse, Outcome, Verdict
+from perfsuite.results.outcome import UNMEASURED, Excuse, Outcome, Verdict
 from perfsuite.results.run import Figures, Run
 
 
@@ -40,6 +40,17 @@ class Measurement(Data):
     def healthy_runs(self) -> list[Run]:
         """The launches that count; all of them if none does."""
         return self.verdict.healthy(self.runs) or list(self.runs)
+
+    @property
+    def no_evidence(self) -> str | None:
+        """Why its figures say nothing about the speed of the code; None if they do."""
+        if any(run.inject is not None for run in self.runs):
+            return "a fault was injected"
+        if self.runs and not self.verdict.healthy(self.runs):
+            return "no launch on a healthy machine"
+        if self.outcome in UNMEASURED:
+            return f"{self.outcome}, which measures nothing"
+        return None
 
     @computed_field  # type: ignore[prop-decorator]
     @property
