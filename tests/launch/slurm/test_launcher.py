@@ -36,7 +36,7 @@ FAKE = Case(
     hardware="cpu",
     timeout_s=300,
 )
-DDP_TINY = FAKE.replace(framework=DDP())
+DDP_TINY = FAKE.replace(framework=DDP(), max_warmup_steps=5, steps=10)
 
 pytestmark = pytest.mark.launch
 
@@ -156,8 +156,8 @@ def test_what_crosses_the_network_is_what_theory_says(allocation: Allocation, tm
     all-reduce: gloo's reduce-scatter is made of one.
     """
     parameters = 918_656
-    ddp = bytes_per_step(allocation, DDP_TINY.replace(steps=100), tmp_path / "ddp") / (4 * parameters)
-    fsdp2 = bytes_per_step(allocation, DDP_TINY.replace(framework=FSDP2(), steps=100), tmp_path / "fsdp2") / (
+    ddp = bytes_per_step(allocation, DDP_TINY.replace(steps=60), tmp_path / "ddp") / (4 * parameters)
+    fsdp2 = bytes_per_step(allocation, DDP_TINY.replace(framework=FSDP2(), steps=60), tmp_path / "fsdp2") / (
         4 * parameters
     )
     assert ddp == pytest.approx(1, rel=0.1)
