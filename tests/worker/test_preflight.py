@@ -47,7 +47,7 @@ def test_one_rank_has_nobody_to_reduce_with() -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_with_peers_the_all_reduce_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(buffer: torch.Tensor) -> None:
+    def slow(buffer: torch.Tensor, group: None) -> None:
         assert buffer.nbytes == 4 * 2**20
         time.sleep(0.004)
 
@@ -63,12 +63,12 @@ def test_the_best_of_twenty_all_reduces_after_a_barrier_counts(monkeypatch: pyte
     called: list[str] = []
     now = [0.0]
 
-    def all_reduce(buffer: torch.Tensor) -> None:
+    def all_reduce(buffer: torch.Tensor, group: None) -> None:
         called.append("all_reduce")
         now[0] += 0.001 if called.count("all_reduce") == 9 else 0.01
 
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(dist, "barrier", lambda: called.append("barrier"))
+    monkeypatch.setattr(dist, "barrier", lambda group: called.append("barrier"))
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     assert all_reduce_probe(CPU) == {"all_reduce_gb_s": pytest.approx(4 * 2**20 / 0.001 / 1e9, rel=1e-3)}
