@@ -152,12 +152,11 @@ class Gpus:
     def _memory_faults(self, index: int, handle: Any) -> tuple[str, ...]:
         """Return what is wrong with the memory of a card, and what to do."""
         faults = []
-        uncorrected = self._ask(index, "nvmlDeviceGetTotalEccErrors", handle, *self._uncorrected)
+        nvml = self._nvml
+        which = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)  # since the last reset
+        uncorrected = self._ask(index, "nvmlDeviceGetTotalEccErrors", handle, *which)
         if uncorrected:
-            faults.append(
-                f"{uncorrected} errors of its memory since the last reset that ECC could not correct: reset "
-                "the GPU"
-            )
+            faults.append(f"{uncorrected} errors of its memory that ECC could not correct: reset the GPU")
         _, _, is_pending, has_failed = self._ask(index, "nvmlDeviceGetRemappedRows", handle) or (0, 0, 0, 0)
         if has_failed:
             faults.append("a row of its memory could not be remapped: have the card replaced")
@@ -166,11 +165,6 @@ class Gpus:
         if self._ask(index, "nvmlDeviceGetRetiredPagesPendingStatus", handle):
             faults.append("pages of its memory wait to be retired: reset the GPU")
         return tuple(faults)
-
-    @property
-    def _uncorrected(self) -> tuple[int, int]:
-        """The arguments that ask for uncorrected errors since the last reset, or load of the driver."""
-        return self._nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, self._nvml.NVML_VOLATILE_ECC
 
     def _note_link(self, index: int, handle: Any) -> None:
         """Note a slow PCIe link, once and under load: an idle card lowers the generation of its link."""
