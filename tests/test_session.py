@@ -9,6 +9,7 @@ import pytest
 
 from perfsuite import documents, git, session
 from perfsuite import measure as running
+from perfsuite.case import torch_build
 from perfsuite.case.case import Case, KnownIssue, Topology
 from perfsuite.case.hardware import AllocatedNode, Allocation, Machine
 from perfsuite.documents import plain
@@ -30,7 +31,16 @@ from perfsuite.results.session_file import Measurement, SessionFile, Skipped
 from perfsuite.results.store import Store
 from perfsuite.session import Options, Session, session_file
 from perfsuite.verdict.judge import Policy
-from tests.samples import COMMIT, DISTURBED, make_case, make_figures, make_run, make_shared, never_run
+from tests.samples import (
+    COMMIT,
+    DISTURBED,
+    make_case,
+    make_figures,
+    make_machine,
+    make_run,
+    make_shared,
+    never_run,
+)
 from tests.twin_counts import baseline_of, counts, launch
 
 RECORDED = Verdict(outcome="recorded", launches=1)
@@ -814,7 +824,7 @@ def test_one_machine_and_what_trains_nothing_are_not_looked_at(
 def test_without_torch_beside_perfsuite_there_is_no_preflight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session.torch_build, "installed", dict)
+    monkeypatch.setattr(torch_build, "installed", dict)
     assert Nodes(tmp_path, monkeypatch).outcomes(2) == ["passed"]
 
 

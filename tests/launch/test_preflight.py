@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -26,7 +27,7 @@ GONE = "Connection closed by peer [10.0.0.2]:45"
 class Pretends:
     """A launcher of nodes that are not there: `work` writes what they leave."""
 
-    name = "pretends"
+    name: ClassVar[str] = "pretends"
     lock = None
 
     def __init__(self, work: Callable[[RunDir], Failure | None]) -> None:

@@ -59,11 +59,8 @@ def test_what_nothing_tells_is_not_guessed(tmp_path: Path, speed: str) -> None:
 
 
 def test_the_interface_is_that_of_the_address_of_the_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    addresses = {"lo": "127.0.0.1", "eth0": "10.0.0.7", "ib0": "10.1.0.7"}
-    told = {
-        name: [SimpleNamespace(address="02:42"), SimpleNamespace(address=each)]
-        for name, each in addresses.items()
-    }
+    addresses = {"lo": ["127.0.0.1"], "eth0": ["02:42", "10.0.0.7"], "ib0": ["10.1.0.7"]}
+    told = {name: [SimpleNamespace(address=one) for one in each] for name, each in addresses.items()}
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: told)
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "10.1.0.7")
     assert named() == "ib0"
