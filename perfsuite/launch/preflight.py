@@ -86,18 +86,18 @@ def _nodes(run_dir: RunDir, case: Case, names: Sequence[str], ended: Failure | N
         agents, reports, ended = {}, {}, Failure(kind="missing_report", message=str(error))
     names = names or [agents[node].host if node in agents else f"node {node}" for node in range(count)]
     cause = _cause(run_dir, case, agents, reports, ended)
+    why = "" if cause is None else f"{cause.kind} in the preflight: {cause.message} (see {run_dir.path})"
     bad = [] if cause is None else _to_blame(cause, run_dir, case, names)
     nodes = []
     for node, name in enumerate(names):
         ours = [reports[rank] for rank in _ranks(node, case) if rank in reports]
         is_whole = len(ours) == case.topology.processes_per_node
-        problems = (f"{cause.kind}: {cause.message}",) if cause is not None and node in bad else ()
         nodes.append(
             NodePreflight(
                 name=name,
                 rates=lowest_device_probe(ours) if is_whole else {},
                 health=agents[node].health if node in agents else None,
-                problems=problems,
+                problems=(why,) if node in bad else (),
             )
         )
     return nodes

@@ -114,7 +114,7 @@ def test_the_node_of_the_rank_that_failed_first_is_bad_and_not_its_peers(tmp_pat
             agent(run_dir, node)
 
     seen = found(tmp_path, work)
-    assert seen.problems == ["n2: crash: CUDA error: no device"]
+    assert seen.problems == [f"n2: crash in the preflight: CUDA error: no device (see {tmp_path})"]
     assert [node.rates for node in seen.nodes] == [{}, {}, {}]
 
 
@@ -124,13 +124,17 @@ def test_a_node_that_never_answered_is_told_from_those_that_waited_for_it(tmp_pa
         agent(run_dir, 2)
         return Failure(kind="timeout", message="killed after 300 s", at=9)
 
-    assert found(tmp_path, work).problems == ["n2: timeout: killed after 300 s"]
+    assert found(tmp_path, work).problems == [
+        f"n2: timeout in the preflight: killed after 300 s (see {tmp_path})"
+    ]
 
 
 def test_a_node_that_the_scheduler_names_is_bad(tmp_path: Path) -> None:
     """Its agent was killed, and `srun` then ended the others."""
     ended = Failure(kind="crash", message="an agent ended without a word: n2: task 1: Killed", at=9)
-    assert found(tmp_path, lambda run_dir: ended).problems == [f"n2: crash: {ended.message}"]
+    assert found(tmp_path, lambda run_dir: ended).problems == [
+        f"n2: crash in the preflight: {ended.message} (see {tmp_path})"
+    ]
 
 
 def test_a_node_whose_ranks_left_nothing_is_bad(tmp_path: Path) -> None:
@@ -141,13 +145,15 @@ def test_a_node_whose_ranks_left_nothing_is_bad(tmp_path: Path) -> None:
         report(run_dir, 2)
 
     (problem,) = found(tmp_path, work).problems
-    assert problem.startswith("n2: missing_report: no report from rank 1 of 3")
+    assert problem.startswith("n2: missing_report in the preflight: no report from rank 1 of 3")
 
 
 def test_where_nothing_tells_them_apart_all_nodes_are_bad(tmp_path: Path) -> None:
     ended = Failure(kind="timeout", message="killed after 300 s", at=9)
     seen = found(tmp_path, lambda run_dir: ended)
-    assert seen.problems == [f"{name}: timeout: killed after 300 s" for name in NAMES]
+    assert seen.problems == [
+        f"{name}: timeout in the preflight: killed after 300 s (see {tmp_path})" for name in NAMES
+    ]
 
 
 def test_a_report_that_cannot_be_read_is_a_problem_and_no_error(tmp_path: Path) -> None:
