@@ -165,3 +165,24 @@ def test_the_best_round_and_in_it_the_best_matmul_is_what_a_node_can_do(
         "next_gb_s": 1.0,
     }
     assert rounds == list(range(1, 11))
+
+
+@pytest.mark.parametrize(("rank", "next_pair", "previous_pair"), [(0, 0, 2), (3, 1, 0), (4, 2, 1)])
+def test_all_ranks_of_two_nodes_reduce_together(
+    monkeypatch: pytest.MonkeyPatch, rank: int, next_pair: int, previous_pair: int
+) -> None:
+    """Of three nodes with two ranks each: every rank makes each group, and measures in its own two."""
+    groups: list[list[int]] = []
+
+    def new_group(ranks: list[int]) -> int:
+        groups.append(sorted(ranks))
+        return len(groups)
+
+    monkeypatch.setattr(dist, "get_world_size", lambda: 6)
+    monkeypatch.setattr(dist, "get_rank", lambda: rank)
+    monkeypatch.setattr(dist, "new_group", new_group)
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    monkeypatch.setattr(preflight, "_all_reduce_gb_s", lambda device, seconds, group: float(group))
+    probed = preflight._neighbour_probe(CPU, 3)
+    assert groups == [[0, 1, 2, 3], [2, 3, 4, 5], [0, 1, 4, 5]]
+    assert probed == {"next_gb_s": next_pair + 1, "previous_gb_s": previous_pair + 1}
