@@ -42,13 +42,15 @@ def preflight(
     case = _case(machine, nodes)
     documents.write(run_dir.case, CaseFile(case=case, device=machine.device, preflight=True))
     started_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-    failure = launcher.launch(Job(run_dir=run_dir, case=case, machine=machine))
+    ended = launcher.launch(Job(run_dir=run_dir, case=case, machine=machine))
+    found, failure = _nodes(run_dir, case, names, ended)
     return judged(
         Preflight(
             started_at=started_at,
             duration_s=round(time.monotonic() - began, 3),
             machine=machine,
-            nodes=tuple(_nodes(run_dir, case, names, failure)),
+            nodes=tuple(found),
+            failure=failure,
             directory=str(directory),
         )
     )
@@ -68,8 +70,10 @@ def _case(machine: Machine, nodes: int) -> Case:
     )
 
 
-def _nodes(run_dir: RunDir, case: Case, names: Sequence[str], ended: Failure | None) -> list[NodePreflight]:
-    """What each node left. `ended` is what the launcher says of the job's end."""
+def _nodes(
+    run_dir: RunDir, case: Case, names: Sequence[str], ended: Failure | None
+) -> tuple[list[NodePreflight], str | None]:
+    """What each node left, and a failure that is no node's fault. `ended` is what the launcher says."""
     count = case.topology.nodes
     try:
         agents = {
@@ -86,8 +90,10 @@ def _nodes(run_dir: RunDir, case: Case, names: Sequence[str], ended: Failure | N
         agents, reports, ended = {}, {}, Failure(kind="missing_report", message=str(error))
     names = names or [agents[node].host if node in agents else f"node {node}" for node in range(count)]
     cause = _cause(run_dir, case, agents, reports, ended)
-    why = "" if cause is None else f"{cause.kind} in the preflight: {cause.message} (see {run_dir.path})"
-    bad = [] if cause is None else _to_blame(cause, run_dir, case, names)
+    why = None if cause is None else f"{cause.kind} in the preflight: {cause.message} (see {run_dir.path})"
+    own = {rank for rank, each in reports.items() if each.failure is not None and not is_peer(each.failure)}
+    failed_alike = all(own & set(_ranks(node, case)) for node in range(count))  # then it is the software
+    bad = [] if cause is None or failed_alike else _to_blame(cause, run_dir, case, names)
     nodes = []
     for node, name in enumerate(names):
         ours = [reports[rank] for rank in _ranks(node, case) if rank in reports]
@@ -97,10 +103,10 @@ def _nodes(run_dir: RunDir, case: Case, names: Sequence[str], ended: Failure | N
                 name=name,
                 rates=lowest_device_probe(ours) if is_whole else {},
                 health=agents[node].health if node in agents else None,
-                problems=(why,) if node in bad else (),
+                problems=(why,) if why is not None and node in bad else (),
             )
         )
-    return nodes
+    return nodes, None if bad else why
 
 
 def _ranks(node: int, case: Case) -> range:

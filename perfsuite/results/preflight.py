@@ -50,6 +50,8 @@ class Preflight(Data):
     """What each of the nodes is."""
     nodes: tuple[NodePreflight, ...]
     """In the order of their ranks."""
+    failure: str | None = None
+    """Why it failed alike on every node, which says nothing against any of them; else None."""
     directory: str
     """The directory with its files."""
 

@@ -115,7 +115,23 @@ def test_the_node_of_the_rank_that_failed_first_is_bad_and_not_its_peers(tmp_pat
 
     seen = found(tmp_path, work)
     assert seen.problems == [f"n2: crash in the preflight: CUDA error: no device (see {tmp_path})"]
+    assert seen.failure is None
     assert [node.rates for node in seen.nodes] == [{}, {}, {}]
+
+
+def test_what_fails_on_every_node_blames_none(tmp_path: Path) -> None:
+    """It is the software then, and the cases will fail by it."""
+
+    def work(run_dir: RunDir) -> None:
+        for node in range(3):
+            report(
+                run_dir, node, failure=Failure(kind="crash", message="ImportError: torch", rank=node, at=node)
+            )
+            agent(run_dir, node)
+
+    seen = found(tmp_path, work)
+    assert seen.problems == []
+    assert seen.failure == f"crash in the preflight: ImportError: torch (see {tmp_path})"
 
 
 def test_a_node_that_never_answered_is_told_from_those_that_waited_for_it(tmp_path: Path) -> None:

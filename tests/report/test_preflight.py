@@ -36,6 +36,13 @@ def test_the_title_counts_bad_nodes() -> None:
     assert title(good) == f"preflight of 1 node ({CORES}) in 9 s: none of them bad"
 
 
+def test_a_preflight_that_failed_on_every_node_says_why() -> None:
+    failed = FOUND.replace(nodes=FOUND.nodes[:1], failure="crash in the preflight: no torch")
+    assert title(failed).endswith(
+        "in 9 s: it failed on every node, which blames none of them: crash in the preflight: no torch"
+    )
+
+
 def test_as_text_it_is_a_table_with_the_notes_under_it() -> None:
     assert notes(FOUND) == ["n1: PCIe width x8"]
     first, headers, good, bad, note = as_text(FOUND).splitlines()
