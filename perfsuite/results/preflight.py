@@ -6,6 +6,7 @@ of them share, as a slow network, is not seen here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from pydantic import Field
@@ -71,7 +72,7 @@ def judged(preflight: Preflight) -> Preflight:
                 problems=(
                     *node.problems,
                     *_slow(node, nodes, preflight.machine),
-                    *_slow_links(number, links, len(nodes)),
+                    *_slow_links(number, links),
                     *_gpu_problems(node.health, preflight.machine),
                 )
             )
@@ -86,10 +87,8 @@ def _slow(node: NodePreflight, nodes: Sequence[NodePreflight], machine: Machine)
     found = []
     for name, words in JUDGED.items():
         others = [(each.rates[name], each.name) for each in nodes if each is not node and name in each.rates]
-        if name not in node.rates or not others:
-            continue
-        best, whose = max(others)
-        if node.rates[name] < share * best:
+        best, whose = max(others, default=(0.0, ""))
+        if node.rates.get(name, math.inf) < share * best:
             found.append(
                 f"{words.format(node.rates[name])}, {whose} has {best:.3g} (at least {share:.0%} is healthy)"
             )
@@ -106,14 +105,14 @@ def _links(nodes: Sequence[NodePreflight]) -> dict[tuple[int, int], float]:
     }
 
 
-def _slow_links(node: int, links: dict[tuple[int, int], float], count: int) -> list[str]:
+def _slow_links(node: int, links: dict[tuple[int, int], float]) -> list[str]:
     """What is wrong if all-reduces with both neighbours are far slower than between other nodes.
 
     One slow link alone says nothing against either of its ends; of two nodes there is no other to compare.
     """
     own = [rate for pair, rate in links.items() if node in pair]
     others = [rate for pair, rate in links.items() if node not in pair]
-    if count < 3 or len(own) < 2 or not others or max(own) >= LINK_SHARE * max(others):
+    if len(own) < 2 or not others or max(own) >= LINK_SHARE * max(others):
         return []
     rates = " and ".join(f"{rate:.3g}" for rate in own)
     return [

@@ -70,8 +70,25 @@ def test_a_node_that_is_slow_with_both_neighbours_is_told_from_them(nodes: int, 
     ]
 
 
+def test_links_are_compared_with_the_best_one_between_other_nodes() -> None:
+    """Of five nodes; those of node 1 to node 0 and node 2 have 0.4 and 0.5."""
+    rates = [0.4, 0.5, 0.3, 1.0, 1.0]
+    assert problems(*(make_node(number, next_gb_s=rate) for number, rate in enumerate(rates))) == []
+    rates[3] = 1.1
+    assert problems(*(make_node(number, next_gb_s=rate) for number, rate in enumerate(rates)))[0] == (
+        "n1: all-reduce with its neighbours 0.4 and 0.5 GB/s, between other nodes 1.1 "
+        "(at least 50% is healthy)"
+    )
+
+
 def test_one_slow_link_says_nothing_against_either_end() -> None:
     assert problems(*(make_node(number, next_gb_s=0.1 if number == 1 else 1.0) for number in range(4))) == []
+
+
+def test_a_node_of_which_one_link_is_not_known_is_not_judged_by_the_other() -> None:
+    silent = NodePreflight(name="n3", problems=("crash",))
+    nodes = (make_node(0), make_node(1), make_node(2, next_gb_s=0.1), silent, make_node(4, next_gb_s=0.1))
+    assert problems(*nodes) == ["n3: crash"]
 
 
 def test_of_two_nodes_there_is_no_other_link_to_compare() -> None:
