@@ -198,9 +198,7 @@ def _allocated(allocation: Allocation | None) -> dict[str, str]:
     if interfaces:
         told["interface"] = ", ".join(sorted(interfaces))
     if allocation.variables:
-        told["network variables"] = ", ".join(
-            f"{name}={value}" for name, value in sorted(allocation.variables.items())
-        )
+        told["network"] = ", ".join(f"{name}={value}" for name, value in sorted(allocation.variables.items()))
     return told
 
 

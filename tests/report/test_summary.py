@@ -83,12 +83,12 @@ def test_the_nodes_of_an_allocation_their_network_and_its_queue_are_told() -> No
             "queued": "3,120 s, before it began to run",
             "switches": "s1: n1, n2; s2: n3",
             "interface": "eth0, ib0",
-            "network variables": "GLOO_SOCKET_IFNAME=ib0, NCCL_IB_HCA=mlx5",
+            "network": "GLOO_SOCKET_IFNAME=ib0, NCCL_IB_HCA=mlx5",
         }.items()
     )
     bare = Allocation(job_id="4711", nodes=(AllocatedNode(name="n1"),))
     told = provenance(session.replace(machine=make_machine().replace(allocation=bare)))
-    assert not told.keys() & {"queued", "switches", "interface", "network variables"}
+    assert not told.keys() & {"queued", "switches", "interface", "network"}
 
 
 def test_an_interrupted_session_names_what_was_lost() -> None:

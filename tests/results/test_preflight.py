@@ -37,7 +37,7 @@ def make_health(**card: Any) -> Health:
 
 
 def test_nodes_that_are_alike_are_good() -> None:
-    assert problems(make_node(1), make_node(2, matmul_tflops=0.041, copy_gb_s=4.1)) == []
+    assert problems(make_node(1), make_node(2, matmul_tflops=0.041, copy_gb_s=4.0)) == []
 
 
 def test_a_rate_far_below_that_of_the_best_other_node_is_told_with_both() -> None:
