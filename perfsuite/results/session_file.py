@@ -14,6 +14,7 @@ from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.figures import median_figures
 from perfsuite.results.health import is_shared
 from perfsuite.results.outcome import UNMEASURED, Excuse, Outcome, Verdict
+from perfsuite.results.preflight import Preflight
 from perfsuite.results.run import Figures, Run
 
 
@@ -159,6 +160,8 @@ class SessionFile(Document):
     dirty: bool = False
     """Whether that repository had uncommitted changes to tracked files."""
     machine: Machine
+    preflights: tuple[Preflight, ...] = ()
+    """What was found out about several nodes before the first launches on them, the oldest first."""
     results: tuple[Measurement, ...]
     skipped: tuple[Skipped, ...]
     interrupted_case: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -84,10 +85,24 @@ def test_outside_of_an_allocation_it_is_said_what_to_do(monkeypatch: pytest.Monk
         SlurmLauncher()
 
 
-def test_both_nodes_are_described(allocation: Allocation, tmp_path: Path) -> None:
+def test_both_nodes_are_described(
+    allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("NCCL_", "GLOO_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth0")
     found = SlurmLauncher().machine(tmp_path)
     assert (found.device, found.nodes) == ("cpu", 2)
     assert found.devices == 1, "a node has one core here"
+    told = found.allocation
+    assert told is not None
+    assert (told.job_id, told.variables) == (allocation.job_id, {"NCCL_SOCKET_IFNAME": "eth0"})
+    assert [(node.name, node.interface, node.switch) for node in told.nodes] == [
+        ("n1", "eth0", None),
+        ("n2", "eth0", None),
+    ]
+    assert told.queued_s is not None
+    assert 0 <= told.queued_s < 600
     assert list(tmp_path.iterdir()) == []
 
 
