@@ -94,8 +94,19 @@ TWINS = [
     TWIN_3D.replace(framework=Nanotron(dp=1, tp=1, pp=2)),
     TWIN.replace(model="mamba-tiny", framework=FSDP(sharding_strategy="FULL_SHARD")),
 ]
+TWO_NODES = [
+    TWIN.replace(
+        framework=Accelerate(config=CONFIGS / "fsdp_cpu_2_nodes.yaml"),
+        topology=Topology(nodes=2, processes_per_node=1),
+    ),
+    TWIN_3D.replace(
+        framework=Nanotron(dp=2, tp=2, pp=1),
+        gradient_accumulation=2,
+        topology=Topology(nodes=2, processes_per_node=2),
+    ),
+]
 
 
-@pytest.mark.parametrize("case", PUBLISHED + LIGHTON + TWINS)
+@pytest.mark.parametrize("case", PUBLISHED + LIGHTON + TWINS + TWO_NODES)
 def test_fsdp_vs_3d_parallelism(bench, case):
     bench(case)

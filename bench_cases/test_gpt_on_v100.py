@@ -64,6 +64,9 @@ CASES = [
     TWIN,
     TWIN.replace(activation_checkpointing="full"),
     TWIN.replace(activation_checkpointing="full", micro_batch=8),
+    TWIN.replace(
+        activation_checkpointing="full", micro_batch=8, topology=Topology(nodes=2, processes_per_node=1)
+    ),
     TWIN.replace(framework=Lightning(strategy="ddp")),
 ]
 

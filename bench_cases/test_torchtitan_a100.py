@@ -66,8 +66,17 @@ TWINS = [
     *(TWIN.replace(framework=FSDP2(), activation_checkpointing=mode) for mode in MODES),
     TWIN.replace(framework=FSDP2(tensor_parallel=2), micro_batch=4, activation_checkpointing="full"),
 ]
+TWO_NODES = [
+    TWIN.replace(activation_checkpointing="full", topology=Topology(nodes=2, processes_per_node=1)),
+    TWIN.replace(
+        framework=FSDP2(tensor_parallel=2),
+        micro_batch=4,
+        activation_checkpointing="full",
+        topology=Topology(nodes=2, processes_per_node=2),
+    ),
+]
 
 
-@pytest.mark.parametrize("case", PUBLISHED + OURS + TWO_D + TWINS)
+@pytest.mark.parametrize("case", PUBLISHED + OURS + TWO_D + TWINS + TWO_NODES)
 def test_torchtitan_a100(bench, case):
     bench(case)

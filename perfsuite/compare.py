@@ -41,6 +41,9 @@ class Comparison(Session):
     def _measure(self, case: Case, nodeid: str) -> Measurement:
         check_same(self._cases.setdefault(case.id, case), case)
         machine = self.host.machine_for(case)
+        if reasons := self._unfit_nodes(case, machine):
+            verdict = Verdict(outcome="unhealthy", launches=0, reasons=reasons)
+            return self._measurement(case, nodeid, (), verdict)
         self.lock.take(self.listener.say, wait=not self.options.no_wait)
         self.running = case.id
         self.save()

@@ -6,7 +6,7 @@
     ├── CaseError        a case, model or option that cannot be: the message says what is allowed
     ├── DryRunError      a case that cannot be run dry, or a package without a name that a dry run replaces
     ├── ExtensionError   what another package adds to perfsuite and cannot be used: names the package
-    ├── FileError        a JSON file that cannot be read or written: names the file and the field
+    ├── FileError        a file that cannot be read or written: names the file and the field
     ├── GitError         a git command that failed: with what it said
     ├── GitHubError      gh, GitHub's command line, failed or is missing
     ├── LaunchError      a job that cannot be ended
@@ -50,7 +50,7 @@ class ExtensionError(PerfsuiteError):
 
 
 class FileError(PerfsuiteError):
-    """A JSON file that cannot be read or written."""
+    """A file that cannot be read or written."""
 
 
 class GitError(PerfsuiteError):

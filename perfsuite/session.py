@@ -14,26 +14,31 @@ from functools import cached_property
 from pathlib import Path
 
 from perfsuite import __version__, documents, git
+from perfsuite.case import torch_build
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.dry import limits
 from perfsuite.dry.driver import dry_run
 from perfsuite.dry.machine import Device, pretended
 from perfsuite.errors import AllocationOverError, BusyError, CaseError, FileError, PerfsuiteError
+from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.arm import Arm
 from perfsuite.launch.base import Launcher, Listener
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.lock import MachineLock
 from perfsuite.launch.machine import detect_cpu
+from perfsuite.launch.preflight import preflight
 from perfsuite.launch.quiet import WAIT_S, Neighbours
 from perfsuite.launch.requirements import unsupported, wrong_torch
 from perfsuite.measure import Reference, WhenShared, measure
+from perfsuite.report import preflight as report
 from perfsuite.report.text import plural
 from perfsuite.results import baseline, count_baseline, environment, resume
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.count_baseline import target_of
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.outcome import UNMEASURED, Verdict
+from perfsuite.results.preflight import Preflight
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import (
@@ -80,6 +85,8 @@ class Options:
     """Show what was measured beside others instead of waiting; nothing of it is judged or recorded."""
     no_wait: bool = False
     """Fail where another session measures on this machine, instead of waiting until it ends."""
+    preflight: bool = True
+    """Look at several nodes before the first launch on them, and launch nothing on bad ones."""
 
     @property
     def of_verdicts(self) -> dict[str, str]:
@@ -171,6 +178,10 @@ class Session:
     """The launches so far of the case that is being measured, or was measured last."""
     arms: tuple[Arm, ...] = ()
     """The two arms of a comparison; none of a session that judges by baselines."""
+    preflights: list[Preflight] = field(default_factory=list)
+    """What was found out about nodes in this part of the session."""
+    _bad_nodes: dict[int, str] = field(default_factory=dict)
+    """What is wrong with each node that two preflights in a row found bad, by its number from 0 on."""
     _noise: dict[str, ClassNoise] = field(default_factory=dict)
     _cases: dict[str, Case] = field(default_factory=dict)
     """The cases measured so far, by id."""
@@ -355,11 +366,56 @@ class Session:
         may_fail = case.known_issue is not None or case.may_run_out_of_memory
         if required is not None and (self.options.inject is not None or not may_fail):
             return self._measurement(case, nodeid, (), required)
+        if reasons := self._unfit_nodes(case, machine):
+            verdict = Verdict(outcome="unhealthy", launches=0, reasons=reasons)
+            return self._measurement(case, nodeid, (), verdict, known)
         verdict = self._launch(case, machine, known.baseline if known else None)
         if required is not None and verdict.outcome == "recorded":
             verdict = required.replace(launches=len(self.launches))
         verdict = self._with_counts(verdict, case, target, counts)
         return self._measurement(case, nodeid, self.launches, verdict, known)
+
+    def _unfit_nodes(self, case: Case, machine: Machine) -> tuple[str, ...]:
+        """Return what is wrong with the nodes that a case would use; empty if it may be launched.
+
+        The first case on a set of nodes has them looked at, by the torch of this environment. A case that
+        trains nothing takes any node.
+        """
+        nodes = case.topology.nodes
+        if nodes == 1 or not self.options.preflight or not torch_build.installed():
+            return ()
+        if not framework_of(case).plan(case).needs_torch:
+            return ()
+        known = {(len(each.nodes), each.machine.device) for each in self.preflights}
+        if min(self._bad_nodes, default=nodes) >= nodes and (nodes, machine.device) not in known:
+            self.running = case.id
+            self._look_at_nodes(nodes, machine)
+            self.running = None
+        return tuple(self._bad_nodes[node] for node in sorted(self._bad_nodes) if node < nodes)
+
+    def _look_at_nodes(self, nodes: int, machine: Machine) -> None:
+        """Have a preflight of the first nodes, and another if it finds a bad node: others may disturb it."""
+        first = self._preflight(nodes, machine)
+        if not first.problems:
+            return
+        self.listener.say("what a preflight finds wrong counts if a second one finds that node bad, too")
+        second = self._preflight(nodes, machine)
+        for number, (before, now) in enumerate(zip(first.nodes, second.nodes, strict=True)):
+            if before.problems and now.problems:
+                self._bad_nodes[number] = f"{now.name}, by two preflights: {'; '.join(now.problems)}"
+
+    def _preflight(self, nodes: int, machine: Machine) -> Preflight:
+        self.lock.take(self.listener.say, wait=not self.options.no_wait)
+        self.save()
+        self.listener.waiting(f"preflight of {nodes} nodes")
+        allocation = self.host.machine.allocation
+        names = [] if allocation is None else [node.name for node in allocation.nodes[:nodes]]
+        directory = self.directory.new_preflight()
+        found = preflight(self.host.launcher, machine, nodes, directory, names=names)
+        self.preflights.append(found)
+        self.save()
+        self.listener.say(report.as_text(found))
+        return found
 
     def _with_counts(self, verdict: Verdict, case: Case, target: str, known: FoundCounts | None) -> Verdict:
         """Return the final verdict on the case that was just launched: what it counted is judged, too."""
@@ -525,6 +581,7 @@ def session_file(session: Session, status: Status) -> SessionFile:
         dirty=session.revision.dirty,
         arms=session.arm_facts,
         machine=session.host.machine,
+        preflights=(*(() if earlier is None else earlier.preflights), *session.preflights),
         results=tuple(session.results),
         skipped=tuple(session.skipped),
         interrupted_case=session.running,

@@ -120,6 +120,14 @@ def test_both_arms_are_tried_before_one_is_named(
     assert launches.order == "AB"
 
 
+def test_nodes_that_a_preflight_found_bad_are_not_launched_on(
+    tmp_path: Path, launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Comparison, "_unfit_nodes", lambda self, case, machine: ("n2: slow",))
+    result = make_comparison(tmp_path).measure(make_case(), "test")
+    assert (result.outcome, result.verdict.reasons, launches.order) == ("unhealthy", ("n2: slow",), "")
+
+
 def test_a_fault_is_injected_into_arm_b_alone(tmp_path: Path, launches: Launches) -> None:
     make_comparison(tmp_path, inject="slowdown=30%").measure(make_case(), "test")
     assert dict(zip(launches.order, launches.injected, strict=True)) == {"A": None, "B": "slowdown=30%"}

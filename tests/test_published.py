@@ -47,12 +47,14 @@ def test_every_row_is_measured_by_a_case_as_large_as_published(
 @pytest.mark.parametrize("comparison", PUBLISHED, ids=lambda comparison: comparison.name)
 def test_every_comparison_has_twins_for_a_cpu(comparison: Comparison, cases: dict[str, Case]) -> None:
     assert any(row.twin for row in comparison.rows)
-    for row in comparison.rows:
-        if row.twin is None:
-            continue
-        case, twin = cases[row.case], cases[row.twin]
+    for row, name in ((each, twin) for each in comparison.rows for twin in sorted(each.twins)):
+        case, twin = cases[row.case], cases[name]
         assert twin.hardware == ("cpu",)
-        assert twin.topology.world_size == 2
+        if name == row.two_node_twin:
+            assert case.topology.nodes > 1
+            assert twin.topology.nodes == 2
+        else:
+            assert twin.topology.world_size == 2
         assert twin.framework.name == case.framework.name
         assert twin.activation_checkpointing == case.activation_checkpointing
         assert (twin.lora, twin.quantization, twin.attention) == (

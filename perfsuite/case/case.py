@@ -252,5 +252,7 @@ class CaseFile(Document):
     """A fault to inject, to test the gate: see `perfsuite.case.fault`."""
     counts: bool = True
     """Whether every rank counts what a step does (`perfsuite.results.counts`)."""
+    preflight: bool = False
+    """Whether ranks only probe their nodes (`perfsuite.launch.preflight`): only the topology counts then."""
     metrics: tuple[str, ...] = ()
     """Metrics of other packages that every rank records: entry points of `perfsuite.metrics`."""

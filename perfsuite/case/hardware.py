@@ -138,6 +138,28 @@ def hardware_error(name: str) -> str | None:
     return f"{hint}{family} is known as {', '.join(sorted(set(classes))) or 'just gpu'}"
 
 
+class AllocatedNode(Data):
+    """One node of an allocation."""
+
+    name: str
+    switch: str | None = None
+    """The switch or block that it hangs on, if the scheduler tells."""
+    interface: str | None = None
+    """The network interface that its host name leads to: gloo's, unless GLOO_SOCKET_IFNAME names another."""
+
+
+class Allocation(Data):
+    """The nodes that a scheduler has given to a session, as it tells of them."""
+
+    job_id: str
+    nodes: tuple[AllocatedNode, ...]
+    """In the order of the ranks."""
+    queued_s: float | None = None
+    """Seconds from the submission of the job to its start, by the clock of the scheduler alone."""
+    variables: dict[str, str] = Field(default_factory=dict)
+    """What is set for NCCL and gloo in the environment of the session, which its ranks have, too."""
+
+
 class Machine(Data):
     """A machine as the driver sees it."""
 
@@ -157,6 +179,8 @@ class Machine(Data):
     """How many machines like this one a case may use."""
     interconnect: str | None = None
     """How they are connected, with Gbit/s: `ib400`, `eth100`; None if it is not known."""
+    allocation: Allocation | None = None
+    """What a scheduler tells of them; None without one, and for a case."""
 
     def for_nodes(self, nodes: int) -> Machine:
         """Return the machine that a case of so many nodes is measured on.
@@ -164,9 +188,9 @@ class Machine(Data):
         Several nodes are of a hardware class of their own, which names how they are connected.
         """
         if nodes == 1:
-            return self.replace(nodes=1, interconnect=None)
+            return self.replace(nodes=1, interconnect=None, allocation=None)
         name = "-".join(filter(None, [self.hardware_class, self.interconnect]))
-        return self.replace(hardware_class=name)
+        return self.replace(hardware_class=name, allocation=None)
 
     @property
     def product(self) -> Accelerator | None:

@@ -12,6 +12,7 @@ from perfsuite.cli import baseline, history, slurm
 from perfsuite.cli.compare import compare
 from perfsuite.cli.doctor import doctor
 from perfsuite.cli.dry_run import dry_run
+from perfsuite.cli.export import export
 from perfsuite.cli.github_issue import issue
 from perfsuite.cli.hardware import hardware
 from perfsuite.cli.judge import judge
@@ -66,5 +67,6 @@ app.command()(power)
 app.command()(compare)
 app.command()(dry_run)
 app.command()(report)
+app.command()(export)
 app.command()(judge)
 app.command("github-issue")(issue)

@@ -1,12 +1,15 @@
-"""`perfsuite judge`: reads traces of step times, one on each line, and writes one decision on each line.
+"""`perfsuite judge`: judges step times that somebody else measured, by the same engine as the plugin.
 
-It uses the same engine as the plugin, for times that somebody else measured. A trace is a JSON object:
+It reads traces, one on each line, and writes one decision on each line. A trace is a JSON object:
 
     {"tolerance": 0.03, "baseline": [[step seconds ...], ...], "launches": [[step seconds ...], ...]}
 
 with the launches in the order in which they would be made; as many are used as the engine asks for. Optional
 are `"noise": {"sigma": 0.01, "degrees_of_freedom": 30}`, if it is known from elsewhere (by default it is
-estimated from the baseline's own launches), and `"max_launches": n`. Imports neither torch, pytest nor numpy.
+estimated from the baseline's own launches), and `"max_launches": n`.
+
+With `--baseline` it reads logs (`perfsuite.cli.judge_logs`), one a launch, and makes one trace of them.
+Imports neither torch, pytest nor numpy; tensorboard only where an event file is read.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from typing import Annotated, Any, BinaryIO
 import typer
 from pydantic import ConfigDict, FailFast, Field, ValidationError
 
+from perfsuite.cli.judge_logs import StepLog, check_comparable, read_log
+from perfsuite.cli.power import fraction
 from perfsuite.documents import Data, explain
 from perfsuite.errors import CaseError, FileError
 from perfsuite.results.window import find_window
@@ -37,6 +42,10 @@ SHORT_SERIES = 15
 """Fewest steps of a launch whose warm-up is looked for."""
 MAX_WARMUP = 20
 """Most steps of warm-up. That is 2/7 of the 70 steps of a real launch, and the same share of fewer steps."""
+
+FEWEST_BASELINE = 3
+"""Fewest launches of a baseline that tell how launches scatter."""
+HEADINGS = f"{'outcome':<12}  {'change':>8}  {'99 % interval':^20}  launches  detects"
 
 # The upper bound keeps sums finite: no step takes 30 million years.
 Seconds = Annotated[float, Field(gt=0, lt=1e15)]
@@ -118,7 +127,7 @@ def _noise(trace: Trace, baseline: list[float]) -> Noise:
             degrees_of_freedom=trace.noise.degrees_of_freedom,
             session_sigma=trace.noise.session_sigma,
         )
-    if len(baseline) < 3:
+    if len(baseline) < FEWEST_BASELINE:
         raise CaseError(
             f"missing, and a baseline of {len(baseline)} does not tell how launches scatter: give 3 or more "
             'launches in "baseline", or "noise": {"sigma": 0.01, "degrees_of_freedom": 30}'
@@ -156,11 +165,97 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
+Files = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="FILE",
+        help="Traces, one JSON object a line; - reads standard input. "
+        "With --baseline: logs of the launches to judge, in their order.",
+    ),
+]
+BaselineLogs = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--baseline",
+        help="A log of a launch before the change; give it 3 times or more. A log is a TensorBoard event "
+        "file or a directory of them, or an MLPerf log.",
+    ),
+]
+Tag = Annotated[
+    str | None,
+    typer.Option(
+        help="What of the logs to judge: a scalar that is a time (default: iteration-time, Megatron's), or "
+        "of MLPerf's train_step_time, throughput or block_stop (default: the first that is there)."
+    ),
+]
+Tolerance = Annotated[str | None, typer.Option(help="Slowdown that must not pass, of logs (3%).")]
+
+
 def judge(
-    file: Annotated[str, typer.Argument(help="traces, one JSON object a line; - reads standard input")],
-    json_output: Annotated[bool, typer.Option("--json", help="answer each line by one of JSON")] = False,
+    files: Files,
+    baseline: BaselineLogs = None,
+    tag: Tag = None,
+    tolerance: Tolerance = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Answer by lines of JSON.")] = False,
 ) -> None:
-    """Judge step times that somebody else measured. Exit status 1 if a line could not be judged."""
+    """Judge step times that somebody else measured: traces, or with --baseline logs of TensorBoard or MLPerf.
+
+    Exit status 1 if a trace could not be judged, or if the launches of the logs are slower.
+    """
+    if baseline:
+        allowed = fraction("--tolerance", tolerance or "3%")
+        _judge_logs([Path(file) for file in files], baseline, tag, allowed, json_output=json_output)
+    elif len(files) > 1 or tag is not None or tolerance is not None:
+        raise CaseError(
+            "without --baseline one file of traces is judged, and --tag and --tolerance say nothing of it: "
+            "name a log of the baseline, 3 times or more: --baseline LOG"
+        )
+    else:
+        _judge_lines(files[0], json_output=json_output)
+
+
+def _judge_logs(
+    launches: Sequence[Path],
+    baseline: Sequence[Path],
+    tag: str | None,
+    tolerance: float,
+    *,
+    json_output: bool,
+) -> None:
+    """Judge the launches of logs. Raises `Exit` with status 1 if they regressed."""
+    if len(baseline) < FEWEST_BASELINE:
+        raise CaseError(
+            f"--baseline is given {len(baseline)} times, which does not tell how launches scatter: "
+            f"give {FEWEST_BASELINE} logs or more"
+        )
+    before = [read_log(path, tag) for path in baseline]
+    now = [read_log(path, tag) for path in launches]
+    check_comparable([*before, *now])
+    trace = Trace(
+        tolerance=tolerance,
+        baseline=[list(log.series) for log in before],
+        launches=[list(log.series) for log in now],
+    )
+    decision = judge_trace(trace)
+    if json_output:
+        typer.echo(as_json(decision))
+    else:
+        _show_logs(before, now)
+        typer.echo(f"\n{HEADINGS}\n{_as_row(decision)}")
+    if decision.outcome == "regressed":
+        raise typer.Exit(1)
+
+
+def _show_logs(before: Sequence[StepLog], now: Sequence[StepLog]) -> None:
+    """Print what was read from each log."""
+    typer.echo(f"{'values':>6}  {'median':>10}  {before[0].what}")
+    for side, logs in (("baseline", before), ("judged", now)):
+        for log in logs:
+            typer.echo(f"{len(log.series):>6}  {seconds_per_step(log.series):>10.4g}  {side}: {log.path}")
+
+
+def _judge_lines(file: str, *, json_output: bool) -> None:
+    """Judge the traces of a file. Raises `Exit` with status 1 if one could not be judged."""
     counts: Counter[str] = Counter()
     with contextlib.ExitStack() as stack:
         try:
@@ -169,13 +264,11 @@ def judge(
             reason = getattr(error, "strerror", None) or error
             raise FileError(f"cannot read {file!r}: {reason}") from None
         if not json_output:
-            typer.echo(
-                f"{'line':>6}  {'outcome':<12}  {'change':>8}  {'99 % interval':^20}  launches  detects"
-            )
+            typer.echo(f"{'line':>6}  {HEADINGS}")
         for number, line in enumerate(_lines(stream), start=1):
             decision = answer(number, line)
             counts["bad" if isinstance(decision, BadLine) else decision.outcome] += 1
-            typer.echo(as_json(decision) if json_output else _as_row(number, decision))
+            typer.echo(as_json(decision) if json_output else f"{number:>6}  {_as_row(decision)}")
     if not counts:
         typer.echo(f"perfsuite judge: {file!r} has no lines, nothing was judged", err=True)
     elif not json_output:
@@ -214,15 +307,15 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _as_row(number: int, decision: Decision | BadLine) -> str:
+def _as_row(decision: Decision | BadLine) -> str:
     """Format a decision as a row of the table."""
     if isinstance(decision, BadLine):
         error = "".join(char if char.isprintable() else "?" for char in decision.error)
-        return f"{number:>6}  {'bad line':<12}  {error}"
+        return f"{'bad line':<12}  {error}"
     low, high = decision.interval
     blind = "  blind" if decision.blind else ""
     interval = f"{low:+.2%} to {high:+.2%}"
     return (
-        f"{number:>6}  {decision.outcome:<12}  {decision.estimate:>+8.2%}  {interval:^20}  "
+        f"{decision.outcome:<12}  {decision.estimate:>+8.2%}  {interval:^20}  "
         f"{decision.launches_used:>8}  {decision.minimum_detectable_drop:>7.2%}{blind}"
     )

@@ -13,7 +13,7 @@ import typer
 from perfsuite import documents
 from perfsuite.errors import FileError
 from perfsuite.report import markdown as markdown_report
-from perfsuite.report import summary
+from perfsuite.report import preflight, summary
 from perfsuite.report.html import page
 from perfsuite.report.published import (
     PUBLISHED,
@@ -115,6 +115,8 @@ def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
         if (interruption := summary.interruption(session)) is not None:
             out.print(interruption)
         out.print()
+        for found in session.preflights:
+            out.print(f"{preflight.as_text(found)}\n")
         for note in summary.machine_notes(session.results):
             out.print(f"note: {note}")
         if session.results:

@@ -28,7 +28,6 @@ from perfsuite.case.case import NO_TOKENS, Case, Unit
 from perfsuite.case.hardware import Machine
 from perfsuite.documents import Data, Document
 from perfsuite.errors import FileError
-from perfsuite.results.outcome import UNMEASURED
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
 
@@ -253,12 +252,8 @@ def _began(session: SessionFile, result: Measurement) -> datetime:
 
 def _cannot_be_kept(result: Measurement) -> str | None:
     """Say why a result is no evidence of how fast its commit is; None if it is."""
-    if any(run.inject is not None for run in result.runs):
-        return "a fault was injected"
-    if result.runs and not result.verdict.healthy(result.runs):
-        return "no launch on a healthy machine"
-    if result.outcome in UNMEASURED:
-        return f"{result.outcome}, which measures nothing"
+    if result.no_evidence is not None:
+        return result.no_evidence
     if not any(_column(result.healthy_runs, "step_s_p50")):
         return "no launch has a step time"
     return None

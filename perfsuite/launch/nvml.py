@@ -129,7 +129,8 @@ class Gpus:
 
         limits = self._ask(index, "nvmlDeviceGetPowerManagementLimitConstraints", handle)
         ecc = self._ask(index, "nvmlDeviceGetEccMode", handle)
-        self._note_memory_faults(index, handle)
+        faults = self._memory_faults(index, handle)
+        self._notes |= {f"{self._names[index]}: {fault}": None for fault in faults}
         processes = self._ask(index, "nvmlDeviceGetComputeRunningProcesses", handle) if held else None
         return DeviceHealth(
             index=index,
@@ -143,19 +144,27 @@ class Gpus:
             sm_clock_set_mhz=self._ask(index, "nvmlDeviceGetApplicationsClock", handle, nvml.NVML_CLOCK_SM),
             ecc=None if ecc is None else is_on(ecc[0]),
             persistence=is_on(self._ask(index, "nvmlDeviceGetPersistenceMode", handle)),
+            memory_faults=faults,
             held_before_bytes=held,
             held_before_by=tuple(sorted(process.pid for process in processes or ())),
         )
 
-    def _note_memory_faults(self, index: int, handle: Any) -> None:
-        name = self._names[index]
+    def _memory_faults(self, index: int, handle: Any) -> tuple[str, ...]:
+        """Return what is wrong with the memory of a card, and what to do."""
+        faults = []
+        nvml = self._nvml
+        which = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)  # since the last reset
+        uncorrected = self._ask(index, "nvmlDeviceGetTotalEccErrors", handle, *which)
+        if uncorrected:
+            faults.append(f"{uncorrected} errors of its memory that ECC could not correct: reset the GPU")
         _, _, is_pending, has_failed = self._ask(index, "nvmlDeviceGetRemappedRows", handle) or (0, 0, 0, 0)
         if has_failed:
-            self._notes[f"{name}: a row of its memory could not be remapped: have the card replaced"] = None
+            faults.append("a row of its memory could not be remapped: have the card replaced")
         if is_pending:
-            self._notes[f"{name}: rows of its memory wait to be remapped: reset the GPU"] = None
+            faults.append("rows of its memory wait to be remapped: reset the GPU")
         if self._ask(index, "nvmlDeviceGetRetiredPagesPendingStatus", handle):
-            self._notes[f"{name}: pages of its memory wait to be retired: reset the GPU"] = None
+            faults.append("pages of its memory wait to be retired: reset the GPU")
+        return tuple(faults)
 
     def _note_link(self, index: int, handle: Any) -> None:
         """Note a slow PCIe link, once and under load: an idle card lowers the generation of its link."""

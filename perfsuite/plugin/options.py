@@ -115,6 +115,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="go on with the newest session of the store: cases that it decided, for the same commit, "
         "hardware, environment and options, are shown and not measured again",
     )
+    group.addoption(
+        "--perf-no-preflight",
+        action="store_true",
+        help="launch cases of several nodes without looking at the nodes before",
+    )
     group.addoption("--perf-strict-improved", action="store_true", help="fail where a case improved")
     group.addoption("--perf-strict-inconclusive", action="store_true", help="fail where it is not known")
     parser.addini("perf_max_launches", "as --perf-max-launches", default=str(MAX_LAUNCHES))
@@ -187,6 +192,7 @@ def options(config: pytest.Config) -> Options:
         wait_quiet_s=number("wait-quiet", 0),
         allow_shared=config.getoption("--perf-allow-shared"),
         no_wait=config.getoption("--perf-no-wait"),
+        preflight=not config.getoption("--perf-no-preflight"),
     )
 
 

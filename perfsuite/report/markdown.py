@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from perfsuite.report import counts, summary
+from perfsuite.report import counts, preflight, summary
 from perfsuite.report.columns import SPEED_CHANGE, extras, figure, of_cases, speed_in
 from perfsuite.report.published import ComparisonTable
 from perfsuite.report.scaling import HEADERS, Scaling, scalings
@@ -72,6 +72,14 @@ def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTabl
             headers=("case", "note"), rows=[(case, note[:MAX_NOTE]) for case, note in notes], text_columns=2
         ),
         skipped=Table(headers=("case", "why"), rows=skipped, text_columns=2),
+        preflights=[
+            (
+                preflight.title(each),
+                Table(headers=preflight.NODE_HEADERS, rows=preflight.rows(each), text_columns=1),
+            )
+            for session in sessions
+            for each in session.preflights
+        ],
         scalings=[
             (each.name, Table(headers=HEADERS, rows=each.rows(), text_columns=1))
             for each in scalings(results)

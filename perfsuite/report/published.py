@@ -87,11 +87,18 @@ class Row(Data):
     """Id of the case that is this row."""
     twin: str | None = None
     """Id of the case that takes the same code path with a tiny model on a CPU."""
+    two_node_twin: str | None = None
+    """Id of the case that does so over two nodes, where the row is of several."""
     relative_to: str | None = None
     """For `relative_time`: id of the case that it is relative to."""
     sweep: str | None = None
     """Rows of the same sweep differ in the micro-batch alone."""
     note: str | None = None
+
+    @property
+    def twins(self) -> set[str]:
+        """Ids of the cases that take the same code path on CPUs."""
+        return {twin for twin in (self.twin, self.two_node_twin) if twin is not None}
 
 
 class Comparison(Data):
@@ -189,7 +196,7 @@ def concerned(published: PublishedFile, sessions: Sequence[SessionFile]) -> list
     return [
         compare(comparison, results, limits)
         for comparison in published.comparisons
-        if any(row.case in {*results, *limits} or row.twin in results for row in comparison.rows)
+        if any(row.case in {*results, *limits} or row.twins & results.keys() for row in comparison.rows)
     ]
 
 
@@ -203,7 +210,7 @@ def compare(
     limits = limits or {}
     first, *others = comparison.quantities
     has_limits = any(row.case in limits for row in comparison.rows)
-    has_twins = any(row.twin in results for row in comparison.rows)
+    has_twins = any(row.twins & results.keys() for row in comparison.rows)
     label = QUANTITIES[first].label
     best = _best(comparison, results)
     rows, pairs = [], []
@@ -223,7 +230,7 @@ def compare(
             _verdict(result),
         ]
         if has_twins:
-            cells.append(_twin(results.get(row.twin or "")))
+            cells.append(_twins(row, results))
         rows.append(tuple(cells))
         if value is not None:
             pairs.append(Pair(label=", ".join(row.settings), published=value, measured=measured))
@@ -312,9 +319,12 @@ def _verdict(result: Measurement | None) -> str:
     return result.excused or result.verdict.outcome
 
 
-def _twin(result: Measurement | None) -> str:
-    if result is None:
-        return "-"
+def _twins(row: Row, results: Mapping[str, Measurement]) -> str:
+    found = {"": results.get(row.twin or ""), "on two nodes: ": results.get(row.two_node_twin or "")}
+    return "; ".join(where + _twin(result) for where, result in found.items() if result is not None) or "-"
+
+
+def _twin(result: Measurement) -> str:
     speed = result.figures.tokens_per_s
     return f"{speed:,.0f} tokens/s, {_verdict(result)}" if speed else _verdict(result)
 

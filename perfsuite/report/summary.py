@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from perfsuite.case.case import Unit
-from perfsuite.case.hardware import Machine
+from perfsuite.case.hardware import Allocation, Machine
 from perfsuite.report.scaling import scalings
 from perfsuite.report.text import percent, plural, rate
 from perfsuite.results import nodes
@@ -71,6 +71,8 @@ def _why(result: Measurement) -> str:
     if judged.failure is not None:
         missing = [check.label for check in telling]
         return ": ".join([judged.failure.replace("_", " "), *([", ".join(missing)] if missing else [])])
+    if result.outcome == "unhealthy" and not result.runs:
+        return "; ".join(judged.reasons)
     if result.outcome == "unhealthy":
         return f"{plural(len(judged.unhealthy_launches), 'launch')} set aside"
     if result.outcome in QUIET:
@@ -177,6 +179,7 @@ def provenance(session: SessionFile) -> dict[str, str]:
     commit = session.commit[:12] if session.commit else "none: not in git"
     return {
         "hardware": hardware(session.results) or _machine(session.machine),
+        **_allocated(session.machine.allocation),
         "torch": ", ".join(sorted(torch)) or "not observed",
         "commit": commit + (" with uncommitted changes" if session.dirty else ""),
         "started": _time(session.started_at),
@@ -194,6 +197,27 @@ def _arm(arm: ArmFacts) -> str:
 def arm_lines(arms: Sequence[ArmFacts]) -> list[str]:
     """Return a line for each of the two arms of a comparison; none for a session of another kind."""
     return [f"arm {name}: {_arm(arm)}" for name, arm in zip("AB", arms, strict=False)]
+
+
+def _allocated(allocation: Allocation | None) -> dict[str, str]:
+    """Which nodes a scheduler gave, how they talk to each other, and how long the job was queued before."""
+    if allocation is None:
+        return {}
+    told = {"nodes": ", ".join(node.name for node in allocation.nodes), "job": allocation.job_id}
+    switches = {node.switch for node in allocation.nodes if node.switch is not None}
+    interfaces = {node.interface for node in allocation.nodes if node.interface is not None}
+    if allocation.queued_s is not None:
+        told["queued"] = f"{allocation.queued_s:,.0f} s, before it began to run"
+    if switches:
+        told["switches"] = "; ".join(
+            f"{switch}: {', '.join(node.name for node in allocation.nodes if node.switch == switch)}"
+            for switch in sorted(switches)
+        )
+    if interfaces:
+        told["interface"] = ", ".join(sorted(interfaces))
+    if allocation.variables:
+        told["network"] = ", ".join(f"{name}={value}" for name, value in sorted(allocation.variables.items()))
+    return told
 
 
 def parts(session: SessionFile) -> str:

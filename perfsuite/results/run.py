@@ -36,6 +36,8 @@ class DeviceHealth(Data):
     sm_clock_set_mhz: float | None = None
     ecc: bool | None = None
     persistence: bool | None = None
+    memory_faults: tuple[str, ...] = ()
+    """What NVML says against its memory: errors that ECC could not correct, rows or pages to be replaced."""
     held_before_bytes: int | None = None
     """Bytes of its memory in use just before the launch, by processes other than the job's."""
     held_before_by: tuple[int, ...] = ()

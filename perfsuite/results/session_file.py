@@ -13,7 +13,8 @@ from perfsuite.results.counts import RankCounts
 from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.figures import median_figures
 from perfsuite.results.health import is_shared
-from perfsuite.results.outcome import Excuse, Outcome, Verdict
+from perfsuite.results.outcome import UNMEASURED, Excuse, Outcome, Verdict
+from perfsuite.results.preflight import Preflight
 from perfsuite.results.run import Figures, Run
 
 
@@ -47,6 +48,17 @@ class Measurement(Data):
     def healthy_before(self) -> list[Run]:
         """The same of arm A, where two arms were compared."""
         return self.verdict.healthy(self.before) or list(self.before)
+
+    @property
+    def no_evidence(self) -> str | None:
+        """Why its figures say nothing about the speed of the code; None if they do."""
+        if any(run.inject is not None for run in self.runs):
+            return "a fault was injected"
+        if self.runs and not self.verdict.healthy(self.runs):
+            return "no launch on a healthy machine"
+        if self.outcome in UNMEASURED:
+            return f"{self.outcome}, which measures nothing"
+        return None
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -166,6 +178,8 @@ class SessionFile(Document):
     arms: tuple[ArmFacts, ...] = ()
     """Arms A and B where two were compared; none of a session that judges by baselines."""
     machine: Machine
+    preflights: tuple[Preflight, ...] = ()
+    """What was found out about several nodes before the first launches on them, the oldest first."""
     results: tuple[Measurement, ...]
     skipped: tuple[Skipped, ...]
     interrupted_case: str | None = None

@@ -8,6 +8,7 @@ The classes here alone know the names of directories and files:
     .perfsuite/history/                                     a history (`perfsuite.history.store`)
     .perfsuite/slurm/<job id>.log                           logs of Slurm's jobs (`perfsuite.launch.slurm`)
     .perfsuite/runs/<session>/results.json                  a session's `SessionFile`
+    .perfsuite/runs/<session>/preflight-N/                  the files of a preflight (`RunDir`)
     .perfsuite/runs/<session>/<case id>/launch-N/           the files of a launch (`RunDir`)
     .perfsuite/compare/<session>/                           the same of two arms: <case id>/<arm>/launch-N/
     .perfsuite/arms/<commit>/                               the worktree of an arm (`perfsuite.launch.arm`)
@@ -210,6 +211,13 @@ class SessionDir:
         repetition = 0
         while (directory := self.case(case_id, repetition)).exists():
             repetition += 1
+        return directory
+
+    def new_preflight(self) -> Path:
+        """The directory for a preflight: one that is not there yet."""
+        number = 1
+        while (directory := self.path / f"preflight-{number}").exists():
+            number += 1
         return directory
 
 

@@ -114,6 +114,7 @@ def changes(run: Run, baseline: Baseline) -> tuple[str, ...]:
     """Everything that changed since the baseline and may explain a verdict, but lets launches be compared."""
     return (
         *environment_changes(run, baseline),
+        *_other_nodes(run, baseline),
         *_probe_changes(run, baseline),
         *_device_memory_grew(run, baseline),
         *_metrics_gone(baseline),
@@ -138,6 +139,15 @@ def environment_changes(run: Run, baseline: Baseline) -> list[str]:
         known |= dict.fromkeys(("adapters", "lora", "quantised_layers"), "")
     new = sorted((key, value) for key, value in run.observed.settings.items() if key not in known)
     return changed + [f"{key}: not looked at -> {value}" for key, value in new]
+
+
+def _other_nodes(run: Run, baseline: Baseline) -> list[str]:
+    """Nodes of a launch on several that no launch of the baseline ran on."""
+    known = sorted({name for launch in baseline.launches for name in launch.nodes})
+    new = [node.name for node in run.nodes if node.name not in known]
+    if not known or not new:
+        return []
+    return [f"nodes: {', '.join(new)} measured nothing of the baseline, which is of {', '.join(known)}"]
 
 
 def _probe_changes(run: Run, baseline: Baseline) -> list[str]:

@@ -24,7 +24,7 @@ from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import leash, stacks
 from perfsuite.worker.flops import count_known
 from perfsuite.worker.memory import memory_for
-from perfsuite.worker.preflight import all_reduce_probe, device_probe
+from perfsuite.worker.preflight import all_reduce_probe, device_probe, node_probe
 from perfsuite.worker.rank import LEAVE_S, WAIT_S, Rank, empty_report, failure_of, write_failure
 from perfsuite.worker.timers import SimulatedTimer, clock_for
 
@@ -37,7 +37,10 @@ def main(path: str) -> None:
     stacks.listen(run_dir, report.rank)
     try:
         rank = Rank(run_dir, documents.read(run_dir.case, CaseFile), report)
-        measured = _measure(rank) if rank.plan.needs_torch else _simulate(rank)
+        if rank.request.preflight:
+            measured = _preflight(rank)
+        else:
+            measured = _measure(rank) if rank.plan.needs_torch else _simulate(rank)
     except BaseException as error:
         write_failure(run_dir, report, failure_of(error, report.rank))
         raise
@@ -97,6 +100,23 @@ def _measure(rank: Rank) -> RankReport:
         losses = _train(rank)
         rank.recorder.finish()
     return rank.finish().replace(loss=_floats(losses), flops=flops)
+
+
+def _preflight(rank: Rank) -> RankReport:
+    """Probe this rank's device and the links between the nodes. Nothing is trained.
+
+    Rank 0 tells the rounds as steps: the health of the nodes is sampled between them.
+    """
+
+    def tell(rounds: int) -> None:
+        if rank.report.rank == 0:
+            with contextlib.suppress(OSError):  # the report goes the same way: its error will say it
+                rank.run_dir.progress.write_text(f"{rounds} 1")
+
+    device = _device(rank.request)
+    _init_process_group(rank.case, device, connects_at_once=True)
+    tell(0)
+    return rank.report.replace(device_probe=node_probe(device, rank.case.topology.nodes, tell))
 
 
 def _train(rank: Rank) -> list[Any]:

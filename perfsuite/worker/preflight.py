@@ -1,7 +1,8 @@
 """Probes what the device can do before the workload is built: a matmul, a memory copy, an all-reduce.
 
 Worker side; imports no pytest, and torch only inside functions. These are not the data sheet's figures but
-always the same piece of work: compared with those of other launches they tell a slow machine from slow code.
+always the same piece of work: compared with those of other launches they tell a slow machine from slow code,
+and compared with those of other nodes a slow node (`perfsuite.results.preflight`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from typing import Any
 
 MIB = 2**20
 WAKE_S = 0.2
+ROUNDS = 10
+"""How often `node_probe` probes each device, over seconds: the best of them is what the node can do, whatever
+others do on it now and then."""
 
 
 def device_probe(device: Any) -> dict[str, float]:
@@ -27,17 +31,20 @@ def device_probe(device: Any) -> dict[str, float]:
 
     It leaves no memory behind, but on a CPU raises the peak of it by 128 MiB meanwhile.
     """
+    return {**_alone(device), **all_reduce_probe(device)}
+
+
+def _alone(device: Any, *, best: bool = False) -> dict[str, float]:
+    """Return the rates of `device_probe` that need no other rank; `best` takes a CPU's best matmul, too."""
     import torch
 
     on_gpu = device.type == "cuda"
     seconds: Callable[[Callable[[], object], int], list[float]] = _gpu_seconds if on_gpu else _cpu_seconds
     with torch.no_grad():
         probed = {
-            "matmul_tflops": _matmul_tflops(device, seconds),
+            "matmul_tflops": _matmul_tflops(device, seconds, best=best or on_gpu),
             "copy_gb_s": _copy_gb_s(device, seconds),
         }
-        if _has_peers():
-            probed["all_reduce_gb_s"] = _all_reduce_gb_s(device, seconds)
     return _rounded(probed, on_gpu)
 
 
@@ -53,6 +60,58 @@ def all_reduce_probe(device: Any) -> dict[str, float]:
     return _rounded({"all_reduce_gb_s": rate}, on_gpu)
 
 
+def node_probe(device: Any, nodes: int, on_round: Callable[[int], object]) -> dict[str, float]:
+    """Return what `device_probe` does, and rates of all-reduces between two nodes.
+
+    Every rank of a job on `nodes` nodes, two or more, must call it; the ranks of a node follow each other.
+    `on_round` is called with the number of rounds so far. Matmul and copy are the best of `ROUNDS`, in which
+    all devices work at the same time; on a CPU the matmul is the best single one, too: what others do on the
+    node meanwhile hides it less.
+
+    - `next_gb_s`, `previous_gb_s`: as `all_reduce_gb_s`, over the ranks of this node and of the next or the
+      previous one. Nodes are a ring; the first of two has a next one only, the second a previous one only.
+    """
+    import torch.distributed as dist
+
+    best: dict[str, float] = {}
+    for number in range(1, ROUNDS + 1):
+        dist.barrier()
+        best = {name: max(rate, best.get(name, 0.0)) for name, rate in _alone(device, best=True).items()}
+        on_round(number)
+    return {**best, **all_reduce_probe(device), **_neighbour_probe(device, nodes)}
+
+
+def pair_rounds(nodes: int) -> list[list[tuple[int, int]]]:
+    """Return all pairs of neighbours in a ring of nodes; those in one list have no node in common."""
+    pairs = [(0, 1)] if nodes == 2 else [(node, (node + 1) % nodes) for node in range(nodes)]
+    last = pairs[-1:] if len(pairs) % 2 else []
+    even = pairs[: len(pairs) - len(last)]
+    return [each for each in (even[::2], even[1::2], last) if each]
+
+
+def _neighbour_probe(device: Any, nodes: int) -> dict[str, float]:
+    """Return the rates of `node_probe` between nodes: pairs without a common node talk at the same time."""
+    import torch
+    import torch.distributed as dist
+
+    on_gpu = device.type == "cuda"
+    per_node = dist.get_world_size() // nodes
+    node = dist.get_rank() // per_node
+    probed: dict[str, float] = {}
+    for pairs in pair_rounds(nodes):
+        ours, name = None, ""
+        for first, second in pairs:
+            ranks = [each * per_node + rank for each in (first, second) for rank in range(per_node)]
+            group = dist.new_group(ranks)  # every rank has to call it for every group
+            if node in (first, second):
+                ours, name = group, "next_gb_s" if node == first else "previous_gb_s"
+        if ours is not None:
+            with torch.no_grad():
+                probed[name] = _all_reduce_gb_s(device, _gpu_seconds if on_gpu else _cpu_seconds, ours)
+        dist.barrier()
+    return _rounded(probed, on_gpu)
+
+
 def _has_peers() -> bool:
     import torch.distributed as dist
 
@@ -65,7 +124,7 @@ def _rounded(probed: dict[str, float], on_gpu: bool) -> dict[str, float]:
     return {name: float(f"{rate:.4g}") for name, rate in probed.items()}
 
 
-def _matmul_tflops(device: Any, seconds: Any) -> float:
+def _matmul_tflops(device: Any, seconds: Any, *, best: bool) -> float:
     import torch
 
     if device.type == "cuda":
@@ -80,8 +139,7 @@ def _matmul_tflops(device: Any, seconds: Any) -> float:
     if device.type == "cuda":
         _wake(lambda: torch.mm(a, a, out=out))
     taken = seconds(lambda: torch.mm(a, a, out=out), 5 if device.type == "cuda" else 20)
-    best = min(taken) if device.type == "cuda" else median(taken)
-    return float(2 * size**3 / best / 1e12)
+    return float(2 * size**3 / (min if best else median)(taken) / 1e12)
 
 
 def _copy_gb_s(device: Any, seconds: Any) -> float:
@@ -93,14 +151,14 @@ def _copy_gb_s(device: Any, seconds: Any) -> float:
     return float(2 * size / min(seconds(lambda: target.copy_(source), 3)) / 1e9)
 
 
-def _all_reduce_gb_s(device: Any, seconds: Any) -> float:
+def _all_reduce_gb_s(device: Any, seconds: Any, group: Any = None) -> float:
     import torch
     import torch.distributed as dist
 
     size = (64 if device.type == "cuda" else 4) * MIB
     buffer = torch.zeros(size // 4, device=device)
-    dist.barrier()  # who comes last would find the others waiting
-    return float(size / min(seconds(lambda: dist.all_reduce(buffer), 20)) / 1e9)
+    dist.barrier(group)  # who comes last would find the others waiting
+    return float(size / min(seconds(lambda: dist.all_reduce(buffer, group=group), 20)) / 1e9)
 
 
 def _cpu_seconds(work: Callable[[], object], times: int) -> list[float]:

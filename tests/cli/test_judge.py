@@ -232,7 +232,7 @@ def test_each_line_is_answered_before_the_next_is_read(monkeypatch: pytest.Monke
 
     stream = Stream()
     monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": stream}))
-    traces.judge("-", json_output=True)
+    traces.judge(["-"], json_output=True)
     assert len(said) == 3
 
 

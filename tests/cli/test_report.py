@@ -10,7 +10,9 @@ from perfsuite.cli.app import app
 from perfsuite.cli.report import newest
 from perfsuite.errors import FileError
 from perfsuite.report.published import Comparison, PublishedFigure, PublishedFile, Row
+from perfsuite.results.preflight import NodePreflight, Preflight
 from perfsuite.results.session_file import SessionFile
+from tests.samples import make_machine
 from tests.sessions import make_blind, make_session
 
 
@@ -38,6 +40,21 @@ def test_the_terminal_shows_table_explanations_and_counts(tmp_path: Path) -> Non
     assert not any(": passed after" in line for line in lines)
     assert "it needs 2 nodes of 8" in lines[-2]
     assert lines[-1] == "1 failed, 1 regressed, 1 passed, 3 skipped"
+
+
+def test_what_was_found_out_about_nodes_is_shown(tmp_path: Path) -> None:
+    nodes = (NodePreflight(name="n1"), NodePreflight(name="n[2]", problems=("no [bold]route[/bold]",)))
+    found = Preflight(
+        started_at="2026-01-02T03:04:05+00:00",
+        duration_s=8,
+        machine=make_machine(),
+        nodes=nodes,
+        directory="store/preflight-1",
+    )
+    shown = run(write(tmp_path / "r.json", make_session(1).replace(preflights=(found,)))).stdout
+    assert "preflight of 2 nodes (Test CPU) in 8 s: 1 of them bad\n  node" in shown
+    (bad,) = [line for line in shown.splitlines() if line.startswith("  n[2] ")]
+    assert bad.endswith("no [bold]route[/bold]")
 
 
 def test_what_passed_is_explained_on_request(tmp_path: Path) -> None:

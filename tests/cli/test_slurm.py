@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -89,6 +90,38 @@ def test_a_session_runs_in_the_job_and_gives_its_exit_status(project: Path) -> N
     assert re.search(r"job \d+ ended: queued \d+ s, ran \d+ s", err)
     (log,) = (project / ".perfsuite" / "slurm").iterdir()
     assert log.read_text() == out
+
+
+MEASURED = """
+import pytest
+from perfsuite import Case, Fake, Topology
+
+CASE = Case(
+    model="llama-tiny",
+    framework=Fake(),
+    sequence_length=64,
+    micro_batch=4,
+    topology=Topology(nodes=2, processes_per_node=1),
+    hardware="cpu",
+)
+
+@pytest.mark.parametrize("case", [CASE])
+def test_it(bench, case):
+    bench(case)
+"""
+
+
+def test_a_case_over_both_nodes_is_measured_in_the_job(project: Path) -> None:
+    for stand_in in ("conftest.py", "pytest.ini"):
+        (project / stand_in).unlink()
+    (project / "test_case.py").write_text(MEASURED)
+    options = ("--perf-record-launches=1", "--perf-allow-shared")
+    status, out, err = submit("--nodes=2", "--", "test_case.py", *options)
+    assert status == 0, out + err
+    (results,) = project.glob(".perfsuite/runs/*/results.json")
+    (result,) = json.loads(results.read_text())["results"]
+    assert [node["name"] for node in result["runs"][0]["nodes"]] == ["n1", "n2"]
+    assert result["verdict"]["outcome"] in ("recorded", "unhealthy"), "other tests use this machine"
 
 
 def test_a_failing_session_fails_the_command(project: Path) -> None:

@@ -49,6 +49,7 @@ TRAINING: dict[str, Any] = {
     "nvmlDeviceGetApplicationsClock": (1980,),
     "nvmlDeviceGetEccMode": ([1, 1],),
     "nvmlDeviceGetPersistenceMode": (1,),
+    "nvmlDeviceGetTotalEccErrors": (0,),
     "nvmlDeviceGetRemappedRows": ((0, 0, 0, 0),),
     "nvmlDeviceGetRetiredPagesPendingStatus": (0,),
     "nvmlDeviceGetCurrPcieLinkWidth": (16,),
@@ -79,6 +80,8 @@ class Nvml:
     NVMLError_NotSupported = NotSupported
     NVMLError_FunctionNotFound = FunctionNotFound
     NVML_CLOCK_SM = 1
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
+    NVML_VOLATILE_ECC = 0
     NVML_TEMPERATURE_GPU = 0
     nvmlMemory_v2 = 33554472
 

@@ -24,6 +24,7 @@ from tests.launch.fake_nvml import (
 )
 from tests.samples import make_gpu_machine
 
+UNCORRECTED = "that ECC could not correct: reset the GPU"
 SLOW_COPIES = "copies from and to the host are slower"
 SPIN = "import time\nuntil = time.monotonic() + 20\nwhile time.monotonic() < until: pass"
 
@@ -165,13 +166,21 @@ def test_the_stand_in_has_the_names_of_the_library() -> None:
     mine = {name for name in {*vars(Nvml), *TRAINING} if name.startswith(("nvml", "NVML"))}
     assert mine <= set(vars(pynvml))
     assert hasattr(pynvml, "nvmlDeviceGetCurrentClocksThrottleReasons")
-    constants = ("NVML_CLOCK_SM", "NVML_TEMPERATURE_GPU", "nvmlMemory_v2")
+    constants = (
+        *("NVML_CLOCK_SM", "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_TEMPERATURE_GPU"),
+        *("NVML_VOLATILE_ECC", "nvmlMemory_v2"),
+    )
     assert [getattr(Nvml, name) for name in constants] == [getattr(pynvml, name) for name in constants]
 
 
 @pytest.mark.parametrize(
     ("function", "answer", "note"),
     [
+        (
+            "TotalEccErrors",
+            2,
+            f"2 errors of its memory {UNCORRECTED}",
+        ),
         ("RemappedRows", (0, 1, 1, 0), "rows of its memory wait to be remapped: reset the GPU"),
         ("RemappedRows", (0, 9, 0, 1), "a row of its memory could not be remapped: have the card replaced"),
         ("RetiredPagesPendingStatus", 1, "pages of its memory wait to be retired: reset the GPU"),
@@ -181,4 +190,6 @@ def test_the_stand_in_has_the_names_of_the_library() -> None:
 )
 def test_what_is_wrong_with_a_card_is_noted(function: str, answer: Any, note: str) -> None:
     wrong = {f"nvmlDeviceGet{function}": (answer,)}
-    assert watched(Nvml({}, wrong)).notes == (f"GPU 1 (00000000:1C:00.0): {note}",)
+    seen = watched(Nvml({}, wrong))
+    assert seen.notes == (f"GPU 1 (00000000:1C:00.0): {note}",)
+    assert [card.memory_faults for card in seen.devices] == [(), () if "PCIe" in note else (note,)]

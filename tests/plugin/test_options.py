@@ -2,11 +2,16 @@ from __future__ import annotations
 
 import pytest
 
+from perfsuite.plugin.options import options
 from tests.suite import run_cpu
 
-pytestmark = pytest.mark.launch
+
+@pytest.mark.parametrize("given", [(), ("--perf-no-preflight",)])
+def test_nodes_are_looked_at_unless_told_otherwise(pytester: pytest.Pytester, given: tuple[str, ...]) -> None:
+    assert options(pytester.parseconfigure(*given)).preflight is not bool(given)
 
 
+@pytest.mark.launch
 def test_bad_options_are_usage_errors(suite: pytest.Pytester) -> None:
     result = run_cpu(suite, "--perf-inject", "slow")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -16,8 +21,9 @@ def test_bad_options_are_usage_errors(suite: pytest.Pytester) -> None:
     result.stderr.fnmatch_lines(["*--perf-wait-quiet=soon: give a whole number, 0 or more*"])
 
 
+@pytest.mark.launch
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("given", "words"),
     [
         (
             ["--perf-against=.", "--perf-dry"],
@@ -31,8 +37,8 @@ def test_bad_options_are_usage_errors(suite: pytest.Pytester) -> None:
     ],
 )
 def test_what_a_comparison_of_arms_cannot_have_is_a_usage_error(
-    suite: pytest.Pytester, options: list[str], words: str
+    suite: pytest.Pytester, given: list[str], words: str
 ) -> None:
-    result = run_cpu(suite, *options)
+    result = run_cpu(suite, *given)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"*{words}*"])

@@ -88,6 +88,15 @@ def test_a_twin_is_shown_apart_and_never_compared() -> None:
     assert table.pairs == (Pair(label="FSDP, 4", published=93600),)
 
 
+def test_a_twin_over_two_nodes_is_shown_beside_the_other() -> None:
+    of_nodes = row(twin="twin", two_node_twin="nodes")
+    results = {"twin": measured(tokens_per_s=5000), "nodes": measured(tokens_per_s=3000)}
+    both = "5,000 tokens/s, recorded; on two nodes: 3,000 tokens/s, recorded"
+    assert compare(comparison(of_nodes), results).rows[0][-1] == both
+    del results["twin"]
+    assert compare(comparison(of_nodes), results).rows[0][-1] == "on two nodes: 3,000 tokens/s, recorded"
+
+
 def test_a_failed_row_shows_how_it_failed() -> None:
     failed = make_result(
         make_run(failure=Failure(kind="crash", message="x"), figures=make_figures(tokens_per_s=None))

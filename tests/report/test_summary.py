@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from perfsuite.case.case import KnownIssue
+from perfsuite.case.hardware import AllocatedNode, Allocation
 from perfsuite.report.summary import (
     arm_lines,
     headline,
@@ -66,6 +67,32 @@ def test_provenance_where_little_is_known() -> None:
     assert (
         provenance(make_session(0).replace(dirty=True))["commit"] == "0123456789ab with uncommitted changes"
     )
+
+
+def test_the_nodes_of_an_allocation_their_network_and_its_queue_are_told() -> None:
+    nodes = (
+        AllocatedNode(name="n1", switch="s1", interface="ib0"),
+        AllocatedNode(name="n2", switch="s1", interface="ib0"),
+        AllocatedNode(name="n3", switch="s2", interface="eth0"),
+    )
+    variables = {"NCCL_IB_HCA": "mlx5", "GLOO_SOCKET_IFNAME": "ib0"}
+    allocation = Allocation(job_id="4711", nodes=nodes, queued_s=3120, variables=variables)
+    session = make_session(0)
+    told = provenance(session.replace(machine=make_machine().replace(nodes=3, allocation=allocation)))
+    assert (
+        told.items()
+        >= {
+            "nodes": "n1, n2, n3",
+            "job": "4711",
+            "queued": "3,120 s, before it began to run",
+            "switches": "s1: n1, n2; s2: n3",
+            "interface": "eth0, ib0",
+            "network": "GLOO_SOCKET_IFNAME=ib0, NCCL_IB_HCA=mlx5",
+        }.items()
+    )
+    bare = Allocation(job_id="4711", nodes=(AllocatedNode(name="n1"),))
+    told = provenance(session.replace(machine=make_machine().replace(allocation=bare)))
+    assert not told.keys() & {"queued", "switches", "interface", "network"}
 
 
 def test_an_interrupted_session_names_what_was_lost() -> None:

@@ -54,6 +54,24 @@ def test_a_result_without_launches_has_no_figures_and_no_steps() -> None:
     assert never_run().measured_steps == []
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"outcome": "passed"}, None),
+        ({"outcome": "regressed", "unhealthy_launches": (1,)}, None),
+        ({"outcome": "passed", "unhealthy_launches": (1, 2)}, "no launch on a healthy machine"),
+        ({"outcome": "failed"}, "failed, which measures nothing"),
+    ],
+)
+def test_figures_are_evidence_unless_there_is_a_reason(changes: dict[str, Any], reason: str | None) -> None:
+    result = make_result(now(), now())
+    assert result.replace(verdict=Verdict(launches=2, **changes)).no_evidence == reason
+
+
+def test_an_injected_fault_in_any_launch_is_no_evidence() -> None:
+    assert make_result(now(), now().replace(inject="stall=10")).no_evidence == "a fault was injected"
+
+
 def test_the_file_says_what_speeds_count() -> None:
     images = make_image_result()
     told = plain(images)

@@ -302,3 +302,11 @@ def test_a_case_measured_again_has_a_directory_of_its_own(tmp_path: Path) -> Non
         assert directory == tmp_path / name
         directory.mkdir()
     assert session.new_case("gpt2") == tmp_path / "gpt2"
+
+
+def test_each_preflight_has_a_directory_of_its_own(tmp_path: Path) -> None:
+    session = SessionDir(tmp_path)
+    for name in ("preflight-1", "preflight-2"):
+        directory = session.new_preflight()
+        assert directory == tmp_path / name
+        directory.mkdir()

@@ -8,7 +8,7 @@ import pytest
 from perfsuite.case.model import Model
 from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.rank_report import Flops, Observed
-from perfsuite.results.run import Run
+from perfsuite.results.run import Node, Run
 from perfsuite.verdict.comparable import changes, differences, launch_problems
 from perfsuite.verdict.judge import MAX_UNHEALTHY
 from tests.samples import (
@@ -397,3 +397,23 @@ def test_metrics_that_nothing_measures_any_more_are_told_in_order() -> None:
         f"metric {name}: in the baseline; the package that measures it is not installed, so it is not judged"
         for name in ("aa_gone", "zz_gone")
     )
+
+
+def on_nodes(*names: str) -> Run:
+    return make_run(nodes=tuple(Node(name=name) for name in names))
+
+
+def test_nodes_that_measured_nothing_of_the_baseline_are_listed() -> None:
+    before = from_runs([on_nodes("n1", "n2"), on_nodes("n2", "n3")])
+    assert changes(on_nodes("n3", "n1"), before) == ()
+    assert changes(on_nodes("n2", "n7"), before) == (
+        "nodes: n7 measured nothing of the baseline, which is of n1, n2, n3",
+    )
+    assert changes(on_nodes("n8", "n7"), before) == (
+        "nodes: n8, n7 measured nothing of the baseline, which is of n1, n2, n3",
+    )
+
+
+def test_a_baseline_that_names_no_nodes_says_nothing_of_them() -> None:
+    assert changes(on_nodes("n1", "n2"), from_runs([make_run()])) == ()
+    assert changes(make_run(), from_runs([on_nodes("n1", "n2")])) == ()

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from perfsuite import documents
-from perfsuite.case.case import CaseFile
+from perfsuite.case.case import CaseFile, Topology
 from perfsuite.frameworks.base import Framework
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.nanotron import Nanotron
@@ -77,3 +77,30 @@ def test_nccl_connects_lazily_where_the_library_would_have_it_so(
         worker._measure(Rank(run_dir, case, make_report()))
     after_the_driver = timedelta(seconds=case.case.timeout_s + 60)
     assert asked == ["nccl", device_id, after_the_driver]
+
+
+def test_a_preflight_probes_trains_nothing_and_tells_its_rounds_as_steps(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    def probe(device: Any, nodes: int, on_round: Any) -> dict[str, float]:
+        assert (device, nodes) == (torch.device("cpu"), 2)
+        told.append(run_dir.progress.read_text())
+        on_round(7)
+        told.append(run_dir.progress.read_text())
+        return {"matmul_tflops": 0.1, "next_gb_s": 2.0}
+
+    case = make_case(framework=DDP(), topology=Topology(nodes=2, processes_per_node=1))
+    documents.write(run_dir.case, CaseFile(case=case, device="cpu", preflight=True))
+    monkeypatch.setattr(worker, "_init_process_group", lambda case, device, connects_at_once: None)
+    monkeypatch.setattr(worker, "_measure", lambda rank: pytest.fail("trained"))
+    monkeypatch.setattr(worker, "node_probe", probe)
+    monkeypatch.setattr(signal, "alarm", lambda seconds: None)
+    threads = torch.get_num_threads()
+    worker.main(str(run_dir.path))
+    torch.set_num_threads(threads)
+    report = documents.read(run_dir.rank(0), RankReport)
+    assert report.device_probe == {"matmul_tflops": 0.1, "next_gb_s": 2.0}
+    assert (report.step_s, report.failure) == ((), None)
+    assert told == ["0 1", "7 1"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -14,7 +15,8 @@ import torch.distributed as dist
 from perfsuite import documents
 from perfsuite.results.collect import collect
 from perfsuite.results.run import Run
-from perfsuite.worker.preflight import all_reduce_probe, device_probe
+from perfsuite.worker import preflight
+from perfsuite.worker.preflight import all_reduce_probe, device_probe, pair_rounds
 from tests.samples import make_machine, make_report, write_launch
 
 CPU = torch.device("cpu")
@@ -47,7 +49,7 @@ def test_one_rank_has_nobody_to_reduce_with() -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_with_peers_the_all_reduce_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(buffer: torch.Tensor) -> None:
+    def slow(buffer: torch.Tensor, group: None) -> None:
         assert buffer.nbytes == 4 * 2**20
         time.sleep(0.004)
 
@@ -63,12 +65,12 @@ def test_the_best_of_twenty_all_reduces_after_a_barrier_counts(monkeypatch: pyte
     called: list[str] = []
     now = [0.0]
 
-    def all_reduce(buffer: torch.Tensor) -> None:
+    def all_reduce(buffer: torch.Tensor, group: None) -> None:
         called.append("all_reduce")
         now[0] += 0.001 if called.count("all_reduce") == 9 else 0.01
 
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(dist, "barrier", lambda: called.append("barrier"))
+    monkeypatch.setattr(dist, "barrier", lambda group: called.append("barrier"))
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     assert all_reduce_probe(CPU) == {"all_reduce_gb_s": pytest.approx(4 * 2**20 / 0.001 / 1e9, rel=1e-3)}
@@ -102,3 +104,85 @@ def test_a_run_keeps_the_slowest_ranks_rates(tmp_path: Path) -> None:
     assert run.device_probe == {"matmul_tflops": 2.0, "copy_gb_s": 4.0}
     documents.write(run_dir.run, run)
     assert documents.read(run_dir.run, Run).device_probe == run.device_probe
+
+
+@pytest.mark.parametrize("nodes", range(2, 9))
+def test_every_pair_of_neighbours_talks_once_and_no_node_to_two_at_a_time(nodes: int) -> None:
+    rounds = pair_rounds(nodes)
+    ring = [(0, 1)] if nodes == 2 else [(node, (node + 1) % nodes) for node in range(nodes)]
+    assert sorted(pair for pairs in rounds for pair in pairs) == sorted(ring)
+    for pairs in rounds:
+        busy = [node for pair in pairs for node in pair]
+        assert len(set(busy)) == len(busy)
+    assert len(rounds) <= 3
+
+
+THREE_NODES = """
+import os, sys
+rank, directory = int(sys.argv[1]), sys.argv[2]
+import torch, torch.distributed as dist
+from perfsuite.worker import preflight
+torch.set_num_threads(1)
+preflight.ROUNDS = 2
+dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=3)
+rounds = []
+probed = preflight.node_probe(torch.device("cpu"), 3, rounds.append)
+print(rounds, sorted(probed), all(rate > 0 for rate in probed.values()))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.launch
+def test_three_nodes_are_a_ring(tmp_path: Path) -> None:
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", THREE_NODES, str(rank), str(tmp_path)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(3)
+    ]
+    told = [process.communicate(timeout=300)[0] for process in ranks]
+    names = ["all_reduce_gb_s", "copy_gb_s", "matmul_tflops", "next_gb_s", "previous_gb_s"]
+    assert told == [f"[1, 2] {names} True\n"] * 3
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_best_round_and_in_it_the_best_matmul_is_what_a_node_can_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever others do on it in the other rounds, and in most of this one."""
+    rounds: list[int] = []
+    times = iter([[9.0, 9.0, 9.0], [8.0], [9.0, 2.0, 9.0], [4.0], *[[9.0, 9.0, 9.0], [8.0]] * 8])
+    monkeypatch.setattr(preflight, "_cpu_seconds", lambda work, repeats: next(times))
+    monkeypatch.setattr(preflight, "_neighbour_probe", lambda device, nodes: {"next_gb_s": 1.0})
+    assert preflight.node_probe(CPU, 2, rounds.append) == {
+        "matmul_tflops": pytest.approx(2 * 384**3 / 2.0 / 1e12, rel=1e-3),
+        "copy_gb_s": pytest.approx(2 * 64 * 2**20 / 4.0 / 1e9, rel=1e-3),
+        "next_gb_s": 1.0,
+    }
+    assert rounds == list(range(1, 11))
+
+
+@pytest.mark.parametrize(("rank", "next_pair", "previous_pair"), [(0, 0, 2), (3, 1, 0), (4, 2, 1)])
+def test_all_ranks_of_two_nodes_reduce_together(
+    monkeypatch: pytest.MonkeyPatch, rank: int, next_pair: int, previous_pair: int
+) -> None:
+    """Of three nodes with two ranks each: every rank makes each group, and measures in its own two."""
+    groups: list[list[int]] = []
+
+    def new_group(ranks: list[int]) -> int:
+        groups.append(sorted(ranks))
+        return len(groups)
+
+    monkeypatch.setattr(dist, "get_world_size", lambda: 6)
+    monkeypatch.setattr(dist, "get_rank", lambda: rank)
+    monkeypatch.setattr(dist, "new_group", new_group)
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    monkeypatch.setattr(preflight, "_all_reduce_gb_s", lambda device, seconds, group: float(group))
+    probed = preflight._neighbour_probe(CPU, 3)
+    assert groups == [[0, 1, 2, 3], [2, 3, 4, 5], [0, 1, 4, 5]]
+    assert probed == {"next_gb_s": next_pair + 1, "previous_gb_s": previous_pair + 1}

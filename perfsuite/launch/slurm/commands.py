@@ -12,6 +12,7 @@ import shlex
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from perfsuite.errors import SlurmError
 
@@ -72,6 +73,15 @@ class Job:
     ends: str | None = None
     """When it ended, or will at its time limit."""
     time_limit: str | None = None
+
+    @property
+    def queued_s(self) -> float | None:
+        """Seconds from its submission to its start, by Slurm's clock alone; None if it does not tell both."""
+        try:
+            began, ended = (datetime.fromisoformat(each or "") for each in (self.submitted, self.started))
+        except ValueError:
+            return None
+        return (ended - began).total_seconds()
 
     @property
     def is_waiting(self) -> bool:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
 from pathlib import Path
+
+import psutil
 
 from perfsuite.case.hardware import Machine
 from perfsuite.documents import Data
@@ -25,6 +28,7 @@ class Described(Data):
     """By Slurm."""
     machine: Machine
     interconnect: str | None
+    interface: str | None = None
     probe: str | None
     """The content of the probe file; None if this node does not see it."""
 
@@ -46,6 +50,16 @@ def interconnect(sys_class: Path = SYS) -> str | None:
     return f"eth{fastest // 1000}" if fastest >= 1000 else None
 
 
+def interface() -> str | None:
+    """Return the network interface that has the address of this node's host name; None if none has it."""
+    try:
+        address = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return None
+    known = psutil.net_if_addrs().items()
+    return next((name for name, each in known if address in [one.address for one in each]), None)
+
+
 def _text(file: Path) -> str:
     try:
         return file.read_text().strip()
@@ -64,6 +78,7 @@ def main(probe: Path) -> None:
         name=os.environ["SLURMD_NODENAME"],
         machine=detect(),
         interconnect=interconnect(),
+        interface=interface(),
         probe=_text(probe) or None,
     )
     print(described.model_dump_json(), flush=True)

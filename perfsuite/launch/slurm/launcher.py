@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from perfsuite import documents
-from perfsuite.case.hardware import Machine
+from perfsuite.case.hardware import AllocatedNode, Allocation, Machine
 from perfsuite.errors import AllocationOverError, FileError, LaunchError, MachineError, SlurmError
 from perfsuite.launch import lease
 from perfsuite.launch.agent import NODE_VARIABLE
@@ -33,6 +33,7 @@ from perfsuite.launch.driving import agent_command, drive, environment, prepare,
 from perfsuite.launch.processes import JOB_MARK
 from perfsuite.launch.slurm import commands
 from perfsuite.launch.slurm.describe import Described
+from perfsuite.results.environment import variables
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import LaunchFile
 from perfsuite.results.run_dir import RunDir
@@ -94,7 +95,29 @@ class SlurmLauncher:
                 f"{', '.join(blind)} cannot see {shared}, where this process has just written a file: every "
                 "node must see this directory. Give one of a shared file system: --perf-store=DIR"
             )
-        return alike(told).replace(nodes=len(told), interconnect=told[0].interconnect)
+        return alike(told).replace(
+            nodes=len(told), interconnect=told[0].interconnect, allocation=self._allocation(told)
+        )
+
+    def _allocation(self, told: Sequence[Described]) -> Allocation:
+        """What Slurm and the nodes tell for the report."""
+        try:
+            switches = commands.switches(self.nodes)
+        except SlurmError:  # nothing depends on them
+            switches = {}
+        return Allocation(
+            job_id=self.job_id,
+            nodes=tuple(
+                AllocatedNode(name=each.name, switch=switches.get(each.name), interface=each.interface)
+                for each in told
+            ),
+            queued_s=commands.job(self.job_id).queued_s,
+            variables={
+                name: value
+                for name, value in variables(os.environ).items()
+                if name.startswith(("NCCL_", "GLOO_"))
+            },
+        )
 
     def _describe(self, probe: Path) -> list[Described]:
         words = [sys.executable, "-m", "perfsuite.launch.slurm.describe", str(probe.resolve())]

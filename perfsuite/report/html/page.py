@@ -16,9 +16,9 @@ from importlib import resources
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from perfsuite.report import summary
+from perfsuite.report import preflight, summary
 from perfsuite.report.columns import Column, extras, of_cases
-from perfsuite.report.html import charts
+from perfsuite.report.html import charts, tables
 from perfsuite.report.html.case_view import CaseView, case_view, overview
 from perfsuite.report.html.charts import Figure
 from perfsuite.report.html.tables import Table
@@ -26,6 +26,7 @@ from perfsuite.report.published import ComparisonTable
 from perfsuite.report.scaling import HEADERS, Scaling, scalings
 from perfsuite.report.text import sentence
 from perfsuite.results.outcome import STYLES, WORST_FIRST
+from perfsuite.results.preflight import Preflight
 from perfsuite.results.session_file import SessionFile
 
 
@@ -55,6 +56,7 @@ def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTabl
         several_classes=len({view.hardware for view in views}) > 1,
         skipped=_skipped(sessions),
         comparisons=[_comparison(number, each) for number, each in enumerate(comparisons, 1)],
+        preflights=[_preflight(each) for session in sessions for each in session.preflights],
         scalings=[_scaled(each) for each in scalings(results)],
         styles=STYLES,
         sentence=sentence,
@@ -88,6 +90,23 @@ def _skipped(sessions: Sequence[SessionFile]) -> Table | None:
     rows = [(skip.case_id, skip.reason) for session in sessions for skip in session.skipped]
     caption = "Cases that this hardware cannot run, and why."
     return Table(caption=caption, headers=("case", "reason"), rows=rows) if rows else None
+
+
+def _preflight(found: Preflight) -> tuple[str, list[Table], list[str]]:
+    caption = (
+        "What each node could do before the first launch: the rates of its slowest rank. Nodes are compared "
+        "with each other."
+    )
+    headers = preflight.NODE_HEADERS
+    nodes = Table(
+        caption=caption, headers=headers, rows=preflight.rows(found), figure_columns=len(headers) - 2
+    )
+    gpus = tables.gpus(
+        [(node.name, node.health) for node in found.nodes if node.health is not None],
+        of="node",
+        caption="Each GPU meanwhile: clocks are medians, power is the mean, temperature the highest.",
+    )
+    return preflight.title(found), [nodes, *gpus], preflight.notes(found)
 
 
 def _scaled(scaling: Scaling) -> tuple[str, Table]:

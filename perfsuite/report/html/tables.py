@@ -162,21 +162,12 @@ def _memory(ranks: Sequence[Memory]) -> tuple[str, str, str, str]:
 def health(runs: Sequence[Run]) -> list[Table]:
     """Return the tables of GPUs and cores while steps were made; empty where nothing was sampled."""
     seen = [each for number, run in enumerate(runs, 1) for each in _healths(number, run)]
-    devices = [(number, device) for number, health in seen for device in health.devices]
-    tables = []
-    if devices:
-        tables.append(
-            Table(
-                caption="Each GPU while steps were made: clocks are medians, power is the mean, temperature "
-                "the highest.",
-                headers=(
-                    *("launch", "GPU", "SM clock", "lowest", "power", "energy", "temperature"),
-                    *("utilisation", "other processes", "throttled"),
-                ),
-                rows=[(number, *_device(device)) for number, device in devices],
-                figure_columns=8,
-            )
-        )
+    tables = gpus(
+        seen,
+        of="launch",
+        caption="Each GPU while steps were made: clocks are medians, power is the mean, temperature the "
+        "highest.",
+    )
     if seen:
         tables.append(
             Table(
@@ -187,6 +178,16 @@ def health(runs: Sequence[Run]) -> list[Table]:
             )
         )
     return tables
+
+
+def gpus(seen: Sequence[tuple[str, Health]], *, of: str, caption: str) -> list[Table]:
+    """Return the table of all GPUs, each behind its launch or node; empty without GPUs."""
+    rows = [(name, *_device(device)) for name, health in seen for device in health.devices]
+    headers = (
+        *(of, "GPU", "SM clock", "lowest", "power", "energy", "temperature"),
+        *("utilisation", "other processes", "throttled"),
+    )
+    return [Table(caption=caption, headers=headers, rows=rows, figure_columns=8)] if rows else []
 
 
 def _healths(number: int, run: Run) -> list[tuple[str, Health]]:

@@ -86,6 +86,13 @@ def test_a_failed_job() -> None:
     assert not job.is_waiting
 
 
+def test_the_time_in_the_queue_is_that_between_two_times_of_one_clock() -> None:
+    started = {"SubmitTime": "2026-11-22T23:59:50", "StartTime": "2026-11-23T00:05:02"}
+    assert in_state("RUNNING", **started).queued_s == 312
+    assert in_state("PENDING", SubmitTime="2026-11-22T06:56:09").queued_s is None
+    assert in_state("RUNNING", SubmitTime="soon", StartTime="2026-11-23T00:05:02").queued_s is None
+
+
 def test_fields_of_later_versions_do_not_disturb() -> None:
     told = fields(NEWER)
     assert told["JobName"] == "two words"

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import socket
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from perfsuite.launch.slurm import describe
 from perfsuite.launch.slurm.describe import Described, interconnect
+from perfsuite.launch.slurm.describe import interface as named
 
 
 def write(directory: Path, **texts: str) -> None:
@@ -52,6 +56,24 @@ def test_what_nothing_tells_is_not_guessed(tmp_path: Path, speed: str) -> None:
     interface(tmp_path, "eth0", speed)
     assert interconnect(tmp_path) is None
     assert interconnect(tmp_path / "nowhere") is None
+
+
+def test_the_interface_is_that_of_the_address_of_the_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = {"lo": ["127.0.0.1"], "eth0": ["02:42", "10.0.0.7"], "ib0": ["10.1.0.7"]}
+    told = {name: [SimpleNamespace(address=one) for one in each] for name, each in addresses.items()}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: told)
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "10.1.0.7")
+    assert named() == "ib0"
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "10.9.9.9")
+    assert named() is None
+
+
+def test_a_host_name_that_leads_nowhere_has_no_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(name: str) -> str:
+        raise socket.gaierror("unknown name")
+
+    monkeypatch.setattr(socket, "gethostbyname", nowhere)
+    assert named() is None
 
 
 def test_a_node_says_what_it_is_and_sees(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -36,7 +37,7 @@ FAKE = Case(
     hardware="cpu",
     timeout_s=300,
 )
-DDP_TINY = FAKE.replace(framework=DDP())
+DDP_TINY = FAKE.replace(framework=DDP(), max_warmup_steps=5, steps=10)
 
 pytestmark = pytest.mark.launch
 
@@ -84,10 +85,24 @@ def test_outside_of_an_allocation_it_is_said_what_to_do(monkeypatch: pytest.Monk
         SlurmLauncher()
 
 
-def test_both_nodes_are_described(allocation: Allocation, tmp_path: Path) -> None:
+def test_both_nodes_are_described(
+    allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("NCCL_", "GLOO_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth0")
     found = SlurmLauncher().machine(tmp_path)
     assert (found.device, found.nodes) == ("cpu", 2)
     assert found.devices == 1, "a node has one core here"
+    told = found.allocation
+    assert told is not None
+    assert (told.job_id, told.variables) == (allocation.job_id, {"NCCL_SOCKET_IFNAME": "eth0"})
+    assert [(node.name, node.interface, node.switch) for node in told.nodes] == [
+        ("n1", "eth0", None),
+        ("n2", "eth0", None),
+    ]
+    assert told.queued_s is not None
+    assert 0 <= told.queued_s < 600
     assert list(tmp_path.iterdir()) == []
 
 
@@ -156,8 +171,8 @@ def test_what_crosses_the_network_is_what_theory_says(allocation: Allocation, tm
     all-reduce: gloo's reduce-scatter is made of one.
     """
     parameters = 918_656
-    ddp = bytes_per_step(allocation, DDP_TINY.replace(steps=100), tmp_path / "ddp") / (4 * parameters)
-    fsdp2 = bytes_per_step(allocation, DDP_TINY.replace(framework=FSDP2(), steps=100), tmp_path / "fsdp2") / (
+    ddp = bytes_per_step(allocation, DDP_TINY.replace(steps=60), tmp_path / "ddp") / (4 * parameters)
+    fsdp2 = bytes_per_step(allocation, DDP_TINY.replace(framework=FSDP2(), steps=60), tmp_path / "fsdp2") / (
         4 * parameters
     )
     assert ddp == pytest.approx(1, rel=0.1)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from perfsuite import documents
+from perfsuite.results.session_file import SessionFile
 from tests.launch.slurm.allocation import Allocation
 from tests.slurm_cluster import wait_until
 
@@ -108,3 +110,43 @@ def test_what_an_allocation_left_is_measured_in_the_next_one(
     assert [len(each["runs"][0]["nodes"]) for each in told["results"]] == [0, 2, 2]
     assert [each["reason"] for each in told["skipped"]] == ["it needs 3 nodes of 1, there are 2"]
     assert len(list(store.glob("runs/*/*/launch-1/case.json"))) == 4, "the first is not launched again"
+    seen = [[node["name"] for node in each["nodes"]] for each in told["preflights"]]
+    assert seen[0] == seen[-1] == ["n1", "n2"], "each part looks at its nodes"
+    assert {each.name for each in store.glob("runs/*/preflight-*")} >= {"preflight-1", "preflight-2"}
+
+
+SLOW_NODE = """
+import socket, time
+
+if socket.gethostname() == "n2":
+    honest = time.perf_counter
+    time.perf_counter = lambda: 10 * honest()
+"""
+
+
+def test_a_slow_node_is_named_and_nothing_is_launched_on_it(
+    allocation: Allocation, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its clock makes all of its work seem to take ten times as long."""
+    (project / "slow").mkdir()
+    (project / "slow" / "sitecustomize.py").write_text(SLOW_NODE)
+    monkeypatch.setenv("PYTHONPATH", str(project / "slow"))
+    with start(project, "-k", "script") as session:
+        out, _ = session.communicate()
+    assert session.returncode == 1
+    (results,) = project.glob(".perfsuite/runs/*/results.json")
+    told = documents.read(results, SessionFile)
+    (result,) = told.results
+    assert (result.outcome, result.runs) == ("unhealthy", ())
+    assert not list(results.parent.glob("script*"))
+    (reason,) = result.verdict.reasons
+    assert re.match(r"n2, by two preflights: matmul \S+ TFLOP/s, n1 has \S+ \(at least 40% is", reason)
+    assert reason in out
+    for seen in told.preflights:
+        first, second = seen.nodes
+        names = {"matmul_tflops", "copy_gb_s", "all_reduce_gb_s"}
+        assert (first.name, set(first.rates)) == ("n1", names | {"next_gb_s"})
+        assert (second.name, set(second.rates)) == ("n2", names | {"previous_gb_s"})
+        assert all(node.health is not None and node.health.samples > 1 for node in seen.nodes)
+    assert [bool(seen.nodes[1].problems) for seen in told.preflights] == [True, True]
+    assert out.count("preflight of 2 nodes") == 2

@@ -10,13 +10,17 @@ from pathlib import Path
 import pytest
 
 import perfsuite
+from perfsuite.report import markdown
 from perfsuite.report.dry_facts import lines
 from perfsuite.report.html.page import render
+from perfsuite.report.preflight import NONE
 from perfsuite.report.published import ComparisonTable, Pair
 from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.metric import GATED
 from perfsuite.results.outcome import WORST_FIRST
+from perfsuite.results.preflight import NodePreflight, Preflight
 from perfsuite.results.rank_report import Failure, Observed
+from perfsuite.results.run import DeviceHealth, Health
 from perfsuite.results.session_file import Measurement, SessionFile, Skipped
 from tests.counted import (
     EXPLAINED,
@@ -32,7 +36,16 @@ from tests.counted import (
     make_memory,
 )
 from tests.report.test_dry_facts import FIT, limit
-from tests.samples import ARMS, make_compared, make_image_result, make_result, make_shared, never_run, now
+from tests.samples import (
+    ARMS,
+    make_compared,
+    make_gpu_machine,
+    make_image_result,
+    make_result,
+    make_shared,
+    never_run,
+    now,
+)
 from tests.sessions import make_blind, make_gpu_result, make_session
 
 FACTS = DryFacts(fit=FIT, roofline=limit())
@@ -383,3 +396,29 @@ def test_a_comparison_of_arms_shows_the_launches_of_both() -> None:
     assert re.search(r">arm B</th>\s*<th[^>]*>arm A</th>", page)
     assert said.said("pre")[0].startswith("perfsuite compare --a 'main X=1' --b . fake-")
     assert len(said.ids) == len(set(said.ids))
+
+
+def test_what_nodes_could_do_before_the_first_launch_is_a_table_with_notes() -> None:
+    card = DeviceHealth(index=0, sm_clock_mhz=1755, throttled={"SwPowerCap": 0.5})
+    health = Health(samples=4, seconds=2, steps=4, devices=(card,), notes=("PCIe width <x8>",))
+    nodes = (
+        NodePreflight(name="n1", rates={"matmul_tflops": 712.0}, health=health),
+        NodePreflight(name="n2", problems=("crash: <no> route",)),
+    )
+    found = Preflight(
+        started_at="2026-01-02T03:04:05+00:00",
+        duration_s=31.4,
+        machine=make_gpu_machine(),
+        nodes=nodes,
+        directory="store/preflight-1",
+    )
+    page = render([make_session(1).replace(preflights=(found,))])
+    assert "preflight of 2 nodes (NVIDIA H100 80GB HBM3) in 31 s: 1 of them bad" in page
+    assert "712 TFLOP/s" in page
+    assert "crash: &lt;no&gt; route" in page
+    assert "1,755 MHz" in page
+    assert "n1: PCIe width &lt;x8&gt;" in page
+    assert "Nodes before the first launch" not in render([make_session(1)])
+    short = markdown.render([make_session(1).replace(preflights=(found,))])
+    assert "preflight of 2 nodes (NVIDIA H100 80GB HBM3) in 31 s: 1 of them bad" in short
+    assert f"| n2 |{f' {NONE} |' * 5} crash: &#60;no&#62; route |" in short

@@ -1,0 +1,220 @@
+"""Reads the step times of jobs that perfsuite did not launch: TensorBoard event files, MLPerf logs.
+
+What a log tells is proportional to the time of a step, and often a mean over several steps. The engine
+compares ratios, so that is enough, as long as every log tells the same (`StepLog.what`).
+
+Imports neither torch nor pytest; tensorboard only where an event file is read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perfsuite.errors import CaseError, FileError
+from perfsuite.frameworks.base import require
+
+EVENT_FILES = "*tfevents*"
+"""The names of TensorBoard's event files."""
+MEGATRON_TAG = "iteration-time"
+"""The scalar of Megatron-LM: seconds of an iteration, the mean over `--log-interval` of them. Megatron writes
+it with `--log-timers-to-tensorboard`."""
+
+MLLOG = re.compile(r":::MLLOG (\{.*\})\s*$")
+"""A line of an MLPerf log, whatever stands before it (`srun --label` writes the rank)."""
+MLPERF_KINDS = ("train_step_time", "throughput", "block_stop")
+"""What an MLPerf log may tell, the best first. See `_mlperf`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepLog:
+    """What one launch logged about its steps."""
+
+    path: Path
+    what: str
+    """The tag of a scalar, or one of `MLPERF_KINDS`."""
+    series: Sequence[float]
+    """In the order of training; above 0."""
+
+
+def read_log(path: Path, tag: str | None) -> StepLog:
+    """Read the log of one launch: an event file, a directory of event files, or an MLPerf log.
+
+    `tag`: the scalar to read, or one of `MLPERF_KINDS`. Raises `FileError` naming the log, or `PackageError`
+    without tensorboard.
+    """
+    is_tensorboard = path.is_dir() or path.match(EVENT_FILES)
+    what, series = _tensorboard(path, tag or MEGATRON_TAG) if is_tensorboard else _mlperf(path, tag)
+    for number, value in enumerate(series, start=1):
+        if not 0 < value < math.inf:
+            raise FileError(f"{path}: value {number} of {what} is {value}, expected a time above 0")
+    return StepLog(path=path, what=what, series=series)
+
+
+def check_comparable(logs: Sequence[StepLog]) -> None:
+    """Raise `CaseError` if a log is named twice, or if two tell different things: times and throughputs."""
+    first = logs[0]
+    seen: set[Path] = set()
+    for log in logs:
+        if (real := log.path.resolve()) in seen:
+            raise CaseError(f"{log.path} is named twice: name a log of its own for each launch")
+        seen.add(real)
+        if log.what != first.what:
+            raise CaseError(
+                f"{first.path} tells {first.what!r} and {log.path} tells {log.what!r}, which cannot be "
+                "compared: name by --tag what all logs have"
+            )
+
+
+def _tensorboard(path: Path, tag: str) -> tuple[str, list[float]]:
+    """Read a scalar of one launch. Its event files follow each other, as where training was resumed."""
+    require("tensorboard", purpose=f"reading {path}")
+    # What EventAccumulator reads with. Its successor converts every value of every tag: six times slower.
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    files = sorted(path.glob(EVENT_FILES)) if path.is_dir() else [path]
+    if not files:
+        raise FileError(
+            f"{path}: no event file ({EVENT_FILES}) in this directory. Name the directory of one launch, "
+            "such as Megatron's --tensorboard-dir"
+        )
+    tags: set[str] = set()
+    values: dict[int, float] = {}
+    for file in files:
+        _check_readable(file)
+        for event in LegacyEventFileLoader(str(file)).Load():
+            for summary in event.summary.value:
+                tags.add(summary.tag)
+                if summary.tag != tag:
+                    continue
+                if (value := _scalar(summary)) is None:
+                    raise FileError(f"{file}: {tag!r} is no scalar: name one by --tag. {_known(tags)}")
+                if event.step in values:
+                    raise FileError(
+                        f"{path}: step {event.step} of {tag!r} stands there twice, as where several launches "
+                        "wrote to one directory. Name the event file of one launch"
+                    )
+                values[event.step] = value
+    if not values:
+        raise FileError(f"{path}: no scalar {tag!r}: name another by --tag. {_known(tags)}")
+    return tag, [values[step] for step in sorted(values)]
+
+
+def _scalar(summary: Any) -> float | None:
+    """Return the number of a `Summary.Value` as torch or TensorFlow 2 writes it; None if it is no scalar."""
+    from tensorboard.util.tensor_util import make_ndarray
+
+    if summary.HasField("simple_value"):
+        return float(summary.simple_value)
+    array = make_ndarray(summary.tensor) if summary.HasField("tensor") else None
+    return float(array) if array is not None and array.shape == () and array.dtype.kind in "fiu" else None
+
+
+def _known(tags: set[str]) -> str:
+    """The tags of event files, for messages."""
+    names = ", ".join(map(repr, sorted(tags)[:20]))
+    return f"Its tags: {names}{', ...' if len(tags) > 20 else ''}" if tags else "It has no tags at all"
+
+
+def _mlperf(path: Path, kind: str | None) -> tuple[str, list[float]]:
+    """Read what an MLPerf log tells; without `kind` the first of `MLPERF_KINDS` that it has.
+
+    - `train_step_time`: a statistic in logs of NVIDIA's code, in seconds per step.
+    - `throughput`: a statistic whose unit is not in the log (samples/s or tokens/s, of one GPU or of all).
+      Its inverse is read: seconds for one such unit.
+    - `block_stop`: seconds per step or sample between two evaluations, by the times of `block_start` and
+      `block_stop`, which the rules ask for.
+
+    Raises `FileError` naming what is missing.
+
+    Formats: github.com/mlcommons/logging (keys and rules), github.com/NVIDIA/mlperf-common (statistics).
+    """
+    if kind is not None and kind not in MLPERF_KINDS:
+        raise FileError(f"{path}: an MLPerf log has no {kind!r}: --tag may be {', '.join(MLPERF_KINDS)}")
+    events = list(_mllog_events(path))
+    if not events:
+        raise FileError(
+            f"{path}: no line with :::MLLOG, and its name is no event file's ({EVENT_FILES}): expected an "
+            "MLPerf log, a TensorBoard event file or a directory of them"
+        )
+    told = {
+        "train_step_time": _statistic(events, "train_step_time"),
+        "throughput": [1 / value if value else math.inf for value in _statistic(events, "throughput")],
+        "block_stop": _blocks(events),
+    }
+    found = [name for name in ([kind] if kind else MLPERF_KINDS) if told[name]]
+    if not found:
+        raise FileError(
+            f"{path}: no step times. Expected {kind or ' or '.join(MLPERF_KINDS[:2])} in 'tracked_stats', or "
+            "two or more pairs of 'block_start' and 'block_stop' without an evaluation between them, whose "
+            "'step' or 'samples_count' grows"
+        )
+    return found[0], told[found[0]]
+
+
+def _mllog_events(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield what each `:::MLLOG` line says, in the order of the log. Raises `FileError`."""
+    _check_readable(path)
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, start=1):
+            if (match := MLLOG.search(line)) is None:
+                continue
+            try:
+                yield json.loads(match[1], parse_int=float)  # float(10**400) would raise
+            except (ValueError, RecursionError) as error:
+                raise FileError(f"{path}, line {number}: not JSON after :::MLLOG ({error})") from None
+
+
+def _statistic(events: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    """Return the values of a statistic in `tracked_stats`."""
+    tracked = [event.get("value") for event in events if event.get("key") == "tracked_stats"]
+    values = [_number(each.get(name)) for each in tracked if isinstance(each, dict)]
+    return [value for value in values if not math.isnan(value)]
+
+
+def _blocks(events: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return the seconds of training per step (or sample) of each block but the first.
+
+    How much a block trained follows from what `block_stop` has counted up to then, so the first is not known.
+    Left out are blocks with an evaluation inside, and those that count only their own samples.
+    """
+    seconds = []
+    started = before = math.nan
+    for event in events:
+        time_ms = _number(event.get("time_ms"))
+        match event.get("key"):
+            case "block_start":
+                started = time_ms
+            case "eval_start":
+                started = math.nan
+            case "block_stop":
+                count = _trained(event.get("metadata"))
+                if count > before and not math.isnan(time_ms - started):
+                    seconds.append((time_ms - started) / 1000 / (count - before))
+                started, before = math.nan, count
+    return seconds
+
+
+def _trained(metadata: object) -> float:
+    """Return the steps that a `block_stop` has counted, else the samples; NaN if it counts neither."""
+    if not isinstance(metadata, dict):
+        return math.nan
+    return _number(metadata["step"] if "step" in metadata else metadata.get("samples_count"))
+
+
+def _number(value: object) -> float:
+    """Return a number of a log; NaN for anything else."""
+    return value if isinstance(value, float) else math.nan
+
+
+def _check_readable(path: Path) -> None:
+    """Raise `FileError` if a file cannot be opened."""
+    try:
+        path.open("rb").close()
+    except (OSError, ValueError) as error:  # the latter: a NUL in the name
+        raise FileError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None

@@ -1,0 +1,62 @@
+"""Tells in tables what a preflight found out about each node. Pure; imports neither torch nor pytest."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from perfsuite.report.terminal import WIDEST, plain_table
+from perfsuite.report.text import plural
+from perfsuite.results.preflight import NodePreflight, Preflight
+
+NODE_HEADERS = (
+    *("node", "matmul", "copy", "all-reduce of all", "with previous node", "with next node"),
+    "what is wrong",
+)
+RATES = {
+    "matmul_tflops": "{:.3g} TFLOP/s",
+    "copy_gb_s": "{:.3g} GB/s",
+    "all_reduce_gb_s": "{:.3g} GB/s",
+    "previous_gb_s": "{:.3g} GB/s",
+    "next_gb_s": "{:.3g} GB/s",
+}
+"""The rates of a node in the order of their columns."""
+NONE = "\N{EN DASH}"
+"""Stands where a rate is not known."""
+
+
+def title(preflight: Preflight) -> str:
+    """Return which nodes were looked at, for how long, and how many of them are bad."""
+    bad = sum(bool(node.problems) for node in preflight.nodes)
+    found = f"{bad} of them bad" if bad else "none of them bad"
+    if preflight.failure is not None:
+        found = f"it failed on every node, which blames none of them: {preflight.failure}"
+    nodes, took = plural(len(preflight.nodes), "node"), f"{preflight.duration_s:.0f} s"
+    return f"preflight of {nodes} ({preflight.machine.device_name}) in {took}: {found}"
+
+
+def rows(preflight: Preflight) -> list[tuple[str, ...]]:
+    """Return a row of text for each node, under `NODE_HEADERS`."""
+    return [(node.name, *_rates(node), "; ".join(node.problems) or "nothing") for node in preflight.nodes]
+
+
+def notes(preflight: Preflight) -> list[str]:
+    """Return what else NVML said of the nodes' GPUs, or could not say, behind the name of the node."""
+    told = [(node.name, node.health.notes) for node in preflight.nodes if node.health is not None]
+    return [f"{name}: {note}" for name, found in told for note in found]
+
+
+def as_text(preflight: Preflight) -> str:
+    """Return title, table and notes as lines for a terminal, without colours."""
+    grid = plain_table(NODE_HEADERS)
+    for row in rows(preflight):
+        grid.add_row(*row)
+    text = io.StringIO()
+    Console(file=text, width=WIDEST, color_system=None, markup=False, emoji=False).print(grid)
+    lines = [f"  {line.rstrip()}" for line in text.getvalue().splitlines()]
+    return "\n".join([title(preflight), *lines, *(f"  note: {note}" for note in notes(preflight))])
+
+
+def _rates(node: NodePreflight) -> list[str]:
+    return [words.format(node.rates[name]) if name in node.rates else NONE for name, words in RATES.items()]

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from perfsuite import documents
+from perfsuite.cli.app import app
+from perfsuite.report.export import FORMATS
+from perfsuite.results.session_file import SessionFile
+from tests.sessions import make_session
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["export", *map(str, arguments)], env={"COLUMNS": "200"})
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    file = tmp_path / "runs" / "20260102-000000-000000" / "results.json"
+    documents.write(file, make_session(2, lambda number: ("passed", "throttled")[number]))
+    return file
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_session_is_a_file_a_directory_or_the_newest_of_the_store(
+    name: str, results: Path, tmp_path: Path
+) -> None:
+    documents.write(tmp_path / "runs" / "20260101-000000-000000" / "results.json", make_session(0))
+    wanted = FORMATS[name](documents.read(results, SessionFile))
+    for given in ((results,), (results.parent,), ("--store", tmp_path)):
+        shown = run("--format", name, *given)
+        assert shown.exit_code == 0
+        assert shown.stdout == wanted
+
+
+def test_a_file_is_written_and_what_is_left_out_is_named(results: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out" / "bencher.json"
+    shown = run("--format", "bencher", results, "--output", target)
+    assert (shown.exit_code, shown.stdout) == (0, "")
+    passed, throttled = (each.case_id for each in documents.read(results, SessionFile).results)
+    assert list(json.loads(target.read_text())) == [passed]
+    assert shown.stderr == f"no figures of {throttled}: no launch on a healthy machine\n"
+
+
+def test_a_format_must_be_named_and_known(results: Path) -> None:
+    for arguments in ((), ("--format", "csv")):
+        assert run(results, *arguments).exit_code == 2
+
+
+def test_what_cannot_be_read_or_written_is_an_error(results: Path, tmp_path: Path) -> None:
+    missing = run("--format", "hud", tmp_path / "none.json")
+    assert missing.exit_code == 2
+    assert f"cannot read {tmp_path / 'none.json'}" in missing.stderr
+    empty = run("--format", "hud", "--store", tmp_path / "empty")
+    assert "measure first, or name a results.json" in empty.stderr
+    blocked = run("--format", "hud", results, "--output", results / "under" / "a-file")
+    assert blocked.exit_code == 2
+    assert "cannot write" in blocked.stderr

@@ -1,0 +1,66 @@
+"""The published comparisons of this repository over two nodes: each as a tiny twin, on a real Slurm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfsuite import Case
+from perfsuite.launch.machine import detect_cpu
+from perfsuite.launch.slurm.launcher import SlurmLauncher
+from perfsuite.measure import launch_once
+from perfsuite.report.published import compare
+from perfsuite.results.store import BaselineStore
+from perfsuite.verdict.exact import check
+from tests.launch.slurm.allocation import Allocation
+from tests.samples import make_result
+from tests.test_bench_cases import CASES
+from tests.test_published import BENCH_CASES, PUBLISHED
+
+TWINS = sorted(
+    {row.two_node_twin for comparison in PUBLISHED for row in comparison.rows if row.two_node_twin}
+)
+REVIEWED = BaselineStore(BENCH_CASES.parent / "baselines", None)
+
+pytestmark = pytest.mark.launch
+
+
+def test_each_way_to_share_a_model_over_nodes_has_one() -> None:
+    ways = {
+        (CASES[name].framework.name, CASES[name].topology.nodes, CASES[name].topology.processes_per_node)
+        for name in TWINS
+    }
+    assert ways == {
+        ("accelerate", 2, 1),
+        ("fsdp2", 2, 2),
+        ("lightning", 2, 1),
+        ("nanotron", 2, 2),
+        ("torchtitan", 2, 1),
+    }
+
+
+@pytest.mark.parametrize("case", map(CASES.__getitem__, TWINS), ids=TWINS)
+def test_a_twin_does_what_was_reviewed_and_stands_in_its_table(
+    case: Case, allocation: Allocation, tmp_path: Path
+) -> None:
+    machine = detect_cpu("of two nodes").replace(nodes=2)
+    run = launch_once(case, machine, tmp_path / "run", launcher=SlurmLauncher())
+    assert run.failure is None, run.failure
+    assert [node.name for node in run.nodes] == ["n1", "n2"]
+    known = REVIEWED.counts.find("cpu", case)
+    assert known is not None
+    judged = check([run], known.baseline)
+    assert judged is not None
+    assert (judged.outcome, judged.compared) == ("passed", True), judged
+    rows = [
+        cells
+        for comparison in PUBLISHED
+        for row, cells in zip(
+            comparison.rows, compare(comparison, {case.id: make_result(run)}).rows, strict=True
+        )
+        if row.two_node_twin == case.id
+    ]
+    assert rows
+    assert {cells[-1].partition(":")[0] for cells in rows} == {"on two nodes"}
+    assert all("tokens/s" in cells[-1] for cells in rows)

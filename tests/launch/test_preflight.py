@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from perfsuite import documents
+from perfsuite.case.case import CaseFile, Topology
+from perfsuite.case.hardware import Machine
+from perfsuite.errors import AllocationOverError
+from perfsuite.launch.base import Job, Launcher, OnProgress, no_progress
+from perfsuite.launch.preflight import preflight
+from perfsuite.results.preflight import Preflight
+from perfsuite.results.rank_report import Failure, RankReport
+from perfsuite.results.run import Health, LaunchFile
+from perfsuite.results.run_dir import RunDir
+from tests.samples import make_gpu_machine, make_machine
+
+HEALTH = Health(samples=9, seconds=3, steps=9)
+RATES = {"matmul_tflops": 0.1, "copy_gb_s": 10.0}
+NAMES = ("n1", "n2", "n3")
+GONE = "Connection closed by peer [10.0.0.2]:45"
+
+
+class Pretends:
+    """A launcher of nodes that are not there: `work` writes what they leave."""
+
+    name: ClassVar[str] = "pretends"
+    lock = None
+
+    def __init__(self, work: Callable[[RunDir], Failure | None]) -> None:
+        self.work = work
+        self.jobs: list[Job] = []
+
+    def machine(self, shared: Path) -> Machine:
+        return make_machine().replace(nodes=3)
+
+    def launch(self, job: Job, on_progress: OnProgress = no_progress) -> Failure | None:
+        self.jobs.append(job)
+        return self.work(job.run_dir)
+
+
+def report(run_dir: RunDir, rank: int, *, failure: Failure | None = None, **rates: float) -> None:
+    world_size = documents.read(run_dir.case, CaseFile).case.topology.world_size
+    probed = {} if failure else {**RATES, **rates}
+    documents.write(
+        run_dir.rank(rank),
+        RankReport(
+            rank=rank, world_size=world_size, host="h", clock="none", device_probe=probed, failure=failure
+        ),
+    )
+
+
+def agent(run_dir: RunDir, node: int, *failures: Failure) -> None:
+    told = LaunchFile(host=f"host{node}", failures=failures, health=HEALTH)
+    documents.write(run_dir.launch(node), told)
+
+
+def found(
+    directory: Path, work: Callable[[RunDir], Failure | None], machine: Machine | None = None
+) -> Preflight:
+    launcher = Pretends(work)
+    assert isinstance(launcher, Launcher)
+    return preflight(launcher, machine or make_machine(), 3, directory, names=NAMES)
+
+
+def all_good(run_dir: RunDir) -> None:
+    for node in range(3):
+        agent(run_dir, node)
+        report(run_dir, node)
+
+
+def test_it_is_a_job_whose_ranks_only_probe(tmp_path: Path) -> None:
+    launcher = Pretends(all_good)
+    seen = preflight(launcher, make_machine(), 3, tmp_path, names=NAMES)
+    (job,) = launcher.jobs
+    asked = documents.read(job.run_dir.case, CaseFile)
+    assert (asked.preflight, asked.case, asked.device) == (True, job.case, "cpu")
+    assert job.case.topology == Topology(nodes=3, processes_per_node=1)
+    assert [(node.name, node.rates, node.health) for node in seen.nodes] == [
+        (name, RATES, HEALTH) for name in NAMES
+    ]
+    assert (seen.problems, seen.directory) == ([], str(tmp_path))
+
+
+def test_each_gpu_has_a_rank_and_the_slowest_one_counts(tmp_path: Path) -> None:
+    def work(run_dir: RunDir) -> None:
+        for rank in range(6):
+            report(run_dir, rank, matmul_tflops=100.0 + rank if rank != 3 else 70.0)
+        for node in range(3):
+            agent(run_dir, node)
+
+    seen = found(tmp_path, work, make_gpu_machine(count=2))
+    assert [node.rates["matmul_tflops"] for node in seen.nodes] == [100, 70, 104]
+    assert seen.problems == ["n2: matmul 70 TFLOP/s, n3 has 104 (at least 75% is healthy)"]
+
+
+def test_nodes_whose_names_nobody_told_have_their_agents(tmp_path: Path) -> None:
+    def work(run_dir: RunDir) -> None:
+        agent(run_dir, 0)
+        report(run_dir, 0)
+
+    seen = preflight(Pretends(work), make_machine(), 2, tmp_path)
+    assert [node.name for node in seen.nodes] == ["host0", "node 1"]
+
+
+def test_the_node_of_the_rank_that_failed_first_is_bad_and_not_its_peers(tmp_path: Path) -> None:
+    def work(run_dir: RunDir) -> None:
+        report(run_dir, 0, failure=Failure(kind="crash", message=GONE, rank=0, at=8))
+        report(run_dir, 1, failure=Failure(kind="crash", message="CUDA error: no device", rank=1, at=9))
+        for node in range(3):
+            agent(run_dir, node)
+
+    seen = found(tmp_path, work)
+    assert seen.problems == [f"n2: crash in the preflight: CUDA error: no device (see {tmp_path})"]
+    assert seen.failure is None
+    assert [node.rates for node in seen.nodes] == [{}, {}, {}]
+
+
+def test_what_fails_on_every_node_blames_none(tmp_path: Path) -> None:
+    """It is the software then, and the cases will fail by it."""
+
+    def work(run_dir: RunDir) -> None:
+        for node in range(3):
+            report(
+                run_dir, node, failure=Failure(kind="crash", message="ImportError: torch", rank=node, at=node)
+            )
+            agent(run_dir, node)
+
+    seen = found(tmp_path, work)
+    assert seen.problems == []
+    assert seen.failure == f"crash in the preflight: ImportError: torch (see {tmp_path})"
+
+
+def test_a_node_that_never_answered_is_told_from_those_that_waited_for_it(tmp_path: Path) -> None:
+    def work(run_dir: RunDir) -> Failure:
+        agent(run_dir, 0)
+        agent(run_dir, 2)
+        return Failure(kind="timeout", message="killed after 300 s", at=9)
+
+    assert found(tmp_path, work).problems == [
+        f"n2: timeout in the preflight: killed after 300 s (see {tmp_path})"
+    ]
+
+
+def test_a_node_that_the_scheduler_names_is_bad(tmp_path: Path) -> None:
+    """Its agent was killed, and `srun` then ended the others."""
+    ended = Failure(kind="crash", message="an agent ended without a word: n2: task 1: Killed", at=9)
+    assert found(tmp_path, lambda run_dir: ended).problems == [
+        f"n2: crash in the preflight: {ended.message} (see {tmp_path})"
+    ]
+
+
+def test_a_node_whose_ranks_left_nothing_is_bad(tmp_path: Path) -> None:
+    def work(run_dir: RunDir) -> None:
+        for node in range(3):
+            agent(run_dir, node)
+        report(run_dir, 0)
+        report(run_dir, 2)
+
+    (problem,) = found(tmp_path, work).problems
+    assert problem.startswith("n2: missing_report in the preflight: no report from rank 1 of 3")
+
+
+def test_where_nothing_tells_them_apart_all_nodes_are_bad(tmp_path: Path) -> None:
+    ended = Failure(kind="timeout", message="killed after 300 s", at=9)
+    seen = found(tmp_path, lambda run_dir: ended)
+    assert seen.problems == [
+        f"{name}: timeout in the preflight: killed after 300 s (see {tmp_path})" for name in NAMES
+    ]
+
+
+def test_a_report_that_cannot_be_read_is_a_problem_and_no_error(tmp_path: Path) -> None:
+    def work(run_dir: RunDir) -> None:
+        all_good(run_dir)
+        run_dir.rank(1).write_text("{")
+
+    seen = found(tmp_path, work)
+    assert len(seen.problems) == 3
+    assert "rank-1.json: not JSON" in seen.problems[0]
+
+
+def test_that_the_allocation_is_over_is_said_of_no_node(tmp_path: Path) -> None:
+    def over(run_dir: RunDir) -> None:
+        raise AllocationOverError("the Slurm job 7 is over: CANCELLED")
+
+    with pytest.raises(AllocationOverError):
+        found(tmp_path, over)

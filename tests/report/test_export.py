@@ -1,0 +1,276 @@
+"""Each format is checked by its published description, and by a parser of its own where there is one."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import jsonschema
+import prometheus_client.openmetrics.parser
+import prometheus_client.parser
+import pytest
+
+from perfsuite.frameworks.fake import Fake
+from perfsuite.report.export import FORMATS, bencher, figures, hud, newest, openmetrics
+from perfsuite.results.outcome import Verdict
+from perfsuite.results.session_file import Measurement, SessionFile
+from tests.samples import IMAGES, make_case, make_figures, make_result, make_run
+from tests.sessions import KINDS, make_session
+
+EVERYTHING = make_session(len(KINDS))
+"""A case of each kind: passed, crashed, regressed, throttled, larger, improved, recorded."""
+
+WORDS = {"type": "object", "additionalProperties": {"type": "string"}}
+COUNT = {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}
+
+
+def record(required: list[str], **properties: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }
+
+
+TEXT = {"type": "string"}
+HUD_SCHEMA = {
+    "type": "array",
+    "items": record(
+        ["benchmark", "model", "metric"],
+        benchmark=record(["name"], name=TEXT, mode=TEXT, dtype=TEXT, extra_info=WORDS),
+        model=record(
+            ["name"],
+            name=TEXT,
+            type=TEXT,
+            backend=TEXT,
+            origins={"type": "array", "items": TEXT},
+            extra_info=WORDS,
+        ),
+        metric=record(
+            ["name"],
+            name=TEXT,
+            benchmark_values={"type": "array", "items": {"type": "number"}},
+            target_value={"type": "number"},
+            extra_info=WORDS,
+        ),
+        inputs={"type": "object", "additionalProperties": record([], dtype=TEXT, extra_info=WORDS)},
+        dependencies={
+            "type": "object",
+            "additionalProperties": record(
+                [], repo=TEXT, branch=TEXT, sha=TEXT, version=TEXT, extra_info=WORDS
+            ),
+        },
+        runners={
+            "type": "array",
+            "items": record(
+                [],
+                name=TEXT,
+                type=TEXT,
+                cpu_info=TEXT,
+                cpu_count=COUNT,
+                mem_info=TEXT,
+                avail_mem_in_gb=COUNT,
+                gpu_info=TEXT,
+                gpu_count=COUNT,
+                gpu_mem_info=TEXT,
+                avail_gpu_mem_in_gb=COUNT,
+                extra_info=WORDS,
+            ),
+        },
+    ),
+}
+"""Written from the columns of the table, `clickhouse_db_schema/oss_ci_benchmark_v3/schema.sql` in
+github.com/pytorch/test-infra, less those that the upload adds; what is required, from "Benchmark results
+format" in github.com/pytorch/pytorch/wiki/PyTorch-OSS-benchmark-infra."""
+
+BENCHER_SCHEMA = {
+    "type": "object",
+    "propertyNames": {"minLength": 1, "maxLength": 1024},
+    "additionalProperties": {
+        "type": "object",
+        "propertyNames": {"minLength": 1, "maxLength": 64},
+        "additionalProperties": record(
+            ["value"],
+            value={"type": "number"},
+            lower_value={"type": "number"},
+            upper_value={"type": "number"},
+        ),
+    },
+}
+"""Written from the JSON schema and the lengths of names in
+bencher.dev/docs/reference/bencher-metric-format."""
+
+
+def session_of(*results: Measurement) -> SessionFile:
+    return make_session(0).replace(results=results)
+
+
+def records(session: SessionFile) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(hud(session), parse_constant=pytest.fail)
+    jsonschema.validate(found, HUD_SCHEMA)
+    return found
+
+
+def metrics(session: SessionFile) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads(bencher(session), parse_constant=pytest.fail)
+    jsonschema.validate(found, BENCHER_SCHEMA)
+    return found
+
+
+def samples(session: SessionFile) -> dict[tuple[str, str], tuple[float, dict[str, str]]]:
+    """Value and labels by metric and case, as parsers of OpenMetrics and of the older format read them."""
+    text = openmetrics(session)
+    by_format = [
+        {
+            (sample.name, sample.labels["case"]): (sample.value, dict(sample.labels))
+            for family in parse(text)
+            for sample in family.samples
+        }
+        for parse in (
+            prometheus_client.openmetrics.parser.text_string_to_metric_families,
+            prometheus_client.parser.text_string_to_metric_families,
+        )
+    ]
+    assert by_format[0] == by_format[1]
+    return by_format[0]
+
+
+def test_hud_has_a_record_for_each_figure_with_the_value_of_each_launch() -> None:
+    (result,) = make_session(1).results
+    speed, memory, outcome = records(make_session(1))
+    assert speed["metric"] == {
+        "name": "tokens_per_s",
+        "benchmark_values": [run.figures.tokens_per_s for run in result.runs],
+    }
+    assert memory["metric"]["name"] == "peak_memory_bytes"
+    assert outcome["metric"] == {"name": "outcome", "extra_info": {"outcome": "passed"}}
+    for each in (speed, memory, outcome):
+        assert each["benchmark"]["dtype"] == "bf16-mixed"
+        assert each["benchmark"]["extra_info"]["hardware_class"] == "h100-80gb-sxm"
+        assert each["benchmark"]["extra_info"]["topology"] == "1x8"
+        assert each["model"] == {"name": result.case_id, "backend": "fake", "type": "llama-3.1-8b"}
+        assert each["dependencies"] == {"torch": {"version": "2.13.0"}}
+        (runner,) = each["runners"]
+        assert (runner["gpu_info"], runner["gpu_count"]) == ("NVIDIA H100 80GB HBM3", 8)
+        assert runner["avail_gpu_mem_in_gb"] == 640
+
+
+def test_hud_names_the_processor_where_there_is_no_gpu() -> None:
+    session = session_of(make_result(make_run()))
+    (runner,) = records(session)[0]["runners"]
+    machine = session.results[0].runs[0].machine
+    assert runner["cpu_count"] == machine.devices
+    assert runner["avail_mem_in_gb"] == round(machine.memory_bytes / 2**30)
+    assert "gpu_count" not in runner
+
+
+def test_bencher_has_the_median_between_the_lowest_and_the_highest_launch() -> None:
+    (result,) = make_session(1).results
+    speeds = sorted(run.figures.tokens_per_s or 0 for run in result.runs)
+    found = metrics(make_session(1))[result.case_id]
+    assert found["tokens_per_s"] == {"value": speeds[1], "lower_value": speeds[0], "upper_value": speeds[2]}
+    assert set(found) == {"tokens_per_s", "peak_memory_bytes"}
+
+
+def test_one_launch_has_no_bounds() -> None:
+    result = make_result(make_run())
+    assert metrics(session_of(result))[result.case_id]["tokens_per_s"] == {
+        "value": result.figures.tokens_per_s
+    }
+
+
+def test_openmetrics_has_gauges_with_the_case_the_class_and_the_outcome() -> None:
+    (result,) = make_session(1).results
+    found = samples(make_session(1))
+    value, labels = found["perfsuite_tokens_per_s", result.case_id]
+    assert value == result.figures.tokens_per_s
+    assert labels == {"case": result.case_id, "framework": "fake", "hardware_class": "h100-80gb-sxm"}
+    value, labels = found["perfsuite_outcome", result.case_id]
+    assert (value, labels["outcome"]) == (1, "passed")
+    assert openmetrics(make_session(1)).endswith("\n# EOF\n")
+
+
+def test_labels_are_escaped() -> None:
+    name = 'a"b\\c\nd'
+    result = make_result(make_run()).replace(framework=name)
+    assert samples(session_of(result))["perfsuite_outcome", result.case_id][1]["framework"] == name
+
+
+def test_no_format_has_figures_of_what_failed_or_was_unhealthy() -> None:
+    by_outcome: dict[str, set[str]] = {}
+    for result in EVERYTHING.results:
+        by_outcome.setdefault(result.outcome, set()).add(result.case_id)
+    left_out = by_outcome["failed"] | by_outcome["unhealthy"]
+    shown = {result.case_id for result in EVERYTHING.results} - left_out
+    assert len(left_out) == 2
+    assert set(metrics(EVERYTHING)) == shown
+    found = records(EVERYTHING)
+    assert {each["model"]["name"] for each in found if each["metric"].get("benchmark_values")} == shown
+    assert {
+        each["model"]["name"] for each in found if each["metric"]["name"] == "outcome"
+    } == shown | left_out
+    gauges = samples(EVERYTHING)
+    assert {case for name, case in gauges if name == "perfsuite_tokens_per_s"} == shown
+    assert {case for name, case in gauges if name == "perfsuite_outcome"} == shown | left_out
+
+
+def test_an_injected_fault_is_no_figure_of_the_code() -> None:
+    result = make_result(make_run(inject="slowdown=30%"))
+    assert figures(result) == {}
+    assert metrics(session_of(result)) == {}
+
+
+def test_launches_on_a_sick_machine_are_not_among_the_values() -> None:
+    slow, usual = make_figures(tokens_per_s=1), make_figures(tokens_per_s=100)
+    result = make_result(make_run(figures=slow), make_run(figures=usual), make_run(figures=usual))
+    result = result.replace(verdict=result.verdict.replace(outcome="passed", unhealthy_launches=(1,)))
+    assert figures(result)["tokens_per_s"] == [100, 100]
+
+
+def test_what_is_not_measured_is_left_out_and_never_zero() -> None:
+    result = make_result(make_run(figures=make_figures(peak_memory_bytes=None, tokens_per_s=math.inf)))
+    result = result.replace(verdict=Verdict(outcome="recorded", launches=1))
+    session = session_of(result)
+    assert figures(result) == {}
+    assert metrics(session) == {}
+    assert [each["metric"]["name"] for each in records(session)] == ["outcome"]
+    assert list(samples(session)) == [("perfsuite_outcome", result.case_id)]
+
+
+def test_samples_are_not_called_tokens() -> None:
+    result = make_result(make_run(case=IMAGES), before=None)
+    assert set(figures(result)) == {"samples_per_s", "peak_memory_bytes"}
+    assert "perfsuite_samples_per_s" in openmetrics(session_of(result))
+
+
+def test_a_case_that_was_never_launched_has_an_outcome() -> None:
+    result = make_result(make_run()).replace(runs=(), verdict=Verdict(outcome="failed", launches=0))
+    session = session_of(result)
+    (only,) = records(session)
+    assert only["metric"]["extra_info"] == {"outcome": "failed"}
+    assert "runners" not in only
+    assert samples(session)["perfsuite_outcome", result.case_id][1]["outcome"] == "failed"
+
+
+def test_an_excused_failure_is_named_by_its_excuse() -> None:
+    result = make_result(make_run())
+    result = result.replace(verdict=Verdict(outcome="failed", launches=1), excused="known issue")
+    assert records(session_of(result))[0]["metric"]["extra_info"] == {"outcome": "known issue"}
+
+
+def test_of_a_case_measured_twice_the_last_result_is_written() -> None:
+    first, last = (
+        make_result(make_run(figures=make_figures(tokens_per_s=speed)), before=None) for speed in (100, 200)
+    )
+    other = make_result(make_run(case=make_case(framework=Fake(step_ms=9))), before=None)
+    session = session_of(first, other, last)
+    assert len(newest(session)) == 2
+    assert metrics(session)[first.case_id]["tokens_per_s"]["value"] == 200
+    assert samples(session)["perfsuite_tokens_per_s", first.case_id][0] == 200
+
+
+def test_a_session_without_results_is_valid_in_every_format() -> None:
+    written = {name: write(session_of()) for name, write in FORMATS.items()}
+    assert written == {"hud": "[]\n", "openmetrics": "# EOF\n", "bencher": "{}\n"}
