@@ -148,8 +148,8 @@ def _bad_tested(known: BisectFile, result: Measurement) -> BisectFile:
         shown = next((check for check in checks if check.metric == TOKENS_PER_S.name), None)
         by = "" if shown is None or shown.worsening is None else f" ({shown.worsening:+.1%} time per token)"
         raise NotSlowerError(
-            f"{name} is not worse than {known.good}: {result.verdict.outcome}{by}. There is nothing to search "
-            "for, unless a lower --tolerance finds it"
+            f"{name} is not worse than {known.good}: {result.verdict.outcome}{by}. There is nothing to "
+            "search for, unless a lower --tolerance finds it"
         )
     check = next((each for each in worse if each.metric == TOKENS_PER_S.name), worse[0])
     assert check.worsening is not None
