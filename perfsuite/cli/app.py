@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from perfsuite.cli import baseline, history, slurm
+from perfsuite.cli.bisect import bisect
 from perfsuite.cli.compare import compare
 from perfsuite.cli.doctor import doctor
 from perfsuite.cli.dry_run import dry_run
@@ -65,6 +66,7 @@ app.command()(selftest)
 app.command()(doctor)
 app.command()(power)
 app.command()(compare)
+app.command()(bisect)
 app.command()(dry_run)
 app.command()(report)
 app.command()(export)

@@ -1,0 +1,317 @@
+"""Finds what made a case slower: the first bad commit, or the first bad version of a package.
+
+    good  c1  c2  ...  bad     the one in the middle is compared with the good arm, then the next middle, ...
+
+Each step is a comparison of two arms (`perfsuite.compare`). Every step is written down at once: the same
+search, started again, goes on where it was. Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from packaging.version import InvalidVersion, Version
+
+from perfsuite import documents
+from perfsuite.documents import Data, Document
+from perfsuite.errors import CaseError, FileError, GitError, PackageError
+from perfsuite.git import git
+from perfsuite.launch.arm import Arm, here, resolve
+from perfsuite.results.metric import TOKENS_PER_S
+from perfsuite.results.outcome import Check
+from perfsuite.results.session_file import Measurement
+
+Compare = Callable[[Arm, Arm, float | None], Measurement]
+"""Compares two arms, with a tolerance of tokens/s or the usual one."""
+INSTALL_S = 1800
+"""Seconds after which an installation is given up."""
+
+
+class Step(Data):
+    """One candidate beside the good arm."""
+
+    name: str
+    """The commit, or the version."""
+    outcome: Literal["good", "bad", "skipped"]
+    """As `git bisect` has it. `skipped`: it cannot be told whether it is good."""
+    change: float | None = None
+    """How much worse than the good arm it is: +0.05 is 5 % more time per token, or memory."""
+    interval: tuple[float, float] | None = None
+    """99 % interval of `change`."""
+    launches: int = 0
+    why: str = ""
+    """Of a skipped one."""
+
+
+class BisectFile(Document):
+    """`search.json`: a search, as far as it has come."""
+
+    schema_version: Literal[1] = 1
+    case_id: str
+    good: str
+    bad: str
+    candidates: tuple[str, ...]
+    """Everything after the good one up to the bad one, oldest first."""
+    metric: str | None = None
+    """What is worse in the bad arm, which every step looks at; None until the bad arm is tested."""
+    tolerance: float | None = None
+    """Of tokens/s in each step: half of what the bad arm has lost (of the logarithm)."""
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def suspects(self) -> tuple[str, ...]:
+        """What may be the first bad one, oldest first: the last is known to be bad, or is not tested yet."""
+        found = {step.name: step.outcome for step in self.steps}
+        outcomes = [found.get(name) for name in self.candidates]
+        last = outcomes.index("bad") if "bad" in outcomes else len(outcomes) - 1
+        goods = [number for number, outcome in enumerate(outcomes[:last]) if outcome == "good"]
+        return self.candidates[max(goods, default=-1) + 1 : last + 1]
+
+    @property
+    def next(self) -> str | None:
+        """What to test next: the bad one first, then what is nearest to the middle; None at the end."""
+        if self.metric is None:
+            return self.candidates[-1]
+        tested = {step.name for step in self.steps}
+        suspects = self.suspects[:-1]
+        middle = (len(suspects) - 1) / 2
+        left = [(abs(number - middle), name) for number, name in enumerate(suspects) if name not in tested]
+        return min(left)[1] if left else None
+
+    def step(self, name: str) -> Step | None:
+        """The step that tested a candidate."""
+        return next((step for step in self.steps if step.name == name), None)
+
+    @property
+    def launches(self) -> int:
+        """Launches of all steps."""
+        return sum(step.launches for step in self.steps)
+
+
+class NotSlowerError(CaseError):
+    """The bad arm is not worse than the good one: there is nothing to find."""
+
+
+class UndecidedError(CaseError):
+    """The machine was not fit to measure on: nothing is said of this step, which can be made again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """What is searched: how each candidate becomes an arm."""
+
+    good: str
+    candidates: tuple[str, ...]
+    arm: Callable[[str], Arm]
+    """Makes the arm of a candidate, or of the good one. Raises `PerfsuiteError` where it cannot."""
+
+
+def search(
+    known: BisectFile,
+    history: History,
+    compare: Compare,
+    save: Callable[[BisectFile], None],
+    *,
+    tolerance: float | None = None,
+) -> BisectFile:
+    """Test candidates until the first bad one is known, or only skipped ones are left.
+
+    `known` is what was found out before; `save` is called after each step. `tolerance` is that of tokens/s
+    for the bad arm, None the usual one; later steps have their own. Raises `NotSlowerError` if the bad arm is
+    not worse, `UndecidedError` on an unhealthy machine, and what `compare` raises.
+    """
+    good = history.arm(history.good)
+    while (name := known.next) is not None:
+        if known.metric is None:
+            known = _bad_tested(known, compare(good, history.arm(name), tolerance))
+        else:
+            known = known.replace(steps=(*known.steps, _tested(known, name, good, history, compare)))
+        save(known)
+    return known
+
+
+def _bad_tested(known: BisectFile, result: Measurement) -> BisectFile:
+    """What the bad arm tells: which metric to look at, and how large a change is half of its own."""
+    name = known.candidates[-1]
+    _check_measured(name, result)
+    checks = result.verdict.checks
+    worse = [check for check in checks if check.outcome == "regressed" and check.worsening is not None]
+    if not worse:
+        shown = next((check for check in checks if check.metric == TOKENS_PER_S.name), None)
+        by = "" if shown is None or shown.worsening is None else f" ({shown.worsening:+.1%} time per token)"
+        raise NotSlowerError(
+            f"{name} is not worse than {known.good}: {result.verdict.outcome}{by}. There is nothing to "
+            "search for, unless a lower --tolerance finds it"
+        )
+    check = next((each for each in worse if each.metric == TOKENS_PER_S.name), worse[0])
+    assert check.worsening is not None
+    tolerance = math.sqrt(1 + check.worsening) - 1 if check.metric == TOKENS_PER_S.name else None
+    step = _step(name, "bad", check, result)
+    return known.replace(metric=check.metric, tolerance=tolerance, steps=(step,))
+
+
+def _tested(known: BisectFile, name: str, good: Arm, history: History, compare: Compare) -> Step:
+    """Compare one candidate with the good arm. What cannot be built or run is skipped."""
+    try:
+        arm = history.arm(name)
+    except (CaseError, GitError, PackageError) as error:
+        return Step(name=name, outcome="skipped", why=str(error))
+    result = compare(good, arm, known.tolerance)
+    if result.verdict.outcome == "failed" and not any(run.failure for run in result.before):
+        why = "; ".join(result.verdict.reasons)
+        return Step(name=name, outcome="skipped", launches=result.verdict.launches, why=why)
+    _check_measured(name, result)
+    check = next(each for each in result.verdict.checks if each.metric == known.metric)
+    if check.outcome in ("passed", "improved"):
+        return _step(name, "good", check, result)
+    if check.outcome == "regressed":
+        return _step(name, "bad", check, result)
+    why = f"{check.label}: {check.outcome} after {result.verdict.launches} launches"
+    return _step(name, "skipped", check, result).replace(why=why)
+
+
+def _check_measured(name: str, result: Measurement) -> None:
+    """Raise an error if a comparison says nothing of a candidate."""
+    reasons = "; ".join(result.verdict.reasons)
+    if result.verdict.outcome == "unhealthy":
+        raise UndecidedError(
+            f"{name} could not be compared, the machine was unhealthy: {reasons}. The same command goes on"
+        )
+    if result.verdict.outcome == "failed":
+        raise CaseError(f"{name} cannot be compared with the good arm: {reasons}")
+
+
+def _step(name: str, outcome: Literal["good", "bad", "skipped"], check: Check, result: Measurement) -> Step:
+    return Step(
+        name=name,
+        outcome=outcome,
+        change=check.worsening,
+        interval=check.interval,
+        launches=result.verdict.launches,
+    )
+
+
+# What is searched
+
+
+def of_commits(good: str, bad: str, *, root: Path, store: Path) -> History:
+    """The commits of the branch itself (first parents) between two arms, which differ in their commit alone.
+
+    Raises `CaseError` where they differ in more, or one does not come after the other.
+    """
+    first, last = (
+        resolve(option, text, root=root, store=store) for option, text in (("--good", good), ("--bad", bad))
+    )
+    if first.commit is None or last.commit is None:
+        raise CaseError(f"{root} is no git repository: name two versions of a package by --package")
+    if last.dirty:
+        raise CaseError("--bad has uncommitted changes, which no commit holds: commit them, or name a commit")
+    if (first.given, first.python) != (last.given, last.python):
+        raise CaseError(
+            f"--good {good!r} and --bad {bad!r} differ in more than their commit: give both the same "
+            "variables and interpreter"
+        )
+    between = git("rev-list", "--first-parent", "--reverse", f"{first.commit}..{last.commit}", cwd=root)
+    try:
+        git("merge-base", "--is-ancestor", first.commit, last.commit, cwd=root)
+    except GitError:
+        raise CaseError(f"--good {first.commit[:12]} does not come before --bad {last.commit[:12]}") from None
+    others = [f"{name}={value}" for name, value in first.given.items()]
+    others += [first.python] if first.python != sys.executable else []
+
+    def arm(commit: str) -> Arm:
+        return resolve("--bad", shlex.join([commit, *others]), root=root, store=store)
+
+    if not (commits := tuple(between.split())):
+        raise CaseError(f"--good and --bad are the same commit, {first.commit[:12]}")
+    return History(good=first.commit, candidates=commits, arm=arm)
+
+
+def of_versions(package: str, good: str, bad: str, *, root: Path, store: Path) -> History:
+    """The released versions of a package between two, each installed into a directory of its own in `store`.
+
+    Raises `CaseError` for what is no version, or not in this order, and `PackageError` if pip lists none.
+    """
+    first, last = (_version(option, text) for option, text in (("--good", good), ("--bad", bad)))
+    if first >= last:
+        raise CaseError(f"--good {good} is no older version of {package} than --bad {bad}")
+    found = sorted(_released(package))
+    between = [each for each in found if first < each <= last and (each == last or not each.is_prerelease)]
+    if not between or between[-1] != last:
+        known = ", ".join(map(str, found[-10:]))
+        raise CaseError(f"pip finds no {package}=={bad}. The newest that it finds: {known}")
+
+    def arm(version: str) -> Arm:
+        directory = _installed(f"{package}=={version}", store)
+        return replace(here(root), text=f"{package}=={version}", paths=(str(directory),))
+
+    return History(good=str(first), candidates=tuple(map(str, between)), arm=arm)
+
+
+def _version(option: str, text: str) -> Version:
+    try:
+        return Version(text)
+    except InvalidVersion:
+        raise CaseError(f"{option} {text!r} is no version: with --package give two, as 2.11.0") from None
+
+
+def _released(package: str) -> list[Version]:
+    """Every version that pip finds, also in the indexes and directories that its settings name."""
+    said = _pip("index", "versions", "--pre", package)
+    line = next((each for each in said.splitlines() if each.startswith("Available versions:")), "")
+    return [Version(each.strip()) for each in line.partition(":")[2].split(",") if each.strip()]
+
+
+def _installed(requirement: str, store: Path) -> Path:
+    """The directory with a version of a package and what it needs, installed once."""
+    directory = (store / "packages" / requirement).absolute()
+    done = directory / ".installed"
+    if not done.exists():
+        _pip("install", "--quiet", "--target", str(directory), "--upgrade", requirement)
+        done.touch()
+    return directory
+
+
+def _pip(*words: str) -> str:
+    """What pip says. Raises `PackageError` with its last line if it fails."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *words]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=INSTALL_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise PackageError(f"pip {' '.join(words)}: no end after {INSTALL_S} s") from None
+    if done.returncode:
+        said = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
+        raise PackageError(f"pip {' '.join(words)}: {said}")
+    return done.stdout
+
+
+# Going on
+
+
+def state_file(store: Path, case_id: str, history: History, good: Arm) -> Path:
+    """Where a search is written down: for the same case, the same ends and the same environment, one file."""
+    words = [case_id, history.good, *history.candidates, good.python, *map("=".join, good.given.items())]
+    digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:12]
+    return store / "bisect" / digest / "search.json"
+
+
+def begun(file: Path, case_id: str, history: History) -> BisectFile:
+    """The search that a file holds, or a new one. Raises `FileError` if it cannot be read."""
+    if file.exists():
+        found = documents.read(file, BisectFile)
+        if (found.case_id, found.candidates) != (case_id, history.candidates):
+            raise FileError(f"{file} is of another search: delete it")
+        return found
+    return BisectFile(
+        case_id=case_id, good=history.good, bad=history.candidates[-1], candidates=history.candidates
+    )

@@ -1,0 +1,148 @@
+"""`perfsuite bisect`: finds the commit, or the version of a package, with which a case became slower.
+
+Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfsuite import bisect as searching
+from perfsuite import documents
+from perfsuite.bisect import BisectFile, History, Step
+from perfsuite.case.case import Case
+from perfsuite.cli.compare import Cases, LauncherName, LocalStore, MaxPairs, Tolerance, WaitQuiet
+from perfsuite.cli.dry_run import CASES, selected
+from perfsuite.cli.power import fraction
+from perfsuite.compare import Comparison
+from perfsuite.errors import CaseError
+from perfsuite.git import git
+from perfsuite.launch.arm import Arm
+from perfsuite.launch.launchers import launcher
+from perfsuite.launch.quiet import WAIT_S
+from perfsuite.report.progress import Progress
+from perfsuite.results.session_file import Measurement
+from perfsuite.results.store import BASELINES, STORE
+from perfsuite.session import Host, Options
+from perfsuite.verdict.judge import Policy
+from perfsuite.verdict.paired import MAX_PAIRS
+
+UNDECIDED = 3
+"""Exit status where several suspects are left, or the machine was unhealthy."""
+
+
+def bisect(
+    case: Annotated[str, typer.Argument(help="the id of the case")],
+    good: Annotated[str, typer.Option(help="an arm that is fast enough: a commit; see perfsuite compare")],
+    bad: Annotated[str, typer.Option(help="an arm that is slower; this environment, as committed")] = ".",
+    package: Annotated[
+        str | None, typer.Option(help="search the versions of this package: --good and --bad are two of them")
+    ] = None,
+    cases: Cases = CASES,
+    tolerance: Tolerance = None,
+    max_pairs: MaxPairs = MAX_PAIRS,
+    json_output: Annotated[bool, typer.Option("--json", help="for machines: every step")] = False,
+    store: LocalStore = STORE,
+    launcher_name: LauncherName = "",
+    wait_quiet: WaitQuiet = int(WAIT_S),
+) -> None:
+    """Since which commit, or which version of a package, is a case slower? Goes on where it was cut short.
+
+    Exit status 0 if that is found; 3 if several are left, as the others could not be told apart.
+    """
+    root = Path.cwd()
+    least = None if tolerance is None else fraction("--tolerance", tolerance)
+    [chosen] = selected(cases, [case], None)
+    if package is None:
+        history = searching.of_commits(good, bad, root=root, store=store)
+    else:
+        history = searching.of_versions(package, good, bad, root=root, store=store)
+    host = Host(launcher(launcher_name), store)
+    if (reason := host.why_not(chosen)) is not None:
+        raise CaseError(f"{case}: {reason}")
+    options = Options(
+        root=root, store=store, baselines=BASELINES, policy=Policy(), inject=None, wait_quiet_s=wait_quiet
+    )
+    file = searching.state_file(store, case, history, history.arm(history.good))
+    known = searching.begun(file, case, history)
+    if known.steps:
+        _say(f"{len(known.steps)} steps are known from {file}")
+
+    def compare(a: Arm, b: Arm, tolerance: float | None) -> Measurement:
+        progress = Progress(line=_say, live=lambda text: None, cases=1)
+        return _compared(
+            Comparison(options, progress, host, arms=(a, b), max_pairs=max_pairs, tolerance=tolerance), chosen
+        )
+
+    def save(now: BisectFile) -> None:
+        documents.write(file, now)
+        _say(f"{_name(now.steps[-1].name)}: {as_text(now.steps[-1])}; {_left(now)}")
+
+    try:
+        found = searching.search(known, history, compare, save, tolerance=least)
+    except searching.UndecidedError as error:
+        _say(str(error))
+        raise typer.Exit(UNDECIDED) from None
+    if json_output:
+        typer.echo(json.dumps(documents.plain(found), indent=1))
+    else:
+        typer.echo("\n".join(result_lines(found, history, package, root)))
+    raise typer.Exit(0 if len(found.suspects) == 1 else UNDECIDED)
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _compared(session: Comparison, case: Case) -> Measurement:
+    try:
+        return session.measure(case, case.id)
+    finally:
+        session.lock.release()
+
+
+def _left(known: BisectFile) -> str:
+    count = len(known.suspects)
+    return f"{count} suspect{'s' if count > 1 else ''} left"
+
+
+def _name(name: str) -> str:
+    """A version as it is, a commit in short."""
+    return name if len(name) < 40 else name[:12]
+
+
+def as_text(step: Step) -> str:
+    """Return what a step found out, in words."""
+    if step.change is None:
+        return f"{step.outcome} ({step.why})"
+    interval = (
+        ""
+        if step.interval is None
+        else f" (99 % interval {step.interval[0]:+.1%} to {step.interval[1]:+.1%})"
+    )
+    return f"{step.outcome}, {step.change:+.1%}{interval}, {step.launches} launches"
+
+
+def result_lines(found: BisectFile, history: History, package: str | None, root: Path) -> list[str]:
+    """Return what a search found, as lines of text."""
+    *others, first = found.suspects
+    used = f"{len(found.steps)} steps, {found.launches} launches"
+    if others:
+        names = ", ".join(map(_name, found.suspects))
+        return [f"one of these is the first bad one: {names} ({used})", *_skipped(found)]
+    step = found.step(first)
+    assert step is not None
+    what = git("log", "-1", "--format=%H %an %as%n    %s", first, cwd=root).rstrip() if not package else first
+    return [
+        f"the first bad {'version of ' + package if package else 'commit'}: {what}",
+        f"  {found.metric}: {as_text(step)} beside {_name(found.good)} ({used})",
+        *_skipped(found),
+    ]
+
+
+def _skipped(found: BisectFile) -> list[str]:
+    return [f"  skipped: {_name(step.name)}: {step.why}" for step in found.steps if step.outcome == "skipped"]

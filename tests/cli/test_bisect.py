@@ -1,0 +1,136 @@
+"""`perfsuite bisect` on a real history. Launches are stood in for: how fast one is stands in its worktree."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from perfsuite import compare
+from perfsuite.cli.app import app
+from perfsuite.dry import cases
+from perfsuite.git import git
+from perfsuite.launch.arm import Arm
+from perfsuite.launch.lock import MachineLock
+from perfsuite.results.rank_report import Failure
+from perfsuite.results.run import Run
+from tests.samples import DISTURBED, make_case, make_figures, make_machine, make_run
+
+CASE = make_case()
+FIRST_BAD = 9
+
+
+class Launches:
+    """Stands in for launches: the ms of a step stand in `step_ms.txt` of the arm's commit."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.is_disturbed = False
+
+    def __call__(self, case: Any, machine: Any, directory: Path, *, arm: Arm, **others: Any) -> Run:
+        self.count += 1
+        where = arm.directory or Path()
+        text = (where / "step_ms.txt").read_text()
+        if text == "broken":
+            return make_run(failure=Failure(kind="crash", message="boom", at=0.0))
+        speed = 1e6 / float(text) * (1 + 0.001 * (self.count % 3))
+        figures = make_figures(tokens_per_s=speed, tokens_per_s_mean=0.99 * speed)
+        return make_run(case=case, figures=figures, health=DISTURBED if self.is_disturbed else None)
+
+
+@pytest.fixture
+def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launches:
+    """Sixteen commits after the first, of which the 9th makes steps slower by 10 %."""
+    monkeypatch.chdir(tmp_path)
+    Path("bench_cases").mkdir()
+    git("init", "--quiet", "--initial-branch=main", cwd=tmp_path)
+    for number in range(17):
+        Path("step_ms.txt").write_text(("11" if number >= FIRST_BAD else "10") + "." + "0" * (number + 1))
+        commit(f"change {number}")
+    monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [CASE])
+    monkeypatch.setattr("perfsuite.launch.local.detect", make_machine)
+    monkeypatch.setattr(MachineLock, "take", lambda self, say, wait=True: None)
+    stand_in = Launches()
+    monkeypatch.setattr(compare, "launch_once", stand_in)
+    return stand_in
+
+
+def commit(message: str) -> None:
+    git("add", "step_ms.txt", cwd=Path())
+    git(
+        "-c",
+        "user.name=Ada",
+        "-c",
+        "user.email=ada@example.org",
+        "commit",
+        "--quiet",
+        f"--message={message}",
+        cwd=Path(),
+    )
+
+
+def commits() -> list[str]:
+    return git("rev-list", "--reverse", "HEAD", cwd=Path()).split()
+
+
+def command(*words: str) -> Result:
+    return CliRunner().invoke(app, ["bisect", CASE.id, "--wait-quiet=0", "--tolerance=3%", *words])
+
+
+def test_the_first_bad_commit_is_named_with_its_change(launches: Launches) -> None:
+    every = commits()
+    result = command("--good", every[0])
+    assert result.exit_code == 0, result.output
+    first, message, change = result.stdout.splitlines()
+    assert first.startswith(f"the first bad commit: {every[FIRST_BAD]} Ada ")
+    assert message.strip() == "change 9"
+    assert change.startswith("  tokens_per_s: bad, +10.1% (99 % interval +")
+    assert change.endswith(f" launches beside {every[0][:12]} (5 steps, {launches.count} launches)")
+    assert "16 suspects left" in result.stderr
+
+
+def test_it_goes_on_where_it_was_cut_short(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = commits()
+    launches.is_disturbed = True
+    undecided = command("--good", every[0])
+    assert undecided.exit_code == 3
+    assert "the machine was unhealthy" in undecided.stderr
+    launches.is_disturbed = False
+    assert command("--good", every[0]).exit_code == 0
+    used = launches.count
+    again = command("--good", every[0], "--json")
+    assert launches.count == used, "every step is known"
+    assert "5 steps are known from" in again.stderr
+    told = json.loads(again.stdout)
+    assert [step["outcome"] for step in told["steps"]] == ["bad", "good", "bad", "bad", "bad"]
+
+
+def test_commits_that_do_not_run_are_skipped_and_stay_suspects(launches: Launches) -> None:
+    Path("step_ms.txt").write_text("broken")
+    commit("broken")
+    Path("step_ms.txt").write_text("20")
+    commit("slow")
+    every = commits()
+    result = command("--good", every[-3])
+    assert result.exit_code == 3
+    both = f"{every[-2][:12]}, {every[-1][:12]}"
+    assert f"one of these is the first bad one: {both}" in result.stdout
+    assert f"skipped: {every[-2][:12]}: arm B failed: crash: boom" in result.stdout
+
+
+def test_what_is_not_slower_is_an_error(launches: Launches) -> None:
+    every = commits()
+    result = command("--good", every[FIRST_BAD])
+    assert result.exit_code == 2
+    assert f"{every[-1]} is not worse than {every[FIRST_BAD]}: passed" in " ".join(result.stderr.split())
+
+
+def test_a_case_that_cannot_run_here_is_an_error(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [CASE.replace(hardware=("h100",))])
+    (case,) = cases._collected(Path())
+    result = CliRunner().invoke(app, ["bisect", case.id, "--good", "HEAD~1"])
+    assert result.exit_code == 2
+    assert f"{case.id}: " in result.stderr

@@ -1,0 +1,298 @@
+"""The search for the first bad commit or version. Comparisons are stood in for; git and pip are real."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfsuite import bisect, documents
+from perfsuite.bisect import BisectFile, History, NotSlowerError, UndecidedError, search
+from perfsuite.errors import CaseError, FileError, PackageError
+from perfsuite.git import git
+from perfsuite.launch.arm import Arm
+from perfsuite.results.outcome import Check, Outcome, Verdict
+from perfsuite.results.rank_report import Failure
+from perfsuite.results.session_file import Measurement
+from tests.samples import make_run
+from tests.synthetic import make_repository
+
+SLOWER = 0.1
+
+
+def check(change: float, tolerance: float, metric: str = "tokens_per_s") -> Check:
+    outcome: Outcome = "regressed" if change > tolerance else "passed"
+    return Check(
+        metric=metric,
+        label=metric,
+        unit="",
+        outcome=outcome,
+        measured=1.0,
+        baseline=1.0,
+        tolerance=tolerance,
+        worsening=change,
+        interval=(change - 0.01, change + 0.01),
+    )
+
+
+def measurement(verdict: Verdict, *, a_failed: bool = False) -> Measurement:
+    failure = Failure(kind="crash", message="boom") if a_failed else None
+    return Measurement(
+        nodeid="n",
+        case_id="case",
+        framework="fake",
+        runs=(make_run(),),
+        before=(make_run(failure=failure),),
+        verdict=verdict,
+        baseline_file=None,
+        directory="out",
+    )
+
+
+class Stand:
+    """A history of candidates "1", "2", ..., of which those from `first_bad` on are slower."""
+
+    def __init__(self, count: int, first_bad: int, broken: set[int] | None = None) -> None:
+        self.names = tuple(str(number) for number in range(1, count + 1))
+        self.first_bad = first_bad
+        self.broken = broken or set()
+        self.compared: list[str] = []
+        self.tolerances: list[float | None] = []
+        self.instead: dict[str, Verdict] = {}
+        self.history = History(good="0", candidates=self.names, arm=self.arm)
+        self.saved: list[BisectFile] = []
+
+    def arm(self, name: str) -> Arm:
+        if int(name) in self.broken:
+            raise PackageError(f"{name} cannot be built")
+        return Arm(text=name)
+
+    def compare(self, a: Arm, b: Arm, tolerance: float | None) -> Measurement:
+        assert a.text == "0"
+        self.compared.append(b.text)
+        self.tolerances.append(tolerance)
+        change = SLOWER if int(b.text) >= self.first_bad else 0.001
+        verdict = Verdict(outcome="passed", launches=6, checks=(check(change, tolerance or 0.03),))
+        return measurement(self.instead.get(b.text, verdict))
+
+    def search(self, known: BisectFile | None = None) -> BisectFile:
+        start = BisectFile(case_id="case", good="0", bad=self.names[-1], candidates=self.names)
+        return search(known or start, self.history, self.compare, self.saved.append)
+
+
+def test_the_9th_of_16_is_found_by_five_comparisons() -> None:
+    stand = Stand(16, 9)
+    found = stand.search()
+    assert found.suspects == ("9",)
+    assert stand.compared == ["16", "8", "12", "10", "9"]
+    assert found.launches == 30
+    first = found.step("9")
+    assert first is not None
+    assert (first.outcome, first.change) == ("bad", SLOWER)
+    assert [len(each.steps) for each in stand.saved] == [1, 2, 3, 4, 5]
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_the_first_bad_one_is_always_a_suspect_and_the_only_one_that_can_be_tested(
+    data: st.DataObject,
+) -> None:
+    count = data.draw(st.integers(1, 40))
+    first_bad = data.draw(st.integers(1, count))
+    broken = data.draw(st.sets(st.integers(1, max(1, count - 1)))) - {count}
+    stand = Stand(count, first_bad, broken)
+    found = stand.search()
+    assert str(first_bad) in found.suspects
+    assert {int(name) for name in found.suspects[:-1]} <= broken
+    assert len(stand.compared) == len(set(stand.compared))
+
+
+def test_each_step_allows_for_half_of_what_is_lost() -> None:
+    stand = Stand(4, 2)
+    stand.search()
+    first, *others = stand.tolerances
+    assert first is None
+    assert others == [pytest.approx(1.1**0.5 - 1)] * len(others)
+
+
+def test_what_cannot_be_built_or_run_is_skipped_with_its_reason() -> None:
+    stand = Stand(8, 5, {4})
+    stand.instead["3"] = Verdict(outcome="failed", launches=2, reasons=("arm B failed: crash: boom",))
+    found = stand.search()
+    assert found.suspects == ("3", "4", "5")
+    whys = {step.name: step.why for step in found.steps if step.outcome == "skipped"}
+    assert whys == {"3": "arm B failed: crash: boom", "4": "4 cannot be built"}
+
+
+def test_what_is_not_decided_is_skipped() -> None:
+    stand = Stand(3, 3)
+    vague = check(0.04, 0.05).replace(outcome="inconclusive")
+    stand.instead["1"] = Verdict(outcome="inconclusive", launches=24, checks=(vague,))
+    found = stand.search()
+    assert found.suspects == ("3",), "2 is good, so that 1 does not matter"
+    skipped = found.step("1")
+    assert skipped is None or skipped.why == "tokens_per_s: inconclusive after 24 launches"
+
+
+def test_the_metric_that_is_worse_in_the_bad_arm_is_what_is_looked_at() -> None:
+    stand = Stand(2, 2)
+    memory = (check(0.0, 0.03), check(0.5, 0.05, "peak_memory_bytes"))
+    stand.instead["2"] = Verdict(outcome="regressed", launches=6, checks=memory)
+    stand.instead["1"] = Verdict(
+        outcome="regressed", launches=6, checks=(check(0.2, 0.03), check(0.0, 0.05, "peak_memory_bytes"))
+    )
+    found = stand.search()
+    assert (found.metric, found.tolerance, found.suspects) == ("peak_memory_bytes", None, ("2",))
+
+
+def test_a_bad_arm_that_is_not_worse_is_an_error() -> None:
+    with pytest.raises(NotSlowerError, match=r"^4 is not worse than 0: passed \(\+0\.1% time per token\)"):
+        Stand(4, 9).search()
+
+
+def test_an_unhealthy_machine_ends_it_and_the_same_search_goes_on() -> None:
+    stand = Stand(8, 3)
+    sick = Verdict(outcome="unhealthy", launches=6, reasons=("others used the machine",))
+    stand.instead["4"] = sick
+    with pytest.raises(UndecidedError, match=r"4 could not be compared.*others used the machine"):
+        stand.search()
+    (known,) = stand.saved
+    del stand.instead["4"]
+    stand.compared.clear()
+    assert stand.search(known).suspects == ("3",)
+    assert "8" not in stand.compared
+
+
+def test_a_good_arm_that_fails_is_an_error() -> None:
+    stand = Stand(4, 2)
+    failed = Verdict(outcome="failed", launches=2, reasons=("arm A failed: crash: boom",))
+
+    def compare(a: Arm, b: Arm, tolerance: float | None) -> Measurement:
+        return stand.compare(a, b, tolerance) if b.text == "4" else measurement(failed, a_failed=True)
+
+    start = BisectFile(case_id="case", good="0", bad="4", candidates=stand.names)
+    with pytest.raises(CaseError, match=r"cannot be compared with the good arm: arm A failed: crash: boom"):
+        search(start, stand.history, compare, stand.saved.append)
+
+
+# Commits
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Sixteen commits after the first one. Returns all of them."""
+    make_repository(tmp_path / "repo", 17)
+    monkeypatch.chdir(tmp_path / "repo")
+    return git("rev-list", "--reverse", "HEAD", cwd=Path()).split()
+
+
+def of_commits(good: str, bad: str, tmp_path: Path) -> History:
+    return bisect.of_commits(good, bad, root=Path.cwd(), store=tmp_path / "store")
+
+
+def test_commits_between_two_arms_are_the_candidates(repository: list[str], tmp_path: Path) -> None:
+    history = of_commits(repository[0], ".", tmp_path)
+    assert (history.good, list(history.candidates)) == (repository[0], repository[1:])
+    arm = history.arm(repository[3])
+    assert arm.commit == repository[3]
+    assert arm.directory is not None
+    assert git("rev-parse", "HEAD", cwd=arm.directory).strip() == repository[3]
+
+
+def test_a_candidate_has_the_variables_of_both_arms(repository: list[str], tmp_path: Path) -> None:
+    history = of_commits(f"{repository[0]} X='a b'", "HEAD X='a b'", tmp_path)
+    assert history.arm(repository[1]).given == {"X": "a b"}
+
+
+def test_arms_that_cannot_be_searched_between_are_refused(repository: list[str], tmp_path: Path) -> None:
+    with pytest.raises(CaseError, match=r"does not come before"):
+        of_commits("HEAD", repository[0], tmp_path)
+    with pytest.raises(CaseError, match=r"same commit"):
+        of_commits("HEAD", ".", tmp_path)
+    with pytest.raises(CaseError, match=r"differ in more than their commit"):
+        of_commits(f"{repository[0]} X=1", "HEAD", tmp_path)
+    Path("code.py").write_text("1")
+    git("add", "code.py", cwd=Path())
+    with pytest.raises(CaseError, match=r"uncommitted changes"):
+        of_commits(repository[0], ".", tmp_path)
+
+
+def test_outside_of_git_a_package_can_be_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CaseError, match=r"no git repository: name two versions of a package by --package"):
+        bisect.of_commits(".", ".", root=tmp_path, store=tmp_path / "store")
+
+
+# Versions
+
+
+@pytest.fixture
+def releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three releases of a small package, where pip looks for all that it installs."""
+    index = tmp_path / "index"
+    index.mkdir()
+    for version in ("1.0", "1.1", "2.0rc1", "2.0"):
+        with zipfile.ZipFile(index / f"slow_thing-{version}-py3-none-any.whl", "w") as wheel:
+            info = f"slow_thing-{version}.dist-info"
+            wheel.writestr("slow_thing.py", f"VERSION = {version!r}\n")
+            wheel.writestr(
+                f"{info}/METADATA", f"Metadata-Version: 2.1\nName: slow-thing\nVersion: {version}\n"
+            )
+            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{info}/RECORD", "")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.chdir(tmp_path)
+
+
+def of_versions(good: str, bad: str, tmp_path: Path) -> History:
+    return bisect.of_versions("slow-thing", good, bad, root=tmp_path, store=tmp_path / "store")
+
+
+@pytest.mark.launch
+def test_released_versions_are_the_candidates_each_in_its_directory(releases: None, tmp_path: Path) -> None:
+    history = of_versions("1.0", "2.0", tmp_path)
+    assert (history.good, history.candidates) == ("1.0", ("1.1", "2.0"))
+    arm = history.arm("1.1")
+    (directory,) = map(Path, arm.paths)
+    assert (directory / "slow_thing.py").read_text() == "VERSION = '1.1'\n"
+    assert arm.variables["PYTHONPATH"].startswith(str(directory))
+
+
+@pytest.mark.launch
+def test_versions_that_are_not_there_are_refused(releases: None, tmp_path: Path) -> None:
+    with pytest.raises(CaseError, match=r"pip finds no slow-thing==3\. The newest that it finds: .*2\.0"):
+        of_versions("1.0", "3", tmp_path)
+    with pytest.raises(PackageError, match=r"pip install .*slow-thing==9"):
+        of_versions("1.0", "2.0", tmp_path).arm("9")
+
+
+def test_what_is_no_version_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CaseError, match=r"--good 'main' is no version"):
+        of_versions("main", "2.0", tmp_path)
+    with pytest.raises(CaseError, match=r"--good 2.0 is no older version of slow-thing than --bad 1.0"):
+        of_versions("2.0", "1.0", tmp_path)
+
+
+# Going on
+
+
+def test_a_search_has_a_file_of_its_own(tmp_path: Path) -> None:
+    stand = Stand(4, 2)
+    arm = Arm(text="0")
+    file = bisect.state_file(tmp_path, "case", stand.history, arm)
+    assert file == bisect.state_file(tmp_path, "case", stand.history, arm)
+    others = [
+        bisect.state_file(tmp_path, "another", stand.history, arm),
+        bisect.state_file(tmp_path, "case", Stand(5, 2).history, arm),
+        bisect.state_file(tmp_path, "case", stand.history, Arm(given={"X": "1"})),
+    ]
+    assert len({file, *others}) == 4
+    documents.write(file, stand.search())
+    assert bisect.begun(file, "case", stand.history) == stand.saved[-1]
+    with pytest.raises(FileError, match=r"is of another search"):
+        bisect.begun(file, "another", stand.history)
