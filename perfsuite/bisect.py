@@ -8,19 +8,21 @@ search, started again, goes on where it was. Imports neither torch nor pytest.
 
 from __future__ import annotations
 
-import hashlib
+import json
 import math
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Literal
 
 from packaging.version import InvalidVersion, Version
 
 from perfsuite import documents
+from perfsuite.case.case import Case
 from perfsuite.documents import Data, Document
 from perfsuite.errors import CaseError, FileError, GitError, PackageError
 from perfsuite.git import git
@@ -29,8 +31,10 @@ from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.outcome import Check
 from perfsuite.results.session_file import Measurement
 
-Compare = Callable[[Arm, Arm, float | None], Measurement]
-"""Compares two arms, with a tolerance of tokens/s or the usual one."""
+Compare = Callable[[Arm, Arm, float | None, str], Measurement]
+"""Compares two arms, with a tolerance of tokens/s or the usual one, until a metric is decided."""
+MOST_TOLERANCE = 0.5
+"""Largest tolerance of a step: of a bad arm that is many times slower, less than half of the loss will do."""
 INSTALL_S = 1800
 """Seconds after which an installation is given up."""
 
@@ -131,7 +135,7 @@ def search(
     good = history.arm(history.good)
     while (name := known.next) is not None:
         if known.metric is None:
-            known = _bad_tested(known, compare(good, history.arm(name), tolerance))
+            known = _bad_tested(known, compare(good, history.arm(name), tolerance, TOKENS_PER_S.name))
         else:
             known = known.replace(steps=(*known.steps, _tested(known, name, good, history, compare)))
         save(known)
@@ -153,7 +157,8 @@ def _bad_tested(known: BisectFile, result: Measurement) -> BisectFile:
         )
     check = next((each for each in worse if each.metric == TOKENS_PER_S.name), worse[0])
     assert check.worsening is not None
-    tolerance = math.sqrt(1 + check.worsening) - 1 if check.metric == TOKENS_PER_S.name else None
+    half = min(math.sqrt(1 + check.worsening) - 1, MOST_TOLERANCE)
+    tolerance = half if check.metric == TOKENS_PER_S.name else None
     step = _step(name, "bad", check, result)
     return known.replace(metric=check.metric, tolerance=tolerance, steps=(step,))
 
@@ -164,12 +169,16 @@ def _tested(known: BisectFile, name: str, good: Arm, history: History, compare: 
         arm = history.arm(name)
     except (CaseError, GitError, PackageError) as error:
         return Step(name=name, outcome="skipped", why=str(error))
-    result = compare(good, arm, known.tolerance)
+    assert known.metric is not None
+    result = compare(good, arm, known.tolerance, known.metric)
     if result.verdict.outcome == "failed" and not any(run.failure for run in result.before):
         why = "; ".join(result.verdict.reasons)
         return Step(name=name, outcome="skipped", launches=result.verdict.launches, why=why)
     _check_measured(name, result)
-    check = next(each for each in result.verdict.checks if each.metric == known.metric)
+    check = next((each for each in result.verdict.checks if each.metric == known.metric), None)
+    if check is None:
+        launches = result.verdict.launches
+        return Step(name=name, outcome="skipped", launches=launches, why=f"it has no {known.metric}")
     if check.outcome in ("passed", "improved"):
         return _step(name, "good", check, result)
     if check.outcome == "regressed":
@@ -271,11 +280,17 @@ def _released(package: str) -> list[Version]:
 
 
 def _installed(requirement: str, store: Path) -> Path:
-    """The directory with a version of a package and what it needs, installed once."""
+    """The directory with a version of a package, and with what that needs and is another one here.
+
+    Everything else stays as it is in this environment. It is installed once.
+    """
     directory = (store / "packages" / requirement).absolute()
     done = directory / ".installed"
     if not done.exists():
-        _pip("install", "--quiet", "--target", str(directory), "--upgrade", requirement)
+        planned = json.loads(_pip("install", "--quiet", "--dry-run", "--report=-", requirement))
+        changes = [each["metadata"] for each in planned["install"]]
+        wanted = [f"{each['name']}=={each['version']}" for each in changes] or [requirement]
+        _pip("install", "--quiet", "--no-deps", "--upgrade", "--target", str(directory), *wanted)
         done.touch()
     return directory
 
@@ -298,20 +313,26 @@ def _pip(*words: str) -> str:
 # Going on
 
 
-def state_file(store: Path, case_id: str, history: History, good: Arm) -> Path:
-    """Where a search is written down: for the same case, the same ends and the same environment, one file."""
-    words = [case_id, history.good, *history.candidates, good.python, *map("=".join, good.given.items())]
-    digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:12]
-    return store / "bisect" / digest / "search.json"
+def state_file(store: Path, case: Case, history: History, good: Arm, *others: object) -> Path:
+    """Where a search is written down: one file for the same case, ends, environment and `others`.
+
+    The environment is the interpreter with its variables and, where it is this one, every package in it.
+    """
+    packages = sorted(f"{each.name}=={each.version}" for each in distributions())
+    key = [documents.plain(case), history.good, history.candidates, good.python, dict(good.given), packages]
+    return store / "bisect" / documents.digest([*key, *others]) / "search.json"
 
 
 def begun(file: Path, case_id: str, history: History) -> BisectFile:
-    """The search that a file holds, or a new one. Raises `FileError` if it cannot be read."""
+    """The search that a file holds, or a new one. Raises `FileError` if it cannot be read.
+
+    What was skipped is tried again: a network may have been down.
+    """
     if file.exists():
         found = documents.read(file, BisectFile)
         if (found.case_id, found.candidates) != (case_id, history.candidates):
             raise FileError(f"{file} is of another search: delete it")
-        return found
+        return found.replace(steps=tuple(step for step in found.steps if step.outcome != "skipped"))
     return BisectFile(
         case_id=case_id, good=history.good, bad=history.candidates[-1], candidates=history.candidates
     )

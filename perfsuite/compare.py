@@ -7,7 +7,7 @@ Arm A is what is compared with, arm B what may be slower. Imports neither torch 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from perfsuite.case.case import Case
@@ -15,6 +15,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.measure import is_free, launch_once, with_others_named
 from perfsuite.results.health import is_shared
+from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
@@ -29,9 +30,13 @@ from perfsuite.verdict.paired import MAX_PAIRS, order
 class Comparison(Session):
     """Compares one case after another in its two `arms`, A and B. A fault is injected into arm B alone."""
 
+    before: list[Run] = field(default_factory=list)
+    """The launches of arm A so far; those of arm B are the `launches`."""
     max_pairs: int = MAX_PAIRS
     tolerance: float | None = None
     """Of tokens/s, as a share; None: as a gate has it on this kind of device."""
+    metric: str = TOKENS_PER_S.name
+    """Pairs are made until this one is decided, or another one is worse and this one not undecided."""
 
     @cached_property
     def directory(self) -> SessionDir:
@@ -47,38 +52,48 @@ class Comparison(Session):
         self.lock.take(self.listener.say, wait=not self.options.no_wait)
         self.running = case.id
         self.save()
-        before: list[Run] = []
-        verdict = self._pairs(case, machine, before)
+        self.before = []
+        verdict = self._pairs(case, machine)
         self.running = None
         self.listener.end(verdict.outcome)
-        return self._measurement(case, nodeid, self.launches, verdict).replace(before=tuple(before))
+        return self._measurement(case, nodeid, self.launches, verdict).replace(before=tuple(self.before))
 
-    def _pairs(self, case: Case, machine: Machine, before: list[Run]) -> Verdict:
-        """Launch pairs until they decide. Launches of arm A are added to `before`, of B to `self.launches`.
+    @property
+    def unjudged(self) -> list[Run]:
+        """The launches so far of both arms, A's first."""
+        return [*self.before, *self.launches]
+
+    def _pairs(self, case: Case, machine: Machine) -> Verdict:
+        """Launch pairs until they decide. Launches of arm A are added to `before`, of B to `launches`.
 
         A pair that is no evidence is made again, in the same order.
         """
         while True:
-            healthy = len(before) - len(unhealthy_pairs(before, self.launches))
+            healthy = len(self.before) - len(unhealthy_pairs(self.before, self.launches))
             made: dict[str, Run] = {}
             others = None
             for arm in order(healthy):
-                made[arm], beside = self._launch_arm(case, machine, arm, len(before) + 1, len(made))
+                made[arm], beside = self._launch_arm(case, machine, arm, len(self.before) + 1, len(made))
                 others = beside or others
-            before.append(made["a"])
+            self.before.append(made["a"])
             self.launches.append(made["b"])
-            verdict = self._judge(before)
+            verdict = self._judge()
             if verdict.outcome != "undecided":
                 return verdict
             if others is not None and not is_free(made["b"], others, self.options.when_shared):
                 # While others stay, more launches would be in vain: one pair is enough for a verdict.
-                verdict = self._judge(before, max_unhealthy=1)
+                verdict = self._judge(max_unhealthy=1)
                 if verdict.outcome != "undecided":
                     return verdict
 
-    def _judge(self, before: list[Run], **changes: int) -> Verdict:
+    def _judge(self, **changes: int) -> Verdict:
         return judge_pairs(
-            before, self.launches, tolerance=self.tolerance, max_pairs=self.max_pairs, **changes
+            self.before,
+            self.launches,
+            tolerance=self.tolerance,
+            metric=self.metric,
+            max_pairs=self.max_pairs,
+            **changes,
         )
 
     def _launch_arm(

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
 from perfsuite.errors import GitError
 
+OF_A_HOOK = frozenset(
+    ("GIT_COMMON_DIR", "GIT_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX", "GIT_WORK_TREE")
+)
+"""What git sets where it runs a hook: git would work on that repository, wherever it is started."""
+
 
 def git(*arguments: str, cwd: Path) -> str:
     """What a git command prints. Raises `GitError` with what git said, or that it is not there."""
+    environment = {name: value for name, value in os.environ.items() if name not in OF_A_HOOK}
     try:
         done = subprocess.run(
             ["git", *arguments],
             cwd=cwd,
+            env=environment,
             capture_output=True,
             text=True,
             errors="backslashreplace",  # files and their names need not be UTF-8

@@ -332,6 +332,11 @@ class Session:
         self.measured += 1
         self.save()
 
+    @property
+    def unjudged(self) -> list[Run]:
+        """The launches of the case that is being measured."""
+        return self.launches
+
     def save(self) -> None:
         """Write `results.json` as it would be left by a SIGKILL now. If it cannot be written, say why."""
         if not self.saves:
@@ -585,7 +590,7 @@ def session_file(session: Session, status: Status) -> SessionFile:
         results=tuple(session.results),
         skipped=tuple(session.skipped),
         interrupted_case=session.running,
-        interrupted_launches=tuple(session.launches) if session.running is not None else (),
+        interrupted_launches=tuple(session.unjudged) if session.running is not None else (),
     )
 
 

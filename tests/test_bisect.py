@@ -17,7 +17,7 @@ from perfsuite.launch.arm import Arm
 from perfsuite.results.outcome import Check, Outcome, Verdict
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import Measurement
-from tests.samples import make_run
+from tests.samples import make_case, make_run
 from tests.synthetic import make_repository
 
 SLOWER = 0.1
@@ -61,6 +61,7 @@ class Stand:
         self.broken = broken or set()
         self.compared: list[str] = []
         self.tolerances: list[float | None] = []
+        self.metrics: list[str] = []
         self.instead: dict[str, Verdict] = {}
         self.history = History(good="0", candidates=self.names, arm=self.arm)
         self.saved: list[BisectFile] = []
@@ -70,10 +71,11 @@ class Stand:
             raise PackageError(f"{name} cannot be built")
         return Arm(text=name)
 
-    def compare(self, a: Arm, b: Arm, tolerance: float | None) -> Measurement:
+    def compare(self, a: Arm, b: Arm, tolerance: float | None, metric: str) -> Measurement:
         assert a.text == "0"
         self.compared.append(b.text)
         self.tolerances.append(tolerance)
+        self.metrics.append(metric)
         change = SLOWER if int(b.text) >= self.first_bad else 0.001
         verdict = Verdict(outcome="passed", launches=6, checks=(check(change, tolerance or 0.03),))
         return measurement(self.instead.get(b.text, verdict))
@@ -146,6 +148,22 @@ def test_the_metric_that_is_worse_in_the_bad_arm_is_what_is_looked_at() -> None:
     )
     found = stand.search()
     assert (found.metric, found.tolerance, found.suspects) == ("peak_memory_bytes", None, ("2",))
+    assert stand.metrics == ["tokens_per_s", "peak_memory_bytes"]
+
+
+def test_of_a_much_slower_arm_less_than_half_is_allowed_for() -> None:
+    stand = Stand(4, 2)
+    stand.instead["4"] = Verdict(outcome="regressed", launches=6, checks=(check(9.0, 0.03),))
+    stand.search()
+    assert set(stand.tolerances[1:]) == {0.5}
+
+
+def test_a_candidate_without_the_metric_is_skipped() -> None:
+    stand = Stand(2, 2)
+    stand.instead["1"] = Verdict(outcome="passed", launches=6)
+    step = stand.search().step("1")
+    assert step is not None
+    assert (step.outcome, step.why) == ("skipped", "it has no tokens_per_s")
 
 
 def test_a_bad_arm_that_is_not_worse_is_an_error() -> None:
@@ -170,8 +188,8 @@ def test_a_good_arm_that_fails_is_an_error() -> None:
     stand = Stand(4, 2)
     failed = Verdict(outcome="failed", launches=2, reasons=("arm A failed: crash: boom",))
 
-    def compare(a: Arm, b: Arm, tolerance: float | None) -> Measurement:
-        return stand.compare(a, b, tolerance) if b.text == "4" else measurement(failed, a_failed=True)
+    def compare(a: Arm, b: Arm, tolerance: float | None, metric: str) -> Measurement:
+        return stand.compare(a, b, tolerance, metric) if b.text == "4" else measurement(failed, a_failed=True)
 
     start = BisectFile(case_id="case", good="0", bad="4", candidates=stand.names)
     with pytest.raises(CaseError, match=r"cannot be compared with the good arm: arm A failed: crash: boom"):
@@ -282,17 +300,27 @@ def test_what_is_no_version_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_search_has_a_file_of_its_own(tmp_path: Path) -> None:
-    stand = Stand(4, 2)
+    stand, case = Stand(4, 2), make_case()
     arm = Arm(text="0")
-    file = bisect.state_file(tmp_path, "case", stand.history, arm)
-    assert file == bisect.state_file(tmp_path, "case", stand.history, arm)
+    file = bisect.state_file(tmp_path, case, stand.history, arm, "h100")
+    assert file == bisect.state_file(tmp_path, case, stand.history, arm, "h100")
     others = [
-        bisect.state_file(tmp_path, "another", stand.history, arm),
-        bisect.state_file(tmp_path, "case", Stand(5, 2).history, arm),
-        bisect.state_file(tmp_path, "case", stand.history, Arm(given={"X": "1"})),
+        bisect.state_file(tmp_path, case.replace(steps=21), stand.history, arm, "h100"),
+        bisect.state_file(tmp_path, case, Stand(5, 2).history, arm, "h100"),
+        bisect.state_file(tmp_path, case, stand.history, Arm(given={"X": "1"}), "h100"),
+        bisect.state_file(tmp_path, case, stand.history, arm, "h200"),
     ]
-    assert len({file, *others}) == 4
+    assert len({file, *others}) == 5
     documents.write(file, stand.search())
     assert bisect.begun(file, "case", stand.history) == stand.saved[-1]
     with pytest.raises(FileError, match=r"is of another search"):
         bisect.begun(file, "another", stand.history)
+
+
+def test_what_was_skipped_is_tried_again(tmp_path: Path) -> None:
+    stand = Stand(4, 3, {2})
+    file = tmp_path / "search.json"
+    documents.write(file, stand.search())
+    stand.broken.clear()
+    found = stand.search(bisect.begun(file, "case", stand.history))
+    assert found.suspects == ("3",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -20,7 +21,7 @@ from perfsuite.case.catalog import find
 from perfsuite.case.framework import FrameworkOptions, as_json, changed_fields, parse
 from perfsuite.case.hardware import ACCELERATORS, hardware_error
 from perfsuite.case.model import Model
-from perfsuite.documents import Data, Document
+from perfsuite.documents import Data, Document, plain
 
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
@@ -256,3 +257,11 @@ class CaseFile(Document):
     """Whether ranks only probe their nodes (`perfsuite.launch.preflight`): only the topology counts then."""
     metrics: tuple[str, ...] = ()
     """Metrics of other packages that every rank records: entry points of `perfsuite.metrics`."""
+
+    def as_json(self) -> str:
+        """As other documents, without what is as usual: an older perfsuite, as of an arm, may not know it."""
+        usual = {
+            name for name, field in type(self).model_fields.items() if getattr(self, name) == field.default
+        }
+        content = {name: value for name, value in plain(self).items() if name not in usual}
+        return json.dumps({"schema_version": self.schema_version, **content}, sort_keys=True, indent=1) + "\n"

@@ -27,7 +27,7 @@ from perfsuite.launch.quiet import WAIT_S
 from perfsuite.report.progress import Progress
 from perfsuite.results.session_file import Measurement
 from perfsuite.results.store import BASELINES, STORE
-from perfsuite.session import Host, Options
+from perfsuite.session import Host, Options, session_file
 from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.paired import MAX_PAIRS
 
@@ -67,16 +67,24 @@ def bisect(
     options = Options(
         root=root, store=store, baselines=BASELINES, policy=Policy(), inject=None, wait_quiet_s=wait_quiet
     )
-    file = searching.state_file(store, case, history, history.arm(history.good))
+    file = searching.state_file(
+        store,
+        chosen,
+        history,
+        history.arm(history.good),
+        host.machine_for(chosen).hardware_class,
+        tolerance,
+        max_pairs,
+    )
     known = searching.begun(file, case, history)
     if known.steps:
         _say(f"{len(known.steps)} steps are known from {file}")
 
-    def compare(a: Arm, b: Arm, tolerance: float | None) -> Measurement:
+    def compare(a: Arm, b: Arm, tolerance: float | None, metric: str) -> Measurement:
         progress = Progress(line=_say, live=lambda text: None, cases=1)
-        return _compared(
-            Comparison(options, progress, host, arms=(a, b), max_pairs=max_pairs, tolerance=tolerance), chosen
-        )
+        session = Comparison(options, progress, host, arms=(a, b), max_pairs=max_pairs)
+        session.tolerance, session.metric = tolerance, metric
+        return _compared(session, chosen)
 
     def save(now: BisectFile) -> None:
         documents.write(file, now)
@@ -100,7 +108,9 @@ def _say(text: str) -> None:
 
 def _compared(session: Comparison, case: Case) -> Measurement:
     try:
-        return session.measure(case, case.id)
+        result = session.measure(case, case.id)
+        documents.write(session.directory.results, session_file(session, "complete"))
+        return result
     finally:
         session.lock.release()
 

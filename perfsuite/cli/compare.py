@@ -12,11 +12,12 @@ from typing import Annotated
 import typer
 
 from perfsuite import documents
+from perfsuite.case.case import Case
 from perfsuite.case.fault import Fault
 from perfsuite.cli.dry_run import CASES, Expression, Ids, selected
 from perfsuite.cli.power import fraction
 from perfsuite.compare import Comparison
-from perfsuite.errors import AllocationOverError, BusyError, PerfsuiteError
+from perfsuite.errors import AllocationOverError, BusyError, CaseError, PerfsuiteError
 from perfsuite.launch.arm import resolve
 from perfsuite.launch.launchers import launcher
 from perfsuite.launch.quiet import WAIT_S
@@ -25,6 +26,7 @@ from perfsuite.report.html import page
 from perfsuite.report.progress import Progress
 from perfsuite.report.terminal import console, explanation, table
 from perfsuite.report.text import relative
+from perfsuite.results.session_file import SessionFile, Status
 from perfsuite.results.store import BASELINES, STORE
 from perfsuite.session import Host, Options, session_file
 from perfsuite.verdict.judge import Policy
@@ -100,20 +102,32 @@ def compare(
         max_pairs=max_pairs,
         tolerance=None if tolerance is None else fraction("--tolerance", tolerance),
     )
-    for each in chosen:
-        if k is not None and (reason := session.host.why_not(each)) is not None:
-            session.record_skip(each, each.id, reason)
-            typer.echo(f"{each.id}: {reason}", err=True)
-            continue
-        try:
-            session.measure(each, each.id)
-        except (AllocationOverError, BusyError):
-            raise
-        except PerfsuiteError as error:  # a failed result; the others may do better
-            typer.echo(f"{each.id}: {error}", err=True)
-    session.lock.release()
-    _show(session, report, json_output=json_output)
+    fitting = [each for each in chosen if _fits(session, each, is_named=k is None)]
+    status: Status = "interrupted"
+    try:
+        for each in fitting:
+            try:
+                session.measure(each, each.id)
+            except (AllocationOverError, BusyError):
+                raise
+            except PerfsuiteError as error:  # a failed result; the others may do better
+                typer.echo(f"{each.id}: {error}", err=True)
+        status = "complete"
+    finally:
+        session.lock.release()
+        _show(session, status, report, json_output=json_output)
     raise typer.Exit(_status(session))
+
+
+def _fits(session: Comparison, case: Case, *, is_named: bool) -> bool:
+    """Whether this machine can run a case; else it is passed over. Raises `CaseError` if it was named."""
+    reason = session.host.why_not(case)
+    if reason is not None and is_named:
+        raise CaseError(f"{case.id}: {reason}")
+    if reason is not None:
+        session.record_skip(case, case.id, reason)
+        typer.echo(f"{case.id}: {reason}", err=True)
+    return reason is None
 
 
 def _say(text: str) -> None:
@@ -124,16 +138,20 @@ def _say_nothing(text: str | None) -> None:
     """Show no live line: each launch is announced."""
 
 
-def _show(session: Comparison, report: Path | None, *, json_output: bool) -> None:
+def _show(session: Comparison, status: Status, report: Path | None, *, json_output: bool) -> None:
     """Print what was found, and write it as files."""
-    content = session_file(session, "complete")
+    content = session_file(session, status)
+    if json_output:
+        typer.echo(json.dumps(documents.plain(content), indent=1))
+    else:
+        _print(session, content)
     documents.write(session.directory.results, content)
     if report is not None:
         documents.write_text(report / "index.html", page.render([content]))
         documents.write_text(report / "summary.md", markdown.render([content]))
-    if json_output:
-        typer.echo(json.dumps(documents.plain(content), indent=1))
-        return
+
+
+def _print(session: Comparison, content: SessionFile) -> None:
     out = console()
     for line in summary.arm_lines(content.arms):
         out.print(relative(line, Path.cwd()))

@@ -40,7 +40,16 @@ from perfsuite.launch.lease import Lease
 from perfsuite.launch.processes import JOB_MARK, marked, sweep
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import LaunchFile
-from perfsuite.results.run_dir import ANCESTOR_PID, FILES, JOB_VARIABLES, LAUNCH_DIR, NODE, RUN_DIR, RunDir
+from perfsuite.results.run_dir import (
+    ANCESTOR_PID,
+    FILES,
+    JOB_VARIABLES,
+    LAUNCH_DIR,
+    MOVED,
+    NODE,
+    RUN_DIR,
+    RunDir,
+)
 from perfsuite.worker import leash
 from perfsuite.worker import main as worker
 
@@ -125,11 +134,11 @@ def _launch(place: Place) -> list[Failure]:
     place.run_dir.files.mkdir(exist_ok=True)  # another node may have made it
     os.environ[FILES] = str(place.run_dir.files)
     plan = framework_of(case).plan(case)
-    for name in plan.environment:
-        os.environ[name] = os.environ[name].replace(LAUNCH_DIR, str(place.run_dir.files))
-    ours = _of_this_node(place)
-    given = {*plan.environment, *os.environ.get(JOB_VARIABLES, "").split()}
-    os.environ.update({name: value for name, value in ours.items() if name not in given})
+    given = os.environ.get(JOB_VARIABLES, "").split()
+    ours = {**_of_this_node(place), **plan.environment}  # by the perfsuite that this process has
+    for name, value in ours.items():
+        if name not in given:
+            os.environ[name] = value.replace(LAUNCH_DIR, str(place.run_dir.files))
     if plan.command is not None:
         return _run(plan.command, place)
     return _elastic(place) if plan.needs_torch else _fork(place)
@@ -276,14 +285,21 @@ def _start(
     """Start a process of `command`, with its output in `log`, or where this process's own output goes."""
     with contextlib.ExitStack() as files:
         return subprocess.Popen(
-            [word.replace(LAUNCH_DIR, str(run_dir.files)) for word in command.words],
-            cwd=command.directory,
+            [_moved(word.replace(LAUNCH_DIR, str(run_dir.files))) for word in command.words],
+            cwd=_moved(command.directory),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=None if log is None else files.enter_context(log.open("ab")),
             stderr=None if log is None else subprocess.STDOUT,
             preexec_fn=leash.die_with_parent,
         )
+
+
+def _moved(word: str) -> str:
+    """Return where a file of the repository is in the worktree that stands for it, if one does."""
+    top, _, worktree = os.environ.get(MOVED, "").partition(os.pathsep)
+    inside = worktree and word.startswith(top + os.sep) and not word.startswith(sys.prefix + os.sep)
+    return worktree + word.removeprefix(top) if inside else word
 
 
 def _rank(place: Place, rank: int, endpoint: str) -> dict[str, str]:

@@ -12,9 +12,11 @@ so that `main NCCL_ALGO=Ring` is the branch main with one variable set.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -25,6 +27,7 @@ from perfsuite import __version__
 from perfsuite.errors import CaseError, GitError
 from perfsuite.git import git, revision
 from perfsuite.results.environment import SECRET
+from perfsuite.results.run_dir import MOVED
 
 ANSWER_S = 60
 """Seconds after which an interpreter that does not say which perfsuite it has is given up."""
@@ -44,7 +47,9 @@ class Arm:
     given: Mapping[str, str] = field(default_factory=dict)
     """The variables among its words."""
     paths: tuple[str, ...] = ()
-    """What comes first on PYTHONPATH: the worktree of its commit."""
+    """What comes first on PYTHONPATH: the worktree of its commit, or a directory with packages."""
+    moved: tuple[str, str] | None = None
+    """The top of the repository, and the worktree that stands for it: for scripts that a case names."""
     directory: Path | None = None
     """Where the launches run; None: where this process does."""
     commit: str | None = None
@@ -60,7 +65,8 @@ class Arm:
         if not self.paths:
             return dict(self.given)
         others = self.given.get("PYTHONPATH") or os.environ.get("PYTHONPATH")
-        return {**self.given, "PYTHONPATH": os.pathsep.join([*self.paths, *([others] if others else [])])}
+        found = {**self.given, "PYTHONPATH": os.pathsep.join([*self.paths, *([others] if others else [])])}
+        return found if self.moved is None else {**found, MOVED: os.pathsep.join(self.moved)}
 
     @property
     def facts(self) -> dict[str, str]:
@@ -92,14 +98,16 @@ def resolve(option: str, text: str, *, root: Path, store: Path) -> Arm:
     """
     variables, pythons, commits = _sorted(option, text)
     python = os.path.abspath(pythons[0]) if pythons else sys.executable  # a venv's link stays a link
-    arm = replace(here(root), text=text, python=python, given=variables)
+    arm = replace(here(root), text=_without_secrets(text, variables), python=python, given=variables)
     if commits:
         commit = _commit(option, text, commits[0], root)
         worktree = _worktree(commit, root, store)
+        top = Path(git("rev-parse", "--show-toplevel", cwd=root).strip())
         arm = replace(
             arm,
-            paths=(str(worktree), str(worktree / "src")),
-            directory=_place(option, text, worktree, root),
+            paths=_import_paths(python, top, worktree),
+            moved=(str(top), str(worktree)),
+            directory=_place(option, text, worktree, top),
             commit=commit,
             dirty=False,
         )
@@ -145,16 +153,44 @@ def _commit(option: str, text: str, name: str, root: Path) -> str:
 def _worktree(commit: str, root: Path, store: Path) -> Path:
     """The worktree of a commit in the store. It is perfsuite's own: what was changed there is put right."""
     directory = (store / "arms" / commit[:12]).absolute()
-    git("worktree", "prune", cwd=root)  # a store that was deleted
-    if not (directory / ".git").exists():
-        git("worktree", "add", "--quiet", "--force", "--detach", str(directory), commit, cwd=root)
-    git("reset", "--quiet", "--hard", commit, cwd=directory)
+    try:
+        if (directory / ".git").exists():
+            git("reset", "--quiet", "--hard", commit, cwd=directory)
+            return directory
+    except GitError:  # the repository that it was of is gone
+        shutil.rmtree(directory)
+    git("worktree", "add", "--quiet", "--force", "--force", "--detach", str(directory), commit, cwd=root)
     return directory
 
 
-def _place(option: str, text: str, worktree: Path, root: Path) -> Path:
+def _import_paths(python: str, top: Path, worktree: Path) -> tuple[str, ...]:
+    """What of the worktree stands for the repository on `sys.path`: its top, `src`, and what else was there.
+
+    An interpreter whose editable installs lie in the repository has their directories on its path.
+    """
+    said = ""
+    with contextlib.suppress(OSError):  # `_asked` tells of an interpreter that cannot be run
+        said = subprocess.run(
+            [python, "-c", "import sys; print(sys.prefix, *sys.path, sep='\\n')"],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        ).stdout
+    prefix, *paths = [Path(line) for line in said.splitlines() if line] or [top]
+    ours = [each for each in paths if each.is_relative_to(top) and not each.is_relative_to(prefix)]
+    below = dict.fromkeys([Path(), Path("src"), *(each.relative_to(top) for each in ours)])
+    return tuple(str(worktree / each) for each in below)
+
+
+def _without_secrets(text: str, variables: Mapping[str, str]) -> str:
+    """The words of an arm as they may be shown."""
+    hidden = {f"{name}={value}": f"{name}=..." for name, value in variables.items() if SECRET.search(name)}
+    return shlex.join(hidden.get(word, word) for word in shlex.split(text)) if hidden else text
+
+
+def _place(option: str, text: str, worktree: Path, top: Path) -> Path:
     """The directory of the worktree that is to the commit what this one is to the repository."""
-    top = Path(git("rev-parse", "--show-toplevel", cwd=root).strip())
     here = Path.cwd()
     below = here.relative_to(top) if here.is_relative_to(top) else Path()
     if not (worktree / below).is_dir():

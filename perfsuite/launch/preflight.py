@@ -131,7 +131,7 @@ def _cause(
 
 
 def _to_blame(cause: Failure, run_dir: RunDir, case: Case, names: Sequence[str]) -> list[int]:
-    """The nodes that a failure speaks of: all of them where nothing tells one from the others."""
+    """The nodes that a failure speaks of: none where nothing tells one from the others."""
     nodes = range(len(names))
     if cause.rank is not None and cause.kind != "missing_report":
         return [cause.rank // case.topology.processes_per_node]
@@ -140,4 +140,4 @@ def _to_blame(cause: Failure, run_dir: RunDir, case: Case, names: Sequence[str])
         [node for node in nodes if not run_dir.launch(node).exists()],
         [node for node in nodes if not all(run_dir.rank(rank).exists() for rank in _ranks(node, case))],
     )
-    return next((found for found in signs if 0 < len(found) < len(names)), list(nodes))
+    return next((found for found in signs if 0 < len(found) < len(names)), [])

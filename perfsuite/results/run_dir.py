@@ -17,6 +17,8 @@ RUN_DIR = "PERFSUITE_RUN_DIR"
 ANCESTOR_PID = "PERFSUITE_ANCESTOR_PID"
 """Environment variable: the process that this one must not outlive. For an agent that is the driver, unless
 it is on another machine; for every process that the agent starts it is the agent."""
+MOVED = "PERFSUITE_MOVED"
+"""Environment variable of an arm of another commit: the top of the repository, `:`, and its worktree."""
 JOB_VARIABLES = "PERFSUITE_JOB_VARIABLES"
 """Environment variable of an agent: names of the variables that the job has been given, which it leaves."""
 NODE = "PERFSUITE_NODE"

@@ -54,14 +54,15 @@ def judge_pairs(
     b: Sequence[Run],
     *,
     tolerance: float | None = None,
+    metric: str = TOKENS_PER_S.name,
     max_pairs: int = MAX_PAIRS,
     max_unhealthy: int = MAX_UNHEALTHY,
 ) -> Verdict:
     """Judge the pairs so far, in the order they were made. Call again after one more while `undecided`.
 
-    `tolerance` replaces that of tokens/s. After `max_unhealthy` pairs that are no evidence, if there are no
-    more healthy ones, the verdict is `unhealthy`. The verdict's launches count those of both arms; its
-    `unhealthy_launches` are numbers of pairs.
+    `tolerance` replaces that of tokens/s. The verdict stays `undecided` as long as `metric` is. After
+    `max_unhealthy` pairs that are no evidence, if there are no more healthy ones, it is `unhealthy`. Its
+    launches count those of both arms; its `unhealthy_launches` are numbers of pairs.
     """
     launches = len(a) + len(b)
     if failed := [(arm, run) for arm, runs in ((ARM_A, a), (ARM_B, b)) for run in runs if run.failure]:
@@ -81,7 +82,7 @@ def judge_pairs(
     elif not healthy_a:
         verdict = Verdict(outcome="undecided", launches=launches)
     else:
-        verdict = _judge_healthy(healthy_a, healthy_b, tolerance, max_pairs)
+        verdict = _judge_healthy(healthy_a, healthy_b, tolerance, metric, max_pairs)
     set_aside = tuple(f"pair {number} set aside: {'; '.join(why)}" for number, why in problems.items())
     known = baselines.from_runs(a)
     return verdict.replace(
@@ -113,17 +114,19 @@ def _other_settings(run: Run, known: Baseline) -> tuple[str, ...]:
     )
 
 
-def _judge_healthy(a: Sequence[Run], b: Sequence[Run], tolerance: float | None, max_pairs: int) -> Verdict:
-    """The verdict on healthy pairs; `undecided` while tokens/s or the worst metric is."""
+def _judge_healthy(
+    a: Sequence[Run], b: Sequence[Run], tolerance: float | None, metric: str, max_pairs: int
+) -> Verdict:
+    """The verdict on healthy pairs; `undecided` while `metric` or the worst one is."""
     launches = len(a) + len(b)
     if len(a) >= MIN_PAIRS and (difference := loss_differs(b, baselines.from_runs(a), ARM_A)) is not None:
         return Verdict(outcome="failed", launches=launches, failure="loss", reasons=(difference,))
     device = b[0].machine.device
     metrics = judged((run.figures for run in (*a, *b)), device)
-    checks = tuple(_check(metric, a, b, tolerance, max_pairs) for metric in metrics)
+    checks = tuple(_check(each, a, b, tolerance, max_pairs) for each in metrics)
     outcome = min((check.outcome for check in checks), key=WORST_FIRST.index)
-    speed = next(check.outcome for check in checks if check.metric == TOKENS_PER_S.name)
-    if outcome != "failed" and speed == "undecided":
+    awaited = next((check.outcome for check in checks if check.metric == metric), None)
+    if outcome != "failed" and awaited == "undecided":
         outcome = "undecided"
     counts = _counts(a, b)
     return Verdict(

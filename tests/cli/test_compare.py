@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from perfsuite.cli.app import app
 from perfsuite.compare import Comparison
 from perfsuite.dry import cases
-from perfsuite.errors import CaseError
+from perfsuite.errors import AllocationOverError, CaseError
 from perfsuite.git import git
 from perfsuite.launch.lock import MachineLock
 from perfsuite.results.outcome import Outcome, Verdict
@@ -21,7 +21,8 @@ from tests.samples import make_case, make_machine, make_run
 from tests.synthetic import make_repository
 
 CASE = make_case()
-GPU_CASE = make_case(hardware="h100")
+OTHER = make_case(steps=21)
+GPU_CASE = make_case(hardware="h100", steps=22)
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +31,7 @@ def _repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_repository(tmp_path / "repo", 2)
     monkeypatch.chdir(tmp_path / "repo")
     Path("bench_cases").mkdir()
-    monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [CASE, GPU_CASE])
+    monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [CASE, OTHER, GPU_CASE])
     monkeypatch.setattr("perfsuite.launch.local.detect", make_machine)
     monkeypatch.setattr(MachineLock, "take", lambda self, say, wait=True: None)
 
@@ -98,7 +99,7 @@ def test_a_case_that_cannot_run_here_is_skipped_with_its_reason(verdicts: Verdic
     result = command("--a", ".", "-k", "any")
     assert result.exit_code == 0
     assert f"{GPU_CASE.id}: " in result.stderr
-    assert len(verdicts.sessions) == 1
+    assert len(verdicts.sessions) == 2
     (file,) = Path().glob(".perfsuite/compare/*/results.json")
     assert [skip["case_id"] for skip in json.loads(file.read_text())["skipped"]] == [GPU_CASE.id]
 
@@ -110,10 +111,33 @@ def test_nothing_measured_is_not_decided(verdicts: Verdicts, monkeypatch: pytest
 
 def test_a_case_that_is_refused_is_a_failed_one_and_the_next_is_measured(verdicts: Verdicts) -> None:
     verdicts.error = CaseError("compile=True with Fake")
-    result = command("--a", ".", CASE.id, GPU_CASE.id)
+    result = command("--a", ".", CASE.id, OTHER.id)
     assert result.exit_code == 1
     assert len(verdicts.sessions) == 2
     assert f"{CASE.id}: compile=True with Fake" in result.stderr
+
+
+def test_a_case_that_is_named_and_cannot_run_here_is_an_error(verdicts: Verdicts) -> None:
+    result = command("--a", ".", CASE.id, GPU_CASE.id)
+    assert result.exit_code == 2
+    assert f"{GPU_CASE.id}: it is meant for h100" in " ".join(result.stderr.split())
+    assert verdicts.sessions == []
+
+
+def test_what_was_compared_is_shown_though_the_allocation_is_over(
+    verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(session: Comparison, case: Any, nodeid: str) -> Measurement:
+        if case.id == OTHER.id:
+            raise AllocationOverError("the Slurm job 7 is over")
+        return verdicts(session, case, nodeid)
+
+    monkeypatch.setattr(Comparison, "_measure", measure)
+    result = command("--a", ".", CASE.id, OTHER.id)
+    assert result.exit_code == 2
+    assert CASE.id in result.stdout
+    (file,) = Path().glob(".perfsuite/compare/*/results.json")
+    assert json.loads(file.read_text())["status"] == "interrupted"
 
 
 def test_the_report_is_that_of_a_session(verdicts: Verdicts) -> None:

@@ -109,8 +109,8 @@ def seen(run: Run) -> str:
 
 
 def twice_held(case: Case) -> int:
-    """Bytes that a dry run holds twice: the mask (bool) of nanotron's batch, a real tensor of its data loader
-    that becomes a fake one when the step uses it."""
+    """Bytes that a dry run may hold twice at its peak: the mask (bool) of nanotron's batch, a real tensor of
+    its data loader that becomes a fake one when the step uses it."""
     return case.micro_batch * case.sample_length if case.framework.name == "nanotron" else 0
 
 
@@ -134,5 +134,5 @@ def check(dry: Counts, real: Counts, *, is_ddp: bool, case: Case) -> None:
     assert dry.memory is not None
     assert real.memory is not None
     if not splits_tensors:  # there gloo's threads hold tensors for a while: unlike in two launches
-        assert dry.memory.peak == real.memory.peak + twice_held(case)
+        assert 0 <= dry.memory.peak - real.memory.peak <= twice_held(case)
     assert dry.memory.growth == real.memory.growth

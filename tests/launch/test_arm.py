@@ -57,6 +57,9 @@ def test_a_secret_is_used_and_not_shown(repo: Path) -> None:
     secret = arm("HF_TOKEN=abc", repo)
     assert secret.variables == {"HF_TOKEN": "abc"}
     assert secret.facts["HF_TOKEN"] == "(not shown)"
+    assert secret.text == "HF_TOKEN=..."
+    (repo / "python").touch()
+    assert "abc" not in refused("HF_TOKEN=abc ./python first", repo)
 
 
 def test_a_commit_is_a_worktree_that_comes_first_on_the_path(
@@ -85,6 +88,38 @@ def test_a_worktree_is_used_again_and_put_right(repo: Path) -> None:
     (worktree / "built").write_text("kept")
     assert arm("first", repo).directory == worktree
     assert git("status", "--porcelain", cwd=worktree).strip() == "?? built"
+
+
+def test_a_hook_of_git_does_not_lead_it_to_another_repository(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Git sets GIT_DIR for a hook: a reset of the worktree would move the user's branch."""
+    main = git("rev-parse", "main", cwd=repo)
+    monkeypatch.setenv("GIT_DIR", str(repo / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(repo / ".git" / "index"))
+    for _ in range(2):
+        arm("first", repo)
+    monkeypatch.delenv("GIT_DIR")
+    assert git("rev-parse", "main", cwd=repo) == main
+
+
+def test_a_worktree_of_a_repository_that_is_gone_is_made_anew(repo: Path) -> None:
+    worktree = arm("first", repo).directory
+    assert worktree is not None
+    (worktree / ".git").write_text("gitdir: /no/such/repository\n")
+    assert arm("first", repo).directory == worktree
+    assert git("rev-parse", "HEAD", cwd=worktree) == git("rev-parse", "first", cwd=repo)
+
+
+def test_what_is_imported_from_the_repository_is_imported_from_the_worktree(repo: Path) -> None:
+    python = repo / "python"
+    paths = "\\n".join(map(str, (repo / ".venv", repo / "packages" / "a", repo / ".venv" / "lib", "/usr")))
+    python.write_text(f'#!/bin/sh\nprintf "{paths}\\n"\n')
+    python.chmod(0o755)
+    first = arm("first ./python", repo)
+    worktree = str(first.directory)
+    assert first.paths == (worktree, f"{worktree}/src", f"{worktree}/packages/a")
+    assert first.variables["PERFSUITE_MOVED"] == f"{repo}:{worktree}"
 
 
 def test_it_runs_at_the_same_place_below_the_top(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
