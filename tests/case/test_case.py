@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import math
 import re
 from typing import Any, ClassVar
@@ -334,3 +335,11 @@ def test_a_framework_that_no_worker_would_find_is_refused() -> None:
         CaseError, match=r"Mine stands in tests\.case\.test_case, where .* do not find it: .*entry-points"
     ):
         make_case(framework=Mine())
+
+
+def test_what_is_as_usual_is_not_written_for_a_launch() -> None:
+    """An older perfsuite, as an arm may have, refuses a field that it does not know."""
+    usual = CaseFile(case=make_case(), device="cpu")
+    assert set(json.loads(usual.as_json())) == {"schema_version", "case", "device"}
+    other = usual.replace(preflight=True, counts=False, inject="hang")
+    assert CaseFile.model_validate_json(other.as_json()) == other

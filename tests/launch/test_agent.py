@@ -271,3 +271,17 @@ def test_a_signal_ends_the_job_and_then_the_launcher(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "_exit", ended.append)
     agent._end_the_job(signal.SIGTERM, None)
     assert ended == ["swept", 1]
+
+
+def test_a_file_of_the_repository_is_that_of_the_worktree(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = (
+        "/repo/train.py",
+        "/repository/train.py",
+        "--out=/repo/x",
+        "train.py",
+        f"{sys.prefix}/bin/python",
+    )
+    assert [agent._moved(word) for word in words] == list(words), "without an arm of another commit"
+    monkeypatch.setenv("PERFSUITE_MOVED", "/repo:/repo/.perfsuite/arms/abc")
+    moved = [agent._moved(word) for word in words]
+    assert moved == ["/repo/.perfsuite/arms/abc/train.py", *words[1:]]
