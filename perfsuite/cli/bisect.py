@@ -11,9 +11,9 @@ from typing import Annotated
 
 import typer
 
-from perfsuite import bisect as searching
+from perfsuite import bisection as searching
 from perfsuite import documents
-from perfsuite.bisect import BisectFile, History, Step
+from perfsuite.bisection import BisectFile, History, Step
 from perfsuite.case.case import Case
 from perfsuite.cli.compare import Cases, LauncherName, LocalStore, MaxPairs, Tolerance, WaitQuiet
 from perfsuite.cli.dry_run import CASES, selected

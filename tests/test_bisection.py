@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsuite import bisect, documents
-from perfsuite.bisect import BisectFile, History, NotSlowerError, UndecidedError, search
+from perfsuite import bisection, documents
+from perfsuite.bisection import BisectFile, History, NotSlowerError, UndecidedError, search
 from perfsuite.errors import CaseError, FileError, PackageError
 from perfsuite.git import git
 from perfsuite.launch.arm import Arm
@@ -208,7 +208,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def of_commits(good: str, bad: str, tmp_path: Path) -> History:
-    return bisect.of_commits(good, bad, root=Path.cwd(), store=tmp_path / "store")
+    return bisection.of_commits(good, bad, root=Path.cwd(), store=tmp_path / "store")
 
 
 def test_commits_between_two_arms_are_the_candidates(repository: list[str], tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_arms_that_cannot_be_searched_between_are_refused(repository: list[str],
 def test_outside_of_git_a_package_can_be_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CaseError, match=r"no git repository: name two versions of a package by --package"):
-        bisect.of_commits(".", ".", root=tmp_path, store=tmp_path / "store")
+        bisection.of_commits(".", ".", root=tmp_path, store=tmp_path / "store")
 
 
 # Versions
@@ -268,7 +268,7 @@ def releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def of_versions(good: str, bad: str, tmp_path: Path) -> History:
-    return bisect.of_versions("slow-thing", good, bad, root=tmp_path, store=tmp_path / "store")
+    return bisection.of_versions("slow-thing", good, bad, root=tmp_path, store=tmp_path / "store")
 
 
 @pytest.mark.launch
@@ -302,19 +302,19 @@ def test_what_is_no_version_is_refused(tmp_path: Path) -> None:
 def test_a_search_has_a_file_of_its_own(tmp_path: Path) -> None:
     stand, case = Stand(4, 2), make_case()
     arm = Arm(text="0")
-    file = bisect.state_file(tmp_path, case, stand.history, arm, "h100")
-    assert file == bisect.state_file(tmp_path, case, stand.history, arm, "h100")
+    file = bisection.state_file(tmp_path, case, stand.history, arm, "h100")
+    assert file == bisection.state_file(tmp_path, case, stand.history, arm, "h100")
     others = [
-        bisect.state_file(tmp_path, case.replace(steps=21), stand.history, arm, "h100"),
-        bisect.state_file(tmp_path, case, Stand(5, 2).history, arm, "h100"),
-        bisect.state_file(tmp_path, case, stand.history, Arm(given={"X": "1"}), "h100"),
-        bisect.state_file(tmp_path, case, stand.history, arm, "h200"),
+        bisection.state_file(tmp_path, case.replace(steps=21), stand.history, arm, "h100"),
+        bisection.state_file(tmp_path, case, Stand(5, 2).history, arm, "h100"),
+        bisection.state_file(tmp_path, case, stand.history, Arm(given={"X": "1"}), "h100"),
+        bisection.state_file(tmp_path, case, stand.history, arm, "h200"),
     ]
     assert len({file, *others}) == 5
     documents.write(file, stand.search())
-    assert bisect.begun(file, "case", stand.history) == stand.saved[-1]
+    assert bisection.begun(file, "case", stand.history) == stand.saved[-1]
     with pytest.raises(FileError, match=r"is of another search"):
-        bisect.begun(file, "another", stand.history)
+        bisection.begun(file, "another", stand.history)
 
 
 def test_what_was_skipped_is_tried_again(tmp_path: Path) -> None:
@@ -322,5 +322,5 @@ def test_what_was_skipped_is_tried_again(tmp_path: Path) -> None:
     file = tmp_path / "search.json"
     documents.write(file, stand.search())
     stand.broken.clear()
-    found = stand.search(bisect.begun(file, "case", stand.history))
+    found = stand.search(bisection.begun(file, "case", stand.history))
     assert found.suspects == ("3",)
