@@ -25,15 +25,51 @@ from perfsuite.worker.live_memory import COMMUNICATION, KEPT, LiveMemory, Resize
 
 aten = torch.ops.aten
 
+
+
+def _attention_flops(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
+    """Return the FLOPs of scores and of their product with the values, as if nothing were masked.
+
+    Shapes are (batch, heads, positions, size of a head); keys and values may have fewer heads than queries.
+    """
+    return 2 * _scores(query, key) * (query.shape[3] + value.shape[3])
+
+
+def _attention_backward_flops(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
+) -> int:
+    """Return the FLOPs of the scores anew and of the gradients of scores, values, queries and keys."""
+    return 2 * _scores(query, key) * (3 * query.shape[3] + 2 * value.shape[3])
+
+
+def _scores(query: Tensor, key: Tensor) -> int:
+    batch, heads, positions, _ = query.shape
+    return int(batch * heads * positions * key.shape[2])
+
+
 FLOPS = {
     **flop_registry,
-    # The fused attention of CPUs, which torch's registry lacks, takes its arguments as that of GPUs does.
-    aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
-        aten._scaled_dot_product_flash_attention_backward
-    ],
+    **dict.fromkeys(
+        (
+            aten._scaled_dot_product_cudnn_attention,
+            aten._scaled_dot_product_efficient_attention,
+            aten._scaled_dot_product_flash_attention,
+            aten._scaled_dot_product_flash_attention_for_cpu,
+        ),
+        _attention_flops,
+    ),
+    **dict.fromkeys(
+        (
+            aten._scaled_dot_product_cudnn_attention_backward,
+            aten._scaled_dot_product_efficient_attention_backward,
+            aten._scaled_dot_product_flash_attention_backward,
+            aten._scaled_dot_product_flash_attention_for_cpu_backward,
+        ),
+        _attention_backward_flops,
+    ),
 }
-"""Operator, without its overload -> torch's formula of its FLOPs (`torch.utils.flop_counter`)."""
+"""Operator, without its overload -> its FLOPs: torch's formulas (`torch.utils.flop_counter`) but for fused
+attention, where torch's refuse grouped-query attention (2.11) and do not know that of CPUs."""
 HOST_READS = frozenset(
     {"aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten.equal", "aten.unique_dim"}
 )

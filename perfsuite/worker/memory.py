@@ -87,6 +87,13 @@ class CudaMemory:
         self._peak = self._reserved = 0
         self._retries = self._stat("num_alloc_retries")
 
+    def begin_counting(self) -> None:
+        """The next steps are counted: their peak may hold what counting keeps."""
+
+    def end_counting(self) -> None:
+        """The counted steps are over: forget their peak."""
+        self.reset_peak()
+
     def fold(self) -> None:
         """Keep the peaks so far: the allocator is about to forget them."""
         self._peak = max(self._peak, self._stat("allocated_bytes.all.peak"))

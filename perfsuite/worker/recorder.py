@@ -36,8 +36,8 @@ class Recorder:
 
     `probe`, if given, is a fixed piece of work done after each step and timed apart from it. `before_end`, if
     given, is called with the step's index before its end is stamped: it carries out injected faults. The peak
-    of `memory` is reset after the first step, in which a library may build what it needs once; that of the
-    host, which holds what counting needs, after the counted steps.
+    of `memory` is reset after the first step, in which a library may build what it needs once, and after the
+    counted steps, in which counting may keep memory.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Recorder:
         """Reset the peak where the steps from which memory counts begin."""
         if len(self._ends) == 1:
             memory.reset_peak()
-        if self.counting is None or isinstance(memory, CudaMemory):
+        if self.counting is None:
             return
         if len(self._ends) == FIRST_COUNTED - 1:
             memory.begin_counting()
