@@ -38,7 +38,7 @@ def main(framework: str) -> None:
         learning_rate=3e-4,
     )
     with one_rank(case, DEVICE) as run:
-        facts = timed(run, DEVICE, pairs=6)
+        facts = timed(run, DEVICE, pairs=4)
         print(
             f"under the clock / bare: {median(facts.overhead):.5f}  {[round(r, 4) for r in facts.overhead]}"
         )

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One part of the first day on a GPU: tests/gpu/day.sh 1|2|3 [DIRECTORY]. docs/gpu-day.md says what to expect.
+# One part of the first day on a GPU: tests/gpu/day.sh 1|2|3|4 [DIRECTORY]. docs/gpu-day.md says what to expect.
 # Each part is whole and ends within ten minutes. PYTHON names the interpreter, .venv/bin/python by default.
 set -u
 cd "$(dirname "$0")/../.."
@@ -15,23 +15,24 @@ case "${1:-}" in
     say "what the machine is"
     nvidia-smi -q -d POWER,CLOCK,PERFORMANCE,ECC | head -80
     "${perfsuite[@]}" hardware
-    timeout 120 "${perfsuite[@]}" doctor
     say "does it run"
     timeout 90 "${measure[@]}" $day -k smoke --perf-record-launches=1
     say "is the clock true"
-    timeout 80 "$python" -m tests.gpu.clock ddp
-    timeout 80 "$python" -m tests.gpu.clock fsdp2
+    timeout 120 "$python" -m tests.gpu.clock ddp
+    timeout 120 "$python" -m tests.gpu.clock fsdp2
     say "how noisy is it"
     timeout 200 "${measure[@]}" $day -k noise --perf-record-launches=5 --perf-json "$out/noise.json"
-    timeout 100 "${measure[@]}" $day -k noise
+    timeout 60 "${measure[@]}" $day -k noise
     timeout 100 "${measure[@]}" $day -k noise --perf-inject=slowdown=5%
     ;;
 2)
     say "every code path once"
-    timeout 380 "${measure[@]}" $day -k wide --perf-record-launches=1 \
+    timeout 580 "${measure[@]}" $day -k wide --perf-record-launches=1 \
         --perf-json "$out/wide.json" --perf-report "$out"
+    ;;
+3)
     say "out of memory"
-    timeout 50 "${measure[@]}" $day -k oom --perf-record-launches=1
+    timeout 60 "${measure[@]}" $day -k oom --perf-record-launches=1
     say "what SIGKILL of pytest leaves"
     "${measure[@]}" $day -k noise &
     session=$!
@@ -45,16 +46,19 @@ case "${1:-}" in
     say "a stranger on the GPU"
     "$python" -c "import torch, time; x = torch.ones(2 << 30, dtype=torch.uint8, device='cuda'); time.sleep(90)" &
     timeout 95 "${measure[@]}" $day -k noise
+    wait
+    say "the doctor"
+    timeout 240 "${perfsuite[@]}" doctor
     ;;
-3)
+4)
     say "the gate tests itself"
-    timeout 345 "${perfsuite[@]}" selftest
+    timeout 300 "${perfsuite[@]}" selftest
     say "the Llamas of the suite"
-    timeout 235 "${measure[@]}" bench_cases/test_llama.py --perf-record-launches=1 \
+    timeout 290 "${measure[@]}" bench_cases/test_llama.py --perf-record-launches=1 \
         --perf-json "$out/llama.json" --perf-report "$out"
     ;;
 *)
-    echo "tests/gpu/day.sh: name a part, 1, 2 or 3; got '${1:-}'" >&2
+    echo "tests/gpu/day.sh: name a part, 1 to 4; got '${1:-}'" >&2
     exit 2
     ;;
 esac

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from perfsuite.results.counts import Counts
-from perfsuite.worker.counter import StepCounter
+from perfsuite.worker.counter import FLOPS, StepCounter
 
 WIDTH, BATCH = 8, 4
 PRODUCT = 2 * BATCH * WIDTH * WIDTH
@@ -135,6 +135,17 @@ def test_attention_on_a_cpu_has_flops() -> None:
     flops = counter.end_step().flops
     assert flops["forward"] == 2 * 2 * 2 * 16 * 16 * 8  # two products of two heads
     assert flops["backward"] == flops["forward"] * 5 / 2  # of five, one repeats the scores
+
+
+@pytest.mark.parametrize("kernel", ["cudnn", "efficient", "flash"])
+def test_grouped_query_attention_has_the_flops_of_its_queries(kernel: str) -> None:
+    query = torch.empty(2, 8, 16, 32, device="meta")
+    shared = torch.empty(2, 2, 24, 32, device="meta")  # one head of keys for four of queries
+    forward = FLOPS[getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention")]
+    backward = FLOPS[getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention_backward")]
+    product = 2 * (2 * 8) * 16 * 24 * 32
+    assert forward(query, shared, shared, out_val=None) == 2 * product
+    assert backward(query, query, shared, shared, out_val=None) == 5 * product
 
 
 def test_ddp_reduces_what_its_buckets_hold() -> None:

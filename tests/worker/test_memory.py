@@ -43,6 +43,15 @@ def test_a_script_that_resets_the_peaks_does_not_lose_ours(allocator: FakeAlloca
     assert (memory.read().peak, memory.read().reserved) == (100, 120)
 
 
+def test_what_counting_keeps_is_in_no_peak_of_a_gpu(allocator: FakeAllocator) -> None:
+    memory = CudaMemory(GPU)
+    memory.begin_counting()
+    allocator.allocate(100)
+    memory.end_counting()
+    allocator.allocate(70)
+    assert memory.read().peak == 70
+
+
 def test_a_read_only_clear_refs_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     real_open = open
 

@@ -120,7 +120,7 @@ class HostPeak(HostMemory):
 
 
 @pytest.mark.parametrize("counts", [True, False])
-def test_the_host_s_peak_begins_after_the_counted_steps(counts: bool) -> None:
+def test_the_peak_begins_after_the_counted_steps(counts: bool) -> None:
     timer, memory = SimulatedTimer(), HostPeak()
     recorder = Recorder(timer, memory=memory)
     if counts:
