@@ -146,10 +146,13 @@ def _bad_tested(known: BisectFile, result: Measurement) -> BisectFile:
     """What the bad arm tells: which metric to look at, and how large a change is half of its own."""
     name = known.candidates[-1]
     _check_measured(name, result)
-    checks = result.verdict.checks
-    worse = [check for check in checks if check.outcome == "regressed" and check.worsening is not None]
+    worse = [
+        check
+        for check in result.verdict.checks
+        if check.outcome == "regressed" and check.worsening is not None
+    ]
     if not worse:
-        shown = next((check for check in checks if check.metric == TOKENS_PER_S.name), None)
+        shown = result.verdict.check(TOKENS_PER_S.name)
         by = "" if shown is None or shown.worsening is None else f" ({shown.worsening:+.1%} time per token)"
         raise NotSlowerError(
             f"{name} is not worse than {known.good}: {result.verdict.outcome}{by}. There is nothing to "
@@ -175,7 +178,7 @@ def _tested(known: BisectFile, name: str, good: Arm, history: History, compare: 
         why = "; ".join(result.verdict.reasons)
         return Step(name=name, outcome="skipped", launches=result.verdict.launches, why=why)
     _check_measured(name, result)
-    check = next((each for each in result.verdict.checks if each.metric == known.metric), None)
+    check = result.verdict.check(known.metric)
     if check is None:
         launches = result.verdict.launches
         return Step(name=name, outcome="skipped", launches=launches, why=f"it has no {known.metric}")

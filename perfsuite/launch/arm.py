@@ -97,8 +97,9 @@ def resolve(option: str, text: str, *, root: Path, store: Path) -> Arm:
     meant. Raises `CaseError` for words that are no arm, and `GitError` where no worktree can be made.
     """
     variables, pythons, commits = _sorted(option, text)
+    text = _without_secrets(text, variables)
     python = os.path.abspath(pythons[0]) if pythons else sys.executable  # a venv's link stays a link
-    arm = replace(here(root), text=_without_secrets(text, variables), python=python, given=variables)
+    arm = replace(here(root), text=text, python=python, given=variables)
     if commits:
         commit = _commit(option, text, commits[0], root)
         worktree = _worktree(commit, root, store)

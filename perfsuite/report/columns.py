@@ -95,8 +95,8 @@ def _most_speed(result: Measurement) -> float | None:
 
 
 def _memory_growth(result: Measurement) -> float | None:
-    checks = [check for check in result.verdict.checks if check.metric == PEAK_MEMORY.name]
-    return checks[0].worsening if checks else None
+    check = result.verdict.check(PEAK_MEMORY.name)
+    return None if check is None else check.worsening
 
 
 SPEED_CHANGE = Column(
@@ -146,7 +146,7 @@ def _ratio(heading: str, metric: Metric) -> Column:
     """The column of the ratio of a metric's cost in arm B to that in arm A, with its interval."""
 
     def check_of(result: Measurement) -> Check | None:
-        return next((check for check in result.verdict.checks if check.metric == metric.name), None)
+        return result.verdict.check(metric.name)
 
     def value(result: Measurement) -> float | None:
         check = check_of(result)

@@ -31,7 +31,7 @@ def title(preflight: Preflight) -> str:
     bad = sum(bool(node.problems) for node in preflight.nodes)
     found = f"{bad} of them bad" if bad else "none of them bad"
     if preflight.failure is not None:
-        found = f"it failed on every node, which blames none of them: {preflight.failure}"
+        found = f"it failed, which tells nothing of the nodes: {preflight.failure}"
     nodes, took = plural(len(preflight.nodes), "node"), f"{preflight.duration_s:.0f} s"
     return f"preflight of {nodes} ({preflight.machine.device_name}) in {took}: {found}"
 

@@ -32,7 +32,7 @@ def verdict(result: Measurement) -> str:
 
 def speed_change(result: Measurement) -> float | None:
     """Return the relative change of tokens/s since the baseline: -0.05 is 5 % fewer. None: not compared."""
-    check = next((check for check in result.verdict.checks if check.metric == TOKENS_PER_S.name), None)
+    check = result.verdict.check(TOKENS_PER_S.name)
     return None if check is None else change(check)
 
 

@@ -147,6 +147,10 @@ class Verdict(Data):
         is_new = bool(self.checks) and all(check.outcome == "recorded" for check in self.checks)
         return self.outcome == "recorded" or (self.outcome == "improved" and is_new)
 
+    def check(self, metric: str) -> Check | None:
+        """Return the check of the metric with that name; None where it was not judged."""
+        return next((check for check in self.checks if check.metric == metric), None)
+
     def healthy(self, runs: Sequence[Run]) -> list[Run]:
         """Return the judged launches that are evidence and may be a baseline."""
         return [run for number, run in enumerate(runs, 1) if number not in self.unhealthy_launches]

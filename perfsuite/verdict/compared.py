@@ -19,7 +19,7 @@ from perfsuite.results.run import Run
 from perfsuite.verdict import exact
 from perfsuite.verdict.combined import THE_SAME
 from perfsuite.verdict.comparable import changes, differences
-from perfsuite.verdict.judge import MAX_UNHEALTHY
+from perfsuite.verdict.judge import MAX_UNHEALTHY, exact_check
 from perfsuite.verdict.loss import loss_differs
 from perfsuite.verdict.noise import is_size
 from perfsuite.verdict.paired import MAX_PAIRS, MIN_PAIRS, PairedOutcome, decide
@@ -161,7 +161,7 @@ def _check(
             what = "was not measured" if bad[0] is None else f"is {bad[0]}"
             return check.replace(outcome="failed" if is_needed else "inconclusive", note=f"{what} in {arm}")
     if metric.judging(device) == "exact":
-        return _exact(metric, check)
+        return exact_check(metric, check)
     costs = [[metric.cost(value) for value in values if is_size(value)] for values in (before, now)]
     decision = decide(*costs, tolerance=check.tolerance, max_pairs=max_pairs)
     return check.replace(
@@ -175,17 +175,6 @@ def _check(
 def _median(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return median(known) if len(known) == len(values) else None
-
-
-def _exact(metric: Metric, check: Check) -> Check:
-    """The check of a metric that needs no statistics: the ratio of the medians beyond the tolerance."""
-    assert check.measured is not None
-    assert check.baseline is not None
-    worsening = metric.worsening(check.measured, check.baseline)
-    outcome: Outcome = "passed"
-    if abs(worsening) > check.tolerance:
-        outcome = "regressed" if worsening > 0 else "improved"
-    return check.replace(outcome=outcome, worsening=worsening, minimum_detectable=check.tolerance)
 
 
 def _counts(a: Sequence[Run], b: Sequence[Run]) -> CountCheck | None:

@@ -105,7 +105,7 @@ def _unhealthy(runs: Sequence[Run], baseline: Baseline | None) -> Verdict:
         return failed
     memory = _unjudged(PEAK_MEMORY, runs, baseline)
     if memory.outcome == "recorded" and runs[0].machine.device == "cuda":
-        memory = _exact(PEAK_MEMORY, memory)
+        memory = exact_check(PEAK_MEMORY, memory)
     return _worst((memory,), len(runs)) if memory.outcome == "regressed" else verdict
 
 
@@ -175,7 +175,7 @@ def _check(
     if check.baseline is None:
         return check.replace(outcome="inconclusive", note="not in the baseline: accept or record it anew")
     if metric.judging(runs[0].machine.device) == "exact":
-        return _exact(metric, check)
+        return exact_check(metric, check)
     now = [metric.cost(value) for run in runs if (value := metric.of(run.figures)) is not None]
     then = [metric.cost(value) for value in baseline.values(metric.name)]
     raw = _decided(check, now, then, noise.of(metric, corrected=False), baseline, policy)
@@ -268,8 +268,8 @@ def _agreed(check: Check, other: Check, why: str) -> Check:
     return check.replace(outcome="inconclusive", note=f"{both}; {why}")
 
 
-def _exact(metric: Metric, check: Check) -> Check:
-    """The check of a metric that needs no statistics: any change beyond the tolerance counts."""
+def exact_check(metric: Metric, check: Check) -> Check:
+    """Return the check of a metric that needs no statistics: any change beyond the tolerance counts."""
     assert check.measured is not None
     assert check.baseline is not None
     worsening = metric.worsening(check.measured, check.baseline)

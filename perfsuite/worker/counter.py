@@ -26,7 +26,6 @@ from perfsuite.worker.live_memory import COMMUNICATION, KEPT, LiveMemory, Resize
 aten = torch.ops.aten
 
 
-
 def _attention_flops(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
     """Return the FLOPs of scores and of their product with the values, as if nothing were masked.
 

@@ -39,7 +39,7 @@ def test_the_title_counts_bad_nodes() -> None:
 def test_a_preflight_that_failed_on_every_node_says_why() -> None:
     failed = FOUND.replace(nodes=FOUND.nodes[:1], failure="crash in the preflight: no torch")
     assert title(failed).endswith(
-        "in 9 s: it failed on every node, which blames none of them: crash in the preflight: no torch"
+        "in 9 s: it failed, which tells nothing of the nodes: crash in the preflight: no torch"
     )
 
 

@@ -143,7 +143,7 @@ def _cell(column: Column, result: Measurement) -> Cell:
 
 def _band(result: Measurement) -> Band | None:
     """The baseline's median step time, computed from its tokens/s, and that time plus the tolerance."""
-    check = next((check for check in result.verdict.checks if check.metric == TOKENS_PER_S.name), None)
+    check = result.verdict.check(TOKENS_PER_S.name)
     speeds = [(run.figures.tokens_per_s, run.figures.step_s_p50) for run in result.runs]
     tokens_per_step = next((speed * step_s for speed, step_s in speeds if speed and step_s), None)
     if check is None or not check.baseline or tokens_per_step is None:
