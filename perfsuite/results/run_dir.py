@@ -114,6 +114,14 @@ class RunDir:
         """Every `RankReport` that was written, in no particular order."""
         return list(self.path.glob("rank-*.json"))
 
+    def profile(self, rank: int) -> Path:
+        """`RankProfileFile`, by that rank of a launch that is profiled."""
+        return self.path / f"profile-{rank}.json"
+
+    def trace(self, rank: int) -> Path:
+        """What torch's profiler recorded in that rank: opens in Perfetto."""
+        return self.path / f"trace-{rank}.json.gz"
+
     def rank_log(self, rank: int) -> Path:
         """What that rank wrote to stdout and stderr."""
         return self.path / f"rank-{rank}.log"
