@@ -29,10 +29,9 @@ from perfsuite.verdict.comparable import differences, environment_changes, launc
 from perfsuite.verdict.loss import loss_differs
 from perfsuite.verdict.noise import class_noise
 
-MIN_LAUNCHES = 5
-"""Fewest healthy launches of a reviewed baseline."""
 MAX_WORSENING = 0.005
 """Largest worsening of a baseline that needs no reason, relative."""
+MIN_LAUNCHES = baseline.MIN_ACCEPTED
 HEADINGS = ("hardware class", "case", "tokens/s", "memory", "launches", "from", "accepted")
 
 RunsBySession = dict[str, list[Run]]

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from perfsuite.case.case import Case
 from perfsuite.documents import Data, Document, lines, plain
+from perfsuite.results.baseline import Baseline
 from perfsuite.results.counts import spans
 
 METHOD = "profile-1"
@@ -152,6 +153,16 @@ class ProfileBaseline(Document):
     def as_json(self) -> str:
         """As other documents, but each operator in one line."""
         return lines(plain(self)) + "\n"
+
+
+def of_baseline(known: Baseline, profile: LaunchProfile) -> ProfileBaseline:
+    """What is kept of the profile that was taken with the launches of a baseline."""
+    return ProfileBaseline(
+        hardware_class=known.hardware_class,
+        case=known.case,
+        profile=profile,
+        of_baseline=known.recorded_at,
+    )
 
 
 def merged(profiles: Mapping[int, Profile]) -> LaunchProfile:

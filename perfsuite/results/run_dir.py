@@ -38,6 +38,11 @@ class RunDir:
         """Launch `number`, from 1 on, of the case whose launches are in `directory`."""
         return cls(directory / f"launch-{number}")
 
+    @classmethod
+    def of_profile(cls, directory: Path) -> RunDir:
+        """The launch that is made for a profile of the case whose launches are in `directory`."""
+        return cls(directory / "profile")
+
     @property
     def number(self) -> int | None:
         """The number of a launch that `of_launch` named; None of any other directory."""

@@ -1,8 +1,8 @@
 """Reduces the events of torch's profiler to a `Profile`: intervals, calls and times. Pure.
 
 A trace is a list of events as Chrome's format has them, with times in microseconds. On a CPU operators say
-what is computed, and each collective of gloo has a thread of its own. On a GPU kernels say it: each belongs to
-the step in which the host launched it, and the steps last from their first kernel to the next step's.
+what is computed, and each collective of gloo has a thread of its own. On a GPU kernels say it: each belongs
+to the step in which the host launched it, and the steps last from their first kernel to the next step's.
 Imports neither torch nor pytest.
 """
 
@@ -69,7 +69,8 @@ class _Window(NamedTuple):
 def reduced(events: Sequence[dict[str, Any]], device: Literal["cpu", "cuda"]) -> Profile:
     """What a trace of a rank comes to.
 
-    Raises `ReportError` for one without steps, or, of a GPU, without kernels. Steps after the first `PROFILED_STEPS` only say where these end: one more is worth recording.
+    Steps after the first `PROFILED_STEPS` only say where these end: one more is worth recording. Raises
+    `ReportError` for a trace without steps, or, of a GPU, without kernels.
     """
     done = [event for event in events if event.get("ph") == "X" and "dur" in event]
     window = _window(done)
