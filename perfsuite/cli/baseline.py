@@ -17,13 +17,13 @@ import typer
 
 from perfsuite import documents
 from perfsuite.cli import baseline_counts, baseline_profiles, baseline_times
-from perfsuite.cli.baseline_times import MIN_LAUNCHES, Refused, RunsBySession
+from perfsuite.cli.baseline_times import Refused, RunsBySession
 from perfsuite.documents import Document
 from perfsuite.errors import FileError, GitError, PerfsuiteError
 from perfsuite.git import git
 from perfsuite.launch.machine import detect
 from perfsuite.report.terminal import console, plain_table
-from perfsuite.results.baseline import Acceptance, Baseline
+from perfsuite.results.baseline import MIN_ACCEPTED, Acceptance, Baseline
 from perfsuite.results.count_baseline import CountBaseline, target_of
 from perfsuite.results.profile import ProfileBaseline, of_baseline
 from perfsuite.results.run import Run
@@ -178,7 +178,7 @@ def _measured(
         return runs
     raise FileError(
         f"no measured run of a case matching {pattern!r} on {machine_class} in {store.sessions}. "
-        f"Measure first: pytest bench_cases --perf-min-launches={MIN_LAUNCHES} -m ..."
+        f"Measure first: pytest bench_cases --perf-min-launches={MIN_ACCEPTED} -m ..."
     )
 
 

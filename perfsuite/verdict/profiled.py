@@ -74,25 +74,31 @@ def _calls(before: Profile, entry: RankProfile, *, by_rank: bool) -> tuple[str, 
 def _changed_calls(before: Profile, now: Profile) -> list[tuple[str, tuple[float, float]]]:
     """The names whose calls differ, with the calls of both, the likeliest cause first.
 
-    What is new or gone comes first, then what changed most for its number; of equal ones what takes longest.
+    What is new or gone comes first, then what changed most for its number; of equal ones synchronisations,
+    then the most calls, then what takes longest.
     """
     then, today, times = before.calls(), now.calls(), _times_by_name(before, now)
+    waits = _waits(before, now)
     unsteady = {*before.unsteady, *now.unsteady}
     calls = {name: (then.get(name, 0.0), today.get(name, 0.0)) for name in {**then, **today}}
     found = [(name, both) for name, both in calls.items() if both[0] != both[1] and name not in unsteady]
 
-    def order(each: tuple[str, tuple[float, float]]) -> tuple[bool, float, float, str]:
+    def order(each: tuple[str, tuple[float, float]]) -> tuple[bool, float, bool, float, float]:
         name, (earlier, later) = each
-        share = abs(later - earlier) / max(earlier, later)
-        return _NO_WORK.fullmatch(name) is not None, -share, -abs(times[name]), name
+        by = abs(later - earlier)
+        share, is_bare = by / max(earlier, later), _NO_WORK.fullmatch(name) is not None
+        return is_bare, -share, name not in waits, -by, -abs(times[name])
 
     return sorted(found, key=order)
 
 
 def _sentence(name: str, then: float, today: float, before: Profile, now: Profile) -> str:
-    waits = {work.name for each in (before, now) for work in each.host_syncs}
-    why = ": the host waits for a value or for the device" if name in waits else ""
+    why = ": the host waits for a value or for the device" if name in _waits(before, now) else ""
     return f"{name} {then:g} -> {today:g} calls a step{why}"
+
+
+def _waits(*profiles: Profile) -> set[str]:
+    return {work.name for profile in profiles for work in profile.host_syncs}
 
 
 # Times
