@@ -125,3 +125,7 @@ def launch_profile(*profiles: Profile) -> LaunchProfile:
 def taken(*profiles: Profile) -> TakenProfile:
     traces = tuple(f"/tmp/runs/x/profile/trace-{rank}.json.gz" for rank in range(len(profiles) or 1))
     return TakenProfile(profile=launch_profile(*profiles), traces=traces)
+
+
+EAGER = make_profile(operators=(*make_profile().operators, Work(name="aten::bmm", calls=24, us=700)))
+"""Of a step that computes attention otherwise."""
