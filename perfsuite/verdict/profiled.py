@@ -28,9 +28,11 @@ _FAMILIES: Mapping[str, re.Pattern[str]] = {
 _NO_WORK = re.compile(
     r"(aten::)?(_unsafe_view|_reshape_alias|alias|as_strided|chunk|contiguous|detach_?|empty\w*|expand(_as)?|"
     r"flatten|lift_fresh|narrow|new_empty\w*|permute|reshape|resolve_conj|resolve_neg|result_type|select|slice|"
-    r"split(_with_sizes)?|squeeze|t|to|transpose|unbind|unflatten|unsqueeze|view(_as)?)"
+    r"split(_with_sizes)?|squeeze|t|to|transpose|unbind|unflatten|unsqueeze|view(_as)?)|"
+    r"(Alias|AsStrided|Expand|Permute|Reshape\w*|Select|Slice|Split\w*|Squeeze|T|Transpose|Unbind|UnsafeView|"
+    r"Unsqueeze|View)Backward\d+"
 )
-"""Views and allocations, which follow from other calls: they are told last."""
+"""Views and allocations, and the nodes of views, which follow from other calls: they are told last."""
 
 
 def explained(before: TakenProfile | None, now: TakenProfile, against: str) -> Profiled:
@@ -134,9 +136,9 @@ def _most(times: Mapping[str, tuple[float, float]], least: float) -> list[tuple[
 
 def _arrow(name: str, then: float, today: float, step: float | None = None) -> str:
     """`all_gather exposed 12.1 -> 31.8 ms (+19.7 of +21.0 ms)`; just `+19.7 ms` without a step, or if that
-    changed the other way."""
+    changed the other way or hardly at all."""
     by = today - then
-    of = "" if step is None or step * by <= 0 else f" of {step / 1e3:+.1f}"
+    of = "" if step is None or step * by <= 0 or abs(by) > 2 * abs(step) else f" of {step / 1e3:+.1f}"
     return f"{name} {then / 1e3:.1f} -> {today / 1e3:.1f} ms ({by / 1e3:+.1f}{of} ms)"
 
 
