@@ -104,7 +104,7 @@ night: .venv/installed  ## HARDWARE=h100 OUT=out: doctor, self-test, every case 
 	.venv/bin/perfsuite hardware --expect "$$HARDWARE"
 	.venv/bin/perfsuite doctor --quick || [ $$? -eq 1 ]
 	.venv/bin/perfsuite selftest || [ $$? -eq 3 ]
-	.venv/bin/pytest bench_cases -m "$$HARDWARE" --perf-no-baseline=fail \
+	.venv/bin/pytest bench_cases -m "$$HARDWARE" --perf-no-baseline=fail --perf-explain \
 		--perf-report "$$OUT" --perf-json "$$OUT/results.json" $(ARGS)
 
 summary:  ## OUT: what is shown on the job's own page
@@ -162,7 +162,7 @@ compare: .venv/installed  ## BASE=main HARDWARE=h100: launch that commit and thi
 refresh: .venv/installed  ## HARDWARE=h100 CASES='fsdp2 and not 8b' REASON='torch 2.14': new reviewed baselines
 	.venv/bin/perfsuite hardware --expect "$$HARDWARE"
 	rm -rf .perfsuite/refresh
-	.venv/bin/pytest bench_cases -m "$$HARDWARE" -k "$$CASES" --perf-min-launches=10 --perf-report "$$OUT" \
+	.venv/bin/pytest bench_cases -m "$$HARDWARE" -k "$$CASES" --perf-min-launches=10 --perf-explain --perf-report "$$OUT" \
 		--perf-store=.perfsuite/refresh $(ARGS) || [ $$? -eq 1 ]
 	.venv/bin/perfsuite baseline accept --store .perfsuite/refresh --reason "$$REASON" \
 		> "$$OUT/before-after.txt" 2>&1; status=$$?; cat "$$OUT/before-after.txt"; [ $$status -le 1 ]

@@ -12,6 +12,7 @@ from functools import cached_property
 
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
+from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.measure import is_free, launch_once, with_others_named
 from perfsuite.results.health import is_shared
@@ -22,8 +23,9 @@ from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement
 from perfsuite.results.store import SessionDir, Store
 from perfsuite.session import Session, check_same
-from perfsuite.verdict.compared import judge_pairs, unhealthy_pairs
+from perfsuite.verdict.compared import ARM_A, judge_pairs, unhealthy_pairs
 from perfsuite.verdict.paired import MAX_PAIRS, order
+from perfsuite.verdict.profiled import explained
 
 
 @dataclass
@@ -35,6 +37,8 @@ class Comparison(Session):
     max_pairs: int = MAX_PAIRS
     tolerance: float | None = None
     """Of tokens/s, as a share; None: as a gate has it on this kind of device."""
+    explains: bool = True
+    """Have both arms profiled, in one more launch of each, where they differ."""
     metric: str = TOKENS_PER_S.name
     """Pairs are made until this one is decided, or another one is worse and this one not undecided."""
 
@@ -56,7 +60,18 @@ class Comparison(Session):
         verdict = self._pairs(case, machine)
         self.running = None
         self.listener.end(verdict.outcome)
-        return self._measurement(case, nodeid, self.launches, verdict).replace(before=tuple(self.before))
+        result = self._measurement(case, nodeid, self.launches, verdict).replace(before=tuple(self.before))
+        return self._explained_by_arms(result, case, machine) if self.explains else result
+
+    def _explained_by_arms(self, result: Measurement, case: Case, machine: Machine) -> Measurement:
+        """Return the result with a profile of each arm, if the arms differ."""
+        if result.outcome not in ("regressed", "improved") or not framework_of(case).plan(case).needs_torch:
+            return result
+        directory = self._case_directory(case)
+        before = self._profile(case, machine, directory / "a", inject=None, arm=self.arms[0])
+        now = self._profile(case, machine, directory / "b", inject=self.options.inject, arm=self.arms[1])
+        verdict = result.verdict.replace(profiled=explained(before, now, ARM_A))
+        return result.replace(profile=now, profile_before=before, verdict=verdict)
 
     @property
     def unjudged(self) -> list[Run]:

@@ -21,17 +21,19 @@ from typing import Literal
 from perfsuite import documents
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.case.hardware import Machine
-from perfsuite.errors import FileError
+from perfsuite.errors import FileError, ReportError
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.arm import HERE, Arm
 from perfsuite.launch.base import Job, Launcher, OnProgress, no_progress
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.results.baseline import Baseline
-from perfsuite.results.collect import collect
+from perfsuite.results.collect import collect, collect_profile
 from perfsuite.results.health import is_shared, machine_problems
 from perfsuite.results.metric import recorded
 from perfsuite.results.outcome import Verdict
+from perfsuite.results.profile import TakenProfile
+from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.verdict.judge import Policy, judge
@@ -136,12 +138,6 @@ def launch_once(
     All files of the launch are in `directory`. What went wrong in a rank is in the `failure` of the run.
     Raises `CaseError` for a case that its framework refuses, and `FileError` if `directory` holds a launch.
     """
-    framework_of(case).check(case)
-    run_dir = RunDir(directory)
-    if run_dir.case.exists():
-        raise FileError(
-            f"{directory} holds another launch: its reports would be taken for this one's. Give an empty one."
-        )
     request = CaseFile(
         case=case,
         device=machine.device,
@@ -150,17 +146,9 @@ def launch_once(
         counts=counts,
         metrics=tuple(metric.name for metric in recorded()),
     )
-    documents.write(run_dir.case, request)
+    run_dir = RunDir(directory)
     started_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-    job = Job(
-        run_dir=run_dir,
-        case=case,
-        machine=machine,
-        python=arm.python,
-        variables=arm.variables,
-        directory=arm.directory,
-    )
-    failure = (launcher or LocalLauncher()).launch(job, on_progress)
+    failure = _launch(request, machine, run_dir, arm, launcher, on_progress)
     run = collect(
         run_dir,
         machine,
@@ -173,3 +161,55 @@ def launch_once(
     except FileError as error:  # what was measured is shown all the same
         run = run.replace(notes=(*run.notes, str(error)))
     return run
+
+
+def profile_once(
+    case: Case,
+    machine: Machine,
+    directory: Path,
+    *,
+    inject: str | None = None,
+    arm: Arm = HERE,
+    launcher: Launcher | None = None,
+    on_progress: OnProgress = no_progress,
+) -> TakenProfile:
+    """Launch `case` once more to have some of its steps profiled; arguments are those of `launch_once`.
+
+    The launch ends when they are recorded, and nothing of it is judged. What went wrong is in the result.
+    """
+    run_dir = RunDir(directory)
+    request = CaseFile(case=case, device=machine.device, inject=inject, counts=False, profile=True)
+    try:
+        failure = _launch(request, machine, run_dir, arm, launcher, on_progress)
+        profile = collect_profile(run_dir, failure)
+    except (FileError, ReportError) as error:
+        return TakenProfile(why_none=str(error))
+    traces = [run_dir.trace(rank) for rank in range(case.topology.world_size)]
+    return TakenProfile(profile=profile, traces=tuple(str(trace) for trace in traces))
+
+
+def _launch(
+    request: CaseFile,
+    machine: Machine,
+    run_dir: RunDir,
+    arm: Arm,
+    launcher: Launcher | None,
+    on_progress: OnProgress,
+) -> Failure | None:
+    """Launch what `request` says. Raises `CaseError` and `FileError` as `launch_once` does."""
+    framework_of(request.case).check(request.case)
+    if run_dir.case.exists():
+        raise FileError(
+            f"{run_dir.path} holds another launch: its reports would be taken for this one's. Give an empty "
+            "one."
+        )
+    documents.write(run_dir.case, request)
+    job = Job(
+        run_dir=run_dir,
+        case=request.case,
+        machine=machine,
+        python=arm.python,
+        variables=arm.variables,
+        directory=arm.directory,
+    )
+    return (launcher or LocalLauncher()).launch(job, on_progress)

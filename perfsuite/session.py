@@ -22,7 +22,7 @@ from perfsuite.dry.driver import dry_run
 from perfsuite.dry.machine import Device, pretended
 from perfsuite.errors import AllocationOverError, BusyError, CaseError, FileError, PerfsuiteError
 from perfsuite.frameworks.base import framework_of
-from perfsuite.launch.arm import Arm
+from perfsuite.launch.arm import HERE, Arm
 from perfsuite.launch.base import Launcher, Listener
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.lock import MachineLock
@@ -30,7 +30,7 @@ from perfsuite.launch.machine import detect_cpu
 from perfsuite.launch.preflight import preflight
 from perfsuite.launch.quiet import WAIT_S, Neighbours
 from perfsuite.launch.requirements import unsupported, wrong_torch
-from perfsuite.measure import Reference, WhenShared, measure
+from perfsuite.measure import Reference, WhenShared, measure, profile_once
 from perfsuite.report import preflight as report
 from perfsuite.report.text import plural
 from perfsuite.results import baseline, count_baseline, environment, resume
@@ -39,6 +39,7 @@ from perfsuite.results.count_baseline import target_of
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.outcome import UNMEASURED, Verdict
 from perfsuite.results.preflight import Preflight
+from perfsuite.results.profile import TakenProfile, of_baseline
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import (
@@ -56,6 +57,7 @@ from perfsuite.verdict.exact import counted
 from perfsuite.verdict.excuse import excuse
 from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.noise import ClassNoise, class_noise
+from perfsuite.verdict.profiled import explained
 
 MIN_RECORDED = 3
 """Fewest launches of a usable local baseline; one with fewer is recorded again."""
@@ -76,6 +78,8 @@ class Options:
     """A fault to inject into every launch: such launches are judged and never recorded."""
     counts: bool = True
     """Count what a step does, in every launch."""
+    explain: bool = False
+    """Have a slower case profiled in one more launch, and one whose launches may become a baseline."""
     fail_without_baseline: bool = False
     strict_improved: bool = False
     strict_inconclusive: bool = False
@@ -353,7 +357,10 @@ class Session:
         """Write the local baselines of times and of counts that a case turned out to need."""
         verdict, runs = measurement.verdict, measurement.healthy_runs
         if verdict.is_recorded:
-            self.baselines.write_local(baseline.from_runs(runs, sessions=[self.directory.name] * len(runs)))
+            recorded = baseline.from_runs(runs, sessions=[self.directory.name] * len(runs))
+            self.baselines.write_local(recorded)
+            if measurement.profile is not None and measurement.profile.profile is not None:
+                self.baselines.profiles.write_local(of_baseline(recorded, measurement.profile.profile))
         if verdict.counts is not None and verdict.counts.outcome == "recorded":
             self.baselines.counts.write_local(count_baseline.from_runs(counted(measurement.runs)))
 
@@ -378,7 +385,57 @@ class Session:
         if required is not None and verdict.outcome == "recorded":
             verdict = required.replace(launches=len(self.launches))
         verdict = self._with_counts(verdict, case, target, counts)
-        return self._measurement(case, nodeid, self.launches, verdict, known)
+        result = self._measurement(case, nodeid, self.launches, verdict, known)
+        return self._explained(result, case, machine, known) if self.options.explain else result
+
+    def _explained(
+        self, result: Measurement, case: Case, machine: Machine, known: FoundBaseline | None
+    ) -> Measurement:
+        """Return the result with a profile, if the case is slower or its launches may become a baseline."""
+        verdict = result.verdict
+        is_worse = any(check.outcome == "regressed" for check in verdict.checks)
+        may_be_accepted = verdict.is_recorded or self.options.policy.min_launches >= baseline.MIN_ACCEPTED
+        if not framework_of(case).plan(case).needs_torch or verdict.outcome in UNMEASURED:
+            return result
+        if not is_worse and not may_be_accepted:
+            return result
+        taken = self._profile(case, machine, self._case_directory(case), inject=self.options.inject)
+        if not is_worse:
+            return result.replace(profile=taken)
+        before = None if known is None else self._profile_of(known)
+        profiled = explained(before, taken, "the baseline")
+        return result.replace(
+            profile=taken, profile_before=before, verdict=verdict.replace(profiled=profiled)
+        )
+
+    def _profile_of(self, known: FoundBaseline) -> TakenProfile | None:
+        """The profile that belongs to a baseline; None without one."""
+        try:
+            profile = self.baselines.profiles.of(known)
+        except FileError as error:
+            return TakenProfile(why_none=str(error))
+        return None if profile is None else TakenProfile(profile=profile)
+
+    def _profile(
+        self, case: Case, machine: Machine, directory: Path, *, inject: str | None, arm: Arm = HERE
+    ) -> TakenProfile:
+        """Launch a case whose verdict is known once more, for a profile. An error is part of the result."""
+        self.running = case.id
+        self.listener.waiting(f"profile of {case.id}")
+        try:
+            return profile_once(
+                case,
+                machine,
+                RunDir.of_profile(directory).path,
+                inject=inject,
+                arm=arm,
+                launcher=self.host.launcher,
+            )
+        except PerfsuiteError as error:
+            return TakenProfile(why_none=str(error))
+        finally:
+            self.listener.waiting(None)
+            self.running = None
 
     def _unfit_nodes(self, case: Case, machine: Machine) -> tuple[str, ...]:
         """Return what is wrong with the nodes that a case would use; empty if it may be launched.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite import compare, documents
+from perfsuite import compare, documents, session
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.compare import Comparison
@@ -16,6 +16,7 @@ from perfsuite.launch.arm import Arm
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.measure import launch_once
 from perfsuite.report.progress import Progress
+from perfsuite.results.profile import TakenProfile
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile
@@ -23,6 +24,7 @@ from perfsuite.session import Host, Options, session_file
 from perfsuite.verdict.judge import Policy
 from tests.samples import DISTURBED, make_case, make_figures, make_machine, make_run
 from tests.test_session import Unlocked
+from tests.traces import EAGER, taken
 
 ARMS = (Arm(text="main", given={"X": "1"}), Arm(text="."))
 
@@ -174,3 +176,52 @@ def test_the_variables_of_an_arm_reach_its_ranks(tmp_path: Path) -> None:
     assert run.observed is not None
     assert {name: run.observed.environment.get(name) for name in arm.given} == arm.given
     assert run.observed.environment["threads"] == "3"
+
+
+TRAINS = make_case(model="llama-tiny", framework=DDP())
+
+
+@pytest.fixture
+def profiles(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Stands in for launches that are made for a profile: eager attention in arm B."""
+    made: list[dict[str, Any]] = []
+
+    def profile_once(case: Case, machine: Machine, directory: Path, **options: Any) -> TakenProfile:
+        made.append({"directory": "/".join(directory.parts[-2:]), **options})
+        return taken() if options["arm"] == ARMS[0] else taken(EAGER)
+
+    monkeypatch.setattr(session, "profile_once", profile_once)
+    return made
+
+
+def test_arms_that_differ_are_profiled_once_more_each(
+    tmp_path: Path, launches: Launches, profiles: list[dict[str, Any]]
+) -> None:
+    launches.slower = 1.4
+    ours = make_comparison(tmp_path, inject="eager-attention")
+    result = ours.measure(TRAINS, "test")
+    assert [each["directory"] for each in profiles] == ["a/profile", "b/profile"]
+    assert [each["inject"] for each in profiles] == [None, "eager-attention"]
+    assert result.verdict.profiled is not None
+    assert result.verdict.profiled.calls == ("aten::bmm 0 -> 24 calls a step",)
+    assert (result.profile_before, result.profile) == (taken(), taken(EAGER))
+    assert len(result.runs) == 3, "none of them is one of the pairs"
+
+
+@pytest.mark.parametrize(
+    ("slower", "explains", "case"),
+    [(1.0, True, TRAINS), (1.4, False, TRAINS), (1.4, True, make_case())],
+)
+def test_arms_are_not_profiled_that_are_alike_or_train_nothing_or_in_a_bisect(
+    tmp_path: Path,
+    launches: Launches,
+    profiles: list[dict[str, Any]],
+    slower: float,
+    explains: bool,
+    case: Case,
+) -> None:
+    launches.slower = slower
+    ours = make_comparison(tmp_path)
+    ours.explains = explains
+    assert ours.measure(case, "test").verdict.profiled is None
+    assert not profiles

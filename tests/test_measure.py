@@ -1,21 +1,29 @@
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from perfsuite import documents
 from perfsuite import measure as flow
 from perfsuite.errors import ExtensionError, FileError, PerfsuiteError
+from perfsuite.frameworks.ddp import DDP
+from perfsuite.frameworks.script import Script
+from perfsuite.launch.arm import Arm
 from perfsuite.launch.local import LocalLauncher
+from perfsuite.launch.machine import detect_cpu
 from perfsuite.launch.quiet import Neighbours
-from perfsuite.measure import Reference, WhenShared, launch_once, measure
+from perfsuite.measure import Reference, WhenShared, launch_once, measure, profile_once
 from perfsuite.results import baseline
-from perfsuite.results.rank_report import Failure
+from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.verdict.judge import Policy
+from perfsuite.verdict.profiled import explained
 from tests.packages import Packages
 from tests.samples import DISTURBED, make_case, make_launches, make_machine, make_run
 
@@ -169,3 +177,56 @@ def test_what_was_measured_is_shown_though_it_cannot_be_written(
     run = launch_once(CASE, MACHINE, tmp_path)
     assert run.figures == make_run().figures
     assert run.notes[-1].startswith(f"cannot write {RunDir(tmp_path).run}: ")
+
+
+SCRIPT = """
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+message = torch.ones(int(os.environ["MESSAGE"]))
+for step in range(100):
+    model(torch.ones(4, 64)).square().mean().backward()
+    for weight in model.parameters():
+        dist.all_reduce(weight.grad)
+    dist.all_reduce(message)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.launch
+def test_a_slower_collective_of_a_script_is_named_first(tmp_path: Path) -> None:
+    """Its calls are the same: the part of the step that grew is named."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    script = Script(path=str(tmp_path / "train.py"))
+    case = make_case(framework=script, hardware="cpu", max_warmup_steps=3, steps=10, timeout_s=300)
+    before, now = (
+        profile_once(case, detect_cpu("cpu"), tmp_path / size, arm=Arm(given={"MESSAGE": size}))
+        for size in ("1000", "20000000")
+    )
+    assert before.why_none is now.why_none is None
+    found = explained(before, now, "arm A")
+    assert not found.calls
+    assert found.hints[0].startswith("by time, a hint: all_reduce exposed ")
+    assert now.profile is not None
+    assert now.profile.ranks[0].profile.calls()["gloo:all_reduce"] == 3
+
+
+@pytest.mark.launch
+def test_a_profiled_launch_ends_after_its_steps_and_leaves_the_trace_of_each_rank(tmp_path: Path) -> None:
+    case = make_case(model="llama-tiny", framework=DDP(), steps=1000, max_warmup_steps=3, timeout_s=300)
+    taken = profile_once(case, detect_cpu("cpu"), tmp_path, inject="host-read")
+    assert taken.why_none is None
+    assert taken.profile is not None
+    (entry,) = taken.profile.ranks
+    assert entry.ranks == (0, 1)
+    assert not entry.profile.unsteady
+    assert entry.profile.calls()["Optimizer.step#AdamW.step"] == 1
+    assert sum(entry.profile.split.parts().values()) == pytest.approx(entry.profile.split.step_us, rel=0.01)
+    traces = [json.loads(gzip.decompress(Path(trace).read_bytes())) for trace in taken.traces]
+    assert [trace["distributedInfo"]["rank"] for trace in traces] == [0, 1]
+    assert documents.read(RunDir(tmp_path).rank(0), RankReport).step_s == (), "nothing of it is judged"

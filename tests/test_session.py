@@ -13,7 +13,7 @@ from perfsuite.case import torch_build
 from perfsuite.case.case import Case, KnownIssue, Topology
 from perfsuite.case.hardware import AllocatedNode, Allocation, Machine
 from perfsuite.documents import plain
-from perfsuite.errors import BusyError, CaseError, PerfsuiteError
+from perfsuite.errors import AllocationOverError, BusyError, CaseError, PerfsuiteError
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.launch import local
 from perfsuite.launch.lock import MachineLock
@@ -25,6 +25,7 @@ from perfsuite.results.baseline import Baseline
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.outcome import Check, CountCheck, Verdict
 from perfsuite.results.preflight import NodePreflight, Preflight
+from perfsuite.results.profile import TakenProfile, of_baseline
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile, Skipped
@@ -41,6 +42,7 @@ from tests.samples import (
     make_shared,
     never_run,
 )
+from tests.traces import EAGER, launch_profile, taken
 from tests.twin_counts import baseline_of, counts, launch
 
 RECORDED = Verdict(outcome="recorded", launches=1)
@@ -853,3 +855,118 @@ def test_the_lock_is_taken_before_nodes_are_looked_at(
     nodes.session.lock = Held()
     with pytest.raises(BusyError):
         nodes.outcomes(2)
+
+
+TRAINS = make_case(model="llama-tiny", framework=DDP())
+SLOWER = Verdict(outcome="regressed", launches=3, checks=(Check(
+    metric="tokens_per_s", label="tokens/s", unit="tokens/s", outcome="regressed", measured=1.0, baseline=2.0,
+    tolerance=0.1),))  # fmt: skip
+
+
+class Explained:
+    """A session with `--perf-explain`, whose launches and profiles are stood in for."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, verdict: Verdict) -> None:
+        self.session = make_session(directory)
+        self.session.options = replace(self.session.options, explain=True)
+        self.profiled: list[Path] = []
+        self.run = make_run(case=TRAINS, machine=self.session.host.machine)
+        stand_in(monkeypatch, [self.run] * 3, verdict)
+        monkeypatch.setattr(session, "profile_once", self._profile)
+        self.taken: TakenProfile | PerfsuiteError = taken(EAGER)
+
+    def _profile(self, case: Case, machine: Machine, directory: Path, **options: Any) -> TakenProfile:
+        self.profiled.append(directory)
+        if isinstance(self.taken, PerfsuiteError):
+            raise self.taken
+        return self.taken
+
+    def has_baseline(self, *, profile: bool = True) -> None:
+        acceptance = baseline.Acceptance(by="somebody", date="2026-01-01", commit=None)
+        before = baseline.from_runs([self.run] * 5, accepted=acceptance)
+        self.session.baselines.write_reviewed(before)
+        if profile:
+            self.session.baselines.profiles.write_reviewed(of_baseline(before, launch_profile()))
+
+    def measure(self) -> Measurement:
+        return self.session.measure(TRAINS, "test")
+
+
+def test_a_slower_case_is_profiled_beside_the_profile_of_its_baseline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = Explained(tmp_path, monkeypatch, SLOWER)
+    ours.has_baseline()
+    result = ours.measure()
+    assert ours.profiled == [Path(result.directory, "profile")]
+    assert result.verdict.profiled is not None
+    assert result.verdict.profiled.calls == ("aten::bmm 0 -> 24 calls a step",)
+    assert result.profile == taken(EAGER)
+    assert len(result.runs) == 3
+    assert ours.session.running is None
+    assert session_file(ours.session, "complete").results == (result,)
+
+
+@pytest.mark.parametrize("why", ["none", "broken"])
+def test_without_a_profile_of_the_baseline_it_is_said_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    ours = Explained(tmp_path, monkeypatch, SLOWER)
+    ours.has_baseline(profile=why == "broken")
+    for file in tmp_path.glob("baselines/profiles/*/*.json"):
+        file.write_text("{")
+    profiled = ours.measure().verdict.profiled
+    assert profiled is not None
+    assert "there is no profile of the baseline" in profiled.notes[0]
+    assert ("not JSON" in profiled.notes[0]) is (why == "broken")
+
+
+def test_a_profile_that_cannot_be_taken_costs_no_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = Explained(tmp_path, monkeypatch, SLOWER)
+    ours.taken = AllocationOverError("no more launches")
+    result = ours.measure()
+    assert result.outcome == "regressed"
+    assert result.verdict.profiled is not None
+    assert result.verdict.profiled.notes == ("no profile was taken: no more launches",)
+
+
+def test_what_is_recorded_has_its_profile_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = Explained(tmp_path, monkeypatch, RECORDED)
+    result = ours.measure()
+    assert result.verdict.profiled is None
+    found = ours.session.baselines.find(ours.run.machine.hardware_class, TRAINS)
+    assert found is not None
+    assert ours.session.baselines.profiles.of(found) == launch_profile(EAGER)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "least", "explain", "profiled"),
+    [
+        (PASSED, 1, True, 0),
+        (PASSED, 5, True, 1),
+        (SLOWER, 1, False, 0),
+        (Verdict(outcome="failed", launches=1), 5, True, 0),
+        (Verdict(outcome="unhealthy", launches=1), 5, True, 0),
+    ],
+)
+def test_which_cases_are_profiled(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    verdict: Verdict,
+    least: int,
+    explain: bool,
+    profiled: int,
+) -> None:
+    ours = Explained(tmp_path, monkeypatch, verdict)
+    policy = replace(ours.session.options.policy, min_launches=least)
+    ours.session.options = replace(ours.session.options, explain=explain, policy=policy)
+    ours.measure()
+    assert len(ours.profiled) == profiled
+
+
+def test_a_case_that_trains_nothing_is_not_profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = Explained(tmp_path, monkeypatch, RECORDED)
+    ours.session.measure(make_case(), "test")
+    assert not ours.profiled

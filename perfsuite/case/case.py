@@ -255,6 +255,9 @@ class CaseFile(Document):
     """Whether every rank counts what a step does (`perfsuite.results.counts`)."""
     preflight: bool = False
     """Whether ranks only probe their nodes (`perfsuite.launch.preflight`): only the topology counts then."""
+    profile: bool = False
+    """Whether every rank has some steps profiled after its warm-up, and then ends
+    (`perfsuite.results.profile`): nothing of such a launch is judged."""
     metrics: tuple[str, ...] = ()
     """Metrics of other packages that every rank records: entry points of `perfsuite.metrics`."""
 

@@ -16,17 +16,26 @@ from typing import Annotated, TypeVar
 import typer
 
 from perfsuite import documents
-from perfsuite.cli import baseline_counts, baseline_times
-from perfsuite.cli.baseline_times import MIN_LAUNCHES, Refused, RunsBySession
+from perfsuite.cli import baseline_counts, baseline_profiles, baseline_times
+from perfsuite.cli.baseline_times import Refused, RunsBySession
 from perfsuite.documents import Document
 from perfsuite.errors import FileError, GitError, PerfsuiteError
 from perfsuite.git import git
 from perfsuite.launch.machine import detect
 from perfsuite.report.terminal import console, plain_table
-from perfsuite.results.baseline import Acceptance, Baseline
+from perfsuite.results.baseline import MIN_ACCEPTED, Acceptance, Baseline
 from perfsuite.results.count_baseline import CountBaseline, target_of
+from perfsuite.results.profile import ProfileBaseline, of_baseline
 from perfsuite.results.run import Run
-from perfsuite.results.store import BASELINES, COUNTS, STORE, BaselineStore, Store
+from perfsuite.results.store import (
+    BASELINES,
+    COUNTS,
+    PROFILES,
+    STORE,
+    BaselineStore,
+    FoundBaseline,
+    Store,
+)
 
 app = typer.Typer(help="Reviewed baselines: what each case reached when somebody accepted it.")
 D = TypeVar("D", bound=Document)
@@ -78,7 +87,8 @@ def show(
     for file in files:
         times = documents.read(file, Baseline)
         out.print(baseline_times.title(times))
-        for line in [f"file: {file}", *baseline_times.details(times)]:
+        profile = known.profiles.of(FoundBaseline(times, file))
+        for line in [f"file: {file}", *baseline_times.details(times), *baseline_profiles.details(profile)]:
             out.print(f"  {line}")
     for file in counts:
         counted = documents.read(file, CountBaseline)
@@ -103,7 +113,9 @@ def diff(
     if not files:
         console().print(f"no baseline changed since {ref}")
     for file in files:
-        if file.parent.parent == Path(directory, COUNTS):
+        if file.parent.parent == Path(directory, PROFILES):
+            told = baseline_profiles.before_after(*_then_and_now(ref, file, root, ProfileBaseline))
+        elif file.parent.parent == Path(directory, COUNTS):
             told = baseline_counts.before_after(*_then_and_now(ref, file, root, CountBaseline))
         else:
             told = baseline_times.before_after(*_then_and_now(ref, file, root, Baseline))
@@ -129,15 +141,17 @@ def accept(
     Takes the healthy launches of the newest session that measured a case, at least 5. `--sessions 3` takes
     also those of the two before, so that the baseline knows how much one day differs from another. Launches
     whose settings differ from the newest one's are left out. What these launches counted is accepted with
-    them. `--counts` accepts that alone: one launch is enough, on whatever machine, healthy or not. Exit
-    status 1 if a case was not accepted.
+    them, and the profile that `--perf-explain` took in the newest session. `--counts` accepts what was
+    counted alone: one launch is enough, on whatever machine, healthy or not. Exit status 1 if a case was not
+    accepted.
     """
     local = Store(store)
     runs = _counted(local, case, sessions) if counts else _measured(local, hardware_class, case, sessions)
     written, refused = [], []
     for case_id, by_session in sorted(runs.items()):
         try:
-            written += _accept(BaselineStore(baselines), by_session, reason, only_counts=counts)
+            reviewed = BaselineStore(baselines)
+            written += _accept(reviewed, by_session, reason, None if counts else local)
         except PerfsuiteError as error:
             refused.append(f"{case_id}: {error}")
     out = console()
@@ -164,7 +178,7 @@ def _measured(
         return runs
     raise FileError(
         f"no measured run of a case matching {pattern!r} on {machine_class} in {store.sessions}. "
-        f"Measure first: pytest bench_cases --perf-min-launches={MIN_LAUNCHES} -m ..."
+        f"Measure first: pytest bench_cases --perf-min-launches={MIN_ACCEPTED} -m ..."
     )
 
 
@@ -204,18 +218,23 @@ def _runs(
 
 
 def _accept(
-    reviewed: BaselineStore, by_session: RunsBySession, reason: str | None, *, only_counts: bool
+    reviewed: BaselineStore, by_session: RunsBySession, reason: str | None, store: Store | None
 ) -> list[Path]:
     """Make these launches the reviewed baselines of their case, show what changes, and return the files.
 
-    Raises `PerfsuiteError`, and writes none, if they cannot be, or if they need a reason.
+    `store` is where they are; None: only what they counted becomes one. Raises `PerfsuiteError`, and writes
+    none, if they cannot be, or if they need a reason.
     """
     acceptance = _acceptance(reason)
     runs = [run for launches in by_session.values() for run in launches]
-    times = None if only_counts else baseline_times.accepted(reviewed, by_session, acceptance)
+    times = None if store is None else baseline_times.accepted(reviewed, by_session, acceptance)
     counts = baseline_counts.accepted(reviewed.counts, runs, acceptance)
     files = [] if times is None else [reviewed.write_reviewed(times)]
-    return files if counts is None else [*files, reviewed.counts.write_reviewed(counts)]
+    files += [] if counts is None else [reviewed.counts.write_reviewed(counts)]
+    if store is not None and times is not None:
+        profile = store.profile(list(by_session)[-1], times.case.id)
+        files += [] if profile is None else [reviewed.profiles.write_reviewed(of_baseline(times, profile))]
+    return files
 
 
 def _acceptance(reason: str | None) -> Acceptance:

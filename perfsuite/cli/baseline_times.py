@@ -15,7 +15,7 @@ from perfsuite.report import summary, text
 from perfsuite.report.terminal import console
 from perfsuite.report.text import amount, plural
 from perfsuite.results import baseline
-from perfsuite.results.baseline import Acceptance, Baseline
+from perfsuite.results.baseline import MIN_ACCEPTED, Acceptance, Baseline
 from perfsuite.results.metric import (
     PEAK_MEMORY,
     TOKENS_PER_S,
@@ -29,8 +29,6 @@ from perfsuite.verdict.comparable import differences, environment_changes, launc
 from perfsuite.verdict.loss import loss_differs
 from perfsuite.verdict.noise import class_noise
 
-MIN_LAUNCHES = 5
-"""Fewest healthy launches of a reviewed baseline."""
 MAX_WORSENING = 0.005
 """Largest worsening of a baseline that needs no reason, relative."""
 HEADINGS = ("hardware class", "case", "tokens/s", "memory", "launches", "from", "accepted")
@@ -121,11 +119,11 @@ def _choose(measured: list[Run], before: Baseline | None) -> list[Run]:
             left_out[f"unlike the newest ({'; '.join(reasons)})"] += 1
         else:
             chosen.append(run)
-    if len(chosen) < MIN_LAUNCHES:
+    if len(chosen) < MIN_ACCEPTED:
         why = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "none"
         raise Refused(
-            f"{len(chosen)} healthy launches, a baseline needs {MIN_LAUNCHES} (left out: {why}). "
-            f"Measure again with --perf-min-launches={MIN_LAUNCHES}; "
+            f"{len(chosen)} healthy launches, a baseline needs {MIN_ACCEPTED} (left out: {why}). "
+            f"Measure again with --perf-min-launches={MIN_ACCEPTED}; "
             "where the machine itself is another, say so with --reason"
         )
     return chosen[::-1]

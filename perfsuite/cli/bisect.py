@@ -82,7 +82,7 @@ def bisect(
 
     def compare(a: Arm, b: Arm, tolerance: float | None, metric: str) -> Measurement:
         progress = Progress(line=_say, live=lambda text: None, cases=1)
-        session = Comparison(options, progress, host, arms=(a, b), max_pairs=max_pairs)
+        session = Comparison(options, progress, host, arms=(a, b), max_pairs=max_pairs, explains=False)
         session.tolerance, session.metric = tolerance, metric
         return _compared(session, chosen)
 

@@ -73,6 +73,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="do not count what a step does (collectives, FLOPs, kernels, memory): nothing of it is judged",
     )
     group.addoption(
+        "--perf-explain",
+        action="store_true",
+        help="launch a slower case once more, to profile some steps and say what they do otherwise; also a "
+        "case whose launches may become a baseline, which is compared with then",
+    )
+    group.addoption(
         "--perf-max-launches",
         metavar="N",
         help=f"launches at the most until a case is inconclusive (default {MAX_LAUNCHES}); "
@@ -126,6 +132,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("perf_min_launches", "as --perf-min-launches", default="1")
     parser.addini("perf_record_launches", "as --perf-record-launches", default="3")
     parser.addini("perf_wait_quiet", "as --perf-wait-quiet", default=f"{WAIT_S:.0f}")
+    parser.addini("perf_explain", "as --perf-explain", type="bool", default=False)
     parser.addini("perf_no_baseline", "as --perf-no-baseline", default="record")
     parser.addini("perf_launcher", "as --perf-launcher", default="")
     for name in SLURM_KEYS:
@@ -186,6 +193,7 @@ def options(config: pytest.Config) -> Options:
         policy=policy,
         inject=inject,
         counts=not config.getoption("--perf-no-counts"),
+        explain=config.getoption("--perf-explain") or config.getini("perf_explain"),
         fail_without_baseline=no_baseline == "fail",
         strict_improved=config.getoption("--perf-strict-improved"),
         strict_inconclusive=config.getoption("--perf-strict-inconclusive"),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from perfsuite.report import counts, preflight, summary
+from perfsuite.report import counts, preflight, profile, summary
 from perfsuite.report.columns import SPEED_CHANGE, extras, figure, of_cases, speed_in
 from perfsuite.report.published import ComparisonTable
 from perfsuite.report.scaling import HEADERS, Scaling, scalings
@@ -145,11 +145,12 @@ def _explanation(result: Measurement) -> list[str]:
     """Why a case has its verdict, in lines."""
     verdict = result.verdict
     telling = [check for check in verdict.checks if check.outcome == result.outcome]
-    lines = [*([verdict.explained] if verdict.explained else []), *verdict.reasons]
+    lines = [*profile.because(verdict), *verdict.reasons]
     lines += [sentence(check, verdict.against) for check in telling]
     if verdict.counts is not None:
         told = counts.findings(verdict.counts, by_rank=len(result.counts) > 1, most=MAX_FINDINGS)
         lines += [line[:MAX_FINDING] for line in told]
     if verdict.changed:
         lines.append(f"{summary.since(verdict)}: " + "; ".join(verdict.changed))
+    lines += profile.traces(result)
     return lines + [f"note: {note}" for note in summary.launch_notes(result)]

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from perfsuite.case.case import Unit
-from perfsuite.report import counts, dry_facts, summary
+from perfsuite.report import counts, dry_facts, profile, summary
 from perfsuite.report.columns import LAUNCHES, SPEED_CHANGE, Column, figure, of_cases, speed_in
 from perfsuite.report.summary import known_issue, notes, speed_unit
 from perfsuite.report.text import plural, rate, sentence, value
@@ -127,7 +127,7 @@ def explanation(result: Measurement) -> str:
     """Return everything about one case in words: metrics beside their baseline, failures, what changed."""
     verdict = result.verdict
     lines = [f"{result.case_id}: {verdict.outcome} {_by_what(result)}"]
-    lines += [f"  {verdict.explained}"] if verdict.explained else []
+    lines += [f"  {line}" for line in profile.because(verdict)]
     lines += [f"  {reason}" for reason in verdict.reasons]
     lines += [f"  {line}" for line in _judged_counts(result)]
     lines += [f"  {sentence(check, verdict.against)}" for check in verdict.checks]
@@ -147,6 +147,7 @@ def explanation(result: Measurement) -> str:
         lines.append(f"  baseline: {result.baseline_file}{meant if differs else ''}")
     if verdict.counts is not None and verdict.counts.baseline_file:
         lines.append(f"  baseline of the counts: {verdict.counts.baseline_file}")
+    lines += [f"  {line}" for line in profile.traces(result)]
     lines.append(f"  files of the {'dry run' if result.dry else 'launches'}: {result.directory}")
     for run in (*result.before, *result.runs):
         if run.failure is not None and run.failure.traceback:

@@ -18,6 +18,9 @@ from perfsuite.documents import Data, Document
 from perfsuite.results.rank_report import Flops, Observed
 from perfsuite.results.run import Figures, Run
 
+MIN_ACCEPTED = 5
+"""Fewest healthy launches of a reviewed baseline."""
+
 
 class BaselineLaunch(Data):
     """One launch of a baseline."""

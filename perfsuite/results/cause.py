@@ -31,6 +31,8 @@ WATCHDOG_SAYS = "watchdog caught collective operation timeout"
 """What NCCL's process group writes when a collective hung for as long as the group allows."""
 ELASTIC_SAYS = re.compile(r"[A-Z]\d{4} [\d:.]+ \d+ torch/(distributed/elastic|multiprocessing)/")
 """The beginning of a line in which torch's launcher says that a rank has ended."""
+PROFILER_SAYS = re.compile(r"(USDT|INFO|STAGE|WARNING):\d{4}-\d\d-\d\d [\d:]+ \d+:\d+ \w+\.cpp:\d+\] ")
+"""The beginning of a line in which torch's profiler says that it begins or ends: no error."""
 LEAST_FREE_BYTES = 2**16
 """Free bytes of a disk below which a report finds no room."""
 LOG_TAIL_LINES = 60
@@ -132,7 +134,8 @@ def _without_elastic(tail: str) -> str:
 
 
 def _tail(path: Path) -> str:
-    return "\n".join(_end(path).splitlines()[-LOG_TAIL_LINES:])
+    lines = [line for line in _end(path).splitlines() if PROFILER_SAYS.match(line) is None]
+    return "\n".join(lines[-LOG_TAIL_LINES:])
 
 
 def _end(path: Path) -> str:

@@ -1,10 +1,14 @@
-"""Makes one `Run` out of the files of a launch. Driver side; imports neither torch nor pytest."""
+"""Makes one `Run` out of the files of a launch, or one profile.
+
+Driver side; imports neither torch nor pytest.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import fmean
 
 from perfsuite import documents
@@ -26,6 +30,8 @@ from perfsuite.results.figures import (
 from perfsuite.results.health import gpu_setup
 from perfsuite.results.metric import find
 from perfsuite.results.nodes import with_nodes
+from perfsuite.results.profile import LaunchProfile, Profile, RankProfileFile
+from perfsuite.results.profile import merged as merged_profiles
 from perfsuite.results.rank_report import Failure, Observed, RankReport
 from perfsuite.results.run import LaunchFile, Run
 from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, RunDir
@@ -87,6 +93,27 @@ def collect(
         return bare.replace(failure=Failure(kind="ranks_disagree", message=str(error)))
     run = run.replace(notes=(*run.notes, *_notes_on_the_end(ended, failure)))
     return _with_training_checked(run, ranks)
+
+
+def collect_profile(run_dir: RunDir, failure: Failure | None) -> LaunchProfile:
+    """What the profiles of a launch's ranks come to; `failure` as for `collect`.
+
+    Raises `ReportError`, which says why, if a rank has none, and `FileError` for a bad file.
+    """
+    case = documents.read(run_dir.case, CaseFile).case
+    files = [run_dir.profile(rank) for rank in range(case.topology.world_size)]
+    if all(file.exists() for file in files):
+        return merged_profiles({rank: _profile(file) for rank, file in enumerate(files)})
+    reports = _reports(run_dir, case)
+    ended = [each for file in run_dir.all_launches() for each in documents.read(file, LaunchFile).failures]
+    if (cause := failure or first_cause(reports, ended, run_dir, case)) is not None:
+        raise ReportError(f"{cause.kind}: {cause.message}")
+    notes = list(dict.fromkeys(note for report in reports.values() for note in report.notes))
+    raise ReportError("; ".join(notes) or "no rank wrote a profile")
+
+
+def _profile(file: Path) -> Profile:
+    return documents.read(file, RankProfileFile).profile
 
 
 def _reports(run_dir: RunDir, case: Case) -> dict[int, RankReport]:

@@ -117,6 +117,17 @@ class CountCheck(Data):
     baseline_file: str | None = None
 
 
+class Profiled(Data):
+    """What a profile of some steps says of why a case is slower, beside that of the baseline or of arm A."""
+
+    calls: tuple[str, ...] = ()
+    """What a step calls more or less often, the likeliest cause first: `aten::bmm 0 -> 24 calls a step`."""
+    hints: tuple[str, ...] = ()
+    """What takes longer: times of one launch a side, which is no proof."""
+    notes: tuple[str, ...] = ()
+    """What could not be compared, and why."""
+
+
 class Verdict(Data):
     """What the launches of a case mean."""
 
@@ -128,6 +139,8 @@ class Verdict(Data):
     explained: str | None = None
     """Why a slower case is slower, as far as counts tell: what a step does otherwise, or that its work is the
     same."""
+    profiled: Profiled | None = None
+    """What a profile adds to that; None where none was taken."""
     failure: FailureKind | None = None
     reasons: tuple[str, ...] = ()
     """Why the case failed, where no metric says it, and why launches were set aside."""

@@ -38,6 +38,11 @@ class RunDir:
         """Launch `number`, from 1 on, of the case whose launches are in `directory`."""
         return cls(directory / f"launch-{number}")
 
+    @classmethod
+    def of_profile(cls, directory: Path) -> RunDir:
+        """The launch that is made for a profile of the case whose launches are in `directory`."""
+        return cls(directory / "profile")
+
     @property
     def number(self) -> int | None:
         """The number of a launch that `of_launch` named; None of any other directory."""
@@ -113,6 +118,14 @@ class RunDir:
     def all_ranks(self) -> list[Path]:
         """Every `RankReport` that was written, in no particular order."""
         return list(self.path.glob("rank-*.json"))
+
+    def profile(self, rank: int) -> Path:
+        """`RankProfileFile`, by that rank of a launch that is profiled."""
+        return self.path / f"profile-{rank}.json"
+
+    def trace(self, rank: int) -> Path:
+        """What torch's profiler recorded in that rank: opens in Perfetto."""
+        return self.path / f"trace-{rank}.json.gz"
 
     def rank_log(self, rank: int) -> Path:
         """What that rank wrote to stdout and stderr."""

@@ -15,6 +15,7 @@ from perfsuite.results.figures import median_figures
 from perfsuite.results.health import is_shared
 from perfsuite.results.outcome import UNMEASURED, Excuse, Outcome, Verdict
 from perfsuite.results.preflight import Preflight
+from perfsuite.results.profile import TakenProfile
 from perfsuite.results.run import Figures, Run
 
 
@@ -32,6 +33,10 @@ class Measurement(Data):
     """The directory with the files of its launches."""
     before: tuple[Run, ...] = ()
     """The launches of arm A where two arms were compared: `runs` are those of arm B, pair by pair."""
+    profile: TakenProfile | None = None
+    """Of a launch that was made for it, and is none of `runs`; None without one."""
+    profile_before: TakenProfile | None = None
+    """What it was compared with: the profile of the baseline, or of arm A."""
     excused: Excuse | None = None
 
     @property

@@ -5,11 +5,13 @@ The classes here alone know the names of directories and files:
     baselines/<hardware class>/<case id>.json               reviewed baselines
     .perfsuite/baselines/<hardware class>/<case id>.json    baselines recorded on this machine
     baselines/counts/<target>/<case id>.json                reviewed baselines of counts; also in the store
+    baselines/profiles/<hardware class>/<case id>.json      profiles of reviewed baselines; also in the store
     .perfsuite/history/                                     a history (`perfsuite.history.store`)
     .perfsuite/slurm/<job id>.log                           logs of Slurm's jobs (`perfsuite.launch.slurm`)
     .perfsuite/runs/<session>/results.json                  a session's `SessionFile`
     .perfsuite/runs/<session>/preflight-N/                  the files of a preflight (`RunDir`)
     .perfsuite/runs/<session>/<case id>/launch-N/           the files of a launch (`RunDir`)
+    .perfsuite/runs/<session>/<case id>/profile/            the same of a launch made for a profile
     .perfsuite/compare/<session>/                           the same of two arms: <case id>/<arm>/launch-N/
     .perfsuite/arms/<commit>/                               the worktree of an arm (`perfsuite.launch.arm`)
 """
@@ -24,11 +26,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from perfsuite import documents
-from perfsuite.case.case import Case
+from perfsuite.case.case import Case, CaseFile
 from perfsuite.documents import Document
-from perfsuite.errors import FileError
+from perfsuite.errors import FileError, ReportError
 from perfsuite.results.baseline import Baseline
+from perfsuite.results.collect import collect_profile
 from perfsuite.results.count_baseline import CountBaseline
+from perfsuite.results.profile import LaunchProfile, ProfileBaseline
 from perfsuite.results.run_dir import RunDir, launches_in
 
 STORE = Path(".perfsuite")
@@ -39,6 +43,10 @@ BASELINES = Path("baselines")
 
 COUNTS = "counts"
 """The folder of the baselines of counts, beside those of hardware classes."""
+
+
+PROFILES = "profiles"
+"""The folder of the profiles that belong to baselines."""
 
 
 class FoundBaseline(NamedTuple):
@@ -107,6 +115,13 @@ class BaselineStore(_Directories):
         """The baselines of counts that stand beside these."""
         return CountStore(self.reviewed / COUNTS, self.local / COUNTS if self.local is not None else None)
 
+    @property
+    def profiles(self) -> ProfileStore:
+        """The profiles that belong to these baselines."""
+        return ProfileStore(
+            self.reviewed / PROFILES, self.local / PROFILES if self.local is not None else None
+        )
+
     def write_reviewed(self, baseline: Baseline) -> Path:
         """Write a baseline that somebody accepted; returns its file. Raises `FileError`."""
         return _write(self.reviewed_file(baseline.hardware_class, baseline.case.id), baseline)
@@ -161,6 +176,28 @@ class CountStore(_Directories):
         baseline = documents.read(file, CountBaseline)
         _check_place(file, baseline.case, baseline.target)
         return FoundCounts(baseline, file)
+
+
+@dataclass(frozen=True)
+class ProfileStore(_Directories):
+    """Profiles of baselines, in folders named by hardware class."""
+
+    def write_reviewed(self, profile: ProfileBaseline) -> Path:
+        """Write the profile of a baseline that somebody accepted; returns its file. Raises `FileError`."""
+        return _write(self.reviewed_file(profile.hardware_class, profile.case.id), profile)
+
+    def write_local(self, profile: ProfileBaseline) -> Path:
+        """Write the profile of a baseline that was recorded; returns its file. Raises `FileError`."""
+        return _write(self.local_file(profile.hardware_class, profile.case.id), profile)
+
+    def of(self, found: FoundBaseline) -> LaunchProfile | None:
+        """The profile of a baseline; None if it has none, or only an earlier one. Raises `FileError`."""
+        file = found.file.parent.parent / PROFILES / found.file.parent.name / found.file.name
+        if not file.exists():
+            return None
+        known = documents.read(file, ProfileBaseline)
+        _check_place(file, known.case, known.hardware_class)
+        return known.profile if known.of_baseline == found.baseline.recorded_at else None
 
 
 def _file(directory: Path, folder: str, case_id: str) -> Path:
@@ -260,6 +297,21 @@ class Store:
     def results(self) -> list[Path]:
         """The `results.json` of every session, oldest first."""
         return sorted(self.sessions.glob("*/results.json"))
+
+    def profile(self, session: str, case_id: str) -> LaunchProfile | None:
+        """The profile that a session took of a case, of the newest launch that has one; None without one.
+
+        One with an injected fault is none of the case's. Raises `FileError` for a bad file.
+        """
+        for directory in sorted(self.sessions.glob(f"{session}/{case_id}*"), reverse=True):
+            run_dir = RunDir.of_profile(directory)
+            if not run_dir.case.exists():
+                continue
+            request = documents.read(run_dir.case, CaseFile)
+            if request.case.id == case_id and request.inject is None:
+                with contextlib.suppress(ReportError):
+                    return collect_profile(run_dir, None)
+        return None
 
     def launches(self, case_ids: str = "*") -> list[StoredLaunch]:
         """The launches of cases whose ids match a pattern of `fnmatch`: oldest session first, then by number.

@@ -126,6 +126,9 @@ class Attached:
         self.rank.recorder.boundary()
         if self._losses is not None:
             self._losses.end_step(optimizer)
+        if self.rank.is_profiled:
+            self._end_profiled(self.rank)
+            raise Measured
         if self.rank.recorder.steps == self.case.total_steps:
             self._finish(self.rank)
             raise Measured
@@ -197,6 +200,13 @@ class Attached:
         signal.alarm(LEAVE_S)
         if report.failure is None and rank.are_all_measured():
             rank.write(report.replace(device_probe=_probed(rank.device)))
+
+    def _end_profiled(self, rank: Rank) -> None:
+        """Write the profile, then the report, which has no figures."""
+        self.is_over = True
+        rank.write(rank.profiled())
+        rank.wait_for_others()
+        signal.alarm(LEAVE_S)
 
     def _measured(self, rank: Rank) -> RankReport:
         rank.notes += self._optimizers.notes()

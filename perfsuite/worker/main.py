@@ -25,6 +25,7 @@ from perfsuite.worker import leash, stacks
 from perfsuite.worker.flops import count_known
 from perfsuite.worker.memory import memory_for
 from perfsuite.worker.preflight import all_reduce_probe, device_probe, node_probe
+from perfsuite.worker.profiling import ProfileTaken
 from perfsuite.worker.rank import LEAVE_S, WAIT_S, Rank, empty_report, failure_of, write_failure
 from perfsuite.worker.timers import SimulatedTimer, clock_for
 
@@ -97,7 +98,10 @@ def _measure(rank: Rank) -> RankReport:
         rank.device_probe |= all_reduce_probe(device)
     rank.observe()
     with _optimizer_hooks(rank):
-        losses = _train(rank)
+        try:
+            losses = _train(rank)
+        except ProfileTaken:
+            return rank.profiled()
         rank.recorder.finish()
     return rank.finish().replace(loss=_floats(losses), flops=flops)
 
@@ -137,6 +141,7 @@ def _optimizer_hooks(rank: Rank) -> Iterator[None]:
     hooks = [
         register_optimizer_step_pre_hook(rank.before_optimizer_step),
         register_optimizer_step_post_hook(rank.recorder.after_optimizer_step),
+        register_optimizer_step_post_hook(rank.end_if_profiled),
     ]
     yield
     for hook in hooks:

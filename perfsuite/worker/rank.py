@@ -29,6 +29,7 @@ from perfsuite.results.run_dir import RunDir
 from perfsuite.worker.extra_metrics import ExtraMetrics
 from perfsuite.worker.faults import Injector
 from perfsuite.worker.memory import CudaMemory, HostMemory
+from perfsuite.worker.profiling import ProfileTaken, Profiling
 from perfsuite.worker.recorder import Recorder
 from perfsuite.worker.timers import Timer
 
@@ -91,7 +92,11 @@ class Rank:
         before_end, framework = None, self.framework
         if self._injector is not None:
             before_end, framework = self._injector.before_end, self._injector.built_with(framework)
+        if self.request.profile:
+            probe = None  # its operators are none of the step's
         self.recorder = Recorder(timer, probe=probe, memory=memory, before_end=before_end)
+        if self.request.profile:
+            self.recorder.profiling = Profiling(warmup=self.case.max_warmup_steps, device=self.request.device)
         ranks = Ranks(
             rank=self.report.rank,
             world_size=self.report.world_size,
@@ -118,6 +123,26 @@ class Rank:
         self.observer.before_optimizer_step(optimizer, args, kwargs)
         if self.recorder.counting is not None:
             self.recorder.counting.before_optimizer_step(optimizer)
+
+    @property
+    def is_profiled(self) -> bool:
+        """Whether this launch is made for a profile, and its steps are recorded."""
+        return self.recorder.profiling is not None and self.recorder.profiling.is_over
+
+    def end_if_profiled(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """End a training loop of ours that has been profiled, by raising `ProfileTaken`.
+
+        For `register_optimizer_step_post_hook`, after the clock's.
+        """
+        if self.is_profiled:
+            raise ProfileTaken
+
+    def profiled(self) -> RankReport:
+        """Stop the clock and write the profile. Returns a report without figures, as nothing is judged."""
+        self.recorder.finish()
+        assert self.recorder.profiling is not None
+        self.recorder.profiling.write(self.run_dir, self.report.rank)
+        return self.report.replace(notes=tuple(self.recorder.profiling.notes))
 
     def _count(self) -> None:
         """Let what a step does be counted, if that is asked for and the case leaves room for it."""

@@ -21,6 +21,7 @@ from perfsuite.worker.timers import Timer
 
 if TYPE_CHECKING:
     from perfsuite.worker.counting import Counting
+    from perfsuite.worker.profiling import Profiling
 
 GC_EVERY = 50
 """Steps between collections: at the same step on every rank, so that no rank waits for another's."""
@@ -54,6 +55,8 @@ class Recorder:
         """Is called with the number of steps that the device has finished, at most twice a second."""
         self.counting: Counting | None = None
         """Counts what some of the first steps do."""
+        self.profiling: Profiling | None = None
+        """Has some steps of a launch that is made for that profiled."""
         self.between_steps: Callable[[int], object] | None = None
         """Is called between two steps, in no step's time, with the number of steps that have ended."""
         self.probe_s: list[float] = []
@@ -114,6 +117,8 @@ class Recorder:
             self.probe_s.append(self.timer.host() - probe_at)
         if self.counting is not None:
             self.counting.begin_step()
+        if self.profiling is not None:
+            self.profiling.boundary(len(self._ends))
         self._between_s += self.timer.host() - ended_at
         self._begin_step()
 

@@ -42,3 +42,12 @@ def test_what_a_comparison_of_arms_cannot_have_is_a_usage_error(
     result = run_cpu(suite, *given)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"*{words}*"])
+
+
+@pytest.mark.parametrize(
+    ("given", "explain"), [((), False), (("--perf-explain",), True), (("-o", "perf_explain=true"), True)]
+)
+def test_a_profile_is_taken_where_it_is_asked_for(
+    pytester: pytest.Pytester, given: tuple[str, ...], explain: bool
+) -> None:
+    assert options(pytester.parseconfigure(*given)).explain is explain

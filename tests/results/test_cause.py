@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from perfsuite.results.cause import with_log
 from perfsuite.results.rank_report import Failure, RankReport
 from tests.collected import COMMAND_FAILED, TIMEOUT, collected, crash, failure_of
 from tests.samples import make_case, make_report, write_launch
@@ -286,3 +287,11 @@ def test_of_a_long_log_the_last_256_kib_are_read(tmp_path: Path, more: int, firs
     run_dir = write_launch(tmp_path)
     run_dir.agent_log(0).write_text("first\n" + "y" * (256 * 1024 - len("first\n") + more))
     assert str(failure_of(collected(run_dir)).traceback).splitlines()[1] == first
+
+
+def test_what_the_profiler_says_of_itself_is_no_error(tmp_path: Path) -> None:
+    run_dir = write_launch(tmp_path)
+    says = "USDT:2026-11-22 14:32:38 5185:5185 SyncActivityProfilerHandler.cpp:52] profiler_start\n"
+    run_dir.rank_log(1).write_text(f"{says}why\n{says}")
+    shown = with_log(Failure(kind="crash", message="x", rank=1), run_dir).traceback
+    assert shown == "last lines of rank-1.log:\nwhy"

@@ -8,7 +8,10 @@ import pytest
 
 from perfsuite import Script, documents
 from perfsuite.case.case import Case, CaseFile
+from perfsuite.errors import ReportError
+from perfsuite.results.collect import collect_profile
 from perfsuite.results.counts import COUNTED_STEP, Counts, RankCounts
+from perfsuite.results.profile import RankProfileFile
 from perfsuite.results.rank_report import Evidence, Failure, Memory, Observed
 from perfsuite.results.run import DeviceHealth, Health
 from perfsuite.results.run_dir import RunDir
@@ -16,6 +19,7 @@ from perfsuite.results.window import UNMEASURED_STEPS
 from tests.collected import COMMAND_FAILED, FLOPS, TIMEOUT, collected, crash, failure_of, on_gpu
 from tests.packages import Packages
 from tests.samples import make_case, make_machine, make_report, write_launch
+from tests.traces import launch_profile, make_profile
 
 
 def test_a_good_launch(tmp_path: Path) -> None:
@@ -443,3 +447,30 @@ def test_a_launch_whose_ranks_trained_apart_is_none_of_the_case(tmp_path: Path, 
         assert run.failure is not None
         assert run.failure.kind == "mismatch"
         assert "the 2 ranks trained apart" in run.failure.message
+
+
+def test_the_profiles_of_all_ranks_are_one(tmp_path: Path) -> None:
+    run_dir = write_launch(tmp_path)
+    for rank in range(2):
+        documents.write(run_dir.profile(rank), RankProfileFile(profile=make_profile()))
+    assert collect_profile(run_dir, None) == launch_profile(make_profile(), make_profile())
+
+
+@pytest.mark.parametrize(
+    ("reports", "failure", "said"),
+    [
+        ((), Failure(kind="timeout", message="killed after 9 s"), "timeout: killed after 9 s"),
+        ((make_report(0, failure=Failure(kind="crash", message="boom")),), None, "crash: boom"),
+        (
+            [make_report(rank, notes=("no profile: RuntimeError: CUPTI",)) for rank in range(2)],
+            None,
+            "^no profile: RuntimeError: CUPTI$",
+        ),
+        ([make_report(rank) for rank in range(2)], None, "no rank wrote a profile"),
+    ],
+)
+def test_why_a_launch_has_no_profile_is_said(
+    tmp_path: Path, reports: Any, failure: Failure | None, said: str
+) -> None:
+    with pytest.raises(ReportError, match=said):
+        collect_profile(write_launch(tmp_path, *reports), failure)

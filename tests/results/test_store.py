@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 
+from perfsuite import documents
+from perfsuite.case.case import CaseFile, Topology
 from perfsuite.errors import FileError
 from perfsuite.results import baseline
-from perfsuite.results.baseline import Baseline
-from perfsuite.results.store import BaselineStore, SessionDir, Store
-from tests.samples import make_case, make_launches, make_machine
+from perfsuite.results.baseline import Baseline, from_runs
+from perfsuite.results.profile import RankProfileFile, of_baseline
+from perfsuite.results.run_dir import RunDir
+from perfsuite.results.store import BaselineStore, FoundBaseline, SessionDir, Store
+from tests.samples import make_case, make_launches, make_machine, make_run
+from tests.traces import EAGER, launch_profile, make_profile
 from tests.twin_counts import baseline_of, launch
 
 CLASS = "cpu-test-2c"
@@ -310,3 +315,41 @@ def test_each_preflight_has_a_directory_of_its_own(tmp_path: Path) -> None:
         directory = session.new_preflight()
         assert directory == tmp_path / name
         directory.mkdir()
+
+
+def test_a_profile_stands_beside_its_baseline_and_belongs_to_no_newer_one(
+    baselines: BaselineStore, tmp_path: Path
+) -> None:
+    known = from_runs([make_run()] * 5)
+    found = FoundBaseline(known, baselines.write_local(known))
+    assert baselines.profiles.of(found) is None
+    file = baselines.profiles.write_local(of_baseline(known, launch_profile()))
+    assert file.relative_to(found.file.parent.parent).parts == ("profiles", *found.file.parts[-2:])
+    assert baselines.profiles.of(found) == launch_profile()
+    assert baselines.profiles.of(FoundBaseline(known.replace(recorded_at="2027-01-01"), found.file)) is None
+    reviewed = FoundBaseline(known, baselines.write_reviewed(known))
+    assert baselines.profiles.of(reviewed) is None
+    assert baselines.profiles.write_reviewed(of_baseline(known, launch_profile())).exists()
+    assert baselines.profiles.of(reviewed) == launch_profile()
+    assert baselines.hardware_classes() == [known.hardware_class]
+
+
+def test_the_profile_of_a_session_is_the_newest_that_has_no_fault(tmp_path: Path) -> None:
+    store, case = Store(tmp_path), make_run().case
+    assert store.profile("1", case.id) is None
+    for name, inject, profile in (
+        (case.id, None, make_profile()),
+        (f"{case.id}.2", None, EAGER),
+        (f"{case.id}.3", "host-read", make_profile()),
+        (f"{case.id}-other", None, None),
+    ):
+        run_dir = RunDir.of_profile(store.sessions / "1" / name)
+        one_rank = case.replace(topology=Topology(processes_per_node=1))
+        documents.write(
+            run_dir.case,
+            CaseFile(case=case if profile else one_rank, device="cpu", inject=inject, profile=True),
+        )
+        for rank in range(case.topology.world_size if profile else 0):
+            assert profile is not None
+            documents.write(run_dir.profile(rank), RankProfileFile(profile=profile))
+    assert store.profile("1", case.id) == launch_profile(*[EAGER] * case.topology.world_size)

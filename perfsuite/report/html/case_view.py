@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perfsuite.case.case import Unit
-from perfsuite.report import dry_facts, summary
+from perfsuite.report import dry_facts, profile, summary
 from perfsuite.report.columns import (
     LAUNCHES,
     MEMORY_CHANGE,
@@ -23,6 +23,7 @@ from perfsuite.report.columns import (
 from perfsuite.report.html import charts, tables
 from perfsuite.report.html.charts import Band, Figure
 from perfsuite.report.html.counts_view import CountsView, counts_view
+from perfsuite.report.html.profile_view import profile_tables
 from perfsuite.report.html.tables import NONE, Table
 from perfsuite.report.text import duration
 from perfsuite.results.metric import MFU, PEAK_MEMORY, ROOFLINE_SHARE, STEP_S_P50, TOKENS_PER_S
@@ -50,6 +51,10 @@ class CaseView:
     reason: str
     checks: Table | None
     counts: CountsView | None
+    because: list[str]
+    """Why it is slower, as far as that is known."""
+    profile: list[Table]
+    traces: list[str]
     since: str
     """Heads the list of what changed."""
     predictions: list[str]
@@ -99,6 +104,9 @@ def case_view(
         reason=summary.reason(result),
         checks=tables.checks(result, anchor),
         counts=counts_view(result, anchor),
+        because=profile.because(result.verdict),
+        profile=profile_tables(result),
+        traces=profile.traces(result),
         since=_heading(summary.since(result.verdict)),
         predictions=dry_facts.lines(result.dry_facts, result.unit),
         launches=tables.launches(result) if runs and not result.dry else None,

@@ -1,0 +1,79 @@
+"""Prepares the profile of one case of the HTML page: tables of text. Pure.
+
+Imports neither torch nor pytest. Text is escaped where it becomes HTML: in the template.
+"""
+
+from __future__ import annotations
+
+from perfsuite.report.html.tables import NONE, Table
+from perfsuite.results.profile import LaunchProfile, Profile, TakenProfile
+from perfsuite.results.session_file import Measurement
+
+MOST_ROWS = 20
+"""Kernels or operators that are shown: those that take longest on either side."""
+
+
+def profile_tables(result: Measurement) -> list[Table]:
+    """Return the parts of a step and its longest kernels or operators, each beside what it was before.
+
+    None without a profile. Of several ranks the first one's are shown.
+    """
+    now, before = _profile(result.profile), _profile(result.profile_before)
+    if now is None or result.profile is None or result.profile.profile is None:
+        return []
+    name = result.verdict.against or "baseline"
+    return [_parts(before, now, name, result.profile.profile), _longest(before, now, name)]
+
+
+def _profile(taken: TakenProfile | None) -> Profile | None:
+    return None if taken is None or taken.profile is None else taken.profile.ranks[0].profile
+
+
+def _parts(before: Profile | None, now: Profile, against: str, launch: LaunchProfile) -> Table:
+    then = {} if before is None else _split(before)
+    today = _split(now)
+    rows = [
+        (
+            part,
+            _ms(then.get(part)),
+            _ms(today.get(part)),
+            NONE if before is None else f"{(today.get(part, 0) - then.get(part, 0)) / 1e3:+.2f}",
+        )
+        for part in {**then, **today}
+    ]
+    caption = (
+        f"Where the time of a step goes: the mean of {now.steps} steps of one launch, ranks "
+        f"{launch.ranks[0].name}. What is hidden runs behind computation and is part of no sum."
+    )
+    headers = ("part", f"{against}, ms", "now, ms", "change")
+    return Table(caption=caption, headers=headers, rows=rows, figure_columns=3)
+
+
+def _split(profile: Profile) -> dict[str, float]:
+    hidden = {f"{kind} hidden": us for kind, us in profile.split.hidden_us.items()}
+    return {**profile.split.parts(), "step": profile.split.step_us, **hidden}
+
+
+def _longest(before: Profile | None, now: Profile, against: str) -> Table:
+    timed = now.kernels or now.operators
+    earlier = () if before is None else before.kernels or before.operators
+    then, today = ({work.name: work for work in works} for works in (earlier, timed))
+    longest = sorted(
+        {**then, **today}, key=lambda name: -max(each[name].us for each in (then, today) if name in each)
+    )
+    rows = [
+        (
+            name,
+            *(f"{each[name].calls:g}" if name in each else NONE for each in (then, today)),
+            *(_ms(each[name].us if name in each else None) for each in (then, today)),
+        )
+        for name in longest[:MOST_ROWS]
+    ]
+    what = "kernels" if now.kernels else "operators, without what they call"
+    caption = f"The longest {what}: calls and time of a step. All of them are in results.json."
+    headers = ("name", f"calls, {against}", "calls now", f"{against}, ms", "now, ms")
+    return Table(caption=caption, headers=headers, rows=rows, figure_columns=4)
+
+
+def _ms(us: float | None) -> str:
+    return NONE if us is None else f"{us / 1e3:.2f}"

@@ -1,0 +1,242 @@
+"""What a profile of a few steps comes to: where a step's time goes, and every call that it makes. Pure data.
+
+A launch of its own is profiled, and nothing of it is judged (`perfsuite.worker.profiling`). Of a trace of
+many megabytes remain some kilobytes (`perfsuite.results.trace`), which are kept with a baseline. Times are in
+microseconds a step. Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, median
+from typing import Literal
+
+from pydantic import Field
+
+from perfsuite.case.case import Case
+from perfsuite.documents import Data, Document, lines, plain
+from perfsuite.results.baseline import Baseline
+from perfsuite.results.counts import spans
+
+METHOD = "profile-1"
+"""The way of reducing a trace. Profiles of another method are not compared."""
+PROFILED_STEPS = 3
+STRAGGLES = 1.2
+"""A rank that computes so many times as long as the median rank is named."""
+
+
+class Work(Data):
+    """All calls of one name."""
+
+    name: str
+    calls: float
+    """A step."""
+    us: float
+    """Time a step: of an operator without what it calls, of a kernel on the GPU."""
+
+
+class StepSplit(Data):
+    """Where the time of a step goes. All but `hidden_us` add up to `step_us`."""
+
+    step_us: float
+    compute_us: float
+    """Kernels, on a GPU; operators, on a CPU. Without the optimizer's."""
+    optimizer_us: float
+    exposed_us: dict[str, float] = Field(default_factory=dict)
+    """Communication during which nothing is computed, by kind: `all_gather`."""
+    hidden_us: dict[str, float] = Field(default_factory=dict)
+    """Communication behind computation."""
+    data_wait_us: float = 0
+    """Waiting for the data loader; on a GPU, that meanwhile does nothing."""
+    idle_us: float = 0
+    """On a GPU: it does nothing, and no data are waited for."""
+    other_us: float = 0
+    """On a CPU: everything else."""
+
+    @property
+    def busy_us(self) -> float:
+        """What is computed, the optimizer's included."""
+        return self.compute_us + self.optimizer_us
+
+    def parts(self) -> dict[str, float]:
+        """What adds up to the step, by its name in words; what takes no time is left out."""
+        named = {
+            "compute": self.compute_us,
+            "optimizer": self.optimizer_us,
+            **{f"{kind} exposed": us for kind, us in self.exposed_us.items()},
+            "wait for data": self.data_wait_us,
+            "idle": self.idle_us,
+            "the rest": self.other_us,
+        }
+        return {name: us for name, us in named.items() if us}
+
+
+class Profile(Data):
+    """`PROFILED_STEPS` steps of one rank, as means."""
+
+    device: Literal["cpu", "cuda"]
+    steps: int
+    split: StepSplit
+    operators: tuple[Work, ...]
+    """All of them, the longest first."""
+    kernels: tuple[Work, ...] = ()
+    """All kernels and copies of the GPU, the longest first; none on a CPU."""
+    host_syncs: tuple[Work, ...] = ()
+    """Calls in which the host waits for the device: a value that it reads, a synchronisation, a copy."""
+    unsteady: tuple[str, ...] = ()
+    """Names whose calls are not the same in each of the steps: they are not compared."""
+
+    def calls(self) -> dict[str, float]:
+        """The steady calls a step, by name."""
+        every = (*self.operators, *self.kernels, *self.host_syncs)
+        return {each.name: each.calls for each in every if each.name not in self.unsteady}
+
+
+class RankProfile(Data):
+    """The profile of one rank, or the mean of several that make the same calls."""
+
+    ranks: tuple[int, ...] = Field(min_length=1)
+    profile: Profile
+
+    @property
+    def name(self) -> str:
+        """The ranks as text: `0-3,6`."""
+        return spans(self.ranks)
+
+
+class LaunchProfile(Data):
+    """The profiles of all ranks of a launch."""
+
+    method: str = METHOD
+    ranks: tuple[RankProfile, ...] = Field(min_length=1)
+    busy_us: tuple[float, ...]
+    """What each rank computes, by its number."""
+
+    @property
+    def straggler(self) -> int | None:
+        """The rank that computes much longer than the median one; None without one."""
+        longest = max(self.busy_us)
+        return self.busy_us.index(longest) if longest > STRAGGLES * median(self.busy_us) else None
+
+    def of_rank(self, rank: int) -> Profile | None:
+        """The profile of one rank; None if there is no such rank."""
+        return next((entry.profile for entry in self.ranks if rank in entry.ranks), None)
+
+
+class TakenProfile(Data):
+    """What came of a launch that was made for a profile."""
+
+    profile: LaunchProfile | None = None
+    why_none: str | None = None
+    """Why there is no profile."""
+    traces: tuple[str, ...] = ()
+    """The trace of each rank, by its number: a file that opens in Perfetto."""
+
+
+class RankProfileFile(Document):
+    """`profile-N.json`: what one rank made of its trace."""
+
+    schema_version: Literal[1] = 1
+    profile: Profile
+
+
+class ProfileBaseline(Document):
+    """`profiles/<hardware class>/<case id>.json`: the profile that belongs to a baseline of times."""
+
+    schema_version: Literal[1] = 1
+    hardware_class: str
+    case: Case
+    profile: LaunchProfile
+    of_baseline: str
+    """When that baseline's launches were made, as it says itself: a newer one has another profile."""
+
+    def as_json(self) -> str:
+        """As other documents, but each operator in one line."""
+        return lines(plain(self)) + "\n"
+
+
+def of_baseline(known: Baseline, profile: LaunchProfile) -> ProfileBaseline:
+    """What is kept of the profile that was taken with the launches of a baseline."""
+    return ProfileBaseline(
+        hardware_class=known.hardware_class,
+        case=known.case,
+        profile=profile,
+        of_baseline=known.recorded_at,
+    )
+
+
+def merged(profiles: Mapping[int, Profile]) -> LaunchProfile:
+    """The profiles of every rank as few entries: ranks that make the same calls share one, by the mean."""
+    groups: list[dict[int, Profile]] = []
+    for rank, profile in sorted(profiles.items()):
+        for group in groups:
+            if _same_calls(next(iter(group.values())), profile):
+                group[rank] = profile
+                break
+        else:
+            groups.append({rank: profile})
+    return LaunchProfile(
+        ranks=tuple(
+            RankProfile(ranks=tuple(group), profile=_mean(tuple(group.values()))) for group in groups
+        ),
+        busy_us=tuple(_cut(profile.split.busy_us) for _, profile in sorted(profiles.items())),
+    )
+
+
+def _same_calls(one: Profile, other: Profile) -> bool:
+    return one.device == other.device and one.calls() == other.calls()
+
+
+def _mean(profiles: Sequence[Profile]) -> Profile:
+    first = profiles[0]
+    if len(profiles) == 1:
+        return first
+    return first.replace(
+        split=_mean_split([each.split for each in profiles]),
+        operators=_mean_work([each.operators for each in profiles]),
+        kernels=_mean_work([each.kernels for each in profiles]),
+        host_syncs=_mean_work([each.host_syncs for each in profiles]),
+        unsteady=tuple(sorted({name for each in profiles for name in each.unsteady})),
+    )
+
+
+def _mean_split(splits: Sequence[StepSplit]) -> StepSplit:
+    def mean(name: str) -> float:
+        return _cut(fmean(getattr(split, name) for split in splits))
+
+    def by_kind(name: str) -> dict[str, float]:
+        kinds = sorted({kind for split in splits for kind in getattr(split, name)})
+        return {kind: _cut(fmean(getattr(split, name).get(kind, 0) for split in splits)) for kind in kinds}
+
+    return StepSplit(
+        step_us=mean("step_us"),
+        compute_us=mean("compute_us"),
+        optimizer_us=mean("optimizer_us"),
+        exposed_us=by_kind("exposed_us"),
+        hidden_us=by_kind("hidden_us"),
+        data_wait_us=mean("data_wait_us"),
+        idle_us=mean("idle_us"),
+        other_us=mean("other_us"),
+    )
+
+
+def _mean_work(of_ranks: Sequence[Iterable[Work]]) -> tuple[Work, ...]:
+    sums: dict[str, tuple[float, float]] = {}
+    for works in of_ranks:
+        for work in works:
+            calls, us = sums.get(work.name, (0.0, 0.0))
+            sums[work.name] = calls + work.calls, us + work.us
+    count = len(of_ranks)
+    return longest_first(
+        Work(name=name, calls=round(calls / count, 3), us=_cut(us / count))
+        for name, (calls, us) in sums.items()
+    )
+
+
+def longest_first(works: Iterable[Work]) -> tuple[Work, ...]:
+    """Works by their time, the longest first; equal ones by name."""
+    return tuple(sorted(works, key=lambda work: (-work.us, work.name)))
+
+
+def _cut(us: float) -> float:
+    return round(us, 1)

@@ -1,0 +1,394 @@
+"""Reduces the events of torch's profiler to a `Profile`: intervals, calls and times. Pure.
+
+A trace is a list of events as Chrome's format has them, with times in microseconds. On a CPU operators say
+what is computed, and each collective of gloo has a thread of its own. On a GPU kernels say it: each belongs
+to the step in which the host launched it, and the steps last from their first kernel to the next step's.
+Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple
+
+from perfsuite.errors import ReportError
+from perfsuite.results.profile import PROFILED_STEPS, Profile, StepSplit, Work, longest_first
+
+STEP = "ProfilerStep#"
+OPTIMIZER = "Optimizer.step#"
+DATA_LOADER = "enumerate(DataLoader)#"
+REPEATS = "autograd::engine::evaluate_function: "
+"""Begins the name of an event that only wraps the one of the same node."""
+OPERATORS = frozenset({"cpu_op", "user_annotation"})
+ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
+HOST_READ = "aten::_local_scalar_dense"
+"""The operator by which the host reads a value."""
+LONGEST_NAME = 160
+"""Characters that are kept of a kernel's name, whose template arguments may be thousands."""
+
+_GLOO = re.compile(r"gloo:(\w+)")
+_NCCL = re.compile(r"nccl(?:Dev)?Kernel_?([A-Z][a-z]+(?:[A-Z][a-z]+)?)")
+_SYNC = re.compile(r"\w*Synchronize(?:_v\w+)?")
+_NOT_COMPUTED = ("autograd::", "torch::autograd::", "c10d::")
+_COMPILED = ("## Call CompiledFxGraph", "CompiledFunction")
+_OF_A_LAYER = re.compile(r"(FSDP::[\w ]+) \(.*\)")
+
+Span = tuple[float, float]
+"""Begin and end of an interval."""
+
+
+class _Call(NamedTuple):
+    """One call of an operator or a kernel."""
+
+    name: str
+    step: int
+    """From 0 on."""
+    us: float
+
+
+class _Window(NamedTuple):
+    """The profiled steps on the host's clock."""
+
+    starts: list[float]
+    """Of each step, and the end of the last."""
+
+    @property
+    def steps(self) -> int:
+        return len(self.starts) - 1
+
+    def step(self, at: float) -> int | None:
+        """The number of the step, from 0 on, in which something begins; None outside of all."""
+        number = bisect_right(self.starts, at) - 1
+        return number if 0 <= number < self.steps else None
+
+
+def reduced(events: Sequence[dict[str, Any]], device: Literal["cpu", "cuda"]) -> Profile:
+    """What a trace of a rank comes to.
+
+    Steps after the first `PROFILED_STEPS` only say where these end: one more is worth recording. Raises
+    `ReportError` for a trace without steps, or, of a GPU, without kernels.
+    """
+    done = [event for event in events if event.get("ph") == "X" and "dur" in event]
+    window = _window(done)
+    operators, spans = _operators(done, window)
+    syncs = [_Call(HOST_READ, call.step, call.us) for call in operators if call.name == HOST_READ]
+    kernels: list[_Call] = []
+    if device == "cuda":
+        kernels, split = _on_gpu(done, window, spans)
+        syncs += _synchronisations(done, window) + [call for call in kernels if "Memcpy DtoH" in call.name]
+    else:
+        split = _on_cpu(window, spans)
+    steps = window.steps
+    return Profile(
+        device=device,
+        steps=steps,
+        split=split,
+        operators=_work(operators, steps),
+        kernels=_work(kernels, steps),
+        host_syncs=_work(syncs, steps),
+        unsteady=tuple(sorted({*_unsteady(operators, steps), *_unsteady(kernels + syncs, steps)})),
+    )
+
+
+def _window(events: Iterable[dict[str, Any]]) -> _Window:
+    steps = sorted(
+        (event["ts"], event["ts"] + event["dur"])
+        for event in events
+        if event.get("cat") in OPERATORS and event["name"].startswith(STEP)
+    )
+    if not steps:
+        raise ReportError("the trace has no step")
+    measured = steps[:PROFILED_STEPS]
+    end = steps[len(measured)][0] if len(steps) > len(measured) else measured[-1][1]
+    return _Window([*(begin for begin, _ in measured), end])
+
+
+# The host
+
+
+class _Spans:
+    """Intervals of the host, by what they are."""
+
+    def __init__(self) -> None:
+        self.compute: list[Span] = []
+        self.optimizer: list[Span] = []
+        self.data: list[Span] = []
+        self.communication: dict[str, list[Span]] = defaultdict(list)
+
+
+class _Open(NamedTuple):
+    """An operator that has not ended."""
+
+    end: float
+    communicates: bool
+
+
+def _operators(events: Iterable[dict[str, Any]], window: _Window) -> tuple[list[_Call], _Spans]:
+    """Every operator that begins in a step, with the time that it takes without what it calls."""
+    by_thread: dict[Any, list[tuple[float, float, str]]] = defaultdict(list)
+    for event in events:
+        if event.get("cat") in OPERATORS and not event["name"].startswith(STEP):
+            by_thread[event.get("tid")].append((event["ts"], -event["dur"], event["name"]))
+    calls: list[_Call] = []
+    spans = _Spans()
+    for found in by_thread.values():
+        _of_thread(sorted(found), window, calls, spans)
+    return calls, spans
+
+
+def _of_thread(
+    found: Iterable[tuple[float, float, str]], window: _Window, calls: list[_Call], spans: _Spans
+) -> None:
+    """Take in the operators of one thread, in the order of their begin, outer ones first."""
+    opened: list[_Open] = []
+    own: list[float] = []
+    """Of each operator that is open, the time without what it calls."""
+    names: list[tuple[str, int | None]] = []
+
+    def close(until: float) -> None:
+        while opened and opened[-1].end <= until:
+            opened.pop()
+            (name, step), us = names.pop(), own.pop()
+            if step is not None and not name.startswith(REPEATS):
+                calls.append(_Call(name, step, max(us, 0)))
+
+    for begin, minus_length, full_name in found:
+        close(begin)
+        end = begin - minus_length
+        if opened:
+            own[-1] -= min(end, opened[-1].end) - begin
+        collective = _GLOO.fullmatch(full_name)
+        inside = bool(opened) and opened[-1].communicates
+        opened.append(_Open(end, inside or collective is not None))
+        own.append(-minus_length)
+        names.append((_OF_A_LAYER.sub(r"\1", full_name), window.step(begin)))
+        if collective is not None:
+            spans.communication[collective[1].strip("_")].append((begin, end))
+        elif full_name.startswith(OPTIMIZER):
+            spans.optimizer.append((begin, end))
+        elif full_name.startswith(DATA_LOADER):
+            spans.data.append((begin, end))
+        elif not inside and _computes(full_name):
+            spans.compute.append((begin, end))
+    close(float("inf"))
+
+
+def _computes(name: str) -> bool:
+    is_operator = re.match(r"\w+::", name) is not None and not name.startswith(("FSDP::", *_NOT_COMPUTED))
+    return is_operator or name.startswith(_COMPILED)
+
+
+def _on_cpu(window: _Window, spans: _Spans) -> StepSplit:
+    begin, end = window.starts[0], window.starts[-1]
+    optimizer = _within(_union(spans.optimizer), begin, end)
+    data = _without(_within(_union(spans.data), begin, end), optimizer)
+    compute = _without(_within(_union(spans.compute), begin, end), _union([*optimizer, *data]))
+    busy = _union([*optimizer, *data, *compute])
+    exposed, hidden, communicated = _communication(spans.communication, busy, begin, end)
+    steps = window.steps
+    rest = end - begin - _length(_union([*busy, *communicated]))
+    return StepSplit(
+        step_us=_a_step(end - begin, steps),
+        compute_us=_a_step(_length(compute), steps),
+        optimizer_us=_a_step(_length(optimizer), steps),
+        exposed_us={kind: _a_step(us, steps) for kind, us in exposed.items()},
+        hidden_us={kind: _a_step(us, steps) for kind, us in hidden.items()},
+        data_wait_us=_a_step(_length(data), steps),
+        other_us=_a_step(rest, steps),
+    )
+
+
+def _communication(
+    spans: dict[str, list[Span]], busy: list[Span], begin: float, end: float
+) -> tuple[dict[str, float], dict[str, float], list[Span]]:
+    """Time of each kind beside and behind what keeps the device busy, and all intervals together.
+
+    Where two kinds run at once, the time counts for the first of them by name.
+    """
+    exposed: dict[str, float] = {}
+    hidden: dict[str, float] = {}
+    seen: list[Span] = []
+    for kind, found in sorted(spans.items()):
+        new = _without(_within(_union(found), begin, end), seen)
+        alone = _length(_without(new, busy))
+        for times, us in ((exposed, alone), (hidden, _length(new) - alone)):
+            if round(us, 1) > 0:
+                times[kind] = us
+        seen = _union([*seen, *new])
+    return exposed, hidden, seen
+
+
+def _synchronisations(events: Iterable[dict[str, Any]], window: _Window) -> list[_Call]:
+    """Calls in which the host waits for the device."""
+    return [
+        _Call(event["name"], step, event["dur"])
+        for event in events
+        if event.get("cat") in LAUNCHES
+        and _SYNC.fullmatch(event["name"])
+        and (step := window.step(event["ts"])) is not None
+    ]
+
+
+# The device
+
+
+class _Kernel(NamedTuple):
+    name: str
+    span: Span
+    launched_at: float
+
+
+def _on_gpu(
+    events: Sequence[dict[str, Any]], window: _Window, spans: _Spans
+) -> tuple[list[_Call], StepSplit]:
+    """Every kernel and copy of the steps, and the split of the device's time."""
+    kernels = _kernels(events)
+    of_step = [(window.step(kernel.launched_at), kernel) for kernel in kernels]
+    ours = [(step, kernel) for step, kernel in of_step if step is not None]
+    if not ours:
+        raise ReportError("the trace has no kernel of a GPU: is its profiling interface (CUPTI) in use?")
+    later = [kernel.span[0] for kernel in kernels if kernel.launched_at >= window.starts[-1]]
+    begin = min(kernel.span[0] for _, kernel in ours)
+    end = min(later, default=max(kernel.span[1] for _, kernel in ours))
+    optimizers = _union(spans.optimizer)
+    communication: dict[str, list[Span]] = defaultdict(list)
+    optimizer, compute = list[Span](), list[Span]()
+    for kernel in kernels:
+        if (collective := _NCCL.search(kernel.name)) is not None:
+            communication[_snake(collective[1])].append(kernel.span)
+        elif _holds(optimizers, kernel.launched_at):
+            optimizer.append(kernel.span)
+        else:
+            compute.append(kernel.span)
+    calls = [_Call(kernel.name, step, kernel.span[1] - kernel.span[0]) for step, kernel in ours]
+    split = _gpu_split(compute, optimizer, communication, spans.data, (begin, end), window.steps)
+    return calls, split
+
+
+def _gpu_split(
+    compute: list[Span],
+    optimizer: list[Span],
+    communication: dict[str, list[Span]],
+    data: list[Span],
+    window: Span,
+    steps: int,
+) -> StepSplit:
+    begin, end = window
+    optimizing = _within(_union(optimizer), begin, end)
+    computing = _without(_within(_union(compute), begin, end), optimizing)
+    busy = _union([*optimizing, *computing])
+    exposed, hidden, communicated = _communication(communication, busy, begin, end)
+    idle = _without([window], _union([*busy, *communicated]))
+    without_data = _without(idle, _union(data))
+    return StepSplit(
+        step_us=_a_step(end - begin, steps),
+        compute_us=_a_step(_length(computing), steps),
+        optimizer_us=_a_step(_length(optimizing), steps),
+        exposed_us={kind: _a_step(us, steps) for kind, us in exposed.items()},
+        hidden_us={kind: _a_step(us, steps) for kind, us in hidden.items()},
+        data_wait_us=_a_step(_length(idle) - _length(without_data), steps),
+        idle_us=_a_step(_length(without_data), steps),
+    )
+
+
+def _kernels(events: Sequence[dict[str, Any]]) -> list[_Kernel]:
+    """What the device did, with the moment when the host asked for it; its begin where that is not known."""
+    launched_at = {
+        event["args"]["correlation"]: event["ts"]
+        for event in events
+        if event.get("cat") in LAUNCHES and "correlation" in event.get("args", {})
+    }
+    return [
+        _Kernel(
+            name=_kernel_name(event["name"]),
+            span=(event["ts"], event["ts"] + event["dur"]),
+            launched_at=launched_at.get(event.get("args", {}).get("correlation"), event["ts"]),
+        )
+        for event in events
+        if event.get("cat") in ON_DEVICE
+    ]
+
+
+def _kernel_name(name: str) -> str:
+    """A kernel's name without its parameters: `void add<float>(int)` is `add<float>`."""
+    if name.startswith("Mem"):
+        return name
+    short = name.removeprefix("void ").replace("(anonymous namespace)", "anonymous")
+    return short.split("(")[0].strip()[:LONGEST_NAME]
+
+
+def _snake(name: str) -> str:
+    """`AllGather` as `all_gather`, as the counts name it."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+# Calls and intervals
+
+
+def _work(calls: Iterable[_Call], steps: int) -> tuple[Work, ...]:
+    counts, times = Counter[str](), Counter[str]()
+    for call in calls:
+        counts[call.name] += 1
+        times[call.name] += call.us  # type: ignore[assignment]  # a Counter of floats
+    return longest_first(
+        Work(name=name, calls=round(count / steps, 3), us=_a_step(times[name], steps))
+        for name, count in counts.items()
+    )
+
+
+def _unsteady(calls: Iterable[_Call], steps: int) -> set[str]:
+    """The names that are not called as often in each step."""
+    by_name: dict[str, Counter[int]] = defaultdict(Counter)
+    for call in calls:
+        by_name[call.name][call.step] += 1
+    return {name for name, of in by_name.items() if len({of[step] for step in range(steps)}) > 1}
+
+
+def _a_step(us: float, steps: int) -> float:
+    return round(us / steps, 1)
+
+
+def _union(spans: Iterable[Span]) -> list[Span]:
+    joined: list[Span] = []
+    for begin, end in sorted(spans):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def _within(spans: Iterable[Span], begin: float, end: float) -> list[Span]:
+    cut = ((max(start, begin), min(stop, end)) for start, stop in spans)
+    return [(start, stop) for start, stop in cut if start < stop]
+
+
+def _without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
+    """The parts of disjoint, sorted intervals that lie in none of `others`, which are so, too."""
+    left: list[Span] = []
+    first = 0
+    for begin, end in spans:
+        while first < len(others) and others[first][1] <= begin:
+            first += 1
+        at, number = begin, first
+        while number < len(others) and others[number][0] < end:
+            if others[number][0] > at:
+                left.append((at, others[number][0]))
+            at = max(at, others[number][1])
+            number += 1
+        if at < end:
+            left.append((at, end))
+    return left
+
+
+def _holds(spans: Sequence[Span], moment: float) -> bool:
+    number = bisect_right(spans, (moment, float("inf"))) - 1
+    return number >= 0 and moment < spans[number][1]
+
+
+def _length(spans: Iterable[Span]) -> float:
+    return sum(end - begin for begin, end in spans)

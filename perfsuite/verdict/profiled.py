@@ -1,0 +1,178 @@
+"""Says in words why a step takes longer, by two profiles of some steps.
+
+Pure; imports neither torch nor pytest.
+Calls are the same in every launch of the same code: one that differs is a cause. Times of single launches are
+no more than a hint.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from perfsuite.results.outcome import Profiled
+from perfsuite.results.profile import LaunchProfile, Profile, RankProfile, TakenProfile, Work
+
+MOST_CALLS = 5
+"""Names whose calls differ that are told: those most likely to be the cause."""
+MOST_TIMES = 3
+LEAST_SHARE = 0.03
+"""Share of the step below which a difference of times is not told."""
+UNCHANGED = 0.05
+"""Relative difference below which a family of kernels counts as unchanged."""
+_FAMILIES: Mapping[str, re.Pattern[str]] = {
+    "matmuls": re.compile(r"gemm|cutlass|cublas|nvjet|xmma|gemv|splitK|aten::(mm|bmm|addmm|baddbmm)$", re.I),
+    "attention": re.compile(r"flash|fmha|attention", re.I),
+    "copies": re.compile(r"Memcpy|copy_kernel|aten::copy_$|CatArrayBatchedCopy"),
+}
+_NO_WORK = re.compile(
+    r"(aten::)?(_unsafe_view|_reshape_alias|alias|as_strided|chunk|contiguous|detach_?|empty\w*|expand(_as)?|"
+    r"flatten|lift_fresh|narrow|new_empty\w*|permute|reshape|resolve_conj|resolve_neg|result_type|select|slice|"
+    r"split(_with_sizes)?|squeeze|t|to|transpose|unbind|unflatten|unsqueeze|view(_as)?)|"
+    r"(Alias|AsStrided|Expand|Permute|Reshape\w*|Select|Slice|Split\w*|Squeeze|T|Transpose|Unbind|UnsafeView|"
+    r"Unsqueeze|View)Backward\d+"
+)
+"""Views and allocations, and the nodes of views, which follow from other calls: they are told last."""
+
+
+def explained(before: TakenProfile | None, now: TakenProfile, against: str) -> Profiled:
+    """What differs between two profiles. `against` names the first: `the baseline`, `arm A`."""
+    if now.profile is None:
+        return Profiled(notes=(f"no profile was taken: {now.why_none}",))
+    if before is None:
+        advice = "record or accept it with --perf-explain, and a later regression is compared with it"
+        return Profiled(notes=(f"there is no profile of {against}: {advice}",))
+    if before.profile is None:
+        return Profiled(notes=(f"there is no profile of {against}: {before.why_none}",))
+    return compared(before.profile, now.profile, against)
+
+
+def compared(before: LaunchProfile, now: LaunchProfile, against: str) -> Profiled:
+    """What differs between the ranks of two launches: of those that differ most in what they call."""
+    pairs = [(entry, then) for entry in now.ranks if (then := before.of_rank(entry.ranks[0])) is not None]
+    if before.method != now.method or not pairs or pairs[0][0].profile.device != pairs[0][1].device:
+        what = "of another method, device or number of ranks"
+        return Profiled(notes=(f"the profile of {against} is {what}: not compared",))
+    entry, then = max(pairs, key=lambda pair: len(_changed_calls(pair[1], pair[0].profile)))
+    return Profiled(
+        calls=_calls(then, entry, by_rank=len(now.ranks) > 1),
+        hints=(*_hints(then, entry.profile), *_straggler(before, now)),
+    )
+
+
+# Calls
+
+
+def _calls(before: Profile, entry: RankProfile, *, by_rank: bool) -> tuple[str, ...]:
+    found = _changed_calls(before, entry.profile)
+    told = [_sentence(name, *calls, before, entry.profile) for name, calls in found[:MOST_CALLS]]
+    if told and by_rank:
+        told[0] += f" (rank{'' if len(entry.ranks) == 1 else 's'} {entry.name})"
+    if left := len(found) - MOST_CALLS:
+        told += [f"and {left} more names are called more or less often"] if left > 0 else []
+    return tuple(told)
+
+
+def _changed_calls(before: Profile, now: Profile) -> list[tuple[str, tuple[float, float]]]:
+    """The names whose calls differ, with the calls of both, the likeliest cause first.
+
+    What is new or gone comes first, then what changed most for its number; of equal ones synchronisations,
+    then the most calls, then what takes longest.
+    """
+    then, today, times = before.calls(), now.calls(), _times_by_name(before, now)
+    waits = _waits(before, now)
+    unsteady = {*before.unsteady, *now.unsteady}
+    calls = {name: (then.get(name, 0.0), today.get(name, 0.0)) for name in {**then, **today}}
+    found = [(name, both) for name, both in calls.items() if both[0] != both[1] and name not in unsteady]
+
+    def order(each: tuple[str, tuple[float, float]]) -> tuple[bool, float, bool, float, float]:
+        name, (earlier, later) = each
+        by = abs(later - earlier)
+        share, is_bare = by / max(earlier, later), _NO_WORK.fullmatch(name) is not None
+        return is_bare, -share, name not in waits, -by, -abs(times[name])
+
+    return sorted(found, key=order)
+
+
+def _sentence(name: str, then: float, today: float, before: Profile, now: Profile) -> str:
+    why = ": the host waits for a value or for the device" if name in _waits(before, now) else ""
+    return f"{name} {then:g} -> {today:g} calls a step{why}"
+
+
+def _waits(*profiles: Profile) -> set[str]:
+    return {work.name for profile in profiles for work in profile.host_syncs}
+
+
+# Times
+
+
+def _hints(before: Profile, now: Profile) -> list[str]:
+    """The parts of the step, then the operators or kernels, that differ most in time."""
+    then, today = before.split.parts(), now.split.parts()
+    step = now.split.step_us - before.split.step_us
+    least = LEAST_SHARE * before.split.step_us
+    families = {
+        name: (_family(before, pattern), _family(now, pattern)) for name, pattern in _FAMILIES.items()
+    }
+    parts = {name: (then.get(name, 0.0), today.get(name, 0.0)) for name in {**then, **today}}
+    told = [_arrow(name, *times, step) for name, times in _most(parts, least)]
+    same = [name for name, (one, other) in families.items() if one and abs(other - one) <= UNCHANGED * one]
+    first = ", ".join(told) or f"no part of a step differs by {LEAST_SHARE:.0%} of it"
+    unchanged = f"; {', '.join(same)} unchanged" if same else ""
+    named = "kernels" if now.kernels else "operators"
+    singly = _work_by_name(before, now)
+    changed = [_arrow(name, *times) for name, times in _most(singly, least)]
+    return [
+        f"by time, a hint: {first}{unchanged}",
+        *([f"by time, a hint, of the {named}: {', '.join(changed)}"] if changed else []),
+    ]
+
+
+def _most(times: Mapping[str, tuple[float, float]], least: float) -> list[tuple[str, tuple[float, float]]]:
+    """The times that differ by at least so much, the largest difference first."""
+    found = [each for each in times.items() if abs(each[1][1] - each[1][0]) >= max(least, 1e-9)]
+    return sorted(found, key=lambda each: -abs(each[1][1] - each[1][0]))[:MOST_TIMES]
+
+
+def _arrow(name: str, then: float, today: float, step: float | None = None) -> str:
+    """`all_gather exposed 12.1 -> 31.8 ms (+19.7 of +21.0 ms)`; just `+19.7 ms` without a step, or if that
+    changed the other way or hardly at all."""
+    by = today - then
+    of = "" if step is None or step * by <= 0 or abs(by) > 2 * abs(step) else f" of {step / 1e3:+.1f}"
+    return f"{name} {then / 1e3:.1f} -> {today / 1e3:.1f} ms ({by / 1e3:+.1f}{of} ms)"
+
+
+def _family(profile: Profile, pattern: re.Pattern[str]) -> float:
+    return sum(work.us for work in _timed(profile) if pattern.search(work.name))
+
+
+def _timed(profile: Profile) -> Sequence[Work]:
+    """What the device's time goes to: kernels on a GPU, operators on a CPU."""
+    return profile.kernels or profile.operators
+
+
+def _work_by_name(before: Profile, now: Profile) -> dict[str, tuple[float, float]]:
+    then, today = _sums(_timed(before)), _sums(_timed(now))
+    return {name: (then.get(name, 0.0), today.get(name, 0.0)) for name in {**then, **today}}
+
+
+def _times_by_name(before: Profile, now: Profile) -> dict[str, float]:
+    """By how much each name's time differs."""
+    then, today = (_sums((*each.operators, *each.kernels, *each.host_syncs)) for each in (before, now))
+    return {name: today.get(name, 0.0) - then.get(name, 0.0) for name in {**then, **today}}
+
+
+def _sums(works: Iterable[Work]) -> dict[str, float]:
+    return {work.name: work.us for work in works}
+
+
+def _straggler(before: LaunchProfile, now: LaunchProfile) -> list[str]:
+    """The rank that computes much longer than the others, and did not before."""
+    rank = now.straggler
+    if rank is None or rank == before.straggler:
+        return []
+    others = [us for number, us in enumerate(now.busy_us) if number != rank]
+    return [
+        f"by time, a hint: rank {rank} computes {now.busy_us[rank] / 1e3:.1f} ms a step, the others "
+        f"{min(others) / 1e3:.1f} to {max(others) / 1e3:.1f} ms"
+    ]

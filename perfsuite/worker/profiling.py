@@ -1,0 +1,86 @@
+"""Has torch's profiler record a few steps of a launch that is made for that.
+
+The profiler begins when the warm-up has ended. Nothing of such a launch is judged, and it ends when its steps
+are recorded. Worker side; imports torch only inside functions.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal
+
+from perfsuite import documents
+from perfsuite.results.profile import PROFILED_STEPS, RankProfileFile
+from perfsuite.results.run_dir import RunDir
+from perfsuite.results.trace import reduced
+
+WARM_STEPS = 1
+"""Steps in which the profiler is there and records nothing: its own start takes time."""
+
+
+class ProfileTaken(BaseException):
+    """Ends a training loop of ours when its steps are recorded; no framework takes it for its own error."""
+
+
+class Profiling:
+    """Records the steps that come after the first `warmup` ones.
+
+    The rank calls `boundary` between steps. An error of the profiler never reaches the training: it becomes a
+    note, and the launch is over.
+    """
+
+    def __init__(self, *, warmup: int, device: Literal["cpu", "cuda"]) -> None:
+        self.notes: list[str] = []
+        """Why there is no profile."""
+        self.is_over = False
+        """Whether the steps are recorded, or cannot be."""
+        self._warmup = warmup
+        self._device = device
+        self._profiler: Any = None
+
+    def boundary(self, steps: int) -> None:
+        """So many steps have ended, and the next one is about to begin."""
+        # One more than is asked for: its begin is the end of the last.
+        recorded = WARM_STEPS + PROFILED_STEPS + 1
+        if self.is_over or steps < self._warmup:
+            return
+        if steps == self._warmup:
+            self._try(self._start)
+        else:
+            self._try(self._profiler.step)
+        if steps == self._warmup + recorded:
+            self._try(self._profiler.stop)
+            self.is_over = True
+
+    def write(self, run_dir: RunDir, rank: int) -> None:
+        """Write the trace and what it comes to, after the last step."""
+        if self._profiler is not None and not self.notes:
+            self._try(lambda: self._write(run_dir, rank))
+
+    def _start(self) -> None:
+        from torch.profiler import ProfilerActivity, profile, schedule
+
+        on_gpu = [ProfilerActivity.CUDA] if self._device == "cuda" else []
+        plan = schedule(wait=0, warmup=WARM_STEPS, active=PROFILED_STEPS + 1, repeat=1)
+        self._profiler = profile(activities=[ProfilerActivity.CPU, *on_gpu], schedule=plan)
+        self._profiler.start()
+
+    def _write(self, run_dir: RunDir, rank: int) -> None:
+        trace = run_dir.trace(rank)
+        self._profiler.export_chrome_trace(str(trace))
+        with gzip.open(trace, "rt", encoding="utf-8", errors="replace") as file:
+            events = json.load(file)["traceEvents"]
+        documents.write(run_dir.profile(rank), RankProfileFile(profile=reduced(events, self._device)))
+
+    def _try(self, do: Callable[[], object]) -> None:
+        """Call a method of the profiler, whatever warnings mean in this process."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                do()
+        except Exception as error:
+            self.notes.append(f"no profile: {type(error).__name__}: {error}")
+            self.is_over = True

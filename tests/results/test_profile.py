@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfsuite import documents
+from perfsuite.results.baseline import from_runs
+from perfsuite.results.profile import ProfileBaseline, StepSplit, Work, of_baseline
+from tests.samples import make_run
+from tests.traces import launch_profile, make_profile
+
+
+def test_ranks_that_call_the_same_share_an_entry_with_the_mean_of_their_times() -> None:
+    fast = make_profile()
+    slow = fast.replace(
+        split=fast.split.replace(compute_us=80_000, exposed_us={}),
+        operators=(*fast.operators[1:], Work(name="aten::mm", calls=24, us=11_000)),
+    )
+    other = fast.replace(kernels=())
+    launch = launch_profile(fast, other, slow)
+    assert [entry.name for entry in launch.ranks] == ["0,2", "1"]
+    shared = launch.ranks[0].profile
+    assert shared.split.compute_us == 70_000
+    assert shared.split.exposed_us == {"all_gather": 6050}
+    assert shared.operators[0] == Work(name="aten::mm", calls=24, us=10_000)
+    assert launch.of_rank(1) == other
+    assert launch.of_rank(3) is None
+
+
+@pytest.mark.parametrize(("compute", "straggler"), [(60_000, None), (70_000, None), (90_000, 2)])
+def test_a_rank_that_computes_much_longer_than_the_others_is_named(
+    compute: float, straggler: int | None
+) -> None:
+    usual = make_profile()
+    late = usual.replace(split=usual.split.replace(compute_us=compute))
+    assert launch_profile(usual, usual, late, usual).straggler == straggler
+
+
+def test_what_is_hidden_is_no_part_of_the_step() -> None:
+    split = make_profile().split
+    assert split.parts() == {
+        "compute": 60_000,
+        "optimizer": 10_000,
+        "all_gather exposed": 12_100,
+        "idle": 17_900,
+    }
+    assert sum(split.parts().values()) == split.step_us
+    assert StepSplit(step_us=1, compute_us=1, optimizer_us=0).parts() == {"compute": 1}
+
+
+def test_the_profile_of_a_baseline_reads_back_with_a_line_for_each_operator(tmp_path: Path) -> None:
+    known = of_baseline(from_runs([make_run()] * 5), launch_profile())
+    documents.write(tmp_path / "x.json", known)
+    assert documents.read(tmp_path / "x.json", ProfileBaseline) == known
+    assert '{"calls": 24.0, "name": "aten::mm", "us": 9000.0}' in (tmp_path / "x.json").read_text()

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import pytest
+
+from perfsuite.errors import ReportError
+from perfsuite.results.profile import Profile, Work
+from perfsuite.results.trace import LONGEST_NAME, reduced
+from tests.traces import GLOO, cpu_step, cpu_trace, event, gpu_trace, steps
+
+
+def work(profile: Profile, name: str) -> Work:
+    (found,) = [each for each in (*profile.operators, *profile.kernels) if each.name == name]
+    return found
+
+
+def test_the_parts_of_a_step_on_a_cpu_add_up_to_it() -> None:
+    split = reduced(cpu_trace(), "cpu").split
+    assert split.step_us == 1000
+    assert split.data_wait_us == 100
+    assert split.compute_us == 300  # of the main thread: what gloo's thread copies is communication
+    assert split.optimizer_us == 100
+    assert split.exposed_us == {"all_reduce": 300}
+    assert split.hidden_us == {"all_reduce": 100}
+    assert split.other_us == 200
+    assert sum(split.parts().values()) == split.step_us
+
+
+def test_operators_have_their_own_time_and_calls_without_what_repeats_them() -> None:
+    profile = reduced(cpu_trace(), "cpu")
+    assert profile.steps == 3
+    assert work(profile, "aten::linear") == Work(name="aten::linear", calls=1, us=50)
+    assert work(profile, "aten::addmm").us == 150
+    assert work(profile, "AddmmBackward0").us == 5
+    assert not any(each.name.startswith(("autograd::engine", "ProfilerStep")) for each in profile.operators)
+    assert not profile.kernels
+    assert not profile.unsteady
+
+
+def test_the_layer_of_an_fsdp_annotation_is_left_out() -> None:
+    layers = [event(f"FSDP::all_gather (layers.{layer})", 20 + 10 * layer, 5) for layer in range(4)]
+    profile = reduced([*cpu_trace(), *layers], "cpu")
+    assert work(profile, "FSDP::all_gather").calls == pytest.approx(4 / 3, abs=1e-3)
+
+
+def test_calls_that_are_not_the_same_in_each_step_are_unsteady() -> None:
+    profile = reduced([*cpu_trace(), event("aten::once", 950, 5)], "cpu")
+    assert profile.unsteady == ("aten::once",)
+    assert "aten::once" not in profile.calls()
+
+
+def test_without_a_step_after_them_the_last_one_ends_itself() -> None:
+    events = [*steps(3), *(each for number in range(3) for each in cpu_step(1000 * number))]
+    assert reduced(events, "cpu").split.step_us == pytest.approx(2990 / 3, abs=0.1)
+
+
+def test_a_host_read_is_a_synchronisation() -> None:
+    reads = [event("aten::_local_scalar_dense", 1000 * number + 950, 5) for number in range(3)]
+    profile = reduced([*cpu_trace(), *reads], "cpu")
+    assert profile.host_syncs == (Work(name="aten::_local_scalar_dense", calls=1, us=5),)
+
+
+def test_the_parts_of_a_step_on_a_gpu_are_those_of_its_own_time() -> None:
+    split = reduced(gpu_trace(), "cuda").split
+    assert split.step_us == 1000
+    assert split.compute_us == 400
+    assert split.optimizer_us == 100
+    assert split.exposed_us == {"all_gather": 200}
+    assert split.hidden_us == {"all_gather": 100}
+    assert split.data_wait_us == 50
+    assert split.idle_us == 250
+    assert split.other_us == 0
+    assert sum(split.parts().values()) == split.step_us
+
+
+def test_a_kernel_belongs_to_the_step_that_launched_it() -> None:
+    """The last step's kernels begin when the host is past it; those of the step after are not counted."""
+    profile = reduced(gpu_trace(), "cuda")
+    assert [(each.name, each.calls, each.us) for each in profile.kernels] == [
+        ("cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu>", 1, 400),
+        ("ncclDevKernel_AllGather_RING_LL", 1, 300),
+        ("at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >", 1, 100),
+    ]
+    assert not profile.unsteady
+
+
+def test_synchronisations_on_a_gpu_are_reads_waits_and_copies_to_the_host() -> None:
+    assert not reduced(gpu_trace(), "cuda").host_syncs
+    syncs = reduced(gpu_trace(sync=True), "cuda").host_syncs
+    assert {each.name: each.calls for each in syncs} == {
+        "aten::_local_scalar_dense": 1,
+        "cudaStreamSynchronize": 1,
+        "Memcpy DtoH (Device -> Pageable)": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(x)", "reduce_scatter"),
+        ("ncclDevKernel_AllReduce_Sum_f32_TREE_LL(x)", "all_reduce"),
+        ("ncclDevKernel_SendRecv(x)", "send_recv"),
+        ("ncclKernel_Broadcast_RING_LL_Sum_int8_t(x)", "broadcast"),
+    ],
+)
+def test_a_kernel_of_nccl_is_communication(kernel: str, kind: str) -> None:
+    alone = event(kernel, 1310, 40, "kernel", 20, correlation=2)
+    assert kind in reduced([*gpu_trace(), alone], "cuda").split.exposed_us
+
+
+def test_a_long_name_is_cut() -> None:
+    long = event("void k<" + "x" * 1000 + ">(int)", 600, 5, "kernel", 7, correlation=1)
+    assert max(len(each.name) for each in reduced([*gpu_trace(), long], "cuda").kernels) == LONGEST_NAME
+
+
+def test_a_trace_without_steps_or_kernels_is_refused() -> None:
+    with pytest.raises(ReportError, match="no step"):
+        reduced(cpu_step(0), "cpu")
+    with pytest.raises(ReportError, match="no kernel of a GPU"):
+        reduced(cpu_trace(), "cuda")
+
+
+def test_two_collectives_at_once_count_once() -> None:
+    other = event("gloo:broadcast", 400, 200, "user_annotation", GLOO + 1)
+    split = reduced([*cpu_trace(), other], "cpu").split
+    assert sum(split.parts().values()) == pytest.approx(split.step_us)

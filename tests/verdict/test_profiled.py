@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perfsuite.results.profile import TakenProfile, Work
+from perfsuite.results.trace import reduced
+from perfsuite.verdict.profiled import MOST_CALLS, compared, explained
+from tests.traces import cpu_trace, event, gpu_trace, launch_profile, make_profile, taken
+
+BEFORE = make_profile()
+
+
+def plus(*works: Work, **changes: Any) -> Any:
+    """A profile with more operators than `BEFORE`."""
+    return BEFORE.replace(operators=(*BEFORE.operators, *works), **changes)
+
+
+def calls(now: Any) -> tuple[str, ...]:
+    return compared(launch_profile(BEFORE), launch_profile(now), "the baseline").calls
+
+
+def hints(now: Any, before: Any = BEFORE) -> tuple[str, ...]:
+    return compared(launch_profile(before), launch_profile(now), "the baseline").hints
+
+
+def test_what_is_new_comes_before_what_is_called_more_often() -> None:
+    more = [Work(name="aten::mm", calls=26, us=9800), *BEFORE.operators[1:]]
+    now = BEFORE.replace(operators=(*more, Work(name="CloneBackward0", calls=8, us=20)))
+    assert calls(now) == ("CloneBackward0 0 -> 8 calls a step", "aten::mm 24 -> 26 calls a step")
+
+
+def test_of_equal_changes_the_most_calls_are_first_and_views_are_last() -> None:
+    now = plus(
+        Work(name="aten::permute", calls=80, us=900),
+        Work(name="aten::softmax", calls=4, us=100),
+        Work(name="aten::exp", calls=4, us=200),
+        Work(name="aten::bmm", calls=24, us=100),
+    )
+    names = [line.split()[0] for line in calls(now)]
+    assert names == ["aten::bmm", "aten::exp", "aten::softmax", "aten::permute"]
+
+
+def test_what_is_no_longer_called_is_told_too() -> None:
+    assert calls(BEFORE.replace(operators=BEFORE.operators[:2])) == (
+        "flash_attn::_flash_attention_forward 4 -> 0 calls a step",
+    )
+
+
+def test_a_synchronisation_is_named_as_one() -> None:
+    before, now = (reduced(gpu_trace(sync=sync), "cuda") for sync in (False, True))
+    found = compared(launch_profile(before), launch_profile(now), "the baseline")
+    assert found.calls[0] == (
+        "aten::_local_scalar_dense 0 -> 1 calls a step: the host waits for a value or for the device"
+    )
+    assert any("cudaStreamSynchronize 0 -> 1 calls a step" in line for line in found.calls)
+
+
+def test_unsteady_calls_are_not_compared() -> None:
+    assert not calls(plus(Work(name="aten::bmm", calls=24, us=700), unsteady=("aten::bmm",)))
+
+
+def test_many_differences_are_cut() -> None:
+    now = plus(*(Work(name=f"aten::new{number}", calls=1, us=number) for number in range(9)))
+    assert len(calls(now)) == MOST_CALLS + 1
+    assert calls(now)[-1] == "and 4 more names are called more or less often"
+
+
+def test_of_several_ranks_those_that_differ_most_are_named() -> None:
+    now = launch_profile(BEFORE, plus(Work(name="aten::bmm", calls=24, us=700)), BEFORE)
+    found = compared(launch_profile(BEFORE, BEFORE, BEFORE), now, "the baseline")
+    assert found.calls == ("aten::bmm 0 -> 24 calls a step (rank 1)",)
+
+
+def test_the_part_that_grew_is_named_beside_what_did_not() -> None:
+    split = BEFORE.split.replace(step_us=121_000, exposed_us={"all_gather": 31_800}, idle_us=19_200)
+    now = BEFORE.replace(split=split, kernels=(BEFORE.kernels[0], BEFORE.kernels[1].replace(us=51_800)))
+    assert hints(now) == (
+        "by time, a hint: all_gather exposed 12.1 -> 31.8 ms (+19.7 of +21.0 ms); matmuls unchanged",
+        "by time, a hint, of the kernels: ncclDevKernel_AllGather_RING_LL 32.1 -> 51.8 ms (+19.7 ms)",
+    )
+    assert not calls(now)
+
+
+def test_a_slower_collective_on_a_cpu_is_named_first() -> None:
+    """The same calls: only times differ."""
+    slower = [
+        event(each["name"], each["ts"], 480, each["cat"], each["tid"])
+        if each.get("name") == "gloo:all_reduce"
+        else each
+        for each in cpu_trace()
+    ]
+    before, now = (launch_profile(reduced(trace, "cpu")) for trace in (cpu_trace(), slower))
+    found = compared(before, now, "the baseline")
+    assert not found.calls
+    assert found.hints[0].startswith("by time, a hint: all_reduce exposed 0.3 -> 0.4 ms (+0.1 ms)")
+
+
+def test_where_nothing_differs_that_is_said() -> None:
+    assert hints(BEFORE) == ("by time, a hint: no part of a step differs by 3% of it; matmuls unchanged",)
+
+
+def test_a_part_that_changed_against_the_step_has_no_share_of_it() -> None:
+    split = BEFORE.split.replace(step_us=90_000, exposed_us={"all_gather": 16_100}, compute_us=46_000)
+    first = hints(BEFORE.replace(split=split))[0]
+    assert "compute 60.0 -> 46.0 ms (-14.0 of -10.0 ms)" in first
+    assert "all_gather exposed 12.1 -> 16.1 ms (+4.0 ms)" in first
+
+
+def test_a_rank_that_computes_longer_than_before_is_named() -> None:
+    late = BEFORE.replace(split=BEFORE.split.replace(compute_us=90_000))
+    before, now = launch_profile(BEFORE, BEFORE, BEFORE), launch_profile(BEFORE, late, BEFORE)
+    told = "by time, a hint: rank 1 computes 100.0 ms a step, the others 70.0 to 70.0 ms"
+    assert told in compared(before, now, "the baseline").hints
+    assert told not in compared(now, now, "the baseline").hints
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        launch_profile(BEFORE).replace(method="profile-0"),
+        launch_profile(BEFORE.replace(device="cpu")),
+    ],
+)
+def test_profiles_that_are_not_alike_are_not_compared(other: Any) -> None:
+    found = compared(other, launch_profile(BEFORE), "the baseline")
+    assert found.notes == (
+        "the profile of the baseline is of another method, device or number of ranks: not compared",
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "note"),
+    [
+        (taken(), TakenProfile(why_none="crash: boom"), "no profile was taken: crash: boom"),
+        (
+            None,
+            taken(),
+            "there is no profile of arm A: record or accept it with --perf-explain, and a later regression "
+            "is compared with it",
+        ),
+        (TakenProfile(why_none="unreadable"), taken(), "there is no profile of arm A: unreadable"),
+    ],
+)
+def test_without_two_profiles_it_is_said_why(
+    before: TakenProfile | None, now: TakenProfile, note: str
+) -> None:
+    assert explained(before, now, "arm A").notes == (note,)
+
+
+def test_two_profiles_are_compared() -> None:
+    assert explained(taken(), taken(plus(Work(name="x", calls=1, us=1))), "arm A").calls == (
+        "x 0 -> 1 calls a step",
+    )

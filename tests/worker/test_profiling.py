@@ -1,0 +1,160 @@
+"""What the profiler of a rank records, and that each cause of a slower step is named first."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from perfsuite import documents
+from perfsuite.results.profile import PROFILED_STEPS, LaunchProfile, Profile, RankProfileFile, merged
+from perfsuite.results.run_dir import RunDir
+from perfsuite.verdict.profiled import compared
+from perfsuite.worker.profiling import Profiling
+
+WARMUP = 2
+ENOUGH = WARMUP + PROFILED_STEPS + 2
+
+
+class Attention(nn.Module):
+    """Two layers with an attention between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.attend: Callable[[Tensor], Tensor] = fused
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.after(self.attend(self.before(x)))
+        return out
+
+
+def fused(x: Tensor) -> Tensor:
+    return nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+def eager(x: Tensor) -> Tensor:
+    return (x @ x.transpose(-2, -1)).softmax(-1) @ x
+
+
+def train(profiling: Profiling, model: nn.Module, steps: int = ENOUGH) -> int:
+    """Train with the profiler between steps, as a rank does. Returns how many it took until it was over."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for number in range(1, steps + 1):
+        model(torch.ones(2, 1, 4, 8)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        profiling.boundary(number)
+        if profiling.is_over:
+            return number
+    return steps
+
+
+def profiled(directory: Path, model: nn.Module) -> LaunchProfile:
+    profiling = Profiling(warmup=WARMUP, device="cpu")
+    train(profiling, model)
+    directory.mkdir()
+    run_dir = RunDir(directory)
+    profiling.write(run_dir, 0)
+    assert not profiling.notes
+    return merged({0: documents.read(run_dir.profile(0), RankProfileFile).profile})
+
+
+def calls(profile: Profile, name: str) -> float:
+    return profile.calls()[name]
+
+
+def first_cause(directory: Path, usual: nn.Module, slower: nn.Module) -> str:
+    before, now = (profiled(directory / str(number), each) for number, each in enumerate((usual, slower)))
+    found = compared(before, now, "the baseline")
+    return found.calls[0]
+
+
+def test_three_steps_are_recorded_after_the_warm_up_and_then_it_is_over(tmp_path: Path) -> None:
+    profiling = Profiling(warmup=WARMUP, device="cpu")
+    assert train(profiling, Attention(), steps=20) == ENOUGH
+    profiling.write(RunDir(tmp_path), 3)
+    profile = documents.read(RunDir(tmp_path).profile(3), RankProfileFile).profile
+    assert profile.steps == PROFILED_STEPS
+    assert not profile.unsteady
+    assert calls(profile, "aten::linear") == 2
+    assert calls(profile, "Optimizer.step#SGD.step") == 1
+    assert 0 < profile.split.optimizer_us < profile.split.step_us
+    assert RunDir(tmp_path).trace(3).exists()
+
+
+def test_warnings_that_are_errors_here_do_not_reach_the_profiler(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert profiled(tmp_path / "0", Attention()).ranks
+
+
+def test_an_error_of_the_profiler_ends_the_launch_with_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any, **options: Any) -> None:
+        raise RuntimeError("no profiler here")
+
+    monkeypatch.setattr(torch.profiler, "profile", broken)
+    profiling = Profiling(warmup=WARMUP, device="cpu")
+    assert train(profiling, Attention()) == WARMUP
+    profiling.write(RunDir(tmp_path), 0)
+    assert profiling.notes == ["no profile: RuntimeError: no profiler here"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_training_that_ends_too_early_leaves_no_profile(tmp_path: Path) -> None:
+    profiling = Profiling(warmup=9, device="cpu")
+    train(profiling, Attention(), steps=3)
+    profiling.write(RunDir(tmp_path), 0)
+    assert not list(tmp_path.iterdir())
+
+
+# Causes
+
+
+def test_an_extra_copy_is_named_first(tmp_path: Path) -> None:
+    slower = Attention()
+    slower.after.register_forward_pre_hook(lambda module, args: (args[0].clone(),))
+    assert first_cause(tmp_path, Attention(), slower) in (
+        "CloneBackward0 0 -> 1 calls a step",
+        "aten::clone 0 -> 1 calls a step",
+    )
+
+
+def test_a_host_read_is_named_first(tmp_path: Path) -> None:
+    slower = Attention()
+    slower.register_forward_hook(lambda module, args, output: output[0, 0, 0, 0].item() and None)
+    told = first_cause(tmp_path, Attention(), slower)
+    assert told.endswith("0 -> 1 calls a step: the host waits for a value or for the device")
+
+
+def test_eager_attention_is_named_first(tmp_path: Path) -> None:
+    slower = Attention()
+    slower.attend = eager
+    assert first_cause(tmp_path, Attention(), slower).startswith("aten::bmm 0 -> ")
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    """A process group of one rank."""
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", rank=0, world_size=1, store=store)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+def test_smaller_buckets_are_named_first(tmp_path: Path) -> None:
+    usual = DistributedDataParallel(Attention())
+    slower = DistributedDataParallel(Attention(), bucket_cap_mb=0.0001)  # type: ignore[arg-type]
+    told = first_cause(tmp_path, usual, slower)
+    assert "allreduce" in told
+    assert "1 -> " in told
