@@ -421,7 +421,7 @@ class Session:
     ) -> TakenProfile:
         """Launch a case whose verdict is known once more, for a profile. An error is part of the result."""
         self.running = case.id
-        self.listener.waiting(f"profile of {case.id}")
+        self.listener.say(f"{case.id} is launched once more, for a profile")
         try:
             return profile_once(
                 case,
@@ -434,7 +434,6 @@ class Session:
         except PerfsuiteError as error:
             return TakenProfile(why_none=str(error))
         finally:
-            self.listener.waiting(None)
             self.running = None
 
     def _unfit_nodes(self, case: Case, machine: Machine) -> tuple[str, ...]:

@@ -145,8 +145,8 @@ def test_eager_attention_is_named_first(tmp_path: Path) -> None:
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[None]:
     """A process group of one rank."""
-    store = dist.FileStore(str(tmp_path / "store"), 1)
-    dist.init_process_group("gloo", rank=0, world_size=1, store=store)
+    meets = (tmp_path / "store").as_uri()
+    dist.init_process_group("gloo", init_method=meets, rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
@@ -154,7 +154,7 @@ def group(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.usefixtures("group")
 def test_smaller_buckets_are_named_first(tmp_path: Path) -> None:
     usual = DistributedDataParallel(Attention())
-    slower = DistributedDataParallel(Attention(), bucket_cap_mb=0.0001)  # type: ignore[arg-type]
+    slower = DistributedDataParallel(Attention(), bucket_cap_mb=0.0001)
     told = first_cause(tmp_path, usual, slower)
     assert "allreduce" in told
     assert "1 -> " in told
