@@ -423,7 +423,7 @@ class Session:
         self.running = case.id
         self.listener.say(f"{case.id} is launched once more, for a profile")
         try:
-            return profile_once(
+            taken = profile_once(
                 case,
                 machine,
                 RunDir.of_profile(directory).path,
@@ -432,9 +432,9 @@ class Session:
                 launcher=self.host.launcher,
             )
         except PerfsuiteError as error:
-            return TakenProfile(why_none=str(error))
-        finally:
-            self.running = None
+            taken = TakenProfile(why_none=str(error))
+        self.running = None
+        return taken
 
     def _unfit_nodes(self, case: Case, machine: Machine) -> tuple[str, ...]:
         """Return what is wrong with the nodes that a case would use; empty if it may be launched.
