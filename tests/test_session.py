@@ -921,6 +921,7 @@ def test_without_a_profile_of_the_baseline_it_is_said_why(
     assert ("not JSON" in profiled.notes[0]) is (why == "broken")
 
 
+@pytest.mark.fault("launch for a profile fails")
 def test_a_profile_that_cannot_be_taken_costs_no_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
