@@ -417,11 +417,22 @@ class Session:
         return None if profile is None else TakenProfile(profile=profile)
 
     def _profile(
-        self, case: Case, machine: Machine, directory: Path, *, inject: str | None, arm: Arm = HERE
+        self,
+        case: Case,
+        machine: Machine,
+        directory: Path,
+        *,
+        inject: str | None,
+        arm: Arm = HERE,
+        name: str = "",
     ) -> TakenProfile:
-        """Launch a case whose verdict is known once more, for a profile. An error is part of the result."""
+        """Launch a case whose verdict is known once more, for a profile. An error is part of the result.
+
+        `name` tells the arm, where there are two.
+        """
         self.running = case.id
-        self.listener.say(f"{case.id} is launched once more, for a profile")
+        which = f"{name} of {case.id}" if name else case.id
+        self.listener.say(f"{which} is launched once more, for a profile")
         try:
             taken = profile_once(
                 case,

@@ -173,8 +173,12 @@ def _straggler(before: LaunchProfile, now: LaunchProfile) -> list[str]:
     rank = now.straggler
     if rank is None or rank == before.straggler:
         return []
-    others = [us for number, us in enumerate(now.busy_us) if number != rank]
     return [
-        f"by time, a hint: rank {rank} computes {now.busy_us[rank] / 1e3:.1f} ms a step, the others "
-        f"{min(others) / 1e3:.1f} to {max(others) / 1e3:.1f} ms"
+        f"by time, a hint: rank {rank} computes {now.busy_us[rank] / 1e3:.1f} ms a step, "
+        f"{_range([us for number, us in enumerate(now.busy_us) if number != rank])}"
     ]
+
+
+def _range(others: Sequence[float]) -> str:
+    least, most = (f"{us / 1e3:.1f}" for us in (min(others), max(others)))
+    return f"the other {most} ms" if len(others) == 1 else f"the others {least} to {most} ms"

@@ -123,6 +123,8 @@ def test_a_rank_that_computes_longer_than_before_is_named() -> None:
     told = "by time, a hint: rank 1 computes 100.0 ms a step, the others 70.0 to 70.0 ms"
     assert told in compared(before, now, "the baseline").hints
     assert told not in compared(now, now, "the baseline").hints
+    two = compared(launch_profile(BEFORE, BEFORE), launch_profile(BEFORE, late), "the baseline")
+    assert two.hints[-1].endswith("rank 1 computes 100.0 ms a step, the other 70.0 ms")
 
 
 @pytest.mark.parametrize(
