@@ -23,7 +23,7 @@ from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement
 from perfsuite.results.store import SessionDir, Store
 from perfsuite.session import Session, check_same
-from perfsuite.verdict.compared import ARM_A, judge_pairs, unhealthy_pairs
+from perfsuite.verdict.compared import ARM_A, ARM_B, judge_pairs, unhealthy_pairs
 from perfsuite.verdict.paired import MAX_PAIRS, order
 from perfsuite.verdict.profiled import explained
 
@@ -68,8 +68,10 @@ class Comparison(Session):
         if result.outcome not in ("regressed", "improved") or not framework_of(case).plan(case).needs_torch:
             return result
         directory = self._case_directory(case)
-        before = self._profile(case, machine, directory / "a", inject=None, arm=self.arms[0])
-        now = self._profile(case, machine, directory / "b", inject=self.options.inject, arm=self.arms[1])
+        a, b = self.arms
+        inject = self.options.inject
+        before = self._profile(case, machine, directory / "a", inject=None, arm=a, name=ARM_A)
+        now = self._profile(case, machine, directory / "b", inject=inject, arm=b, name=ARM_B)
         verdict = result.verdict.replace(profiled=explained(before, now, ARM_A))
         return result.replace(profile=now, profile_before=before, verdict=verdict)
 

@@ -417,13 +417,24 @@ class Session:
         return None if profile is None else TakenProfile(profile=profile)
 
     def _profile(
-        self, case: Case, machine: Machine, directory: Path, *, inject: str | None, arm: Arm = HERE
+        self,
+        case: Case,
+        machine: Machine,
+        directory: Path,
+        *,
+        inject: str | None,
+        arm: Arm = HERE,
+        name: str = "",
     ) -> TakenProfile:
-        """Launch a case whose verdict is known once more, for a profile. An error is part of the result."""
+        """Launch a case whose verdict is known once more, for a profile. An error is part of the result.
+
+        `name` tells the arm, where there are two.
+        """
         self.running = case.id
-        self.listener.waiting(f"profile of {case.id}")
+        which = f"{name} of {case.id}" if name else case.id
+        self.listener.say(f"{which} is launched once more, for a profile")
         try:
-            return profile_once(
+            taken = profile_once(
                 case,
                 machine,
                 RunDir.of_profile(directory).path,
@@ -432,10 +443,9 @@ class Session:
                 launcher=self.host.launcher,
             )
         except PerfsuiteError as error:
-            return TakenProfile(why_none=str(error))
-        finally:
-            self.listener.waiting(None)
-            self.running = None
+            taken = TakenProfile(why_none=str(error))
+        self.running = None
+        return taken
 
     def _unfit_nodes(self, case: Case, machine: Machine) -> tuple[str, ...]:
         """Return what is wrong with the nodes that a case would use; empty if it may be launched.

@@ -873,11 +873,11 @@ class Explained:
         self.run = make_run(case=TRAINS, machine=self.session.host.machine)
         stand_in(monkeypatch, [self.run] * 3, verdict)
         monkeypatch.setattr(session, "profile_once", self._profile)
-        self.taken: TakenProfile | PerfsuiteError = taken(EAGER)
+        self.taken: TakenProfile | BaseException = taken(EAGER)
 
     def _profile(self, case: Case, machine: Machine, directory: Path, **options: Any) -> TakenProfile:
         self.profiled.append(directory)
-        if isinstance(self.taken, PerfsuiteError):
+        if isinstance(self.taken, BaseException):
             raise self.taken
         return self.taken
 
@@ -921,6 +921,7 @@ def test_without_a_profile_of_the_baseline_it_is_said_why(
     assert ("not JSON" in profiled.notes[0]) is (why == "broken")
 
 
+@pytest.mark.fault("launch for a profile fails")
 def test_a_profile_that_cannot_be_taken_costs_no_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -930,6 +931,16 @@ def test_a_profile_that_cannot_be_taken_costs_no_verdict(
     assert result.outcome == "regressed"
     assert result.verdict.profiled is not None
     assert result.verdict.profiled.notes == ("no profile was taken: no more launches",)
+
+
+def test_an_interrupted_profile_leaves_the_case_to_be_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = Explained(tmp_path, monkeypatch, SLOWER)
+    ours.taken = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        ours.measure()
+    assert session_file(ours.session, "interrupted").interrupted_case == TRAINS.id
 
 
 def test_what_is_recorded_has_its_profile_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

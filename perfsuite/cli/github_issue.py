@@ -19,11 +19,14 @@ import typer
 from perfsuite import documents
 from perfsuite.errors import GitHubError
 from perfsuite.history.trend import Finding, Trend
+from perfsuite.report.profile import because
 from perfsuite.report.terminal import console
 from perfsuite.report.text import sentence
 from perfsuite.results.session_file import Measurement, SessionFile
 
 LABEL = "perfsuite"
+MOST_CAUSES = 3
+"""Lines that say why a case is slower: the surest ones."""
 LONGEST = 60_000
 """Most characters of an issue's text: GitHub allows 65,536."""
 _LISTED = re.compile(r"<!-- perfsuite: (\[.*\]) -->")
@@ -103,7 +106,8 @@ def _subject(finding: Finding) -> str:
 
 def _of_result(result: Measurement) -> str:
     verdict = result.verdict
-    lines = [*verdict.reasons, *(sentence(check) for check in verdict.checks if check.outcome == "regressed")]
+    lines = [*because(verdict)[:MOST_CAUSES], *verdict.reasons]
+    lines += [sentence(check) for check in verdict.checks if check.outcome == "regressed"]
     if verdict.changed:
         lines.append(f"changed since the baseline: {'; '.join(verdict.changed)}")
     heading = f"- `{result.case_id}`: **{result.outcome}** after {len(result.runs)} launches"

@@ -22,7 +22,7 @@ METHOD = "profile-1"
 """The way of reducing a trace. Profiles of another method are not compared."""
 PROFILED_STEPS = 3
 STRAGGLES = 1.2
-"""A rank that computes so many times as long as the median rank is named."""
+"""A rank that computes so many times as long as the median of the others is named."""
 
 
 class Work(Data):
@@ -114,9 +114,10 @@ class LaunchProfile(Data):
 
     @property
     def straggler(self) -> int | None:
-        """The rank that computes much longer than the median one; None without one."""
-        longest = max(self.busy_us)
-        return self.busy_us.index(longest) if longest > STRAGGLES * median(self.busy_us) else None
+        """The rank that computes much longer than the others; None without one."""
+        rank = self.busy_us.index(max(self.busy_us))
+        others = [us for number, us in enumerate(self.busy_us) if number != rank]
+        return rank if others and self.busy_us[rank] > STRAGGLES * median(others) else None
 
     def of_rank(self, rank: int) -> Profile | None:
         """The profile of one rank; None if there is no such rank."""

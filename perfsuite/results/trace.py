@@ -296,7 +296,10 @@ def _gpu_split(
 
 
 def _kernels(events: Sequence[dict[str, Any]]) -> list[_Kernel]:
-    """What the device did, with the moment when the host asked for it; its begin where that is not known."""
+    """What the device did, with the moment when the host asked for it.
+
+    What it was asked for before the trace began, and did later, is of no step.
+    """
     launched_at = {
         event["args"]["correlation"]: event["ts"]
         for event in events
@@ -306,7 +309,7 @@ def _kernels(events: Sequence[dict[str, Any]]) -> list[_Kernel]:
         _Kernel(
             name=_kernel_name(event["name"]),
             span=(event["ts"], event["ts"] + event["dur"]),
-            launched_at=launched_at.get(event.get("args", {}).get("correlation"), event["ts"]),
+            launched_at=launched_at.get(event.get("args", {}).get("correlation"), float("-inf")),
         )
         for event in events
         if event.get("cat") in ON_DEVICE

@@ -76,20 +76,22 @@ def _calls(before: Profile, entry: RankProfile, *, by_rank: bool) -> tuple[str, 
 def _changed_calls(before: Profile, now: Profile) -> list[tuple[str, tuple[float, float]]]:
     """The names whose calls differ, with the calls of both, the likeliest cause first.
 
-    What is new or gone comes first, then what changed most for its number; of equal ones synchronisations,
-    then the most calls, then what takes longest.
+    Operators and synchronisations come before kernels, which follow from them, and views last. Of each, what
+    is new or gone comes first, then what changed most for its number; of equal ones synchronisations, then
+    the most calls, then what takes longest.
     """
     then, today, times = before.calls(), now.calls(), _times_by_name(before, now)
     waits = _waits(before, now)
+    kernels = {work.name for profile in (before, now) for work in profile.kernels} - waits
     unsteady = {*before.unsteady, *now.unsteady}
     calls = {name: (then.get(name, 0.0), today.get(name, 0.0)) for name in {**then, **today}}
     found = [(name, both) for name, both in calls.items() if both[0] != both[1] and name not in unsteady]
 
-    def order(each: tuple[str, tuple[float, float]]) -> tuple[bool, float, bool, float, float]:
+    def order(each: tuple[str, tuple[float, float]]) -> tuple[int, float, bool, float, float]:
         name, (earlier, later) = each
         by = abs(later - earlier)
-        share, is_bare = by / max(earlier, later), _NO_WORK.fullmatch(name) is not None
-        return is_bare, -share, name not in waits, -by, -abs(times[name])
+        kind = 2 if _NO_WORK.fullmatch(name) else int(name in kernels)
+        return kind, -by / max(earlier, later), name not in waits, -by, -abs(times[name])
 
     return sorted(found, key=order)
 
@@ -171,8 +173,12 @@ def _straggler(before: LaunchProfile, now: LaunchProfile) -> list[str]:
     rank = now.straggler
     if rank is None or rank == before.straggler:
         return []
-    others = [us for number, us in enumerate(now.busy_us) if number != rank]
     return [
-        f"by time, a hint: rank {rank} computes {now.busy_us[rank] / 1e3:.1f} ms a step, the others "
-        f"{min(others) / 1e3:.1f} to {max(others) / 1e3:.1f} ms"
+        f"by time, a hint: rank {rank} computes {now.busy_us[rank] / 1e3:.1f} ms a step, "
+        f"{_range([us for number, us in enumerate(now.busy_us) if number != rank])}"
     ]
+
+
+def _range(others: Sequence[float]) -> str:
+    least, most = (f"{us / 1e3:.1f}" for us in (min(others), max(others)))
+    return f"the other {most} ms" if len(others) == 1 else f"the others {least} to {most} ms"

@@ -29,14 +29,14 @@ class Profiling:
     """Records the steps that come after the first `warmup` ones.
 
     The rank calls `boundary` between steps. An error of the profiler never reaches the training: it becomes a
-    note, and the launch is over.
+    note, and the launch ends where it would have ended, so that no other rank waits for this one.
     """
 
     def __init__(self, *, warmup: int, device: Literal["cpu", "cuda"]) -> None:
         self.notes: list[str] = []
         """Why there is no profile."""
         self.is_over = False
-        """Whether the steps are recorded, or cannot be."""
+        """Whether the steps that are to be recorded have ended."""
         self._warmup = warmup
         self._device = device
         self._profiler: Any = None
@@ -47,17 +47,14 @@ class Profiling:
         recorded = WARM_STEPS + PROFILED_STEPS + 1
         if self.is_over or steps < self._warmup:
             return
-        if steps == self._warmup:
-            self._try(self._start)
-        else:
-            self._try(self._profiler.step)
+        self._try(self._start if steps == self._warmup else self._step)
         if steps == self._warmup + recorded:
-            self._try(self._profiler.stop)
+            self._try(self._stop)
             self.is_over = True
 
     def write(self, run_dir: RunDir, rank: int) -> None:
         """Write the trace and what it comes to, after the last step."""
-        if self._profiler is not None and not self.notes:
+        if self.is_over:
             self._try(lambda: self._write(run_dir, rank))
 
     def _start(self) -> None:
@@ -68,6 +65,12 @@ class Profiling:
         self._profiler = profile(activities=[ProfilerActivity.CPU, *on_gpu], schedule=plan)
         self._profiler.start()
 
+    def _step(self) -> None:
+        self._profiler.step()
+
+    def _stop(self) -> None:
+        self._profiler.stop()
+
     def _write(self, run_dir: RunDir, rank: int) -> None:
         trace = run_dir.trace(rank)
         self._profiler.export_chrome_trace(str(trace))
@@ -76,11 +79,12 @@ class Profiling:
         documents.write(run_dir.profile(rank), RankProfileFile(profile=reduced(events, self._device)))
 
     def _try(self, do: Callable[[], object]) -> None:
-        """Call a method of the profiler, whatever warnings mean in this process."""
+        """Use the profiler, whatever warnings mean in this process, unless it has failed before."""
+        if self.notes:
+            return
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 do()
         except Exception as error:
             self.notes.append(f"no profile: {type(error).__name__}: {error}")
-            self.is_over = True

@@ -15,6 +15,7 @@ from perfsuite.cli.app import app
 from perfsuite.cli.github_issue import LABEL, Issue, Step, steps
 from perfsuite.history.changepoint import Change
 from perfsuite.history.trend import Finding, Trend
+from perfsuite.results.outcome import Profiled
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import Measurement, SessionFile
 from tests.samples import BEFORE, make_case, make_machine, make_result, make_run, now
@@ -81,6 +82,16 @@ def test_a_regression_opens_an_issue_with_the_figures() -> None:
     assert "tokens/s: 50,000, baseline 98,765" in create.text
     assert "p95/p50" not in create.text
     assert Issue(1, create.text).subjects == [CASE]
+
+
+def test_an_issue_says_first_what_is_likely_to_be_the_cause() -> None:
+    found = Profiled(calls=tuple(f"aten::op{number} 0 -> 1 calls a step" for number in range(5)))
+    slow = SLOW.replace(verdict=SLOW.verdict.replace(profiled=found))
+    _, create = told(slow)
+    lines = create.text.splitlines()
+    at = next(number for number, line in enumerate(lines) if CASE in line)
+    assert [line.split()[1] for line in lines[at + 1 : at + 4]] == [f"aten::op{n}" for n in range(3)]
+    assert "aten::op3" not in create.text
 
 
 def test_an_open_issue_is_brought_up_to_date() -> None:

@@ -83,6 +83,13 @@ def test_a_kernel_belongs_to_the_step_that_launched_it() -> None:
     assert not profile.unsteady
 
 
+def test_what_was_launched_before_the_trace_began_is_of_no_step() -> None:
+    late = event("void k<int>(int)", 510, 200, "kernel", 7, correlation=4711)
+    profile = reduced([*gpu_trace(), late], "cuda")
+    assert "k<int>" not in profile.calls()
+    assert profile.split == reduced(gpu_trace(), "cuda").split
+
+
 def test_synchronisations_on_a_gpu_are_reads_waits_and_copies_to_the_host() -> None:
     assert not reduced(gpu_trace(), "cuda").host_syncs
     syncs = reduced(gpu_trace(sync=True), "cuda").host_syncs

@@ -42,6 +42,15 @@ def test_of_equal_changes_the_most_calls_are_first_and_views_are_last() -> None:
     assert names == ["aten::bmm", "aten::exp", "aten::softmax", "aten::permute"]
 
 
+def test_an_operator_comes_before_the_kernels_that_it_launches() -> None:
+    kernels = (*BEFORE.kernels, Work(name="softmax_warp_forward", calls=24, us=9000))
+    now = BEFORE.replace(operators=(Work(name="aten::mm", calls=25, us=9100), *BEFORE.operators[1:]))
+    assert [line.split()[0] for line in calls(now.replace(kernels=kernels))] == [
+        "aten::mm",
+        "softmax_warp_forward",
+    ]
+
+
 def test_what_is_no_longer_called_is_told_too() -> None:
     assert calls(BEFORE.replace(operators=BEFORE.operators[:2])) == (
         "flash_attn::_flash_attention_forward 4 -> 0 calls a step",
@@ -114,6 +123,8 @@ def test_a_rank_that_computes_longer_than_before_is_named() -> None:
     told = "by time, a hint: rank 1 computes 100.0 ms a step, the others 70.0 to 70.0 ms"
     assert told in compared(before, now, "the baseline").hints
     assert told not in compared(now, now, "the baseline").hints
+    two = compared(launch_profile(BEFORE, BEFORE), launch_profile(BEFORE, late), "the baseline")
+    assert two.hints[-1].endswith("rank 1 computes 100.0 ms a step, the other 70.0 ms")
 
 
 @pytest.mark.parametrize(

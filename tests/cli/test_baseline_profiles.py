@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from perfsuite import documents
+from perfsuite.case.case import CaseFile
+from perfsuite.results.profile import ProfileBaseline, RankProfileFile
+from perfsuite.results.run_dir import RunDir
+from tests.cli.baselines import CASE, MACHINE, REVIEWED, accepted, invoke, measured
+from tests.traces import EAGER, launch_profile, make_profile
+
+
+def test_accept_takes_the_profile_of_the_newest_session(repository: Path) -> None:
+    measured("1", 5)
+    run_dir = RunDir.of_profile(Path(".perfsuite/runs/1", CASE.id))
+    documents.write(run_dir.case, CaseFile(case=CASE, device="cpu", profile=True))
+    for rank in range(CASE.topology.world_size):
+        documents.write(run_dir.profile(rank), RankProfileFile(profile=make_profile()))
+    result = invoke("accept")
+    assert result.exit_code == 0, result.output
+    file = REVIEWED.profiles.reviewed_file(MACHINE.hardware_class, CASE.id)
+    assert f"written: {file}" in result.output
+    profile = documents.read(file, ProfileBaseline)
+    assert profile.of_baseline == accepted().recorded_at
+    shown = invoke("show", CASE.id).output
+    assert "profile of ranks 0-1: 100.0 ms a step: compute 60.0, optimizer 10.0, all_gather exposed" in shown
+    assert f"{CASE.id} profiled on {MACHINE.hardware_class}\n  profile: new" in invoke("diff").output
+    subprocess.run(["git", "add", "baselines"], check=True)
+    subprocess.run(["git", "commit", "-qm", "Baselines"], check=True)
+    documents.write(file, profile.replace(profile=launch_profile(EAGER, EAGER)))
+    assert "aten::bmm 0 -> 24 calls a step" in invoke("diff").output
+    assert invoke("list").output.count(CASE.id) == 1, "it stands beside a baseline, and is none"
+    file.unlink()
+    assert "profile: removed" in invoke("diff").output
+
+
+def test_without_a_profile_a_baseline_has_none(repository: Path) -> None:
+    measured("1", 5)
+    assert invoke("accept").exit_code == 0
+    assert not REVIEWED.profiles.reviewed_file(MACHINE.hardware_class, CASE.id).exists()
+    assert "profile" not in invoke("show", CASE.id).output
