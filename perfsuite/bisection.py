@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from perfsuite.documents import Data, Document
 from perfsuite.errors import CaseError, FileError, GitError, PackageError
 from perfsuite.git import git
 from perfsuite.launch.arm import Arm, here, resolve
+from perfsuite.launch.installed import pip
 from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.outcome import Check
 from perfsuite.results.session_file import Measurement
@@ -35,7 +35,6 @@ Compare = Callable[[Arm, Arm, float | None, str], Measurement]
 """Compares two arms, with a tolerance of tokens/s or the usual one, until a metric is decided."""
 MOST_TOLERANCE = 0.5
 """Largest tolerance of a step: of a bad arm that is many times slower, less than half of the loss will do."""
-INSTALL_S = 1800
 """Seconds after which an installation is given up."""
 
 
@@ -226,10 +225,11 @@ def of_commits(good: str, bad: str, *, root: Path, store: Path) -> History:
         raise CaseError(f"{root} is no git repository: name two versions of a package by --package")
     if last.dirty:
         raise CaseError("--bad has uncommitted changes, which no commit holds: commit them, or name a commit")
-    if (first.given, first.python) != (last.given, last.python):
+    same = first.lock == last.lock and (first.lock or first.python == last.python)
+    if first.given != last.given or not same:
         raise CaseError(
             f"--good {good!r} and --bad {bad!r} differ in more than their commit: give both the same "
-            "variables and interpreter"
+            "variables and interpreter, or the same lock file"
         )
     between = git("rev-list", "--first-parent", "--reverse", f"{first.commit}..{last.commit}", cwd=root)
     try:
@@ -237,10 +237,11 @@ def of_commits(good: str, bad: str, *, root: Path, store: Path) -> History:
     except GitError:
         raise CaseError(f"--good {first.commit[:12]} does not come before --bad {last.commit[:12]}") from None
     others = [f"{name}={value}" for name, value in first.given.items()]
-    others += [first.python] if first.python != sys.executable else []
+    others += [first.python] if first.python != sys.executable and not first.lock else []
+    lock = f":{first.lock}" if first.lock else ""
 
     def arm(commit: str) -> Arm:
-        return resolve("--bad", shlex.join([commit, *others]), root=root, store=store)
+        return resolve("--bad", shlex.join([commit + lock, *others]), root=root, store=store)
 
     if not (commits := tuple(between.split())):
         raise CaseError(f"--good and --bad are the same commit, {first.commit[:12]}")
@@ -277,7 +278,7 @@ def _version(option: str, text: str) -> Version:
 
 def _released(package: str) -> list[Version]:
     """Every version that pip finds, also in the indexes and directories that its settings name."""
-    said = _pip("index", "versions", "--pre", package)
+    said = pip("index", "versions", "--pre", package)
     line = next((each for each in said.splitlines() if each.startswith("Available versions:")), "")
     return [Version(each.strip()) for each in line.partition(":")[2].split(",") if each.strip()]
 
@@ -290,27 +291,12 @@ def _installed(requirement: str, store: Path) -> Path:
     directory = (store / "packages" / requirement).absolute()
     done = directory / ".installed"
     if not done.exists():
-        planned = json.loads(_pip("install", "--quiet", "--dry-run", "--report=-", requirement))
+        planned = json.loads(pip("install", "--quiet", "--dry-run", "--report=-", requirement))
         changes = [each["metadata"] for each in planned["install"]]
         wanted = [f"{each['name']}=={each['version']}" for each in changes] or [requirement]
-        _pip("install", "--quiet", "--no-deps", "--upgrade", "--target", str(directory), *wanted)
+        pip("install", "--quiet", "--no-deps", "--upgrade", "--target", str(directory), *wanted)
         done.touch()
     return directory
-
-
-def _pip(*words: str) -> str:
-    """What pip says. Raises `PackageError` with its last line if it fails."""
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *words]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=INSTALL_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise PackageError(f"pip {' '.join(words)}: no end after {INSTALL_S} s") from None
-    if done.returncode:
-        said = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
-        raise PackageError(f"pip {' '.join(words)}: {said}")
-    return done.stdout
 
 
 # Going on

@@ -39,7 +39,8 @@ ArmA = Annotated[
     str,
     typer.Option(
         "--a",
-        help="what to compare with: NAME=VALUE, path/to/python or a git commit, with spaces between them",
+        help="what to compare with: NAME=VALUE, path/to/python, a git commit or COMMIT:LOCKFILE, with spaces "
+        "between them",
     ),
 ]
 ArmB = Annotated[str, typer.Option("--b", help="what may be slower; without it this environment, as it is")]

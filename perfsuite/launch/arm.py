@@ -6,6 +6,7 @@ An arm is written as words with spaces between them, as in a shell. A word is on
     NAME=VALUE              an environment variable of the launches, which wins over all others
     path/to/venv/bin/python an interpreter; it needs a slash, and perfsuite installed
     main, v1.2, 0123abc     a commit, branch or tag of the repository: launches run in a worktree of it
+    main:requirements.lock  the same, with the packages that this file of it names; also uv.lock
 
 so that `main NCCL_ALGO=Ring` is the branch main with one variable set.
 """
@@ -24,14 +25,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from perfsuite import __version__
-from perfsuite.errors import CaseError, GitError
+from perfsuite.errors import CaseError, GitError, PackageError
 from perfsuite.git import git, revision
+from perfsuite.launch.installed import environment
 from perfsuite.results.environment import SECRET
 from perfsuite.results.run_dir import MOVED
 
 ANSWER_S = 60
 """Seconds after which an interpreter that does not say which perfsuite it has is given up."""
-WORDS = "give . for this environment, NAME=VALUE, path/to/python or a git commit, with spaces between them"
+WORDS = (
+    "give . for this environment, NAME=VALUE, path/to/python, a git commit or COMMIT:LOCKFILE, with spaces "
+    "between them"
+)
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _ASK = "import perfsuite; print(perfsuite.__version__)"
 
@@ -54,6 +59,8 @@ class Arm:
     """Where the launches run; None: where this process does."""
     commit: str | None = None
     """What is checked out there; None outside of git."""
+    lock: str = ""
+    """The file of the commit, from its top on, whose packages the interpreter has; empty: none was named."""
     dirty: bool = False
     """Whether tracked files have uncommitted changes."""
     perfsuite: str = __version__
@@ -101,11 +108,17 @@ def resolve(option: str, text: str, *, root: Path, store: Path) -> Arm:
     python = os.path.abspath(pythons[0]) if pythons else sys.executable  # a venv's link stays a link
     arm = replace(here(root), text=text, python=python, given=variables)
     if commits:
-        commit = _commit(option, text, commits[0], root)
+        name, _, lock = commits[0].partition(":")
+        commit = _commit(option, text, name, root)
         worktree = _worktree(commit, root, store)
+        if lock and pythons:
+            raise CaseError(f"{option} {text!r}: give an interpreter or a lock file, not both")
+        python = _locked(option, text, worktree / lock, commit, store) if lock else python
         top = Path(git("rev-parse", "--show-toplevel", cwd=root).strip())
         arm = replace(
             arm,
+            python=python,
+            lock=lock,
             paths=_import_paths(python, top, worktree),
             moved=(str(top), str(worktree)),
             directory=_place(option, text, worktree, top),
@@ -162,6 +175,16 @@ def _worktree(commit: str, root: Path, store: Path) -> Path:
         shutil.rmtree(directory)
     git("worktree", "add", "--quiet", "--force", "--force", "--detach", str(directory), commit, cwd=root)
     return directory
+
+
+def _locked(option: str, text: str, lock: Path, commit: str, store: Path) -> str:
+    """The interpreter of the environment that a file of a worktree names."""
+    if not lock.is_file():
+        raise CaseError(f"{option} {text!r}: that commit has no such file; name it from the top on")
+    try:
+        return environment(lock, commit, store)
+    except PackageError as error:
+        raise CaseError(f"{option} {text!r}: {error}") from None
 
 
 def _import_paths(python: str, top: Path, worktree: Path) -> tuple[str, ...]:

@@ -51,7 +51,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--perf-against",
         metavar="ARM",
         help="compare with another environment in place of baselines: launches alternate between ARM and "
-        "this one. ARM: NAME=VALUE, path/to/python or a git commit, or several with spaces between them",
+        "this one. ARM: NAME=VALUE, path/to/python, a git commit or COMMIT:LOCKFILE, or several with spaces "
+        "between them",
     )
     group.addoption(
         "--perf-max-pairs",

@@ -1,6 +1,6 @@
 """What a repository keeps on disk: reviewed baselines, and the local store. Imports neither torch nor pytest.
 
-The classes here alone know the names of directories and files:
+The classes here, and the modules that are named, alone know the names of directories and files:
 
     baselines/<hardware class>/<case id>.json               reviewed baselines
     .perfsuite/baselines/<hardware class>/<case id>.json    baselines recorded on this machine
@@ -14,6 +14,9 @@ The classes here alone know the names of directories and files:
     .perfsuite/runs/<session>/<case id>/profile/            the same of a launch made for a profile
     .perfsuite/compare/<session>/                           the same of two arms: <case id>/<arm>/launch-N/
     .perfsuite/arms/<commit>/                               the worktree of an arm (`perfsuite.launch.arm`)
+    .perfsuite/environments/<digest>/                       the packages of a lock file (`launch.installed`)
+    .perfsuite/packages/<name==version>/                    a version that bisect tries (`bisection`)
+    .perfsuite/bisect/<digest>/search.json                  how far a bisect has come (`perfsuite.bisection`)
 """
 
 from __future__ import annotations

@@ -1,0 +1,131 @@
+"""Environments that lock files name: made once, by pip, without an index."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from perfsuite.errors import CaseError, PackageError
+from perfsuite.git import git
+from perfsuite.launch import installed
+from perfsuite.launch.arm import Arm, resolve
+
+LOCK = "requirements.lock"
+
+
+def write_wheel(index: Path, name: str, version: str, code: str) -> None:
+    with zipfile.ZipFile(index / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        info = f"{name}-{version}.dist-info"
+        wheel.writestr(f"{name}.py", code)
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+@pytest.fixture
+def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two commits, the first tagged `old`, lock two versions of a package; pip finds both."""
+    index = tmp_path / "index"
+    index.mkdir()
+    for version in ("1.0", "2.0"):
+        write_wheel(index, "perfsuite", version, f"__version__ = {version!r}\n")
+    repository = tmp_path / "repo"
+    repository.mkdir()
+    git("init", "-q", "-b", "main", cwd=repository)
+    for version in ("1.0", "2.0"):
+        (repository / LOCK).write_text(f"perfsuite=={version}\n")
+        git("add", LOCK, cwd=repository)
+        author = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
+        git(*author, "commit", "-q", "-m", version, cwd=repository)
+    git("tag", "old", "main~1", cwd=repository)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.chdir(repository)
+    return repository
+
+
+def arm(text: str, repo: Path) -> Arm:
+    return resolve("--a", text, root=repo, store=repo / ".perfsuite")
+
+
+@pytest.mark.launch
+def test_a_commit_with_its_lock_file_has_the_packages_that_it_names(repo: Path) -> None:
+    old, new = arm(f"old:{LOCK}", repo), arm(f"main:{LOCK} X=1", repo)
+    assert (old.perfsuite, new.perfsuite) == ("1.0", "2.0")
+    assert old.python != new.python != sys.executable
+    assert (old.lock, new.given) == (LOCK, {"X": "1"})
+    assert old.commit == git("rev-parse", "old", cwd=repo).strip()
+
+
+@pytest.mark.launch
+def test_an_environment_is_made_once_for_the_same_packages(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = arm(f"old:{LOCK}", repo)
+    monkeypatch.setattr(installed, "run", lambda *command, **settings: pytest.fail(f"ran {command}"))
+    assert arm(f"old:{LOCK}", repo) == first
+
+
+@pytest.mark.launch
+def test_an_installation_that_fails_is_said_and_begun_anew(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("PIP_FIND_LINKS", str(repo))
+        with pytest.raises(CaseError, match=rf"--a 'old:{LOCK}': .*pip install .*No matching distribution"):
+            arm(f"old:{LOCK}", repo)
+    assert arm(f"old:{LOCK}", repo).perfsuite == "1.0"
+
+
+def test_a_file_that_is_not_there_and_two_environments_are_refused(repo: Path) -> None:
+    with pytest.raises(CaseError, match=r"that commit has no such file"):
+        arm("old:uv.lock", repo)
+    with pytest.raises(CaseError, match=r"an interpreter or a lock file, not both"):
+        arm(f"old:{LOCK} {sys.executable}", repo)
+
+
+def test_requirements_that_name_other_files_are_of_one_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[str, ...]] = []
+
+    def run(*command: str, **settings: object) -> str:
+        ran.append(command)
+        if "venv" in command:
+            Path(command[-1]).mkdir(parents=True)
+        return ""
+
+    monkeypatch.setattr(installed, "run", run)
+    lock = tmp_path / "requirements.txt"
+
+    def made(text: str, commit: str) -> str:
+        lock.write_text(text)
+        return installed.environment(lock, commit, tmp_path / "store")
+
+    plain = "torch==2.13.0 \\\n    --hash=sha256:abc\n"
+    assert made(plain, "a") == made(plain, "b")
+    for text in ("-r more.txt\n", "-e .\n", "./local\n"):
+        assert made(text, "a") != made(text, "b")
+
+
+def test_a_lock_of_uv_is_installed_by_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = tmp_path / "uv.lock"
+    lock.touch()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    with pytest.raises(PackageError, match=r"uv, which is not there: pip install uv"):
+        installed.environment(lock, "a", tmp_path / "store")
+    uv = tmp_path / "bin" / "uv"
+    uv.parent.mkdir()
+    uv.write_text(f'#!/bin/sh\necho "$UV_PROJECT_ENVIRONMENT $*" > {tmp_path}/asked\n')
+    uv.chmod(0o755)
+    python = installed.environment(lock, "a", tmp_path / "store")
+    directory = str(Path(python).parents[1])
+    assert (tmp_path / "asked").read_text().split() == [
+        *(directory, "sync", "--quiet", "--frozen", "--no-install-project"),
+        *("--python", python),
+    ]
