@@ -215,10 +215,12 @@ def _model_code(request: CaseFile) -> dict[str, str]:
 
     On a GPU it may not: what touches the GPU when it is imported would break it for all forks.
     """
-    model_type = request.case.model.config.get("model_type")
+    case = request.case
+    model_type = case.model.config.get("model_type")
     if request.device == "cuda" or request.preflight or model_type is None:
         return {}
-    return {MODEL_CODE: f"transformers.models.{model_type}.modeling_{model_type}"}
+    adapters = [] if case.lora is None else ["peft"]
+    return {MODEL_CODE: " ".join([f"transformers.models.{model_type}.modeling_{model_type}", *adapters])}
 
 
 def _failure(rank: int, failure: Any) -> Failure:

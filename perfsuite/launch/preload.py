@@ -15,5 +15,6 @@ from perfsuite.results.run_dir import MODEL_CODE
 from perfsuite.worker.leash import die_with_parent
 
 die_with_parent()
-with contextlib.suppress(Exception):  # a rank that needs it says what is wrong with it
-    importlib.import_module(os.environ[MODEL_CODE])
+for name in os.environ.get(MODEL_CODE, "").split():
+    with contextlib.suppress(Exception):  # a rank that needs it says what is wrong with it
+        importlib.import_module(name)

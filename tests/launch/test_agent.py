@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from perfsuite import documents
-from perfsuite.case.case import CaseFile, Topology
+from perfsuite.case.case import CaseFile, LoRA, Topology
 from perfsuite.case.model import Model
 from perfsuite.frameworks.base import Command
 from perfsuite.frameworks.ddp import DDP
@@ -51,20 +51,22 @@ def test_torch_2_11_is_given_no_shutdown_timeout(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("changes", "model", "module"),
+    ("request_changes", "case_changes", "modules"),
     [
-        ({}, "gpt2-tiny", "transformers.models.gpt2.modeling_gpt2"),
-        ({}, "mamba-tiny", "transformers.models.mamba.modeling_mamba"),
-        ({"device": "cuda"}, "gpt2-tiny", None),
-        ({"preflight": True}, "gpt2-tiny", None),
-        ({}, Model.named("net"), None),
+        ({}, {"model": "gpt2-tiny"}, "transformers.models.gpt2.modeling_gpt2"),
+        ({}, {"model": "mamba-tiny"}, "transformers.models.mamba.modeling_mamba"),
+        ({}, {"lora": LoRA(rank=4, alpha=8)}, "transformers.models.llama.modeling_llama peft"),
+        ({"device": "cuda"}, {}, None),
+        ({"preflight": True}, {}, None),
+        ({}, {"model": Model.named("net")}, None),
     ],
 )
 def test_the_fork_server_of_a_cpu_loads_the_models_code(
-    changes: dict[str, Any], model: Any, module: str | None
+    request_changes: dict[str, Any], case_changes: dict[str, Any], modules: str | None
 ) -> None:
-    request = CaseFile(case=make_case(framework=DDP(), model=model), device="cpu").replace(**changes)
-    assert agent._model_code(request) == ({} if module is None else {MODEL_CODE: module})
+    case = make_case(framework=DDP(), **case_changes)
+    request = CaseFile(case=case, device="cpu").replace(**request_changes)
+    assert agent._model_code(request) == ({} if modules is None else {MODEL_CODE: modules})
 
 
 def test_a_rank_of_a_script_has_torchruns_variables() -> None:

@@ -20,16 +20,18 @@ def tied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return done
 
 
-@pytest.mark.parametrize("then", ["", "raise RuntimeError('operator torchvision::nms does not exist')"])
+@pytest.mark.parametrize(
+    ("name", "then"),
+    [("whole_code", ""), ("broken_code", "raise RuntimeError('operator torchvision::nms does not exist')")],
+)
 def test_the_models_code_is_loaded_by_a_process_that_is_tied_already(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: list[str], then: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: list[str], name: str, then: str
 ) -> None:
-    tmp_path.joinpath("its_code.py").write_text(f"import sys\nsys.done.append('loaded')\n{then}\n")
+    (tmp_path / f"{name}.py").write_text(f"import sys\nsys.done.append('loaded')\n{then}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv(MODEL_CODE, "its_code")
+    monkeypatch.setenv(MODEL_CODE, name)
     importlib.import_module("perfsuite.launch.preload")
     assert tied == ["tied", "loaded"]
-    monkeypatch.delitem(sys.modules, "its_code", raising=False)
 
 
 @pytest.mark.parametrize("name", [None, "nosuch"])
