@@ -55,7 +55,7 @@ def test_torch_2_11_is_given_no_shutdown_timeout(tmp_path: Path, monkeypatch: py
     [
         ({}, {"model": "gpt2-tiny"}, "transformers.models.gpt2.modeling_gpt2"),
         ({}, {"model": "mamba-tiny"}, "transformers.models.mamba.modeling_mamba"),
-        ({}, {"lora": LoRA(rank=4, alpha=8)}, "transformers.models.llama.modeling_llama peft"),
+        ({}, {"lora": LoRA(rank=4, alpha=8)}, "transformers.models.gpt2.modeling_gpt2 peft"),
         ({"device": "cuda"}, {}, None),
         ({"preflight": True}, {}, None),
         ({}, {"model": Model.named("net")}, None),
