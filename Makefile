@@ -43,6 +43,7 @@ check: .venv/installed
 	.venv/bin/zizmor --offline --persona pedantic .github
 
 unit: .venv/installed
+	.venv/bin/python -m compileall -q perfsuite  # once for the thousands of processes that import it
 	.venv/bin/pytest tests --numprocesses=2 $(ARGS)
 
 docs: .venv/installed  ## the documentation in build/docs, from build/docs/index.html on; warnings are errors

@@ -39,7 +39,13 @@ else:
 class Data(BaseModel, metaclass=_DataType):  # type: ignore[metaclass]  # dynamic to a type checker
     """Frozen, keyword-only data without unknown fields. Raises `CaseError` on bad values."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True, ser_json_inf_nan="strings")
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=True,
+        ser_json_inf_nan="strings",
+        defer_build=True,  # most processes use few of the kinds that they import
+    )
 
     def replace(self, **changes: Any) -> Self:
         """A copy with `changes`, validated as a new object is."""

@@ -42,7 +42,6 @@ NO_TEST_FILE = {
     "perfsuite.errors": "nothing but classes: each message is tested where it is raised",
     "perfsuite.frameworks.nanotron.pretend": "compared with real launches by dry/test_rank.py",
     "perfsuite.launch.base": "a Protocol: test_session.py implements it",
-    "perfsuite.launch.preload": "one import, in every launch",
     "perfsuite.results.rank_report": "fields without code: every launch writes and reads them",
     "perfsuite.worker.startup.sitecustomize": "run by frameworks/test_script.py",
 }

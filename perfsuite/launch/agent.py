@@ -5,9 +5,9 @@ Run as `python -m perfsuite.launch.agent RUNDIR`. Imports torch only inside func
 It is a process of its own because torch's elastic launcher takes over signals and imports torch. There are
 three ways to start ranks:
 
-- Ranks of perfsuite's own worker are forked by a server that has imported torch once
-  (`perfsuite.launch.preload`). They stay in this process's group, so that one `killpg` ends them all; the
-  subprocesses of torchrun, each in a session of its own, would survive that.
+- Ranks of perfsuite's own worker are forked by a server that has imported torch once, and on a CPU the
+  model's code, too (`perfsuite.launch.preload`). They stay in this process's group, so that one `killpg` ends
+  them all; the subprocesses of torchrun, each in a session of its own, would survive that.
 - The ranks of a script are plain processes, or a command starts them by itself. The Python processes among
   them measure themselves (`perfsuite.worker.startup`).
 - Ranks that train nothing are forked from this process.
@@ -45,6 +45,7 @@ from perfsuite.results.run_dir import (
     FILES,
     JOB_VARIABLES,
     LAUNCH_DIR,
+    MODEL_CODE,
     MOVED,
     NODE,
     RUN_DIR,
@@ -177,6 +178,7 @@ def _end(why: str) -> NoReturn:
 def _elastic(place: Place) -> list[Failure]:
     """Start ranks of perfsuite's worker with torch's elastic launcher."""
     run_dir = place.run_dir
+    os.environ.update(_model_code(place.request))
     multiprocessing.set_forkserver_preload(["perfsuite.launch.preload"])
     forkserver.ensure_running()  # it imports torch while this process does
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
@@ -206,6 +208,19 @@ def _elastic(place: Place) -> list[Failure]:
     finally:
         del store  # ranks met there until now
     return []
+
+
+def _model_code(request: CaseFile) -> dict[str, str]:
+    """Return `MODEL_CODE` where each rank would import transformers (seconds each), and a fork may have it.
+
+    On a GPU it may not: what touches the GPU when it is imported would break it for all forks.
+    """
+    case = request.case
+    model_type = case.model.config.get("model_type")
+    if request.device == "cuda" or request.preflight or model_type is None:
+        return {}
+    adapters = [] if case.lora is None else ["peft"]
+    return {MODEL_CODE: " ".join([f"transformers.models.{model_type}.modeling_{model_type}", *adapters])}
 
 
 def _failure(rank: int, failure: Any) -> Failure:

@@ -1,11 +1,20 @@
-"""Imported by the fork server alone, to load torch and to tie itself to the launcher.
+"""Imported by the fork server alone: loads once what every rank needs, and ties the server to the launcher.
 
 The ranks are the fork server's children and die with it; the server must die with the launcher. That its pipe
 is closed is not enough, because the ranks have that pipe open, too.
 """
 
-import torch  # noqa: F401  imported once here instead of once per rank
+import contextlib
+import importlib
+import os
 
+import torch  # noqa: F401  imported once here instead of once per rank, as is all below
+
+import perfsuite.worker.main  # noqa: F401
+from perfsuite.results.run_dir import MODEL_CODE
 from perfsuite.worker.leash import die_with_parent
 
 die_with_parent()
+for name in os.environ.get(MODEL_CODE, "").split():
+    with contextlib.suppress(Exception):  # a rank that needs it says what is wrong with it
+        importlib.import_module(name)

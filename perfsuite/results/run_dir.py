@@ -23,6 +23,8 @@ JOB_VARIABLES = "PERFSUITE_JOB_VARIABLES"
 """Environment variable of an agent: names of the variables that the job has been given, which it leaves."""
 NODE = "PERFSUITE_NODE"
 """Environment variable of every process of a job: the number of its node, from 0 on."""
+MODEL_CODE = "PERFSUITE_MODEL_CODE"
+"""Environment variable of an agent: the modules with the model's code, which its fork server imports."""
 STACKS_SIGNAL = signal.SIGUSR1
 """Makes a process write its stacks into `RunDir.stacks`."""
 

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from perfsuite import documents
-from perfsuite.case.case import CaseFile, Topology
+from perfsuite.case.case import CaseFile, LoRA, Topology
+from perfsuite.case.model import Model
 from perfsuite.frameworks.base import Command
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.script import Script
@@ -23,7 +24,7 @@ from perfsuite.launch import agent
 from perfsuite.launch.agent import Place
 from perfsuite.launch.processes import JOB_MARK
 from perfsuite.results.rank_report import Failure, RankReport
-from perfsuite.results.run_dir import RUN_DIR, RunDir
+from perfsuite.results.run_dir import MODEL_CODE, RUN_DIR, RunDir
 from perfsuite.worker import leash
 from tests.samples import make_case
 
@@ -42,10 +43,30 @@ def test_torch_2_11_is_given_no_shutdown_timeout(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(api, "LaunchConfig", old)
     monkeypatch.setattr(api, "elastic_launch", elastic_launch)
     monkeypatch.setattr(forkserver, "ensure_running", lambda: None)
+    monkeypatch.setenv(MODEL_CODE, "")  # so that it is put back
     request = CaseFile(case=make_case(framework=DDP()), device="cpu")
     assert agent._elastic(Place(RunDir(tmp_path), request)) == []
     config, directory = given
     assert (config.nproc_per_node, directory) == (2, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("request_changes", "case_changes", "modules"),
+    [
+        ({}, {"model": "gpt2-tiny"}, "transformers.models.gpt2.modeling_gpt2"),
+        ({}, {"model": "mamba-tiny"}, "transformers.models.mamba.modeling_mamba"),
+        ({}, {"lora": LoRA(rank=4, alpha=8)}, "transformers.models.gpt2.modeling_gpt2 peft"),
+        ({"device": "cuda"}, {}, None),
+        ({"preflight": True}, {}, None),
+        ({}, {"model": Model.named("net")}, None),
+    ],
+)
+def test_the_fork_server_of_a_cpu_loads_the_models_code(
+    request_changes: dict[str, Any], case_changes: dict[str, Any], modules: str | None
+) -> None:
+    case = make_case(framework=DDP(), **case_changes)
+    request = CaseFile(case=case, device="cpu").replace(**request_changes)
+    assert agent._model_code(request) == ({} if modules is None else {MODEL_CODE: modules})
 
 
 def test_a_rank_of_a_script_has_torchruns_variables() -> None:
