@@ -15,7 +15,16 @@ from perfsuite import bisection as searching
 from perfsuite import documents
 from perfsuite.bisection import BisectFile, History, Step
 from perfsuite.case.case import Case
-from perfsuite.cli.compare import Cases, LauncherName, LocalStore, MaxPairs, Tolerance, WaitQuiet
+from perfsuite.cli.compare import (
+    UNDECIDED,
+    Cases,
+    LauncherName,
+    LocalStore,
+    MaxPairs,
+    Tolerance,
+    WaitQuiet,
+    say,
+)
 from perfsuite.cli.dry_run import CASES, selected
 from perfsuite.cli.power import fraction
 from perfsuite.compare import Comparison
@@ -30,9 +39,6 @@ from perfsuite.results.store import BASELINES, STORE
 from perfsuite.session import Host, Options, session_file
 from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.paired import MAX_PAIRS
-
-UNDECIDED = 3
-"""Exit status where several suspects are left, or the machine was unhealthy."""
 
 
 def bisect(
@@ -78,32 +84,36 @@ def bisect(
     )
     known = searching.begun(file, case, history)
     if known.steps:
-        _say(f"{len(known.steps)} steps are known from {file}")
+        say(f"{len(known.steps)} steps are known from {file}")
 
     def compare(a: Arm, b: Arm, tolerance: float | None, metric: str) -> Measurement:
-        progress = Progress(line=_say, live=lambda text: None, cases=1)
-        session = Comparison(options, progress, host, arms=(a, b), max_pairs=max_pairs, explains=False)
-        session.tolerance, session.metric = tolerance, metric
+        progress = Progress(line=say, cases=1)
+        session = Comparison(
+            options,
+            progress,
+            host,
+            arms=(a, b),
+            max_pairs=max_pairs,
+            tolerance=tolerance,
+            metric=metric,
+            explains=False,
+        )
         return _compared(session, chosen)
 
     def save(now: BisectFile) -> None:
         documents.write(file, now)
-        _say(f"{_name(now.steps[-1].name)}: {as_text(now.steps[-1])}; {_left(now)}")
+        say(f"{_name(now.steps[-1].name)}: {as_text(now.steps[-1])}; {_left(now)}")
 
     try:
         found = searching.search(known, history, compare, save, tolerance=least)
     except searching.UndecidedError as error:
-        _say(str(error))
+        say(str(error))
         raise typer.Exit(UNDECIDED) from None
     if json_output:
         typer.echo(json.dumps(documents.plain(found), indent=1))
     else:
         typer.echo("\n".join(result_lines(found, history, package, root)))
     raise typer.Exit(0 if len(found.suspects) == 1 else UNDECIDED)
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
 
 
 def _compared(session: Comparison, case: Case) -> Measurement:

@@ -94,7 +94,7 @@ def compare(
         wait_quiet_s=wait_quiet,
     )
     chosen = selected(cases, case or [], k)
-    progress = Progress(line=_say, live=_say_nothing, cases=len(chosen))
+    progress = Progress(line=say, cases=len(chosen))
     session = Comparison(
         options,
         progress,
@@ -131,12 +131,9 @@ def _fits(session: Comparison, case: Case, *, is_named: bool) -> bool:
     return reason is None
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Print a line of progress, apart from the result."""
     typer.echo(text, err=True)
-
-
-def _say_nothing(text: str | None) -> None:
-    """Show no live line: each launch is announced."""
 
 
 def _show(session: Comparison, status: Status, report: Path | None, *, json_output: bool) -> None:

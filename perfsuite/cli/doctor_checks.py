@@ -30,6 +30,7 @@ from perfsuite.launch.job import JobProcesses
 from perfsuite.launch.nvml import Gpus
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.measure import Reference, measure
+from perfsuite.report.progress import silent
 from perfsuite.results import baseline, metric
 from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.outcome import Verdict
@@ -265,16 +266,12 @@ def _alike_row(check: str, values: Sequence[str | None]) -> Row:
 
 def neighbours_row(machine: Machine, neighbours: Neighbours | None = None) -> Row:
     """Check that nobody else uses the cores, or holds memory of the GPUs, now."""
-    watched = Neighbours(say=_say_nothing, show=_say_nothing) if neighbours is None else neighbours
+    watched = Neighbours(say=silent, show=silent) if neighbours is None else neighbours
     others = watched.look(machine, machine.devices)
     if not others:
         return _passed("other processes", "none uses the machine")
     advice = "end them, or measure at another hour: launches beside them are set aside"
     return _failed("other processes", "; ".join(others), advice)
-
-
-def _say_nothing(text: str) -> None:
-    """Ignore the text: it is in the row."""
 
 
 def _probe(machine: Machine, *, quick: bool) -> DoctorFile | Row:

@@ -16,7 +16,7 @@ from perfsuite.case.case import Case
 from perfsuite.dry import cases as found
 from perfsuite.dry.machine import Device
 from perfsuite.errors import CaseError
-from perfsuite.report.progress import Progress
+from perfsuite.report.progress import Progress, silent
 from perfsuite.report.terminal import console, explanation
 from perfsuite.results.store import BASELINES, STORE
 from perfsuite.session import DryHost, DrySession, Options, session_file
@@ -52,7 +52,7 @@ def dry_run(
     """
     session = DrySession(
         Options(root=Path.cwd(), store=store, baselines=baselines, policy=Policy()),
-        Progress(line=_nothing, live=_nothing),
+        Progress(line=silent),
         host=DryHost(device),
         ranks=None if rank is None else (rank,),
     )
@@ -71,10 +71,6 @@ def dry_run(
         typer.echo(json.dumps(documents.plain(content), indent=1))
     if any(map(session.options.is_failing, session.results)):
         raise typer.Exit(1)
-
-
-def _nothing(text: str | None) -> None:
-    """Show no progress: each result is printed when it is there."""
 
 
 def selected(directory: Path, ids: list[str], expression: str | None) -> list[Case]:

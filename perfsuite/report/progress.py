@@ -15,6 +15,10 @@ from perfsuite.report.text import plural, rate
 ID_WIDTH = 30
 
 
+def silent(text: str | None) -> None:
+    """Show nothing."""
+
+
 @dataclass
 class Progress:
     """Follows a session of `cases` cases. `line` prints a line that stays, `live` replaces the live line.
@@ -24,7 +28,7 @@ class Progress:
     """
 
     line: Callable[[str], None]
-    live: Callable[[str | None], None]
+    live: Callable[[str | None], None] = silent
     cases: int = 0
     is_live: bool = False
     clock: Callable[[], float] = time.monotonic
