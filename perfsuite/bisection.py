@@ -35,7 +35,6 @@ Compare = Callable[[Arm, Arm, float | None, str], Measurement]
 """Compares two arms, with a tolerance of tokens/s or the usual one, until a metric is decided."""
 MOST_TOLERANCE = 0.5
 """Largest tolerance of a step: of a bad arm that is many times slower, less than half of the loss will do."""
-"""Seconds after which an installation is given up."""
 
 
 class Step(Data):

@@ -60,14 +60,16 @@ class Comparison(Session):
         verdict = self._pairs(case, machine)
         self.running = None
         self.listener.end(verdict.outcome)
-        result = self._measurement(case, nodeid, self.launches, verdict).replace(before=tuple(self.before))
-        return self._explained_by_arms(result, case, machine) if self.explains else result
+        return self._measurement(case, nodeid, self.launches, verdict).replace(before=tuple(self.before))
 
-    def _explained_by_arms(self, result: Measurement, case: Case, machine: Machine) -> Measurement:
-        """Return the result with a profile of each arm, if the arms differ."""
-        if result.outcome not in ("regressed", "improved") or not framework_of(case).plan(case).needs_torch:
-            return result
-        directory = self._case_directory(case)
+    def wants_profile(self, result: Measurement, case: Case) -> bool:
+        """Whether to profile both arms: they differ."""
+        is_other = result.outcome in ("regressed", "improved")
+        return self.explains and is_other and framework_of(case).plan(case).needs_torch
+
+    def _explained(self, result: Measurement, case: Case) -> Measurement:
+        """Return the result with a profile of each arm, and what differs between them."""
+        directory, machine = self._case_directory(case), self.host.machine_for(case)
         a, b = self.arms
         inject = self.options.inject
         before = self._profile(case, machine, directory / "a", inject=None, arm=a, name=ARM_A)

@@ -325,8 +325,15 @@ class Session:
             self.running = None
             self.record_error(case, nodeid, error, self.launches)
             raise
-        self.keep(measurement)
-        self._record(measurement)
+        self.keep(measurement)  # first of all: what comes now may be interrupted, or fail
+        recorded = self._record(measurement)
+        measurement = self._with_profile(measurement, case)
+        if (
+            recorded is not None
+            and measurement.profile is not None
+            and measurement.profile.profile is not None
+        ):
+            self.baselines.profiles.write_local(of_baseline(recorded, measurement.profile.profile))
         return measurement
 
     def keep(self, measurement: Measurement) -> None:
@@ -353,16 +360,33 @@ class Session:
                 self.listener.say(f"{error} The session goes on; what it measures is shown at its end")
             self._unsaved = str(error)
 
-    def _record(self, measurement: Measurement) -> None:
-        """Write the local baselines of times and of counts that a case turned out to need."""
+    def _record(self, measurement: Measurement) -> Baseline | None:
+        """Write the local baselines of times and of counts that a case turned out to need; return the first."""
         verdict, runs = measurement.verdict, measurement.healthy_runs
+        recorded = None
         if verdict.is_recorded:
             recorded = baseline.from_runs(runs, sessions=[self.directory.name] * len(runs))
             self.baselines.write_local(recorded)
-            if measurement.profile is not None and measurement.profile.profile is not None:
-                self.baselines.profiles.write_local(of_baseline(recorded, measurement.profile.profile))
         if verdict.counts is not None and verdict.counts.outcome == "recorded":
             self.baselines.counts.write_local(count_baseline.from_runs(counted(measurement.runs)))
+        return recorded
+
+    def _with_profile(self, measurement: Measurement, case: Case) -> Measurement:
+        """Return the result that was kept with what a profile says of it, and keep that in its place.
+
+        Whatever goes wrong meanwhile, the verdict stays.
+        """
+        if not self.wants_profile(measurement, case):
+            return measurement
+        try:
+            profiled = self._explained(measurement, case)
+        except Exception as error:
+            why = TakenProfile(why_none=f"{type(error).__name__}: {error}")
+            told = measurement.verdict.replace(profiled=explained(None, why, ""))
+            profiled = measurement.replace(profile=why, verdict=told)
+        self.results[-1] = profiled
+        self.save()
+        return profiled
 
     def _measure(self, case: Case, nodeid: str) -> Measurement:
         check_same(self._cases.setdefault(case.id, case), case)
@@ -385,28 +409,26 @@ class Session:
         if required is not None and verdict.outcome == "recorded":
             verdict = required.replace(launches=len(self.launches))
         verdict = self._with_counts(verdict, case, target, counts)
-        result = self._measurement(case, nodeid, self.launches, verdict, known)
-        return self._explained(result, case, machine, known) if self.options.explain else result
+        return self._measurement(case, nodeid, self.launches, verdict, known)
 
-    def _explained(
-        self, result: Measurement, case: Case, machine: Machine, known: FoundBaseline | None
-    ) -> Measurement:
-        """Return the result with a profile, if the case is slower or its launches may become a baseline."""
+    def wants_profile(self, result: Measurement, case: Case) -> bool:
+        """Whether to profile a case with that result: it is worse, or its launches may become a baseline."""
         verdict = result.verdict
-        is_worse = any(check.outcome == "regressed" for check in verdict.checks)
+        if not self.options.explain or verdict.outcome in UNMEASURED:
+            return False
         may_be_accepted = verdict.is_recorded or self.options.policy.min_launches >= baseline.MIN_ACCEPTED
-        if not framework_of(case).plan(case).needs_torch or verdict.outcome in UNMEASURED:
-            return result
-        if not is_worse and not may_be_accepted:
-            return result
+        return framework_of(case).plan(case).needs_torch and (_is_worse(verdict) or may_be_accepted)
+
+    def _explained(self, result: Measurement, case: Case) -> Measurement:
+        """Return the result with a profile and, of a worse one, with what differs from the baseline's."""
+        machine = self.host.machine_for(case)
         taken = self._profile(case, machine, self._case_directory(case), inject=self.options.inject)
-        if not is_worse:
+        if not _is_worse(result.verdict):
             return result.replace(profile=taken)
+        known = self.baselines.find(machine.hardware_class, case)
         before = None if known is None else self._profile_of(known)
-        profiled = explained(before, taken, "the baseline")
-        return result.replace(
-            profile=taken, profile_before=before, verdict=verdict.replace(profiled=profiled)
-        )
+        verdict = result.verdict.replace(profiled=explained(before, taken, "the baseline"))
+        return result.replace(profile=taken, profile_before=before, verdict=verdict)
 
     def _profile_of(self, known: FoundBaseline) -> TakenProfile | None:
         """The profile that belongs to a baseline; None without one."""
@@ -430,11 +452,10 @@ class Session:
 
         `name` tells the arm, where there are two.
         """
-        self.running = case.id
         which = f"{name} of {case.id}" if name else case.id
         self.listener.say(f"{which} is launched once more, for a profile")
         try:
-            taken = profile_once(
+            return profile_once(
                 case,
                 machine,
                 RunDir.of_profile(directory).path,
@@ -443,9 +464,7 @@ class Session:
                 launcher=self.host.launcher,
             )
         except PerfsuiteError as error:
-            taken = TakenProfile(why_none=str(error))
-        self.running = None
-        return taken
+            return TakenProfile(why_none=str(error))
 
     def _unfit_nodes(self, case: Case, machine: Machine) -> tuple[str, ...]:
         """Return what is wrong with the nodes that a case would use; empty if it may be launched.
@@ -659,6 +678,11 @@ def session_file(session: Session, status: Status) -> SessionFile:
         interrupted_case=session.running,
         interrupted_launches=tuple(session.unjudged) if session.running is not None else (),
     )
+
+
+def _is_worse(verdict: Verdict) -> bool:
+    """Whether a metric regressed. Counts say themselves what they found."""
+    return any(check.outcome == "regressed" for check in verdict.checks)
 
 
 def _is_too_small(known: Baseline, policy: Policy) -> bool:

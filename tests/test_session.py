@@ -933,14 +933,26 @@ def test_a_profile_that_cannot_be_taken_costs_no_verdict(
     assert result.verdict.profiled.notes == ("no profile was taken: no more launches",)
 
 
-def test_an_interrupted_profile_leaves_the_case_to_be_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_profile_costs_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = Explained(tmp_path, monkeypatch, SLOWER)
     ours.taken = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         ours.measure()
-    assert session_file(ours.session, "interrupted").interrupted_case == TRAINS.id
+    left = session_file(ours.session, "interrupted")
+    assert left.interrupted_case is None
+    assert [result.verdict for result in left.results] == [SLOWER]
+
+
+def test_whatever_fails_in_a_profile_costs_no_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = Explained(tmp_path, monkeypatch, SLOWER)
+    ours.taken = OSError("Cannot allocate memory")
+    result = ours.measure()
+    assert result.outcome == "regressed"
+    assert result.verdict.profiled is not None
+    assert result.verdict.profiled.notes == ("no profile was taken: OSError: Cannot allocate memory",)
+    assert ours.session.results == [result]
 
 
 def test_what_is_recorded_has_its_profile_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

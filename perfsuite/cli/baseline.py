@@ -25,7 +25,7 @@ from perfsuite.launch.machine import detect
 from perfsuite.report.terminal import console, plain_table
 from perfsuite.results.baseline import MIN_ACCEPTED, Acceptance, Baseline
 from perfsuite.results.count_baseline import CountBaseline, target_of
-from perfsuite.results.profile import ProfileBaseline, of_baseline
+from perfsuite.results.profile import LaunchProfile, ProfileBaseline, of_baseline
 from perfsuite.results.run import Run
 from perfsuite.results.store import (
     BASELINES,
@@ -229,12 +229,21 @@ def _accept(
     runs = [run for launches in by_session.values() for run in launches]
     times = None if store is None else baseline_times.accepted(reviewed, by_session, acceptance)
     counts = baseline_counts.accepted(reviewed.counts, runs, acceptance)
+    profile = None if store is None or times is None else _profile(store, list(by_session)[-1], times.case.id)
     files = [] if times is None else [reviewed.write_reviewed(times)]
     files += [] if counts is None else [reviewed.counts.write_reviewed(counts)]
-    if store is not None and times is not None:
-        profile = store.profile(list(by_session)[-1], times.case.id)
-        files += [] if profile is None else [reviewed.profiles.write_reviewed(of_baseline(times, profile))]
+    if times is not None and profile is not None:
+        files.append(reviewed.profiles.write_reviewed(of_baseline(times, profile)))
     return files
+
+
+def _profile(store: Store, session: str, case_id: str) -> LaunchProfile | None:
+    """The profile that a session took of a case; None, and why is said, if it cannot be read."""
+    try:
+        return store.profile(session, case_id)
+    except FileError as error:
+        console().print(f"left out: {error}", style="yellow")
+        return None
 
 
 def _acceptance(reason: str | None) -> Acceptance:

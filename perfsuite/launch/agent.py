@@ -219,8 +219,9 @@ def _model_code(request: CaseFile) -> dict[str, str]:
     model_type = case.model.config.get("model_type")
     if request.device == "cuda" or request.preflight or model_type is None:
         return {}
+    name = str(model_type).replace("-", "_")
     adapters = [] if case.lora is None else ["peft"]
-    return {MODEL_CODE: " ".join([f"transformers.models.{model_type}.modeling_{model_type}", *adapters])}
+    return {MODEL_CODE: " ".join([f"transformers.models.{name}.modeling_{name}", *adapters])}
 
 
 def _failure(rank: int, failure: Any) -> Failure:

@@ -71,7 +71,9 @@ class Arm:
         """Environment variables that win over those of this process, of the case and of perfsuite."""
         if not self.paths:
             return dict(self.given)
-        others = self.given.get("PYTHONPATH") or os.environ.get("PYTHONPATH")
+        others = self.given.get("PYTHONPATH")
+        if others is None and not self.lock:  # what is there would stand before what the lock file names
+            others = os.environ.get("PYTHONPATH")
         found = {**self.given, "PYTHONPATH": os.pathsep.join([*self.paths, *([others] if others else [])])}
         return found if self.moved is None else {**found, MOVED: os.pathsep.join(self.moved)}
 
@@ -108,7 +110,9 @@ def resolve(option: str, text: str, *, root: Path, store: Path) -> Arm:
     python = os.path.abspath(pythons[0]) if pythons else sys.executable  # a venv's link stays a link
     arm = replace(here(root), text=text, python=python, given=variables)
     if commits:
-        name, _, lock = commits[0].partition(":")
+        name, colon, lock = commits[0].partition(":")
+        if colon and not lock:
+            raise CaseError(f"{option} {text!r}: name the lock file after the colon, or leave the colon out")
         commit = _commit(option, text, name, root)
         worktree = _worktree(commit, root, store)
         if lock and pythons:
@@ -242,7 +246,7 @@ def _asked(option: str, arm: Arm) -> Arm:
         said = f"no answer in {ANSWER_S} s"
     except OSError as error:
         said = str(error.strerror)
-    raise CaseError(
-        f"{option} {arm.text!r}: {arm.python} cannot import perfsuite ({said}). Install it there: "
-        f"{arm.python} -m pip install perfsuite=={__version__}"
-    )
+    way_out = f"Install it there: {arm.python} -m pip install perfsuite=={__version__}"
+    if arm.lock:
+        way_out = f"Name it in {arm.lock}"
+    raise CaseError(f"{option} {arm.text!r}: {arm.python} cannot import perfsuite ({said}). {way_out}")

@@ -90,7 +90,7 @@ def _watch(job: Job, process: subprocess.Popen[bytes], on_progress: OnProgress) 
         on_progress(steps, tokens)
         now = time.monotonic()
         if now - listed_at > REPORTS_S:
-            listed_at, reports = now, len(run_dir.all_ranks())
+            listed_at, reports = now, len(run_dir.all_ranks()) + len(run_dir.all_profiles())
         quiet_s = hang.quiet_s(now, is_training=tokens > 0, steps=steps, reports=reports)
         why = None
         if now - began > case.timeout_s:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import platform
 import re
@@ -18,8 +19,16 @@ INSTALL_S = 3600
 """Seconds after which an installation is given up."""
 UV_LOCK = "uv.lock"
 DONE = ".installed"
-_OF_THE_COMMIT = re.compile(r"^\s*(-|\.|file:)(?!-)", re.MULTILINE)
-"""A line of requirements that names other files, `-r more.txt` or `-e .`: they may differ by the commit."""
+NO_REQUIREMENTS = frozenset(
+    ("Pipfile.lock", "environment.yml", "pdm.lock", "poetry.lock", "pyproject.toml", "setup.py")
+)
+"""Files that say what to install, and that neither pip nor uv installs from."""
+NO_FILES = ("--hash", "--index-url", "--extra-index-url", "-i ", "--pre", "--no-binary", "--only-binary")
+"""Options in requirements that name no file of the commit."""
+OF_ANOTHER_ENVIRONMENT = frozenset(("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_USER"))
+"""Variables by which an installer would look, or install, elsewhere."""
+_LOCAL_SOURCE = re.compile(r'source = \{ (path|directory|editable|virtual) = "(?!\.")')
+"""A package in a `uv.lock` that lies in the repository, and is not its project."""
 
 
 def environment(lock: Path, commit: str, store: Path) -> str:
@@ -29,40 +38,76 @@ def environment(lock: Path, commit: str, store: Path) -> str:
     file by `pip install -r`. The same requirements have the same environment at every commit. Raises
     `PackageError` with what the installer said.
     """
-    text = lock.read_text(errors="backslashreplace")
-    of = commit if lock.name == UV_LOCK or _OF_THE_COMMIT.search(text) else None
-    key = documents.digest([lock.name, text, of, platform.python_version()])
-    directory = (store / "environments" / key).absolute()
+    if lock.name in NO_REQUIREMENTS:
+        raise PackageError(f"{lock.name} is no file for pip or uv: name a requirements file or {UV_LOCK}")
+    uv = shutil.which("uv")
+    if lock.name == UV_LOCK and uv is None:
+        raise PackageError(f"{lock.name} is installed by uv, which is not there: pip install uv")
+    directory = (store / "environments" / _key(lock, commit)).absolute()
     python = directory / "bin" / "python"
-    if (directory / DONE).exists():
-        return str(python)
-    if directory.exists():  # an installation that did not end
-        shutil.rmtree(directory)
-    run(sys.executable, "-m", "venv", str(directory), cwd=lock.parent)
-    if lock.name == UV_LOCK:
-        if (uv := shutil.which("uv")) is None:
-            raise PackageError(f"{lock.name} is installed by uv, which is not there: pip install uv")
-        words = ("sync", "--quiet", "--frozen", "--no-install-project", "--python", str(python))
-        run(uv, *words, cwd=lock.parent, variables={"UV_PROJECT_ENVIRONMENT": str(directory)})
-    else:
-        pip("install", "--quiet", "-r", str(lock), python=str(python), cwd=lock.parent)
-    (directory / DONE).touch()
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with directory.with_suffix(".lock").open("w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)  # another command may be making it
+            if not (directory / DONE).exists():
+                if directory.exists():  # an installation that did not end
+                    shutil.rmtree(directory)
+                _make(lock, directory, python, uv)
+                (directory / DONE).touch()
+    except OSError as error:
+        raise PackageError(f"{directory}: {error.strerror or error}") from None
     return str(python)
+
+
+def _key(lock: Path, commit: str) -> str:
+    """What tells environments apart: the requirements, Python and, where they name files, the commit."""
+    text = lock.read_text(errors="backslashreplace")
+    project = lock.with_name("pyproject.toml")
+    beside = project.read_text() if lock.name == UV_LOCK and project.exists() else ""
+    is_of_commit = _LOCAL_SOURCE.search(text) is not None if lock.name == UV_LOCK else _names_files(text)
+    of = commit if is_of_commit else None
+    return documents.digest([lock.name, text, beside, of, platform.python_version()])
+
+
+def _names_files(requirements: str) -> bool:
+    """Whether requirements name other files, as `-r more.txt` or `-e .` do: these may differ by the commit."""
+    for line in requirements.splitlines():
+        word = line.partition("#")[0].strip()
+        if word.startswith("-") and not word.startswith(NO_FILES):
+            return True
+        if not word.startswith("-") and (
+            word == "." or "file:" in word or ("/" in word and "://" not in word)
+        ):
+            return True
+    return False
+
+
+def _make(lock: Path, directory: Path, python: Path, uv: str | None) -> None:
+    run(sys.executable, "-m", "venv", str(directory), cwd=lock.parent)
+    if lock.name != UV_LOCK:
+        pip("install", "--quiet", "-r", str(lock), python=str(python), cwd=lock.parent)
+        return
+    assert uv is not None
+    words = ("sync", "--quiet", "--frozen", "--no-install-project", "--python", str(python))
+    run(uv, *words, cwd=lock.parent, variables={"UV_PROJECT_ENVIRONMENT": str(directory)})
 
 
 def pip(*words: str, python: str = sys.executable, cwd: Path | None = None) -> str:
     """Return what pip says. Raises `PackageError` with its last line if it fails."""
-    return run(python, "-m", "pip", *words, cwd=cwd, variables={"PIP_DISABLE_PIP_VERSION_CHECK": "1"})
+    return run(python, "-m", "pip", *words, cwd=cwd)
 
 
 def run(*command: str, cwd: Path | None = None, variables: Mapping[str, str] | None = None) -> str:
     """Return what an installer says. Raises `PackageError` with its last line if it fails."""
     said = " ".join(command)
+    kept = {name: value for name, value in os.environ.items() if name not in OF_ANOTHER_ENVIRONMENT}
+    # Safe: a module of the repository, in whose directory this runs, is none of the installer's.
+    ours = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONSAFEPATH": "1"}
     try:
         done = subprocess.run(
             command,
             cwd=cwd,
-            env=None if variables is None else {**os.environ, **variables},
+            env={**kept, **ours, **(variables or {})},
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,

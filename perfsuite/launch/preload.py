@@ -15,6 +15,7 @@ from perfsuite.results.run_dir import MODEL_CODE
 from perfsuite.worker.leash import die_with_parent
 
 die_with_parent()
+# A case's variables are set by now. Those that a rank changes later (accelerate's) nobody reads on import.
 for name in os.environ.get(MODEL_CODE, "").split():
     with contextlib.suppress(Exception):  # a rank that needs it says what is wrong with it
         importlib.import_module(name)

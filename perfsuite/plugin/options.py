@@ -158,7 +158,7 @@ def options(config: pytest.Config) -> Options:
     if (no_baseline := option("no-baseline")) not in NO_BASELINE:
         raise pytest.UsageError(f"perf_no_baseline={no_baseline}: give {' or '.join(NO_BASELINE)}")
     inject = config.getoption("--perf-inject")
-    for other in ("--perf-inject", "--perf-no-counts"):
+    for other in ("--perf-inject", "--perf-no-counts", "--perf-explain"):
         if config.getoption("--perf-dry") and config.getoption(other):
             raise pytest.UsageError(f"--perf-dry with {other}: a dry run only counts; leave one of them out")
     if config.getoption("--perf-dry") and config.getoption("--perf-resume"):

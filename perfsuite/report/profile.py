@@ -31,7 +31,7 @@ def because(verdict: Verdict) -> list[str]:
         return counted
     if found.calls and verdict.explained == THE_SAME:
         counted = []
-    same = [] if found.calls or not found.hints else ["a step calls the same operators as often"]
+    same = [] if found.calls or not found.hints else ["no call differs"]
     return [*found.calls, *counted, *same, *found.hints, *found.notes]
 
 

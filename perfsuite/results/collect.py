@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from perfsuite import documents
@@ -30,7 +29,7 @@ from perfsuite.results.figures import (
 from perfsuite.results.health import gpu_setup
 from perfsuite.results.metric import find
 from perfsuite.results.nodes import with_nodes
-from perfsuite.results.profile import LaunchProfile, Profile, RankProfileFile
+from perfsuite.results.profile import LaunchProfile, RankProfileFile
 from perfsuite.results.profile import merged as merged_profiles
 from perfsuite.results.rank_report import Failure, Observed, RankReport
 from perfsuite.results.run import LaunchFile, Run
@@ -79,13 +78,9 @@ def collect(
         unread = Failure(kind="missing_report", message=str(error))
         return bare.replace(failure=unread if failure is None else with_log(failure, run_dir))
     ended = [each for agent in agents for each in agent.failures]
-    cause = first_cause(reports, ended, run_dir, request.case)
+    cause = _cause(reports, ended, run_dir, request.case, failure)
     if cause is not None:
-        by_ranks = [report.failure for report in reports.values() if report.failure is not None]
-        if failure is not None and (cause not in by_ranks or is_peer(cause)):
-            # Ranks report secondary errors when they are killed; prefer the reason for killing.
-            cause = failure
-        return bare.replace(failure=with_log(cause, run_dir))
+        return bare.replace(failure=cause)
     ranks = [reports[rank] for rank in sorted(reports)]
     try:
         run = _measured(bare, ranks, request)
@@ -93,6 +88,24 @@ def collect(
         return bare.replace(failure=Failure(kind="ranks_disagree", message=str(error)))
     run = run.replace(notes=(*run.notes, *_notes_on_the_end(ended, failure)))
     return _with_training_checked(run, ranks)
+
+
+def _cause(
+    reports: Mapping[int, RankReport],
+    ended: Sequence[Failure],
+    run_dir: RunDir,
+    case: Case,
+    failure: Failure | None,
+) -> Failure | None:
+    """Why a launch failed, with the end of the log; None if every rank has reported without a failure."""
+    cause = first_cause(reports, ended, run_dir, case)
+    if cause is None:
+        return None
+    by_ranks = [report.failure for report in reports.values() if report.failure is not None]
+    if failure is not None and (cause not in by_ranks or is_peer(cause)):
+        # Ranks report secondary errors when they are killed; prefer the reason for killing.
+        cause = failure
+    return with_log(cause, run_dir)
 
 
 def collect_profile(run_dir: RunDir, failure: Failure | None) -> LaunchProfile:
@@ -103,17 +116,16 @@ def collect_profile(run_dir: RunDir, failure: Failure | None) -> LaunchProfile:
     case = documents.read(run_dir.case, CaseFile).case
     files = [run_dir.profile(rank) for rank in range(case.topology.world_size)]
     if all(file.exists() for file in files):
-        return merged_profiles({rank: _profile(file) for rank, file in enumerate(files)})
+        found = [documents.read(file, RankProfileFile) for file in files]
+        return merged_profiles(
+            {rank: each.profile for rank, each in enumerate(found)}, method=found[0].method
+        )
     reports = _reports(run_dir, case)
     ended = [each for file in run_dir.all_launches() for each in documents.read(file, LaunchFile).failures]
-    if (cause := failure or first_cause(reports, ended, run_dir, case)) is not None:
+    if (cause := _cause(reports, ended, run_dir, case, failure) or failure) is not None:
         raise ReportError(f"{cause.kind}: {cause.message}")
     notes = list(dict.fromkeys(note for report in reports.values() for note in report.notes))
     raise ReportError("; ".join(notes) or "no rank wrote a profile")
-
-
-def _profile(file: Path) -> Profile:
-    return documents.read(file, RankProfileFile).profile
 
 
 def _reports(run_dir: RunDir, case: Case) -> dict[int, RankReport]:

@@ -7,7 +7,7 @@ microseconds a step. Imports neither torch nor pytest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from statistics import fmean, median
 from typing import Literal
 
@@ -138,6 +138,8 @@ class RankProfileFile(Document):
     """`profile-N.json`: what one rank made of its trace."""
 
     schema_version: Literal[1] = 1
+    method: str = METHOD
+    """The way in which it was reduced, by the perfsuite that launched it."""
     profile: Profile
 
 
@@ -166,17 +168,22 @@ def of_baseline(known: Baseline, profile: LaunchProfile) -> ProfileBaseline:
     )
 
 
-def merged(profiles: Mapping[int, Profile]) -> LaunchProfile:
-    """The profiles of every rank as few entries: ranks that make the same calls share one, by the mean."""
+def merged(profiles: Mapping[int, Profile], method: str = METHOD) -> LaunchProfile:
+    """The profiles of every rank as few entries: ranks that make the same calls share one, by the mean.
+
+    What is unsteady in one rank is not compared in any.
+    """
+    unsteady = {name for profile in profiles.values() for name in profile.unsteady}
     groups: list[dict[int, Profile]] = []
     for rank, profile in sorted(profiles.items()):
         for group in groups:
-            if _same_calls(next(iter(group.values())), profile):
+            if _same_calls(next(iter(group.values())), profile, unsteady):
                 group[rank] = profile
                 break
         else:
             groups.append({rank: profile})
     return LaunchProfile(
+        method=method,
         ranks=tuple(
             RankProfile(ranks=tuple(group), profile=_mean(tuple(group.values()))) for group in groups
         ),
@@ -184,8 +191,11 @@ def merged(profiles: Mapping[int, Profile]) -> LaunchProfile:
     )
 
 
-def _same_calls(one: Profile, other: Profile) -> bool:
-    return one.device == other.device and one.calls() == other.calls()
+def _same_calls(one: Profile, other: Profile, unsteady: Set[str]) -> bool:
+    calls, others = (
+        {name: count for name, count in each.calls().items() if name not in unsteady} for each in (one, other)
+    )
+    return one.device == other.device and calls == others
 
 
 def _mean(profiles: Sequence[Profile]) -> Profile:

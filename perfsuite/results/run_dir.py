@@ -121,6 +121,10 @@ class RunDir:
         """Every `RankReport` that was written, in no particular order."""
         return list(self.path.glob("rank-*.json"))
 
+    def all_profiles(self) -> list[Path]:
+        """Every trace and every `RankProfileFile` that was written, in no particular order."""
+        return [*self.path.glob("trace-*"), *self.path.glob("profile-*.json")]
+
     def profile(self, rank: int) -> Path:
         """`RankProfileFile`, by that rank of a launch that is profiled."""
         return self.path / f"profile-{rank}.json"

@@ -22,6 +22,7 @@ The classes here, and the modules that are named, alone know the names of direct
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -42,12 +43,8 @@ STORE = Path(".perfsuite")
 """The local store, unless the user names another."""
 BASELINES = Path("baselines")
 """The reviewed baselines, unless the user names another directory."""
-
-
 COUNTS = "counts"
 """The folder of the baselines of counts, beside those of hardware classes."""
-
-
 PROFILES = "profiles"
 """The folder of the profiles that belong to baselines."""
 
@@ -306,7 +303,9 @@ class Store:
 
         One with an injected fault is none of the case's. Raises `FileError` for a bad file.
         """
-        for directory in sorted(self.sessions.glob(f"{session}/{case_id}*"), reverse=True):
+        of_session = SessionDir(self.sessions / session)
+        every = (of_session.case(case_id, repetition) for repetition in itertools.count())
+        for directory in reversed([*itertools.takewhile(Path.exists, every)]):
             run_dir = RunDir.of_profile(directory)
             if not run_dir.case.exists():
                 continue

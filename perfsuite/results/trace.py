@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
+from perfsuite import documents
 from perfsuite.errors import ReportError
 from perfsuite.results.profile import PROFILED_STEPS, Profile, StepSplit, Work, longest_first
 
@@ -28,10 +29,11 @@ LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 HOST_READ = "aten::_local_scalar_dense"
 """The operator by which the host reads a value."""
 LONGEST_NAME = 160
-"""Characters that are kept of a kernel's name, whose template arguments may be thousands."""
+"""Characters that are kept of a kernel's name, whose template arguments may be thousands. A digest of the whole
+name stands at the end of one that is cut."""
 
 _GLOO = re.compile(r"gloo:(\w+)")
-_NCCL = re.compile(r"nccl(?:Dev)?Kernel_?([A-Z][a-z]+(?:[A-Z][a-z]+)?)")
+_NCCL = re.compile(r"nccl\w*?Kernel_?((?:[A-Z][a-z]+)+)")
 _SYNC = re.compile(r"\w*Synchronize(?:_v\w+)?")
 _NOT_COMPUTED = ("autograd::", "torch::autograd::", "c10d::")
 _COMPILED = ("## Call CompiledFxGraph", "CompiledFunction")
@@ -317,11 +319,25 @@ def _kernels(events: Sequence[dict[str, Any]]) -> list[_Kernel]:
 
 
 def _kernel_name(name: str) -> str:
-    """A kernel's name without its parameters: `void add<float>(int)` is `add<float>`."""
+    """A kernel's name without its parameters: `void add<float, (Mode)0>(int)` is `add<float, (Mode)0>`."""
     if name.startswith("Mem"):
         return name
     short = name.removeprefix("void ").replace("(anonymous namespace)", "anonymous")
-    return short.split("(")[0].strip()[:LONGEST_NAME]
+    short = short[: _parameters(short)].strip()
+    if len(short) <= LONGEST_NAME:
+        return short
+    mark = f"~{documents.digest(short, 8)}"
+    return short[: LONGEST_NAME - len(mark)] + mark
+
+
+def _parameters(name: str) -> int:
+    """Where the last pair of parentheses begins, with all in it, that a name ends in; its length without one."""
+    depth = 0
+    for at in range(len(name) - 1, -1, -1):
+        depth += {")": 1, "(": -1}.get(name[at], 0)
+        if depth == 0:
+            return at if name[at] == "(" else len(name)
+    return len(name)
 
 
 def _snake(name: str) -> str:

@@ -91,7 +91,8 @@ class CudaMemory:
         """The next steps are counted: their peak may hold what counting keeps."""
 
     def end_counting(self) -> None:
-        """The counted steps are over: forget their peak."""
+        """The counted steps are over: forget their peak, and what the allocator keeps of it."""
+        self.release()
         self.reset_peak()
 
     def fold(self) -> None:

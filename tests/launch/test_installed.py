@@ -63,6 +63,27 @@ def test_a_commit_with_its_lock_file_has_the_packages_that_it_names(repo: Path) 
 
 
 @pytest.mark.launch
+def test_what_is_on_the_path_here_does_not_stand_before_it(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repo / "here").mkdir()
+    (repo / "here" / "perfsuite.py").write_text("__version__ = '9'\n")
+    monkeypatch.setenv("PYTHONPATH", str(repo / "here"))
+    assert arm(f"old:{LOCK}", repo).perfsuite == "1.0"
+    assert arm(f"old:{LOCK} PYTHONPATH={repo / 'here'}", repo).perfsuite == "9", "asked for"
+
+
+@pytest.mark.launch
+def test_a_lock_file_without_perfsuite_is_refused_with_the_way_out(repo: Path) -> None:
+    git("rm", "-q", LOCK, cwd=repo)
+    (repo / "empty.txt").touch()
+    git("add", "empty.txt", cwd=repo)
+    git("-c", "user.name=Ada", "-c", "user.email=ada@example.org", "commit", "-q", "-m", "empty", cwd=repo)
+    with pytest.raises(CaseError, match=r"cannot import perfsuite .*\. Name it in empty\.txt$"):
+        arm("main:empty.txt", repo)
+
+
+@pytest.mark.launch
 def test_an_environment_is_made_once_for_the_same_packages(
     repo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +106,8 @@ def test_an_installation_that_fails_is_said_and_begun_anew(
 def test_a_file_that_is_not_there_and_two_environments_are_refused(repo: Path) -> None:
     with pytest.raises(CaseError, match=r"that commit has no such file"):
         arm("old:uv.lock", repo)
+    with pytest.raises(CaseError, match=r"name the lock file after the colon"):
+        arm("old:", repo)
     with pytest.raises(CaseError, match=r"an interpreter or a lock file, not both"):
         arm(f"old:{LOCK} {sys.executable}", repo)
 
@@ -109,7 +132,10 @@ def test_requirements_that_name_other_files_are_of_one_commit(
 
     plain = "torch==2.13.0 \\\n    --hash=sha256:abc\n"
     assert made(plain, "a") == made(plain, "b")
-    for text in ("-r more.txt\n", "-e .\n", "./local\n"):
+    assert made("-i https://index.example.org/simple\nnet @ https://example.org/net.whl\n", "a").endswith(
+        "python"
+    )
+    for text in ("-r more.txt\n", "--editable .\n", "./local\n", ".\n", "net @ file:./x\n", "wheels/x.whl\n"):
         assert made(text, "a") != made(text, "b")
 
 
@@ -129,3 +155,22 @@ def test_a_lock_of_uv_is_installed_by_uv(tmp_path: Path, monkeypatch: pytest.Mon
         *(directory, "sync", "--quiet", "--frozen", "--no-install-project"),
         *("--python", python),
     ]
+
+
+@pytest.mark.parametrize("name", ["poetry.lock", "pyproject.toml"])
+def test_files_that_neither_installs_from_are_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(PackageError, match=rf"{name} is no file for pip or uv: name a requirements file"):
+        installed.environment(tmp_path / name, "a", tmp_path / "store")
+
+
+def test_a_lock_of_uv_is_of_a_commit_where_it_names_packages_of_the_repository(tmp_path: Path) -> None:
+    lock = tmp_path / "uv.lock"
+
+    def key(source: str, commit: str) -> str:
+        lock.write_text(f'[[package]]\nname = "net"\nsource = {source}\n')
+        return installed._key(lock, commit)
+
+    own, other = '{ editable = "." }', '{ directory = "libs/net" }'
+    assert key(own, "a") == key(own, "b")
+    assert key(other, "a") != key(other, "b")

@@ -37,7 +37,7 @@ def test_calls_come_before_counts_and_counts_before_times() -> None:
 
 def test_that_the_counts_are_the_same_is_told_only_where_calls_are_too() -> None:
     assert because(THE_SAME) == [*FOUND.calls, *FOUND.hints, *FOUND.notes]
-    same = "a step calls the same operators as often"
+    same = "no call differs"
     assert because(THE_SAME, calls=()) == [THE_SAME, same, *FOUND.hints, *FOUND.notes]
 
 

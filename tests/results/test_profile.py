@@ -28,6 +28,14 @@ def test_ranks_that_call_the_same_share_an_entry_with_the_mean_of_their_times() 
     assert launch.of_rank(3) is None
 
 
+def test_what_is_unsteady_in_one_rank_parts_it_from_no_other() -> None:
+    steady = make_profile()
+    unsteady = steady.replace(unsteady=(steady.operators[0].name,))
+    (entry,) = launch_profile(steady, unsteady, steady).ranks
+    assert entry.name == "0-2"
+    assert entry.profile.unsteady == unsteady.unsteady
+
+
 @pytest.mark.parametrize(("compute", "straggler"), [(60_000, None), (70_000, None), (90_000, 2)])
 def test_a_rank_that_computes_much_longer_than_the_others_is_named(
     compute: float, straggler: int | None

@@ -107,6 +107,8 @@ def test_synchronisations_on_a_gpu_are_reads_waits_and_copies_to_the_host() -> N
         ("ncclDevKernel_AllReduce_Sum_f32_TREE_LL(x)", "all_reduce"),
         ("ncclDevKernel_SendRecv(x)", "send_recv"),
         ("ncclKernel_Broadcast_RING_LL_Sum_int8_t(x)", "broadcast"),
+        ("ncclSymkDevKernel_AllGather_LL(x)", "all_gather"),
+        ("ncclDevKernel_AllToAll(x)", "all_to_all"),
     ],
 )
 def test_a_kernel_of_nccl_is_communication(kernel: str, kind: str) -> None:
@@ -114,9 +116,28 @@ def test_a_kernel_of_nccl_is_communication(kernel: str, kind: str) -> None:
     assert kind in reduced([*gpu_trace(), alone], "cuda").split.exposed_us
 
 
-def test_a_long_name_is_cut() -> None:
-    long = event("void k<" + "x" * 1000 + ">(int)", 600, 5, "kernel", 7, correlation=1)
-    assert max(len(each.name) for each in reduced([*gpu_trace(), long], "cuda").kernels) == LONGEST_NAME
+@pytest.mark.parametrize(
+    ("full", "name"),
+    [
+        ("void k<float>(int)", "k<float>"),
+        ("void k<f(at::Iter&)::{lambda()#3}>(int, g(x))", "k<f(at::Iter&)::{lambda()#3}>"),
+        ("void (anonymous namespace)::adam<4, (Mode)0>(Lists)", "anonymous::adam<4, (Mode)0>"),
+        ("nvjet_sm90_tst_256x128", "nvjet_sm90_tst_256x128"),
+        ("k)", "k)"),
+        ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD (Device -> Device)"),
+    ],
+)
+def test_a_kernel_s_name_is_told_without_its_parameters(full: str, name: str) -> None:
+    kernel = event(full, 600, 5, "kernel", 7, correlation=1)
+    assert name in {each.name for each in reduced([*gpu_trace(), kernel], "cuda").kernels}
+
+
+def test_long_names_are_cut_and_stay_apart() -> None:
+    long = [
+        event("void k<" + "x" * 1000 + f"{end}>(int)", 600, 5, "kernel", 7, correlation=1) for end in "ab"
+    ]
+    names = [each.name for each in reduced([*gpu_trace(), *long], "cuda").kernels]
+    assert sorted(map(len, names))[-2:] == [LONGEST_NAME] * 2
 
 
 def test_a_trace_without_steps_or_kernels_is_refused() -> None:
