@@ -328,12 +328,9 @@ class Session:
         self.keep(measurement)  # first of all: what comes now may be interrupted, or fail
         recorded = self._record(measurement)
         measurement = self._with_profile(measurement, case)
-        if (
-            recorded is not None
-            and measurement.profile is not None
-            and measurement.profile.profile is not None
-        ):
-            self.baselines.profiles.write_local(of_baseline(recorded, measurement.profile.profile))
+        profile = None if measurement.profile is None else measurement.profile.profile
+        if recorded is not None and profile is not None:
+            self.baselines.profiles.write_local(of_baseline(recorded, profile))
         return measurement
 
     def keep(self, measurement: Measurement) -> None:
@@ -361,7 +358,7 @@ class Session:
             self._unsaved = str(error)
 
     def _record(self, measurement: Measurement) -> Baseline | None:
-        """Write the local baselines of times and of counts that a case turned out to need; return the first."""
+        """Write the local baselines that a case turned out to need, of times (returned) and of counts."""
         verdict, runs = measurement.verdict, measurement.healthy_runs
         recorded = None
         if verdict.is_recorded:

@@ -70,14 +70,13 @@ def _key(lock: Path, commit: str) -> str:
 
 
 def _names_files(requirements: str) -> bool:
-    """Whether requirements name other files, as `-r more.txt` or `-e .` do: these may differ by the commit."""
+    """Whether requirements name other files, as `-r more.txt` does: these may differ by the commit."""
     for line in requirements.splitlines():
         word = line.partition("#")[0].strip()
-        if word.startswith("-") and not word.startswith(NO_FILES):
-            return True
-        if not word.startswith("-") and (
-            word == "." or "file:" in word or ("/" in word and "://" not in word)
-        ):
+        if word.startswith(NO_FILES):
+            continue
+        is_path = word == "." or "file:" in word or ("/" in word and "://" not in word)
+        if word.startswith("-") or is_path:
             return True
     return False
 

@@ -29,8 +29,8 @@ LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 HOST_READ = "aten::_local_scalar_dense"
 """The operator by which the host reads a value."""
 LONGEST_NAME = 160
-"""Characters that are kept of a kernel's name, whose template arguments may be thousands. A digest of the whole
-name stands at the end of one that is cut."""
+"""Characters that are kept of a kernel's name, whose template arguments may be thousands. One that is cut
+ends in a digest of the whole name."""
 
 _GLOO = re.compile(r"gloo:(\w+)")
 _NCCL = re.compile(r"nccl\w*?Kernel_?((?:[A-Z][a-z]+)+)")
@@ -331,7 +331,7 @@ def _kernel_name(name: str) -> str:
 
 
 def _parameters(name: str) -> int:
-    """Where the last pair of parentheses begins, with all in it, that a name ends in; its length without one."""
+    """Where the parentheses begin that a name ends in, with all in them; its length without any."""
     depth = 0
     for at in range(len(name) - 1, -1, -1):
         depth += {")": 1, "(": -1}.get(name[at], 0)
