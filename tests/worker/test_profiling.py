@@ -156,5 +156,4 @@ def test_smaller_buckets_are_named_first(tmp_path: Path) -> None:
     usual = DistributedDataParallel(Attention())
     slower = DistributedDataParallel(Attention(), bucket_cap_mb=0.0001)
     told = first_cause(tmp_path, usual, slower)
-    assert "allreduce" in told
-    assert "1 -> " in told
+    assert told.startswith(("gloo:all_reduce 1 -> ", "c10d::allreduce_ 1 -> "))
