@@ -301,7 +301,7 @@ def _start(
     """Start a process of `command`, with its output in `log`, or where this process's own output goes."""
     with contextlib.ExitStack() as files:
         return subprocess.Popen(
-            [_moved(word.replace(LAUNCH_DIR, str(run_dir.files))) for word in command.words],
+            [_moved(word).replace(LAUNCH_DIR, str(run_dir.files)) for word in command.words],
             cwd=_moved(command.directory),
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -312,10 +312,14 @@ def _start(
 
 
 def _moved(word: str) -> str:
-    """Return where a file of the repository is in the worktree that stands for it, if one does."""
+    """Return where a file of the repository is in the worktree that stands for it, if one does.
+
+    The environment of this process and the worktree itself may lie in the repository, too.
+    """
     top, _, worktree = os.environ.get(MOVED, "").partition(os.pathsep)
-    inside = worktree and word.startswith(top + os.sep) and not word.startswith(sys.prefix + os.sep)
-    return worktree + word.removeprefix(top) if inside else word
+    stay = tuple(each + os.sep for each in (sys.prefix, worktree))
+    is_moved = worktree and word.startswith(top + os.sep) and not f"{word}{os.sep}".startswith(stay)
+    return worktree + word.removeprefix(top) if is_moved else word
 
 
 def _rank(place: Place, rank: int, endpoint: str) -> dict[str, str]:

@@ -301,6 +301,8 @@ def test_a_file_of_the_repository_is_that_of_the_worktree(monkeypatch: pytest.Mo
         "--out=/repo/x",
         "train.py",
         f"{sys.prefix}/bin/python",
+        "/repo/.perfsuite/arms/abc",
+        "/repo/.perfsuite/arms/abc/train.py",
     )
     assert [agent._moved(word) for word in words] == list(words), "without an arm of another commit"
     monkeypatch.setenv("PERFSUITE_MOVED", "/repo:/repo/.perfsuite/arms/abc")
