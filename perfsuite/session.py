@@ -654,6 +654,10 @@ class DrySession(Session):
             return Verdict(outcome="failed", launches=1, failure="no_baseline", reasons=(reason,))
         return Verdict(outcome="passed" if known else "recorded", launches=1)
 
+    def wants_profile(self, result: Measurement, case: Case) -> bool:
+        """Never: a profile takes a launch."""
+        return False
+
 
 def session_file(session: Session, status: Status) -> SessionFile:
     """Everything that a session found out, in all its parts."""

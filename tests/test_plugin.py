@@ -800,6 +800,17 @@ def test_dry_runs_are_judged_by_counts_whatever_this_machine_is(
     worse.stdout.fnmatch_lines(["*ddp-llama-tiny-s64-b4-fp32-1x2: regressed*", "*forward*100*200*"])
 
 
+def test_a_dry_run_is_not_profiled_whatever_the_ini_file_says(
+    suite: pytest.Pytester, dry_flops: list[int]
+) -> None:
+    suite.makepyfile(test_cases=DRY_CASES)
+    options = ("--perf-dry", "-m", "h100", "--perf-json", "out.json")
+    assert suite.runpytest(*options, "-o", "perf_explain=true").ret == 0
+    (result,) = read_json(suite)["results"]
+    assert result["verdict"]["outcome"] == "recorded"
+    assert "profile" not in result or result["profile"] is None
+
+
 def test_dry_runs_want_a_baseline_on_request(suite: pytest.Pytester, dry_flops: list[int]) -> None:
     suite.makepyfile(test_cases=DRY_CASES)
     result = suite.runpytest("--perf-dry", "-m", "h100", "--perf-no-baseline=fail")
@@ -813,7 +824,7 @@ def test_what_cannot_be_run_dry_is_skipped_with_the_reason(suite: pytest.Pyteste
     assert result.ret == 1  # not a pass
 
 
-@pytest.mark.parametrize("other", ["--perf-inject=nan", "--perf-no-counts"])
+@pytest.mark.parametrize("other", ["--perf-inject=nan", "--perf-no-counts", "--perf-explain"])
 def test_dry_runs_and_what_they_cannot_do_are_refused(suite: pytest.Pytester, other: str) -> None:
     result = suite.runpytest("--perf-dry", other)
     assert result.ret == pytest.ExitCode.USAGE_ERROR

@@ -922,15 +922,23 @@ def test_without_a_profile_of_the_baseline_it_is_said_why(
 
 
 @pytest.mark.fault("launch for a profile fails")
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (AllocationOverError("no more launches"), "no more launches"),
+        (OSError("Cannot allocate memory"), "OSError: Cannot allocate memory"),
+    ],
+)
 def test_a_profile_that_cannot_be_taken_costs_no_verdict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, why: str
 ) -> None:
     ours = Explained(tmp_path, monkeypatch, SLOWER)
-    ours.taken = AllocationOverError("no more launches")
+    ours.taken = error
     result = ours.measure()
     assert result.outcome == "regressed"
     assert result.verdict.profiled is not None
-    assert result.verdict.profiled.notes == ("no profile was taken: no more launches",)
+    assert result.verdict.profiled.notes == (f"no profile was taken: {why}",)
+    assert ours.session.results == [result]
 
 
 def test_an_interrupted_profile_costs_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -941,18 +949,6 @@ def test_an_interrupted_profile_costs_no_verdict(tmp_path: Path, monkeypatch: py
     left = session_file(ours.session, "interrupted")
     assert left.interrupted_case is None
     assert [result.verdict for result in left.results] == [SLOWER]
-
-
-def test_whatever_fails_in_a_profile_costs_no_verdict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours = Explained(tmp_path, monkeypatch, SLOWER)
-    ours.taken = OSError("Cannot allocate memory")
-    result = ours.measure()
-    assert result.outcome == "regressed"
-    assert result.verdict.profiled is not None
-    assert result.verdict.profiled.notes == ("no profile was taken: OSError: Cannot allocate memory",)
-    assert ours.session.results == [result]
 
 
 def test_what_is_recorded_has_its_profile_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
