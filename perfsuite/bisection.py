@@ -26,7 +26,7 @@ from perfsuite.documents import Data, Document
 from perfsuite.errors import CaseError, FileError, GitError, PackageError
 from perfsuite.git import git
 from perfsuite.launch.arm import Arm, here, resolve
-from perfsuite.launch.installed import pip
+from perfsuite.launch.installed import once, pip
 from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.outcome import Check
 from perfsuite.results.session_file import Measurement
@@ -288,13 +288,14 @@ def _installed(requirement: str, store: Path) -> Path:
     Everything else stays as it is in this environment. It is installed once.
     """
     directory = (store / "packages" / requirement).absolute()
-    done = directory / ".installed"
-    if not done.exists():
+
+    def install() -> None:
         planned = json.loads(pip("install", "--quiet", "--dry-run", "--report=-", requirement))
         changes = [each["metadata"] for each in planned["install"]]
         wanted = [f"{each['name']}=={each['version']}" for each in changes] or [requirement]
         pip("install", "--quiet", "--no-deps", "--upgrade", "--target", str(directory), *wanted)
-        done.touch()
+
+    once(directory, install)
     return directory
 
 

@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from perfsuite import documents
@@ -45,18 +45,26 @@ def environment(lock: Path, commit: str, store: Path) -> str:
         raise PackageError(f"{lock.name} is installed by uv, which is not there: pip install uv")
     directory = (store / "environments" / _key(lock, commit)).absolute()
     python = directory / "bin" / "python"
+    once(directory, lambda: _make(lock, directory, python, uv))
+    return str(python)
+
+
+def once(directory: Path, install: Callable[[], object]) -> None:
+    """Have `install` fill a directory, unless it did so before; other commands wait for its end meanwhile.
+
+    What an installation that did not end has left is deleted. Raises `PackageError`.
+    """
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with directory.with_suffix(".lock").open("w") as held:
-            fcntl.flock(held, fcntl.LOCK_EX)  # another command may be making it
+        with directory.with_name(f"{directory.name}.lock").open("w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
             if not (directory / DONE).exists():
-                if directory.exists():  # an installation that did not end
+                if directory.exists():
                     shutil.rmtree(directory)
-                _make(lock, directory, python, uv)
+                install()
                 (directory / DONE).touch()
     except OSError as error:
         raise PackageError(f"{directory}: {error.strerror or error}") from None
-    return str(python)
 
 
 def _key(lock: Path, commit: str) -> str:
