@@ -29,6 +29,7 @@ from perfsuite.results import collect
 from perfsuite.results.counts import Counts, merged
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile
+from tests.processes import arguments
 from tests.samples import DISTURBED, make_run
 from tests.suite import CASES, edit_baseline, local_baseline, read_json, run_cpu
 
@@ -672,7 +673,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing(suite: pytest.Pyteste
     for name in ("index.html", "summary.md"):
         assert "fake-llama-tiny-s64-b8-fp32-1x2 was not judged" in (suite.path / "out" / name).read_text()
     result.stdout.fnmatch_lines(["*fake-llama-tiny-s64-b4*recorded*"])
-    assert not [p for p in psutil.process_iter() if str(suite.path) in " ".join(_arguments(p))]
+    assert not [p for p in psutil.process_iter() if str(suite.path) in " ".join(arguments(p))]
 
 
 @pytest.mark.parametrize("launch", [1, 2])
@@ -701,13 +702,6 @@ def test_launches_before_a_ctrl_c_in_the_first_case_are_kept(suite: pytest.Pytes
     assert (content["status"], content["results"]) == ("interrupted", [])
     assert content["interrupted_case"] == "fake-step_ms20-llama-tiny-s64-b4-fp32-1x2"
     assert len(content["interrupted_launches"]) >= launch - 1
-
-
-def _arguments(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
 
 
 def test_a_first_look_takes_one_launch(suite: pytest.Pytester) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import socket
@@ -13,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.processes import arguments
 from tests.slurm_cluster import (
     START_S,
     Cluster,
@@ -51,11 +51,7 @@ def sleep_on(cluster: Cluster, node: str) -> subprocess.Popen[bytes]:
 
 
 def commands_of(slot: int) -> list[str]:
-    commands = []
-    for process in processes_of(slot):
-        with contextlib.suppress(psutil.Error):
-            commands.append(" ".join(process.cmdline()))
-    return commands
+    return [" ".join(arguments(process)) for process in processes_of(slot)]
 
 
 def end(cluster: Cluster, srun: subprocess.Popen[bytes]) -> None:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from perfsuite.cli import slurm
 from perfsuite.cli.app import app
+from tests.processes import arguments
 from tests.slurm_cluster import START_S, Cluster, wait_until
 
 CONFTEST = """
@@ -221,7 +222,7 @@ def test_a_lost_node_is_an_error(project: Path, cluster: Cluster) -> None:
 
 def test_a_killed_session_is_an_error(project: Path, cluster: Cluster) -> None:
     process, job = waiting_job(project)
-    (killed,) = [each for each in cluster.processes("n1") if "pytest" in each.cmdline()]
+    (killed,) = [each for each in cluster.processes("n1") if "pytest" in arguments(each)]
     killed.kill()
     _, err = process.communicate(timeout=START_S)
     assert process.returncode == 2

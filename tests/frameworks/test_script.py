@@ -22,6 +22,7 @@ from perfsuite.measure import launch_once
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from tests.launch.test_local import driver, processes_of, wait_until
+from tests.processes import arguments
 from tests.samples import make_case, make_machine
 
 STARTUP = Path(perfsuite.__file__).parent / "worker" / "startup"
@@ -643,7 +644,7 @@ def test_sigkill_of_the_driver_leaves_nothing_of_a_command(tmp_path: Path) -> No
     """torchrun's ranks are sessions of their own, and not the launcher's children."""
     case = case_of(Script(command=(*TORCHRUN, script(tmp_path, TRAIN))))
     killed = driver(tmp_path, case, "hang")
-    assert wait_until(lambda: len([p for p in processes_of(tmp_path) if "train.py" in str(p.cmdline())]) >= 3)
+    assert wait_until(lambda: sum("train.py" in str(arguments(each)) for each in processes_of(tmp_path)) >= 3)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     assert wait_until(lambda: processes_of(tmp_path) == [], seconds=20)

@@ -6,6 +6,7 @@ import subprocess
 
 import psutil
 
+from tests.processes import arguments
 from tests.slurm_cluster import Cluster, wait_until
 
 
@@ -32,7 +33,7 @@ class Allocation:
     def agent(self, node: str) -> psutil.Process:
         """The agent of the launch on a node."""
         processes = self.cluster.processes(node)
-        return next(each for each in processes if "perfsuite.launch.agent" in each.cmdline())
+        return next(each for each in processes if "perfsuite.launch.agent" in arguments(each))
 
     def step(self) -> str:
         """The id of the launch's step."""
