@@ -57,14 +57,13 @@ IN_THIS_PROCESS = """
     from perfsuite.results.rank_report import Failure
     from perfsuite.results.run import LaunchFile
     from perfsuite.results.run_dir import ANCESTOR_PID
-    from perfsuite.worker.main import logged
+    from perfsuite.worker.main import forked
 
     FAULTS = json.loads(Path("faults.json").read_text())
     KILLED_AT = int(os.environ.get("KILLED_AT", 0))
 
     def rank(run_dir, number):
-        os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE="2")
-        logged(str(run_dir.path))
+        forked(str(run_dir.path), {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": "2"})
 
     def launch(self, job, on_progress):
         '''Fork the ranks from pytest, which has imported everything: a launch takes milliseconds.'''

@@ -1,9 +1,8 @@
 """The agent: starts every rank of one job on this node, and waits for them.
 
-Run as `python -m perfsuite.launch.agent RUNDIR`. Imports torch only inside functions, and no pytest.
+Run as `python -m perfsuite.launch.agent RUNDIR`. Imports neither torch nor pytest.
 
-It is a process of its own because torch's elastic launcher takes over signals and imports torch. There are
-three ways to start ranks:
+There are three ways to start ranks:
 
 - Ranks of perfsuite's own worker are forked by a server that has imported torch once, and on a CPU the
   model's code, too (`perfsuite.launch.preload`). They stay in this process's group, so that one `killpg` ends
@@ -11,6 +10,8 @@ three ways to start ranks:
 - The ranks of a script are plain processes, or a command starts them by itself. The Python processes among
   them measure themselves (`perfsuite.worker.startup`).
 - Ranks that train nothing are forked from this process.
+
+The environment of a rank is that of torchrun, and rank 0 is where all of them meet.
 
 Before this process ends by a signal or an error, it kills every process of the job, whoever started it.
 """
@@ -25,11 +26,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from perfsuite import documents
 from perfsuite.case.case import CaseFile
@@ -57,12 +61,12 @@ from perfsuite.worker import main as worker
 NODE_VARIABLE = "PERFSUITE_NODE_VARIABLE"
 """Environment variable: the name of the scheduler's variable that holds the number of this node, from 0 on.
 Without it this is node 0."""
-DRIVER_DIED = signal.SIGUSR2
-"""The signal that the kernel sends when the driver dies. Not SIGTERM, which torch elastic handles itself."""
-POLL_S = 0.1
-"""Seconds between two looks at the ranks of a script."""
+POLL_S = 0.05
+"""Seconds between two looks at the ranks."""
 GRACE_S = 5
-"""Seconds in which the other ranks of a script may end by themselves, and say why, when one has failed."""
+"""Seconds in which the other ranks may end by themselves, and say why, when one has failed."""
+
+P = TypeVar("P", BaseProcess, subprocess.Popen[bytes])
 
 
 @dataclass(frozen=True)
@@ -92,9 +96,8 @@ class Place:
 
 def main(path: str) -> int:
     """Run this node's part of the job to its end. Return the exit status: 0 if every rank ended well."""
-    for number in (signal.SIGTERM, DRIVER_DIED):
-        signal.signal(number, _end_the_job)
-    leash.die_with_parent(DRIVER_DIED)
+    signal.signal(signal.SIGTERM, _end_the_job)
+    leash.die_with_parent(signal.SIGTERM)
     os.environ[ANCESTOR_PID] = str(os.getpid())
     os.environ[NODE] = os.environ.get(os.environ.get(NODE_VARIABLE, ""), "0")
     run_dir = RunDir(Path(path))
@@ -142,7 +145,13 @@ def _launch(place: Place) -> list[Failure]:
             os.environ[name] = value.replace(LAUNCH_DIR, str(place.run_dir.files))
     if plan.command is not None:
         return _run(plan.command, place)
-    return _elastic(place) if plan.needs_torch else _fork(place)
+    if not plan.needs_torch:
+        return _fork(place, multiprocessing.get_context("fork").Process, {})
+    os.environ.update(_model_code(place.request))
+    multiprocessing.set_forkserver_preload(["perfsuite.launch.preload"])
+    forkserver.ensure_running()  # it imports torch from now on
+    with rendezvous.meeting(place.run_dir, place.node, place.nodes) as endpoint:
+        return _fork(place, multiprocessing.get_context("forkserver").Process, endpoint)
 
 
 def _of_this_node(place: Place) -> dict[str, str]:
@@ -175,41 +184,6 @@ def _end(why: str) -> NoReturn:
     os._exit(1)
 
 
-def _elastic(place: Place) -> list[Failure]:
-    """Start ranks of perfsuite's worker with torch's elastic launcher."""
-    run_dir = place.run_dir
-    os.environ.update(_model_code(place.request))
-    multiprocessing.set_forkserver_preload(["perfsuite.launch.preload"])
-    forkserver.ensure_running()  # it imports torch while this process does
-    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    endpoint, store = rendezvous.open_store(run_dir, place.node, place.nodes)
-    config = LaunchConfig(
-        min_nodes=place.nodes,
-        max_nodes=place.nodes,
-        nproc_per_node=place.per_node,
-        run_id=run_dir.path.name,
-        rdzv_backend="static",
-        rdzv_endpoint=endpoint,
-        rdzv_configs={"rank": place.node, "timeout": rendezvous.MEET_S},
-        local_addr="127.0.0.1" if place.nodes == 1 else None,
-        max_restarts=0,
-        start_method="forkserver",
-        logs_specs=DefaultLogsSpecs(log_dir=str(run_dir.path / "elastic")),
-    )
-    if "shutdown_timeout" in LaunchConfig.__dataclass_fields__:  # torch 2.12 and newer
-        config.shutdown_timeout = 5
-    try:
-        elastic_launch(config, worker.recorded)(str(run_dir.path))
-    except ChildFailedError as error:
-        return [_failure(rank, failure) for rank, failure in error.failures.items()]
-    finally:
-        del store  # ranks met there until now
-    return []
-
-
 def _model_code(request: CaseFile) -> dict[str, str]:
     """Return `MODEL_CODE` where each rank would import transformers (seconds each), and a fork may have it.
 
@@ -224,19 +198,16 @@ def _model_code(request: CaseFile) -> dict[str, str]:
     return {MODEL_CODE: " ".join([f"transformers.models.{name}.modeling_{name}", *adapters])}
 
 
-def _failure(rank: int, failure: Any) -> Failure:
-    """Convert torch elastic's `ProcessFailure`, whose message is a text or the content of an error file."""
-    traceback = failure.message
-    if isinstance(traceback, dict):
-        traceback = traceback.get("extraInfo", {}).get("py_callstack") or traceback.get("message")
-    signal = f" ({failure.signal_name()})" if failure.exitcode < 0 else ""
-    return Failure(
-        kind="crash",
-        message=f"exit code {failure.exitcode}{signal}",
-        rank=rank,
-        traceback=str(traceback),
-        at=failure.timestamp,
-    )
+def _fork(place: Place, process: type[BaseProcess], endpoint: Mapping[str, str]) -> list[Failure]:
+    """Start ranks of perfsuite's worker by a fork: of this process, or of the server that has torch."""
+    path = str(place.run_dir.path)
+    ranks = {
+        rank: process(target=worker.forked, args=(path, {**_rank(place, rank), **endpoint}))
+        for rank in place.ranks
+    }
+    for each in ranks.values():
+        each.start()
+    return _wait(ranks, attrgetter("exitcode"), place.run_dir, _rank_ended)
 
 
 def _run(command: Command, place: Place) -> list[Failure]:
@@ -250,39 +221,21 @@ def _run(command: Command, place: Place) -> list[Failure]:
     with contextlib.ExitStack() as until_the_end:
         if command.starts_ranks and place.nodes == 1:
             return _run_once(command, place.run_dir, environment)
-        endpoint = until_the_end.enter_context(_reserved(place))
+        meeting = rendezvous.meeting(place.run_dir, place.node, place.nodes)
+        environment |= until_the_end.enter_context(meeting)
         if command.starts_ranks:
-            return _run_once(command, place.run_dir, {**environment, **_meeting(endpoint)})
+            return _run_once(command, place.run_dir, environment)
         ranks = {
             rank: _start(
                 command,
                 place.run_dir,
-                {**environment, **_rank(place, rank, endpoint)},
+                {**environment, **_rank(place, rank)},
                 place.run_dir.rank_log(rank),
             )
             for rank in place.ranks
         }
-        return _wait(ranks, place.run_dir, place.request)
-
-
-@contextlib.contextmanager
-def _reserved(place: Place) -> Iterator[str]:
-    """Yield where the ranks meet, as `HOST:PORT`. Node 0 chooses a port that is free."""
-    if place.node > 0:
-        yield rendezvous.read_endpoint(place.run_dir)
-        return
-    host = rendezvous.host_name(place.nodes)
-    with socket.socket() as reserved:  # bound: nobody else is given the port before rank 0 listens to it
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind((host, 0))
-        endpoint = f"{host}:{reserved.getsockname()[1]}"
-        rendezvous.tell_endpoint(place.run_dir, endpoint)
-        yield endpoint
-
-
-def _meeting(endpoint: str) -> dict[str, str]:
-    host, _, port = endpoint.rpartition(":")
-    return {"MASTER_ADDR": host, "MASTER_PORT": port}
+        say = partial(_script_ended, place.request.case.total_steps)
+        return _wait(ranks, subprocess.Popen.poll, place.run_dir, say)
 
 
 def _run_once(command: Command, run_dir: RunDir, environment: Mapping[str, str]) -> list[Failure]:
@@ -322,8 +275,11 @@ def _moved(word: str) -> str:
     return worktree + word.removeprefix(top) if is_moved else word
 
 
-def _rank(place: Place, rank: int, endpoint: str) -> dict[str, str]:
-    """Return torchrun's environment variables (torch's docs, "torchrun", "Environment Variables")."""
+def _rank(place: Place, rank: int) -> dict[str, str]:
+    """Return torchrun's environment variables (torch's docs, "torchrun", "Environment Variables").
+
+    Those that say where ranks meet are `rendezvous.meeting`'s.
+    """
     world = place.request.case.topology.world_size
     return {
         "LOCAL_RANK": str(rank - place.ranks.start),
@@ -335,25 +291,34 @@ def _rank(place: Place, rank: int, endpoint: str) -> dict[str, str]:
         "WORLD_SIZE": str(world),
         "GROUP_WORLD_SIZE": str(place.nodes),
         "ROLE_WORLD_SIZE": str(world),
-        **_meeting(endpoint),
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": "perfsuite",
     }
 
 
-def _wait(running: dict[int, subprocess.Popen[bytes]], run_dir: RunDir, request: CaseFile) -> list[Failure]:
-    """Wait until every rank has ended; once one has failed, no longer than `GRACE_S`."""
+def _wait(
+    ranks: Mapping[int, P],
+    code_of: Callable[[P], int | None],
+    run_dir: RunDir,
+    say: Callable[[int, bool], str | None],
+) -> list[Failure]:
+    """Wait until every rank has ended; once one has failed, no longer than `GRACE_S`.
+
+    `code_of` gives a process's exit code once it has one. `say` tells how a rank failed, if it did, by that
+    code and by whether it left a report.
+    """
+    running = dict(ranks)
     failures = []
     until = float("inf")
     while running and time.monotonic() < until:
         time.sleep(POLL_S)
-        ended = {rank: code for rank, each in running.items() if (code := each.poll()) is not None}
+        ended = {rank: code for rank, each in running.items() if (code := code_of(each)) is not None}
         for rank, code in ended.items():
             del running[rank]
             is_measured = _is_measured(run_dir, rank)
-            if code or not run_dir.rank(rank).exists():
-                failures.append(_ended(rank, code, request, is_reported=run_dir.rank(rank).exists()))
+            if (message := say(code, run_dir.rank(rank).exists())) is not None:
+                failures.append(Failure(kind="crash", message=message, rank=rank, at=time.time()))
             if not is_measured:
                 until = min(until, time.monotonic() + GRACE_S)
     for process in running.values():
@@ -368,40 +333,19 @@ def _is_measured(run_dir: RunDir, rank: int) -> bool:
         return False
 
 
-def _ended(rank: int, code: int, request: CaseFile, *, is_reported: bool) -> Failure:
-    message = _exit_code(code)
-    if not is_reported:
-        message = f"the script ended after 0 of {request.case.total_steps} optimizer steps, with {message}"
-        if not code:
-            message += ": it does not train, or not with an optimizer of torch"
-    return Failure(kind="crash", message=message, rank=rank, at=time.time())
+def _rank_ended(code: int, is_reported: bool) -> str | None:
+    return _exit_code(code) if code else None  # that a report is missing the driver sees
+
+
+def _script_ended(steps: int, code: int, is_reported: bool) -> str | None:
+    if is_reported:
+        return _exit_code(code) if code else None
+    message = f"the script ended after 0 of {steps} optimizer steps, with {_exit_code(code)}"
+    return message if code else f"{message}: it does not train, or not with an optimizer of torch"
 
 
 def _exit_code(code: int) -> str:
     return f"exit code {code}" + (f" ({signal.Signals(-code).name})" if code < 0 else "")
-
-
-def _fork(place: Place) -> list[Failure]:
-    """Fork ranks that need no torch, which takes milliseconds."""
-    context = multiprocessing.get_context("fork")
-    processes = {rank: context.Process(target=_forked, args=(place, rank)) for rank in place.ranks}
-    for process in processes.values():
-        process.start()
-    for process in processes.values():
-        process.join()
-    return [
-        Failure(kind="crash", message=_exit_code(process.exitcode), rank=rank)
-        for rank, process in processes.items()
-        if process.exitcode
-    ]
-
-
-def _forked(place: Place, rank: int) -> None:
-    world = place.request.case.topology.world_size
-    local_rank = rank - place.ranks.start
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(local_rank), WORLD_SIZE=str(world))
-    with contextlib.suppress(KeyboardInterrupt):
-        worker.logged(str(place.run_dir.path))
 
 
 if __name__ == "__main__":

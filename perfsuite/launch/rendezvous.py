@@ -1,52 +1,51 @@
-"""Where the ranks of a job meet: the agent of node 0 opens a port and tells it to the others by a file.
+"""Where the ranks of a job meet: the agent of node 0 chooses a port and tells it to the others by a file.
 
-Imports torch only inside functions. The order of ranks is that of the nodes' numbers: torch's "c10d"
-rendezvous sorts nodes by the text of their addresses instead, by which n10 comes before n2.
+Rank 0 listens there. The order of ranks is that of the nodes' numbers: torch's "c10d" rendezvous sorts nodes
+by the text of their addresses instead, by which n10 comes before n2.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
-from datetime import timedelta
-from typing import Any
+from collections.abc import Iterator
 
 from perfsuite.errors import LaunchError
 from perfsuite.results.run_dir import RunDir
 
 MEET_S = 300
-"""Seconds in which every node must have joined: importing torch from a shared file system takes long."""
+"""Seconds in which node 0 must have told where: Python from a shared file system may take long to start."""
 POLL_S = 0.05
+
+
+@contextlib.contextmanager
+def meeting(run_dir: RunDir, node: int, nodes: int) -> Iterator[dict[str, str]]:
+    """Yield MASTER_ADDR and MASTER_PORT, torch's environment variables of where ranks meet.
+
+    Node 0 chooses a port that is free. Until the `with` ends, it is given to nobody but who listens to it.
+    Raises `LaunchError` if node 0 tells the other nodes nothing in time.
+    """
+    if node > 0:
+        yield _variables(read_endpoint(run_dir))
+        return
+    host = host_name(nodes)
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((host, 0))
+        endpoint = f"{host}:{reserved.getsockname()[1]}"
+        tell_endpoint(run_dir, endpoint)
+        yield _variables(endpoint)
+
+
+def _variables(endpoint: str) -> dict[str, str]:
+    host, _, port = endpoint.rpartition(":")
+    return {"MASTER_ADDR": host, "MASTER_PORT": port}
 
 
 def host_name(nodes: int) -> str:
     """Return the name by which the other nodes reach this one; one node alone need not be reached."""
     return "127.0.0.1" if nodes == 1 else socket.gethostname()
-
-
-def open_store(run_dir: RunDir, node: int, nodes: int) -> tuple[str, Any]:
-    """Return where the nodes meet, as `HOST:PORT`, and on node 0 torch's store that listens there.
-
-    The store must be kept as long as ranks need it. Torch's static rendezvous joins it in this process.
-    Raises `LaunchError` if node 0 tells nothing in time.
-    """
-    if node > 0:
-        return read_endpoint(run_dir), None
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    host = host_name(nodes)
-    store = TCPStore(
-        host,
-        0,
-        nodes,
-        is_master=True,
-        timeout=timedelta(seconds=MEET_S),
-        wait_for_workers=False,
-        multi_tenant=True,
-    )
-    endpoint = f"{host}:{store.port}"
-    tell_endpoint(run_dir, endpoint)
-    return endpoint, store
 
 
 def tell_endpoint(run_dir: RunDir, endpoint: str) -> None:

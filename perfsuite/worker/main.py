@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -50,17 +50,10 @@ def main(path: str) -> None:
         _leave_process_group()
 
 
-def recorded(path: str) -> None:
-    """Call `logged`. If it fails, torch elastic's error file says why, too."""
-    from torch.distributed.elastic.multiprocessing.errors import record
-
-    # The fork server is the launcher's; processes that this rank starts (data loading) start as usual.
-    multiprocessing.set_start_method(None, force=True)
-    record(logged)(path)
-
-
-def logged(path: str) -> None:
-    """Call `main`, with everything that this rank prints in a log file of its own."""
+def forked(path: str, environment: Mapping[str, str]) -> None:
+    """Call `main` in a process that was forked to be a rank, with all that it prints in a log of its own."""
+    multiprocessing.set_start_method(None, force=True)  # of processes that it starts itself: as usual
+    os.environ.update(environment)
     log = os.open(
         RunDir(Path(path)).rank_log(int(os.environ["RANK"])), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
     )

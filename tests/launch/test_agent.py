@@ -5,11 +5,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import fields, make_dataclass
-from multiprocessing import forkserver
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,27 +24,6 @@ from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run_dir import MODEL_CODE, RUN_DIR, RunDir
 from perfsuite.worker import leash
 from tests.samples import make_case
-
-
-def test_torch_2_11_is_given_no_shutdown_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.distributed.launcher import api
-
-    given: list[Any] = []
-
-    def elastic_launch(config: object, entry: object) -> Callable[[str], None]:
-        given.append(config)
-        return given.append
-
-    names = [field.name for field in fields(api.LaunchConfig) if field.name != "shutdown_timeout"]
-    old = make_dataclass("LaunchConfig", [(name, object, None) for name in names])
-    monkeypatch.setattr(api, "LaunchConfig", old)
-    monkeypatch.setattr(api, "elastic_launch", elastic_launch)
-    monkeypatch.setattr(forkserver, "ensure_running", lambda: None)
-    monkeypatch.setenv(MODEL_CODE, "")  # so that it is put back
-    request = CaseFile(case=make_case(framework=DDP()), device="cpu")
-    assert agent._elastic(Place(RunDir(tmp_path), request)) == []
-    config, directory = given
-    assert (config.nproc_per_node, directory) == (2, str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +48,7 @@ def test_the_fork_server_of_a_cpu_loads_the_models_code(
 def test_a_rank_of_a_script_has_torchruns_variables() -> None:
     """`torchrun --nproc-per-node 2` sets these (torch's docs, "torchrun", "Environment Variables")."""
     place = Place(RunDir(Path("d")), CaseFile(case=SCRIPT, device="cpu"))
-    assert agent._rank(place, 1, "127.0.0.1:29500") == {
+    assert agent._rank(place, 1) == {
         "LOCAL_RANK": "1",
         "RANK": "1",
         "GROUP_RANK": "0",
@@ -82,8 +58,6 @@ def test_a_rank_of_a_script_has_torchruns_variables() -> None:
         "WORLD_SIZE": "2",
         "GROUP_WORLD_SIZE": "1",
         "ROLE_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29500",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": "perfsuite",
@@ -101,24 +75,6 @@ def test_a_rank_of_a_script_has_torchruns_variables() -> None:
 )
 def test_an_exit_code_names_its_signal(code: int, words: str) -> None:
     assert agent._exit_code(code) == words
-
-
-@pytest.mark.parametrize(
-    ("message", "traceback"),
-    [
-        ("a text", "a text"),
-        ({"message": "m", "extraInfo": {"py_callstack": "Traceback ..."}}, "Traceback ..."),
-        ({"message": {"message": "m"}, "extraInfo": {}}, "{'message': 'm'}"),
-        ({"message": "m"}, "m"),
-    ],
-)
-def test_a_failure_of_torch_elastic_becomes_one_of_a_rank(message: Any, traceback: str) -> None:
-    killed = SimpleNamespace(message=message, exitcode=-9, timestamp=17, signal_name=lambda: "SIGKILL")
-    assert agent._failure(1, killed) == Failure(
-        kind="crash", message="exit code -9 (SIGKILL)", rank=1, traceback=traceback, at=17
-    )
-    ended = SimpleNamespace(message=message, exitcode=3, timestamp=17)
-    assert agent._failure(0, ended).message == "exit code 3"
 
 
 SCRIPT = make_case(framework=Script(path="train.py"), topology=Topology(processes_per_node=2))
@@ -150,14 +106,15 @@ def passing(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def wait(run_dir: RunDir, *ranks: Process) -> list[Failure]:
     running: dict[int, Any] = dict(enumerate(ranks))
-    return agent._wait(running, run_dir, CaseFile(case=SCRIPT, device="cpu"))
+    say = partial(agent._script_ended, SCRIPT.total_steps)
+    return agent._wait(running, Process.poll, run_dir, say)
 
 
 def test_ranks_that_have_reported_may_take_their_time(tmp_path: Path, passing: list[float]) -> None:
     run_dir = RunDir(tmp_path)
     for rank in (0, 1):
         documents.write(run_dir.rank(rank), REPORT.replace(rank=rank))
-    late = Process(0, after=200)
+    late = Process(0, after=400)
     assert wait(run_dir, Process(0), late) == []
     assert not late.was_killed
     assert sum(passing) > 3 * agent.GRACE_S
@@ -181,6 +138,15 @@ def test_who_ends_well_without_a_report_has_not_trained(tmp_path: Path, passing:
         f"the script ended after 0 of {SCRIPT.total_steps} optimizer steps, with exit code 0: it does not "
         "train, or not with an optimizer of torch"
     ]
+
+
+@pytest.mark.parametrize(
+    ("code", "is_reported", "message"),
+    [(13, False, "exit code 13"), (3, True, "exit code 3"), (0, True, None), (0, False, None)],
+)
+def test_how_a_rank_of_our_own_ended_is_told(code: int, is_reported: bool, message: str | None) -> None:
+    """That it left no report the driver sees."""
+    assert agent._rank_ended(code, is_reported) == message
 
 
 def test_a_rank_that_reported_and_then_failed_is_told_by_its_exit_code(

@@ -17,16 +17,20 @@ def test_one_node_needs_no_name() -> None:
     assert rendezvous.host_name(2) == socket.gethostname()
 
 
-def test_node_0_opens_a_store_that_the_others_are_told_of(tmp_path: Path) -> None:
+def test_node_0_chooses_a_port_that_the_others_are_told_of(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     run_dir.endpoint.touch()
-    with ThreadPoolExecutor() as pool:
-        other = pool.submit(rendezvous.open_store, run_dir, 1, 1)
-        endpoint, store = rendezvous.open_store(run_dir, 0, 1)
-        assert other.result() == (endpoint, None)
-    assert endpoint == f"127.0.0.1:{store.port}"
-    with socket.create_connection(("127.0.0.1", store.port)):
-        pass
+    with ThreadPoolExecutor() as pool, socket.socket() as listens, socket.socket() as another:
+        other = pool.submit(lambda: rendezvous.meeting(run_dir, 1, 1).__enter__())
+        with rendezvous.meeting(run_dir, 0, 1) as variables:
+            assert other.result() == variables
+            address = (variables["MASTER_ADDR"], int(variables["MASTER_PORT"]))
+            with pytest.raises(OSError, match="Address already in use"):
+                another.bind(address)
+            listens.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listens.bind(address)
+            listens.listen()
+    assert address[0] == "127.0.0.1"
 
 
 @pytest.mark.parametrize("half", ["", "n1:29", None])
