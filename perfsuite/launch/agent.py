@@ -124,7 +124,7 @@ def _watched(place: Place) -> list[Failure]:
     def end() -> None:
         stacks.ask(place.run_dir, marked(os.environ.get(JOB_MARK, "")), place.node)
         write()
-        _end("the driver ends the job")
+        _end("the driver ends the job", 0)  # by another status srun would end nodes that still write
 
     Lease(place.run_dir.lease, end, _end).hold()
     watch.begin()
@@ -177,11 +177,11 @@ def _end_the_job(number: int, frame: Any) -> NoReturn:
     os._exit(1)
 
 
-def _end(why: str) -> NoReturn:
+def _end(why: str, status: int = 1) -> NoReturn:
     """End the job on this node from any thread, and tell why in the log."""
     print(f"perfsuite: {why}", flush=True)
     _sweep()
-    os._exit(1)
+    os._exit(status)
 
 
 def _model_code(request: CaseFile) -> dict[str, str]:
