@@ -76,7 +76,7 @@ def once(condition: Callable[[], bool], action: Callable[[], object]) -> OnProgr
 def in_training(directory: Path) -> Callable[[], bool]:
     """Whether both ranks of a launch run."""
     run_dir = RunDir(directory)
-    return lambda: run_dir.rank_log(0).exists() and run_dir.rank_log(1).exists()
+    return lambda: bool(run_dir.all_stacks(0) and run_dir.all_stacks(1))
 
 
 def test_outside_of_an_allocation_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
