@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from perfsuite.case.hardware import Machine
-from perfsuite.dry import attention
+from perfsuite.dry import attention, kernels
 from perfsuite.frameworks.common.patches import nothing, replace
 
 
@@ -63,6 +63,7 @@ def pretend(machine: Machine) -> None:
     replace(torch.optim.Optimizer, "_cuda_graph_capture_health_check", nothing)
     setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)  # noqa: B010  a CPU build may lack it
     attention.pretend(machine)
+    kernels.pretend()
 
 
 def _answers(machine: Machine) -> dict[str, Any]:

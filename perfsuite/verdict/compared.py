@@ -22,7 +22,7 @@ from perfsuite.verdict.comparable import changes, differences
 from perfsuite.verdict.judge import MAX_UNHEALTHY, exact_check
 from perfsuite.verdict.loss import loss_differs
 from perfsuite.verdict.noise import is_size
-from perfsuite.verdict.paired import MAX_PAIRS, MIN_PAIRS, PairedOutcome, decide
+from perfsuite.verdict.paired import MAX_PAIRS, MIN_PAIRS, PairedOutcome, decided
 
 ARM_A, ARM_B = "arm A", "arm B"
 OUTCOMES: dict[PairedOutcome, Outcome] = {
@@ -142,7 +142,10 @@ def _judge_healthy(
 def _check(
     metric: Metric, a: Sequence[Run], b: Sequence[Run], tolerance: float | None, max_pairs: int
 ) -> Check:
-    """The check of one metric: by the medians where a device repeats it to the digit, else pair by pair."""
+    """The check of one metric: by the medians where a device repeats it to the digit, else pair by pair.
+
+    Pairs that are made for the sake of another metric, after this one is decided, change nothing of it.
+    """
     before, now = ([metric.of(run.figures) for run in runs] for runs in (a, b))
     shown, device = metric.counting(b[0].case.unit), b[0].machine.device
     is_own = metric == TOKENS_PER_S and tolerance is not None
@@ -163,9 +166,11 @@ def _check(
     if metric.judging(device) == "exact":
         return exact_check(metric, check)
     costs = [[metric.cost(value) for value in values if is_size(value)] for values in (before, now)]
-    decision = decide(*costs, tolerance=check.tolerance, max_pairs=max_pairs)
+    decision = decided(*costs, tolerance=check.tolerance, max_pairs=max_pairs)
     return check.replace(
         outcome=OUTCOMES[decision.outcome],
+        measured=_median(now[: decision.pairs]),
+        baseline=_median(before[: decision.pairs]),
         worsening=decision.change,
         interval=decision.interval,
         minimum_detectable=decision.minimum_detectable,

@@ -120,6 +120,21 @@ def decide(
     )
 
 
+def decided(
+    a: Sequence[float], b: Sequence[float], *, tolerance: float, max_pairs: int = MAX_PAIRS
+) -> PairedDecision:
+    """Return what the first of all looks that decides says, or the last look if none does.
+
+    For a quantity that is decided while pairs are still made for another one: what is simulated of `decide`
+    holds for a comparison that ends with the first decision. Arguments and errors are those of `decide`.
+    """
+    for pairs in range(1, len(a)):
+        decision = decide(a[:pairs], b[:pairs], tolerance=tolerance, max_pairs=max_pairs)
+        if decision.outcome != "undecided":
+            return decision
+    return decide(a, b, tolerance=tolerance, max_pairs=max_pairs)
+
+
 def minimum_detectable_difference(pair_sigma: float, max_pairs: int = MAX_PAIRS) -> float:
     """Return the smallest change that is found 95 times in 100, relative: 0.03 is 3 %.
 

@@ -102,6 +102,9 @@ with FakeTensorMode():
     q = torch.ones(2, 4, 64, 128, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     out = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
     out.sum().backward()
+    norm = torch.nn.functional.rms_norm(q, (128,), torch.ones(128, dtype=q.dtype, device="cuda"))
+    norm.sum().backward()
+    print(type(norm.grad_fn).__name__)
     print(q.grad.device, torch.cuda.get_device_name(), torch.cuda.device_count(), type(out.grad_fn).__name__)
 import os, sys
 sys.stdout.flush()
@@ -114,7 +117,8 @@ os._exit(0)
 def test_backward_runs_on_a_pretended_gpu() -> None:
     done = subprocess.run([sys.executable, "-c", BACKWARD], capture_output=True, text=True, env=os.environ)
     assert done.returncode == 0, done.stderr
-    device, *name, count, node = done.stdout.split()
+    norm, device, *name, count, node = done.stdout.split()
     assert (device, count) == ("cuda:0", "8")
     assert " ".join(name) == "NVIDIA H100 80GB HBM3"
     assert "Cudnn" in node
+    assert norm == "FusedRmsNormBackward0", "one kernel, as on a GPU"

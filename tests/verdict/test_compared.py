@@ -68,6 +68,13 @@ def test_the_tolerance_may_be_given_for_the_speed() -> None:
     assert check_of(verdict, "tokens_per_s_mean").tolerance == 0.2
 
 
+def test_pairs_for_another_metric_change_nothing_of_what_is_decided() -> None:
+    a, b = arm(A[:6]), arm((*B[:3], *(0.5 * speed for speed in B[3:6])))
+    early, late = (check_of(judged(a[:used], b[:used]), "tokens_per_s") for used in (3, 6))
+    assert early.outcome == "passed"
+    assert late == early
+
+
 def test_the_most_pairs_end_it() -> None:
     noisy = arm((1.0, 1.4, 0.8, 1.3, 0.7)), arm((1.2, 0.9, 1.3, 0.8, 1.1))
     assert judged(*noisy, max_pairs=5).outcome == "inconclusive"

@@ -14,6 +14,7 @@ from perfsuite.verdict.paired import (
     MIN_PAIRS,
     PairedDecision,
     decide,
+    decided,
     minimum_detectable_difference,
     order,
 )
@@ -59,6 +60,14 @@ def test_fewer_than_three_pairs_decide_nothing() -> None:
     assert judge([1.0], [2.0]).outcome == "undecided"
     assert judge([1.0, 1.0], [2.0, 2.0]).outcome == "undecided"
     assert judge([1.0, 1.0, 1.0], [2.0, 2.0, 2.0]).outcome == "slower"
+
+
+def test_what_was_decided_stays_whatever_is_launched_for_another_metric() -> None:
+    slow = [1.2 * cost for cost in A[3:6]]
+    assert judge(A[:3], A[:3]).outcome == "same"
+    assert judge(A[:6], A[:3] + slow).outcome != "same"
+    assert decided(A[:6], A[:3] + slow, tolerance=0.03) == judge(A[:3], A[:3])
+    assert decided(A[:2], B[:2], tolerance=0.03) == judge(A[:2], B[:2]), "undecided: the last look"
 
 
 def test_what_both_launches_of_a_pair_share_cancels() -> None:
