@@ -49,15 +49,22 @@ def explained(before: TakenProfile | None, now: TakenProfile, against: str) -> P
 
 def compared(before: LaunchProfile, now: LaunchProfile, against: str) -> Profiled:
     """What differs between the ranks of two launches: of those that differ most in what they call."""
-    pairs = [(entry, then) for entry in now.ranks if (then := before.of_rank(entry.ranks[0])) is not None]
-    if before.method != now.method or not pairs or pairs[0][0].profile.device != pairs[0][1].device:
+    if (most := most_different(before, now)) is None:
         what = "of another method, device or number of ranks"
         return Profiled(notes=(f"the profile of {against} is {what}: not compared",))
-    entry, then = max(pairs, key=lambda pair: len(_changed_calls(pair[1], pair[0].profile)))
+    entry, then = most
     return Profiled(
         calls=_calls(then, entry, by_rank=len(now.ranks) > 1),
         hints=(*_hints(then, entry.profile), *_straggler(before, now)),
     )
+
+
+def most_different(before: LaunchProfile, now: LaunchProfile) -> tuple[RankProfile, Profile] | None:
+    """The ranks of `now` whose calls differ most, with their profile of before; None if nothing compares."""
+    pairs = [(entry, then) for entry in now.ranks if (then := before.of_rank(entry.ranks[0])) is not None]
+    if before.method != now.method or not pairs or pairs[0][0].profile.device != pairs[0][1].device:
+        return None
+    return max(pairs, key=lambda pair: len(_changed_calls(pair[1], pair[0].profile)))
 
 
 # Calls

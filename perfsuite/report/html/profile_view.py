@@ -6,8 +6,9 @@ Imports neither torch nor pytest. Text is escaped where it becomes HTML: in the 
 from __future__ import annotations
 
 from perfsuite.report.html.tables import NONE, Table
-from perfsuite.results.profile import LaunchProfile, Profile, TakenProfile
+from perfsuite.results.profile import LaunchProfile, Profile, RankProfile, TakenProfile
 from perfsuite.results.session_file import Measurement
+from perfsuite.verdict.profiled import most_different
 
 MOST_ROWS = 20
 """Kernels or operators that are shown: those that take longest on either side."""
@@ -16,20 +17,24 @@ MOST_ROWS = 20
 def profile_tables(result: Measurement) -> list[Table]:
     """Return the parts of a step and its longest kernels or operators, each beside what it was before.
 
-    None without a profile. Of several ranks the first one's are shown.
+    None without a profile. Ranks that make the same calls share a profile. Of several, that is shown which
+    differs most from before; without one that can be compared, the first.
     """
-    now, before = _profile(result.profile), _profile(result.profile_before)
-    if now is None or result.profile is None or result.profile.profile is None:
+    now, earlier = _launch(result.profile), _launch(result.profile_before)
+    if now is None:
         return []
+    most = None if earlier is None else most_different(earlier, now)
+    entry, before = (now.ranks[0], None) if most is None else most
     name = result.verdict.against or "baseline"
-    return [_parts(before, now, name, result.profile.profile), _longest(before, now, name)]
+    return [_parts(before, entry, name), _longest(before, entry.profile, name)]
 
 
-def _profile(taken: TakenProfile | None) -> Profile | None:
-    return None if taken is None or taken.profile is None else taken.profile.ranks[0].profile
+def _launch(taken: TakenProfile | None) -> LaunchProfile | None:
+    return None if taken is None else taken.profile
 
 
-def _parts(before: Profile | None, now: Profile, against: str, launch: LaunchProfile) -> Table:
+def _parts(before: Profile | None, entry: RankProfile, against: str) -> Table:
+    now = entry.profile
     then = {} if before is None else _split(before)
     today = _split(now)
     rows = [
@@ -42,8 +47,8 @@ def _parts(before: Profile | None, now: Profile, against: str, launch: LaunchPro
         for part in {**then, **today}
     ]
     caption = (
-        f"Where the time of a step goes: the mean of {now.steps} steps of one launch, ranks "
-        f"{launch.ranks[0].name}. What is hidden runs behind computation and is part of no sum."
+        f"Where the time of a step goes: the mean of {now.steps} steps of one launch, ranks {entry.name}. "
+        "What is hidden runs behind computation and is part of no sum."
     )
     headers = ("part", f"{against}, ms", "now, ms", "change")
     return Table(caption=caption, headers=headers, rows=rows, figure_columns=3)

@@ -7,7 +7,7 @@ from perfsuite.results.profile import TakenProfile, Work
 from tests.report.test_profile import FOUND, make_explained
 from tests.samples import make_result, now
 from tests.sessions import make_session
-from tests.traces import make_profile, taken
+from tests.traces import EAGER, make_profile, taken
 
 
 def test_parts_stand_beside_what_they_were() -> None:
@@ -20,6 +20,14 @@ def test_parts_stand_beside_what_they_were() -> None:
     assert ("step", "100.00", "110.00", "+10.00") in parts.rows
     assert ("all_gather hidden", "20.00", "20.00", "+0.00") in parts.rows
     assert longest.rows[0] == ("nvjet_gemm", "24", "24", "40.00", "40.00")
+
+
+def test_of_several_ranks_the_one_is_shown_that_differs_most() -> None:
+    usual = make_profile()
+    last_stage = usual.replace(operators=(*usual.operators, Work(name="aten::loss", calls=1, us=9)))
+    slower = EAGER.replace(operators=(*EAGER.operators, Work(name="aten::loss", calls=1, us=9)))
+    result = make_result(now(), profile=taken(usual, slower), profile_before=taken(usual, last_stage))
+    assert profile_tables(result)[0].caption.count("ranks 1.") == 1
 
 
 def test_without_a_profile_before_there_is_nothing_beside_it() -> None:
