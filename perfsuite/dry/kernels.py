@@ -8,9 +8,8 @@ from typing import Any, NoReturn
 
 import torch
 
-ONE_KERNEL = ("_fused_rms_norm", "_fused_rms_norm_backward")
-"""Operators with a kernel for CUDA, and a chain of others wherever there is none (`native_functions.yaml` of
-torch: `CompositeImplicitAutograd`)."""
+ONE_KERNEL = ("_fused_rms_norm", "_fused_rms_norm_backward", "mish_backward", "silu_backward")
+"""Operators that `native_functions.yaml` of torch gives a kernel for CUDA, and makes of others elsewhere."""
 
 _kept: list[Any] = []
 """What is registered stays so as long as its library lives."""

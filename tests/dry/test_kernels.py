@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from importlib import resources
+
+import yaml
+
+from perfsuite.dry.kernels import ONE_KERNEL
+
+FUNCTIONS = resources.files("torchgen") / "packaged/ATen/native/native_functions.yaml"
+
+
+def test_every_operator_that_is_one_kernel_on_a_gpu_alone_is_known() -> None:
+    """torch chooses by these words whether an operator is one kernel or a chain of others."""
+    functions = {each["func"].partition("(")[0]: each for each in yaml.safe_load(FUNCTIONS.read_text())}
+
+    def dispatch(name: str) -> set[str]:
+        words = functions[name].get("dispatch", {})
+        return {key.strip() for keys in words for key in keys.split(",")}
+
+    split = {
+        name
+        for name, each in functions.items()
+        if "CompositeImplicitAutograd" in dispatch(name)
+        and "CUDA" in dispatch(name) | dispatch(each.get("structured_delegate", name))
+    }
+    assert split >= {"silu_backward"}
+    assert split <= set(ONE_KERNEL)
+    assert set(ONE_KERNEL) - split == {"_fused_rms_norm_backward"}, "it has a kernel for CUDA, and no other"
