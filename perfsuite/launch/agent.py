@@ -25,6 +25,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,6 +62,7 @@ from perfsuite.worker import main as worker
 NODE_VARIABLE = "PERFSUITE_NODE_VARIABLE"
 """Environment variable: the name of the scheduler's variable that holds the number of this node, from 0 on.
 Without it this is node 0."""
+ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 POLL_S = 0.05
 """Seconds between two looks at the ranks."""
 GRACE_S = 5
@@ -96,7 +98,8 @@ class Place:
 
 def main(path: str) -> int:
     """Run this node's part of the job to its end. Return the exit status: 0 if every rank ended well."""
-    signal.signal(signal.SIGTERM, _end_the_job)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, _end_the_job)
     leash.die_with_parent(signal.SIGTERM)
     os.environ[ANCESTOR_PID] = str(os.getpid())
     os.environ[NODE] = os.environ.get(os.environ.get(NODE_VARIABLE, ""), "0")
@@ -116,19 +119,24 @@ def _watched(place: Place) -> list[Failure]:
 
     per_node, device = place.per_node, place.request.device
     watch = Watch(sampler(device, per_node), place.run_dir.progress)
+    ending = threading.Lock()  # never given back by whoever ends the job: this thread, or that of the lease
 
     def write(failures: Sequence[Failure] = ()) -> None:
         told = LaunchFile(host=socket.gethostname(), failures=tuple(failures), health=watch.finish())
         documents.write(place.run_dir.launch(place.node), told)
 
     def end() -> None:
+        ending.acquire()
         stacks.ask(place.run_dir, marked(os.environ.get(JOB_MARK, "")), place.node)
         write()
         _end("the driver ends the job", 0)  # by another status srun would end nodes that still write
 
     Lease(place.run_dir.lease, end, _end).hold()
     watch.begin()
-    failures = _launch(place)
+    try:
+        failures = _launch(place)
+    finally:
+        ending.acquire()
     write(failures)
     return failures
 
@@ -278,7 +286,7 @@ def _moved(word: str) -> str:
 def _rank(place: Place, rank: int) -> dict[str, str]:
     """Return torchrun's environment variables (torch's docs, "torchrun", "Environment Variables").
 
-    Those that say where ranks meet are `rendezvous.meeting`'s.
+    Those that say where ranks meet are `rendezvous.meeting`'s; there rank 0 listens, and no agent.
     """
     world = place.request.case.topology.world_size
     return {
@@ -294,6 +302,8 @@ def _rank(place: Place, rank: int) -> dict[str, str]:
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": "perfsuite",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        ASYNC_ERRORS: os.environ.get(ASYNC_ERRORS, "1"),
     }
 
 

@@ -23,17 +23,17 @@ POLL_S = 0.05
 def meeting(run_dir: RunDir, node: int, nodes: int) -> Iterator[dict[str, str]]:
     """Yield MASTER_ADDR and MASTER_PORT, torch's environment variables of where ranks meet.
 
-    Node 0 chooses a port that is free. Until the `with` ends, it is given to nobody but who listens to it.
+    Node 0 chooses a port that is free on every address, as torch listens on all of them. Until the `with`
+    ends, the kernel gives it to nobody who asks for any free port.
     Raises `LaunchError` if node 0 tells the other nodes nothing in time.
     """
     if node > 0:
         yield _variables(read_endpoint(run_dir))
         return
-    host = host_name(nodes)
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind((host, 0))
-        endpoint = f"{host}:{reserved.getsockname()[1]}"
+        reserved.bind(("", 0))
+        endpoint = f"{host_name(nodes)}:{reserved.getsockname()[1]}"
         tell_endpoint(run_dir, endpoint)
         yield _variables(endpoint)
 

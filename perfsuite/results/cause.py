@@ -21,12 +21,14 @@ PEERS_SAY = (
     "broken pipe",
     "sigterm",
     "signalexception",
+    "connection was likely closed",
     "remote process exited or there was a network error",
     "ncclremoteerror",
     "watchdog caught collective operation timeout",
     "nccl communicator was aborted",
 )
-"""What a healthy rank says when another one died, by gloo, torch elastic or NCCL: never the cause."""
+"""What a healthy rank says when another one died, by gloo, NCCL, torch's store or its launcher: never the
+cause."""
 WATCHDOG_SAYS = "watchdog caught collective operation timeout"
 """What NCCL's process group writes when a collective hung for as long as the group allows."""
 ELASTIC_SAYS = re.compile(r"[A-Z]\d{4} [\d:.]+ \d+ torch/(distributed/elastic|multiprocessing)/")

@@ -41,10 +41,7 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         key: value.replace(new, LAUNCH_DIR)
         for key, value in environ.items()
-        if key.startswith(VARIABLES)
-        and not key.startswith(NOT_OF_THE_MACHINE)
-        and "TORCHELASTIC" not in key
-        and not SECRET.search(key)
+        if key.startswith(VARIABLES) and not key.startswith(NOT_OF_THE_MACHINE) and not SECRET.search(key)
     }
 
 

@@ -10,7 +10,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import traceback
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -52,6 +51,7 @@ def main(path: str) -> None:
 
 def forked(path: str, environment: Mapping[str, str]) -> None:
     """Call `main` in a process that was forked to be a rank, with all that it prints in a log of its own."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not as in the process that it was forked from
     multiprocessing.set_start_method(None, force=True)  # of processes that it starts itself: as usual
     os.environ.update(environment)
     log = os.open(
@@ -59,11 +59,7 @@ def forked(path: str, environment: Mapping[str, str]) -> None:
     )
     os.dup2(log, 1)
     os.dup2(log, 2)
-    try:
-        main(path)
-    except Exception:
-        traceback.print_exc()
-        raise
+    main(path)
 
 
 def _simulate(rank: Rank) -> RankReport:

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from perfsuite.launch import agent
 from perfsuite.launch.agent import Place
 from perfsuite.launch.processes import JOB_MARK
 from perfsuite.results.rank_report import Failure, RankReport
+from perfsuite.results.run import LaunchFile
 from perfsuite.results.run_dir import MODEL_CODE, RUN_DIR, RunDir
 from perfsuite.worker import leash
 from tests.samples import make_case
@@ -45,9 +47,13 @@ def test_the_fork_server_of_a_cpu_loads_the_models_code(
     assert agent._model_code(request) == ({} if modules is None else {MODEL_CODE: modules})
 
 
-def test_a_rank_of_a_script_has_torchruns_variables() -> None:
+def test_a_rank_of_a_script_has_torchruns_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """`torchrun --nproc-per-node 2` sets these (torch's docs, "torchrun", "Environment Variables")."""
     place = Place(RunDir(Path("d")), CaseFile(case=SCRIPT, device="cpu"))
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    monkeypatch.setenv(name, "3")
+    assert agent._rank(place, 0)[name] == "3", "a user's own"
+    monkeypatch.delenv(name)
     assert agent._rank(place, 1) == {
         "LOCAL_RANK": "1",
         "RANK": "1",
@@ -61,6 +67,8 @@ def test_a_rank_of_a_script_has_torchruns_variables() -> None:
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": "perfsuite",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
 
 
@@ -258,6 +266,41 @@ def test_a_signal_ends_the_job_and_then_the_launcher(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "_exit", ended.append)
     agent._end_the_job(signal.SIGTERM, None)
     assert ended == ["swept", 1]
+
+
+def test_an_agent_that_is_told_to_end_ends_well_however_long_its_ranks_take_to_die(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another exit status srun would end the nodes that still write the stacks of their ranks."""
+    ranks_are_killed, ended = threading.Event(), threading.Event()
+    codes: list[int] = []
+
+    def launch(place: Place) -> list[Failure]:
+        ranks_are_killed.wait()
+        return [Failure(kind="crash", message="exit code -9 (SIGKILL)", rank=0)]
+
+    def sweep() -> None:
+        ranks_are_killed.set()
+        time.sleep(0.3)  # a rank on a GPU is not gone at once
+
+    def end(code: int) -> None:
+        codes.append(code)
+        ended.set()
+
+    class Lease:
+        def __init__(self, file: Path, on_end: Any, on_lost: Any) -> None:
+            self.hold = threading.Thread(target=on_end, daemon=True).start
+
+    monkeypatch.setattr(agent, "Lease", Lease)
+    monkeypatch.setattr(agent, "_launch", launch)
+    monkeypatch.setattr(agent, "_sweep", sweep)
+    monkeypatch.setattr(os, "_exit", end)
+    place = Place(RunDir(tmp_path), CaseFile(case=SCRIPT, device="cpu"))
+    returned: list[Any] = []
+    threading.Thread(target=lambda: returned.append(agent._watched(place)), daemon=True).start()
+    assert ended.wait(20)
+    assert (codes, returned) == ([0], [])
+    assert documents.read(place.run_dir.launch(0), LaunchFile).failures == ()
 
 
 def test_a_file_of_the_repository_is_that_of_the_worktree(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,8 @@ def test_the_cause_is_the_first_failure_that_is_not_a_peers_death(tmp_path: Path
         "DistBackendError: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, "
         "OpType=ALLREDUCE, NumelIn=1024, NumelOut=1024, Timeout(ms)=600000) ran for 600071 milliseconds",
         "DistBackendError: NCCL communicator was aborted on rank 0.",
+        "DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server "
+        "shutdown or crash?",
     ],
 )
 def test_what_a_healthy_rank_says_when_another_died_is_never_the_cause(tmp_path: Path, said: str) -> None:
