@@ -23,6 +23,7 @@ WORKER_ONLY = (
     "perfsuite.dry.attention",
     "perfsuite.dry.cuda",
     "perfsuite.dry.group",
+    "perfsuite.dry.kernels",
     "perfsuite.dry.rank",
     "perfsuite.dry.values",
     "perfsuite.frameworks.common.",

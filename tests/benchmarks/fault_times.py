@@ -1,0 +1,163 @@
+"""How long perfsuite takes from a fault to its verdict: the table of docs/faults.md (6 minutes).
+
+Two ranks of a small Llama train under DDP, on this machine and over the two nodes of the emulated cluster of
+the tests. A rank or an agent is killed, or what holds the job is taken away, once both ranks run; a hang
+begins with the last step that the driver sees. The time ends when `launch_once` returns: every process of the
+job is gone then.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import psutil
+
+from perfsuite import DDP, Case, Topology
+from perfsuite.case.hardware import Machine
+from perfsuite.errors import AllocationOverError
+from perfsuite.launch import hang
+from perfsuite.launch.base import Launcher
+from perfsuite.launch.local import LocalLauncher
+from perfsuite.launch.machine import detect_cpu
+from perfsuite.launch.slurm.launcher import JOB_ID, SlurmLauncher
+from perfsuite.measure import launch_once
+from perfsuite.results.run_dir import RunDir
+from tests.launch.slurm.allocation import Allocation
+from tests.processes import arguments
+from tests.slurm_cluster import Cluster, slurm_cluster
+
+REPEATS = 3
+CASE = Case(
+    model="llama-tiny",
+    framework=DDP(),
+    sequence_length=64,
+    micro_batch=2,
+    topology=Topology(processes_per_node=2),
+    hardware="cpu",
+    max_warmup_steps=5,
+    steps=20,
+)
+Breaks = Callable[[RunDir], None]
+
+
+class Fault:
+    """Breaks a launch once both ranks run, and notes when. Without `breaks` it notes the last step seen."""
+
+    def __init__(self, run_dir: RunDir, breaks: Breaks | None) -> None:
+        self.at: float | None = None
+        self._run_dir, self._breaks = run_dir, breaks
+        self._step = 0
+
+    def look(self, step: int, tokens: int) -> None:
+        """Be told of the progress of the launch."""
+        if self._breaks is None:
+            if step != self._step:
+                self._step, self.at = step, time.monotonic()
+        elif self.at is None and step > 0:
+            self.at = time.monotonic()
+            self._breaks(self._run_dir)
+
+
+def seconds(case: Case, machine: Machine, launcher: Launcher, breaks: Breaks | None) -> tuple[float, str]:
+    """Break one launch. Returns how long its verdict took from then on, and its kind."""
+    with tempfile.TemporaryDirectory() as name:
+        fault = Fault(RunDir(Path(name) / "run"), breaks)
+        try:
+            run = launch_once(
+                case, machine, fault._run_dir.path, inject="hang", launcher=launcher, on_progress=fault.look
+            )
+        except AllocationOverError:
+            kind = "the session ends"
+        else:
+            kind = "measured" if run.failure is None else run.failure.kind
+        assert fault.at is not None
+        return time.monotonic() - fault.at, kind
+
+
+def show(name: str, break_one: Callable[[], tuple[float, str]]) -> None:
+    """Print a row of the table."""
+    taken = [break_one() for _ in range(REPEATS)]
+    kinds = ", ".join(sorted({kind for _, kind in taken}))
+    print(f"| {name} | {kinds} | {median(s for s, _ in taken):.1f} |", flush=True)
+
+
+def kill_rank(run_dir: RunDir) -> None:
+    """End rank 1 as the kernel's OOM killer would."""
+    ((_, pid, _),) = [each for each in run_dir.all_stacks() if each[0] == 1]
+    os.kill(pid, 9)
+
+
+def kill_agent(run_dir: RunDir) -> None:
+    """End the agent on this machine."""
+    children = psutil.Process().children()
+    next(each for each in children if "perfsuite.launch.agent" in arguments(each)).kill()
+
+
+def on_this_machine() -> None:
+    """Print the rows of one machine."""
+    for name, breaks in (("rank is killed", kill_rank), ("agent is killed", kill_agent), ("hang", None)):
+        show(name, partial(seconds, CASE, detect_cpu("x"), LocalLauncher(), breaks))
+
+
+def on_two_nodes(cluster: Cluster) -> None:
+    """Print the rows of a Slurm cluster."""
+    os.environ.update(cluster.environment)
+    allocation = Allocation(cluster)
+
+    def kill_rank_of_n2(run_dir: RunDir) -> None:
+        ((_, pid, _),) = run_dir.all_stacks(1)
+        cluster.on("n2", "kill", "-KILL", str(pid))
+
+    def kill_agent_of_n2(run_dir: RunDir) -> None:
+        allocation.agent("n2").kill()
+
+    def cancel_step(run_dir: RunDir) -> None:
+        cluster.run("scancel", allocation.step())
+
+    def cancel_job(run_dir: RunDir) -> None:
+        cluster.run("scancel", allocation.job_id)
+
+    def lose_node(run_dir: RunDir) -> None:
+        cluster.kill_slurmd("n2")
+
+    faults: dict[str, Breaks | None] = {
+        "rank is killed on another node": kill_rank_of_n2,
+        "agent is killed on another node": kill_agent_of_n2,
+        "step is cancelled": cancel_step,
+        "hang on several nodes": None,
+        "allocation is cancelled": cancel_job,
+        "node is lost": lose_node,
+    }
+    case = CASE.replace(topology=Topology(nodes=2, processes_per_node=1))
+    machine = detect_cpu("of two nodes").replace(nodes=2)
+
+    def once(breaks: Breaks | None) -> tuple[float, str]:
+        os.environ[JOB_ID] = allocation.job_id
+        found = seconds(case, machine, SlurmLauncher(), breaks)
+        if breaks in (cancel_job, lose_node):
+            allocation.release()
+            allocation.renew()
+        return found
+
+    for name, breaks in faults.items():
+        show(name, partial(once, breaks))
+    allocation.release()
+
+
+def main() -> None:
+    """Print the table in Markdown. A hang is waited for 4 s here, in place of two minutes."""
+    hang.HANG_S = 4
+    print("| fault | reported | seconds |\n| --- | --- | --- |")
+    on_this_machine()
+    with slurm_cluster() as cluster:
+        on_two_nodes(cluster)
+
+
+if __name__ == "__main__":
+    main()
