@@ -31,11 +31,8 @@ FSDP_16 = Case(
 # Four examples a GPU are a micro-batch of four for each replica: with the published accumulation, which is
 # the number of its ranks, a step is as large as under FSDP (128 sequences on 32 GPUs: dp 8 x 4 x 4). The blog
 # says neither how tensor parallel ranks communicate nor whether sequences were full. These cases take
-# nanotron's default, ALL_REDUCE, and full sequences; a dry run of tp 4 with torch's attention, as where
-# flash_attn is missing, holds 80.8 GiB of live tensors, more than the card that was measured has. So that run
-# held less: perhaps by REDUCE_SCATTER, which splits what lies between the layers' matmuls and is what
-# nanotron's examples ask for (12 GiB less by hand), by flash_attn's own kernels, or by shorter sequences. The
-# case is not bent until it fits.
+# nanotron's default, ALL_REDUCE, and full sequences. By a dry run with torch's attention, as where flash_attn
+# is missing, each of the 32 GPUs holds 56.4 GiB of live tensors, on a card of 80 GB.
 THREE_D_16 = FSDP_16.replace(
     framework=Nanotron(dp=4, tp=4, pp=1), precision="bf16", activation_checkpointing="none"
 )
