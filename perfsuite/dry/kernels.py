@@ -1,6 +1,4 @@
-"""Operators that are one kernel on a GPU, and in a build of torch for CPUs a chain of others. Worker side;
-imports torch.
-"""
+"""Operators whose kernel for CUDA a build of torch for CPUs lacks. Worker side; imports torch."""
 
 from __future__ import annotations
 
@@ -9,7 +7,8 @@ from typing import Any, NoReturn
 import torch
 
 ONE_KERNEL = ("_fused_rms_norm", "_fused_rms_norm_backward", "mish_backward", "silu_backward")
-"""Operators that `native_functions.yaml` of torch gives a kernel for CUDA, and makes of others elsewhere."""
+"""Operators of torch's `native_functions.yaml` that are one kernel for CUDA. Where that kernel is missing,
+torch makes most of them of other operators."""
 
 _kept: list[Any] = []
 """What is registered stays so as long as its library lives."""

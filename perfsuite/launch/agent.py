@@ -63,6 +63,7 @@ NODE_VARIABLE = "PERFSUITE_NODE_VARIABLE"
 """Environment variable: the name of the scheduler's variable that holds the number of this node, from 0 on.
 Without it this is node 0."""
 ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+"""torch's environment variable that torchrun sets to 1, unless the user has set it."""
 POLL_S = 0.05
 """Seconds between two looks at the ranks."""
 GRACE_S = 5
@@ -98,7 +99,7 @@ class Place:
 
 def main(path: str) -> int:
     """Run this node's part of the job to its end. Return the exit status: 0 if every rank ended well."""
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+    for number in leash.ENDING:
         signal.signal(number, _end_the_job)
     leash.die_with_parent(signal.SIGTERM)
     os.environ[ANCESTOR_PID] = str(os.getpid())
@@ -127,9 +128,11 @@ def _watched(place: Place) -> list[Failure]:
 
     def end() -> None:
         ending.acquire()
-        stacks.ask(place.run_dir, marked(os.environ.get(JOB_MARK, "")), place.node)
-        write()
-        _end("the driver ends the job", 0)  # by another status srun would end nodes that still write
+        try:
+            stacks.ask(place.run_dir, marked(os.environ.get(JOB_MARK, "")), place.node)
+            write()
+        finally:
+            _end("the driver ends the job", 0)  # by another status srun would end nodes that still write
 
     Lease(place.run_dir.lease, end, _end).hold()
     watch.begin()

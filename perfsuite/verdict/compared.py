@@ -144,7 +144,7 @@ def _check(
 ) -> Check:
     """The check of one metric: by the medians where a device repeats it to the digit, else pair by pair.
 
-    Pairs that are made for the sake of another metric, after this one is decided, change nothing of it.
+    Pairs that are made for another metric after one is decided pair by pair change nothing of it.
     """
     before, now = ([metric.of(run.figures) for run in runs] for runs in (a, b))
     shown, device = metric.counting(b[0].case.unit), b[0].machine.device
@@ -173,6 +173,7 @@ def _check(
         baseline=_median(before[: decision.pairs]),
         worsening=decision.change,
         interval=decision.interval,
+        note=f"decided after {decision.pairs} pairs" if decision.pairs < len(a) else None,
         minimum_detectable=decision.minimum_detectable,
     )
 

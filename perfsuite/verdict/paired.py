@@ -128,6 +128,7 @@ def decided(
     For a quantity that is decided while pairs are still made for another one: what is simulated of `decide`
     holds for a comparison that ends with the first decision. Arguments and errors are those of `decide`.
     """
+    _check(a, b, tolerance, max_pairs)
     for pairs in range(1, len(a)):
         decision = decide(a[:pairs], b[:pairs], tolerance=tolerance, max_pairs=max_pairs)
         if decision.outcome != "undecided":

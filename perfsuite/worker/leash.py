@@ -8,6 +8,9 @@ from pathlib import Path
 
 from perfsuite.results.run_dir import ANCESTOR_PID
 
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Signals by which an agent ends its job; a rank ends itself alone."""
+
 
 def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
     """Have the kernel send this process a signal when its parent process dies, however it dies.

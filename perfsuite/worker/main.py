@@ -51,7 +51,8 @@ def main(path: str) -> None:
 
 def forked(path: str, environment: Mapping[str, str]) -> None:
     """Call `main` in a process that was forked to be a rank, with all that it prints in a log of its own."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not as in the process that it was forked from
+    for number in leash.ENDING:  # not as in the process that it was forked from
+        signal.signal(number, signal.SIG_DFL)
     multiprocessing.set_start_method(None, force=True)  # of processes that it starts itself: as usual
     os.environ.update(environment)
     log = os.open(

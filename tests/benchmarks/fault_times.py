@@ -2,13 +2,15 @@
 
 Two ranks of a small Llama train under DDP, on this machine and over the two nodes of the emulated cluster of
 the tests. A rank or an agent is killed, or what holds the job is taken away, once both ranks run; a hang
-begins with the last step that the driver sees. The time ends when `launch_once` returns: every process of the
-job is gone then. That a node is lost Slurm itself notices, after its SlurmdTimeout.
+begins with the last step that the driver sees, and the time that is let pass is left out. The time ends when
+`launch_once` returns: every process of the job is gone then. That a node is lost Slurm itself notices, after
+its SlurmdTimeout.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -33,6 +35,8 @@ from tests.processes import arguments
 from tests.slurm_cluster import Cluster, slurm_cluster
 
 REPEATS = 3
+LET_PASS = re.compile(r"\((\d+) s are let pass here\)")
+"""In the message of a hang: seconds without a step before it is one."""
 CASE = Case(
     model="llama-tiny",
     framework=DDP(),
@@ -68,6 +72,7 @@ def seconds(case: Case, machine: Machine, launcher: Launcher, breaks: Breaks | N
     """Break one launch. Returns how long its verdict took from then on, and its kind."""
     with tempfile.TemporaryDirectory() as name:
         fault = Fault(RunDir(Path(name) / "run"), breaks)
+        let_pass = 0
         try:
             run = launch_once(
                 case, machine, fault._run_dir.path, inject="hang", launcher=launcher, on_progress=fault.look
@@ -76,8 +81,10 @@ def seconds(case: Case, machine: Machine, launcher: Launcher, breaks: Breaks | N
             kind = "the session ends"
         else:
             kind = "measured" if run.failure is None else run.failure.kind
+            if run.failure is not None and (waited := LET_PASS.search(run.failure.message)) is not None:
+                let_pass = int(waited[1])
         assert fault.at is not None
-        return time.monotonic() - fault.at, kind
+        return time.monotonic() - fault.at - let_pass, kind
 
 
 def show(name: str, break_one: Callable[[], tuple[float, str]]) -> None:

@@ -97,6 +97,15 @@ from perfsuite.case.case import Topology
 from perfsuite.dry import cuda
 from perfsuite.dry.machine import ANY_GPU, pretended_gpu
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+class Operators(TorchDispatchMode):
+    names = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.names.append(str(operator.overloadpacket))
+        return operator(*args, **(kwargs or {}))
+
 cuda.pretend(pretended_gpu(ANY_GPU, Topology(processes_per_node=8)))
 with FakeTensorMode():
     q = torch.ones(2, 4, 64, 128, dtype=torch.bfloat16, device="cuda", requires_grad=True)
@@ -105,6 +114,9 @@ with FakeTensorMode():
     norm = torch.nn.functional.rms_norm(q, (128,), torch.ones(128, dtype=q.dtype, device="cuda"))
     norm.sum().backward()
     print(type(norm.grad_fn).__name__)
+    with Operators() as seen:
+        torch.autograd.grad(torch.nn.functional.silu(q).sum(), q)
+    print("aten.silu_backward" in seen.names)
     print(q.grad.device, torch.cuda.get_device_name(), torch.cuda.device_count(), type(out.grad_fn).__name__)
 import os, sys
 sys.stdout.flush()
@@ -117,8 +129,8 @@ os._exit(0)
 def test_backward_runs_on_a_pretended_gpu() -> None:
     done = subprocess.run([sys.executable, "-c", BACKWARD], capture_output=True, text=True, env=os.environ)
     assert done.returncode == 0, done.stderr
-    norm, device, *name, count, node = done.stdout.split()
+    norm, silu, device, *name, count, node = done.stdout.split()
     assert (device, count) == ("cuda:0", "8")
     assert " ".join(name) == "NVIDIA H100 80GB HBM3"
     assert "Cudnn" in node
-    assert norm == "FusedRmsNormBackward0", "one kernel, as on a GPU"
+    assert (norm, silu) == ("FusedRmsNormBackward0", "True"), "one kernel each, as on a GPU"

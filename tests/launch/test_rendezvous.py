@@ -26,7 +26,7 @@ def test_node_0_chooses_a_port_that_the_others_are_told_of(tmp_path: Path) -> No
             assert other.result() == variables
             address = (variables["MASTER_ADDR"], int(variables["MASTER_PORT"]))
             with pytest.raises(OSError, match="Address already in use"):
-                another.bind(address)
+                another.bind(("127.0.0.2", address[1]))  # on every address: torch listens on all of them
             listens.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listens.bind(address)
             listens.listen()

@@ -36,11 +36,7 @@ def judge(
 
 def comparison(a: Sequence[float], b: Sequence[float], *, tolerance: float = 0.03) -> PairedDecision:
     """Pair by pair until decided."""
-    for used in range(1, len(a) + 1):
-        decision = judge(a[:used], b[:used], tolerance=tolerance)
-        if decision.outcome != "undecided":
-            return decision
-    return decision
+    return decided(a, b, tolerance=tolerance)
 
 
 def test_launches_alternate_a_b_b_a() -> None:
@@ -63,11 +59,14 @@ def test_fewer_than_three_pairs_decide_nothing() -> None:
 
 
 def test_what_was_decided_stays_whatever_is_launched_for_another_metric() -> None:
-    slow = [1.2 * cost for cost in A[3:6]]
-    assert judge(A[:3], A[:3]).outcome == "same"
-    assert judge(A[:6], A[:3] + slow).outcome != "same"
-    assert decided(A[:6], A[:3] + slow, tolerance=0.03) == judge(A[:3], A[:3])
+    a = [1.0, 1.001, 0.999, 1.0, 1.001, 0.999]
+    b = [*a[:3], *(1.2 * cost for cost in a[3:])]
+    assert judge(a[:3], b[:3]).outcome == "same"
+    assert judge(a, b).outcome != "same"
+    assert decided(a, b, tolerance=0.03) == judge(a[:3], b[:3])
     assert decided(A[:2], B[:2], tolerance=0.03) == judge(A[:2], B[:2]), "undecided: the last look"
+    with pytest.raises(ValueError, match="6 launches of arm A and 3 of arm B"):
+        decided(a, b[:3], tolerance=0.03)
 
 
 def test_what_both_launches_of_a_pair_share_cancels() -> None:

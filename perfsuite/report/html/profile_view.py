@@ -17,8 +17,8 @@ MOST_ROWS = 20
 def profile_tables(result: Measurement) -> list[Table]:
     """Return the parts of a step and its longest kernels or operators, each beside what it was before.
 
-    None without a profile. Ranks that make the same calls share a profile. Of several, that is shown which
-    differs most from before; without one that can be compared, the first.
+    None without a profile. Ranks that make the same calls share a profile. Of several profiles the one that
+    differs most from before is shown, or the first if none can be compared.
     """
     now, earlier = _launch(result.profile), _launch(result.profile_before)
     if now is None:

@@ -36,6 +36,16 @@ def test_without_a_profile_before_there_is_nothing_beside_it() -> None:
     assert longest.rows[0] == ("nvjet_gemm", NONE, "24", NONE, "40.00")
 
 
+def test_a_profile_of_before_that_cannot_be_compared_is_not_beside_it() -> None:
+    result = make_result(now(), profile=taken(), profile_before=taken())
+    assert result.profile_before is not None
+    assert result.profile_before.profile is not None
+    other = result.profile_before.profile.replace(method="another")
+    unlike = result.replace(profile_before=result.profile_before.replace(profile=other))
+    assert profile_tables(result)[0].rows[0] == ("compute", "60.00", "60.00", "+0.00")
+    assert profile_tables(unlike)[0].rows[0] == ("compute", NONE, "60.00", NONE)
+
+
 def test_without_a_profile_there_are_no_tables() -> None:
     assert profile_tables(make_result(now())) == []
     assert profile_tables(make_result(now(), profile=TakenProfile(why_none="boom"))) == []
