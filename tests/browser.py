@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.support.ui import WebDriverWait
 
@@ -34,6 +35,9 @@ FLAGS = (
     "--disable-sync",
 )
 TIMEOUT_S = 120
+NETWORK_CHANGED = "ERR_NETWORK_CHANGED"
+LOADS = 5
+"""How often a page is loaded at the most, if the network of this machine changes meanwhile."""
 
 
 class Browser:
@@ -41,12 +45,23 @@ class Browser:
 
     def __init__(self, driver: Chrome) -> None:
         self.driver = driver
+        self._complaints: list[dict[str, Any]] = []
 
     def open(self, url: str) -> None:
-        """Load a page and wait for it; forgets what earlier pages asked for and complained about."""
-        self._log("performance")
-        self._log("browser")
-        self.driver.get(url)
+        """Load a page and wait for it; forgets what earlier pages asked for and complained about.
+
+        Chromium drops its requests when a network interface comes or goes, as those of the Slurm cluster of
+        other tests do: then it loads the page again.
+        """
+        for _ in range(LOADS):
+            self._log("performance")
+            self._log("browser")
+            with suppress_if_network_changed():
+                self.driver.get(url)
+                self._complaints = self._log("browser")
+                if not any(NETWORK_CHANGED in each["message"] for each in self._complaints):
+                    return
+        raise RuntimeError(f"the network of this machine changed in each of {LOADS} loads of {url}")
 
     def evaluate(self, script: str, *arguments: Any) -> Any:
         """What a JavaScript expression gives; `arguments[0]` and so on are at its hand."""
@@ -54,7 +69,8 @@ class Browser:
 
     def console(self) -> list[str]:
         """Warnings and errors, scripts' uncaught ones and blocked requests included."""
-        return [entry["message"] for entry in self._log("browser") if entry["level"] != "INFO"]
+        entries, self._complaints = [*self._complaints, *self._log("browser")], []
+        return [entry["message"] for entry in entries if entry["level"] != "INFO"]
 
     def requests(self) -> list[str]:
         """The addresses asked for since `open`, the page's own among them.
@@ -100,6 +116,16 @@ class Browser:
 
     def _command(self, name: str, parameters: dict[str, Any]) -> Any:
         return self.driver.execute_cdp_cmd(name, parameters)
+
+
+@contextmanager
+def suppress_if_network_changed() -> Iterator[None]:
+    """Suppress Chromium's error of a page whose own request was dropped so."""
+    try:
+        yield
+    except WebDriverException as error:
+        if NETWORK_CHANGED not in str(error):
+            raise
 
 
 def missing() -> str | None:
