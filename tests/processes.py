@@ -1,5 +1,7 @@
 """Processes as a test looks for them: any of them may end while it looks."""
 
+from collections.abc import Iterable
+
 import psutil
 
 
@@ -9,3 +11,8 @@ def arguments(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:
         return []
+
+
+def agent_among(processes: Iterable[psutil.Process]) -> psutil.Process | None:
+    """The first of some processes that is an agent of perfsuite."""
+    return next((each for each in processes if "perfsuite.launch.agent" in arguments(each)), None)

@@ -21,7 +21,7 @@ from perfsuite.measure import launch_once
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
-from tests.processes import arguments
+from tests.processes import agent_among
 
 FAKE = Case(
     model="llama-tiny",
@@ -130,8 +130,7 @@ def test_a_launcher_that_is_killed_is_the_cause(tmp_path: Path) -> None:
     def launcher() -> psutil.Process | None:
         if not (ranks.rank_log(0).exists() and ranks.rank_log(1).exists()):
             return None
-        children = psutil.Process().children()
-        return next((each for each in children if "perfsuite.launch.agent" in arguments(each)), None)
+        return agent_among(psutil.Process().children())
 
     run = launch_once(FAKE, detect(), tmp_path, inject="hang", on_progress=kill_once(launcher))
     failure = failure_of(run)

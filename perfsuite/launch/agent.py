@@ -161,8 +161,8 @@ def _launch(place: Place) -> list[Failure]:
     os.environ.update(_model_code(place.request))
     multiprocessing.set_forkserver_preload(["perfsuite.launch.preload"])
     forkserver.ensure_running()  # it imports torch from now on
-    with rendezvous.meeting(place.run_dir, place.node, place.nodes) as endpoint:
-        return _fork(place, multiprocessing.get_context("forkserver").Process, endpoint)
+    with rendezvous.meeting(place.run_dir, place.node, place.nodes) as meeting:
+        return _fork(place, multiprocessing.get_context("forkserver").Process, meeting)
 
 
 def _of_this_node(place: Place) -> dict[str, str]:
@@ -209,11 +209,11 @@ def _model_code(request: CaseFile) -> dict[str, str]:
     return {MODEL_CODE: " ".join([f"transformers.models.{name}.modeling_{name}", *adapters])}
 
 
-def _fork(place: Place, process: type[BaseProcess], endpoint: Mapping[str, str]) -> list[Failure]:
+def _fork(place: Place, process: type[BaseProcess], meeting: Mapping[str, str]) -> list[Failure]:
     """Start ranks of perfsuite's worker by a fork: of this process, or of the server that has torch."""
     path = str(place.run_dir.path)
     ranks = {
-        rank: process(target=worker.forked, args=(path, {**_rank(place, rank), **endpoint}))
+        rank: process(target=worker.forked, args=(path, {**_rank(place, rank), **meeting}))
         for rank in place.ranks
     }
     for each in ranks.values():

@@ -129,11 +129,11 @@ def decided(
     holds for a comparison that ends with the first decision. Arguments and errors are those of `decide`.
     """
     _check(a, b, tolerance, max_pairs)
-    for pairs in range(1, len(a)):
+    for pairs in range(1, len(a) + 1):
         decision = decide(a[:pairs], b[:pairs], tolerance=tolerance, max_pairs=max_pairs)
         if decision.outcome != "undecided":
-            return decision
-    return decide(a, b, tolerance=tolerance, max_pairs=max_pairs)
+            break
+    return decision
 
 
 def minimum_detectable_difference(pair_sigma: float, max_pairs: int = MAX_PAIRS) -> float:

@@ -31,7 +31,7 @@ from perfsuite.launch.slurm.launcher import JOB_ID, SlurmLauncher
 from perfsuite.measure import launch_once
 from perfsuite.results.run_dir import RunDir
 from tests.launch.slurm.allocation import Allocation
-from tests.processes import arguments
+from tests.processes import agent_among
 from tests.slurm_cluster import Cluster, slurm_cluster
 
 REPEATS = 3
@@ -102,8 +102,9 @@ def kill_rank(run_dir: RunDir) -> None:
 
 def kill_agent(run_dir: RunDir) -> None:
     """End the agent on this machine."""
-    children = psutil.Process().children()
-    next(each for each in children if "perfsuite.launch.agent" in arguments(each)).kill()
+    agent = agent_among(psutil.Process().children())
+    assert agent is not None
+    agent.kill()
 
 
 def on_this_machine() -> None:

@@ -25,7 +25,7 @@ from perfsuite.launch.processes import JOB_MARK
 from perfsuite.measure import launch_once
 from perfsuite.results.run import LaunchFile, Run
 from perfsuite.results.run_dir import RunDir
-from tests.processes import arguments
+from tests.processes import agent_among
 from tests.samples import make_gpu_machine, make_machine
 
 FAKE = Case(
@@ -256,9 +256,8 @@ def test_sigkill_of_the_launcher_leaves_nothing(
 
     def kill_launcher(step: int, tokens: int) -> None:
         if not killed and ranks.rank_log(0).exists() and ranks.rank_log(1).exists():
-            launcher = next(
-                child for child in psutil.Process().children() if "perfsuite.launch.agent" in arguments(child)
-            )
+            launcher = agent_among(psutil.Process().children())
+            assert launcher is not None
             launcher.send_signal(signal.SIGKILL)
             killed.append(launcher)
 

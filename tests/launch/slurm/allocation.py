@@ -6,7 +6,7 @@ import subprocess
 
 import psutil
 
-from tests.processes import arguments
+from tests.processes import agent_among
 from tests.slurm_cluster import Cluster, wait_until
 
 
@@ -32,8 +32,9 @@ class Allocation:
 
     def agent(self, node: str) -> psutil.Process:
         """The agent of the launch on a node."""
-        processes = self.cluster.processes(node)
-        return next(each for each in processes if "perfsuite.launch.agent" in arguments(each))
+        found = agent_among(self.cluster.processes(node))
+        assert found is not None
+        return found
 
     def step(self) -> str:
         """The id of the launch's step."""
