@@ -68,6 +68,8 @@ POLL_S = 0.05
 """Seconds between two looks at the ranks."""
 GRACE_S = 5
 """Seconds in which the other ranks may end by themselves, and say why, when one has failed."""
+PEERS_S = 5
+"""Seconds that a node which ends the job waits for the nodes that have not written their stacks yet."""
 
 P = TypeVar("P", BaseProcess, subprocess.Popen[bytes])
 
@@ -131,6 +133,7 @@ def _watched(place: Place) -> list[Failure]:
         try:
             stacks.ask(place.run_dir, marked(os.environ.get(JOB_MARK, "")), place.node)
             write()
+            _wait_for_peers(place)
         finally:
             _end("the driver ends the job", 0)  # by another status srun would end nodes that still write
 
@@ -142,6 +145,13 @@ def _watched(place: Place) -> list[Failure]:
         ending.acquire()
     write(failures)
     return failures
+
+
+def _wait_for_peers(place: Place) -> None:
+    """Wait until every node has written its stacks: ranks whose peers are killed end before they can."""
+    until = time.monotonic() + PEERS_S
+    while len(place.run_dir.all_launches()) < place.nodes and time.monotonic() < until:
+        time.sleep(POLL_S)
 
 
 def _launch(place: Place) -> list[Failure]:

@@ -29,7 +29,7 @@ POLL_S = 0.05
 REPORTS_S = 1.0
 """Seconds between two listings of the directory, to see which ranks have reported."""
 END_S = 20.0
-"""Seconds in which agents that were told to end the job do so: stacks take 5 and NVML may take 5."""
+"""Seconds in which agents that were told to end the job do so: stacks, NVML, slow nodes take up to 5 each."""
 NCCL_HEARTBEAT_S = 480
 """torch's default of TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC."""
 

@@ -303,6 +303,27 @@ def test_an_agent_that_is_told_to_end_ends_well_however_long_its_ranks_take_to_d
     assert documents.read(place.run_dir.launch(0), LaunchFile).failures == ()
 
 
+@pytest.mark.parametrize(("after", "waited"), [(0, 0), (3, 3 * agent.POLL_S), (float("inf"), agent.PEERS_S)])
+def test_a_node_that_ends_the_job_waits_for_the_stacks_of_the_other_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passing: list[float], after: float, waited: float
+) -> None:
+    """Ranks end when those of another node are killed, and then they write no stacks."""
+    case = SCRIPT.replace(topology=Topology(nodes=2, processes_per_node=1))
+    place = Place(RunDir(tmp_path), CaseFile(case=case, device="cpu"), node=1)
+    documents.write(place.run_dir.launch(1), LaunchFile())
+
+    def sleep(seconds: float) -> None:
+        passing.append(seconds)
+        if len(passing) >= after:
+            documents.write(place.run_dir.launch(0), LaunchFile())
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    if not after:
+        documents.write(place.run_dir.launch(0), LaunchFile())
+    agent._wait_for_peers(place)
+    assert sum(passing) == pytest.approx(waited, abs=1.01 * agent.POLL_S)
+
+
 def test_a_file_of_the_repository_is_that_of_the_worktree(monkeypatch: pytest.MonkeyPatch) -> None:
     words = (
         "/repo/train.py",
