@@ -4,7 +4,7 @@ Two ranks of a small Llama train under DDP, on this machine and over the two nod
 the tests. A rank or an agent is killed, or what holds the job is taken away, once both ranks run; a hang
 begins with the last step that the driver sees, and the time that is let pass is left out. The time ends when
 `launch_once` returns: every process of the job is gone then. That a node is lost Slurm itself notices, after
-its SlurmdTimeout.
+its SlurmdTimeout, which is short in the emulated cluster.
 """
 
 from __future__ import annotations
@@ -128,6 +128,9 @@ def on_two_nodes(cluster: Cluster) -> None:
     def cancel_step(run_dir: RunDir) -> None:
         cluster.run("scancel", allocation.step())
 
+    def lose_node(run_dir: RunDir) -> None:
+        cluster.kill_slurmd("n2")
+
     def cancel_job(run_dir: RunDir) -> None:
         cluster.run("scancel", allocation.job_id)
 
@@ -137,6 +140,7 @@ def on_two_nodes(cluster: Cluster) -> None:
         "step is cancelled": cancel_step,
         "hang on several nodes": None,
         "allocation is cancelled": cancel_job,
+        "node is lost": lose_node,
     }
     case = CASE.replace(topology=Topology(nodes=2, processes_per_node=1))
     machine = detect_cpu("of two nodes").replace(nodes=2)
@@ -144,7 +148,9 @@ def on_two_nodes(cluster: Cluster) -> None:
     def once(breaks: Breaks | None) -> tuple[float, str]:
         os.environ[JOB_ID] = allocation.job_id
         found = seconds(case, machine, SlurmLauncher(), breaks)
-        if breaks == cancel_job:
+        if breaks == lose_node:
+            cluster.repair("n2")
+        if breaks in (cancel_job, lose_node):
             allocation.release()
             allocation.renew()
         return found

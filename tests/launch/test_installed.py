@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -138,22 +139,30 @@ def test_requirements_that_name_other_files_are_of_one_commit(
         assert made(text, "a") != made(text, "b")
 
 
-def test_a_lock_of_uv_is_installed_by_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = tmp_path / "uv.lock"
-    lock.touch()
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+@pytest.mark.launch
+def test_a_lock_of_uv_is_installed_by_the_uv_beside_this_python(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repo / "pyproject.toml").write_text(
+        "[project]\nname = 'script'\nversion = '1'\nrequires-python = '>=3.11'\n"
+        f"dependencies = ['perfsuite==1.0']\n[tool.uv]\nno-index = true\nfind-links = ['{tmp_path}/index']\n"
+    )
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")  # no environment is activated
+    subprocess.run([Path(sys.executable).with_name("uv"), "lock", "--offline"], cwd=repo, check=True)
+    git("add", "pyproject.toml", "uv.lock", cwd=repo)
+    git("-c", "user.name=Ada", "-c", "user.email=ada@example.org", "commit", "-q", "-m", "uv", cwd=repo)
+    locked = arm("main:uv.lock", repo)
+    assert (locked.perfsuite, locked.lock) == ("1.0", "uv.lock")
+    assert locked.python != sys.executable
+
+
+def test_a_lock_of_uv_needs_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "uv.lock").touch()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(PackageError, match=r"uv, which is not there: pip install uv"):
-        installed.environment(lock, "a", tmp_path / "store")
-    uv = tmp_path / "bin" / "uv"
-    uv.parent.mkdir()
-    uv.write_text(f'#!/bin/sh\necho "$UV_PROJECT_ENVIRONMENT $*" > {tmp_path}/asked\n')
-    uv.chmod(0o755)
-    python = installed.environment(lock, "a", tmp_path / "store")
-    directory = str(Path(python).parents[1])
-    assert (tmp_path / "asked").read_text().split() == [
-        *(directory, "sync", "--quiet", "--frozen", "--no-install-project"),
-        *("--python", python),
-    ]
+        installed.environment(tmp_path / "uv.lock", "a", tmp_path / "store")
 
 
 @pytest.mark.parametrize("name", ["poetry.lock", "pyproject.toml"])
