@@ -263,6 +263,11 @@ def test_progress_is_written_beside_the_steps_and_a_slow_file_system_holds_nobod
         assert file == run_dir.progress
         written.append(text)
 
+    def wait_for_writer() -> None:
+        for thread in set(threading.enumerate()) - others:
+            thread.join(30)
+
+    others = set(threading.enumerate())
     monkeypatch.setattr(Path, "write_text", write_text)
     rank = simulated(run_dir)
     rank.start()
@@ -273,14 +278,10 @@ def test_progress_is_written_beside_the_steps_and_a_slow_file_system_holds_nobod
     recorder.on_progress(4)  # the writer is still at 3
     assert written == ["0 256"]
     quick.set()
-    for thread in threading.enumerate():
-        if thread.daemon and thread is not threading.current_thread():
-            thread.join(30)
+    wait_for_writer()
     recorder.on_progress(9)
     assert begun.acquire(timeout=30)
-    for thread in threading.enumerate():
-        if thread.daemon and thread is not threading.current_thread():
-            thread.join(30)
+    wait_for_writer()
     assert written == ["0 256", "3 256", "9 256"]
 
 
