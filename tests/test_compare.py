@@ -82,12 +82,12 @@ def test_launches_alternate_until_they_decide(tmp_path: Path, launches: Launches
     launches.slower = 1.4
     ours = make_comparison(tmp_path)
     result = ours.measure(make_case(), "test")
-    assert launches.order == "ABBAAB"
+    assert launches.order == "ABBAABBAAB"
     assert launches.directories == [
-        f"{arm}/launch-{pair}" for arm, pair in zip("abbaab", "112233", strict=True)
+        f"{arm}/launch-{pair}" for arm, pair in zip("abbaabbaab", "1122334455", strict=True)
     ]
     assert result.outcome == "regressed"
-    assert [len(runs) for runs in (result.before, result.runs)] == [3, 3]
+    assert [len(runs) for runs in (result.before, result.runs)] == [5, 5]
     assert result.figures.tokens_per_s == pytest.approx(1000 / 1.4, rel=0.01)
 
 
@@ -205,7 +205,7 @@ def test_arms_that_differ_are_profiled_once_more_each(
     assert result.verdict.profiled is not None
     assert result.verdict.profiled.calls == ("aten::bmm 0 -> 24 calls a step",)
     assert (result.profile_before, result.profile) == (taken(), taken(EAGER))
-    assert len(result.runs) == 3, "none of them is one of the pairs"
+    assert len(result.runs) == 5, "none of them is one of the pairs"
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_an_arm_is_compared_with_this_environment_and_no_baseline_is_written(sui
     assert len(told["results"][0]["before"]) == len(told["results"][0]["runs"]) == 3
     assert "time B/A" in (suite.path / "out" / "summary.md").read_text()
     assert {path.name for path in (suite.path / ".perfsuite").iterdir()} == {"compare"}
-    slow = run_cpu(suite, "--perf-against=.", "--perf-inject=slowdown=40%", "--perf-max-pairs=3")
+    slow = run_cpu(suite, "--perf-against=.", "--perf-inject=slowdown=40%", "--perf-max-pairs=5")
     assert slow.ret == 1
     slow.stdout.fnmatch_lines(["*40.0% more time per token*", "*1 regressed*"])
 

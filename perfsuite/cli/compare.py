@@ -30,7 +30,7 @@ from perfsuite.results.session_file import SessionFile, Status
 from perfsuite.results.store import BASELINES, STORE
 from perfsuite.session import Host, Options, session_file
 from perfsuite.verdict.judge import Policy
-from perfsuite.verdict.paired import MAX_PAIRS, MIN_PAIRS
+from perfsuite.verdict.paired import MAX_PAIRS, MIN_CHANGED
 
 UNDECIDED = 3
 """Exit status where no case is slower, and one is not decided: inconclusive, or on an unhealthy machine."""
@@ -50,7 +50,7 @@ Tolerance = Annotated[
     typer.Option(help="change of tokens/s that matters: 3% (default: a gate's on this kind of device)"),
 ]
 MaxPairs = Annotated[
-    int, typer.Option(min=MIN_PAIRS, max=MAX_PAIRS, help="pairs of launches of a case at the most")
+    int, typer.Option(min=MIN_CHANGED, max=MAX_PAIRS, help="pairs of launches of a case at the most")
 ]
 Inject = Annotated[str | None, typer.Option(help="inject a fault into arm B: slowdown=10%")]
 Report = Annotated[Path | None, typer.Option(help="write index.html and summary.md to this directory")]

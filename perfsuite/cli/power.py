@@ -29,7 +29,7 @@ from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.store import BASELINES, STORE, BaselineStore, Store
 from perfsuite.verdict import paired_power
 from perfsuite.verdict.noise import against, class_noise
-from perfsuite.verdict.paired import MAX_PAIRS, MIN_PAIRS
+from perfsuite.verdict.paired import MAX_PAIRS, MIN_CHANGED
 from perfsuite.verdict.power import NoiseModel, PowerTable, simulate
 from perfsuite.verdict.sequential import MAX_LAUNCHES
 
@@ -91,7 +91,7 @@ Drift = Annotated[
 MaxPairs = Annotated[
     int | None,
     typer.Option(
-        min=MIN_PAIRS, max=MAX_PAIRS, help=f"with --paired: pairs at the most (default {MAX_PAIRS})"
+        min=MIN_CHANGED, max=MAX_PAIRS, help=f"with --paired: pairs at the most (default {MAX_PAIRS})"
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="for machines: shares from 0 to 1")]

@@ -18,7 +18,7 @@ from perfsuite.report.published import PUBLISHED, PublishedFile
 from perfsuite.results.store import BASELINES, STORE
 from perfsuite.session import Options, Session
 from perfsuite.verdict.judge import Policy
-from perfsuite.verdict.paired import MAX_PAIRS, MIN_PAIRS
+from perfsuite.verdict.paired import MAX_PAIRS, MIN_CHANGED
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES
 
 SESSION = pytest.StashKey[Session]()
@@ -57,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--perf-max-pairs",
         metavar="N",
-        help=f"with --perf-against: pairs of launches at the most ({MIN_PAIRS} to {MAX_PAIRS}, the default)",
+        help=f"with --perf-against: most pairs of launches, {MIN_CHANGED} to {MAX_PAIRS} (the default)",
     )
     group.addoption(
         "--perf-dry",
@@ -212,9 +212,9 @@ def max_pairs(config: pytest.Config) -> int:
         return MAX_PAIRS
     if not config.getoption("--perf-against"):
         raise pytest.UsageError("--perf-max-pairs is for --perf-against: add that, or leave it out")
-    if not text.isdigit() or not MIN_PAIRS <= int(text) <= MAX_PAIRS:
+    if not text.isdigit() or not MIN_CHANGED <= int(text) <= MAX_PAIRS:
         raise pytest.UsageError(
-            f"--perf-max-pairs={text}: give a whole number from {MIN_PAIRS} to {MAX_PAIRS}"
+            f"--perf-max-pairs={text}: give a whole number from {MIN_CHANGED} to {MAX_PAIRS}"
         )
     return int(text)
 

@@ -5,7 +5,8 @@ Must not import torch or pytest; imports numpy, for the draws, inside a function
 One simulated day is log(seconds) of 24 launches in a row: normal noise between launches, one launch in 20
 that is 10 % slow, and the machine's drift. A drift of d is a random walk of standard deviation d after 24
 launches; besides, a share 1.4 d of the launches begins a time of some 6 launches in which the machine is 5 to
-30 % slower or faster. The effect of arm B is added where it is launched.
+30 % slower or faster. The effect of arm B is added where it is launched. A machine may have two speeds
+besides: each launch then has either with the same probability.
 """
 
 import math
@@ -62,6 +63,7 @@ def simulate(
     drift: float = 0.015,
     tolerance: float = 0.03,
     changes: Sequence[float] = (0.0, 0.01, 0.02, 0.03, 0.05),
+    two_speeds: float = 0.0,
     max_pairs: int = MAX_PAIRS,
     trials: int = 20_000,
     seed: int = 0,
@@ -69,14 +71,15 @@ def simulate(
     """Simulate one comparison. The same days serve all changes; equal arguments give equal tables.
 
     `sigma` is the standard deviation of log(seconds) between launches, `drift` that of the machine's walk
-    after 24 launches. Raises ValueError for what cannot be simulated.
+    after 24 launches. By `two_speeds` the slower launches of a machine with two speeds are slower, relative:
+    0.1 is 10 %. Raises ValueError for what cannot be simulated.
     """
     if trials < 1 or not changes:
         raise ValueError(f"nothing to simulate: {trials} trials, {len(changes)} changes")
     counts = {change: Counter[str]() for change in changes}
     nearest = min(changes, key=abs)
     detectable = []
-    for logs in days(sigma, drift, 2 * max_pairs, trials=trials, seed=seed):
+    for logs in days(sigma, drift, 2 * max_pairs, two_speeds=two_speeds, trials=trials, seed=seed):
         for change, count in counts.items():
             decision = judge_day(logs, change=change, tolerance=tolerance, max_pairs=max_pairs)
             count[decision.outcome] += 1
@@ -104,7 +107,9 @@ def judge_day(
     return decision
 
 
-def days(sigma: float, drift: float, launches: int, *, trials: int, seed: int) -> Iterator[list[float]]:
+def days(
+    sigma: float, drift: float, launches: int, *, two_speeds: float = 0.0, trials: int, seed: int
+) -> Iterator[list[float]]:
     """Yield log(seconds) of the launches of unchanged code, in a row, for each trial."""
     import numpy as np
 
@@ -122,6 +127,8 @@ def days(sigma: float, drift: float, launches: int, *, trials: int, seed: int) -
             if launch >= ends:  # a time that has begun goes on to its end
                 ends = launch + lengths[launch]
                 logs[launch:ends] += np.log1p(sizes[launch])
+        if two_speeds:
+            logs += math.log1p(two_speeds) * (rng.random(launches) < 0.5)
         yield logs.tolist()
 
 

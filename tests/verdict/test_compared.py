@@ -42,11 +42,13 @@ def compared(a: list[Run], b: list[Run], **options: Any) -> Verdict:
     return verdict
 
 
-@pytest.mark.parametrize(("speed", "outcome"), [(1.0, "passed"), (0.7, "regressed"), (1.5, "improved")])
-def test_an_arm_is_slower_faster_or_the_same(speed: float, outcome: Outcome) -> None:
+@pytest.mark.parametrize(
+    ("speed", "outcome", "pairs"), [(1.0, "passed", 3), (0.7, "regressed", 5), (1.5, "improved", 5)]
+)
+def test_an_arm_is_slower_faster_or_the_same(speed: float, outcome: Outcome, pairs: int) -> None:
     verdict = compared(arm(), arm(B, speed))
     assert verdict.outcome == outcome
-    assert (verdict.launches, verdict.against) == (6, "arm A")
+    assert (verdict.launches, verdict.against) == (2 * pairs, "arm A")
     check = check_of(verdict, "tokens_per_s")
     assert check.worsening == pytest.approx(1 / speed - 1, abs=0.02)
     assert check.interval is not None
@@ -81,12 +83,12 @@ def test_the_most_pairs_end_it() -> None:
 
 
 def test_a_pair_with_an_unhealthy_launch_is_no_evidence_whichever_arm_it_is_of() -> None:
-    a, b = arm(A[:5]), arm(B[:5], 0.7)
+    a, b = arm(A[:7]), arm(B[:7], 0.7)
     a[1] = a[1].replace(health=DISTURBED)
     b[2] = make_launches(5.0)[0].replace(health=DISTURBED)
     assert list(unhealthy_pairs(a, b)) == [2, 3]
     verdict = judged(a, b)
-    assert (verdict.outcome, verdict.launches, verdict.unhealthy_launches) == ("regressed", 10, (2, 3))
+    assert (verdict.outcome, verdict.launches, verdict.unhealthy_launches) == ("regressed", 14, (2, 3))
     assert verdict.reasons[0].startswith("pair 2 set aside: arm A: other processes used 60%")
     assert verdict.reasons[1].startswith("pair 3 set aside: arm B: other processes used 60%")
     assert check_of(verdict, "tokens_per_s").worsening == pytest.approx(1 / 0.7 - 1, abs=0.02)

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfsuite.verdict import paired
 from perfsuite.verdict.paired import (
     MAX_PAIRS,
+    MIN_CHANGED,
     MIN_PAIRS,
     PairedDecision,
     decide,
@@ -49,13 +51,31 @@ def test_a_change_is_found_with_its_sign(change: float, outcome: str) -> None:
     assert decision.outcome == outcome
     assert decision.interval[0] < change < decision.interval[1]
     assert decision.change == pytest.approx(change, abs=0.01)
-    assert MIN_PAIRS <= decision.pairs <= 4
+    assert (MIN_PAIRS if outcome == "same" else MIN_CHANGED) <= decision.pairs <= 6
 
 
-def test_fewer_than_three_pairs_decide_nothing() -> None:
-    assert judge([1.0], [2.0]).outcome == "undecided"
-    assert judge([1.0, 1.0], [2.0, 2.0]).outcome == "undecided"
-    assert judge([1.0, 1.0, 1.0], [2.0, 2.0, 2.0]).outcome == "slower"
+def test_fewer_than_three_pairs_decide_nothing_and_fewer_than_five_no_change() -> None:
+    assert [judge([1.0] * pairs, [1.0] * pairs).outcome for pairs in (2, 3)] == ["undecided", "same"]
+    assert [judge([1.0] * pairs, [2.0] * pairs).outcome for pairs in (4, 5)] == ["undecided", "slower"]
+
+
+def test_a_change_is_one_that_nearly_all_pairs_show() -> None:
+    """On a machine with two speeds a few of them show a large one by chance, and the others none."""
+    a = [1.0, 1.001, 0.999, 1.002, 1.0, 0.998, 1.001, 1.0]
+    slower = [1.1 * cost for cost in reversed(a)]
+    one_missing = [*slower[:4], a[4], *slower[5:]]
+    assert judge(a[:7], slower[:7]).outcome == "slower"
+    assert judge(a[:7], one_missing[:7]).outcome == "undecided"
+    assert judge(a, one_missing).outcome == "slower"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "missing", "is_shown"),
+    [(4, 0, False), (5, 0, True), (7, 1, False), (8, 1, True), (9, 2, False), (10, 2, True), (12, 3, True)],
+)
+def test_how_many_pairs_need_not_show_a_change(pairs: int, missing: int, is_shown: bool) -> None:
+    toward = [0.003] * missing + [0.01] * (pairs - missing)
+    assert paired._is_shown_by_all(toward, 0.01) == is_shown
 
 
 def test_what_was_decided_stays_whatever_is_launched_for_another_metric() -> None:
@@ -184,9 +204,9 @@ def test_the_smallest_change_that_is_found_falls_with_the_pairs() -> None:
         ([], [], {}, "arm A: no launches"),
         ([1.0, 1.0], [1.0], {}, "2 launches of arm A and 1 of arm B"),
         ([1.0], [1.0], {"tolerance": 0.0}, r"tolerance is 0\.0, expected a fraction above 0"),
-        ([1.0], [1.0], {"max_pairs": 2}, "max_pairs is 2, expected 3 to 12"),
-        ([1.0], [1.0], {"max_pairs": 13}, "max_pairs is 13, expected 3 to 12"),
-        ([1.0] * 4, [1.0] * 4, {"max_pairs": 3}, "4 pairs, more than max_pairs 3"),
+        ([1.0], [1.0], {"max_pairs": 4}, "max_pairs is 4, expected 5 to 12"),
+        ([1.0], [1.0], {"max_pairs": 13}, "max_pairs is 13, expected 5 to 12"),
+        ([1.0] * 6, [1.0] * 6, {"max_pairs": 5}, "6 pairs, more than max_pairs 5"),
     ],
 )
 def test_what_cannot_be_judged_is_named(

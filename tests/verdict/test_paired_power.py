@@ -19,7 +19,7 @@ def test_without_scatter_each_change_has_one_outcome(monkeypatch: pytest.MonkeyP
     faster, same, slower = table.rows
     assert (faster.faster, same.same, slower.slower) == (1, 1, 1)
     assert (faster.slower, slower.inconclusive) == (0, 0)
-    assert [row.mean_pairs for row in table.rows] == [3, 3, 3]
+    assert [row.mean_pairs for row in table.rows] == [5, 3, 5]
     assert table.minimum_detectable < 0.01
 
 
@@ -49,7 +49,7 @@ def test_a_machine_that_drifts_has_slower_and_faster_times(monkeypatch: pytest.M
 
 
 def test_the_effect_is_that_of_arm_b() -> None:
-    logs = [0.0, 0.1, 0.1, 0.0, 0.0, 0.1] + [0.0] * 18
+    logs = [0.0, 0.1, 0.1, 0.0] * 6
     assert judge_day(logs, change=0, tolerance=0.03).change == pytest.approx(math.expm1(0.1))
     assert judge_day([0.0] * 24, change=0.2, tolerance=0.03).change == pytest.approx(0.2)
 
@@ -83,6 +83,16 @@ def test_false_alarms_are_as_few_without_drift_and_with_much(drift: float) -> No
     assert row.slower + row.faster <= 0.005
 
 
+@pytest.mark.simulation
+@pytest.mark.parametrize(("sigma", "two_speeds"), [(0.005, 0.05), (0.01, 0.1), (0.02, 0.15)])
+def test_a_machine_with_two_speeds_raises_few_false_alarms(sigma: float, two_speeds: float) -> None:
+    """Before most pairs had to show a change, 3 to 4.5 % of such comparisons called one."""
+    table = simulate(sigma=sigma, drift=0.0, changes=(0.0, 0.3), two_speeds=two_speeds, trials=4_000, seed=5)
+    none, large = table.row(0.0), table.row(0.3)
+    assert none.slower + none.faster <= 0.008
+    assert large.slower > 0.95
+
+
 def test_equal_seeds_give_equal_tables() -> None:
     first = simulate(sigma=0.01, changes=(0.03,), trials=30, seed=7)
     assert simulate(sigma=0.01, changes=(0.03,), trials=30, seed=7) == first
@@ -90,10 +100,10 @@ def test_equal_seeds_give_equal_tables() -> None:
 
 
 def test_the_shares_of_a_row_add_up_to_one() -> None:
-    row = simulate(sigma=0.03, changes=(0.0,), max_pairs=4, trials=30).row(0.0)
+    row = simulate(sigma=0.03, changes=(0.0,), max_pairs=5, trials=30).row(0.0)
     assert row.slower + row.faster + row.same + row.inconclusive == pytest.approx(1)
     assert row.inconclusive > 0
-    assert 3 <= row.mean_pairs <= 4
+    assert 3 <= row.mean_pairs <= 5
 
 
 def test_what_cannot_be_simulated_is_named() -> None:

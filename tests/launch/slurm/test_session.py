@@ -119,7 +119,7 @@ def test_both_arms_of_a_comparison_are_launched_on_all_nodes(allocation: Allocat
     python, seen = project / "python", project / "seen"
     python.write_text(f'#!/bin/sh\necho "$SLURM_NODEID $LEVEL" >> {seen}\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    options = ("-k", "fake and 2x1", "--perf-against=./python LEVEL=high", "--perf-max-pairs=3")
+    options = ("-k", "fake and 2x1", "--perf-against=./python LEVEL=high", "--perf-max-pairs=5")
     with start(project, *options) as session:
         out, _ = session.communicate()
     (results,) = (project / ".perfsuite").glob("compare/*/results.json")
