@@ -93,10 +93,10 @@ def make_result(
 DISTURBED = Health(samples=40, seconds=10, steps=25, foreign_cpu=0.6)
 
 
-def make_compared(speed: float = 0.7, pairs: int = 3, **changes: Any) -> Measurement:
+def make_compared(speed: float = 0.7, pairs: int = 5, **changes: Any) -> Measurement:
     """Pairs of launches of two arms, of which B has this speed beside A."""
-    a = [now(tokens_per_s=98_765 * usual) for usual in (1.0, 1.001, 0.999, 1.002)[:pairs]]
-    b = [now(tokens_per_s=98_765 * speed * usual) for usual in (1.001, 0.999, 1.0, 0.998)[:pairs]]
+    a = [now(tokens_per_s=98_765 * usual) for usual in (1.0, 1.001, 0.999, 1.002, 1.0)[:pairs]]
+    b = [now(tokens_per_s=98_765 * speed * usual) for usual in (1.001, 0.999, 1.0, 0.998, 1.001)[:pairs]]
     compared = make_result(*b, verdict=judge_pairs(a, b), **changes)
     return compared.replace(before=tuple(a))
 

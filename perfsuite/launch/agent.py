@@ -68,8 +68,9 @@ POLL_S = 0.05
 """Seconds between two looks at the ranks."""
 GRACE_S = 5
 """Seconds in which the other ranks may end by themselves, and say why, when one has failed."""
-PEERS_S = 5
-"""Seconds that a node which ends the job waits for the nodes that have not written their stacks yet."""
+PEERS_S = 12
+"""Seconds that a node which ends the job waits for what the others write: stacks, or how their ranks ended
+(`GRACE_S`), and their health."""
 
 P = TypeVar("P", BaseProcess, subprocess.Popen[bytes])
 
@@ -133,7 +134,7 @@ def _watched(place: Place) -> list[Failure]:
         try:
             stacks.ask(place.run_dir, marked(os.environ.get(JOB_MARK, "")), place.node)
             write()
-            _wait_for_peers(place)
+            _wait_for_peers(place)  # ranks whose peers are killed end before they write their stacks
         finally:
             _end("the driver ends the job", 0)  # by another status srun would end nodes that still write
 
@@ -141,16 +142,23 @@ def _watched(place: Place) -> list[Failure]:
     watch.begin()
     try:
         failures = _launch(place)
+    except Exception as error:
+        where = f"{socket.gethostname()}: " if place.nodes > 1 else ""
+        message = f"{where}{type(error).__name__}: {error}"
+        write([Failure(kind="error", message=message, at=time.time())])
+        raise
     finally:
         ending.acquire()
     write(failures)
+    if failures:
+        _wait_for_peers(place)  # srun ends the others as soon as one agent ends with an error
     return failures
 
 
 def _wait_for_peers(place: Place) -> None:
-    """Wait until every node has written its stacks: ranks whose peers are killed end before they can."""
+    """Wait until the agent of every node has written how its part of the job ended."""
     until = time.monotonic() + PEERS_S
-    while len(place.run_dir.all_launches()) < place.nodes and time.monotonic() < until:
+    while len(place.run_dir.all_launches(place.nodes)) < place.nodes and time.monotonic() < until:
         time.sleep(POLL_S)
 
 
@@ -200,9 +208,12 @@ def _end_the_job(number: int, frame: Any) -> NoReturn:
 
 def _end(why: str, status: int = 1) -> NoReturn:
     """End the job on this node from any thread, and tell why in the log."""
-    print(f"perfsuite: {why}", flush=True)
-    _sweep()
-    os._exit(status)
+    try:
+        with contextlib.suppress(OSError):  # the disk of the log may be full
+            print(f"perfsuite: {why}", flush=True)
+        _sweep()
+    finally:
+        os._exit(status)
 
 
 def _model_code(request: CaseFile) -> dict[str, str]:

@@ -28,8 +28,8 @@ POLL_S = 0.05
 """Seconds between two looks at whether the command has ended and how many steps are made."""
 REPORTS_S = 1.0
 """Seconds between two listings of the directory, to see which ranks have reported."""
-END_S = 20.0
-"""Seconds in which agents that were told to end the job do so: stacks, NVML, slow nodes take up to 5 each."""
+END_S = 30.0
+"""Seconds in which agents that were told to end the job do so: stacks take up to 5, NVML 5, peers 12."""
 NCCL_HEARTBEAT_S = 480
 """torch's default of TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC."""
 
@@ -57,9 +57,12 @@ def started(
             cwd=directory,
             start_new_session=True,
         )
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError), process.stdin:
+    try:
         yield process
+    finally:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
 
 
 def drive(job: Job, process: subprocess.Popen[bytes], on_progress: OnProgress) -> Failure | None:
@@ -109,6 +112,7 @@ def prepare(run_dir: RunDir) -> None:
     """
     documents.write_text(run_dir.endpoint, "")
     documents.write_text(run_dir.lease, text_of(0, "go"))
+    documents.write_text(run_dir.progress, "")
 
 
 def environment(job: Job) -> dict[str, str]:

@@ -71,13 +71,14 @@ def collect(
         inject=request.inject,
     )
     try:
-        agents = [documents.read(file, LaunchFile) for file in run_dir.all_launches()]
-        bare = with_nodes(bare, agents)
+        agents = _agents(run_dir, request.case)
         reports = _reports(run_dir, request.case)
     except FileError as error:
         unread = Failure(kind="missing_report", message=str(error))
         return bare.replace(failure=unread if failure is None else with_log(failure, run_dir))
-    ended = [each for agent in agents for each in agent.failures]
+    per_node = request.case.topology.processes_per_node
+    bare = with_nodes(bare, agents, {rank // per_node: report.host for rank, report in reports.items()})
+    ended = [each for agent in agents.values() for each in agent.failures]
     cause = _cause(reports, ended, run_dir, request.case, failure)
     if cause is not None:
         return bare.replace(failure=cause)
@@ -121,11 +122,17 @@ def collect_profile(run_dir: RunDir, failure: Failure | None) -> LaunchProfile:
             {rank: each.profile for rank, each in enumerate(found)}, method=found[0].method
         )
     reports = _reports(run_dir, case)
-    ended = [each for file in run_dir.all_launches() for each in documents.read(file, LaunchFile).failures]
+    ended = [each for agent in _agents(run_dir, case).values() for each in agent.failures]
     if (cause := _cause(reports, ended, run_dir, case, failure) or failure) is not None:
         raise ReportError(f"{cause.kind}: {cause.message}")
     notes = list(dict.fromkeys(note for report in reports.values() for note in report.notes))
     raise ReportError("; ".join(notes) or "no rank wrote a profile")
+
+
+def _agents(run_dir: RunDir, case: Case) -> dict[int, LaunchFile]:
+    """What the agents wrote, by the number of their node. Raises `FileError` for a bad file."""
+    files = run_dir.all_launches(case.topology.nodes)
+    return {node: documents.read(file, LaunchFile) for node, file in files.items()}
 
 
 def _reports(run_dir: RunDir, case: Case) -> dict[int, RankReport]:

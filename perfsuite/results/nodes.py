@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from perfsuite.results.run import Health, LaunchFile, Node, Run
 
@@ -12,18 +12,27 @@ BY_CHANCE = 0.05
 """Largest probability that a node which is named as a suspect was slowest so often by chance."""
 
 
-def with_nodes(run: Run, agents: Sequence[LaunchFile]) -> Run:
-    """Return the run with the health of its machines, as their agents saw it, in the order of the nodes."""
-    if run.case.topology.nodes == 1:
+def with_nodes(run: Run, agents: Mapping[int, LaunchFile], hosts: Mapping[int, str]) -> Run:
+    """Return the run with the health of its machines, as their agents saw it, in the order of the nodes.
+
+    `agents` and `hosts` are by the number of the node: what its agent wrote, and its name by its ranks.
+    """
+    count = run.case.topology.nodes
+    if count == 1:
         return run.replace(health=agents[0].health if agents else None)
-    nodes = tuple(Node(name=agent.host, health=agent.health) for agent in agents)
+    nodes = tuple(
+        Node(name=agents[number].host, health=agents[number].health)
+        if number in agents
+        else Node(name=hosts.get(number, f"node {number}"))
+        for number in range(count)
+    )
     return run.replace(nodes=nodes, health=worst(nodes))
 
 
 def worst(nodes: Sequence[Node]) -> Health | None:
     """Return one health for all nodes: of each reading that tells trouble, the worst; None if none has any.
 
-    GPUs of all nodes stand in it by the name of their node.
+    GPUs of all nodes stand in it by the name of their node. A node without a reading is noted.
     """
     seen = {node.name: node.health for node in nodes if node.health is not None}
     if not seen:
@@ -42,7 +51,10 @@ def worst(nodes: Sequence[Node]) -> Health | None:
         steal=_of(max, (health.steal for health in healths)),
         load_average=_of(max, (health.load_average for health in healths)),
         cpu_pressure=_of(max, (health.cpu_pressure for health in healths)),
-        notes=tuple(f"{name}: {note}" for name, health in seen.items() for note in health.notes),
+        notes=(
+            *(f"{name}: {note}" for name, health in seen.items() for note in health.notes),
+            *(f"{node.name}: its health is unknown" for node in nodes if node.health is None),
+        ),
     )
 
 

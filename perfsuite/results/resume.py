@@ -15,9 +15,11 @@ from perfsuite.results.session_file import Measurement, Part, SessionFile
 from perfsuite.results.store import SessionDir, Store
 
 OUTCOMES_OF_THE_MACHINE: frozenset[Outcome] = frozenset({"unhealthy", "undecided"})
-FAILURES_OF_THE_MACHINE: frozenset[FailureKind] = frozenset({"error", "missing_report", "no_baseline"})
-"""A file that cannot be written, a launcher that was killed, a baseline that may be there by now: nothing
-says that the code failed."""
+FAILURES_OF_THE_MACHINE: frozenset[FailureKind] = frozenset(
+    {"cancelled", "error", "missing_report", "no_baseline"}
+)
+"""A step that somebody cancelled, a file that cannot be written, a launcher that was killed, a baseline that
+may be there by now: nothing says that the code failed."""
 MOST_DIFFERENCES = 5
 """Differences between two sessions that are told."""
 
@@ -81,7 +83,8 @@ def _told(session: SessionFile) -> dict[str, str]:
 def is_decided(result: Measurement) -> bool:
     """Return whether a case keeps its verdict when its session goes on.
 
-    Not one that says nothing of the code: of an unhealthy machine, of an error, of a report that is missing.
+    Not one that says nothing of the code: of an unhealthy machine, a cancelled step, an error, a report that
+    is missing.
     """
     return (
         result.outcome not in OUTCOMES_OF_THE_MACHINE

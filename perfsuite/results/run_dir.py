@@ -65,9 +65,12 @@ class RunDir:
         """`LaunchFile`, by the agent of that node."""
         return self.path / f"launch-{node}.json"
 
-    def all_launches(self) -> list[Path]:
-        """The `launch` of every node that has one, by the number of the node."""
-        return _by_number(self.path.glob("launch-*.json"))
+    def all_launches(self, nodes: int) -> dict[int, Path]:
+        """The `launch` of each of so many nodes that has one, by the number of the node.
+
+        Each is asked for by its name: on NFS a listing of the directory may be some seconds old.
+        """
+        return {node: self.launch(node) for node in range(nodes) if self.launch(node).exists()}
 
     def agent_log(self, node: int) -> Path:
         """What the agent of that node wrote to stdout and stderr."""

@@ -67,7 +67,7 @@ _Z_CHANGE = 2.6  # slower, faster
 _Z_KEPT = 2.6  # the same without the pair that is most in favour of it
 _Z_SAME = 2.3  # same
 _Z_HOPELESS = 2.5  # stop if only a shift of the mean by more than this would still decide
-_Z_POWER = 2.8  # 1.645 for a power of 95 %, the rest for clipping and early looks
+_Z_POWER = 3.0  # 1.645 for a power of 95 %, the rest for clipping and early looks
 _SHOWN = 0.4  # of the change, by a pair that shows it
 
 
@@ -148,7 +148,7 @@ def minimum_detectable_difference(pair_sigma: float, max_pairs: int = MAX_PAIRS)
     """Return the smallest change that is found 95 times in 100, relative: 0.03 is 3 %.
 
     `pair_sigma` is the standard deviation of log(B / A) between pairs: sqrt(2) times that between launches,
-    where the machine does not drift. The formula (T + 2.6) sigma / sqrt(N), T the quantile of Student's t
+    where the machine does not drift. The formula (T + 3.0) sigma / sqrt(N), T the quantile of Student's t
     that calls a change, is up to 10 % optimistic from 8 pairs on; below, it depends on single disturbed
     launches.
     """

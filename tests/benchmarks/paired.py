@@ -19,7 +19,13 @@ from perfsuite.verdict.paired_power import days, judge_day
 from perfsuite.verdict.sequential import MAX_LAUNCHES, Noise, decide, pooled_noise
 
 SIGMA, TOLERANCE = 0.01, 0.03
-DRIFTS = (0.0, 0.02, 0.05)
+MACHINES = {
+    "none": (0.0, 0.0),
+    "2 %": (0.02, 0.0),
+    "5 %": (0.05, 0.0),
+    "none, two speeds": (0.0, 0.10),
+}
+"""The drift of each machine, and by how much the slower launches of one with two speeds are slower."""
 CHANGES = (0.0, 0.01, 0.02, 0.03)
 BASE = 5
 """Launches of arm A before those of arm B."""
@@ -72,10 +78,11 @@ def main() -> None:
     print(f"noise {SIGMA:.0%}, tolerance {TOLERANCE:.0%}, {trials} days for each row\n")
     print("| drift | way | false alarms | finds 1 % | 2 % | 3 % | launches, unchanged / 3 % |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
-    for drift in DRIFTS:
-        today = list(days(SIGMA, drift, 2 * MAX_PAIRS, trials=trials, seed=11))
+    for machine, (drift, two_speeds) in MACHINES.items():
+        today = list(days(SIGMA, drift, 2 * MAX_PAIRS, two_speeds=two_speeds, trials=trials, seed=11))
         others = [
-            [math.exp(log) for log in logs] for logs in days(SIGMA, drift, 5, trials=3 * trials, seed=12)
+            [math.exp(log) for log in logs]
+            for logs in days(SIGMA, drift, 5, two_speeds=two_speeds, trials=3 * trials, seed=12)
         ]
         known = [pooled_noise(others[3 * trial : 3 * trial + 3]) for trial in range(trials)]
         for way in (paired, unpaired, base_first):
@@ -86,7 +93,7 @@ def main() -> None:
             false = sum(outcome != "neither" for outcome, _ in found[0.0]) / trials
             power = [sum(each == "slower" for each, _ in found[change]) / trials for change in CHANGES[1:]]
             used = [sum(launches for _, launches in found[change]) / trials for change in (0.0, 0.03)]
-            cells = [f"{drift:.0%}", way.__name__.replace("_", " "), f"{100 * false:.2f} %"]
+            cells = [machine, way.__name__.replace("_", " "), f"{100 * false:.2f} %"]
             cells += [*(f"{100 * share:.0f} %" for share in power), f"{used[0]:.1f} / {used[1]:.1f}"]
             print(f"| {' | '.join(cells)} |", flush=True)
 

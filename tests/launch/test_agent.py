@@ -15,11 +15,13 @@ import pytest
 from perfsuite import documents
 from perfsuite.case.case import CaseFile, LoRA, Topology
 from perfsuite.case.model import Model
+from perfsuite.errors import LaunchError
 from perfsuite.frameworks.base import Command
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.script import Script
 from perfsuite.launch import agent
 from perfsuite.launch.agent import Place
+from perfsuite.launch.lease import Lease
 from perfsuite.launch.processes import JOB_MARK
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import LaunchFile
@@ -301,6 +303,64 @@ def test_an_agent_that_is_told_to_end_ends_well_however_long_its_ranks_take_to_d
     assert ended.wait(20)
     assert (codes, returned) == ([0], [])
     assert documents.read(place.run_dir.launch(0), LaunchFile).failures == ()
+
+
+def watched(place: Place, monkeypatch: pytest.MonkeyPatch, ended: Exception | list[Failure]) -> list[int]:
+    """Run `_watched` where the launch ends so. Returns how many failures were on disk when it waited."""
+    seen: list[int] = []
+
+    def launch(place: Place) -> list[Failure]:
+        if isinstance(ended, Exception):
+            raise ended
+        return ended
+
+    def wait(place: Place) -> None:
+        seen.append(len(documents.read(place.run_dir.launch(place.node), LaunchFile).failures))
+
+    monkeypatch.setattr(Lease, "hold", lambda self: None)
+    monkeypatch.setattr(agent, "_launch", launch)
+    monkeypatch.setattr(agent, "_wait_for_peers", wait)
+    agent._watched(place)
+    return seen
+
+
+def test_an_agent_whose_ranks_failed_lets_the_others_write_before_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At its exit status srun ends them, and what they saw of the cause would be lost."""
+    place = Place(RunDir(tmp_path), CaseFile(case=SCRIPT, device="cpu"))
+    crash = Failure(kind="crash", message="exit code -9 (SIGKILL)", rank=0, at=1.0)
+    assert watched(place, monkeypatch, [crash]) == [1]
+    assert watched(place, monkeypatch, []) == []
+
+
+@pytest.mark.parametrize(("nodes", "where"), [(1, ""), (2, f"{socket.gethostname()}: ")])
+def test_what_stops_an_agent_is_a_failure_of_the_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, where: str
+) -> None:
+    case = SCRIPT.replace(topology=Topology(nodes=nodes, processes_per_node=1))
+    place = Place(RunDir(tmp_path), CaseFile(case=case, device="cpu"))
+    with pytest.raises(LaunchError):
+        watched(place, monkeypatch, LaunchError("node 0 has not told"))
+    (failure,) = documents.read(place.run_dir.launch(0), LaunchFile).failures
+    assert (failure.kind, failure.message) == ("error", f"{where}LaunchError: node 0 has not told")
+
+
+def test_an_agent_ends_though_it_cannot_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def print_(*words: str, flush: bool) -> None:
+        raise OSError("no space left on the disk of the log")
+
+    def sweep() -> None:
+        ended.append("swept")
+        raise LaunchError("a process cannot be killed")
+
+    ended: list[Any] = []
+    monkeypatch.setattr("builtins.print", print_)
+    monkeypatch.setattr(agent, "_sweep", sweep)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    with pytest.raises(LaunchError):
+        agent._end("the driver is gone")
+    assert ended == ["swept", 1]
 
 
 @pytest.mark.parametrize(("after", "waited"), [(0, 0), (3, 3 * agent.POLL_S), (float("inf"), agent.PEERS_S)])

@@ -385,7 +385,7 @@ def test_a_comparison_of_arms_is_explained_by_its_pairs() -> None:
     result = make_compared()
     verdict = result.verdict.replace(changed=("torch: 2.13.0 -> 2.14.0",))
     said = explanation(result.replace(verdict=verdict))
-    assert f"{result.case_id}: regressed after 3 pairs of launches" in said
+    assert f"{result.case_id}: regressed after 5 pairs of launches" in said
     assert "tokens/s: 69,136, arm A 98,765: " in said
     assert "not as in arm A: torch: 2.13.0 -> 2.14.0" in said
     assert "baseline" not in said

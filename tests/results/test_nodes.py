@@ -29,10 +29,19 @@ def slowed_by(*ranks: int, names: tuple[str, ...] = ("n1", "n2")) -> list[Run]:
 
 
 def test_one_machine_has_no_nodes() -> None:
-    run = nodes.with_nodes(make_run(), [LaunchFile(host="here", health=health())])
+    run = nodes.with_nodes(make_run(), {0: LaunchFile(host="here", health=health())}, {})
     assert (run.nodes, run.health) == ((), health())
-    assert nodes.with_nodes(make_run(), []).health is None
+    assert nodes.with_nodes(make_run(), {}, {}).health is None
     assert nodes.node_of(run, 0) is None
+
+
+def test_a_node_whose_agent_wrote_nothing_keeps_its_place() -> None:
+    agents = {1: LaunchFile(host="n2", health=health())}
+    run = nodes.with_nodes(make_run(case=CASE), agents, {0: "n1", 1: "n2"})
+    assert [node.name for node in run.nodes] == ["n1", "n2"]
+    assert run.health == health(node="n2", notes=("n1: its health is unknown",))
+    assert nodes.node_of(run, 2) == "n2"
+    assert nodes.with_nodes(make_run(case=CASE), agents, {}).nodes[0].name == "node 0"
 
 
 def test_the_worst_of_the_nodes_is_judged_and_named() -> None:
@@ -40,7 +49,8 @@ def test_the_worst_of_the_nodes_is_judged_and_named() -> None:
     busy = health(seconds=4.0, foreign_cpu=0.6, steal=0.2, job_cpu=0.3, load_average=4.0)
     run = nodes.with_nodes(
         make_run(case=CASE),
-        [LaunchFile(host="n1", health=quiet), LaunchFile(host="n2", health=busy)],
+        {0: LaunchFile(host="n1", health=quiet), 1: LaunchFile(host="n2", health=busy)},
+        {},
     )
     assert [(node.name, node.health) for node in run.nodes] == [("n1", quiet), ("n2", busy)]
     assert run.health == health(

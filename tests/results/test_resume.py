@@ -74,6 +74,7 @@ def test_outside_of_git_and_after_an_earlier_perfsuite_nothing_goes_on() -> None
         ("failed", "loss", True),
         ("failed", "mismatch", True),
         ("failed", "missing_metric", True),
+        ("failed", "cancelled", False),
         ("failed", "error", False),
         ("failed", "missing_report", False),
         ("failed", "no_baseline", False),

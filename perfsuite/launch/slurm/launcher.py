@@ -18,10 +18,10 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from perfsuite import documents
 from perfsuite.case.hardware import AllocatedNode, Allocation, Machine
@@ -52,6 +52,7 @@ SHORTEST_S = 60.0
 """Seconds that a launch takes at the least, as long as no launch has told how long one takes."""
 ENDED_BY_SLURM = re.compile(r"\*\*\* (STEP|JOB) .*? \*\*\*")
 """What slurmstepd writes when a step is cancelled, out of time, or has lost a node: not always."""
+T = TypeVar("T")
 FIRST_WORD = re.compile(r"^srun: (?:error: (?P<task>\S+: tasks? .*)|Job step aborted)", re.MULTILINE)
 
 
@@ -69,6 +70,7 @@ class SlurmLauncher:
             )
         self.job_id = job_id
         self._longest_s = 0.0
+        self._left_over: str | None = None
 
     @cached_property
     def nodes(self) -> tuple[str, ...]:
@@ -132,6 +134,8 @@ class SlurmLauncher:
     def launch(self, job: Job, on_progress: OnProgress = no_progress) -> Failure | None:
         """Run a job to its end on the first nodes of the allocation. See `Launcher.launch`."""
         self._refuse_if_over(job.case.timeout_s)
+        if self._left_over is not None:
+            self._end_step(self._left_over)
         mark = f"perfsuite-{uuid.uuid4().hex}"
         began = time.monotonic()
         nodes = job.case.topology.nodes
@@ -150,12 +154,12 @@ class SlurmLauncher:
             try:
                 failure = drive(job, srun, on_progress)
             finally:
-                self._end(srun, mark)
-        if len(job.run_dir.all_ranks()) < job.case.topology.world_size:  # else it is measured all the same
+                self._end(job, srun, mark)
+        if not _has_reported(job):  # else it is measured all the same
             self._refuse_if_over()
         self._longest_s = max(self._longest_s, time.monotonic() - began)
         if failure is None and srun.returncode:
-            failure = said_by_slurm(job.run_dir)
+            failure = said_by_slurm(job.run_dir, nodes)
         return failure
 
     def _srun(self, nodes: int, name: str) -> list[str]:
@@ -179,11 +183,13 @@ class SlurmLauncher:
     def _refuse_if_over(self, most_s: float | None = None) -> None:
         """Raise `AllocationOverError` if the allocation is over, or ends before a launch would."""
         until = time.monotonic() + END_S
-        while (job := commands.job(self.job_id)).is_completing and time.monotonic() < until:
-            time.sleep(POLL_S)  # its last state says why
+        job = _patiently(until, commands.job, self.job_id)
+        while job.is_completing and time.monotonic() < until:  # its last state says why
+            time.sleep(POLL_S)
+            job = _patiently(until, commands.job, self.job_id)
         if job.is_over:
             raise AllocationOverError(f"the Slurm job {self.job_id} is over: {job.why_over}")
-        if most_s is None or (left_s := commands.seconds_left(self.job_id)) is None:
+        if most_s is None or (left_s := _patiently(until, commands.seconds_left, self.job_id)) is None:
             return
         needed_s = min(most_s, max(SHORTEST_S, 2 * self._longest_s))
         if left_s < needed_s:
@@ -191,40 +197,63 @@ class SlurmLauncher:
                 f"the Slurm job {self.job_id} ends in {left_s} s, and a launch may take {needed_s:.0f} s"
             )
 
-    def _end(self, srun: subprocess.Popen[bytes], mark: str) -> None:
-        """End the step on every node. Raises `LaunchError` if Slurm still knows of it after `END_S`."""
+    def _end(self, job: Job, srun: subprocess.Popen[bytes], mark: str) -> None:
+        """End the job's step and its `srun`. Raises as `_end_step`, but not for a job that is measured: then
+        the next launch does.
+        """
         assert srun.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            srun.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            srun.wait(5)
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                srun.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                srun.wait(5)
+            self._end_step(mark)
+        except (LaunchError, SlurmError):
+            self._left_over = mark
+            if not _has_reported(job):
+                self._refuse_if_over()  # a node that is lost may keep its step
+                raise
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(srun.pid, signal.SIGKILL)
+            srun.wait()
+
+    def _end_step(self, mark: str) -> None:
+        """End a step on every node. Raises `LaunchError` if Slurm still knows of it after `END_S`, and
+        `SlurmError` if it does not answer.
+        """
         until = time.monotonic() + END_S
-        while left := self._cancelled(mark, until):
+        while left := _patiently(until, self._cancelled, mark):
             if time.monotonic() > until:
                 raise LaunchError(
                     f"Slurm does not end step {', '.join(left)} within {END_S:.0f} s: whatever is measured "
                     "next would share the nodes with it; look at its nodes (scontrol show step)"
                 )
             time.sleep(POLL_S)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(srun.pid, signal.SIGKILL)
-        srun.wait()
+        self._left_over = None
 
-    def _cancelled(self, mark: str, until: float) -> list[str]:
-        """Cancel what is left of the steps of this name. Returns them.
+    def _cancelled(self, mark: str) -> list[str]:
+        """Cancel what is left of the steps of this name. Returns them."""
+        left = commands.steps(self.job_id, mark)
+        for step in left:
+            commands.cancel(step, signal="KILL")
+        return left
 
-        Slurm's controller may be busy and not answer: `SlurmError` is raised only after the time `until`.
-        """
-        while True:
-            try:
-                left = commands.steps(self.job_id, mark)
-                for step in left:
-                    commands.cancel(step, signal="KILL")
-                return left
-            except SlurmError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(POLL_S)
+
+def _patiently(until: float, ask: Callable[[str], T], about: str) -> T:
+    """Return what Slurm answers. Its controller may be busy: `SlurmError` is raised only after `until`."""
+    while True:
+        try:
+            return ask(about)
+        except SlurmError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(POLL_S)
+
+
+def _has_reported(job: Job) -> bool:
+    """Whether every rank of the job has written its report."""
+    return len(job.run_dir.all_ranks()) == job.case.topology.world_size
 
 
 def alike(told: Sequence[Described]) -> Machine:
@@ -244,13 +273,13 @@ def alike(told: Sequence[Described]) -> Machine:
     return first
 
 
-def said_by_slurm(run_dir: RunDir) -> Failure | None:
+def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
     """Return what Slurm says of the end of a step; None if an agent says why its ranks ended.
 
     `srun` first says either that the step is aborted, by somebody, a time limit or a lost node, or which task
     ended badly: that task is an agent, and `srun` itself then ends the others (`--kill-on-bad-exit`).
     """
-    if any(failure for file in run_dir.all_launches() for failure in _failures(file)):
+    if any(failure for file in run_dir.all_launches(nodes).values() for failure in _failures(file)):
         return None
     said = run_dir.scheduler_log.read_text(errors="replace")
     first = FIRST_WORD.search(said)

@@ -16,7 +16,7 @@ from perfsuite import DDP, FSDP2, Case, Fake, Model, Script, Topology, documents
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import AllocationOverError, MachineError, SlurmError
 from perfsuite.launch import hang
-from perfsuite.launch.base import OnProgress, no_progress
+from perfsuite.launch.base import Job, OnProgress, no_progress
 from perfsuite.launch.slurm import commands
 from perfsuite.launch.slurm import launcher as launching
 from perfsuite.launch.slurm.describe import Described
@@ -314,8 +314,8 @@ def test_what_was_measured_is_kept_though_the_allocation_is_over(
 ) -> None:
     ends = launching.SlurmLauncher._end
 
-    def end(self: SlurmLauncher, srun: subprocess.Popen[bytes], mark: str) -> None:
-        ends(self, srun, mark)
+    def end(self: SlurmLauncher, job: Job, srun: subprocess.Popen[bytes], mark: str) -> None:
+        ends(self, job, srun, mark)
         allocation.cluster.run("scancel", allocation.job_id)
 
     monkeypatch.setattr(SlurmLauncher, "_end", end)
@@ -338,10 +338,27 @@ def test_a_controller_that_is_busy_is_asked_again(
     monkeypatch.setattr(commands, "steps", steps)
     assert launched(FAKE, tmp_path).failure is None
     assert len(answers) == 8
-    answers[:] = [SlurmError("still busy")] * 99
-    monkeypatch.setattr(launching, "END_S", 0.5)
-    with pytest.raises(SlurmError, match="still busy"):
-        launched(FAKE, tmp_path / "next")
+
+
+def test_a_launch_is_kept_though_its_step_does_not_end_and_the_next_one_waits_for_that(
+    allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def steps(job_id: str, name: str) -> list[str]:
+        asked.append(name)
+        raise SlurmError("still busy")
+
+    asked: list[str] = []
+    launcher = SlurmLauncher()
+    with monkeypatch.context() as patched:
+        patched.setattr(commands, "steps", steps)
+        patched.setattr(launching, "END_S", 0.5)
+        assert launch_once(FAKE, machine(), tmp_path / "kept", launcher=launcher).failure is None
+        with pytest.raises(SlurmError, match="still busy"):
+            launch_once(FAKE, machine(), tmp_path / "next", launcher=launcher)
+        assert len(set(asked)) == 1, "no step was begun beside it"
+        with pytest.raises(SlurmError, match="still busy"):
+            launched(FAKE, tmp_path / "failed", inject="exit")
+    assert launch_once(FAKE, machine(), tmp_path / "then", launcher=launcher).failure is None
 
 
 @pytest.mark.parametrize(
@@ -385,8 +402,8 @@ def test_what_slurm_says_first_is_the_cause(
     run_dir = RunDir(tmp_path)
     run_dir.scheduler_log.write_text(said)
     run_dir.agent_log(0).write_text(by_agent)
-    failure = launching.said_by_slurm(run_dir)
+    failure = launching.said_by_slurm(run_dir, 2)
     assert (failure and failure.kind, failure and failure.message) == (kind, message)
     told = LaunchFile(host="n2", failures=(Failure(kind="crash", message="exit code 1", rank=1),))
     documents.write(run_dir.launch(1), told)
-    assert launching.said_by_slurm(run_dir) is None, "the agent knows better"
+    assert launching.said_by_slurm(run_dir, 2) is None, "the agent knows better"
