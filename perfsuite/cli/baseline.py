@@ -127,7 +127,9 @@ def accept(
     case: CaseGlob = "*",
     baselines: BaselinesOption = BASELINES,
     store: StoreOption = STORE,
-    hardware_class: HardwareClass = None,
+    hardware_class: Annotated[
+        str | None, typer.Option("--hardware-class", help="This class alone, of all that were measured.")
+    ] = None,
     reason: Annotated[str | None, typer.Option(help="Why it may be slower or larger than before.")] = None,
     sessions: Annotated[
         int, typer.Option(help="Take the launches of so many sessions, the newest ones.", min=1)
@@ -138,12 +140,12 @@ def accept(
 ) -> None:
     """Accept measured runs as the reviewed baseline of their case, and say which files to commit.
 
-    Takes the healthy launches of the newest session that measured a case, at least 5. `--sessions 3` takes
-    also those of the two before, so that the baseline knows how much one day differs from another. Launches
-    whose settings differ from the newest one's are left out. What these launches counted is accepted with
-    them, and the profile that `--perf-explain` took in the newest session. `--counts` accepts what was
-    counted alone: one launch is enough, on whatever machine, healthy or not. Exit status 1 if a case was not
-    accepted.
+    Takes the healthy launches of the newest session that measured a case on a hardware class, at least 5.
+    `--sessions 3` takes also those of the two before, so that the baseline knows how much one day differs
+    from another. Launches whose settings differ from the newest one's are left out. What these launches
+    counted is accepted with them, and the profile that `--perf-explain` took in the newest session.
+    `--counts` accepts what was counted alone: one launch is enough, on whatever machine, healthy or not.
+    Exit status 1 if a case was not accepted.
     """
     local = Store(store)
     runs = _counted(local, case, sessions) if counts else _measured(local, hardware_class, case, sessions)
@@ -168,16 +170,18 @@ def accept(
 def _measured(
     store: Store, hardware_class: str | None, pattern: str, sessions: int
 ) -> dict[str, RunsBySession]:
-    """The launches of each case on a machine. Raises `FileError` if there are none."""
-    machine_class = hardware_class or detect().hardware_class
+    """The launches of each case on each hardware class, or on one. Raises `FileError` if there are none."""
 
-    def case_id(run: Run) -> str | None:
-        return run.case.id if run.machine.hardware_class == machine_class and not run.dry else None
+    def case_and_class(run: Run) -> str | None:
+        measured_on = run.machine.hardware_class
+        is_meant = not run.dry and hardware_class in (None, measured_on)
+        return f"{run.case.id} on {measured_on}" if is_meant else None
 
-    if runs := _runs(store, pattern, sessions, case_id):
+    if runs := _runs(store, pattern, sessions, case_and_class):
         return runs
+    where = "" if hardware_class is None else f" on {hardware_class}"
     raise FileError(
-        f"no measured run of a case matching {pattern!r} on {machine_class} in {store.sessions}. "
+        f"no measured run of a case matching {pattern!r}{where} in {store.sessions}. "
         f"Measure first: pytest bench_cases --perf-min-launches={MIN_ACCEPTED} -m ..."
     )
 

@@ -22,6 +22,10 @@ MIN_ACCEPTED = 5
 """Fewest healthy launches of a reviewed baseline."""
 
 
+SessionGroup = tuple[str | None, tuple[str, ...]]
+"""A session and a set of nodes."""
+
+
 class BaselineLaunch(Data):
     """One launch of a baseline."""
 
@@ -34,8 +38,13 @@ class BaselineLaunch(Data):
     session: str | None = None
     """The session that measured it. Launches without one count as launches of the same session."""
     nodes: tuple[str, ...] = ()
-    """The nodes that it ran on; none of a launch on one machine. A session has one set of nodes: what differs
-    between sets is part of the noise between sessions."""
+    """The nodes that it ran on; none of a launch on one machine."""
+
+    @property
+    def group(self) -> SessionGroup:
+        """Its session and nodes: a session that was resumed in another allocation has two sets of nodes. What
+        differs between such groups is the noise between sessions."""
+        return self.session, self.nodes
 
 
 class Acceptance(Data):
@@ -66,9 +75,9 @@ class Baseline(Document):
         return [value for value in values if value is not None]
 
     def session_sizes(self, figure: str) -> list[int]:
-        """How many launches of each session have a figure."""
+        """How many launches of each session and set of nodes have a figure."""
         launches = [launch for launch in self.launches if launch.figures.get(figure) is not None]
-        return list(Counter(launch.session for launch in launches).values())
+        return list(Counter(launch.group for launch in launches).values())
 
     def median(self, figure: str) -> float | None:
         """The median of a figure over the launches; None if no launch has it."""

@@ -36,7 +36,7 @@ def test_a_reviewed_file_that_cannot_be_read_refuses_its_own_case_alone(reposito
     broken.write_text("{")
     result = invoke("accept")
     assert result.exit_code == 1
-    assert f"not accepted: {CASE.id}: {broken}: not JSON" in result.stderr
+    assert f"not accepted: {CASE.id} on {MACHINE.hardware_class}: {broken}: not JSON" in result.stderr
     written = broken.with_name(f"{other.id}.json")
     assert f"written: {written}\nReview and commit: git add {written}\n" in result.stdout
     assert broken.read_text() == "{"
@@ -47,7 +47,7 @@ def test_what_cannot_be_written_is_not_accepted(repository: Path) -> None:
     Path("file").write_text("")
     result = invoke("accept", "--baselines", "file")
     assert result.exit_code == 1
-    assert f"not accepted: {CASE.id}: cannot write file/" in result.stderr
+    assert f"not accepted: {CASE.id} on {MACHINE.hardware_class}: cannot write file/" in result.stderr
 
 
 def test_what_looks_like_markup_is_shown_as_it_is(repository: Path) -> None:
@@ -80,6 +80,20 @@ def test_a_corrupt_run_is_said_and_left_out(repository: Path) -> None:
     assert "left out:" in result.output
     assert "launch-1/run.json: not JSON" in result.output
     assert len(accepted().launches) == 5
+
+
+def test_every_class_that_was_measured_is_accepted_or_the_one_that_is_named(repository: Path) -> None:
+    """As cases of one node and of two, whose class has the interconnect."""
+    nodes = MACHINE.replace(hardware_class=f"{MACHINE.hardware_class}-ib400", nodes=2)
+    measured("1", 5)
+    measured("2", 5, machine=nodes)
+    files = [REVIEWED.reviewed_file(each.hardware_class, CASE.id) for each in (MACHINE, nodes)]
+    assert invoke("accept", "--hardware-class", nodes.hardware_class).exit_code == 0
+    assert [file.exists() for file in files] == [False, True]
+    assert invoke("accept").exit_code == 0
+    assert [file.exists() for file in files] == [True, True]
+    missing = invoke("accept", "--hardware-class", "h100-80gb-sxm")
+    assert (missing.exit_code, "on h100-80gb-sxm in" in missing.stderr) == (2, True)
 
 
 def test_list_and_show(repository: Path) -> None:

@@ -15,6 +15,7 @@ from perfsuite.errors import CaseError
 from perfsuite.results import baseline
 from perfsuite.results.baseline import Acceptance, Baseline, loss_curve
 from perfsuite.results.rank_report import Flops, Observed
+from perfsuite.results.run import Node
 from perfsuite.results.store import BaselineStore
 from tests.samples import deterministic, make_case, make_figures, make_launches, make_run
 
@@ -85,6 +86,16 @@ def test_each_launch_may_say_its_session(tmp_path: Path) -> None:
     assert [launch.session for launch in held.launches] == ["a", "a", "b"]
     assert held.session_sizes("tokens_per_s") == [2, 1]
     assert held.session_sizes("mfu") == []
+
+
+def test_another_set_of_nodes_counts_as_another_session() -> None:
+    """As where a session was resumed in the next allocation."""
+    launches = [
+        run.replace(nodes=tuple(Node(name=name) for name in nodes))
+        for run, nodes in zip(make_launches(1, 1.01, 1.02), ("ab", "ab", "cd"), strict=True)
+    ]
+    made = baseline.from_runs(launches, sessions=["a"] * 3)
+    assert made.session_sizes("tokens_per_s") == [2, 1]
 
 
 def test_a_file_that_says_no_sessions_is_one(tmp_path: Path) -> None:
