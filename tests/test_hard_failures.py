@@ -117,7 +117,7 @@ def writer_of(log: Path) -> psutil.Process | None:
 @pytest.mark.fault("rank is killed")
 def test_a_rank_that_is_killed_is_the_cause_and_not_its_peer_that_lost_the_connection(tmp_path: Path) -> None:
     """Rank 1 sleeps at step 5, and rank 0 waits for it in a collective."""
-    listen = kill_once(lambda: writer_of(RunDir(tmp_path).rank_log(1)), from_step=2)
+    listen = kill_once(lambda: writer_of(RunDir(tmp_path).rank_log(1)), from_step=1)
     run = launch_once(FAKE.replace(framework=DDP()), detect(), tmp_path, inject="hang", on_progress=listen)
     failure = failure_of(run)
     assert (failure.kind, failure.rank, failure.message) == ("crash", 1, "exit code -9 (SIGKILL)")
@@ -139,7 +139,8 @@ def test_a_launcher_that_is_killed_is_the_cause(tmp_path: Path) -> None:
 
 
 STUCK_IN_FORWARD = """
-import time, torch
+import os, time, torch
+from pathlib import Path
 
 class Stuck(torch.nn.Linear):
     calls = 0
@@ -152,6 +153,9 @@ class Stuck(torch.nn.Linear):
 
 model = Stuck(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+Path(__file__).with_name("rank" + os.environ["RANK"]).touch()
+while len(list(Path(__file__).parent.glob("rank?"))) < 2:  # the time that is let pass begins with rank 0
+    time.sleep(0.01)
 while True:
     model(torch.ones(2)).sum().backward()
     optimizer.step()

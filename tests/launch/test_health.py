@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from perfsuite.launch import health
@@ -22,6 +23,7 @@ from perfsuite.results.run import DeviceHealth, Health
 from tests.launch.fake_nvml import CARD, GIB, OTHER, OWN, Clock, NotSupported, Nvml, NVMLError, using, watched
 from tests.launch.test_cpu import stat
 from tests.samples import make_gpu_machine, make_machine
+from tests.slurm_cluster import wait_until
 
 SPIN = "import time\nuntil = time.monotonic() + 20\nwhile time.monotonic() < until: pass"
 
@@ -383,7 +385,8 @@ def test_a_busy_process_beside_the_job_is_foreign(launcher_and_stranger: int) ->
     cores = len(os.sched_getaffinity(0))
     sampler = Sampler()
     sampler.begin(launcher_and_stranger)
-    time.sleep(0.3)  # until both spin
+    launcher = psutil.Process(launcher_and_stranger)
+    wait_until(lambda: sum(child.cpu_times().user for child in launcher.children()) > 0.1, "it to spin")
     began = time.monotonic()
     while (passed := time.monotonic() - began) < 1.2:
         sampler.sample(1 + int(passed / 0.4))

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,27 +49,33 @@ def pids(found: list[psutil.Process]) -> list[int]:
     return [process.pid for process in found]
 
 
-def test_only_the_living_of_one_job_are_found_and_killed(start: Started) -> None:
-    mine, zombie = start(**{JOB_MARK: "mine"}), start(**{JOB_MARK: "mine"})
-    others, strangers = start(**{JOB_MARK: "another"}), start()
-    assert pids(marked("mine")) == [mine.pid, zombie.pid]
+@pytest.fixture
+def mark() -> str:
+    """The mark of a job that no other test has."""
+    return uuid.uuid4().hex
+
+
+def test_only_the_living_of_one_job_are_found_and_killed(start: Started, mark: str) -> None:
+    mine, zombie = start(**{JOB_MARK: mark}), start(**{JOB_MARK: mark})
+    others, strangers = start(**{JOB_MARK: f"{mark}-2"}), start()
+    assert pids(marked(mark)) == [mine.pid, zombie.pid]
     zombie.kill()
     os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
-    assert pids(marked("mine")) == [mine.pid]
-    sweep("mine")
+    assert pids(marked(mark)) == [mine.pid]
+    sweep(mark)
     assert not psutil.pid_exists(mine.pid)
-    assert marked("mine") == []
+    assert marked(mark) == []
     assert (others.poll(), strangers.poll()) == (None, None)
-    assert pids(marked("another")) == [others.pid]
+    assert pids(marked(f"{mark}-2")) == [others.pid]
 
 
-def test_who_sweeps_does_not_kill_itself(start: Started) -> None:
+def test_who_sweeps_does_not_kill_itself(mark: str) -> None:
     code = (
-        "from perfsuite.launch.processes import marked, sweep; print(len(marked('mine')), end=' ')\n"
-        "sweep('mine'); print('lives')"
+        f"from perfsuite.launch.processes import marked, sweep; print(len(marked({mark!r})), end=' ')\n"
+        f"sweep({mark!r}); print('lives')"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, JOB_MARK: "mine"}, capture_output=True, check=True
+        [sys.executable, "-c", code], env={**os.environ, JOB_MARK: mark}, capture_output=True, check=True
     )
     assert done.stdout == b"0 lives\n"
 

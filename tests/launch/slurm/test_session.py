@@ -90,6 +90,7 @@ def test_what_an_allocation_left_is_measured_in_the_next_one(
         wait_until(
             lambda: len(list(store.glob("runs/*/*/launch-1/rank-*.log"))) == 3,
             "both ranks of the second case to run",
+            seconds=300,
         )
         allocation.cluster.run("scancel", allocation.job_id)
         out, _ = session.communicate()
