@@ -38,8 +38,8 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     help="Performance regression tests for distributed training.\n\nExit status: 0, or 1 for a finding (a "
-    "worsening, a fault that was not caught, a case that was not accepted), or 2 for an error; compare and "
-    "bisect end with 3 where they cannot tell.",
+    "worsening, a fault that was not caught, a case that was not accepted), or 2 for an error; compare, "
+    "bisect and selftest end with 3 where they cannot tell.",
     no_args_is_help=True,
     cls=_Commands,
 )

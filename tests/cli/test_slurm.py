@@ -140,12 +140,14 @@ def test_the_log_is_followed_while_the_job_runs(project: Path) -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.fault("job is refused")
 def test_what_slurm_refuses_is_told_in_its_words(project: Path) -> None:
     status, out, err = submit("--partition=short", "--time=5", "--", "-k", "good")
     assert (status, out) == (2, "")
     assert re.search(r"sbatch .*--time=5.*: sbatch: error: .*Requested time limit is invalid", err)
 
 
+@pytest.mark.fault("job never starts")
 def test_a_queue_that_never_starts_is_given_up(project: Path, cluster: Cluster) -> None:
     status, out, err = submit("--partition=closed", "--wait-start=3", "--", "-k", "good")
     assert (status, out) == (2, "")
@@ -200,6 +202,7 @@ def test_a_job_that_somebody_cancels_is_an_error(project: Path, cluster: Cluster
     assert "it waits" in log.read_text()
 
 
+@pytest.mark.fault("job reaches its time limit")
 def test_a_time_limit_is_an_error(project: Path, cluster: Cluster) -> None:
     """Slurm's shortest limit is a minute; this one is brought forward."""
     process, job = waiting_job(project, "--time=1")
