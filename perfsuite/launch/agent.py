@@ -44,7 +44,7 @@ from perfsuite.launch import rendezvous, stacks
 from perfsuite.launch.lease import Lease
 from perfsuite.launch.processes import JOB_MARK, marked, sweep
 from perfsuite.results.rank_report import Failure, RankReport
-from perfsuite.results.run import LaunchFile
+from perfsuite.results.run import Health, LaunchFile
 from perfsuite.results.run_dir import (
     ANCESTOR_PID,
     FILES,
@@ -68,9 +68,8 @@ POLL_S = 0.05
 """Seconds between two looks at the ranks."""
 GRACE_S = 5
 """Seconds in which the other ranks may end by themselves, and say why, when one has failed."""
-PEERS_S = 12
-"""Seconds that a node which ends the job waits for what the others write: stacks, or how their ranks ended
-(`GRACE_S`), and their health."""
+PEERS_S = 5
+"""Seconds that a node which ends the job waits for the nodes that have not written their stacks yet."""
 
 P = TypeVar("P", BaseProcess, subprocess.Popen[bytes])
 
@@ -126,15 +125,14 @@ def _watched(place: Place) -> list[Failure]:
     ending = threading.Lock()  # never given back by whoever ends the job: this thread, or that of the lease
 
     def write(failures: Sequence[Failure] = ()) -> None:
-        told = LaunchFile(host=socket.gethostname(), failures=tuple(failures), health=watch.finish())
-        documents.write(place.run_dir.launch(place.node), told)
+        _tell(place, failures, watch.finish())
 
     def end() -> None:
         ending.acquire()
         try:
             stacks.ask(place.run_dir, marked(os.environ.get(JOB_MARK, "")), place.node)
             write()
-            _wait_for_peers(place)  # ranks whose peers are killed end before they write their stacks
+            _wait_for_peers(place)
         finally:
             _end("the driver ends the job", 0)  # by another status srun would end nodes that still write
 
@@ -150,13 +148,17 @@ def _watched(place: Place) -> list[Failure]:
     finally:
         ending.acquire()
     write(failures)
-    if failures:
-        _wait_for_peers(place)  # srun ends the others as soon as one agent ends with an error
     return failures
 
 
+def _tell(place: Place, failures: Sequence[Failure], health: Health | None = None) -> None:
+    """Write how the ranks of this node ended, and how the node was."""
+    told = LaunchFile(host=socket.gethostname(), failures=tuple(failures), health=health)
+    documents.write(place.run_dir.launch(place.node), told)
+
+
 def _wait_for_peers(place: Place) -> None:
-    """Wait until the agent of every node has written how its part of the job ended."""
+    """Wait until every node has written its stacks: ranks whose peers are killed end before they can."""
     until = time.monotonic() + PEERS_S
     while len(place.run_dir.all_launches(place.nodes)) < place.nodes and time.monotonic() < until:
         time.sleep(POLL_S)
@@ -239,7 +241,7 @@ def _fork(place: Place, process: type[BaseProcess], meeting: Mapping[str, str]) 
     }
     for each in ranks.values():
         each.start()
-    return _wait(ranks, attrgetter("exitcode"), place.run_dir, _rank_ended)
+    return _wait(ranks, attrgetter("exitcode"), place, _rank_ended)
 
 
 def _run(command: Command, place: Place) -> list[Failure]:
@@ -267,7 +269,7 @@ def _run(command: Command, place: Place) -> list[Failure]:
             for rank in place.ranks
         }
         say = partial(_script_ended, place.request.case.total_steps)
-        return _wait(ranks, subprocess.Popen.poll, place.run_dir, say)
+        return _wait(ranks, subprocess.Popen.poll, place, say)
 
 
 def _run_once(command: Command, run_dir: RunDir, environment: Mapping[str, str]) -> list[Failure]:
@@ -334,16 +336,17 @@ def _rank(place: Place, rank: int) -> dict[str, str]:
 def _wait(
     ranks: Mapping[int, P],
     code_of: Callable[[P], int | None],
-    run_dir: RunDir,
+    place: Place,
     say: Callable[[int, bool], str | None],
 ) -> list[Failure]:
     """Wait until every rank has ended; once one has failed, no longer than `GRACE_S`.
 
     `code_of` gives a process's exit code once it has one. `say` tells how a rank failed, if it did, by that
-    code and by whether it left a report.
+    code and by whether it left a report. A failure is written at once: if the ranks of another node fail by
+    it, and that node's agent ends first, `srun` ends this one.
     """
-    running = dict(ranks)
-    failures = []
+    running, run_dir = dict(ranks), place.run_dir
+    failures: list[Failure] = []
     until = float("inf")
     while running and time.monotonic() < until:
         time.sleep(POLL_S)
@@ -353,6 +356,7 @@ def _wait(
             is_measured = _is_measured(run_dir, rank)
             if (message := say(code, run_dir.rank(rank).exists())) is not None:
                 failures.append(Failure(kind="crash", message=message, rank=rank, at=time.time()))
+                _tell(place, failures)
             if not is_measured:
                 until = min(until, time.monotonic() + GRACE_S)
     for process in running.values():

@@ -28,8 +28,8 @@ POLL_S = 0.05
 """Seconds between two looks at whether the command has ended and how many steps are made."""
 REPORTS_S = 1.0
 """Seconds between two listings of the directory, to see which ranks have reported."""
-END_S = 30.0
-"""Seconds in which agents that were told to end the job do so: stacks take up to 5, NVML 5, peers 12."""
+END_S = 20.0
+"""Seconds in which agents that were told to end the job do so: stacks, NVML, peers take up to 5 each."""
 NCCL_HEARTBEAT_S = 480
 """torch's default of TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC."""
 

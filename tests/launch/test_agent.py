@@ -8,7 +8,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -117,7 +117,7 @@ def passing(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def wait(run_dir: RunDir, *ranks: Process) -> list[Failure]:
     running: dict[int, Any] = dict(enumerate(ranks))
     say = partial(agent._script_ended, SCRIPT.total_steps)
-    return agent._wait(running, Process.poll, run_dir, say)
+    return agent._wait(running, Process.poll, Place(run_dir, CaseFile(case=SCRIPT, device="cpu")), say)
 
 
 def test_ranks_that_have_reported_may_take_their_time(tmp_path: Path, passing: list[float]) -> None:
@@ -140,6 +140,8 @@ def test_where_one_has_failed_the_others_have_some_seconds_to_say_why(
     assert [(failure.rank, failure.message) for failure in failures] == [
         (0, f"the script ended after 0 of {SCRIPT.total_steps} optimizer steps, with exit code 3")
     ]
+    written = documents.read(RunDir(tmp_path).launch(0), LaunchFile)
+    assert list(written.failures) == failures, "the agent of another node may end first, and srun this one"
 
 
 def test_who_ends_well_without_a_report_has_not_trained(tmp_path: Path, passing: list[float]) -> None:
@@ -305,43 +307,20 @@ def test_an_agent_that_is_told_to_end_ends_well_however_long_its_ranks_take_to_d
     assert documents.read(place.run_dir.launch(0), LaunchFile).failures == ()
 
 
-def watched(place: Place, monkeypatch: pytest.MonkeyPatch, ended: Exception | list[Failure]) -> list[int]:
-    """Run `_watched` where the launch ends so. Returns how many failures were on disk when it waited."""
-    seen: list[int] = []
-
-    def launch(place: Place) -> list[Failure]:
-        if isinstance(ended, Exception):
-            raise ended
-        return ended
-
-    def wait(place: Place) -> None:
-        seen.append(len(documents.read(place.run_dir.launch(place.node), LaunchFile).failures))
-
-    monkeypatch.setattr(Lease, "hold", lambda self: None)
-    monkeypatch.setattr(agent, "_launch", launch)
-    monkeypatch.setattr(agent, "_wait_for_peers", wait)
-    agent._watched(place)
-    return seen
-
-
-def test_an_agent_whose_ranks_failed_lets_the_others_write_before_it_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At its exit status srun ends them, and what they saw of the cause would be lost."""
-    place = Place(RunDir(tmp_path), CaseFile(case=SCRIPT, device="cpu"))
-    crash = Failure(kind="crash", message="exit code -9 (SIGKILL)", rank=0, at=1.0)
-    assert watched(place, monkeypatch, [crash]) == [1]
-    assert watched(place, monkeypatch, []) == []
-
-
 @pytest.mark.parametrize(("nodes", "where"), [(1, ""), (2, f"{socket.gethostname()}: ")])
 def test_what_stops_an_agent_is_a_failure_of_the_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, where: str
 ) -> None:
     case = SCRIPT.replace(topology=Topology(nodes=nodes, processes_per_node=1))
     place = Place(RunDir(tmp_path), CaseFile(case=case, device="cpu"))
+
+    def launch(place: Place) -> NoReturn:
+        raise LaunchError("node 0 has not told")
+
+    monkeypatch.setattr(Lease, "hold", lambda self: None)
+    monkeypatch.setattr(agent, "_launch", launch)
     with pytest.raises(LaunchError):
-        watched(place, monkeypatch, LaunchError("node 0 has not told"))
+        agent._watched(place)
     (failure,) = documents.read(place.run_dir.launch(0), LaunchFile).failures
     assert (failure.kind, failure.message) == ("error", f"{where}LaunchError: node 0 has not told")
 
