@@ -32,8 +32,8 @@ def test_bad_options_are_usage_errors(suite: pytest.Pytester) -> None:
         (["--perf-against=.", "--perf-resume"], "--perf-against=. with --perf-resume: two arms"),
         (["--perf-against=nosuch"], "--perf-against 'nosuch': 'nosuch' is no commit of"),
         (["--perf-max-pairs=5"], "--perf-max-pairs is for --perf-against: add that, or leave it out"),
-        (["--perf-against=.", "--perf-max-pairs=2"], "--perf-max-pairs=2: give a whole number from 3 to 12"),
-        (["--perf-against=.", "--perf-max-pairs=x"], "--perf-max-pairs=x: give a whole number from 3 to 12"),
+        (["--perf-against=.", "--perf-max-pairs=2"], "--perf-max-pairs=2: give a whole number from 5 to 12"),
+        (["--perf-against=.", "--perf-max-pairs=x"], "--perf-max-pairs=x: give a whole number from 5 to 12"),
     ],
 )
 def test_what_a_comparison_of_arms_cannot_have_is_a_usage_error(

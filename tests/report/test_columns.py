@@ -127,7 +127,7 @@ def test_two_arms_stand_side_by_side_with_their_ratio() -> None:
     headings = ["tokens/s A", "B", "time B/A (99 %)", "memory B/A", "pairs"]
     assert [column.heading for column in columns] == headings
     a, b, ratio, memory, pairs = (column.cell(result) for column in columns)
-    assert (a, b, memory, pairs) == ("98,765", "69,136", "1.000 (0.984-1.016)", "3 of 3")
+    assert (a, b, memory, pairs) == ("98,765", "69,136", "1.000 (0.984-1.016)", "5 of 5")
     assert re.fullmatch(r"1\.4\d\d \(1\.\d{3}-1\.\d{3}\)", ratio)
     undecided = make_compared(pairs=1).replace(verdict=Verdict(outcome="unhealthy", launches=2))
     assert [column.cell(undecided) for column in columns][2:] == ["-", "-", "1 of 1"]
