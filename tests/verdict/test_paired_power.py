@@ -87,7 +87,7 @@ def test_false_alarms_are_as_few_without_drift_and_with_much(drift: float) -> No
 @pytest.mark.parametrize(("sigma", "two_speeds"), [(0.005, 0.05), (0.01, 0.1), (0.02, 0.15)])
 def test_a_machine_with_two_speeds_raises_few_false_alarms(sigma: float, two_speeds: float) -> None:
     """Before most pairs had to show a change, 3 to 4.5 % of such comparisons called one."""
-    table = simulate(sigma=sigma, drift=0.0, changes=(0.0, 0.3), two_speeds=two_speeds, trials=4_000, seed=5)
+    table = simulate(sigma=sigma, drift=0.0, changes=(0.0, 0.3), two_speeds=two_speeds, trials=2_000, seed=5)
     none, large = table.row(0.0), table.row(0.3)
     assert none.slower + none.faster <= 0.008
     assert large.slower > 0.95
