@@ -128,7 +128,7 @@ def accept(
     baselines: BaselinesOption = BASELINES,
     store: StoreOption = STORE,
     hardware_class: Annotated[
-        str | None, typer.Option("--hardware-class", help="This class alone, of all that were measured.")
+        str | None, typer.Option("--hardware-class", help="This class, not those of the newest session.")
     ] = None,
     reason: Annotated[str | None, typer.Option(help="Why it may be slower or larger than before.")] = None,
     sessions: Annotated[
@@ -140,9 +140,9 @@ def accept(
 ) -> None:
     """Accept measured runs as the reviewed baseline of their case, and say which files to commit.
 
-    Takes the healthy launches of the newest session that measured a case on a hardware class, at least 5.
-    `--sessions 3` takes also those of the two before, so that the baseline knows how much one day differs
-    from another. Launches whose settings differ from the newest one's are left out. What these launches
+    Takes the healthy launches of the newest session that measured a case, at least 5, on the hardware classes
+    of the newest session of all. `--sessions 3` takes also those of the two before, so that the baseline
+    knows how much one day differs from another. Launches whose settings differ from the newest one's are left out. What these launches
     counted is accepted with them, and the profile that `--perf-explain` took in the newest session.
     `--counts` accepts what was counted alone: one launch is enough, on whatever machine, healthy or not.
     Exit status 1 if a case was not accepted.
@@ -170,7 +170,10 @@ def accept(
 def _measured(
     store: Store, hardware_class: str | None, pattern: str, sessions: int
 ) -> dict[str, RunsBySession]:
-    """The launches of each case on each hardware class, or on one. Raises `FileError` if there are none."""
+    """The launches of each case on one hardware class, or on all classes of the newest session.
+
+    Raises `FileError` if there are none.
+    """
 
     def case_and_class(run: Run) -> str | None:
         measured_on = run.machine.hardware_class
@@ -178,12 +181,19 @@ def _measured(
         return f"{run.case.id} on {measured_on}" if is_meant else None
 
     if runs := _runs(store, pattern, sessions, case_and_class):
-        return runs
+        newest = max(session for by_session in runs.values() for session in by_session)
+        here = [run for by_session in runs.values() for run in by_session.get(newest, [])]
+        classes = {run.machine.hardware_class for run in here}
+        return {key: by_session for key, by_session in runs.items() if _class_of(by_session) in classes}
     where = "" if hardware_class is None else f" on {hardware_class}"
     raise FileError(
         f"no measured run of a case matching {pattern!r}{where} in {store.sessions}. "
         f"Measure first: pytest bench_cases --perf-min-launches={MIN_ACCEPTED} -m ..."
     )
+
+
+def _class_of(by_session: RunsBySession) -> str:
+    return next(iter(by_session.values()))[0].machine.hardware_class
 
 
 def _counted(store: Store, pattern: str, sessions: int) -> dict[str, RunsBySession]:

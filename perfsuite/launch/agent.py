@@ -44,7 +44,7 @@ from perfsuite.launch import rendezvous, stacks
 from perfsuite.launch.lease import Lease
 from perfsuite.launch.processes import JOB_MARK, marked, sweep
 from perfsuite.results.rank_report import Failure, RankReport
-from perfsuite.results.run import Health, LaunchFile
+from perfsuite.results.run import LaunchFile
 from perfsuite.results.run_dir import (
     ANCESTOR_PID,
     FILES,
@@ -72,6 +72,7 @@ PEERS_S = 5
 """Seconds that a node which ends the job waits for the nodes that have not written their stacks yet."""
 
 P = TypeVar("P", BaseProcess, subprocess.Popen[bytes])
+Tell = Callable[[Sequence[Failure]], None]
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,13 @@ def _watched(place: Place) -> list[Failure]:
     ending = threading.Lock()  # never given back by whoever ends the job: this thread, or that of the lease
 
     def write(failures: Sequence[Failure] = ()) -> None:
-        _tell(place, failures, watch.finish())
+        told = LaunchFile(host=socket.gethostname(), failures=tuple(failures), health=watch.finish())
+        documents.write(place.run_dir.launch(place.node), told)
+
+    def tell(failures: Sequence[Failure]) -> None:
+        told = LaunchFile(host=socket.gethostname(), is_over=False, failures=tuple(failures))
+        with ending, contextlib.suppress(FileError):  # `write` comes later, and raises it
+            documents.write(place.run_dir.launch(place.node), told)
 
     def end() -> None:
         ending.acquire()
@@ -139,32 +146,34 @@ def _watched(place: Place) -> list[Failure]:
     Lease(place.run_dir.lease, end, _end).hold()
     watch.begin()
     try:
-        failures = _launch(place)
+        failures = _launch(place, tell)
     except Exception as error:
+        ending.acquire()
         where = f"{socket.gethostname()}: " if place.nodes > 1 else ""
         message = f"{where}{type(error).__name__}: {error}"
         write([Failure(kind="error", message=message, at=time.time())])
         raise
-    finally:
-        ending.acquire()
+    ending.acquire()
     write(failures)
     return failures
-
-
-def _tell(place: Place, failures: Sequence[Failure], health: Health | None = None) -> None:
-    """Write how the ranks of this node ended, and how the node was."""
-    told = LaunchFile(host=socket.gethostname(), failures=tuple(failures), health=health)
-    documents.write(place.run_dir.launch(place.node), told)
 
 
 def _wait_for_peers(place: Place) -> None:
     """Wait until every node has written its stacks: ranks whose peers are killed end before they can."""
     until = time.monotonic() + PEERS_S
-    while len(place.run_dir.all_launches(place.nodes)) < place.nodes and time.monotonic() < until:
+    while not all(_is_over(place, node) for node in range(place.nodes)) and time.monotonic() < until:
         time.sleep(POLL_S)
 
 
-def _launch(place: Place) -> list[Failure]:
+def _is_over(place: Place, node: int) -> bool:
+    try:
+        return documents.read(place.run_dir.launch(node), LaunchFile).is_over
+    except FileError:
+        return False
+
+
+def _launch(place: Place, tell: Tell) -> list[Failure]:
+    """Run this node's part of the job. `tell` is told what has failed while other ranks still run."""
     case = place.request.case
     place.run_dir.files.mkdir(exist_ok=True)  # another node may have made it
     os.environ[FILES] = str(place.run_dir.files)
@@ -175,14 +184,14 @@ def _launch(place: Place) -> list[Failure]:
         if name not in given:
             os.environ[name] = value.replace(LAUNCH_DIR, str(place.run_dir.files))
     if plan.command is not None:
-        return _run(plan.command, place)
+        return _run(plan.command, place, tell)
     if not plan.needs_torch:
-        return _fork(place, multiprocessing.get_context("fork").Process, {})
+        return _fork(place, multiprocessing.get_context("fork").Process, {}, tell)
     os.environ.update(_model_code(place.request))
     multiprocessing.set_forkserver_preload(["perfsuite.launch.preload"])
     forkserver.ensure_running()  # it imports torch from now on
     with rendezvous.meeting(place.run_dir, place.node, place.nodes) as meeting:
-        return _fork(place, multiprocessing.get_context("forkserver").Process, meeting)
+        return _fork(place, multiprocessing.get_context("forkserver").Process, meeting, tell)
 
 
 def _of_this_node(place: Place) -> dict[str, str]:
@@ -232,7 +241,7 @@ def _model_code(request: CaseFile) -> dict[str, str]:
     return {MODEL_CODE: " ".join([f"transformers.models.{name}.modeling_{name}", *adapters])}
 
 
-def _fork(place: Place, process: type[BaseProcess], meeting: Mapping[str, str]) -> list[Failure]:
+def _fork(place: Place, process: type[BaseProcess], meeting: Mapping[str, str], tell: Tell) -> list[Failure]:
     """Start ranks of perfsuite's worker by a fork: of this process, or of the server that has torch."""
     path = str(place.run_dir.path)
     ranks = {
@@ -241,10 +250,10 @@ def _fork(place: Place, process: type[BaseProcess], meeting: Mapping[str, str]) 
     }
     for each in ranks.values():
         each.start()
-    return _wait(ranks, attrgetter("exitcode"), place, _rank_ended)
+    return _wait(ranks, attrgetter("exitcode"), place.run_dir, _rank_ended, tell)
 
 
-def _run(command: Command, place: Place) -> list[Failure]:
+def _run(command: Command, place: Place, tell: Tell) -> list[Failure]:
     """Run a command whose Python processes find `perfsuite.worker.startup`, once or once per rank."""
     startup = str(Path(worker.__file__).parent / "startup")
     first = {"PYTHONPATH": startup, "PATH": str(Path(sys.executable).parent)}
@@ -269,7 +278,7 @@ def _run(command: Command, place: Place) -> list[Failure]:
             for rank in place.ranks
         }
         say = partial(_script_ended, place.request.case.total_steps)
-        return _wait(ranks, subprocess.Popen.poll, place, say)
+        return _wait(ranks, subprocess.Popen.poll, place.run_dir, say, tell)
 
 
 def _run_once(command: Command, run_dir: RunDir, environment: Mapping[str, str]) -> list[Failure]:
@@ -336,16 +345,17 @@ def _rank(place: Place, rank: int) -> dict[str, str]:
 def _wait(
     ranks: Mapping[int, P],
     code_of: Callable[[P], int | None],
-    place: Place,
+    run_dir: RunDir,
     say: Callable[[int, bool], str | None],
+    tell: Tell,
 ) -> list[Failure]:
     """Wait until every rank has ended; once one has failed, no longer than `GRACE_S`.
 
     `code_of` gives a process's exit code once it has one. `say` tells how a rank failed, if it did, by that
-    code and by whether it left a report. A failure is written at once: if the ranks of another node fail by
-    it, and that node's agent ends first, `srun` ends this one.
+    code and by whether it left a report. A failure is told at once: if the ranks of another node fail by it,
+    and that node's agent ends first, `srun` ends this one.
     """
-    running, run_dir = dict(ranks), place.run_dir
+    running = dict(ranks)
     failures: list[Failure] = []
     until = float("inf")
     while running and time.monotonic() < until:
@@ -356,7 +366,7 @@ def _wait(
             is_measured = _is_measured(run_dir, rank)
             if (message := say(code, run_dir.rank(rank).exists())) is not None:
                 failures.append(Failure(kind="crash", message=message, rank=rank, at=time.time()))
-                _tell(place, failures)
+                tell(failures)
             if not is_measured:
                 until = min(until, time.monotonic() + GRACE_S)
     for process in running.values():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 from typing import Literal
 
@@ -20,10 +20,6 @@ from perfsuite.results.run import Figures, Run
 
 MIN_ACCEPTED = 5
 """Fewest healthy launches of a reviewed baseline."""
-
-
-SessionGroup = tuple[str | None, tuple[str, ...]]
-"""A session and a set of nodes."""
 
 
 class BaselineLaunch(Data):
@@ -39,12 +35,6 @@ class BaselineLaunch(Data):
     """The session that measured it. Launches without one count as launches of the same session."""
     nodes: tuple[str, ...] = ()
     """The nodes that it ran on; none of a launch on one machine."""
-
-    @property
-    def group(self) -> SessionGroup:
-        """Its session and nodes: a session that was resumed in another allocation has two sets of nodes. What
-        differs between such groups is the noise between sessions."""
-        return self.session, self.nodes
 
 
 class Acceptance(Data):
@@ -74,10 +64,22 @@ class Baseline(Document):
         values = [launch.figures.get(figure) for launch in self.launches]
         return [value for value in values if value is not None]
 
+    def by_session(self) -> Iterator[tuple[str | None, BaselineLaunch]]:
+        """Yield each launch with the name of its session.
+
+        A session that was resumed in another allocation has several sets of nodes. They count as a session
+        each: what differs between sets of nodes is part of the noise between sessions.
+        """
+        for launch in self.launches:
+            alike = all(
+                each.nodes == launch.nodes for each in self.launches if each.session == launch.session
+            )
+            yield launch.session if alike else f"{launch.session} on {', '.join(launch.nodes)}", launch
+
     def session_sizes(self, figure: str) -> list[int]:
-        """How many launches of each session and set of nodes have a figure."""
-        launches = [launch for launch in self.launches if launch.figures.get(figure) is not None]
-        return list(Counter(launch.group for launch in launches).values())
+        """How many launches of each session have a figure."""
+        having = [name for name, launch in self.by_session() if launch.figures.get(figure) is not None]
+        return list(Counter(having).values())
 
     def median(self, figure: str) -> float | None:
         """The median of a figure over the launches; None if no launch has it."""

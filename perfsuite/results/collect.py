@@ -72,6 +72,7 @@ def collect(
     )
     try:
         agents = _agents(run_dir, request.case)
+        bare = with_nodes(bare, agents, {})
         reports = _reports(run_dir, request.case)
     except FileError as error:
         unread = Failure(kind="missing_report", message=str(error))

@@ -226,5 +226,7 @@ class LaunchFile(Document):
     schema_version: Literal[1] = 1
     host: str = ""
     """The node's name."""
+    is_over: bool = True
+    """False in a file that is written while ranks of the node still run."""
     failures: tuple[Failure, ...] = ()
     health: Health | None = None

@@ -19,9 +19,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Any, TypeGuard, TypeVar
+from typing import TypeGuard, TypeVar
 
-from perfsuite.results.baseline import Baseline, SessionGroup
+from perfsuite.results.baseline import Baseline
 from perfsuite.results.metric import TOKENS_PER_S, TOKENS_PER_S_MEAN, Metric, judged
 from perfsuite.results.run import Figures
 from perfsuite.verdict.probe_correction import Pair, probe_corrected, probe_exponent
@@ -29,8 +29,8 @@ from perfsuite.verdict.robust import location, sorted_logs
 from perfsuite.verdict.sequential import Noise, pooled_noise
 
 T = TypeVar("T")
-LaunchesBySession = Mapping[Any, Sequence[T]]
-"""The launches of one baseline, by what tells the sessions apart that made them: `SessionGroup`."""
+LaunchesBySession = Mapping[str | None, Sequence[T]]
+"""The launches of one baseline, by the session that made them. None is the name of a session without one."""
 
 MIN_DEGREES = 2
 """Fewest degrees of freedom (launches minus groups) from which a noise is estimated."""
@@ -119,7 +119,7 @@ def _between_sessions(baselines: Sequence[LaunchesBySession[float]], sigma: floa
     effect, so they count once: the degrees of freedom are sessions - 1, not cases x (sessions - 1). What
     varies between sessions for one case alone is added without the factor.
     """
-    cases_of: dict[frozenset[Any], list[LaunchesBySession[float]]] = {}
+    cases_of: dict[frozenset[str | None], list[LaunchesBySession[float]]] = {}
     for baseline in baselines:
         if len(baseline) > 1:
             cases_of.setdefault(frozenset(baseline), []).append(baseline)
@@ -131,7 +131,7 @@ def _between_sessions(baselines: Sequence[LaunchesBySession[float]], sigma: floa
         sum(weight * variance for weight, variance in zip(weights, column, strict=True)) / sum(weights)
         for column in zip(*components, strict=True)
     )
-    sessions = frozenset[Any]().union(*cases_of)
+    sessions = frozenset[str | None]().union(*cases_of)
     degrees = min(sum(weights), len(sessions) - 1)
     limit = _UPPER_LIMIT[min(degrees, len(_UPPER_LIMIT)) - 1]
     return math.sqrt(max(observed, explained) * limit - explained + per_case)
@@ -167,30 +167,32 @@ def against(noise: Noise, session_sizes: Iterable[int]) -> Noise:
     return replace(noise, session_sigma=noise.session_sigma * math.sqrt(1 + share))
 
 
-def _costs(baseline: Baseline, metric: Metric) -> dict[SessionGroup, list[float]]:
+def _costs(baseline: Baseline, metric: Metric) -> dict[str | None, list[float]]:
     """Return the costs of the launches that have the metric, by session."""
-    values = [(launch.group, metric.of(launch.figures)) for launch in baseline.launches]
-    return _by_session((group, metric.cost(value)) for group, value in values if is_size(value))
+    values = [(session, metric.of(launch.figures)) for session, launch in baseline.by_session()]
+    return _by_session((session, metric.cost(value)) for session, value in values if is_size(value))
 
 
-def _corrected_costs(baseline: Baseline, metric: Metric, exponent: float) -> dict[SessionGroup, list[float]]:
+def _corrected_costs(baseline: Baseline, metric: Metric, exponent: float) -> dict[str | None, list[float]]:
     """Return the costs at the baseline's typical probe speed, by session; launches without a probe are
     out."""
     launches = [
-        (launch.group, pair) for launch in baseline.launches for pair in pairs([launch.figures], metric)
+        (session, pair)
+        for session, launch in baseline.by_session()
+        for pair in pairs([launch.figures], metric)
     ]
     if not launches:
         return {}
     measured = [pair for _, pair in launches]
     costs = probe_corrected(measured, measured, exponent=exponent).baseline
-    return _by_session(zip((group for group, _ in launches), costs, strict=True))
+    return _by_session(zip((session for session, _ in launches), costs, strict=True))
 
 
-def _by_session(launches: Iterable[tuple[SessionGroup, float]]) -> dict[SessionGroup, list[float]]:
-    """Group costs by session and set of nodes, in the order of the launches."""
-    groups: dict[SessionGroup, list[float]] = {}
-    for group, cost in launches:
-        groups.setdefault(group, []).append(cost)
+def _by_session(launches: Iterable[tuple[str | None, float]]) -> dict[str | None, list[float]]:
+    """Group costs by session, in the order of the launches."""
+    groups: dict[str | None, list[float]] = {}
+    for session, cost in launches:
+        groups.setdefault(session, []).append(cost)
     return groups
 
 

@@ -31,7 +31,7 @@ def measured(session: str, count: int, *, tokens_per_s: float = 50_000, **change
     for number in range(1, count + 1):
         figures = make_figures(tokens_per_s=tokens_per_s * (1 + number / 1000))
         run = make_run(case=CASE, machine=MACHINE, figures=figures).replace(**changes)
-        documents.write(Path(".perfsuite/runs", session, CASE.id, f"launch-{number}", "run.json"), run)
+        documents.write(Path(".perfsuite/runs", session, run.case.id, f"launch-{number}", "run.json"), run)
         runs.append(run)
     return runs
 

@@ -82,16 +82,22 @@ def test_a_corrupt_run_is_said_and_left_out(repository: Path) -> None:
     assert len(accepted().launches) == 5
 
 
-def test_every_class_that_was_measured_is_accepted_or_the_one_that_is_named(repository: Path) -> None:
-    """As cases of one node and of two, whose class has the interconnect."""
+def test_every_class_of_the_newest_session_is_accepted_or_the_one_that_is_named(repository: Path) -> None:
+    """As cases of one node and of two, whose class has the interconnect, and what another machine was."""
+    two = CASE.replace(topology=CASE.topology.replace(nodes=2))
     nodes = MACHINE.replace(hardware_class=f"{MACHINE.hardware_class}-ib400", nodes=2)
-    measured("1", 5)
-    measured("2", 5, machine=nodes)
-    files = [REVIEWED.reviewed_file(each.hardware_class, CASE.id) for each in (MACHINE, nodes)]
-    assert invoke("accept", "--hardware-class", nodes.hardware_class).exit_code == 0
-    assert [file.exists() for file in files] == [False, True]
+    old = MACHINE.replace(hardware_class="cpu-old-2c")
+    measured("1", 5, machine=old)
+    measured("2", 5)
+    measured("2", 5, case=two, machine=nodes)
+    files = [
+        REVIEWED.reviewed_file(machine.hardware_class, case.id)
+        for machine, case in ((old, CASE), (MACHINE, CASE), (nodes, two))
+    ]
     assert invoke("accept").exit_code == 0
-    assert [file.exists() for file in files] == [True, True]
+    assert [file.exists() for file in files] == [False, True, True]
+    assert invoke("accept", "--hardware-class", old.hardware_class, "--reason", "x").exit_code == 0
+    assert files[0].exists()
     missing = invoke("accept", "--hardware-class", "h100-80gb-sxm")
     assert (missing.exit_code, "on h100-80gb-sxm in" in missing.stderr) == (2, True)
 

@@ -117,7 +117,10 @@ def passing(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def wait(run_dir: RunDir, *ranks: Process) -> list[Failure]:
     running: dict[int, Any] = dict(enumerate(ranks))
     say = partial(agent._script_ended, SCRIPT.total_steps)
-    return agent._wait(running, Process.poll, Place(run_dir, CaseFile(case=SCRIPT, device="cpu")), say)
+    told: list[int] = []
+    failures = agent._wait(running, Process.poll, run_dir, say, lambda so_far: told.append(len(so_far)))
+    assert told == list(range(1, len(failures) + 1)), "each at once: srun may end this agent before its ranks"
+    return failures
 
 
 def test_ranks_that_have_reported_may_take_their_time(tmp_path: Path, passing: list[float]) -> None:
@@ -140,8 +143,6 @@ def test_where_one_has_failed_the_others_have_some_seconds_to_say_why(
     assert [(failure.rank, failure.message) for failure in failures] == [
         (0, f"the script ended after 0 of {SCRIPT.total_steps} optimizer steps, with exit code 3")
     ]
-    written = documents.read(RunDir(tmp_path).launch(0), LaunchFile)
-    assert list(written.failures) == failures, "the agent of another node may end first, and srun this one"
 
 
 def test_who_ends_well_without_a_report_has_not_trained(tmp_path: Path, passing: list[float]) -> None:
@@ -182,7 +183,7 @@ def test_a_rank_that_reported_a_failure_leaves_the_others_some_seconds(
 
 
 def run(command: Command, run_dir: RunDir) -> list[Failure]:
-    return agent._run(command, Place(run_dir, CaseFile(case=SCRIPT, device="cpu")))
+    return agent._run(command, Place(run_dir, CaseFile(case=SCRIPT, device="cpu")), lambda failures: None)
 
 
 def python(code: str, directory: Path, *, starts_ranks: bool = True) -> Command:
@@ -279,9 +280,11 @@ def test_an_agent_that_is_told_to_end_ends_well_however_long_its_ranks_take_to_d
     ranks_are_killed, ended = threading.Event(), threading.Event()
     codes: list[int] = []
 
-    def launch(place: Place) -> list[Failure]:
+    def launch(place: Place, tell: agent.Tell) -> list[Failure]:
         ranks_are_killed.wait()
-        return [Failure(kind="crash", message="exit code -9 (SIGKILL)", rank=0)]
+        killed = [Failure(kind="crash", message="exit code -9 (SIGKILL)", rank=0)]
+        tell(killed)
+        return killed
 
     def sweep() -> None:
         ranks_are_killed.set()
@@ -307,6 +310,26 @@ def test_an_agent_that_is_told_to_end_ends_well_however_long_its_ranks_take_to_d
     assert documents.read(place.run_dir.launch(0), LaunchFile).failures == ()
 
 
+def test_a_failure_is_on_disk_while_other_ranks_run_and_its_node_is_not_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(RunDir(tmp_path), CaseFile(case=SCRIPT, device="cpu"))
+    crash = Failure(kind="crash", message="exit code -9 (SIGKILL)", rank=0, at=1.0)
+    seen: list[LaunchFile] = []
+
+    def launch(place: Place, tell: agent.Tell) -> list[Failure]:
+        tell([crash])
+        seen.append(documents.read(place.run_dir.launch(0), LaunchFile))
+        assert not agent._is_over(place, 0)
+        return [crash]
+
+    monkeypatch.setattr(Lease, "hold", lambda self: None)
+    monkeypatch.setattr(agent, "_launch", launch)
+    assert agent._watched(place) == [crash]
+    assert seen[0].failures == (crash,)
+    assert agent._is_over(place, 0)
+
+
 @pytest.mark.parametrize(("nodes", "where"), [(1, ""), (2, f"{socket.gethostname()}: ")])
 def test_what_stops_an_agent_is_a_failure_of_the_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, where: str
@@ -314,7 +337,7 @@ def test_what_stops_an_agent_is_a_failure_of_the_launch(
     case = SCRIPT.replace(topology=Topology(nodes=nodes, processes_per_node=1))
     place = Place(RunDir(tmp_path), CaseFile(case=case, device="cpu"))
 
-    def launch(place: Place) -> NoReturn:
+    def launch(place: Place, tell: agent.Tell) -> NoReturn:
         raise LaunchError("node 0 has not told")
 
     monkeypatch.setattr(Lease, "hold", lambda self: None)

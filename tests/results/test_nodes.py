@@ -22,6 +22,12 @@ def health(**changes: object) -> Health:
     return Health(**{**values, **changes})
 
 
+def test_nodes_of_launches_that_were_not_measured_suspect_nobody() -> None:
+    broken = make_run(case=CASE).replace(nodes=(Node(name="node 0"), Node(name="node 1")))
+    assert nodes.suspect([*slowed_by(2, 2, 2, 2), broken]) is None
+    assert nodes.suspect(slowed_by(2, 2, 2, 2)) is None
+
+
 def slowed_by(*ranks: int, names: tuple[str, ...] = ("n1", "n2")) -> list[Run]:
     """Launches on nodes, with the rank that was slowest in each."""
     machines = tuple(Node(name=name) for name in names)

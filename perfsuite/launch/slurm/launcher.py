@@ -154,10 +154,10 @@ class SlurmLauncher:
             try:
                 failure = drive(job, srun, on_progress)
             finally:
+                self._longest_s = max(self._longest_s, time.monotonic() - began)
                 self._end(job, srun, mark)
         if not _has_reported(job):  # else it is measured all the same
             self._refuse_if_over()
-        self._longest_s = max(self._longest_s, time.monotonic() - began)
         if failure is None and srun.returncode:
             failure = said_by_slurm(job.run_dir, nodes)
         return failure
@@ -245,8 +245,8 @@ def _patiently(until: float, ask: Callable[[str], T], about: str) -> T:
     while True:
         try:
             return ask(about)
-        except SlurmError:
-            if time.monotonic() > until:
+        except SlurmError as error:
+            if time.monotonic() > until or isinstance(error.__cause__, OSError):  # Slurm is not installed
                 raise
             time.sleep(POLL_S)
 
@@ -279,13 +279,13 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
     `srun` first says either that the step is aborted, by somebody, a time limit or a lost node, or which task
     ended badly: that task is an agent, and `srun` itself then ends the others (`--kill-on-bad-exit`).
     """
-    if any(failure for file in run_dir.all_launches(nodes).values() for failure in _failures(file)):
-        return None
     said = run_dir.scheduler_log.read_text(errors="replace")
     first = FIRST_WORD.search(said)
     if first is None:
         return None
     if first["task"]:
+        if any(failure for file in run_dir.all_launches(nodes).values() for failure in _failures(file)):
+            return None
         message = f"an agent ended without a word: {first['task']}"
         return Failure(kind="crash", message=message, at=time.time())
     logs = [said, *(log.read_text(errors="replace") for log in run_dir.all_agent_logs())]
