@@ -142,10 +142,10 @@ def accept(
 
     Takes the healthy launches of the newest session that measured a case, at least 5, on the hardware classes
     of the newest session of all. `--sessions 3` takes also those of the two before, so that the baseline
-    knows how much one day differs from another. Launches whose settings differ from the newest one's are left out. What these launches
-    counted is accepted with them, and the profile that `--perf-explain` took in the newest session.
-    `--counts` accepts what was counted alone: one launch is enough, on whatever machine, healthy or not.
-    Exit status 1 if a case was not accepted.
+    knows how much one day differs from another. Launches whose settings differ from the newest one's are left
+    out. What these launches counted is accepted with them, and the profile that `--perf-explain` took in the
+    newest session. `--counts` accepts what was counted alone: one launch is enough, on whatever machine,
+    healthy or not. Exit status 1 if a case was not accepted.
     """
     local = Store(store)
     runs = _counted(local, case, sessions) if counts else _measured(local, hardware_class, case, sessions)

@@ -71,10 +71,9 @@ class Baseline(Document):
         each: what differs between sets of nodes is part of the noise between sessions.
         """
         for launch in self.launches:
-            alike = all(
-                each.nodes == launch.nodes for each in self.launches if each.session == launch.session
-            )
-            yield launch.session if alike else f"{launch.session} on {', '.join(launch.nodes)}", launch
+            others = [each for each in self.launches if each.session == launch.session]
+            is_one = all(each.nodes == launch.nodes for each in others)
+            yield launch.session if is_one else f"{launch.session} on {', '.join(launch.nodes)}", launch
 
     def session_sizes(self, figure: str) -> list[int]:
         """How many launches of each session have a figure."""

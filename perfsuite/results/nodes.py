@@ -76,10 +76,8 @@ def suspect(runs: Sequence[Run]) -> str | None:
     By chance each of n nodes has the slowest rank in a launch with probability 1/n. That some node has it in
     k or more of the launches is then at most n times the upper tail of that binomial distribution.
     """
-    slowest, names = (
-        slowest_nodes(runs),
-        {node.name for run in runs if run.slowest_rank is not None for node in run.nodes},
-    )
+    measured = [run for run in runs if run.slowest_rank is not None]
+    slowest, names = slowest_nodes(measured), {node.name for run in measured for node in run.nodes}
     if not slowest:
         return None
     (name, count), launches = slowest.most_common(1)[0], slowest.total()
