@@ -277,15 +277,16 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
     """Return what Slurm says of the end of a step; None if an agent says why its ranks ended.
 
     `srun` first says either that the step is aborted, by somebody, a time limit or a lost node, or which task
-    ended badly: that task is an agent, and `srun` itself then ends the others (`--kill-on-bad-exit`).
+    ended badly: that task is an agent, and `srun` itself then ends the others (`--kill-on-bad-exit`). What an
+    agent wrote while ranks still ran does not explain an abort: Slurm does not end all nodes at once, and
+    ranks fail when those of another node are gone.
     """
     said = run_dir.scheduler_log.read_text(errors="replace")
     first = FIRST_WORD.search(said)
-    if first is None:
+    told = [_told(file) for file in run_dir.all_launches(nodes).values()]
+    if first is None or any(each.failures and (each.is_over or first["task"]) for each in told):
         return None
     if first["task"]:
-        if any(failure for file in run_dir.all_launches(nodes).values() for failure in _failures(file)):
-            return None
         message = f"an agent ended without a word: {first['task']}"
         return Failure(kind="crash", message=message, at=time.time())
     logs = [said, *(log.read_text(errors="replace") for log in run_dir.all_agent_logs())]
@@ -293,8 +294,8 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
     return Failure(kind="cancelled", message=f"Slurm ended the step: {why}", at=time.time())
 
 
-def _failures(file: Path) -> Sequence[Failure]:
+def _told(file: Path) -> LaunchFile:
     try:
-        return documents.read(file, LaunchFile).failures
+        return documents.read(file, LaunchFile)
     except FileError:
-        return ()
+        return LaunchFile()

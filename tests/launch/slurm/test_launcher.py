@@ -405,5 +405,10 @@ def test_what_slurm_says_first_is_the_cause(
     failure = launching.said_by_slurm(run_dir, 2)
     assert (failure and failure.kind, failure and failure.message) == (kind, message)
     told = LaunchFile(host="n2", failures=(Failure(kind="crash", message="exit code 1", rank=1),))
+    documents.write(run_dir.launch(1), told.replace(is_over=False))
+    failure = launching.said_by_slurm(run_dir, 2)
+    assert (failure and failure.kind) == ("cancelled" if kind == "cancelled" else None), (
+        "ranks fail by an abort"
+    )
     documents.write(run_dir.launch(1), told)
     assert launching.said_by_slurm(run_dir, 2) is None, "the agent knows better"
