@@ -125,14 +125,14 @@ def _watched(place: Place) -> list[Failure]:
     watch = Watch(sampler(device, per_node), place.run_dir.progress)
     ending = threading.Lock()  # never given back by whoever ends the job: this thread, or that of the lease
 
-    def write(failures: Sequence[Failure] = ()) -> None:
-        told = LaunchFile(host=socket.gethostname(), failures=tuple(failures), health=watch.finish())
+    def write(failures: Sequence[Failure] = (), *, is_over: bool = True) -> None:
+        health = watch.finish() if is_over else None
+        told = LaunchFile(host=socket.gethostname(), is_over=is_over, failures=tuple(failures), health=health)
         documents.write(place.run_dir.launch(place.node), told)
 
     def tell(failures: Sequence[Failure]) -> None:
-        told = LaunchFile(host=socket.gethostname(), is_over=False, failures=tuple(failures))
-        with ending, contextlib.suppress(FileError):  # `write` comes later, and raises it
-            documents.write(place.run_dir.launch(place.node), told)
+        with ending, contextlib.suppress(FileError):  # the last `write` raises it
+            write(failures, is_over=False)
 
     def end() -> None:
         ending.acquire()
@@ -148,9 +148,9 @@ def _watched(place: Place) -> list[Failure]:
     try:
         failures = _launch(place, tell)
     except Exception as error:
-        ending.acquire()
         where = f"{socket.gethostname()}: " if place.nodes > 1 else ""
         message = f"{where}{type(error).__name__}: {error}"
+        ending.acquire()
         write([Failure(kind="error", message=message, at=time.time())])
         raise
     ending.acquire()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -26,6 +27,12 @@ def write_wheel(index: Path, name: str, version: str, code: str) -> None:
         wheel.writestr(f"{info}/RECORD", "")
 
 
+def commit(repository: Path, *files: str) -> None:
+    author = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
+    git("add", *files, cwd=repository)
+    git(*author, "commit", "-q", "-m", "a change", cwd=repository)
+
+
 @pytest.fixture
 def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two commits, the first tagged `old`, lock two versions of a package; pip finds both."""
@@ -38,9 +45,7 @@ def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     git("init", "-q", "-b", "main", cwd=repository)
     for version in ("1.0", "2.0"):
         (repository / LOCK).write_text(f"perfsuite=={version}\n")
-        git("add", LOCK, cwd=repository)
-        author = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
-        git(*author, "commit", "-q", "-m", version, cwd=repository)
+        commit(repository, LOCK)
     git("tag", "old", "main~1", cwd=repository)
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -78,8 +83,7 @@ def test_what_is_on_the_path_here_does_not_stand_before_it(
 def test_a_lock_file_without_perfsuite_is_refused_with_the_way_out(repo: Path) -> None:
     git("rm", "-q", LOCK, cwd=repo)
     (repo / "empty.txt").touch()
-    git("add", "empty.txt", cwd=repo)
-    git("-c", "user.name=Ada", "-c", "user.email=ada@example.org", "commit", "-q", "-m", "empty", cwd=repo)
+    commit(repo, "empty.txt")
     with pytest.raises(CaseError, match=r"cannot import perfsuite .*\. Name it in empty\.txt$"):
         arm("main:empty.txt", repo)
 
@@ -148,10 +152,11 @@ def test_a_lock_of_uv_is_installed_by_the_uv_beside_this_python(
         f"dependencies = ['perfsuite==1.0']\n[tool.uv]\nno-index = true\nfind-links = ['{tmp_path}/index']\n"
     )
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")  # no environment is activated
-    subprocess.run([Path(sys.executable).with_name("uv"), "lock", "--offline"], cwd=repo, check=True)
-    git("add", "pyproject.toml", "uv.lock", cwd=repo)
-    git("-c", "user.name=Ada", "-c", "user.email=ada@example.org", "commit", "-q", "-m", "uv", cwd=repo)
+    beside = Path(sys.executable).parent
+    others = [each for each in os.environ["PATH"].split(os.pathsep) if Path(each) != beside]
+    monkeypatch.setenv("PATH", os.pathsep.join(others))  # the environment is not activated
+    subprocess.run([beside / "uv", "lock", "--offline"], cwd=repo, check=True)
+    commit(repo, "pyproject.toml", "uv.lock")
     locked = arm("main:uv.lock", repo)
     assert (locked.perfsuite, locked.lock) == ("1.0", "uv.lock")
     assert locked.python != sys.executable

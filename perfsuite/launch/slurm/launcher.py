@@ -52,8 +52,9 @@ SHORTEST_S = 60.0
 """Seconds that a launch takes at the least, as long as no launch has told how long one takes."""
 ENDED_BY_SLURM = re.compile(r"\*\*\* (STEP|JOB) .*? \*\*\*")
 """What slurmstepd writes when a step is cancelled, out of time, or has lost a node: not always."""
-T = TypeVar("T")
 FIRST_WORD = re.compile(r"^srun: (?:error: (?P<task>\S+: tasks? .*)|Job step aborted)", re.MULTILINE)
+
+T = TypeVar("T")
 
 
 class SlurmLauncher:
