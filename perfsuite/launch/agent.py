@@ -214,7 +214,7 @@ def _sweep() -> None:
 
 def _end_the_job(number: int, frame: Any) -> NoReturn:
     _sweep()
-    os._exit(1)
+    os._exit(128 + number)  # as of a process that the signal ended
 
 
 def _end(why: str, status: int = 1) -> NoReturn:

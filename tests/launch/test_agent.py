@@ -270,7 +270,7 @@ def test_a_signal_ends_the_job_and_then_the_launcher(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(agent, "_sweep", lambda: ended.append("swept"))
     monkeypatch.setattr(os, "_exit", ended.append)
     agent._end_the_job(signal.SIGTERM, None)
-    assert ended == ["swept", 1]
+    assert ended == ["swept", 143]
 
 
 def test_an_agent_that_is_told_to_end_ends_well_however_long_its_ranks_take_to_die(

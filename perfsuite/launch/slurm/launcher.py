@@ -53,6 +53,8 @@ SHORTEST_S = 60.0
 ENDED_BY_SLURM = re.compile(r"\*\*\* (STEP|JOB) .*? \*\*\*")
 """What slurmstepd writes when a step is cancelled, out of time, or has lost a node: not always."""
 FIRST_WORD = re.compile(r"^srun: (?:error: (?P<task>\S+: tasks? .*)|Job step aborted)", re.MULTILINE)
+SIGNALLED = f"exit code {128 + signal.SIGTERM}"
+"""How `srun` ends its word of an agent that had SIGTERM from Slurm: that step is aborted."""
 
 T = TypeVar("T")
 
@@ -278,17 +280,21 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
     """Return what Slurm says of the end of a step; None if an agent says why its ranks ended.
 
     `srun` first says either that the step is aborted, by somebody, a time limit or a lost node, or which task
-    ended badly: that task is an agent, and `srun` itself then ends the others (`--kill-on-bad-exit`). What an
-    agent wrote while ranks still ran does not explain an abort: Slurm does not end all nodes at once, and
-    ranks fail when those of another node are gone.
+    ended badly: that task is an agent, and `srun` itself then ends the others (`--kill-on-bad-exit`). The end
+    of an agent that was signalled may reach `srun` before it knows that the step is aborted. What an agent
+    wrote while ranks still ran does not explain an abort: Slurm does not end all nodes at once, and ranks
+    fail when those of another node are gone.
     """
     said = run_dir.scheduler_log.read_text(errors="replace")
     first = FIRST_WORD.search(said)
-    told = [_told(file) for file in run_dir.all_launches(nodes).values()]
-    if first is None or any(each.failures and (each.is_over or first["task"]) for each in told):
+    if first is None:
         return None
-    if first["task"]:
-        message = f"an agent ended without a word: {first['task']}"
+    task = None if str(first["task"]).endswith(SIGNALLED) else first["task"]
+    told = [_told(file) for file in run_dir.all_launches(nodes).values()]
+    if any(each.failures and (each.is_over or task) for each in told):
+        return None
+    if task:
+        message = f"an agent ended without a word: {task}"
         return Failure(kind="crash", message=message, at=time.time())
     logs = [said, *(log.read_text(errors="replace") for log in run_dir.all_agent_logs())]
     why = next((found[0] for log in logs if (found := ENDED_BY_SLURM.search(log))), "somebody cancelled it")

@@ -378,6 +378,7 @@ def test_unlike_nodes_are_refused(change: dict[str, object], words: str) -> None
 
 
 KILLED = "srun: error: n2: task 1: Killed\n"
+SIGNALLED = "srun: error: n2: task 1: Exited with exit code 143\n"
 ABORTED = "srun: Job step aborted: Waiting up to 4 seconds for job step to finish.\n"
 CANCELLED = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-22T07:34:28 DUE TO TIME LIMIT ***\n"
 
@@ -393,6 +394,7 @@ CANCELLED = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-22T07:34
             "Slurm ended the step: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-22T07:34:28 DUE TO TIME LIMIT ***",
         ),
         (ABORTED + KILLED, "", "cancelled", "Slurm ended the step: somebody cancelled it"),
+        (SIGNALLED + ABORTED, "", "cancelled", "Slurm ended the step: somebody cancelled it"),
         ("srun: cluster configuration lacks support for cpu binding\n", CANCELLED, None, None),
     ],
 )
