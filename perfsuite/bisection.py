@@ -31,8 +31,9 @@ from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.outcome import Check
 from perfsuite.results.session_file import Measurement
 
-Compare = Callable[[Arm, Arm, float | None, str], Measurement]
-"""Compares two arms, with a tolerance of tokens/s or the usual one, until a metric is decided."""
+Compare = Callable[[Arm, Arm, float | None, str | None], Measurement]
+"""Compares two arms until a metric (None: every one) is decided, with a tolerance of that metric (None: of
+tokens/s) or with the usual one."""
 MOST_TOLERANCE = 0.5
 """Largest tolerance of a step: of a bad arm that is many times slower, less than half of the loss will do."""
 
@@ -65,7 +66,7 @@ class BisectFile(Document):
     metric: str | None = None
     """What is worse in the bad arm, which every step looks at; None until the bad arm is tested."""
     tolerance: float | None = None
-    """Of tokens/s in each step: half of what the bad arm has lost (of the logarithm)."""
+    """Of that metric in each step: half of what the bad arm has lost (of the logarithm)."""
     steps: tuple[Step, ...] = ()
 
     @property
@@ -103,7 +104,7 @@ class NotSlowerError(CaseError):
 
 
 class UndecidedError(CaseError):
-    """The machine was not fit to measure on: nothing is said of this step, which can be made again."""
+    """The machine was unhealthy, or too noisy to tell whether the bad arm is worse: it can be tried again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,12 +129,13 @@ def search(
 
     `known` is what was found out before; `save` is called after each step. `tolerance` is that of tokens/s
     for the bad arm, None the usual one; later steps have their own. Raises `NotSlowerError` if the bad arm is
-    not worse, `UndecidedError` on an unhealthy machine, and what `compare` raises.
+    not worse, `UndecidedError` on an unhealthy machine or where noise hides whether the bad arm is worse, and
+    what `compare` raises.
     """
     good = history.arm(history.good)
     while (name := known.next) is not None:
         if known.metric is None:
-            known = _bad_tested(known, compare(good, history.arm(name), tolerance, TOKENS_PER_S.name))
+            known = _bad_tested(known, compare(good, history.arm(name), tolerance, None))
         else:
             known = known.replace(steps=(*known.steps, _tested(known, name, good, history, compare)))
         save(known)
@@ -152,6 +154,12 @@ def _bad_tested(known: BisectFile, result: Measurement) -> BisectFile:
     if not worse:
         shown = result.verdict.check(TOKENS_PER_S.name)
         by = "" if shown is None or shown.worsening is None else f" ({shown.worsening:+.1%} time per token)"
+        if result.verdict.outcome == "inconclusive":
+            raise UndecidedError(
+                f"{name} beside {known.good}: inconclusive{by}. The launches differ too much to tell whether "
+                "it is worse: allow more pairs (--max-pairs), give the case more steps, or use a quieter "
+                "machine. Nothing was searched"
+            )
         raise NotSlowerError(
             f"{name} is not worse than {known.good}: {result.verdict.outcome}{by}. There is nothing to "
             "search for, unless a lower --tolerance finds it"
@@ -159,9 +167,8 @@ def _bad_tested(known: BisectFile, result: Measurement) -> BisectFile:
     check = next((each for each in worse if each.metric == TOKENS_PER_S.name), worse[0])
     assert check.worsening is not None
     half = min(math.sqrt(1 + check.worsening) - 1, MOST_TOLERANCE)
-    tolerance = half if check.metric == TOKENS_PER_S.name else None
     step = _step(name, "bad", check, result)
-    return known.replace(metric=check.metric, tolerance=tolerance, steps=(step,))
+    return known.replace(metric=check.metric, tolerance=half, steps=(step,))
 
 
 def _tested(known: BisectFile, name: str, good: Arm, history: History, compare: Compare) -> Step:
@@ -308,8 +315,9 @@ def state_file(store: Path, case: Case, history: History, good: Arm, *others: ob
     The environment is the interpreter with its variables and, where it is this one, every package in it.
     """
     packages = sorted(f"{each.name}=={each.version}" for each in distributions())
-    key = [documents.plain(case), history.good, history.candidates, good.python, dict(good.given), packages]
-    return store / "bisect" / documents.digest([*key, *others]) / "search.json"
+    arm = [good.text, good.python, dict(good.given)]
+    key = [documents.plain(case), history.candidates, *arm, packages, *others]
+    return store / "bisect" / documents.digest(key) / "search.json"
 
 
 def begun(file: Path, case_id: str, history: History) -> BisectFile:

@@ -7,6 +7,7 @@ Arm A is what is compared with, arm B what may be slower. Imports neither torch 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,12 +17,11 @@ from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.measure import is_free, launch_once, with_others_named
 from perfsuite.results.health import is_shared
-from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement
-from perfsuite.results.store import SessionDir, Store
+from perfsuite.results.store import FoundBaseline, SessionDir, Store
 from perfsuite.session import Session, check_same
 from perfsuite.verdict.compared import ARM_A, ARM_B, judge_pairs, unhealthy_pairs
 from perfsuite.verdict.paired import MAX_PAIRS, order
@@ -36,11 +36,11 @@ class Comparison(Session):
     """The launches of arm A so far; those of arm B are the `launches`."""
     max_pairs: int = MAX_PAIRS
     tolerance: float | None = None
-    """Of tokens/s, as a share; None: as a gate has it on this kind of device."""
+    """Of `metric` (None: of tokens/s), as a share; None: as a gate has it on this kind of device."""
     explains: bool = True
     """Have both arms profiled, in one more launch of each, where they differ."""
-    metric: str = TOKENS_PER_S.name
-    """Pairs are made until this one is decided, or another one is worse and this one not undecided."""
+    metric: str | None = None
+    """Pairs are made until this one is decided; None: until tokens/s and all others are."""
 
     @cached_property
     def directory(self) -> SessionDir:
@@ -48,6 +48,7 @@ class Comparison(Session):
         return Store(self.options.store).new_comparison()
 
     def _measure(self, case: Case, nodeid: str) -> Measurement:
+        self.before = []
         check_same(self._cases.setdefault(case.id, case), case)
         machine = self.host.machine_for(case)
         if reasons := self._unfit_nodes(case, machine):
@@ -56,11 +57,25 @@ class Comparison(Session):
         self.lock.take(self.listener.say, wait=not self.options.no_wait)
         self.running = case.id
         self.save()
-        self.before = []
         verdict = self._pairs(case, machine)
         self.running = None
         self.listener.end(verdict.outcome)
-        return self._measurement(case, nodeid, self.launches, verdict).replace(before=tuple(self.before))
+        return self._measurement(case, nodeid, self.launches, verdict)
+
+    def _measurement(
+        self,
+        case: Case,
+        nodeid: str,
+        runs: Sequence[Run],
+        verdict: Verdict,
+        known: FoundBaseline | None = None,
+    ) -> Measurement:
+        """Return the result with the launches of arm A. No failure is excused that arm A does not have."""
+        result = super()._measurement(case, nodeid, runs, verdict, known)
+        before = tuple(self.before[: len(runs)])
+        failures, others = ({each.failure.kind for each in arm if each.failure} for arm in (before, runs))
+        is_known = failures == {verdict.failure} and others <= failures
+        return result.replace(before=before, excused=result.excused if is_known else None)
 
     def wants_profile(self, result: Measurement, case: Case) -> bool:
         """Whether to profile both arms: they differ."""

@@ -171,7 +171,6 @@ def profile_once(
     inject: str | None = None,
     arm: Arm = HERE,
     launcher: Launcher | None = None,
-    on_progress: OnProgress = no_progress,
 ) -> TakenProfile:
     """Launch `case` once more to have some of its steps profiled; arguments are those of `launch_once`.
 
@@ -180,7 +179,7 @@ def profile_once(
     run_dir = RunDir(directory)
     request = CaseFile(case=case, device=machine.device, inject=inject, counts=False, profile=True)
     try:
-        failure = _launch(request, machine, run_dir, arm, launcher, on_progress)
+        failure = _launch(request, machine, run_dir, arm, launcher, no_progress)
         profile = collect_profile(run_dir, failure)
     except (FileError, ReportError) as error:
         return TakenProfile(why_none=str(error))

@@ -61,7 +61,7 @@ class Stand:
         self.broken = broken or set()
         self.compared: list[str] = []
         self.tolerances: list[float | None] = []
-        self.metrics: list[str] = []
+        self.metrics: list[str | None] = []
         self.instead: dict[str, Verdict] = {}
         self.history = History(good="0", candidates=self.names, arm=self.arm)
         self.saved: list[BisectFile] = []
@@ -71,7 +71,7 @@ class Stand:
             raise PackageError(f"{name} cannot be built")
         return Arm(text=name)
 
-    def compare(self, a: Arm, b: Arm, tolerance: float | None, metric: str) -> Measurement:
+    def compare(self, a: Arm, b: Arm, tolerance: float | None, metric: str | None) -> Measurement:
         assert a.text == "0"
         self.compared.append(b.text)
         self.tolerances.append(tolerance)
@@ -147,8 +147,9 @@ def test_the_metric_that_is_worse_in_the_bad_arm_is_what_is_looked_at() -> None:
         outcome="regressed", launches=6, checks=(check(0.2, 0.03), check(0.0, 0.05, "peak_memory_bytes"))
     )
     found = stand.search()
-    assert (found.metric, found.tolerance, found.suspects) == ("peak_memory_bytes", None, ("2",))
-    assert stand.metrics == ["tokens_per_s", "peak_memory_bytes"]
+    assert (found.metric, found.suspects) == ("peak_memory_bytes", ("2",))
+    assert found.tolerance == pytest.approx(1.5**0.5 - 1)
+    assert stand.metrics == [None, "peak_memory_bytes"]
 
 
 def test_of_a_much_slower_arm_less_than_half_is_allowed_for() -> None:
@@ -171,6 +172,15 @@ def test_a_bad_arm_that_is_not_worse_is_an_error() -> None:
         Stand(4, 9).search()
 
 
+def test_a_bad_arm_that_noise_hides_is_not_called_as_fast() -> None:
+    stand = Stand(4, 2)
+    vague = check(0.09, 0.15).replace(outcome="inconclusive")
+    stand.instead["4"] = Verdict(outcome="inconclusive", launches=24, checks=(vague,))
+    with pytest.raises(UndecidedError, match=r"^4 beside 0: inconclusive \(\+9\.0% .*--max-pairs"):
+        stand.search()
+    assert stand.compared == ["4"]
+
+
 def test_an_unhealthy_machine_ends_it_and_the_same_search_goes_on() -> None:
     stand = Stand(8, 3)
     sick = Verdict(outcome="unhealthy", launches=6, reasons=("others used the machine",))
@@ -188,7 +198,7 @@ def test_a_good_arm_that_fails_is_an_error() -> None:
     stand = Stand(4, 2)
     failed = Verdict(outcome="failed", launches=2, reasons=("arm A failed: crash: boom",))
 
-    def compare(a: Arm, b: Arm, tolerance: float | None, metric: str) -> Measurement:
+    def compare(a: Arm, b: Arm, tolerance: float | None, metric: str | None) -> Measurement:
         return stand.compare(a, b, tolerance, metric) if b.text == "4" else measurement(failed, a_failed=True)
 
     start = BisectFile(case_id="case", good="0", bad="4", candidates=stand.names)
@@ -307,10 +317,11 @@ def test_a_search_has_a_file_of_its_own(tmp_path: Path) -> None:
     others = [
         bisection.state_file(tmp_path, case.replace(steps=21), stand.history, arm, "h100"),
         bisection.state_file(tmp_path, case, Stand(5, 2).history, arm, "h100"),
-        bisection.state_file(tmp_path, case, stand.history, Arm(given={"X": "1"}), "h100"),
+        bisection.state_file(tmp_path, case, stand.history, Arm(text="0", given={"X": "1"}), "h100"),
+        bisection.state_file(tmp_path, case, stand.history, Arm(text="another-package==0"), "h100"),
         bisection.state_file(tmp_path, case, stand.history, arm, "h200"),
     ]
-    assert len({file, *others}) == 5
+    assert len({file, *others}) == 6
     documents.write(file, stand.search())
     assert bisection.begun(file, "case", stand.history) == stand.saved[-1]
     with pytest.raises(FileError, match=r"is of another search"):

@@ -11,13 +11,14 @@ from perfsuite import compare, documents, session
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.compare import Comparison
+from perfsuite.errors import FileError
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.launch.arm import Arm
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.measure import launch_once
 from perfsuite.report.progress import Progress
 from perfsuite.results.profile import TakenProfile
-from perfsuite.results.rank_report import Failure
+from perfsuite.results.rank_report import Failure, FailureKind
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile
 from perfsuite.session import Host, Options, session_file
@@ -122,6 +123,40 @@ def test_both_arms_are_tried_before_one_is_named(
     assert launches.order == "AB"
 
 
+class Failing(Launches):
+    """Launches of the arms `failing` fail, those of A by what stands first."""
+
+    kinds: tuple[FailureKind, FailureKind] = ("out_of_memory", "out_of_memory")
+
+    def __call__(self, *arguments: Any, arm: Arm, **others: Any) -> Run:
+        run = super().__call__(*arguments, arm=arm, **others)
+        kind = self.kinds[ARMS.index(arm)]
+        return run if run.failure is None else run.replace(failure=run.failure.replace(kind=kind))
+
+
+@pytest.mark.parametrize(
+    ("failing", "kinds", "excused"),
+    [
+        ("AB", ("out_of_memory", "out_of_memory"), "out of memory"),
+        ("A", ("out_of_memory", "crash"), "out of memory"),
+        ("B", ("crash", "out_of_memory"), None),
+        ("AB", ("out_of_memory", "crash"), None),
+    ],
+)
+def test_a_failure_that_arm_a_does_not_have_is_never_excused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failing: str,
+    kinds: tuple[FailureKind, FailureKind],
+    excused: str | None,
+) -> None:
+    stand_in = Failing()
+    stand_in.failing, stand_in.kinds = failing, kinds
+    monkeypatch.setattr(compare, "launch_once", stand_in)
+    result = make_comparison(tmp_path).measure(make_case(may_run_out_of_memory=True), "test")
+    assert (result.outcome, result.excused) == ("failed", excused)
+
+
 def test_nodes_that_a_preflight_found_bad_are_not_launched_on(
     tmp_path: Path, launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +201,35 @@ def test_an_interrupt_leaves_what_was_measured(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.launch
+def test_an_error_leaves_the_launches_of_both_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = Launches()
+
+    def broken(*arguments: Any, **options: Any) -> Run:
+        if len(stand_in.order) == 5:
+            raise FileError("the disk is full")
+        return stand_in(*arguments, **options)
+
+    monkeypatch.setattr(compare, "launch_once", broken)
+    stand_in.disturbed = {1}
+    ours = make_comparison(tmp_path)
+    with pytest.raises(FileError):
+        ours.measure(make_case(), "test")
+    (result,) = ours.results
+    assert [len(runs) for runs in (result.before, result.runs)] == [2, 2]
+
+
+def test_what_is_saved_while_a_case_runs_holds_no_launch_of_another(
+    tmp_path: Path, launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = make_comparison(tmp_path)
+    ours.measure(make_case(), "first")
+    saved: list[int] = []
+    save = ours.save
+    monkeypatch.setattr(ours, "save", lambda: (saved.append(len(ours.unjudged)), save())[1])
+    ours.measure(make_case(micro_batch=5), "second")
+    assert saved[0] == 0
+
+
 def test_the_variables_of_an_arm_reach_its_ranks(tmp_path: Path) -> None:
     """Also the number of threads, which the agent sets on a CPU unless the arm does."""
     case = make_case(model="llama-tiny", framework=DDP(), steps=10, max_warmup_steps=2, timeout_s=300)

@@ -46,8 +46,8 @@ class Fault(Data):
         return next((kind for kind in STRUCTURAL if kind == self.kind), None)
 
     @classmethod
-    def parse(cls, text: str) -> Self:
-        """The fault that `--perf-inject` names. Raises `CaseError` naming what is allowed."""
+    def parse(cls, text: str, option: str = "--perf-inject") -> Self:
+        """The fault that an option names. Raises `CaseError` naming what is allowed."""
         if match := re.fullmatch(rf"({'|'.join(get_args(Share))})=(\d+(?:\.\d+)?)%", text):
             return cls.model_validate({"kind": match[1], "size": float(match[2]) / 100})
         if match := re.fullmatch(r"stall=([1-9]\d*)", text):
@@ -55,6 +55,6 @@ class Fault(Data):
         if text in (*get_args(Plain), *STRUCTURAL):
             return cls.model_validate({"kind": text})
         raise CaseError(
-            f"--perf-inject {text!r}: give slowdown=P%, leak=P%, stall=N, or one of "
+            f"{option} {text!r}: give slowdown=P%, leak=P%, stall=N, or one of "
             f"{', '.join((*get_args(Plain), *STRUCTURAL))}"
         )

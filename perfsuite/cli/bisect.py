@@ -86,7 +86,7 @@ def bisect(
     if known.steps:
         say(f"{len(known.steps)} steps are known from {file}")
 
-    def compare(a: Arm, b: Arm, tolerance: float | None, metric: str) -> Measurement:
+    def compare(a: Arm, b: Arm, tolerance: float | None, metric: str | None) -> Measurement:
         progress = Progress(line=say, cases=1)
         session = Comparison(
             options,

@@ -82,7 +82,7 @@ def compare(
     Exit status 1 if a case is slower or larger in arm B, or fails; 3 if none is, and one is not decided.
     """
     if inject is not None:
-        Fault.parse(inject)
+        Fault.parse(inject, "--inject")
     root = Path.cwd()
     arms = tuple(resolve(option, text, root=root, store=store) for option, text in (("--a", a), ("--b", b)))
     options = Options(

@@ -128,7 +128,8 @@ def power(
     )
     measured = None
     if sigma is None:
-        measured = measured_noise(BaselineStore(baselines, Store(store).baselines), hardware_class)
+        known = BaselineStore(baselines, Store(store).baselines)
+        measured = measured_noise(known, hardware_class, corrected=not paired)
     elif hardware_class is not None:
         raise CaseError("--sigma and --hardware-class both give a noise: keep one of them")
     level = _tolerance(tolerance, measured)
@@ -208,9 +209,10 @@ def _spinner(doing: str) -> contextlib.AbstractContextManager[object]:
     return err.status(doing) if err.is_terminal else contextlib.nullcontext()
 
 
-def measured_noise(store: BaselineStore, hardware_class: str | None) -> Measured:
+def measured_noise(store: BaselineStore, hardware_class: str | None, *, corrected: bool = True) -> Measured:
     """Return the noise of a hardware class from its baselines; None is this machine's class.
 
+    `corrected`: by the probe, as a gate corrects it and a comparison of two arms does not.
     Raises `CaseError` saying what to do if there are no baselines, or too few launches.
     """
     name = _known_class(store, hardware_class)
@@ -220,7 +222,7 @@ def measured_noise(store: BaselineStore, hardware_class: str | None) -> Measured
     if not baselines:
         raise CaseError(_unreadable(name, left_out[0]))
     pooled = class_noise(baselines)
-    noise = pooled.of(TOKENS_PER_S)
+    noise = pooled.of(TOKENS_PER_S, corrected=corrected)
     counts = [len(baseline.values(TOKENS_PER_S.name)) for baseline in baselines]
     if noise is None:
         launches = ", ".join(map(str, counts)) or "no"
@@ -237,7 +239,7 @@ def measured_noise(store: BaselineStore, hardware_class: str | None) -> Measured
         sigma=noise.sigma,
         degrees_of_freedom=noise.degrees_of_freedom,
         session_sigma=median(against(noise, sizes).session_sigma for sizes in sessions if sizes),
-        probe_exponent=pooled.probe_exponent,
+        probe_exponent=pooled.probe_exponent if corrected else 0.0,
         left_out=tuple(map(str, left_out)),
     )
 

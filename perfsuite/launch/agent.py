@@ -313,8 +313,9 @@ def _moved(word: str) -> str:
     The environment of this process and the worktree itself may lie in the repository, too.
     """
     top, _, worktree = os.environ.get(MOVED, "").partition(os.pathsep)
-    stay = tuple(each + os.sep for each in (sys.prefix, worktree))
-    is_moved = worktree and word.startswith(top + os.sep) and not f"{word}{os.sep}".startswith(stay)
+    inside, path = top + os.sep, word + os.sep
+    stay = tuple(each + os.sep for each in (sys.prefix, worktree) if each.startswith(inside))
+    is_moved = worktree and path.startswith(inside) and not path.startswith(stay)
     return worktree + word.removeprefix(top) if is_moved else word
 
 

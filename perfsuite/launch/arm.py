@@ -206,7 +206,10 @@ def _import_paths(python: str, top: Path, worktree: Path) -> tuple[str, ...]:
             check=False,
         ).stdout
     prefix, *paths = [Path(line) for line in said.splitlines() if line] or [top]
-    ours = [each for each in paths if each.is_relative_to(top) and not each.is_relative_to(prefix)]
+    is_inside = prefix.is_relative_to(top)  # else the repository may lie below it, as /usr/src below /usr
+    ours = [
+        each for each in paths if each.is_relative_to(top) and not (is_inside and each.is_relative_to(prefix))
+    ]
     below = dict.fromkeys([Path(), Path("src"), *(each.relative_to(top) for each in ours)])
     return tuple(str(worktree / each) for each in below)
 

@@ -36,7 +36,7 @@ def launcher(name: str | None = None) -> Launcher:
     extension = extensions.find(LAUNCHERS, name, built_in=BUILT_IN_LAUNCHERS)
     if extension is None:
         known = ", ".join(extensions.names(LAUNCHERS, built_in=BUILT_IN_LAUNCHERS))
-        raise CaseError(f"--perf-launcher={name}: there is no such launcher; known are {known}")
+        raise CaseError(f"there is no launcher {name!r}; known are {known}")
     found = extension.load()()
     if not isinstance(found, Launcher):
         raise extension.error("it has not the methods of perfsuite.launch.base.Launcher; mend it")

@@ -183,7 +183,7 @@ class Neighbours:
         if not self._in_vain:
             self.say(
                 f"waiting until {_until(machine)} for {QUIET_S:.0f} s, {most_s:.0f} s at the most "
-                "(--perf-wait-quiet)"
+                "(--perf-wait-quiet; of a command, --wait-quiet)"
             )
         began = quiet_since = self.clock()
         look = self._look(machine, devices)

@@ -34,6 +34,7 @@ from perfsuite.results.metric import (
     extra_metrics,
 )
 from perfsuite.results.outcome import STYLES
+from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
 
 NARROW = 120
@@ -149,12 +150,19 @@ def explanation(result: Measurement) -> str:
         lines.append(f"  baseline of the counts: {verdict.counts.baseline_file}")
     lines += [f"  {line}" for line in profile.traces(result)]
     lines.append(f"  files of the {'dry run' if result.dry else 'launches'}: {result.directory}")
-    for run in (*result.before, *result.runs):
-        if run.failure is not None and run.failure.traceback:
-            where = "" if run.failure.rank is None else f" of rank {run.failure.rank}"
-            traceback = run.failure.traceback.rstrip().splitlines()
-            lines += [f"  traceback{where}:", *(f"    {line}" for line in traceback)]
+    lines += _tracebacks(result.before, ", arm A")
+    lines += _tracebacks(result.runs, ", arm B" if result.before else "")
     return "\n".join(lines)
+
+
+def _tracebacks(runs: Sequence[Run], where: str) -> list[str]:
+    lines = []
+    for run in runs:
+        if run.failure is not None and run.failure.traceback:
+            rank = "" if run.failure.rank is None else f" of rank {run.failure.rank}"
+            traceback = run.failure.traceback.rstrip().splitlines()
+            lines += [f"  traceback{rank}{where}:", *(f"    {line}" for line in traceback)]
+    return lines
 
 
 def _by_what(result: Measurement) -> str:

@@ -185,7 +185,7 @@ def merged(profiles: Mapping[int, Profile], method: str = METHOD) -> LaunchProfi
     return LaunchProfile(
         method=method,
         ranks=tuple(
-            RankProfile(ranks=tuple(group), profile=_mean(tuple(group.values()))) for group in groups
+            RankProfile(ranks=tuple(group), profile=_mean([*group.values()], unsteady)) for group in groups
         ),
         busy_us=tuple(_cut(profile.split.busy_us) for _, profile in sorted(profiles.items())),
     )
@@ -198,8 +198,8 @@ def _same_calls(one: Profile, other: Profile, unsteady: Set[str]) -> bool:
     return one.device == other.device and calls == others
 
 
-def _mean(profiles: Sequence[Profile]) -> Profile:
-    first = profiles[0]
+def _mean(profiles: Sequence[Profile], unsteady: Set[str]) -> Profile:
+    first = profiles[0].replace(unsteady=tuple(sorted(unsteady)))
     if len(profiles) == 1:
         return first
     return first.replace(
@@ -207,7 +207,6 @@ def _mean(profiles: Sequence[Profile]) -> Profile:
         operators=_mean_work([each.operators for each in profiles]),
         kernels=_mean_work([each.kernels for each in profiles]),
         host_syncs=_mean_work([each.host_syncs for each in profiles]),
-        unsteady=tuple(sorted({name for each in profiles for name in each.unsteady})),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.outcome import WORST_FIRST, CountCheck, Outcome, Verdict
@@ -50,7 +51,12 @@ def _explained(timed: Verdict, counts: CountCheck | None) -> str | None:
     """
     if counts is None or not counts.compared or all(each.outcome != "regressed" for each in timed.checks):
         return None
-    if not counts.findings:
-        return THE_SAME
-    order = ("regressed", "passed", "improved")
-    return min(counts.findings, key=lambda finding: order.index(finding.outcome)).sentence
+    return first_cause(counts, "regressed")
+
+
+def first_cause(counts: CountCheck, outcome: Literal["regressed", "improved"]) -> str:
+    """What may best explain that a case `outcome`: the largest change of that kind, else of any."""
+    kinds = ("regressed", "passed", "improved")
+    order = kinds if outcome == "regressed" else kinds[::-1]
+    found = sorted(counts.findings, key=lambda finding: order.index(finding.outcome))
+    return found[0].sentence if found else THE_SAME

@@ -17,9 +17,9 @@ from perfsuite.results.outcome import WORST_FIRST, Check, CountCheck, Outcome, V
 from perfsuite.results.rank_report import FailureKind
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
-from perfsuite.verdict.combined import THE_SAME
+from perfsuite.verdict.combined import first_cause
 from perfsuite.verdict.comparable import changes, differences
-from perfsuite.verdict.judge import MAX_UNHEALTHY, exact_check
+from perfsuite.verdict.judge import MAX_UNHEALTHY, exact_check, why_failed
 from perfsuite.verdict.loss import loss_differs
 from perfsuite.verdict.noise import is_size
 from perfsuite.verdict.paired import MAX_PAIRS, MIN_PAIRS, PairedOutcome, decided
@@ -54,15 +54,17 @@ def judge_pairs(
     b: Sequence[Run],
     *,
     tolerance: float | None = None,
-    metric: str = TOKENS_PER_S.name,
+    metric: str | None = None,
     max_pairs: int = MAX_PAIRS,
     max_unhealthy: int = MAX_UNHEALTHY,
 ) -> Verdict:
     """Judge the pairs so far, in the order they were made. Call again after one more while `undecided`.
 
-    `tolerance` replaces that of tokens/s. The verdict stays `undecided` as long as `metric` is. After
-    `max_unhealthy` pairs that are no evidence, if there are no more healthy ones, it is `unhealthy`. Its
-    launches count those of both arms; its `unhealthy_launches` are numbers of pairs.
+    With a `metric`, the verdict is `undecided` as long as that is, and `tolerance` is that metric's. Without,
+    it is `undecided` as long as tokens/s is, and then as long as any other metric is, unless one is worse;
+    `tolerance` is that of tokens/s. After `max_unhealthy` pairs that are no evidence, if there are no more
+    healthy ones, it is `unhealthy`. Its launches count those of both arms; its `unhealthy_launches` are
+    numbers of pairs.
     """
     launches = len(a) + len(b)
     if failed := [(arm, run) for arm, runs in ((ARM_A, a), (ARM_B, b)) for run in runs if run.failure]:
@@ -70,7 +72,7 @@ def judge_pairs(
             outcome="failed",
             launches=launches,
             failure=_kind(failed[0][1]),
-            reasons=tuple(_why_failed(arm, run) for arm, run in failed),
+            reasons=tuple(f"{arm} failed: {'; '.join(why_failed(run))}" for arm, run in failed),
             against=ARM_A,
         )
     problems = unhealthy_pairs(a, b)
@@ -99,13 +101,6 @@ def _kind(run: Run) -> FailureKind:
     return run.failure.kind
 
 
-def _why_failed(arm: str, run: Run) -> str:
-    """Which arm failed, how, and what was wrong with the machine meanwhile."""
-    assert run.failure is not None
-    machine = "".join(f"; meanwhile {why}" for why in health.machine_problems(run.health, run.machine))
-    return f"{arm} failed: {run.failure.kind}: {run.failure.message}{machine}"
-
-
 def _other_settings(run: Run, known: Baseline) -> tuple[str, ...]:
     """Settings that the workers of both arms observed to differ: a finding, and no reason to refuse."""
     return tuple(
@@ -115,25 +110,28 @@ def _other_settings(run: Run, known: Baseline) -> tuple[str, ...]:
 
 
 def _judge_healthy(
-    a: Sequence[Run], b: Sequence[Run], tolerance: float | None, metric: str, max_pairs: int
+    a: Sequence[Run], b: Sequence[Run], tolerance: float | None, alone: str | None, max_pairs: int
 ) -> Verdict:
-    """The verdict on healthy pairs; `undecided` while `metric` or the worst one is."""
+    """The verdict on healthy pairs, which waits for the metric `alone`, or for all of them."""
     launches = len(a) + len(b)
     if len(a) >= MIN_PAIRS and (difference := loss_differs(b, baselines.from_runs(a), ARM_A)) is not None:
         return Verdict(outcome="failed", launches=launches, failure="loss", reasons=(difference,))
     device = b[0].machine.device
     metrics = judged((run.figures for run in (*a, *b)), device)
-    checks = tuple(_check(each, a, b, tolerance, max_pairs) for each in metrics)
+    awaited = alone or TOKENS_PER_S.name
+    checks = tuple(
+        _check(each, a, b, tolerance if each.name == awaited else None, max_pairs) for each in metrics
+    )
     outcome = min((check.outcome for check in checks), key=WORST_FIRST.index)
-    awaited = next((check.outcome for check in checks if check.metric == metric), None)
-    if outcome != "failed" and awaited == "undecided":
-        outcome = "undecided"
+    state = next((check.outcome for check in checks if check.metric == awaited), None)
+    if outcome != "failed" and state is not None and (state == "undecided" or alone):
+        outcome = state
     counts = _counts(a, b)
     return Verdict(
         outcome=outcome,
         launches=launches,
         checks=checks,
-        counts=counts,
+        counts=None if counts is None else _unjudged(counts),
         explained=_explained(checks, counts),
         failure="missing_metric" if outcome == "failed" else None,
     )
@@ -148,7 +146,6 @@ def _check(
     """
     before, now = ([metric.of(run.figures) for run in runs] for runs in (a, b))
     shown, device = metric.counting(b[0].case.unit), b[0].machine.device
-    is_own = metric == TOKENS_PER_S and tolerance is not None
     check = Check(
         metric=metric.name,
         label=shown.label,
@@ -156,7 +153,7 @@ def _check(
         outcome="passed",
         measured=_median(now),
         baseline=_median(before),
-        tolerance=tolerance if is_own and tolerance is not None else metric.tolerance(device),
+        tolerance=metric.tolerance(device) if tolerance is None else tolerance,
     )
     for arm, values in ((ARM_A, before), (ARM_B, now)):
         if bad := [value for value in values if not is_size(value)]:
@@ -184,18 +181,20 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 
 def _counts(a: Sequence[Run], b: Sequence[Run]) -> CountCheck | None:
-    """What a step of arm B does otherwise than one of arm A: it explains a change and is none by itself."""
+    """What a step of arm B does otherwise than one of arm A, judged as beside a baseline."""
     counted = exact.counted(a)
-    check = exact.check(b, count_baseline.from_runs(counted)) if counted else None
-    if check is None:
-        return None
+    return exact.check(b, count_baseline.from_runs(counted)) if counted else None
+
+
+def _unjudged(check: CountCheck) -> CountCheck:
+    """Counts as they are shown of two arms: they explain a change and are none by themselves."""
     findings = tuple(finding.replace(outcome="passed") for finding in check.findings)
     return check.replace(outcome="passed", findings=findings)
 
 
 def _explained(checks: Sequence[Check], counts: CountCheck | None) -> str | None:
-    """Why an arm is slower, or larger, as far as counts tell; None where none is, or none were compared."""
-    is_changed = any(check.outcome in ("regressed", "improved") for check in checks)
-    if counts is None or not counts.compared or not is_changed:
+    """Why arm B is worse, or better, as far as counts tell; None if it is neither or none were compared."""
+    outcomes = {check.outcome for check in checks}
+    if counts is None or not counts.compared or not outcomes & {"regressed", "improved"}:
         return None
-    return counts.findings[0].sentence if counts.findings else THE_SAME
+    return first_cause(counts, "regressed" if "regressed" in outcomes else "improved")

@@ -63,7 +63,7 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
     for run in runs:
         if run.failure is not None:
             return Verdict(
-                outcome="failed", launches=len(runs), failure=run.failure.kind, reasons=_why_failed(run)
+                outcome="failed", launches=len(runs), failure=run.failure.kind, reasons=why_failed(run)
             )
     problems = {number: why for number, run in enumerate(runs, 1) if (why := launch_problems(run, baseline))}
     healthy = [run for number, run in enumerate(runs, 1) if number not in problems]
@@ -82,8 +82,8 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
     )
 
 
-def _why_failed(run: Run) -> tuple[str, ...]:
-    """The failure of a launch, and what was wrong with the machine meanwhile."""
+def why_failed(run: Run) -> tuple[str, ...]:
+    """The failure of a launch that failed, and what was wrong with the machine meanwhile."""
     assert run.failure is not None
     reasons = [f"{run.failure.kind}: {run.failure.message}"]
     reasons += [f"meanwhile {why}" for why in health.machine_problems(run.health, run.machine)]

@@ -87,11 +87,6 @@ class PairedDecision:
     minimum_detectable: float
     """`minimum_detectable_difference` with this noise and the pairs that are allowed."""
 
-    @property
-    def blind(self) -> bool:
-        """Whether this comparison misses changes of the size of its tolerance more than 5 times in 100."""
-        return self.minimum_detectable > self.tolerance
-
 
 def order(pair: int) -> tuple[Literal["a", "b"], Literal["a", "b"]]:
     """Return in which order the arms of a pair, counted from 0, are launched: A B, B A, A B, ..."""

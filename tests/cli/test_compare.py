@@ -160,7 +160,7 @@ def test_the_report_is_that_of_a_session(verdicts: Verdicts) -> None:
         (("--a", "."), "name the cases by their ids, or select them by -k: one of both"),
         (("--a", ".", "--tolerance", "0", CASE.id), "--tolerance is '0', expected above 0%"),
         (("--a", ".", "--inject", "nosuch", CASE.id), "nosuch"),
-        (("--a", ".", "--launcher", "nosuch", CASE.id), "there is no such launcher"),
+        (("--a", ".", "--launcher", "nosuch", CASE.id), "there is no launcher 'nosuch'"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(arguments: tuple[str, ...], words: str) -> None:

@@ -392,11 +392,20 @@ def test_a_file_of_the_repository_is_that_of_the_worktree(monkeypatch: pytest.Mo
         "/repository/train.py",
         "--out=/repo/x",
         "train.py",
-        f"{sys.prefix}/bin/python",
+        "/repo/.venv/bin/python",
         "/repo/.perfsuite/arms/abc",
         "/repo/.perfsuite/arms/abc/train.py",
     )
     assert [agent._moved(word) for word in words] == list(words), "without an arm of another commit"
     monkeypatch.setenv("PERFSUITE_MOVED", "/repo:/repo/.perfsuite/arms/abc")
+    monkeypatch.setattr(sys, "prefix", "/repo/.venv")
     moved = [agent._moved(word) for word in words]
     assert moved == ["/repo/.perfsuite/arms/abc/train.py", *words[1:]]
+    assert agent._moved("/repo") == "/repo/.perfsuite/arms/abc", "the directory that a script starts in"
+
+
+def test_a_repository_below_the_interpreters_own_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", "/usr")
+    monkeypatch.setenv("PERFSUITE_MOVED", "/usr/src/app:/tmp/arms/abc")
+    assert agent._moved("/usr/src/app/train.py") == "/tmp/arms/abc/train.py"
+    assert agent._moved("/usr/bin/python") == "/usr/bin/python"

@@ -61,7 +61,7 @@ def test_slurm_without_an_allocation_is_refused() -> None:
 
 
 def test_a_name_that_nobody_has_is_refused(packages: Any) -> None:
-    with pytest.raises(CaseError, match="ray: there is no such launcher; known are local, slurm"):
+    with pytest.raises(CaseError, match="there is no launcher 'ray'; known are local, slurm"):
         launcher("ray")
 
 

@@ -197,7 +197,7 @@ def test_a_session_waits_until_it_was_quiet_for_some_seconds(machine: Machine, w
     assert world.neighbours.wait(machine, 2)
     assert world.now == 20 + QUIET_S
     assert world.said == [
-        f"waiting until {what} for 5 s, 60 s at the most (--perf-wait-quiet)",
+        f"waiting until {what} for 5 s, 60 s at the most (--perf-wait-quiet; of a command, --wait-quiet)",
         "quiet after 25 s",
     ]
 

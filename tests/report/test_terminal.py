@@ -234,6 +234,18 @@ def test_explanation_of_a_failure_ends_with_the_whole_traceback() -> None:
     assert told[-4:] == ["  traceback of rank 3:", "    Traceback:", "      line 1", "    ValueError: x"]
 
 
+def test_of_two_arms_a_traceback_says_of_which_it_is() -> None:
+    failed = make_run(failure=Failure(kind="crash", message="ValueError: x", rank=3, traceback="line 1"))
+    compared = make_compared().replace(before=(failed,), runs=(failed,))
+    told = explanation(compared).splitlines()
+    assert told[-4:] == [
+        "  traceback of rank 3, arm A:",
+        "    line 1",
+        "  traceback of rank 3, arm B:",
+        "    line 1",
+    ]
+
+
 def test_explanation_of_a_failure_of_no_rank() -> None:
     failure = Failure(kind="timeout", message="killed", traceback="last lines of agent-0.log:\nwaiting")
     told = explanation(make_result(make_run(failure=failure))).splitlines()

@@ -36,6 +36,13 @@ def test_what_is_unsteady_in_one_rank_parts_it_from_no_other() -> None:
     assert entry.profile.unsteady == unsteady.unsteady
 
 
+def test_what_is_unsteady_in_one_rank_is_compared_in_none() -> None:
+    unsteady = make_profile().replace(unsteady=("aten::mm",))
+    launch = launch_profile(unsteady, make_profile().replace(kernels=()))
+    assert [entry.name for entry in launch.ranks] == ["0", "1"]
+    assert [entry.profile.unsteady for entry in launch.ranks] == [("aten::mm",)] * 2
+
+
 @pytest.mark.parametrize(("compute", "straggler"), [(60_000, None), (70_000, None), (90_000, 2)])
 def test_a_rank_that_computes_much_longer_than_the_others_is_named(
     compute: float, straggler: int | None

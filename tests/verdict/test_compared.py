@@ -15,7 +15,7 @@ from perfsuite.verdict.combined import THE_SAME
 from perfsuite.verdict.compared import judge_pairs, unhealthy_pairs
 from perfsuite.verdict.paired import MAX_PAIRS
 from tests.samples import DISTURBED, make_figures, make_launches, make_run
-from tests.twin_counts import counts, launch
+from tests.twin_counts import GATHERED, REDUCED, counts, launch
 from tests.verdict.judging import H100, USUAL, check_of, outcomes, with_loss
 
 A = USUAL[:MAX_PAIRS]
@@ -70,6 +70,14 @@ def test_the_tolerance_may_be_given_for_the_speed() -> None:
     assert check_of(verdict, "tokens_per_s_mean").tolerance == 0.2
 
 
+def test_one_metric_may_be_asked_for_alone_and_the_tolerance_is_its_own() -> None:
+    larger = arm(B, 0.99, peak_memory_bytes=1.15 * 64 * 2**20)
+    assert outcomes(compared(arm(), larger))["peak_memory_bytes"] == "passed", "20 % are allowed on a CPU"
+    verdict = compared(arm(), larger, metric="peak_memory_bytes", tolerance=0.05)
+    assert outcomes(verdict)["peak_memory_bytes"] == verdict.outcome == "regressed"
+    assert check_of(verdict, "tokens_per_s").tolerance == 0.15
+
+
 def test_pairs_for_another_metric_change_nothing_of_what_is_decided() -> None:
     a, b = arm(A[:6]), arm((*B[:3], *(0.5 * speed for speed in B[3:6])))
     early, late = (check_of(judged(a[:used], b[:used]), "tokens_per_s") for used in (3, 6))
@@ -110,6 +118,13 @@ def test_the_arm_that_fails_is_named() -> None:
     )
     assert (verdict.outcome, verdict.failure) == ("failed", "crash")
     assert verdict.reasons[1].startswith("arm B failed: crash: boom; meanwhile other processes used 90%")
+
+
+def test_what_a_failing_arm_says_of_the_hardware_is_told() -> None:
+    error = "CUDA error: uncorrectable ECC error encountered"
+    failed = make_run(failure=Failure(kind="crash", message=error, at=0.0))
+    (reason,) = judged(arm(A[:1]), [failed]).reasons
+    assert reason.startswith(f"arm B failed: crash: {error}; meanwhile hardware: ")
 
 
 def test_another_loss_fails_and_both_are_told() -> None:
@@ -178,6 +193,11 @@ def test_counts_explain_a_change_and_are_none_by_themselves() -> None:
     assert {finding.outcome for finding in slower.counts.findings} == {"passed"}
     as_fast = compared(counted(1.0), counted(1.0, **more))
     assert (as_fast.outcome, as_fast.explained) == ("passed", None)
+    less = {"host_reads": {"forward": 9, "optimizer": 39}, "collectives": (GATHERED, REDUCED)}
+    assert compared(counted(1.0), counted(0.7, **less)).explained == "host reads in forward: 1 -> 9 a step"
+    faster = compared(counted(1.0), counted(1.5, **less))
+    fewer = "all_gather of 2 ranks: 5 fewer calls a step in backward (-3.5 MiB)"
+    assert faster.explained == fewer
     assert compared(counted(1.0), counted(0.7)).explained == THE_SAME
 
 

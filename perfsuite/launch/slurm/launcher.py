@@ -68,7 +68,7 @@ class SlurmLauncher:
         """Raises `MachineError` outside of an allocation."""
         if (job_id := os.environ.get(JOB_ID)) is None:
             raise MachineError(
-                f"--perf-launcher=slurm: this process is in no allocation ({JOB_ID} is not set). Run it "
+                f"the launcher slurm: this process is in no allocation ({JOB_ID} is not set). Run it "
                 "inside salloc or sbatch, or submit it: perfsuite slurm submit -- bench_cases -m h100"
             )
         self.job_id = job_id
@@ -98,7 +98,8 @@ class SlurmLauncher:
         if blind:
             raise MachineError(
                 f"{', '.join(blind)} cannot see {shared}, where this process has just written a file: every "
-                "node must see this directory. Give one of a shared file system: --perf-store=DIR"
+                "node must see this directory. Give one of a shared file system: --perf-store=DIR (of a "
+                "command, --store)"
             )
         return alike(told).replace(
             nodes=len(told), interconnect=told[0].interconnect, allocation=self._allocation(told)

@@ -231,7 +231,18 @@ def _command(result: Measurement, session: SessionFile) -> str:
     if session.arms:
         a, b = session.arms
         fault = ["--inject", inject] if inject else []
-        return shlex.join(["perfsuite", "compare", "--a", a.text, "--b", b.text, *fault, result.case_id])
+        tolerance = _own_tolerance(result)
+        return shlex.join(
+            ["perfsuite", "compare", "--a", a.text, "--b", b.text, *fault, *tolerance, result.case_id]
+        )
     if result.dry:
         return shlex.join(["perfsuite", "dry-run", result.case_id])
     return shlex.join(["pytest", result.nodeid, *([f"--perf-inject={inject}"] if inject else [])])
+
+
+def _own_tolerance(result: Measurement) -> list[str]:
+    """The option by which a comparison was given its tolerance; nothing where it has that of a gate."""
+    check = result.verdict.check(TOKENS_PER_S.name)
+    if check is None or check.tolerance == TOKENS_PER_S.tolerance(result.runs[0].machine.device):
+        return []
+    return ["--tolerance", f"{100 * check.tolerance:g}%"]

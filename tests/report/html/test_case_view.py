@@ -7,13 +7,13 @@ import pytest
 from perfsuite.report.html.case_view import CaseView, case_view, overview
 from perfsuite.report.html.tables import NONE
 from perfsuite.results.run import Health
-from perfsuite.results.session_file import Measurement
-from tests.samples import BEFORE, make_gpu_machine, make_result, make_run, never_run, now
+from perfsuite.results.session_file import ArmFacts, Measurement
+from tests.samples import ARMS, BEFORE, make_compared, make_gpu_machine, make_result, make_run, never_run, now
 from tests.sessions import TRACEBACK, make_gpu_result, make_session
 
 
-def view(result: Measurement) -> CaseView:
-    return case_view(result, make_session(0), anchor="case-x", columns=overview("tokens"))
+def view(result: Measurement, arms: tuple[ArmFacts, ...] = ()) -> CaseView:
+    return case_view(result, make_session(0).replace(arms=arms), anchor="case-x", columns=overview("tokens"))
 
 
 def test_the_summary_holds_text_and_the_number_to_sort_by() -> None:
@@ -90,6 +90,15 @@ def test_every_note_is_told_once() -> None:
 
 def test_a_traceback_names_launch_and_rank() -> None:
     assert view(make_gpu_result(1, "crash")).tracebacks == [("Launch 1, traceback of rank 5", TRACEBACK)]
+
+
+def test_a_comparison_with_a_tolerance_of_its_own_is_repeated_with_it() -> None:
+    compared = make_compared(speed=0.93)
+    assert "--tolerance" not in view(compared, ARMS).command
+    checks = tuple(each.replace(tolerance=0.03) for each in compared.verdict.checks)
+    own = compared.replace(verdict=compared.verdict.replace(checks=checks))
+    again = f"perfsuite compare --a 'main X=1' --b . --tolerance 3% {compared.case_id}"
+    assert view(own, ARMS).command == again
 
 
 def test_the_command_measures_the_same_again() -> None:
