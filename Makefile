@@ -125,8 +125,12 @@ history:  ## the branch perfsuite-history in history/, empty if there is no such
 		git -C history checkout --quiet --orphan perfsuite-history && git -C history rm -rfq .; \
 	fi
 
+# A single artifact is downloaded into nights/ itself, several of them into folders there.
+NIGHTS = $(wildcard nights/results.json nights/*/results.json)
+
 keep: .venv/installed history  ## the results in nights/ into the branch perfsuite-history, which is pushed
-	.venv/bin/perfsuite history add nights/*/results.json --history history
+	test -n "$(NIGHTS)" || { echo "nights/ holds no results.json: no machine delivered any"; exit 1; }
+	.venv/bin/perfsuite history add $(NIGHTS) --history history
 	git -C history add --all
 	git -C history diff --cached --quiet || git -C history $(AS_PERFSUITE) commit --quiet -m "Results of a night"
 	git -C history push --quiet origin perfsuite-history
@@ -149,7 +153,8 @@ drift: .venv/installed  ## OUT=trend: what crept in history/, also onto the job'
 	{ echo '```text'; cat "$$OUT/trend.txt"; echo '```'; } >> "$${GITHUB_STEP_SUMMARY:-/dev/stdout}"
 
 issue: .venv/installed  ## RUN_URL=...: open, update or close the issue of each hardware class in nights/
-	.venv/bin/perfsuite github-issue nights/*/results.json $(addprefix --trend ,$(wildcard nights/trend/trend.json))
+	test -n "$(NIGHTS)" || { echo "nights/ holds no results.json: no machine delivered any"; exit 1; }
+	.venv/bin/perfsuite github-issue $(NIGHTS) $(addprefix --trend ,$(wildcard nights/trend/trend.json))
 
 compare: .venv/installed  ## BASE=main HARDWARE=h100: launch that commit and this one in turn, and compare them
 	.venv/bin/perfsuite hardware --expect "$$HARDWARE"

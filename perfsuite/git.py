@@ -43,6 +43,8 @@ class Revision(NamedTuple):
     """None outside of git."""
     dirty: bool
     """Whether tracked files have uncommitted changes."""
+    problem: str | None = None
+    """Why git could not tell, inside of a repository."""
 
 
 def revision(directory: Path) -> Revision:
@@ -50,8 +52,10 @@ def revision(directory: Path) -> Revision:
     try:
         commit = git("rev-parse", "HEAD", cwd=directory).strip()
         changes = git("status", "--porcelain", "--untracked-files=no", cwd=directory)
-    except GitError:
-        return Revision(None, False)
+    except GitError as error:
+        here = directory.resolve()
+        is_inside = any((each / ".git").exists() for each in (here, *here.parents))
+        return Revision(None, False, str(error) if is_inside else None)
     return Revision(commit, bool(changes))
 
 

@@ -227,7 +227,10 @@ class Session:
     @cached_property
     def revision(self) -> git.Revision:
         """What is checked out in the repository that holds the cases, as it was when first asked for."""
-        return git.revision(self.options.root)
+        now = git.revision(self.options.root)
+        if now.problem is not None:
+            self.listener.say(f"the commit of the cases is not known: {now.problem}")
+        return now
 
     @cached_property
     def conditions(self) -> Conditions:
@@ -272,9 +275,13 @@ class Session:
         result = self._earlier.get((nodeid, case.id))
         if result is None or not resume.is_decided(result) or not _is_of(result, case):
             return None
+        machine, counts = self.host.machine_for(case), result.verdict.counts
         with contextlib.suppress(FileError):
-            found = self.baselines.find(self.host.machine_for(case).hardware_class, case)
-            if result.baseline_file in (None, None if found is None else str(found.file)):
+            found = self.baselines.find(machine.hardware_class, case)
+            counted = self.baselines.counts.find(target_of(machine, dry=False), case)
+            if _is_judged_by(result.baseline_file, found) and _is_judged_by(
+                None if counts is None else counts.baseline_file, counted
+            ):
                 return result
         return None
 
@@ -689,6 +696,11 @@ def _is_worse(verdict: Verdict) -> bool:
 def _is_too_small(known: Baseline, policy: Policy) -> bool:
     """Whether a local baseline has fewer launches than are needed to estimate their noise."""
     return known.accepted is None and len(known.launches) < min(MIN_RECORDED, policy.record_launches)
+
+
+def _is_judged_by(file: str | None, found: FoundBaseline | FoundCounts | None) -> bool:
+    """Whether a result that was judged by this file, or by none, would be judged by the same one today."""
+    return file in (None, None if found is None else str(found.file))
 
 
 def _is_of(result: Measurement, case: Case) -> bool:

@@ -36,7 +36,7 @@ CHECKED_BY_PARSING = {
 }
 FRAMEWORKS = [
     value
-    for value in vars(perfsuite).values()
+    for value in (getattr(perfsuite, name) for name in perfsuite.__all__)
     if isinstance(value, type) and issubclass(value, Framework) and value not in (Framework, Fake)
 ]
 SIMULATED = """

@@ -36,6 +36,15 @@ def test_outside_of_git_there_is_no_revision(tmp_path: Path) -> None:
     assert revision(tmp_path) == Revision(None, dirty=False)
 
 
+def test_why_git_fails_in_a_repository_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git(tmp_path, "init", "--quiet")
+    problem = revision(tmp_path).problem
+    assert problem is not None
+    assert "HEAD" in problem, "there is no commit yet"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert revision(tmp_path) == Revision(None, False, "git rev-parse HEAD: No such file or directory")
+
+
 def test_uncommitted_changes_are_told_apart_by_what_they_change(repo: Path) -> None:
     assert changes(repo) is None
     tracked = repo / "tracked"

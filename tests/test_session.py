@@ -447,6 +447,21 @@ def test_a_case_whose_baseline_is_another_now_is_measured_again(
     assert recorded.baseline_file is not None
 
 
+def test_a_case_whose_counts_have_another_baseline_now_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_git(monkeypatch)
+    first = make_session(tmp_path)
+    run = launch(machine=first.host.machine)
+    stand_in(monkeypatch, [run] * 3, Verdict(outcome="recorded", launches=3))
+    counts = first.measure(make_case(), "one").verdict.counts
+    assert resumed(tmp_path).earlier_result(make_case(), "one") is not None
+    assert counts is not None
+    assert counts.baseline_file is not None
+    Path(counts.baseline_file).unlink()
+    assert resumed(tmp_path).earlier_result(make_case(), "one") is None
+
+
 def test_another_commit_begins_a_new_session_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,10 @@ def test_a_night_is_reported_kept_published_and_an_issue_opened(
     make(repository, "summary", OUT="out")
     assert "1 passed" in (tmp_path / "summary").read_text()
     assert (repository / "out" / "index.html").exists()
+    make(repository, "keep", status=2)
+    shutil.copytree(repository / "out", repository / "nights")  # as a single artifact is downloaded
+    make(repository, "keep")
+    shutil.rmtree(repository / "nights")
     for night in ("night-cpu", "night-cpu-again"):
         shutil.copytree(repository / "out", repository / "nights" / night)
         make(repository, "keep")

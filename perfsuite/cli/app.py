@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +22,7 @@ from perfsuite.cli.power import power
 from perfsuite.cli.report import report
 from perfsuite.cli.selftest import selftest
 from perfsuite.errors import PerfsuiteError
+from perfsuite.launch.slurm.settings import read_ini
 from perfsuite.report.terminal import console
 
 
@@ -53,10 +55,19 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    ctx: typer.Context,
     show_version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
-) -> None: ...
+) -> None:
+    """Take defaults of --store and --baselines from pytest's ini file, as pytest itself does."""
+    ctx.default_map = _defaults(ctx.command, read_ini(Path.cwd()).directories())
+
+
+def _defaults(command: Any, known: dict[str, str]) -> dict[str, Any]:
+    """Return these defaults for a command and for all below it."""
+    below = getattr(command, "commands", {})
+    return {**known, **{name: _defaults(each, known) for name, each in below.items()}}
 
 
 app.add_typer(baseline.app, name="baseline", no_args_is_help=True)

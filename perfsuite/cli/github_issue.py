@@ -19,9 +19,10 @@ import typer
 from perfsuite import documents
 from perfsuite.errors import GitHubError
 from perfsuite.history.trend import Finding, Trend
+from perfsuite.report.counts import findings
 from perfsuite.report.profile import because
 from perfsuite.report.terminal import console
-from perfsuite.report.text import sentence
+from perfsuite.report.text import plural, sentence
 from perfsuite.results.session_file import Measurement, SessionFile
 
 LABEL = "perfsuite"
@@ -81,7 +82,8 @@ def steps(
         good |= {subject for subject in known if subject.startswith(_DRIFT)}
     for subject in known:
         if subject not in good | bad.keys():
-            bad[subject] = f"- `{subject}`: not measured again, or not known"
+            why = "not measured again, or not known; if this case is gone, close this issue by hand"
+            bad[subject] = f"- `{subject}`: {why}"
     if bad and issue is None:
         create = ("issue", "create", "--title", title(hardware_class), "--label", LABEL, "--body-file", "-")
         return [
@@ -108,9 +110,11 @@ def _of_result(result: Measurement) -> str:
     verdict = result.verdict
     lines = [*because(verdict)[:MOST_CAUSES], *verdict.reasons]
     lines += [sentence(check) for check in verdict.checks if check.outcome == "regressed"]
+    if verdict.counts is not None:
+        lines += findings(verdict.counts, by_rank=len(result.counts) > 1, most=MOST_CAUSES)
     if verdict.changed:
         lines.append(f"changed since the baseline: {'; '.join(verdict.changed)}")
-    heading = f"- `{result.case_id}`: **{result.outcome}** after {len(result.runs)} launches"
+    heading = f"- `{result.case_id}`: **{result.outcome}** after {plural(len(result.runs), 'launch')}"
     return "\n  - ".join([heading, *map(_plain, lines)])
 
 

@@ -83,7 +83,7 @@ class Arm:
         changed = " with uncommitted changes" if self.dirty else ""
         return {
             "interpreter": self.python,
-            "commit": f"{self.commit[:12]}{changed}" if self.commit else "none: not in git",
+            "commit": f"{self.commit[:12]}{changed}" if self.commit else "not known to git",
             "perfsuite": self.perfsuite,
             **{name: "(not shown)" if SECRET.search(name) else value for name, value in self.given.items()},
         }
@@ -95,8 +95,8 @@ HERE = Arm()
 
 def here(root: Path) -> Arm:
     """Make the arm of this environment, with the commit of the repository in which `root` lies."""
-    commit, dirty = revision(root)
-    return Arm(commit=commit, dirty=dirty)
+    now = revision(root)
+    return Arm(commit=now.commit, dirty=now.dirty)
 
 
 def resolve(option: str, text: str, *, root: Path, store: Path) -> Arm:

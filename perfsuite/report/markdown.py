@@ -17,7 +17,7 @@ from markupsafe import Markup
 from perfsuite.report import counts, preflight, profile, summary
 from perfsuite.report.columns import SPEED_CHANGE, extras, figure, of_cases, speed_in
 from perfsuite.report.published import ComparisonTable
-from perfsuite.report.scaling import HEADERS, Scaling, scalings
+from perfsuite.report.scaling import HEADERS, scalings
 from perfsuite.report.text import sentence
 from perfsuite.results.metric import PEAK_MEMORY
 from perfsuite.results.outcome import QUIET, WORST_FIRST
@@ -97,10 +97,6 @@ def text(value: str) -> str:
     flat = " ".join(value.split())
     # An underscore within a word is no markup, and ids are full of them.
     return re.sub(r"[&<>|*`~\[\]\\@#$]|(?<![^\W_])_|_(?![^\W_])", lambda match: f"&#{ord(match[0])};", flat)
-
-
-def _scaling(scaling: Scaling) -> Table:
-    return Table(headers=HEADERS, rows=scaling.rows(), text_columns=1)
 
 
 def _escaped(value: object) -> Markup:

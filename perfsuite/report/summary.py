@@ -176,7 +176,7 @@ def provenance(session: SessionFile) -> dict[str, str]:
     """Return where the figures of a session come from: hardware, torch, commit, time, perfsuite."""
     runs = [run for result in session.results for run in result.runs]
     torch = {run.observed.environment.get("torch", "unknown") for run in runs if run.observed is not None}
-    commit = session.commit[:12] if session.commit else "none: not in git"
+    commit = session.commit[:12] if session.commit else "not known to git"
     return {
         "hardware": hardware(session.results) or _machine(session.machine),
         **_allocated(session.machine.allocation),

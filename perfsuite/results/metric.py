@@ -31,7 +31,7 @@ class MetricRecorder(Protocol):
         """Start: called once, after the first step. `model` is what trains (None where nobody knows it)."""
 
     def boundary(self, step: int) -> None:
-        """Look at the model between two steps: called after each later step, `step` counted from 0."""
+        """Look at the model between two steps: called after each later step; `step` have ended, from 2 on."""
 
     def result(self) -> float | None:
         """Return this rank's value, after the last step; None if there is none."""

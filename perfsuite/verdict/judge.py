@@ -133,16 +133,25 @@ def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy:
     """The verdict on healthy launches beside the baseline.
 
     CPU time is judged beside baselines that have it: those from before it was measured are as good as ever.
+    What a device repeats to the digit is known after one launch. That it is worse hides nothing of the rest:
+    launches go on until the speed is decided, too.
     """
     if (failed := _cannot_be_compared(runs, baseline)) is not None:
         return failed
+    device = runs[0].machine.device
     launches = [run.figures for run in runs] + [launch.figures for launch in baseline.launches]
-    checks = tuple(
-        _check(metric, runs, baseline, noise, policy)
-        for metric in judged(launches, runs[0].machine.device)
+    metrics = [
+        metric
+        for metric in judged(launches, device)
         if metric != CPU_S_PER_STEP or baseline.values(metric.name)
-    )
-    return _worst(checks, len(runs))
+    ]
+    checks = tuple(_check(metric, runs, baseline, noise, policy) for metric in metrics)
+    verdict = _worst(checks, len(runs))
+    both = zip(metrics, checks, strict=True)
+    noisy = {check.outcome for metric, check in both if metric.judging(device) != "exact"}
+    if verdict.outcome == "regressed" and "regressed" not in noisy and "undecided" in noisy:
+        return verdict.replace(outcome="undecided")
+    return verdict
 
 
 def _cannot_be_compared(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:

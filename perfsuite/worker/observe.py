@@ -201,7 +201,11 @@ def owner(optimizer: Any) -> nn.Module:
     living: Any = (thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module))
     owners: list[nn.Module] = [module for module in living if wanted <= {id(p) for p in module.parameters()}]
     if not owners:
-        raise MismatchError(f"no module owns the parameters that {type(optimizer).__name__} steps")
+        raise MismatchError(
+            f"no module owns all tensors that {type(optimizer).__name__} steps: put them under one "
+            "nn.Module. Copies of parameters (the fp32 master weights of some mixed-precision optimizers) "
+            "have no module, and such training cannot be observed"
+        )
     return max(owners, key=lambda module: sum(1 for _ in module.modules()))
 
 

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from perfsuite.cli.app import app
+from perfsuite.results import baseline
+from perfsuite.results.store import BaselineStore
+from tests.samples import make_case, make_run
 
 
 @pytest.mark.parametrize("framework", ["nosuch", "fsdp", "script"])
@@ -14,6 +18,20 @@ def test_an_error_is_one_line_and_status_2(framework: str) -> None:
     assert (result.exit_code, result.stdout) == (2, "")
     [line] = result.stderr.splitlines()
     assert line.startswith("perfsuite selftest: Case: framework: ")
+
+
+def test_commands_look_where_pytests_ini_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pytest.ini").write_text("[pytest]\nperf_store = mine\nperf_baselines = perf/baselines\n")
+    kept = BaselineStore(Path("perf/baselines"), Path("mine/baselines"))
+    kept.write_reviewed(baseline.from_runs([make_run()] * 3))
+    kept.write_local(baseline.from_runs([make_run(case=make_case(micro_batch=5))] * 3))
+    shown = CliRunner().invoke(app, ["baseline", "list"], env={"COLUMNS": "200"})
+    assert shown.exit_code == 0
+    assert make_case().id in shown.stdout
+    assert make_case(micro_batch=5).id in shown.stdout
+    shown = CliRunner().invoke(app, ["baseline", "list", "--baselines", "baselines", "--store", "other"])
+    assert make_case().id not in shown.stdout, "an option wins"
 
 
 def test_help_names_the_exit_statuses() -> None:

@@ -172,6 +172,6 @@ def test_words_that_are_no_arm_are_refused(repo: Path, text: str, words: str) ->
 
 
 def test_outside_of_git_there_is_this_environment_and_no_commit(tmp_path: Path) -> None:
-    assert resolve("--a", "X=1", root=tmp_path, store=tmp_path).facts["commit"] == "none: not in git"
+    assert resolve("--a", "X=1", root=tmp_path, store=tmp_path).facts["commit"] == "not known to git"
     with pytest.raises(CaseError, match="'main' is no commit of"):
         resolve("--a", "main", root=tmp_path, store=tmp_path)

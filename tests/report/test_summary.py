@@ -63,7 +63,7 @@ def test_provenance_is_that_of_the_launches() -> None:
 def test_provenance_where_little_is_known() -> None:
     told = provenance(make_session(0).replace(commit=None, machine=make_machine()))
     assert (told["hardware"], told["torch"]) == ("cpu-test-2c (Test CPU)", "not observed")
-    assert told["commit"] == "none: not in git"
+    assert told["commit"] == "not known to git"
     assert (
         provenance(make_session(0).replace(dirty=True))["commit"] == "0123456789ab with uncommitted changes"
     )

@@ -327,6 +327,16 @@ def test_a_regression_is_told_though_another_metric_is_in_doubt() -> None:
     assert outcomes(verdict)["peak_memory_bytes"] == "undecided"
 
 
+def test_more_memory_of_a_gpu_hides_no_slowdown_that_takes_more_launches_to_see() -> None:
+    runs = usual(0.92, machine=H100, peak_memory_bytes=66 * MIB)
+    first = judged(runs[:1], BASELINE_H100, ORDINARY)
+    assert outcomes(first)["peak_memory_bytes"] == "regressed"
+    assert (first.outcome, outcomes(first)["tokens_per_s"]) == ("undecided", "undecided")
+    verdict = session(runs, BASELINE_H100, noise_of(0.01))
+    assert verdict.outcome == "regressed"
+    assert outcomes(verdict)["tokens_per_s"] == outcomes(verdict)["peak_memory_bytes"] == "regressed"
+
+
 def test_one_metric_inconclusive_makes_the_verdict_so() -> None:
     known = {**QUIET.by_metric, "peak_memory_bytes": Noise(sigma=2.0, degrees_of_freedom=30)}
     verdict = session(usual(), noise=ClassNoise(by_metric=known))

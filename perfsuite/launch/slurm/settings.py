@@ -1,4 +1,7 @@
-"""Reads what a repository fixes for its jobs from pytest's ini file. Imports neither torch nor pytest."""
+"""Reads what a repository fixes in pytest's ini file, for commands that are not pytest's.
+
+Imports neither torch nor pytest.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,11 @@ class Ini:
         """The setting `perf_slurm_<name>` as words: a list in TOML, or a text that is split as by a shell."""
         value = self.values.get(PREFIX + name, "")
         return list(map(str, value)) if isinstance(value, list) else shlex.split(str(value))
+
+    def directories(self) -> dict[str, str]:
+        """The local store (`store`) and the reviewed baselines (`baselines`), where the file fixes them."""
+        known = {name: self.values.get(f"perf_{name}") for name in ("store", "baselines")}
+        return {name: str(self.root / value) for name, value in known.items() if value}
 
     def store(self, arguments: Sequence[str]) -> Path:
         """The local store of a session with these arguments of pytest."""

@@ -52,6 +52,14 @@ def test_the_nearest_file_that_is_about_pytest_counts(tmp_path: Path) -> None:
     assert read_ini(below).text("partition") is None
 
 
+def test_directories_lie_where_the_file_lies(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nperf_store = ../shared\nperf_baselines = /figures\n")
+    below = tmp_path / "cases"
+    below.mkdir()
+    told = read_ini(below).directories()
+    assert told == {"store": f"{tmp_path}/../shared", "baselines": "/figures"}
+
+
 def test_without_a_file_nothing_is_set(tmp_path: Path) -> None:
     assert read_ini(tmp_path).root == tmp_path
     assert read_ini(tmp_path).values == {}
