@@ -130,10 +130,10 @@ NIGHTS = $(wildcard nights/results.json nights/*/results.json)
 
 keep: .venv/installed history  ## the results in nights/ into the branch perfsuite-history, which is pushed
 	test -n "$(NIGHTS)" || { echo "nights/ holds no results.json: no machine delivered any"; exit 1; }
-	.venv/bin/perfsuite history add $(NIGHTS) --history history
-	git -C history add --all
-	git -C history diff --cached --quiet || git -C history $(AS_PERFSUITE) commit --quiet -m "Results of a night"
-	git -C history push --quiet origin perfsuite-history
+	.venv/bin/perfsuite history add $(NIGHTS) --history history; status=$$?; \
+	git -C history add --all && \
+	{ git -C history diff --cached --quiet || git -C history $(AS_PERFSUITE) commit --quiet -m "Results of a night"; } && \
+	git -C history push --quiet origin perfsuite-history && exit $$status
 
 pages: .venv/installed  ## OUT=site: asv pages of history/ in site/html
 	.venv/bin/perfsuite history publish "$$OUT" --history history \

@@ -200,7 +200,6 @@ def test_an_interrupt_leaves_what_was_measured(tmp_path: Path, monkeypatch: pyte
     assert len(told.interrupted_launches) == 2, "one of each arm: the second pair was not whole"
 
 
-@pytest.mark.launch
 def test_an_error_leaves_the_launches_of_both_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in = Launches()
 
@@ -230,6 +229,7 @@ def test_what_is_saved_while_a_case_runs_holds_no_launch_of_another(
     assert saved[0] == 0
 
 
+@pytest.mark.launch
 def test_the_variables_of_an_arm_reach_its_ranks(tmp_path: Path) -> None:
     """Also the number of threads, which the agent sets on a CPU unless the arm does."""
     case = make_case(model="llama-tiny", framework=DDP(), steps=10, max_warmup_steps=2, timeout_s=300)

@@ -836,6 +836,16 @@ def test_dry_runs_may_run_side_by_side(suite: pytest.Pytester) -> None:
     assert case["runs"][0]["counts"][0]["ranks"] == [0]
 
 
+def test_dry_runs_side_by_side_of_nothing_are_never_green(suite: pytest.Pytester) -> None:
+    suite.makepyfile(test_cases=CASES.replace('hardware="cpu"', 'hardware="h100"'))
+    result = suite.runpytest_subprocess(
+        "--perf-dry", "-m", "h100", "-n", "1", "--benchmark-disable", "--perf-json", "out.json"
+    )
+    assert result.ret == 1, result.outlines
+    skipped = documents.read(suite.path / "out.json", SessionFile).skipped
+    assert len(skipped) == 1
+
+
 def test_the_selected_cases_are_written_on_request(suite: pytest.Pytester) -> None:
     assert suite.runpytest("--collect-only", "--perf-cases=cases.json", "-m", "cpu").ret == 0
     (case,) = documents.read(suite.path / "cases.json", CaseList).cases

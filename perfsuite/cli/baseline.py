@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import json
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -143,9 +144,9 @@ def accept(
     Takes the healthy launches of the newest session that measured a case, at least 5, on the hardware classes
     of the newest session of all. `--sessions 3` takes also those of the two before, so that the baseline
     knows how much one day differs from another. Launches whose settings differ from the newest one's are left
-    out. What these launches counted is accepted with them, and the profile that `--perf-explain` took in the
-    newest session. `--counts` accepts what was counted alone: one launch is enough, on whatever machine,
-    healthy or not. Exit status 1 if a case was not accepted.
+    out. What the newest session counted is accepted with them, and the profile that `--perf-explain` took in
+    it. `--counts` accepts what was counted alone: one launch is enough, on whatever machine, healthy or not.
+    Exit status 1 if a case was not accepted.
     """
     local = Store(store)
     runs = _counted(local, case, sessions) if counts else _measured(local, hardware_class, case, sessions)
@@ -240,9 +241,8 @@ def _accept(
     none, if they cannot be, or if they need a reason.
     """
     acceptance = _acceptance(reason)
-    runs = [run for launches in by_session.values() for run in launches]
     times = None if store is None else baseline_times.accepted(reviewed, by_session, acceptance)
-    counts = baseline_counts.accepted(reviewed.counts, runs, acceptance)
+    counts = baseline_counts.accepted(reviewed.counts, [*by_session.values()], acceptance)
     profile = None if store is None or times is None else _profile(store, list(by_session)[-1], times.case.id)
     files = [] if times is None else [reviewed.write_reviewed(times)]
     files += [] if counts is None else [reviewed.counts.write_reviewed(counts)]
@@ -260,10 +260,17 @@ def _profile(store: Store, session: str, case_id: str) -> LaunchProfile | None:
         return None
 
 
+def _login() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a user without a name
+        return f"uid {os.getuid()}"
+
+
 def _acceptance(reason: str | None) -> Acceptance:
     """Return who accepts, when, at which commit, and why: git's user name, or else that of the login."""
     commit: str | None = None
-    by = getpass.getuser()
+    by = _login()
     with contextlib.suppress(GitError):
         commit = git("rev-parse", "HEAD", cwd=Path()).strip()
     with contextlib.suppress(GitError):

@@ -58,15 +58,19 @@ def can_be_accepted(run: Run) -> bool:
     return bool(exact.counted([run])) and run.inject is None
 
 
-def accepted(reviewed: CountStore, runs: Sequence[Run], acceptance: Acceptance) -> CountBaseline | None:
-    """Make the counts of these launches a baseline of their case, and show what it changes.
+def accepted(
+    reviewed: CountStore, sessions: Sequence[Sequence[Run]], acceptance: Acceptance
+) -> CountBaseline | None:
+    """Make the counts of the newest session's launches a baseline of their case, and show what it changes.
 
-    Those that were counted in another way or with other versions than the newest are left out. Returns None
-    if none was counted. Raises `PerfsuiteError` if they do more than the reviewed baseline and there is no
-    reason.
+    Of earlier sessions, where the code may have done something else, nothing is taken: what differs between
+    launches is never judged. Launches that were counted in another way or with other versions than the newest
+    are left out, too. Returns None if none was counted. Raises `PerfsuiteError` if they do more than the
+    reviewed baseline and there is no reason.
     """
-    counted = [run for run in runs if can_be_accepted(run)]
-    if not counted:
+    by_session = [[run for run in runs if can_be_accepted(run)] for runs in sessions]
+    counted = next(filter(None, reversed(by_session)), None)
+    if counted is None:
         return None
     newest = counted[-1]
     now = from_runs([run for run in counted if _is_alike(run, newest)], accepted=acceptance)
@@ -109,6 +113,7 @@ def before_after(before: CountBaseline | None, now: CountBaseline | None) -> Tex
     lines = [
         f"launches: {before.launches if before else 'new'} -> {now.launches if now else 'removed'}",
         *(_changes(before, now) if before and now else []),
+        *(_unsteady(now) if now else []),
     ]
     shown = title(either)
     for line in lines:
@@ -142,9 +147,11 @@ def details(shown: CountBaseline) -> list[str]:
         ]
     versions = ", ".join(f"{name} {version}" for name, version in shown.versions.items()) or "not observed"
     lines.append(f"of {plural(shown.launches, 'launch')}; versions: {versions}")
-    if shown.unsteady:
-        lines.append(f"not judged, because its launches differ: {', '.join(shown.unsteady)}")
-    return lines
+    return lines + _unsteady(shown)
+
+
+def _unsteady(shown: CountBaseline) -> list[str]:
+    return [f"not judged, because its launches differ: {', '.join(shown.unsteady)}"] if shown.unsteady else []
 
 
 def table(entry: RankCounts) -> Table:

@@ -65,7 +65,8 @@ def add(
     """Add sessions to a history; without arguments all of the local store. Adding one again changes nothing.
 
     Injected, failed and unhealthy results are left out and named; so are sessions that name no commit or ran
-    with uncommitted changes. Exit status 1 if nothing can be kept of all that was asked for by name.
+    with uncommitted changes. Exit status 1 if nothing can be kept of all that was asked for by name, 2 if a
+    file cannot be read; the others are added all the same.
     """
     files = results or Store(store).results()
     if not files:
@@ -74,9 +75,14 @@ def add(
             "or name results.json files"
         )
     out = console()
-    kept = 0
+    kept, bad = 0, False
     for file in files:
-        added = history.add(history_dir, file)
+        try:
+            added = history.add(history_dir, file)
+        except FileError as error:
+            console(stderr=True).print(f"not added: {error}", style="red")
+            bad = True
+            continue
         for reason in added.left_out:
             out.print(f"left out of {file}: {reason}", style="yellow")
         for written in added.written:
@@ -84,6 +90,8 @@ def add(
         if added.known:
             out.print(f"there already: {file}")
         kept += added.kept
+    if bad:
+        raise typer.Exit(2)
     if results and not kept:
         console(stderr=True).print("nothing to keep in " + ", ".join(map(str, results)), style="red")
         raise typer.Exit(1)

@@ -157,11 +157,21 @@ def add(history: Path, file: Path) -> Added:
 
 
 def keep(history: Path, session: StoredSession, cases: Mapping[str, StoredCase], digest: str) -> Path | None:
-    """Write a session and the cases it refers to. Returns None, and writes nothing, if its file exists."""
+    """Write a session and the cases it refers to: as far as it is not there yet.
+
+    A session may be added while it runs, and later whole. Returns None, and writes nothing, if nothing of it
+    is new. Raises `FileError` if a file of the same session cannot be read.
+    """
     time = session.started_at.strftime("%Y%m%dT%H%M%SZ")
-    target = history / session.hardware_class / session.commit / f"{time}-{digest}.json"
+    directory = history / session.hardware_class / session.commit
+    target = directory / f"{time}-{digest}.json"
     if target.exists():
         return None
+    there = [documents.read(file, StoredSession).results for file in directory.glob(f"{time}-*.json")]
+    new = tuple(result for result in session.results if not any(result in known for known in there))
+    if not new:
+        return None
+    session = session.replace(results=new)
     for name in {result.case for result in session.results}:
         if not (case_file := _case_file(history, name)).exists():
             _write(case_file, cases[name])

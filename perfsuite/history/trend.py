@@ -173,14 +173,17 @@ def trend(
         if not places:
             raise FileError(f"{directory} holds no session of a commit on {branch} of {repo}")
     circumstances = _Circumstances()
-    series = _read(places, store.read_cases(directory), case, circumstances)
+    cases = store.read_cases(directory)
+    every = _read(places, cases, circumstances)
+    wanted = {cases[name].id for name in store.matching(cases, case)}
+    series = {key: one for key, one in every.items() if key[1] in wanted}
     if not series:
         raise FileError(f"{directory} holds no case that matches {case!r}; see: perfsuite history list")
     evidence = _Evidence(
         places=places,
         known=circumstances.known,
         order=order,
-        correlations=_correlations(series),
+        correlations=_correlations(every),
         baselines=BaselineStore(baselines),
     )
     findings = [
@@ -215,24 +218,21 @@ def _in_order(
 def _read(
     places: Sequence[Place],
     cases: Mapping[str, store.StoredCase],
-    pattern: str,
     circumstances: _Circumstances,
 ) -> dict[tuple[str, str], _Series]:
-    """Read the sessions into series by hardware class and case id, of the cases that match `pattern`."""
+    """Read the sessions into series by hardware class and case id."""
     series: dict[tuple[str, str], _Series] = defaultdict(_Series)
-    wanted = store.matching(cases, pattern)
     for number, place in enumerate(places):
         session = place.read()
         store.check_cases(cases, session, place)
         for result in session.results:
-            if result.case in wanted:
-                case = cases[result.case]
-                one = series[place.hardware_class, case.id]
-                time: MetricName = "seconds per sample" if case.unit == "samples" else "seconds per token"
-                one.sessions.append(number)
-                one.circumstances.append(circumstances.number(session, result))
-                one.by_metric[time].append(_seconds_per_token(result))
-                one.by_metric["peak memory"].append(_median(result.peak_memory_bytes))
+            case = cases[result.case]
+            one = series[place.hardware_class, case.id]
+            time: MetricName = "seconds per sample" if case.unit == "samples" else "seconds per token"
+            one.sessions.append(number)
+            one.circumstances.append(circumstances.number(session, result))
+            one.by_metric[time].append(_seconds_per_token(result))
+            one.by_metric["peak memory"].append(_median(result.peak_memory_bytes))
     return series
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from perfsuite import documents
 from perfsuite.case.case import Case, CaseList
 from perfsuite.case.hardware import ACCELERATORS
 from perfsuite.compare import Comparison
-from perfsuite.errors import AllocationOverError, BusyError, PerfsuiteError
+from perfsuite.errors import AllocationOverError, BusyError, FileError, PerfsuiteError
 from perfsuite.launch.arm import here, resolve
 from perfsuite.launch.launchers import launcher
 from perfsuite.plugin.benchmark import CLOCK, raise_in, replay, replay_nothing, set_clock
@@ -35,7 +36,7 @@ from perfsuite.report.progress import Progress
 from perfsuite.report.published import PublishedFile, concerned
 from perfsuite.report.text import plural, relative
 from perfsuite.results.outcome import STYLES
-from perfsuite.results.session_file import Measurement, SessionFile
+from perfsuite.results.session_file import Measurement, SessionFile, Skipped
 from perfsuite.session import DrySession, Host, Session, check_same, session_file
 
 # Of a test:
@@ -65,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SESSION] = _session(config, progress)
     config.stash[COMPARISONS] = published_comparisons(config)
     if not _is_worker(config):
-        config.pluginmanager.register(CollectsFromWorkers(config.stash[SESSION]))
+        config.pluginmanager.register(CollectsFromWorkers(config))
 
 
 def _session(config: pytest.Config, progress: Progress) -> Session:
@@ -180,7 +181,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
                 progress.cases -= _resume(session.config.stash[SESSION], benchmarks)
     if (file := session.config.getoption("--perf-cases")) is not None:
         by_id = {case.id: case for case in filter(None, map(_case, benchmarks))}
-        documents.write(Path(file), CaseList(cases=tuple(by_id.values())))
+        with usage_error():
+            documents.write(Path(file), CaseList(cases=tuple(by_id.values())))
 
 
 def _resume(session: Session, benchmarks: list[pytest.Item]) -> int:
@@ -314,16 +316,36 @@ def _is_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")
 
 
+def _tell_controller(config: Any) -> None:
+    """Of a process of pytest-xdist: send what its reports of tests do not hold, as it ends."""
+    session = config.stash[SESSION]
+    config.workeroutput["perf_selected"] = config.stash.get(SELECTED, 0)
+    config.workeroutput["perf_skipped"] = [documents.plain(each) for each in session.skipped]
+    config.workeroutput["perf_results"] = [documents.plain(each) for each in session.results]
+
+
 class CollectsFromWorkers:
     """Where pytest-xdist runs the tests: takes what its processes measured into this process's session."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self, config: pytest.Config) -> None:
+        self.config, self.session = config, config.stash[SESSION]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the measurement of a test that ran in another process."""
         if (measurement := getattr(report, "perf_measurement", None)) is not None:
             self.session.keep(Measurement.model_validate(measurement, context=documents.FROM_FILE))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Keep what a process skipped, and what failed in it before there was a measurement."""
+        told = getattr(node, "workeroutput", {})  # none of a process that died
+        self.config.stash[SELECTED] = max(self.config.stash.get(SELECTED, 0), told.get("perf_selected", 0))
+        self.session.skipped += [Skipped.model_validate(each) for each in told.get("perf_skipped", [])]
+        known = {(result.nodeid, result.case_id) for result in self.session.results}
+        for each in told.get("perf_results", []):
+            result = Measurement.model_validate(each, context=documents.FROM_FILE)
+            if (result.nodeid, result.case_id) not in known:
+                self.session.keep(result)
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, Any] | None:
@@ -404,9 +426,12 @@ NO_ERROR = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Write the results as files. Fail the session where nothing was measured."""
     config = session.config
+    if _is_worker(config):
+        _tell_controller(config)
+        return
     if _nothing_measured(config) and exitstatus in NO_ERROR:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-    if config.option.collectonly or exitstatus == pytest.ExitCode.USAGE_ERROR or _is_worker(config):
+    if config.option.collectonly or exitstatus == pytest.ExitCode.USAGE_ERROR:
         return
     was_cut_short = session.shouldstop or session.shouldfail
     is_complete = exitstatus in (*NO_ERROR, pytest.ExitCode.TESTS_FAILED) and not was_cut_short
@@ -419,7 +444,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def _write_files(config: pytest.Config, *, is_complete: bool) -> None:
-    """Write `results.json`, and the files that the options ask for. Raises `FileError`."""
+    """Write `results.json`, and the files that the options ask for: as many as can be. Raises `FileError`."""
     session = config.stash[SESSION]
     json_file, report_directory = config.getoption("--perf-json"), config.getoption("--perf-report")
     has_begun = session.results or session.launches or session.running is not None
@@ -429,10 +454,17 @@ def _write_files(config: pytest.Config, *, is_complete: bool) -> None:
     if not files and report_directory is None:
         return
     content = session_file(session, "complete" if is_complete else "interrupted")
-    for file in files:
-        documents.write(file, content)
+    writes = [partial(documents.write, file, content) for file in files]
     if report_directory is not None:
-        _write_report(Path(report_directory), content, config.stash[COMPARISONS])
+        writes.append(partial(_write_report, Path(report_directory), content, config.stash[COMPARISONS]))
+    problems = []
+    for write in writes:
+        try:
+            write()
+        except FileError as error:  # another file may lie on another disk
+            problems.append(str(error))
+    if problems:
+        raise FileError("; ".join(problems))
 
 
 def _write_report(directory: Path, content: SessionFile, published: PublishedFile) -> None:

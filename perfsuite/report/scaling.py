@@ -57,14 +57,17 @@ class Scaling:
 
 
 def scalings(results: Iterable[Measurement]) -> list[Scaling]:
-    """Return every group of two or more cases that were measured with different numbers of nodes."""
-    groups: dict[str, list[tuple[Case, float]]] = {}
+    """Return every group of cases that one kind of device measured with different numbers of nodes."""
+    groups: dict[tuple[str, str], list[tuple[Case, float]]] = {}
     for result in results:
+        if result.no_evidence:
+            continue
         speeds = [run.figures.tokens_per_s for run in result.healthy_runs]
         known = [speed for speed in speeds if speed is not None]
         if known:
-            case = result.runs[-1].case
-            groups.setdefault(_without_nodes(case), []).append((case, median(known)))
+            run = result.runs[-1]
+            key = (run.machine.device_name, _without_nodes(run.case))
+            groups.setdefault(key, []).append((run.case, median(known)))
     return [
         _scaling(cases) for cases in groups.values() if len({case.topology.nodes for case, _ in cases}) > 1
     ]

@@ -32,21 +32,23 @@ class Earlier(NamedTuple):
 
 
 def newest(store: Store, now: SessionFile) -> Earlier:
-    """Return the newest session of a store, whose verdicts hold for `now`.
+    """Return the newest session of a store, whose verdicts hold for `now`. Dry runs are none.
 
     Raises `FileError` with the reason where there is none, where its file cannot be read, and where it
     differs from `now` in anything that a verdict depends on.
     """
-    files = store.results()
-    if not files:
+    for file in reversed(store.results()):
+        content = documents.read(file, SessionFile)
+        if not any(result.dry for result in content.results):
+            break
+    else:
         raise FileError(f"no session in {store.sessions}")
-    content = documents.read(files[-1], SessionFile)
     if reasons := differences(content, now):
         told = reasons[:MOST_DIFFERENCES]
         if more := len(reasons) - len(told):
             told.append(f"and {more} more")
-        raise FileError(f"the newest session, {files[-1].parent}, has {'; '.join(told)}")
-    return Earlier(SessionDir(files[-1].parent), content)
+        raise FileError(f"the newest session, {file.parent}, has {'; '.join(told)}")
+    return Earlier(SessionDir(file.parent), content)
 
 
 def differences(then: SessionFile, now: SessionFile) -> list[str]:

@@ -23,9 +23,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,6 +49,10 @@ COUNTS = "counts"
 """The folder of the baselines of counts, beside those of hardware classes."""
 PROFILES = "profiles"
 """The folder of the profiles that belong to baselines."""
+
+
+_REPETITION = re.compile(r"\.\d+$")
+"""At the end of a directory's name: that of a case measured again in one session. No id ends so."""
 
 
 class FoundBaseline(NamedTuple):
@@ -220,7 +226,7 @@ def _write(file: Path, baseline: Document) -> Path:
 
 def _now() -> str:
     """The name of a session that begins now."""
-    return datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+    return datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
 
 
 @dataclass(frozen=True)
@@ -231,7 +237,7 @@ class SessionDir:
 
     @property
     def name(self) -> str:
-        """The time at which it was made, to the microsecond: names sort by age."""
+        """The time (UTC) at which it was made, to the microsecond: names sort by age."""
         return self.path.name
 
     @property
@@ -318,11 +324,13 @@ class Store:
     def launches(self, case_ids: str = "*") -> list[StoredLaunch]:
         """The launches of cases whose ids match a pattern of `fnmatch`: oldest session first, then by number.
 
-        Those that were interrupted, which have no `run.json`, are left out.
+        Those that were interrupted, which have no `run.json`, are left out. Those of a case that a session
+        measured again (`SessionDir.case`) are among them.
         """
         return [
             StoredLaunch(directory.parent.name, run_dir)
-            for directory in sorted(self.sessions.glob(f"*/{case_ids}"))
+            for directory in sorted(self.sessions.glob("*/*"))
+            if fnmatchcase(_REPETITION.sub("", directory.name), case_ids)
             for run_dir in launches_in(directory)
             if run_dir.run.exists()
         ]

@@ -96,17 +96,20 @@ def why_failed(run: Run) -> tuple[str, ...]:
 def _unhealthy(runs: Sequence[Run], baseline: Baseline | None) -> Verdict:
     """The verdict on too many unhealthy launches: `unhealthy`, but for what no unhealthy machine explains.
 
-    Other settings, another loss and more memory of a GPU are the code's, whatever the machine does.
+    Other settings, another loss and more of what a device repeats to the digit (memory of a GPU) are the
+    code's, whatever the machine does.
     """
     verdict = Verdict(outcome="unhealthy", launches=len(runs))
     if baseline is None:
         return verdict
     if (failed := _cannot_be_compared(runs, baseline)) is not None:
         return failed
-    memory = _unjudged(PEAK_MEMORY, runs, baseline)
-    if memory.outcome == "recorded" and runs[0].machine.device == "cuda":
-        memory = exact_check(PEAK_MEMORY, memory)
-    return _worst((memory,), len(runs)) if memory.outcome == "regressed" else verdict
+    exact = [each for each in _metrics(runs, baseline) if each.judging(runs[0].machine.device) == "exact"]
+    measured = [(metric, _unjudged(metric, runs, baseline)) for metric in exact]
+    known = [(metric, check) for metric, check in measured if check.outcome == "recorded" and check.baseline]
+    checks = tuple(exact_check(metric, check) for metric, check in known)
+    worse = tuple(check for check in checks if check.outcome == "regressed")
+    return _worst(worse, len(runs)) if worse else verdict
 
 
 def _judge_healthy(
@@ -132,19 +135,12 @@ def _record(runs: Sequence[Run], policy: Policy) -> Verdict:
 def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy: Policy) -> Verdict:
     """The verdict on healthy launches beside the baseline.
 
-    CPU time is judged beside baselines that have it: those from before it was measured are as good as ever.
     What a device repeats to the digit is known after one launch. That it is worse hides nothing of the rest:
     launches go on until the speed is decided, too.
     """
     if (failed := _cannot_be_compared(runs, baseline)) is not None:
         return failed
-    device = runs[0].machine.device
-    launches = [run.figures for run in runs] + [launch.figures for launch in baseline.launches]
-    metrics = [
-        metric
-        for metric in judged(launches, device)
-        if metric != CPU_S_PER_STEP or baseline.values(metric.name)
-    ]
+    device, metrics = runs[0].machine.device, _metrics(runs, baseline)
     checks = tuple(_check(metric, runs, baseline, noise, policy) for metric in metrics)
     verdict = _worst(checks, len(runs))
     both = zip(metrics, checks, strict=True)
@@ -152,6 +148,19 @@ def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy:
     if verdict.outcome == "regressed" and "regressed" not in noisy and "undecided" in noisy:
         return verdict.replace(outcome="undecided")
     return verdict
+
+
+def _metrics(runs: Sequence[Run], baseline: Baseline) -> list[Metric]:
+    """What is judged of these launches.
+
+    CPU time only beside baselines that have it: those from before it was measured are as good as ever.
+    """
+    figures = [run.figures for run in runs] + [launch.figures for launch in baseline.launches]
+    return [
+        metric
+        for metric in judged(figures, runs[0].machine.device)
+        if metric != CPU_S_PER_STEP or baseline.values(metric.name)
+    ]
 
 
 def _cannot_be_compared(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:

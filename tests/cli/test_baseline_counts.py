@@ -130,6 +130,13 @@ def test_launches_of_other_versions_than_the_newest_are_left_out(repository: Pat
     assert (accepted().launches, accepted().unsteady) == (3, ())
 
 
+def test_what_an_earlier_session_did_otherwise_makes_no_count_unsteady(repository: Path) -> None:
+    measured("1", 5, **seen(MORE))
+    measured("2", 5, **seen())
+    assert invoke("accept", "--sessions", "2", "--reason", "first").exit_code == 0
+    assert (accepted().launches, accepted().unsteady) == (5, ())
+
+
 def test_another_method_needs_a_reason(repository: Path) -> None:
     measured("1", 1, **seen(counts(method="dispatch-0")))
     assert invoke("accept", "--counts").exit_code == 0
@@ -175,13 +182,12 @@ def test_list_and_show(repository: Path) -> None:
 
 
 def test_what_is_unsteady_is_shown(repository: Path) -> None:
-    measured("1", 1, **seen())
-    measured("2", 1, **seen(MORE))
-    invoke("accept", "--counts", "--sessions", "2")
-    assert (
-        "not judged, because its launches differ: all_gather of 2 ranks: bytes\n"
-        in invoke("show", "*").output
-    )
+    first, _ = measured("1", 2, **seen())
+    second = Path(".perfsuite/runs/1", CASE.id, "launch-2", "run.json")
+    documents.write(second, first.replace(counts=launch(MORE).counts))
+    unsteady = "not judged, because its launches differ: all_gather of 2 ranks: bytes\n"
+    assert unsteady in invoke("accept", "--counts").output
+    assert unsteady in invoke("show", "*").output
 
 
 def test_compiled_models_have_no_live_tensors(repository: Path) -> None:

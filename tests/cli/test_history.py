@@ -84,6 +84,14 @@ def test_add_of_a_broken_file_names_it() -> None:
     assert "broken.json: not JSON" in result.output
 
 
+def test_add_of_a_broken_file_takes_the_others() -> None:
+    Path("broken.json").write_text("{")
+    good = str(in_store("01"))
+    result = invoke("add", "broken.json", good)
+    assert result.exit_code == 2
+    assert "added: .perfsuite/history/cpu-test-2c/" in result.output
+
+
 def test_list_shows_each_case_with_its_newest_figures() -> None:
     for day in ("01", "02"):
         in_store(day)

@@ -143,6 +143,17 @@ def test_what_a_part_of_a_session_measured_is_kept_once_though_another_part_went
     assert add_one(tmp_path, early, late, parts=went_on).written == []
 
 
+def test_a_session_that_was_added_while_it_ran_is_kept_once(tmp_path: Path) -> None:
+    first, second = kept(RUN), kept(RUN.replace(case=make_case(micro_batch=4)))
+    running = Part(started_at="2026-01-02T03:04:05+00:00", status="running", cases=1)
+    add_one(tmp_path, first, parts=(running,), status="running")
+    whole = (running.replace(status="complete", cases=2),)
+    assert len(add_one(tmp_path, first, second, parts=whole).written) == 1
+    results = [each for place in store.places(tmp_path / "history") for each in place.read().results]
+    assert len({each.case for each in results}) == len(results) == 2
+    assert add_one(tmp_path, first, second, parts=whole).written == []
+
+
 def test_two_sessions_of_one_commit_stand_side_by_side(tmp_path: Path) -> None:
     add_one(tmp_path, kept(RUN))
     add_one(tmp_path, kept(RUN, RUN))

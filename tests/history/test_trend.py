@@ -342,6 +342,9 @@ def test_the_correlation_of_a_machine_is_estimated_from_30_sessions_on(
     write_history(tmp_path / "history", commits[29:30], CASES[:1], first=29)
     trend(tmp_path / "history")
     assert used == [0.3, 0.0, 0.25, 0.25]
+    write_history(tmp_path / "history", commits[30:35], CASES[1:2], first=30)
+    trend(tmp_path / "history", case=CASES[1].id)
+    assert used[4:] == [0.25, 0.25], "the machine's, also where only a newer case is looked at"
 
 
 # On the command line

@@ -24,7 +24,8 @@ def session(*results: Measurement) -> SessionFile:
 
 def measured(nodes: int, *speeds: float, **changes: object) -> Measurement:
     case = make_case(topology=Topology(nodes=nodes, processes_per_node=2), **changes)
-    return make_result(*(make_run(case=case, figures=make_figures(tokens_per_s=speed)) for speed in speeds))
+    runs = [make_run(case=case, figures=make_figures(tokens_per_s=speed)) for speed in speeds]
+    return make_result(*runs, before=None)
 
 
 def test_cases_that_differ_in_nodes_alone_are_set_side_by_side() -> None:
@@ -44,6 +45,14 @@ def test_cases_that_differ_in_nodes_alone_are_set_side_by_side() -> None:
 def test_one_number_of_nodes_is_no_scaling() -> None:
     failed = measured(1, 9.0).replace(runs=())
     assert scalings([measured(2, 7.0), measured(2, 8.0), failed]) == []
+
+
+def test_other_machines_and_figures_that_prove_nothing_are_left_out() -> None:
+    one, two = measured(1, 1000.0), measured(2, 1900.0)
+    other = [run.replace(machine=run.machine.replace(device_name="another")) for run in two.runs]
+    assert scalings([one, two.replace(runs=tuple(other))]) == []
+    assert scalings([one, two.replace(runs=tuple(run.replace(inject="nan") for run in two.runs))]) == []
+    assert len(scalings([one, two])) == 1
 
 
 def test_every_report_shows_it() -> None:

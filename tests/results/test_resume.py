@@ -9,7 +9,15 @@ from perfsuite.errors import FileError
 from perfsuite.results.resume import differences, ended, is_decided, newest
 from perfsuite.results.session_file import Conditions, Part, SessionFile
 from perfsuite.results.store import Store
-from tests.samples import COMMIT, make_gpu_machine, make_machine, never_run, write_session
+from tests.samples import (
+    COMMIT,
+    make_gpu_machine,
+    make_machine,
+    make_result,
+    make_run,
+    never_run,
+    write_session,
+)
 
 CONDITIONS = Conditions(changes=None, options={"--perf-inject": "nothing"}, environment={"torch": "2.13.0"})
 
@@ -94,6 +102,14 @@ def test_the_newest_session_of_the_store_goes_on(tmp_path: Path) -> None:
     found = newest(store, make_session())
     assert found.directory.name == "20260102-000000-000000"
     assert found.content.commit == COMMIT
+
+
+def test_dry_runs_are_no_session_to_go_on_with(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    write_session(store.sessions / "20260101-000000-000000", conditions=CONDITIONS)
+    dry = make_result(make_run(dry=True), before=None)
+    write_session(store.sessions / "20260102-000000-000000", dry, conditions=CONDITIONS)
+    assert newest(store, make_session()).directory.name == "20260101-000000-000000"
 
 
 def test_why_no_session_goes_on_is_one_line(tmp_path: Path) -> None:

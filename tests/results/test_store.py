@@ -290,6 +290,8 @@ def test_launches_of_a_store_are_found_by_session_case_and_number(tmp_path: Path
     assert [launch.run_dir.run for launch in launches] == [written[n] for n in (4, 2, 1, 3, 0)]
     assert [launch.session for launch in launches] == ["1", "1", "1", "1", "2"]
     assert [launch.run_dir.run for launch in Store(tmp_path).launches("g*")] == [written[4]]
+    again = [launch.run_dir.run for launch in Store(tmp_path).launches("llama")]
+    assert again == [written[n] for n in (2, 1, 3, 0)], "also those of a case that was measured again"
 
 
 def test_where_a_store_is_cannot_be_changed() -> None:

@@ -17,7 +17,7 @@ from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.metric import GATED, PEAK_MEMORY
 from perfsuite.results.outcome import UNMEASURED, Check, Outcome
 from perfsuite.results.rank_report import Failure
-from perfsuite.results.run import Run
+from perfsuite.results.run import DeviceHealth, Run
 from perfsuite.verdict import judge as judge_module
 from perfsuite.verdict.judge import MAX_UNHEALTHY, TOO_FEW_LAUNCHES, Policy, exact_check
 from perfsuite.verdict.noise import ClassNoise, class_noise
@@ -192,6 +192,15 @@ def test_of_one_or_two_launches_a_verdict_is_passed_or_inconclusive(max_launches
     good = session(usual(), max_launches=max_launches)
     assert (good.outcome, good.launches) == ("passed", 1)
     assert check_of(good, "tokens_per_s").minimum_detectable is None
+
+
+@pytest.mark.parametrize(("memory", "outcome"), [(70, "regressed"), (64, "unhealthy"), (60, "unhealthy")])
+def test_an_unhealthy_machine_hides_no_exact_metric_that_is_worse(memory: float, outcome: str) -> None:
+    healthy = usual(machine=H100, peak_memory_bytes=memory * MIB)[:1]
+    held = DISTURBED.replace(devices=(DeviceHealth(index=0, held_before_bytes=8 * 2**30),))
+    disturbed = [run.replace(health=held) for run in healthy] * 3
+    verdict = judged([*healthy, *disturbed], BASELINE_H100, LOUD)
+    assert (verdict.outcome, len(verdict.unhealthy_launches)) == (outcome, 3)
 
 
 def test_what_further_launches_would_hardly_decide_is_inconclusive_early() -> None:

@@ -18,7 +18,15 @@ from perfsuite.errors import FileError
 from perfsuite.results.store import STORE
 
 PREFIX = "perf_slurm_"
-FILES = ("pytest.ini", "pyproject.toml", "tox.ini")
+FILES = (
+    "pytest.toml",
+    ".pytest.toml",
+    "pytest.ini",
+    ".pytest.ini",
+    "pyproject.toml",
+    "tox.ini",
+    "setup.cfg",
+)
 """Files that may hold pytest's settings, in the order in which pytest looks for them."""
 
 
@@ -84,14 +92,21 @@ def _settings(file: Path) -> Mapping[str, Any] | None:
         raise FileError(f"{file} cannot be read: {error}") from error
     try:
         if file.suffix == ".toml":
-            settings: Mapping[str, Any] | None = (
-                tomllib.loads(text).get("tool", {}).get("pytest", {}).get("ini_options")
-            )
-            return settings
+            return _of_toml(file, tomllib.loads(text))
         parser = configparser.ConfigParser(interpolation=None, strict=False)
         parser.read_string(text)
     except (tomllib.TOMLDecodeError, configparser.Error) as error:
         raise FileError(f"{file} cannot be read: {error}") from error
-    if parser.has_section("pytest"):
-        return dict(parser["pytest"])
-    return {} if file.name == "pytest.ini" else None
+    section = "tool:pytest" if file.suffix == ".cfg" else "pytest"
+    if parser.has_section(section):
+        return dict(parser[section])
+    return {} if file.name.removeprefix(".") == "pytest.ini" else None
+
+
+def _of_toml(file: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """pytest's settings in a TOML file; None in a pyproject.toml that has none."""
+    if file.name != "pyproject.toml":
+        return dict(content.get("pytest", {}))
+    table = content.get("tool", {}).get("pytest", {})
+    own = {name: value for name, value in table.items() if name != "ini_options"}
+    return own or table.get("ini_options")

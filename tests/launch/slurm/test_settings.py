@@ -30,9 +30,21 @@ def test_settings_in_toml(tmp_path: Path) -> None:
     assert ini.store([]) == tmp_path / "kept"
 
 
-@pytest.mark.parametrize("name", ["pytest.ini", "tox.ini"])
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [("pyproject.toml", "tool.pytest"), ("pytest.toml", "pytest"), (".pytest.toml", "pytest")],
+)
+def test_settings_in_toml_of_its_own(tmp_path: Path, name: str, table: str) -> None:
+    (tmp_path / name).write_text(TOML.replace("tool.pytest.ini_options", table))
+    ini = read_ini(tmp_path)
+    assert (ini.text("partition"), ini.text("nodes")) == ("gpu", "4")
+    assert ini.directories() == {"store": str(tmp_path / "kept")}
+
+
+@pytest.mark.parametrize("name", ["pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg"])
 def test_settings_in_an_ini_file(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text(INI)
+    section = "[tool:pytest]" if name == "setup.cfg" else "[pytest]"
+    (tmp_path / name).write_text(INI.replace("[pytest]", section))
     ini = read_ini(tmp_path)
     assert (ini.text("partition"), ini.text("account")) == ("gpu", None)
     assert ini.words("options") == ["--constraint=h100", "--comment=a b"]

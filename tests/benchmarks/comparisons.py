@@ -1,0 +1,140 @@
+"""What `perfsuite compare` says of real launches while another process uses one core in bursts.
+
+In turn a comparison of unchanged code with itself, and one with a slowdown of 10 % put into arm B. Prints a
+line of each, and at the end how often each outcome was seen. Nothing else should run on the machine.
+
+    python -m tests.benchmarks.comparisons [--count 20] [--tolerance 0.10] [--steps 200]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from perfsuite import Case, Model, Script, Topology
+from perfsuite.compare import Comparison
+from perfsuite.launch.arm import here
+from perfsuite.report.progress import Progress
+from perfsuite.results.metric import CPU_S_PER_STEP, TOKENS_PER_S
+from perfsuite.results.outcome import Verdict
+from perfsuite.session import Host, Options
+from perfsuite.verdict.judge import Policy
+
+BURSTS = """
+import time
+while True:
+    end = time.monotonic() + 0.2
+    while time.monotonic() < end:
+        pass
+    time.sleep(0.8)
+"""
+TRAIN = """
+import torch
+
+torch.distributed.init_process_group("gloo")
+torch.manual_seed(0)
+layers = [torch.nn.Linear(256, 256) for _ in range(4)]
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+batch, target = torch.randn(256, 256), torch.randn(256, 256)
+while True:  # perfsuite ends it after its last step
+    optimizer.zero_grad()
+    (model(batch) - target).square().mean().backward()
+    optimizer.step()
+"""
+SLOWDOWN = "slowdown=10%"
+
+
+@contextlib.contextmanager
+def bursts() -> Iterator[None]:
+    """Use one core for 0.2 s of each second."""
+    process = subprocess.Popen([sys.executable, "-c", BURSTS])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def compare(case: Case, directory: Path, *, inject: str | None, tolerance: float) -> Verdict:
+    """Compare this environment with itself, as `perfsuite compare --a .` does."""
+    options = Options(
+        root=directory,
+        store=directory / "store",
+        baselines=directory / "baselines",
+        policy=Policy(),
+        inject=inject,
+        wait_quiet_s=0,
+    )
+    session = Comparison(
+        options,
+        Progress(line=lambda line: None, cases=1),
+        Host(shared=options.store),
+        arms=(here(directory), here(directory)),
+        tolerance=tolerance,
+        explains=False,
+    )
+    try:
+        return session.measure(case, case.id).verdict
+    finally:
+        session.lock.release()
+
+
+def told(verdict: Verdict, metric: str) -> str:
+    """What a comparison says of one metric: `passed, +1.2 % (-3.4 to +5.9 %)`."""
+    check = verdict.check(metric)
+    if check is None or check.worsening is None or check.interval is None:
+        return "not judged"
+    low, high = check.interval
+    return f"{check.outcome}, {check.worsening:+.1%} ({low:+.1%} to {high:+.1%})"
+
+
+def main() -> None:
+    """Print what each comparison says, then how often each outcome was seen."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--tolerance", type=float, default=0.10)
+    parser.add_argument("--steps", type=int, default=200)
+    arguments = parser.parse_args()
+    seen: Counter[tuple[str, str]] = Counter()
+    with tempfile.TemporaryDirectory() as name, bursts():
+        directory = Path(name)
+        script = directory / "train.py"
+        script.write_text(TRAIN)
+        case = Case(
+            model=Model.named("net"),
+            framework=Script(path=str(script)),
+            sequence_length=None,
+            micro_batch=256,
+            topology=Topology(processes_per_node=2),
+            hardware="cpu",
+            max_warmup_steps=40,
+            steps=arguments.steps,
+        )
+        for number in range(arguments.count):
+            for inject in (None, SLOWDOWN):
+                began = time.monotonic()
+                verdict = compare(case, directory, inject=inject, tolerance=arguments.tolerance)
+                seconds = time.monotonic() - began
+                arms = f"B {SLOWDOWN}" if inject else "unchanged"
+                seen[arms, verdict.outcome] += 1
+                speed, cpu = (told(verdict, metric.name) for metric in (TOKENS_PER_S, CPU_S_PER_STEP))
+                print(
+                    f"{number + 1:2} {arms:14} {verdict.outcome:12} {verdict.launches} launches, "
+                    f"{seconds:.0f} s; {len(verdict.unhealthy_launches)} pairs set aside; "
+                    f"time: {speed}; CPU time: {cpu}",
+                    flush=True,
+                )
+    for (arms, outcome), count in sorted(seen.items()):
+        print(f"{arms:14} {outcome:12} {count} of {arguments.count}")
+
+
+if __name__ == "__main__":
+    main()
