@@ -72,10 +72,16 @@ class Model(Data):
         return cls(name=name, config=config)
 
     @property
+    def text_config(self) -> Mapping[str, Any]:
+        """The configuration of the language model: all of it, unless it has parts (text, vision)."""
+        part = self.config.get("text_config")
+        return part if isinstance(part, Mapping) else self.config
+
+    @property
     def max_sequence_length(self) -> int | None:
         """The number of tokens that positions are made for; None if the configuration does not say."""
         for key in ("max_position_embeddings", "n_positions"):
-            value = self.config.get(key)
+            value = self.text_config.get(key)
             if isinstance(value, int):
                 return value
         return None

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 
 class DDP(Framework):
-    """Options of `torch.nn.parallel.DistributedDataParallel`, with its defaults."""
+    """Options of `torch.nn.parallel.DistributedDataParallel`, with its defaults.
+
+    But for the first bucket: it is as large as the others, as wherever their size is named. Without a size
+    torch makes the first one 1 MiB.
+    """
 
     name: ClassVar[str] = "ddp"
     ignores: ClassVar[frozenset[str]] = frozenset()

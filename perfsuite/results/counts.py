@@ -1,6 +1,6 @@
 """What one optimizer step does, counted: collectives, FLOPs, kernels, host reads, memory. Pure data.
 
-A count has no noise: the same code does the same work in every launch. `perfsuite.worker.counts` counts,
+A count has no noise: the same code does the same work in every launch. `perfsuite.worker.counter` counts,
 `perfsuite.verdict.exact` judges. Imports neither torch nor pytest.
 """
 
@@ -88,7 +88,7 @@ class Counts(Data):
     kernels: dict[Phase, int] = Field(default_factory=dict)
     """Calls of operators that do work on the device. Of a compiled model: of what runs outside of it."""
     host_reads: dict[Phase, int] = Field(default_factory=dict)
-    """Times the host waits for a value: on a GPU each is a synchronisation."""
+    """Times the host reads a value of a tensor: of one on a GPU, each is a synchronisation."""
     device_copies: dict[str, int] = Field(default_factory=dict)
     """Copies between devices, as `cpu to cuda`."""
     memory: StepMemory | None = None

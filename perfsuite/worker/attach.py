@@ -221,7 +221,11 @@ class Attached:
         except MismatchError as error:  # with all that was measured
             return report.replace(failure=failure_of(error, report.rank))
         # Last: only now it is known which share of the weights trains, and counting builds a model.
-        flops = count_known(self.case, frozen_share=rank.observer.frozen_share())
+        try:
+            flops = count_known(self.case, frozen_share=rank.observer.frozen_share())
+        except MismatchError as error:  # of the configuration: no figure but the MFU needs it
+            note = f"MFU is unknown: {error}"
+            return report.replace(loss=loss, notes=(*report.notes, note))
         return report.replace(loss=loss, flops=flops)
 
     def ended_early(self) -> ScriptError:
@@ -248,9 +252,12 @@ class Attached:
         self._fail(error)
 
     def exits(self) -> None:
-        """Report, when the process of a rank ends, that it was not measured."""
+        """Report, when the process of a rank ends, that it was not measured.
+
+        Whatever replaced our hook of uncaught errors: Python keeps such an error before it calls any hook.
+        """
         if self._optimizers.seen:
-            self._fail(self.ended_early())
+            self._fail(getattr(sys, "last_value", None) or self.ended_early())
 
     def _fail(self, error: BaseException, why: Callable[[BaseException, int], Failure] = failure_of) -> None:
         if not self.is_over:

@@ -49,6 +49,7 @@ OPERATORS: Mapping[str, tuple[str, Where]] = {
     "_c10d_functional.all_gather_into_tensor_out": ("all_gather", "out"),
     "_c10d_functional.all_gather_into_tensor_coalesced": ("all_gather", "out"),
     "_c10d_functional.reduce_scatter_tensor": ("reduce_scatter", 0),
+    "_c10d_functional.reduce_scatter_tensor_out": ("reduce_scatter", 0),
     "_c10d_functional.reduce_scatter_tensor_coalesced": ("reduce_scatter", 0),
     "_c10d_functional.all_to_all_single": ("all_to_all", 0),
     "_c10d_functional.broadcast": ("broadcast", 0),
@@ -56,6 +57,7 @@ OPERATORS: Mapping[str, tuple[str, Where]] = {
     "_c10d_functional_autograd.all_gather_into_tensor": ("all_gather", "out"),
     "_c10d_functional_autograd.reduce_scatter_tensor": ("reduce_scatter", 0),
     "_c10d_functional_autograd.all_to_all_single": ("all_to_all", 0),
+    "_dtensor.shard_dim_alltoall": ("all_to_all", 0),
 }
 """Operator, without its overload -> kind, and which argument is the message."""
 

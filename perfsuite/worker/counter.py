@@ -119,6 +119,8 @@ class StepCounter(TorchDispatchMode):
         self._optimizers = optimizers
         self._parameters = tuple(parameters)
         self._in_optimizer = False
+        self._task_at_optimizer = -1
+        """The backward in whose hooks the optimizer steps; -1: it steps after backward."""
         self._fake_mode = active_fake_mode()
         self._resizes = Resizes(self.memory, self._is_real)
         self._begin()
@@ -144,6 +146,7 @@ class StepCounter(TorchDispatchMode):
         """The optimizer is about to step: the gradients are known now."""
         self._guarded(self._note_gradients)
         self._in_optimizer = True
+        self._task_at_optimizer = torch._C._current_graph_task_id()
 
     def end_step(self, step: int = COUNTED_STEP) -> Counts:
         """Return what the step that ends here did, and begin the next one."""
@@ -196,9 +199,12 @@ class StepCounter(TorchDispatchMode):
         return active_fake_mode() is self._fake_mode
 
     def _phase(self) -> Phase:
-        if self._in_optimizer:
+        task = torch._C._current_graph_task_id()  # a backward, or -1
+        # An optimizer steps without gradients. What it does with them is a closure's: a forward (Lightning's
+        # fit runs one so); and a backward that began within its step is one's, too.
+        if self._in_optimizer and not torch.is_grad_enabled() and task == self._task_at_optimizer:
             return "optimizer"
-        if torch._C._current_graph_task_id() == -1:
+        if task == -1:
             return "forward"
         # Autograd switches gradients off in backward; checkpointing switches them on again to recompute.
         return "recompute" if torch.is_grad_enabled() else "backward"

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from perfsuite.case.model import Model
 
 FORMULA = "palm-1"
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What configurations of transformers call the number of experts."""
 
 
 def flops_per_token(
@@ -54,10 +56,19 @@ def count_known(case: Case, *, frozen_share: float = 0.0) -> Flops | None:
 
 
 def notes(case: Case) -> tuple[str, ...]:
-    """Return why FLOPs are unknown although the model is known: a script may train without transformers."""
-    if not case.model.config or (missing := missing_package("transformers")) is None:
+    """Return why FLOPs are unknown although the model is known.
+
+    A script may train without transformers. Of experts a token passes some only, and transformers 5 keeps
+    their weights in no linear layers: the formula does not count them.
+    """
+    model = case.model
+    if not model.config:
         return ()
-    return (f"MFU is unknown: to count the FLOPs of {case.model.name} {missing}",)
+    if (missing := missing_package("transformers")) is not None:
+        return (f"MFU is unknown: to count the FLOPs of {model.name} {missing}",)
+    if any(model.text_config.get(name) for name in EXPERTS):
+        return (f"MFU is unknown: {model.name} has experts, whose FLOPs {FORMULA} does not count",)
+    return ()
 
 
 def count(
@@ -74,6 +85,7 @@ def count(
     from perfsuite.frameworks.common.model import blocks, transformers_config, transformers_model
 
     config = transformers_config(model)
+    text = config.get_text_config()
     with torch.device("meta"):
         built = transformers_model(config, attention="eager")
         if lora is not None:
@@ -83,13 +95,13 @@ def count(
     trained = sum(w.numel() for w in weights if isinstance(w, torch.Tensor) and w.requires_grad)
     if lora is None:
         trained = round(matmul * (1 - frozen_share))
-    heads = getattr(config, "num_attention_heads", 0)
-    head_size = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
+    heads = getattr(text, "num_attention_heads", 0)
+    head_size = getattr(text, "head_dim", None) or (text.hidden_size // heads if heads else 0)
     return Flops(
         formula=FORMULA,
         per_token=flops_per_token(
             matmul_parameters=matmul,
-            layers=config.num_hidden_layers,
+            layers=text.num_hidden_layers,
             heads=heads,
             head_size=head_size,
             sequence_length=sequence_length,

@@ -32,7 +32,8 @@ class HostMemory:
             with open("/proc/self/clear_refs", "w") as file:
                 file.write("5")
         except OSError:
-            self.method += "; peak not reset (clear_refs is read-only)"
+            why = "; peak not reset (clear_refs is read-only)"
+            self.method = self.method.removesuffix(why) + why
 
     def begin_counting(self) -> None:
         """The next steps are counted: code of torch that only counting runs is read into memory by them."""

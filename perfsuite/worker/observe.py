@@ -8,6 +8,7 @@ for. What only all ranks together can tell is reported as `Evidence`.
 from __future__ import annotations
 
 import gc
+import math
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -86,7 +87,8 @@ class Observer:
         self._after = replicas.fingerprint(self.model)
         settings = {
             **self._settings,
-            "parameters_changed": "yes" if self._after != self._before else "no",
+            # A rank of FSDP1 may hold frozen parameters alone: it has nothing to change.
+            "parameters_changed": "yes" if self._after != self._before or not self._before else "no",
             "compiled": "yes" if software.compiled_graphs() else "no",
         }
         environment = software.environment(self.case.framework.packages)
@@ -123,12 +125,22 @@ class Observer:
     def check(self, observed: Observed) -> None:
         """Raise `MismatchError` if what was observed is not what the case asks for."""
         case, settings = self.case, observed.settings
+        if case.framework.asks_of_loss is None:  # else the loss tells, with its step
+            self._check_finite()
         finetuning.check_asked(case, self.model, settings)
         for key, asked in {**self._expected(settings), **framework_of(case).expected(case)}.items():
             if asked is not None and settings.get(key) != asked:
                 raise MismatchError(
                     f"{key}: the case asks for {asked!r}, but {settings.get(key)!r} ran. "
                     f"Nothing measured this way would be what its name says.{self._advice(key, settings)}"
+                )
+
+    def _check_finite(self) -> None:
+        for name, norm in self._after.items():
+            if not math.isfinite(norm):
+                raise MismatchError(
+                    f"{name} is {norm} after the last step: training diverged, and what it measured is "
+                    "worth nothing. Look at the learning rate and the data"
                 )
 
     def _expected(self, settings: Mapping[str, str]) -> dict[str, str | None]:

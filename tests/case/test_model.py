@@ -129,6 +129,48 @@ def test_a_file_that_holds_no_object(tmp_path: Path) -> None:
 def test_positions_are_those_of_the_configuration() -> None:
     assert gpt2("x", layers=1, heads=1, hidden=8, n_positions=77).max_sequence_length == 77
     assert Model(name="x", config={"model_type": "mamba"}).max_sequence_length is None
+    parts = {"model_type": "gemma3", "text_config": {"max_position_embeddings": 99}}
+    assert Model(name="x", config=parts).max_sequence_length == 99
+
+
+def test_a_config_json_from_before_transformers_5_builds() -> None:
+    """The keys of Llama-3.1-8B's own file, smaller."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": 1,
+        "eos_token_id": [2, 3],
+        "hidden_act": "silu",
+        "hidden_size": 64,
+        "initializer_range": 0.02,
+        "intermediate_size": 96,
+        "max_position_embeddings": 131072,
+        "mlp_bias": False,
+        "model_type": "llama",
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "factor": 8.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.42.3",
+        "use_cache": True,
+        "vocab_size": 101,
+    }
+    rope = transformers_config(Model.from_config(config, name="mine")).rope_parameters
+    assert (rope["rope_theta"], rope["rope_type"], rope["factor"]) == (500000.0, "llama3", 8.0)
+    with pytest.raises(MismatchError, match="GPT2Config has no rope_theta: correct the spelling"):
+        transformers_config(Model.from_config({"model_type": "gpt2", "rope_theta": 1.0}, name="mine"))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from torch import nn
 from perfsuite import documents
 from perfsuite.case.case import Case, CaseFile, Topology
 from perfsuite.case.model import Model
+from perfsuite.errors import MismatchError
 from perfsuite.frameworks.script import Script
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.rank_report import Memory, RankReport
@@ -212,6 +214,33 @@ def test_a_clock_that_does_not_step_is_named_at_the_end_with_those_that_did(star
     failure = report_of(attached).failure
     assert failure is not None
     assert failure.message == "clock='Adamw': no such optimizer stepped. Those that did: SGD (20 steps)"
+
+
+def test_an_error_that_another_hook_of_uncaught_errors_takes_is_told(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attached = start()
+    train(steps=8)
+    monkeypatch.setattr(sys, "last_value", torch.OutOfMemoryError("CUDA out of memory"), raising=False)
+    attached.exits()
+    failure = report_of(attached).failure
+    assert failure is not None
+    assert failure.kind == "out_of_memory"
+
+
+def test_a_configuration_whose_flops_cannot_be_counted_costs_the_mfu_alone(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def count_known(*arguments: Any, **options: Any) -> None:
+        raise MismatchError("LlamaConfig has no hidden_sise")
+
+    monkeypatch.setattr(attach, "count_known", count_known)
+    attached = start()
+    with pytest.raises(Measured):
+        train()
+    report = report_of(attached)
+    assert (report.failure, report.flops, len(report.loss)) == (None, None, ALONE.total_steps)
+    assert report.notes == ("MFU is unknown: LlamaConfig has no hidden_sise",)
 
 
 def test_a_loop_without_an_optimizer_of_torch_is_told_at_once(start: Start) -> None:

@@ -86,6 +86,48 @@ def test_optimizer_kernels_have_a_phase_of_their_own() -> None:
     assert fused.kernels["forward"] == loop.kernels["forward"]
 
 
+def test_a_closure_of_the_optimizer_is_forward_and_backward() -> None:
+    """Lightning's `fit` passes one."""
+    training = Training()
+
+    def closure() -> torch.Tensor:
+        with torch.enable_grad():
+            training.optimizer.zero_grad()
+            loss = training.model(training.batch).square().sum()
+            loss.backward()
+            return loss
+
+    counter = StepCounter([training.optimizer], list(training.model.parameters()))
+    for _ in range(2):
+        with counter:
+            counter.before_optimizer()
+            training.optimizer.step(closure)
+        counts = counter.end_step()
+    plain = training.counted()
+    assert counter.error is None
+    assert counts.flops == plain.flops
+    assert counts.kernels == plain.kernels
+
+
+def test_an_optimizer_that_steps_in_hooks_of_backward_is_the_optimizer() -> None:
+    training = Training()
+    counter = StepCounter([training.optimizer], list(training.model.parameters()))
+
+    def step(parameter: torch.Tensor) -> None:
+        counter.before_optimizer()
+        training.optimizer.step()
+
+    last = training.model[0].weight  # whose gradient comes last
+    handle = last.register_post_accumulate_grad_hook(step)
+    for _ in range(2):
+        with counter:
+            training.model(training.batch).square().sum().backward()
+            training.optimizer.zero_grad()
+        counts = counter.end_step()
+    handle.remove()
+    assert counts.kernels["optimizer"] == training.counted().kernels["optimizer"]
+
+
 def test_a_second_copy_of_the_model_is_in_the_peak_to_the_byte() -> None:
     training = Training()
     before = training.counted().memory

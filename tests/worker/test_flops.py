@@ -10,8 +10,9 @@ from perfsuite.case.case import LoRA
 from perfsuite.case.catalog import MODELS, gpt2, llama
 from perfsuite.case.model import Model
 from perfsuite.frameworks.common.model import build_model, transformers_config, transformers_model
-from perfsuite.worker.flops import FORMULA, count, flops_per_token
+from perfsuite.worker.flops import FORMULA, count, count_known, flops_per_token, notes
 from tests.frameworks.common.test_model import TINY as TINY_CASE
+from tests.samples import make_case
 
 TINY = {"layers": 2, "heads": 4, "hidden": 64, "mlp": 96, "vocab": 101}
 
@@ -73,6 +74,22 @@ def test_the_formula() -> None:
 
 def test_a_count_names_its_formula() -> None:
     assert count(MODELS["gpt2-tiny"], 64).formula == FORMULA == "palm-1"
+
+
+@pytest.mark.parametrize("key", ["num_experts", "num_local_experts", "n_routed_experts"])
+def test_of_experts_nothing_is_said(key: str) -> None:
+    case = make_case(model=Model(name="moe", config={"model_type": "mixtral", key: 8}))
+    assert count_known(case) is None
+    (note,) = notes(case)
+    assert note == "MFU is unknown: moe has experts, whose FLOPs palm-1 does not count"
+
+
+def test_of_a_model_with_parts_the_language_model_counts() -> None:
+    text = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = {"model_type": "gemma3", "text_config": {**text, "intermediate_size": 96, "head_dim": 16}}
+    counted = count(Model(name="x", config=config), 8)
+    products = counted.per_token - 6 * counted.matmul_parameters
+    assert products == 12 * 2 * 4 * 16 * 8
 
 
 def test_neither_embeddings_nor_norms_are_in_the_matrix_products() -> None:

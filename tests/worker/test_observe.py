@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+import re
 from typing import Any
 
 import pytest
@@ -97,6 +99,26 @@ def test_adapters_in_a_script_are_checked_as_the_case_describes_them() -> None:
     with pytest.raises(
         MismatchError, match=r"Say lora=LoRA\(rank=4, alpha=8, targets=\('q_proj', 'v_proj'\)\)"
     ):
+        observer.check(result)
+
+
+def test_a_rank_that_holds_no_trained_element_has_nothing_to_change() -> None:
+    """As a rank of FSDP1 with adapters may: its shard is of frozen weights."""
+    observer, result = observed(in_one_process("llama-tiny"))
+    assert result.settings["parameters_changed"] == "yes"
+    for parameter in observer.model.parameters():
+        parameter.requires_grad_(False)
+    observer._before = {}
+    assert observer.result().settings["parameters_changed"] == "yes"
+
+
+def test_weights_that_diverge_are_told_where_nothing_looks_at_the_loss() -> None:
+    observer, result = in_a_script(in_one_process("llama-tiny"))
+    name = next(iter(observer._after))
+    observer._after[name] = math.nan
+    observer.check(result)  # its loss tells
+    observer.case = observer.case.replace(framework=Script(path="train.py", loss=None))
+    with pytest.raises(MismatchError, match=rf"^{re.escape(name)} is nan after the last step: training div"):
         observer.check(result)
 
 

@@ -41,6 +41,9 @@ _NOT_OF_THE_MODEL = frozenset(
 )
 """Keys of a `config.json` that say where the model comes from, not how it is built."""
 
+_ROPE = frozenset({"rope_theta", "rope_scaling", "partial_rotary_factor"})
+"""What files from before transformers 5 have in place of `rope_parameters`; transformers converts it."""
+
 
 def transformers_config(model: Model) -> Any:
     """Return the transformers configuration object of `model`. Raise `MismatchError` for an unknown key.
@@ -58,8 +61,13 @@ def transformers_config(model: Model) -> Any:
     except ValueError as error:
         raise MismatchError(f"{model.name}: transformers has no model_type {model_type!r}") from error
     known = {*usual.to_dict(), *usual.attribute_map, *_NOT_OF_THE_MODEL, "head_dim"}
+    if "rope_parameters" in known:
+        known |= _ROPE
     if unknown := sorted(set(settings) - known):
-        raise MismatchError(f"{model.name}: {type(usual).__name__} has no {', '.join(unknown)}")
+        raise MismatchError(
+            f"{model.name}: {type(usual).__name__} has no {', '.join(unknown)}: correct the spelling, or "
+            "leave it out of the configuration"
+        )
     return AutoConfig.for_model(model_type, **settings)
 
 
