@@ -93,7 +93,7 @@ def test_a_closure_of_the_optimizer_is_forward_and_backward() -> None:
     def closure() -> torch.Tensor:
         with torch.enable_grad():
             training.optimizer.zero_grad()
-            loss = training.model(training.batch).square().sum()
+            loss: torch.Tensor = training.model(training.batch).square().sum()
             loss.backward()
             return loss
 
@@ -117,7 +117,7 @@ def test_an_optimizer_that_steps_in_hooks_of_backward_is_the_optimizer() -> None
         counter.before_optimizer()
         training.optimizer.step()
 
-    last = training.model[0].weight  # whose gradient comes last
+    last = next(training.model.parameters())  # whose gradient comes last
     handle = last.register_post_accumulate_grad_hook(step)
     for _ in range(2):
         with counter:
