@@ -154,11 +154,12 @@ def _bad_tested(known: BisectFile, result: Measurement) -> BisectFile:
     if not worse:
         shown = result.verdict.check(TOKENS_PER_S.name)
         by = "" if shown is None or shown.worsening is None else f" ({shown.worsening:+.1%} time per token)"
-        if result.verdict.outcome == "inconclusive":
+        vague = [each for each in result.verdict.checks if each.outcome == "inconclusive" and each.interval]
+        if vague:
             raise UndecidedError(
-                f"{name} beside {known.good}: inconclusive{by}. The launches differ too much to tell whether "
-                "it is worse: allow more pairs (--max-pairs), give the case more steps, or use a quieter "
-                "machine. Nothing was searched"
+                f"{name} beside {known.good}: {vague[0].label} is inconclusive ({vague[0].worsening:+.1%}). "
+                "The launches differ too much to tell whether it is worse: give the case more steps, or use "
+                "a quieter machine. Nothing was searched"
             )
         raise NotSlowerError(
             f"{name} is not worse than {known.good}: {result.verdict.outcome}{by}. There is nothing to "

@@ -176,7 +176,7 @@ def test_a_bad_arm_that_noise_hides_is_not_called_as_fast() -> None:
     stand = Stand(4, 2)
     vague = check(0.09, 0.15).replace(outcome="inconclusive")
     stand.instead["4"] = Verdict(outcome="inconclusive", launches=24, checks=(vague,))
-    with pytest.raises(UndecidedError, match=r"^4 beside 0: inconclusive \(\+9\.0% .*--max-pairs"):
+    with pytest.raises(UndecidedError, match=r"^4 beside 0: tokens_per_s is inconclusive \(\+9\.0%\)"):
         stand.search()
     assert stand.compared == ["4"]
 

@@ -242,7 +242,7 @@ def _accept(
     """
     acceptance = _acceptance(reason)
     times = None if store is None else baseline_times.accepted(reviewed, by_session, acceptance)
-    counts = baseline_counts.accepted(reviewed.counts, [*by_session.values()], acceptance)
+    counts = baseline_counts.accepted(reviewed.counts, [*by_session.values()][-1], acceptance)
     profile = None if store is None or times is None else _profile(store, list(by_session)[-1], times.case.id)
     files = [] if times is None else [reviewed.write_reviewed(times)]
     files += [] if counts is None else [reviewed.counts.write_reviewed(counts)]

@@ -59,7 +59,7 @@ def can_be_accepted(run: Run) -> bool:
 
 
 def accepted(
-    reviewed: CountStore, sessions: Sequence[Sequence[Run]], acceptance: Acceptance
+    reviewed: CountStore, newest_session: Sequence[Run], acceptance: Acceptance
 ) -> CountBaseline | None:
     """Make the counts of the newest session's launches a baseline of their case, and show what it changes.
 
@@ -68,9 +68,8 @@ def accepted(
     are left out, too. Returns None if none was counted. Raises `PerfsuiteError` if they do more than the
     reviewed baseline and there is no reason.
     """
-    by_session = [[run for run in runs if can_be_accepted(run)] for runs in sessions]
-    counted = next(filter(None, reversed(by_session)), None)
-    if counted is None:
+    counted = [run for run in newest_session if can_be_accepted(run)]
+    if not counted:
         return None
     newest = counted[-1]
     now = from_runs([run for run in counted if _is_alike(run, newest)], accepted=acceptance)

@@ -58,7 +58,8 @@ def bisect(
 ) -> None:
     """Since which commit, or which version of a package, is a case slower? Goes on where it was cut short.
 
-    Exit status 0 if that is found; 3 if several are left, as the others could not be told apart.
+    Exit status 0 if that is found; 3 if several are left, as the others could not be told apart, or if noise
+    hides whether the bad arm is slower.
     """
     root = Path.cwd()
     least = None if tolerance is None else fraction("--tolerance", tolerance)

@@ -143,10 +143,10 @@ def _show(session: Comparison, status: Status, report: Path | None, *, json_outp
         typer.echo(json.dumps(documents.plain(content), indent=1))
     else:
         _print(session, content)
-    documents.write(session.directory.results, content)
-    if report is not None:
+    if report is not None:  # first of all: it may lie on another disk than a store that is full
         documents.write_text(report / "index.html", page.render([content]))
         documents.write_text(report / "summary.md", markdown.render([content]))
+    documents.write(session.directory.results, content)
 
 
 def _print(session: Comparison, content: SessionFile) -> None:

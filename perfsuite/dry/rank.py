@@ -130,7 +130,7 @@ class DryRank:
     def _before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._optimizer = self._optimizer or optimizer
         assert self.recorder.counting is not None
-        self.recorder.counting.before_optimizer_step(optimizer)
+        self.recorder.counting.before_optimizer_step(optimizer, args, kwargs)
 
     def _end_when_counted(self, steps: int) -> None:
         if steps == COUNTED_STEP:

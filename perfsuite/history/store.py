@@ -125,7 +125,7 @@ class Added:
     written: Sequence[Path]
     """New files. Empty if it had been added before, or if nothing of it can be kept."""
     known: bool
-    """Whether any of it had been added before."""
+    """Whether any of its parts had been added before."""
     kept: int
     """Number of results of it that the history holds now."""
     left_out: Sequence[str]
@@ -167,16 +167,28 @@ def keep(history: Path, session: StoredSession, cases: Mapping[str, StoredCase],
     target = directory / f"{time}-{digest}.json"
     if target.exists():
         return None
-    there = [documents.read(file, StoredSession).results for file in directory.glob(f"{time}-*.json")]
-    new = tuple(result for result in session.results if not any(result in known for known in there))
+    known = [
+        _resolved(there, result)
+        for there in (documents.read(file, StoredSession) for file in directory.glob(f"{time}-*.json"))
+        for result in there.results
+    ]
+    new = tuple(result for result in session.results if _resolved(session, result) not in known)
     if not new:
         return None
-    session = session.replace(results=new)
+    if len(new) < len(session.results):
+        session = session.replace(results=new)
+        target = directory / f"{time}-{documents.digest(documents.plain(session), 12)}.json"
     for name in {result.case for result in session.results}:
         if not (case_file := _case_file(history, name)).exists():
             _write(case_file, cases[name])
     _write(target, session)
     return target
+
+
+def _resolved(session: StoredSession, result: StoredResult) -> tuple[object, ...]:
+    """A result with what its indices stand for, which differ between files."""
+    tables = session.settings[result.settings], session.environments[result.environment]
+    return (*tables, result.replace(settings=0, environment=0))
 
 
 def places(

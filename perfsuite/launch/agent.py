@@ -314,7 +314,7 @@ def _moved(word: str) -> str:
     """
     top, _, worktree = os.environ.get(MOVED, "").partition(os.pathsep)
     inside, path = top + os.sep, word + os.sep
-    stay = tuple(each + os.sep for each in (sys.prefix, worktree) if each.startswith(inside))
+    stay = tuple(each + os.sep for each in (sys.prefix, worktree) if (each + os.sep).startswith(inside))
     is_moved = worktree and path.startswith(inside) and not path.startswith(stay)
     return worktree + word.removeprefix(top) if is_moved else word
 

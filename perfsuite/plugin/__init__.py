@@ -340,7 +340,8 @@ class CollectsFromWorkers:
         """Keep what a process skipped, and what failed in it before there was a measurement."""
         told = getattr(node, "workeroutput", {})  # none of a process that died
         self.config.stash[SELECTED] = max(self.config.stash.get(SELECTED, 0), told.get("perf_selected", 0))
-        self.session.skipped += [Skipped.model_validate(each) for each in told.get("perf_skipped", [])]
+        skipped = [Skipped.model_validate(each) for each in told.get("perf_skipped", [])]
+        self.session.skipped += [each for each in skipped if each not in self.session.skipped]
         known = {(result.nodeid, result.case_id) for result in self.session.results}
         for each in told.get("perf_results", []):
             result = Measurement.model_validate(each, context=documents.FROM_FILE)
@@ -461,7 +462,7 @@ def _write_files(config: pytest.Config, *, is_complete: bool) -> None:
     for write in writes:
         try:
             write()
-        except FileError as error:  # another file may lie on another disk
+        except PerfsuiteError as error:  # another file may lie on another disk
             problems.append(str(error))
     if problems:
         raise FileError("; ".join(problems))

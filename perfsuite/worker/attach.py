@@ -91,31 +91,31 @@ class Attached:
 
     def _before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self._engines.take(optimizer):
-            self._before(optimizer)
+            self._before(optimizer, args, kwargs)
 
     def _after_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self._engines.take(optimizer):
             self._after(optimizer)
 
-    def _before(self, optimizer: Any) -> None:
+    def _before(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
         if self._optimizers.is_clock(optimizer):
-            self.before_step(optimizer)
+            self.before_step(optimizer, args, kwargs)
 
     def _after(self, optimizer: Any) -> None:
         self._optimizers.count(optimizer)
         if self._optimizers.is_clock(optimizer):
             self.after_step(optimizer)
 
-    def before_step(self, optimizer: Any) -> None:
+    def before_step(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
         """Observe a step whose gradients are there and which `optimizer` is about to make.
 
         The clock starts here, once: after all that perfsuite itself does before the first step.
         """
         if self.rank is not None:
-            self._look(self.rank, optimizer)
+            self._look(self.rank, optimizer, args, kwargs)
             return
         self.rank = self._become_rank(optimizer)
-        self._look(self.rank, optimizer)
+        self._look(self.rank, optimizer, args, kwargs)
         self.rank.start()
 
     def after_step(self, optimizer: Any) -> None:
@@ -133,13 +133,13 @@ class Attached:
             self._finish(self.rank)
             raise Measured
 
-    def _look(self, rank: Rank, optimizer: Any) -> None:
+    def _look(self, rank: Rank, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Observe a step. Raises `SystemExit` if the script is not as the case says, or cannot be observed.
 
         That is no error that the script may catch, or is to blame for.
         """
         try:
-            rank.before_optimizer_step(optimizer, (), {})
+            rank.before_optimizer_step(optimizer, args, kwargs)
         except Exception as error:
             self._fail(error, _failure_of_ours)
             raise SystemExit(1) from None
@@ -221,11 +221,7 @@ class Attached:
         except MismatchError as error:  # with all that was measured
             return report.replace(failure=failure_of(error, report.rank))
         # Last: only now it is known which share of the weights trains, and counting builds a model.
-        try:
-            flops = count_known(self.case, frozen_share=rank.observer.frozen_share())
-        except MismatchError as error:  # of the configuration: no figure but the MFU needs it
-            note = f"MFU is unknown: {error}"
-            return report.replace(loss=loss, notes=(*report.notes, note))
+        flops = count_known(self.case, frozen_share=rank.observer.frozen_share())
         return report.replace(loss=loss, flops=flops)
 
     def ended_early(self) -> ScriptError:

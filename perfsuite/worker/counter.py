@@ -119,8 +119,8 @@ class StepCounter(TorchDispatchMode):
         self._optimizers = optimizers
         self._parameters = tuple(parameters)
         self._in_optimizer = False
-        self._task_at_optimizer = -1
-        """The backward in whose hooks the optimizer steps; -1: it steps after backward."""
+        self._runs_closure = False
+        """Whether its step was given a closure, with forward and backward in it: as by Lightning's `fit`."""
         self._fake_mode = active_fake_mode()
         self._resizes = Resizes(self.memory, self._is_real)
         self._begin()
@@ -142,11 +142,10 @@ class StepCounter(TorchDispatchMode):
         self._resizes.__exit__()
         return super().__exit__(*error)  # type: ignore[no-untyped-call]
 
-    def before_optimizer(self) -> None:
-        """The optimizer is about to step: the gradients are known now."""
+    def before_optimizer(self, *, runs_closure: bool = False) -> None:
+        """The optimizer is about to step: the gradients are known now, unless it runs a closure first."""
         self._guarded(self._note_gradients)
-        self._in_optimizer = True
-        self._task_at_optimizer = torch._C._current_graph_task_id()
+        self._in_optimizer, self._runs_closure = True, runs_closure
 
     def end_step(self, step: int = COUNTED_STEP) -> Counts:
         """Return what the step that ends here did, and begin the next one."""
@@ -199,12 +198,11 @@ class StepCounter(TorchDispatchMode):
         return active_fake_mode() is self._fake_mode
 
     def _phase(self) -> Phase:
-        task = torch._C._current_graph_task_id()  # a backward, or -1
-        # An optimizer steps without gradients. What it does with them is a closure's: a forward (Lightning's
-        # fit runs one so); and a backward that began within its step is one's, too.
-        if self._in_optimizer and not torch.is_grad_enabled() and task == self._task_at_optimizer:
+        in_backward = torch._C._current_graph_task_id() != -1
+        in_closure = self._runs_closure and (torch.is_grad_enabled() or in_backward)
+        if self._in_optimizer and not in_closure:
             return "optimizer"
-        if task == -1:
+        if not in_backward:
             return "forward"
         # Autograd switches gradients off in backward; checkpointing switches them on again to recompute.
         return "recompute" if torch.is_grad_enabled() else "backward"

@@ -38,12 +38,16 @@ class Counting:
         self._ended = 0
         self._modes = _len_torch_dispatch_stack()
 
-    def before_optimizer_step(self, optimizer: Any) -> None:
-        """An optimizer is about to step: the first that does is the one whose steps are counted."""
+    def before_optimizer_step(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
+        """An optimizer is about to step: the first that does is the one whose steps are counted.
+
+        `args` and `kwargs` are those of its step, as hooks of torch get them: the optimizer is the first.
+        """
         if not any(optimizer is seen for seen in self._optimizers):
             self._optimizers.append(optimizer)
         if self._counter is not None and optimizer is self._optimizers[0]:
-            self._counter.before_optimizer()
+            given = (*args[1:], *(kwargs or {}).values())
+            self._counter.before_optimizer(runs_closure=any(map(callable, given)))
 
     def end_step(self) -> None:
         """A step has ended."""

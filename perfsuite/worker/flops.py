@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from perfsuite.errors import MismatchError
 from perfsuite.frameworks.base import missing_package
 from perfsuite.results.rank_report import Flops
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from perfsuite.case.model import Model
 
 FORMULA = "palm-1"
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """What configurations of transformers call the number of experts."""
 
 
@@ -59,14 +60,23 @@ def notes(case: Case) -> tuple[str, ...]:
     """Return why FLOPs are unknown although the model is known.
 
     A script may train without transformers. Of experts a token passes some only, and transformers 5 keeps
-    their weights in no linear layers: the formula does not count them.
+    their weights in no linear layers. Of a model with parts not all of them see every token. The formula
+    counts neither.
     """
+    from perfsuite.frameworks.common.model import transformers_config
+
     model = case.model
     if not model.config:
         return ()
     if (missing := missing_package("transformers")) is not None:
         return (f"MFU is unknown: to count the FLOPs of {model.name} {missing}",)
-    if any(model.text_config.get(name) for name in EXPERTS):
+    try:
+        config = transformers_config(model)
+    except MismatchError as error:  # a script has built another model: no other figure needs this one
+        return (f"MFU is unknown: {error}",)
+    if config.get_text_config() is not config:
+        return (f"MFU is unknown: {model.name} is more than a language model, and {FORMULA} counts no other",)
+    if any((getattr(config, name, None) or 0) > 1 for name in EXPERTS):
         return (f"MFU is unknown: {model.name} has experts, whose FLOPs {FORMULA} does not count",)
     return ()
 
@@ -85,7 +95,6 @@ def count(
     from perfsuite.frameworks.common.model import blocks, transformers_config, transformers_model
 
     config = transformers_config(model)
-    text = config.get_text_config()
     with torch.device("meta"):
         built = transformers_model(config, attention="eager")
         if lora is not None:
@@ -95,13 +104,13 @@ def count(
     trained = sum(w.numel() for w in weights if isinstance(w, torch.Tensor) and w.requires_grad)
     if lora is None:
         trained = round(matmul * (1 - frozen_share))
-    heads = getattr(text, "num_attention_heads", 0)
-    head_size = getattr(text, "head_dim", None) or (text.hidden_size // heads if heads else 0)
+    heads = getattr(config, "num_attention_heads", 0)
+    head_size = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
     return Flops(
         formula=FORMULA,
         per_token=flops_per_token(
             matmul_parameters=matmul,
-            layers=text.num_hidden_layers,
+            layers=config.num_hidden_layers,
             heads=heads,
             head_size=head_size,
             sequence_length=sequence_length,

@@ -122,7 +122,7 @@ class Rank:
         assert self.observer is not None
         self.observer.before_optimizer_step(optimizer, args, kwargs)
         if self.recorder.counting is not None:
-            self.recorder.counting.before_optimizer_step(optimizer)
+            self.recorder.counting.before_optimizer_step(optimizer, args, kwargs)
 
     @property
     def is_profiled(self) -> bool:

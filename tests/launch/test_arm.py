@@ -123,6 +123,14 @@ def test_what_is_imported_from_the_repository_is_imported_from_the_worktree(repo
     assert first.variables["PERFSUITE_MOVED"] == f"{repo}:{worktree}"
 
 
+def test_a_repository_below_the_prefix_of_its_interpreter_is_imported_from_the_worktree(repo: Path) -> None:
+    python = repo / "python"
+    python.write_text(f'#!/bin/sh\nprintf "{repo.parent}\\n{repo}/packages/a\\n"\n')
+    python.chmod(0o755)
+    first = arm("first ./python", repo)
+    assert first.paths[-1] == f"{first.directory}/packages/a"
+
+
 def test_it_runs_at_the_same_place_below_the_top(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (repo / "benchmarks").mkdir()
     monkeypatch.chdir(repo / "benchmarks")

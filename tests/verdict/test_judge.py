@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from perfsuite.case.hardware import Machine
 from perfsuite.results.baseline import Baseline, from_runs
-from perfsuite.results.metric import GATED, PEAK_MEMORY
+from perfsuite.results.metric import GATED, PEAK_MEMORY, Metric
 from perfsuite.results.outcome import UNMEASURED, Check, Outcome
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import DeviceHealth, Run
@@ -201,6 +201,27 @@ def test_an_unhealthy_machine_hides_no_exact_metric_that_is_worse(memory: float,
     disturbed = [run.replace(health=held) for run in healthy] * 3
     verdict = judged([*healthy, *disturbed], BASELINE_H100, LOUD)
     assert (verdict.outcome, len(verdict.unhealthy_launches)) == (outcome, 3)
+
+
+WEIGHTS = Metric(
+    name="weight_bytes",
+    label="weights",
+    unit="bytes",
+    better="lower",
+    judged="exact",
+    tolerances={"cpu": 0.01, "cuda": 0.01},
+)
+"""A metric of another package."""
+
+
+@pytest.mark.parametrize(("weights", "outcome"), [(110.0, "regressed"), (100.0, "unhealthy")])
+def test_nor_one_of_another_package(monkeypatch: pytest.MonkeyPatch, weights: float, outcome: str) -> None:
+    monkeypatch.setattr("perfsuite.verdict.judge.judged", lambda figures, device: [*GATED, WEIGHTS])
+    before = from_runs(usual(extra={WEIGHTS.name: 100.0})[:5])
+    disturbed = [run.replace(health=DISTURBED) for run in usual(extra={WEIGHTS.name: weights})[:3]]
+    verdict = judged(disturbed, before)
+    assert verdict.outcome == outcome
+    assert [check.metric for check in verdict.checks] == [WEIGHTS.name] * (outcome == "regressed")
 
 
 def test_what_further_launches_would_hardly_decide_is_inconclusive_early() -> None:

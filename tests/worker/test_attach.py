@@ -16,7 +16,6 @@ from torch import nn
 from perfsuite import documents
 from perfsuite.case.case import Case, CaseFile, Topology
 from perfsuite.case.model import Model
-from perfsuite.errors import MismatchError
 from perfsuite.frameworks.script import Script
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.rank_report import Memory, RankReport
@@ -228,19 +227,14 @@ def test_an_error_that_another_hook_of_uncaught_errors_takes_is_told(
     assert failure.kind == "out_of_memory"
 
 
-def test_a_configuration_whose_flops_cannot_be_counted_costs_the_mfu_alone(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def count_known(*arguments: Any, **options: Any) -> None:
-        raise MismatchError("LlamaConfig has no hidden_sise")
-
-    monkeypatch.setattr(attach, "count_known", count_known)
-    attached = start()
+def test_a_configuration_whose_flops_cannot_be_counted_costs_the_mfu_alone(start: Start) -> None:
+    model = Model.from_config({"model_type": "llama", "hidden_sise": 5}, name="net")
+    attached = start(ALONE.replace(model=model))
     with pytest.raises(Measured):
         train()
     report = report_of(attached)
     assert (report.failure, report.flops, len(report.loss)) == (None, None, ALONE.total_steps)
-    assert report.notes == ("MFU is unknown: LlamaConfig has no hidden_sise",)
+    assert report.notes[0].startswith("MFU is unknown: net: LlamaConfig has no hidden_sise")
 
 
 def test_a_loop_without_an_optimizer_of_torch_is_told_at_once(start: Start) -> None:

@@ -100,7 +100,7 @@ def test_a_closure_of_the_optimizer_is_forward_and_backward() -> None:
     counter = StepCounter([training.optimizer], list(training.model.parameters()))
     for _ in range(2):
         with counter:
-            counter.before_optimizer()
+            counter.before_optimizer(runs_closure=True)
             training.optimizer.step(closure)
         counts = counter.end_step()
     plain = training.counted()

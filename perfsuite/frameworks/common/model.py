@@ -193,7 +193,7 @@ def synthetic_batches(case: Case, data_rank: int, device: torch.device) -> list[
 
 def _markov_chain(case: Case, data_rank: int) -> Tensor:
     """Return the tokens of all batches: [DISTINCT_BATCHES * micro_batch, sequence_length], int64."""
-    size = min(ALPHABET, int(str(case.model.config.get("vocab_size", ALPHABET))))
+    size = min(ALPHABET, int(str(case.model.text_config.get("vocab_size", ALPHABET))))
     chain = torch.Generator().manual_seed(0)
     successor = torch.randperm(size, generator=chain)
     shape = (DISTINCT_BATCHES * case.micro_batch, case.sample_length)
