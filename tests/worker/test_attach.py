@@ -227,16 +227,6 @@ def test_an_error_that_another_hook_of_uncaught_errors_takes_is_told(
     assert failure.kind == "out_of_memory"
 
 
-def test_a_configuration_whose_flops_cannot_be_counted_costs_the_mfu_alone(start: Start) -> None:
-    model = Model.from_config({"model_type": "llama", "hidden_sise": 5}, name="net")
-    attached = start(ALONE.replace(model=model))
-    with pytest.raises(Measured):
-        train()
-    report = report_of(attached)
-    assert (report.failure, report.flops, len(report.loss)) == (None, None, ALONE.total_steps)
-    assert report.notes[0].startswith("MFU is unknown: net: LlamaConfig has no hidden_sise")
-
-
 def test_a_loop_without_an_optimizer_of_torch_is_told_at_once(start: Start) -> None:
     attached = start(ALONE.replace(gradient_accumulation=11))
     loss = torch.ones(3, requires_grad=True).sum()

@@ -76,11 +76,18 @@ def test_a_count_names_its_formula() -> None:
     assert count(MODELS["gpt2-tiny"], 64).formula == FORMULA == "palm-1"
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "deepseek_v3", "ernie4_5_moe", "dbrx"])
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "deepseek_v3", "ernie4_5_moe"])
 def test_of_experts_nothing_is_said(kind: str) -> None:
     case = make_case(model=Model(name="moe", config={"model_type": kind}))
     assert count_known(case) is None
     assert notes(case) == ("MFU is unknown: moe has experts, whose FLOPs palm-1 does not count",)
+
+
+def test_a_configuration_that_cannot_be_built_costs_a_script_the_mfu_alone() -> None:
+    case = make_case(model=Model(name="x", config={"model_type": "llama", "hidden_sise": 5}))
+    assert count_known(case) is None
+    (note,) = notes(case)
+    assert note.startswith("MFU is unknown: x: LlamaConfig has no hidden_sise: correct the spelling")
 
 
 def test_of_a_model_with_parts_nothing_is_said() -> None:
