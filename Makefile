@@ -127,9 +127,10 @@ history:  ## the branch perfsuite-history in history/, empty if there is no such
 
 # A single artifact is downloaded into nights/ itself, several of them into folders there.
 NIGHTS = $(wildcard nights/results.json nights/*/results.json)
+NEEDS_NIGHTS = test -n "$(NIGHTS)" || { echo "nights/ holds no results.json: no machine delivered any"; exit 1; }
 
 keep: .venv/installed history  ## the results in nights/ into the branch perfsuite-history, which is pushed
-	test -n "$(NIGHTS)" || { echo "nights/ holds no results.json: no machine delivered any"; exit 1; }
+	$(NEEDS_NIGHTS)
 	.venv/bin/perfsuite history add $(NIGHTS) --history history; status=$$?; \
 	git -C history add --all && \
 	{ git -C history diff --cached --quiet || git -C history $(AS_PERFSUITE) commit --quiet -m "Results of a night"; } && \
@@ -153,7 +154,7 @@ drift: .venv/installed  ## OUT=trend: what crept in history/, also onto the job'
 	{ echo '```text'; cat "$$OUT/trend.txt"; echo '```'; } >> "$${GITHUB_STEP_SUMMARY:-/dev/stdout}"
 
 issue: .venv/installed  ## RUN_URL=...: open, update or close the issue of each hardware class in nights/
-	test -n "$(NIGHTS)" || { echo "nights/ holds no results.json: no machine delivered any"; exit 1; }
+	$(NEEDS_NIGHTS)
 	.venv/bin/perfsuite github-issue $(NIGHTS) $(addprefix --trend ,$(wildcard nights/trend/trend.json))
 
 compare: .venv/installed  ## BASE=main HARDWARE=h100: launch that commit and this one in turn, and compare them

@@ -152,8 +152,6 @@ def _bad_tested(known: BisectFile, result: Measurement) -> BisectFile:
         if check.outcome == "regressed" and check.worsening is not None
     ]
     if not worse:
-        shown = result.verdict.check(TOKENS_PER_S.name)
-        by = "" if shown is None or shown.worsening is None else f" ({shown.worsening:+.1%} time per token)"
         vague = [each for each in result.verdict.checks if each.outcome == "inconclusive" and each.interval]
         if vague:
             raise UndecidedError(
@@ -161,6 +159,8 @@ def _bad_tested(known: BisectFile, result: Measurement) -> BisectFile:
                 "The launches differ too much to tell whether it is worse: give the case more steps, or use "
                 "a quieter machine. Nothing was searched"
             )
+        shown = result.verdict.check(TOKENS_PER_S.name)
+        by = "" if shown is None or shown.worsening is None else f" ({shown.worsening:+.1%} time per token)"
         raise NotSlowerError(
             f"{name} is not worse than {known.good}: {result.verdict.outcome}{by}. There is nothing to "
             "search for, unless a lower --tolerance finds it"

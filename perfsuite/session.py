@@ -276,12 +276,11 @@ class Session:
         if result is None or not resume.is_decided(result) or not _is_of(result, case):
             return None
         machine, counts = self.host.machine_for(case), result.verdict.counts
+        counts_file = None if counts is None else counts.baseline_file
         with contextlib.suppress(FileError):
             found = self.baselines.find(machine.hardware_class, case)
             counted = self.baselines.counts.find(target_of(machine, dry=False), case)
-            if _is_judged_by(result.baseline_file, found) and _is_judged_by(
-                None if counts is None else counts.baseline_file, counted
-            ):
+            if _is_judged_by(result.baseline_file, found) and _is_judged_by(counts_file, counted):
                 return result
         return None
 

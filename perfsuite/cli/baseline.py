@@ -240,10 +240,10 @@ def _accept(
     `store` is where they are; None: only what they counted becomes one. Raises `PerfsuiteError`, and writes
     none, if they cannot be, or if they need a reason.
     """
-    acceptance = _acceptance(reason)
+    acceptance, newest = _acceptance(reason), list(by_session)[-1]
     times = None if store is None else baseline_times.accepted(reviewed, by_session, acceptance)
-    counts = baseline_counts.accepted(reviewed.counts, [*by_session.values()][-1], acceptance)
-    profile = None if store is None or times is None else _profile(store, list(by_session)[-1], times.case.id)
+    counts = baseline_counts.accepted(reviewed.counts, by_session[newest], acceptance)
+    profile = None if store is None or times is None else _profile(store, newest, times.case.id)
     files = [] if times is None else [reviewed.write_reviewed(times)]
     files += [] if counts is None else [reviewed.counts.write_reviewed(counts)]
     if times is not None and profile is not None:

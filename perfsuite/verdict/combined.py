@@ -58,5 +58,6 @@ def first_cause(counts: CountCheck, outcome: Literal["regressed", "improved"]) -
     """What may best explain that a case `outcome`: the largest change of that kind, else of any."""
     kinds = ("regressed", "passed", "improved")
     order = kinds if outcome == "regressed" else kinds[::-1]
-    found = sorted(counts.findings, key=lambda finding: order.index(finding.outcome))
-    return found[0].sentence if found else THE_SAME
+    if not counts.findings:
+        return THE_SAME
+    return min(counts.findings, key=lambda finding: order.index(finding.outcome)).sentence

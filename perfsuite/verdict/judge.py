@@ -68,7 +68,7 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
     problems = {number: why for number, run in enumerate(runs, 1) if (why := launch_problems(run, baseline))}
     healthy = [run for number, run in enumerate(runs, 1) if number not in problems]
     if len(problems) >= max(policy.max_unhealthy, len(healthy)):
-        verdict = _unhealthy(runs, baseline)
+        verdict = _unhealthy(runs, baseline, noise, policy)
     elif not healthy:
         verdict = Verdict(outcome="undecided", launches=len(runs))
     else:
@@ -93,7 +93,7 @@ def why_failed(run: Run) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def _unhealthy(runs: Sequence[Run], baseline: Baseline | None) -> Verdict:
+def _unhealthy(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, policy: Policy) -> Verdict:
     """The verdict on too many unhealthy launches: `unhealthy`, but for what no unhealthy machine explains.
 
     Other settings, another loss and more of what a device repeats to the digit (memory of a GPU) are the
@@ -105,9 +105,7 @@ def _unhealthy(runs: Sequence[Run], baseline: Baseline | None) -> Verdict:
     if (failed := _cannot_be_compared(runs, baseline)) is not None:
         return failed
     exact = [each for each in _metrics(runs, baseline) if each.judging(runs[0].machine.device) == "exact"]
-    measured = [(metric, _unjudged(metric, runs, baseline)) for metric in exact]
-    known = [(metric, check) for metric, check in measured if check.outcome == "recorded" and check.baseline]
-    checks = tuple(exact_check(metric, check) for metric, check in known)
+    checks = [_check(metric, runs, baseline, noise, policy) for metric in exact]
     worse = tuple(check for check in checks if check.outcome == "regressed")
     return _worst(worse, len(runs)) if worse else verdict
 

@@ -15,10 +15,10 @@ from perfsuite.cli.app import app
 from perfsuite.cli.github_issue import LABEL, Issue, Step, steps
 from perfsuite.history.changepoint import Change
 from perfsuite.history.trend import Finding, Trend
-from perfsuite.results import outcome
 from perfsuite.results.outcome import CountCheck, Profiled
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import Measurement, SessionFile
+from tests.counted import make_finding
 from tests.samples import BEFORE, make_case, make_machine, make_result, make_run, now
 
 URL = "https://example.org/runs/1"
@@ -72,15 +72,7 @@ def issue_of(*cases: str) -> Issue:
 
 
 def test_counts_that_regressed_are_named() -> None:
-    finding = outcome.Finding(
-        field="all_gather of 2 ranks: calls",
-        unit="calls",
-        before=5,
-        now=6,
-        ranks="0-1",
-        outcome="regressed",
-        sentence="all_gather of 2 ranks: 1 more call a step in forward",
-    )
+    finding = make_finding()
     counts = CountCheck(outcome="regressed", findings=(finding,))
     [*_, create] = told(make_result(BEFORE, verdict=GOOD.verdict.replace(outcome="regressed", counts=counts)))
     assert f"- `{CASE}`: **regressed** after 1 launch\n  - regressed: {finding.sentence}" in create.text
