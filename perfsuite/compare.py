@@ -127,6 +127,7 @@ class Comparison(Session):
             tolerance=self.tolerance,
             metric=self.metric,
             max_pairs=self.max_pairs,
+            corrects=self.arms[0].has_packages_of(self.arms[1]),
             **changes,
         )
 

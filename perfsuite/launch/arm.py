@@ -88,6 +88,18 @@ class Arm:
             **{name: "(not shown)" if SECRET.search(name) else value for name, value in self.given.items()},
         }
 
+    def has_packages_of(self, other: Arm) -> bool:
+        """Whether launches of both import the same packages, with the same variables.
+
+        The commit of the repository may differ.
+        """
+        return self._packages == other._packages
+
+    @property
+    def _packages(self) -> tuple[str, dict[str, str], tuple[str, ...]]:
+        """What decides which packages are imported, and how they run."""
+        return self.python, dict(self.given), () if self.moved else self.paths
+
 
 HERE = Arm()
 """This environment, in whatever repository."""

@@ -12,17 +12,24 @@ from statistics import median
 from perfsuite.results import baseline as baselines
 from perfsuite.results import count_baseline, health
 from perfsuite.results.baseline import Baseline
-from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, Metric, judged
+from perfsuite.results.metric import (
+    CPU_S_PER_STEP,
+    PEAK_MEMORY,
+    TOKENS_PER_S,
+    TOKENS_PER_S_MEAN,
+    Metric,
+    judged,
+)
 from perfsuite.results.outcome import WORST_FIRST, Check, CountCheck, Outcome, Verdict
 from perfsuite.results.rank_report import FailureKind
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
 from perfsuite.verdict.combined import first_cause
 from perfsuite.verdict.comparable import changes, differences
-from perfsuite.verdict.judge import MAX_UNHEALTHY, exact_check, why_failed
+from perfsuite.verdict.judge import MAX_UNHEALTHY, disagreement, exact_check, why_failed
 from perfsuite.verdict.loss import loss_differs
 from perfsuite.verdict.noise import is_size
-from perfsuite.verdict.paired import MAX_PAIRS, MIN_PAIRS, PairedOutcome, decided
+from perfsuite.verdict.paired import MAX_PAIRS, MIN_PAIRS, PairedDecision, PairedOutcome, decided
 
 ARM_A, ARM_B = "arm A", "arm B"
 OUTCOMES: dict[PairedOutcome, Outcome] = {
@@ -33,6 +40,8 @@ OUTCOMES: dict[PairedOutcome, Outcome] = {
     "undecided": "undecided",
 }
 """What arm B is beside arm A, in the words of verdicts."""
+FOLLOW_THE_PROBE = (TOKENS_PER_S, TOKENS_PER_S_MEAN, CPU_S_PER_STEP)
+"""What may be corrected by the probe: whatever takes longer where the machine is slower."""
 
 
 def unhealthy_pairs(a: Sequence[Run], b: Sequence[Run]) -> dict[int, list[str]]:
@@ -57,6 +66,7 @@ def judge_pairs(
     metric: str | None = None,
     max_pairs: int = MAX_PAIRS,
     max_unhealthy: int = MAX_UNHEALTHY,
+    corrects: bool = False,
 ) -> Verdict:
     """Judge the pairs so far, in the order they were made. Call again after one more while `undecided`.
 
@@ -64,7 +74,8 @@ def judge_pairs(
     it is `undecided` as long as tokens/s is, and then as long as any other metric is, unless one is worse;
     `tolerance` is that of tokens/s. After `max_unhealthy` pairs that are no evidence, if there are no more
     healthy ones, it is `unhealthy`. Its launches count those of both arms; its `unhealthy_launches` are
-    numbers of pairs.
+    numbers of pairs. With `corrects`, the probe of a CPU runs through the same software in both arms, and
+    what follows it may be taken out of the ratios.
     """
     launches = len(a) + len(b)
     if failed := [(arm, run) for arm, runs in ((ARM_A, a), (ARM_B, b)) for run in runs if run.failure]:
@@ -84,7 +95,7 @@ def judge_pairs(
     elif not healthy_a:
         verdict = Verdict(outcome="undecided", launches=launches)
     else:
-        verdict = _judge_healthy(healthy_a, healthy_b, tolerance, metric, max_pairs)
+        verdict = _judge_healthy(healthy_a, healthy_b, tolerance, metric, max_pairs, corrects)
     set_aside = tuple(f"pair {number} set aside: {'; '.join(why)}" for number, why in problems.items())
     known = baselines.from_runs(a)
     return verdict.replace(
@@ -110,7 +121,12 @@ def _other_settings(run: Run, known: Baseline) -> tuple[str, ...]:
 
 
 def _judge_healthy(
-    a: Sequence[Run], b: Sequence[Run], tolerance: float | None, alone: str | None, max_pairs: int
+    a: Sequence[Run],
+    b: Sequence[Run],
+    tolerance: float | None,
+    alone: str | None,
+    max_pairs: int,
+    corrects: bool,
 ) -> Verdict:
     """The verdict on healthy pairs, which waits for the metric `alone`, or for all of them."""
     launches = len(a) + len(b)
@@ -120,7 +136,8 @@ def _judge_healthy(
     metrics = judged((run.figures for run in (*a, *b)), device)
     awaited = alone or TOKENS_PER_S.name
     checks = tuple(
-        _check(each, a, b, tolerance if each.name == awaited else None, max_pairs) for each in metrics
+        _check(each, a, b, tolerance if each.name == awaited else None, max_pairs, corrects)
+        for each in metrics
     )
     outcome = min((check.outcome for check in checks), key=WORST_FIRST.index)
     state = next((check.outcome for check in checks if check.metric == awaited), None)
@@ -138,7 +155,12 @@ def _judge_healthy(
 
 
 def _check(
-    metric: Metric, a: Sequence[Run], b: Sequence[Run], tolerance: float | None, max_pairs: int
+    metric: Metric,
+    a: Sequence[Run],
+    b: Sequence[Run],
+    tolerance: float | None,
+    max_pairs: int,
+    corrects: bool,
 ) -> Check:
     """The check of one metric: by the medians where a device repeats it to the digit, else pair by pair.
 
@@ -163,16 +185,32 @@ def _check(
     if metric.judging(device) == "exact":
         return exact_check(metric, check)
     costs = [[metric.cost(value) for value in values if is_size(value)] for values in (before, now)]
-    decision = decided(*costs, tolerance=check.tolerance, max_pairs=max_pairs)
+    probes = _probes(a, b) if corrects and metric in FOLLOW_THE_PROBE else None
+    decision = decided(*costs, tolerance=check.tolerance, max_pairs=max_pairs, probes=probes)
     return check.replace(
         outcome=OUTCOMES[decision.outcome],
         measured=_median(now[: decision.pairs]),
         baseline=_median(before[: decision.pairs]),
         worsening=decision.change,
         interval=decision.interval,
-        note=f"decided after {decision.pairs} pairs" if decision.pairs < len(a) else None,
+        note=_note(decision, len(a)),
         minimum_detectable=decision.minimum_detectable,
+        probe_exponent=decision.exponent or None,
     )
+
+
+def _probes(a: Sequence[Run], b: Sequence[Run]) -> tuple[list[float], list[float]] | None:
+    """Seconds of the probe in the launches of both arms; None if a launch has none."""
+    before, now = ([probe for run in runs if is_size(probe := run.figures.probe_s_p50)] for runs in (a, b))
+    return (before, now) if len(before) == len(a) and len(now) == len(b) else None
+
+
+def _note(decision: PairedDecision, pairs: int) -> str | None:
+    """What a reader should know of a decision: that it is older than the last pair, or why there is none."""
+    if decision.disputed is not None:
+        raw, corrected = (OUTCOMES[outcome] for outcome in decision.disputed)
+        return disagreement(raw, corrected, "the probe differs between the arms, too")
+    return f"decided after {decision.pairs} pairs" if decision.pairs < pairs else None
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -280,8 +280,12 @@ def _agreed(check: Check, other: Check, why: str) -> Check:
     if "undecided" in (check.outcome, other.outcome):
         return check.replace(outcome="undecided")
     corrected, raw = (check, other) if check.probe_exponent is not None else (other, check)
-    both = f"as measured {raw.outcome}, corrected for the machine's own speed {corrected.outcome}"
-    return check.replace(outcome="inconclusive", note=f"{both}; {why}")
+    return check.replace(outcome="inconclusive", note=disagreement(raw.outcome, corrected.outcome, why))
+
+
+def disagreement(raw: Outcome, corrected: Outcome, why: str) -> str:
+    """Return in words that a check has two outcomes, and why both are needed."""
+    return f"as measured {raw}, corrected for the machine's own speed {corrected}; {why}"
 
 
 def exact_check(metric: Metric, check: Check) -> Check:

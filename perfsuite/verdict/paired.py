@@ -22,6 +22,12 @@ all launches of A may be fast and all of B slow by chance, and each arm agrees w
 has either speed with probability 1/2, the launches of n pairs do so with probability 2 / 4^n. A change is
 therefore called from `MIN_CHANGED` pairs on, and nearly all pairs must show it (`_is_shown_by_all`).
 
+Pairs take out what the machine does for longer than a launch. For what comes and goes faster, each launch
+may have the seconds of a probe (`perfsuite.verdict.probe_correction`): by how much the differences follow
+those of the probe is estimated from themselves, and that is taken out, too. This costs degrees of freedom
+and a stricter threshold. Where the probe itself differs between the arms, it is perhaps the arm that slows
+it, and what is decided must hold with and without the correction.
+
 Sources:
 - Paired differences: Student, Biometrika 6 (1908) 1. Clipped means and variances: Huber, Robust Statistics
   (1981). Student's t by the normal: Wallace, Annals of Mathematical Statistics 30 (1959) 1121.
@@ -31,9 +37,11 @@ Sources:
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Literal
 
+from perfsuite.verdict.probe_correction import SHARED_LAUNCH, paired_exponent
 from perfsuite.verdict.robust import (
     SCALE_EFFICIENCY,
     Z_99,
@@ -58,16 +66,16 @@ MIN_CHANGED = 5
 
 _PAIR_FLOOR = SIGMA_FLOOR * math.sqrt(2)
 """Smallest noise of a pair that is believed: that of two launches."""
-_EFFICIENCY = SCALE_EFFICIENCY / 1.5
-"""Degrees of freedom for each difference beyond the first pair. Differences of neighbours share a launch, and
-so tell less than independent ones: hence 1.5."""
+_EFFICIENCY = SCALE_EFFICIENCY / SHARED_LAUNCH
+"""Degrees of freedom for each difference beyond the first pair."""
 
 # Thresholds in standard errors, tuned by simulation.
 _Z_CHANGE = 2.6  # slower, faster
-_Z_KEPT = 2.6  # the same without the pair that is most in favour of it
+_Z_CORRECTED = 2.8  # slower, faster where an exponent was estimated from the same launches
 _Z_SAME = 2.3  # same
 _Z_HOPELESS = 2.5  # stop if only a shift of the mean by more than this would still decide
 _Z_POWER = 3.0  # 1.645 for a power of 95 %, the rest for clipping and early looks
+_Z_PROBE = 1.6  # the probe differs between the arms
 _SHOWN = 0.4  # of the change, by a pair that shows it
 
 
@@ -86,6 +94,36 @@ class PairedDecision:
     """Estimated standard deviation of the logarithm of a pair's ratio."""
     minimum_detectable: float
     """`minimum_detectable_difference` with this noise and the pairs that are allowed."""
+    exponent: float = 0.0
+    """Of the correction by the probe (`perfsuite.verdict.probe_correction`); 0: not corrected."""
+    disputed: tuple[PairedOutcome, PairedOutcome] | None = None
+    """The outcomes without the correction and with it, where they differ and both are needed."""
+
+
+@dataclass(frozen=True)
+class _Differences:
+    """Differences of logarithms between launches."""
+
+    pairs: list[float]
+    """log(B / A) of each pair."""
+    neighbours: list[float]
+    """The later less the earlier of two neighbouring launches of one arm."""
+
+
+@dataclass(frozen=True)
+class _Evidence:
+    """What a look has to decide by."""
+
+    ordered: list[float]
+    """log(B / A) of the pairs, sorted."""
+    change: float
+    """Their location."""
+    sigma: float
+    """Estimated noise of a pair."""
+    degrees: float
+    """Degrees of freedom of that estimate."""
+    z: float
+    """Threshold of a change."""
 
 
 def order(pair: int) -> tuple[Literal["a", "b"], Literal["a", "b"]]:
@@ -94,37 +132,43 @@ def order(pair: int) -> tuple[Literal["a", "b"], Literal["a", "b"]]:
 
 
 def decide(
-    a: Sequence[float], b: Sequence[float], *, tolerance: float, max_pairs: int = MAX_PAIRS
+    a: Sequence[float],
+    b: Sequence[float],
+    *,
+    tolerance: float,
+    max_pairs: int = MAX_PAIRS,
+    probes: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> PairedDecision:
     """Compare the pairs so far; `a[k]` and `b[k]` are the costs of pair k, in one unit, in `order(k)`.
 
     Call it after each pair with all pairs so far, until the outcome is not "undecided". `tolerance` is the
-    relative change that matters: 0.03 is 3 %. Raises ValueError for a value out of range.
+    relative change that matters: 0.03 is 3 %. `probes` are the seconds of the probe in the launches of A and
+    of B, if the probe runs through the same software in both. Raises ValueError for a value out of range.
     """
     _check(a, b, tolerance, max_pairs)
-    pairs, neighbours = _differences(a, b)
-    count = len(pairs)
-    ordered = sorted(pairs)
-    spare = count - 1 + len(neighbours)
-    variance = clipped_variance(squares(ordered) + [value**2 for value in neighbours], spare)
-    sigma = max(math.sqrt(variance), _PAIR_FLOOR)
-    degrees = max(_EFFICIENCY * spare, 0.5)
-    error = sigma / math.sqrt(count)
-    change = location(ordered, sigma)
-    reach = t_quantile(Z_99, degrees) * error
-    return PairedDecision(
-        outcome=_outcome(ordered, change, sigma, degrees, math.log1p(tolerance), max_pairs),
-        change=relative(change),
-        interval=(relative(change - reach), relative(change + reach)),
-        tolerance=tolerance,
-        pairs=count,
-        pair_sigma=sigma,
-        minimum_detectable=minimum_detectable_difference(sigma, max_pairs),
-    )
+    costs = _differences(a, b)
+    plain = _decision(costs, tolerance, max_pairs)
+    if probes is None:
+        return plain
+    _check(*probes, tolerance, max_pairs)
+    probe = _differences(*probes)
+    exponent = paired_exponent(costs.pairs, probe.pairs, costs.neighbours, probe.neighbours)
+    if not exponent:
+        return plain
+    corrected = _decision(costs, tolerance, max_pairs, probe, exponent)
+    if corrected.outcome == plain.outcome or not _differs(probe):
+        return corrected
+    outcome: PairedOutcome = "inconclusive" if len(a) == max_pairs else "undecided"
+    return replace(corrected, outcome=outcome, disputed=(plain.outcome, corrected.outcome))
 
 
 def decided(
-    a: Sequence[float], b: Sequence[float], *, tolerance: float, max_pairs: int = MAX_PAIRS
+    a: Sequence[float],
+    b: Sequence[float],
+    *,
+    tolerance: float,
+    max_pairs: int = MAX_PAIRS,
+    probes: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> PairedDecision:
     """Return what the first of all looks that decides says, or the last look if none does.
 
@@ -133,13 +177,16 @@ def decided(
     """
     _check(a, b, tolerance, max_pairs)
     for pairs in range(1, len(a) + 1):
-        decision = decide(a[:pairs], b[:pairs], tolerance=tolerance, max_pairs=max_pairs)
+        beside = None if probes is None else (probes[0][:pairs], probes[1][:pairs])
+        decision = decide(a[:pairs], b[:pairs], tolerance=tolerance, max_pairs=max_pairs, probes=beside)
         if decision.outcome != "undecided":
             break
     return decision
 
 
-def minimum_detectable_difference(pair_sigma: float, max_pairs: int = MAX_PAIRS) -> float:
+def minimum_detectable_difference(
+    pair_sigma: float, max_pairs: int = MAX_PAIRS, z: float = _Z_CHANGE
+) -> float:
     """Return the smallest change that is found 95 times in 100, relative: 0.03 is 3 %.
 
     `pair_sigma` is the standard deviation of log(B / A) between pairs: sqrt(2) times that between launches,
@@ -148,7 +195,7 @@ def minimum_detectable_difference(pair_sigma: float, max_pairs: int = MAX_PAIRS)
     launches.
     """
     final = _EFFICIENCY * 2 * (max_pairs - 1)
-    return relative((t_quantile(_Z_CHANGE, final) + _Z_POWER) * pair_sigma / math.sqrt(max_pairs))
+    return relative((t_quantile(z, final) + _Z_POWER) * pair_sigma / math.sqrt(max_pairs))
 
 
 def _check(a: Sequence[float], b: Sequence[float], tolerance: float, max_pairs: int) -> None:
@@ -165,45 +212,100 @@ def _check(a: Sequence[float], b: Sequence[float], tolerance: float, max_pairs: 
         raise ValueError(f"{len(a)} pairs, more than max_pairs {max_pairs}")
 
 
-def _differences(a: Sequence[float], b: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Return log(B / A) of each pair, and log differences of neighbouring launches of one arm."""
+def _differences(a: Sequence[float], b: Sequence[float]) -> _Differences:
+    """Return the differences between the launches of both arms."""
     pairs = [math.log(after) - math.log(before) for before, after in zip(a, b, strict=True)]
     last = [b if order(pair)[1] == "b" else a for pair in range(len(pairs) - 1)]
     neighbours = [math.log(arm[pair + 1]) - math.log(arm[pair]) for pair, arm in enumerate(last)]
-    return pairs, neighbours
+    return _Differences(pairs, neighbours)
 
 
-def _outcome(
-    ordered: list[float], change: float, sigma: float, degrees: float, slow: float, max_pairs: int
-) -> PairedOutcome:
-    """Return the outcome from the sorted log ratios, their location, and the noise of a pair."""
-    count = len(ordered)
+def _decision(
+    costs: _Differences,
+    tolerance: float,
+    max_pairs: int,
+    probe: _Differences | None = None,
+    exponent: float = 0.0,
+) -> PairedDecision:
+    """Decide by the costs, with the estimated `exponent` of the probe taken out of them if there is one."""
+    if probe is not None:
+        costs = _without(costs, probe, exponent)
+    seen = _evidence(costs, probe, _Z_CHANGE if probe is None else _Z_CORRECTED)
+    reach = t_quantile(Z_99, seen.degrees) * seen.sigma / math.sqrt(len(costs.pairs))
+    return PairedDecision(
+        outcome=_outcome(seen, math.log1p(tolerance), max_pairs),
+        change=relative(seen.change),
+        interval=(relative(seen.change - reach), relative(seen.change + reach)),
+        tolerance=tolerance,
+        pairs=len(costs.pairs),
+        pair_sigma=seen.sigma,
+        minimum_detectable=minimum_detectable_difference(seen.sigma, max_pairs, seen.z),
+        exponent=exponent,
+    )
+
+
+def _without(costs: _Differences, probe: _Differences, exponent: float) -> _Differences:
+    """Take out of each difference what follows the probe."""
+    pairs, neighbours = (
+        [cost - exponent * beside for cost, beside in zip(of_costs, of_probe, strict=True)]
+        for of_costs, of_probe in ((costs.pairs, probe.pairs), (costs.neighbours, probe.neighbours))
+    )
+    return _Differences(pairs, neighbours)
+
+
+def _evidence(found: _Differences, fitted: _Differences | None, z: float) -> _Evidence:
+    """Estimate change and noise. `fitted` are the differences of a probe that an exponent was estimated by.
+
+    The exponent costs a degree of freedom. Its error adds to that of the mean, the more the more the probe's
+    own mean is off 0: by the factor sqrt(1 + n m^2 / S), m the probe's mean over n pairs and S the sum of
+    squares by which the exponent was estimated.
+    """
+    ordered, count = sorted(found.pairs), len(found.pairs)
+    spare = count - 1 + len(found.neighbours) - (0 if fitted is None else SHARED_LAUNCH)
+    variance = clipped_variance(squares(ordered) + [value**2 for value in found.neighbours], spare)
+    sigma = max(math.sqrt(variance), _PAIR_FLOOR)
+    if fitted is not None:
+        mean = fmean(fitted.pairs)
+        spread = sum((x - mean) ** 2 for x in fitted.pairs) + sum(x**2 for x in fitted.neighbours)
+        sigma *= math.sqrt(1 + count * mean**2 / spread)
+    return _Evidence(ordered, location(ordered, sigma), sigma, max(_EFFICIENCY * spare, 0.5), z)
+
+
+def _differs(probe: _Differences) -> bool:
+    """Tell whether the probe itself may be slower or faster in one of the arms."""
+    seen = _evidence(probe, None, _Z_PROBE)
+    return abs(seen.change) > t_quantile(seen.z, seen.degrees) * seen.sigma / math.sqrt(len(probe.pairs))
+
+
+def _outcome(seen: _Evidence, slow: float, max_pairs: int) -> PairedOutcome:
+    """Return the outcome of a look; `slow` is the tolerance as a difference of logarithms."""
+    count = len(seen.ordered)
     if count < MIN_PAIRS:
         return "undecided"
-    error = sigma / math.sqrt(count)
-    size = abs(change)
-    toward = ordered if change >= 0 else [-value for value in reversed(ordered)]
+    error = seen.sigma / math.sqrt(count)
+    size = abs(seen.change)
+    toward = seen.ordered if seen.change >= 0 else [-value for value in reversed(seen.ordered)]
     is_sure = (
-        size > t_quantile(_Z_CHANGE, degrees) * error
-        and _without_the_most(toward, sigma, degrees)
+        size > t_quantile(seen.z, seen.degrees) * error
+        and _without_the_most(toward, seen)
         and _is_shown_by_all(toward, size)
     )
-    if is_sure and size + t_quantile(Z_99, degrees) * error >= slow:
-        return "slower" if change > 0 else "faster"
-    if size + t_quantile(_Z_SAME, degrees) * error < slow:
+    if is_sure and size + t_quantile(Z_99, seen.degrees) * error >= slow:
+        return "slower" if seen.change > 0 else "faster"
+    if size + t_quantile(_Z_SAME, seen.degrees) * error < slow:
         return "same"
-    if count == max_pairs or _hopeless(size, slow, sigma, degrees, count, max_pairs):
+    if count == max_pairs or _hopeless(size, slow, seen, max_pairs):
         return "inconclusive"
     return "undecided"
 
 
-def _without_the_most(toward: list[float], sigma: float, degrees: float) -> bool:
+def _without_the_most(toward: list[float], seen: _Evidence) -> bool:
     """Tell whether the change is sure without the pair most in favour of it, the last of the sorted ones."""
     kept = toward[:-1]
     mean = sum(kept) / len(kept)
     spread = math.sqrt(sum([(value - mean) ** 2 for value in kept]) / (len(kept) - 1))
-    error = max(sigma, spread / 2) / math.sqrt(len(kept))
-    return location(kept, sigma) > t_quantile(_Z_KEPT, degrees) * error
+    error = max(seen.sigma, spread / 2) / math.sqrt(len(kept))
+    return location(kept, seen.sigma) > t_quantile(seen.z, seen.degrees) * error
 
 
 def _is_shown_by_all(toward: list[float], size: float) -> bool:
@@ -216,15 +318,16 @@ def _is_shown_by_all(toward: list[float], size: float) -> bool:
     return count >= MIN_CHANGED and missing <= max(0, (count - 6) // 2)
 
 
-def _hopeless(size: float, slow: float, sigma: float, degrees: float, count: int, max_pairs: int) -> bool:
+def _hopeless(size: float, slow: float, seen: _Evidence, max_pairs: int) -> bool:
     """Tell whether all pairs still allowed would almost surely lead to no decision.
 
-    The mean may still shift by `_Z_HOPELESS` standard deviations of the difference between the mean of
-    `count` pairs and that of `max_pairs`.
+    The mean may still shift by `_Z_HOPELESS` standard deviations of the difference between the mean of the
+    pairs so far and that of `max_pairs`.
     """
-    final = degrees + _EFFICIENCY * 2 * (max_pairs - count)
-    error = sigma / math.sqrt(max_pairs)
-    shift = _Z_HOPELESS * sigma * math.sqrt(1 / count - 1 / max_pairs)
-    changes = size + shift > t_quantile(_Z_CHANGE, final) * error
+    count = len(seen.ordered)
+    final = seen.degrees + _EFFICIENCY * 2 * (max_pairs - count)
+    error = seen.sigma / math.sqrt(max_pairs)
+    shift = _Z_HOPELESS * seen.sigma * math.sqrt(1 / count - 1 / max_pairs)
+    changes = size + shift > t_quantile(seen.z, final) * error
     is_same = size - shift + t_quantile(_Z_SAME, final) * error < slow
     return not (changes or is_same)

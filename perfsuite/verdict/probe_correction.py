@@ -12,10 +12,14 @@ Stein's positive-part estimator (James and Stein 1961; here F replaces its chi-s
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from perfsuite.verdict.robust import middle, sorted_logs
 from perfsuite.verdict.sequential import Noise, pooled_noise
 
+SHARED_LAUNCH = 1.5
+"""Differences of neighbouring launches that tell as much as one difference that shares no launch with
+another, by simulation."""
 Pair = tuple[float, float]
 """One launch: its seconds per step, and the seconds of the probe in the same launch."""
 
@@ -69,7 +73,34 @@ def probe_exponent(groups: Sequence[Sequence[Pair]]) -> float:
     probes = [_centred_logs("baseline probe", [pair[1] for pair in group]) for group in groups]
     y = [value for group in seconds for value in group]
     x = [value for group in probes for value in group]
-    degrees = len(y) - len(groups) - 1
+    exponent = _shrunk_slope(x, y, len(y) - len(groups) - 1)
+    if not exponent or corrected_noise(groups, exponent).sigma >= corrected_noise(groups, 0.0).sigma:
+        return 0.0
+    return exponent
+
+
+def paired_exponent(
+    costs: Sequence[float],
+    probes: Sequence[float],
+    neighbour_costs: Sequence[float],
+    neighbour_probes: Sequence[float],
+) -> float:
+    """Estimate how strongly differences of launches follow those of their probes, 0 to 1.
+
+    All are differences of logarithms: `costs` and `probes` of pairs of launches, one of each of two arms,
+    whose mean is the effect of the arm; the others of neighbouring launches of one arm, whose mean is 0.
+    Estimated like `probe_exponent`, but differences of neighbours share a launch: `SHARED_LAUNCH` of them
+    tell as much as one that shares none. 0 with fewer than four pairs.
+    """
+    x, y = (
+        [value - fmean(pairs) for value in pairs] + list(neighbours)
+        for pairs, neighbours in ((probes, neighbour_probes), (costs, neighbour_costs))
+    )
+    return _shrunk_slope(x, y, (len(y) - 2) / SHARED_LAUNCH)
+
+
+def _shrunk_slope(x: Sequence[float], y: Sequence[float], degrees: float) -> float:
+    """Return the slope of y on x through the origin, shrunk towards 0 as `probe_exponent` says."""
     shared = sum(a * b for a, b in zip(x, y, strict=True))
     if degrees < 3 or shared <= 0:
         return 0.0
@@ -77,10 +108,7 @@ def probe_exponent(groups: Sequence[Sequence[Pair]]) -> float:
     explained = slope * shared
     residual = max(sum(b * b for b in y) - explained, 0.0)
     by_chance = degrees / (degrees - 2) * residual / degrees
-    exponent = min(1.0, slope * max(0.0, 1 - by_chance / explained))
-    if corrected_noise(groups, exponent).sigma >= corrected_noise(groups, 0.0).sigma:
-        return 0.0
-    return exponent
+    return min(1.0, slope * max(0.0, 1 - by_chance / explained))
 
 
 def _centred_logs(what: str, values: Sequence[float]) -> list[float]:
