@@ -92,6 +92,18 @@ def test_launches_alternate_until_they_decide(tmp_path: Path, launches: Launches
     assert result.figures.tokens_per_s == pytest.approx(1000 / 1.4, rel=0.01)
 
 
+@pytest.mark.parametrize(("variables", "corrects"), [({}, True), ({"X": "1"}, False)])
+def test_the_probe_corrects_only_where_nothing_but_the_code_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], corrects: bool
+) -> None:
+    told: dict[str, Any] = {}
+    monkeypatch.setattr(compare, "judge_pairs", lambda a, b, **options: told.update(options))
+    ours = make_comparison(tmp_path)
+    ours.arms = Arm(text="main", moved=("/top", "/worktree"), paths=("/worktree",)), Arm(given=variables)
+    ours._judge()
+    assert told["corrects"] == corrects
+
+
 def test_a_pair_beside_others_is_made_again_in_the_same_order(tmp_path: Path, launches: Launches) -> None:
     launches.disturbed = {3}
     result = make_comparison(tmp_path).measure(make_case(), "test")

@@ -166,7 +166,8 @@ CPU_S_PER_STEP = Metric(
 hardly change it, but what a rank waits for does not change it at all: it stands beside the speed, never in
 its place. Beside a GPU it is what the host does, which rarely sets the pace: shown.
 
-Not corrected by the probe, whose seconds are those of a clock on the wall."""
+Beside a baseline not corrected by the probe, whose seconds are those of a clock on the wall. Two arms tell
+themselves how their CPU time follows it."""
 
 TOKENS_PER_S_PER_DEVICE = Metric(
     name="tokens_per_s_per_device",

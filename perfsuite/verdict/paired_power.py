@@ -7,15 +7,18 @@ that is 10 % slow, and the machine's drift. A drift of d is a random walk of sta
 launches; besides, a share 1.4 d of the launches begins a time of some 6 launches in which the machine is 5 to
 30 % slower or faster. The effect of arm B is added where it is launched. A machine may have two speeds
 besides: each launch then has either with the same probability.
+
+On a machine with a probe that the launches follow, log(probe seconds) of a launch is normal noise, too;
+times the exponent, it is added to the launch.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from perfsuite.verdict.paired import MAX_PAIRS, PairedDecision, decide, order
+from perfsuite.verdict.paired import MAX_PAIRS, PairedDecision, decided, order
 
 DISTURBED = 0.05
 """Share of launches that are slow, whatever the drift."""
@@ -64,6 +67,9 @@ def simulate(
     tolerance: float = 0.03,
     changes: Sequence[float] = (0.0, 0.01, 0.02, 0.03, 0.05),
     two_speeds: float = 0.0,
+    probe_sigma: float = 0.0,
+    exponent: float = 0.0,
+    corrects: bool = True,
     max_pairs: int = MAX_PAIRS,
     trials: int = 20_000,
     seed: int = 0,
@@ -72,16 +78,21 @@ def simulate(
 
     `sigma` is the standard deviation of log(seconds) between launches, `drift` that of the machine's walk
     after 24 launches. By `two_speeds` the slower launches of a machine with two speeds are slower, relative:
-    0.1 is 10 %. Raises ValueError for what cannot be simulated.
+    0.1 is 10 %. With a `probe_sigma`, the standard deviation of log(probe seconds), there is a probe that the
+    launches follow by the `exponent`; the judge is told of it if it `corrects`. Raises ValueError for what
+    cannot be simulated.
     """
     if trials < 1 or not changes:
         raise ValueError(f"nothing to simulate: {trials} trials, {len(changes)} changes")
     counts = {change: Counter[str]() for change in changes}
     nearest = min(changes, key=abs)
     detectable = []
-    for logs in days(sigma, drift, 2 * max_pairs, two_speeds=two_speeds, trials=trials, seed=seed):
+    launches = 2 * max_pairs
+    alone = days(sigma, drift, launches, two_speeds=two_speeds, trials=trials, seed=seed)
+    for logs, probes in _followed(alone, probe_sigma, exponent, launches, seed):
+        told = probes if probe_sigma and corrects else None
         for change, count in counts.items():
-            decision = judge_day(logs, change=change, tolerance=tolerance, max_pairs=max_pairs)
+            decision = judge_day(logs, change=change, tolerance=tolerance, max_pairs=max_pairs, probes=told)
             count[decision.outcome] += 1
             count["pairs"] += decision.pairs
             if change == nearest:
@@ -93,18 +104,30 @@ def simulate(
 
 
 def judge_day(
-    logs: Sequence[float], *, change: float, tolerance: float, max_pairs: int = MAX_PAIRS
+    logs: Sequence[float],
+    *,
+    change: float,
+    tolerance: float,
+    max_pairs: int = MAX_PAIRS,
+    probes: Sequence[float] | None = None,
 ) -> PairedDecision:
-    """Judge pair by pair, as a real comparison does. `logs` are log(seconds) of launches in a row."""
-    a: list[float] = []
-    b: list[float] = []
-    for pair in range(max_pairs):
+    """Judge pair by pair, as a real comparison does.
+
+    `logs` are log(seconds) of launches in a row, `probes` those of the probe beside them.
+    """
+    a, b = _arms(logs, max_pairs)
+    b = [(1 + change) * seconds for seconds in b]
+    beside = None if probes is None else _arms(probes, max_pairs)
+    return decided(a, b, tolerance=tolerance, max_pairs=max_pairs, probes=beside)
+
+
+def _arms(logs: Sequence[float], pairs: int) -> tuple[list[float], list[float]]:
+    """Return the seconds of each arm's launches from log(seconds) of launches in a row."""
+    arms: dict[str, list[float]] = {"a": [], "b": []}
+    for pair in range(pairs):
         for arm, log in zip(order(pair), logs[2 * pair : 2 * pair + 2], strict=True):
-            (a if arm == "a" else b).append(math.exp(log) * (1 + (change if arm == "b" else 0)))
-        decision = decide(a, b, tolerance=tolerance, max_pairs=max_pairs)
-        if decision.outcome != "undecided":
-            break
-    return decision
+            arms[arm].append(math.exp(log))
+    return arms["a"], arms["b"]
 
 
 def days(
@@ -130,6 +153,18 @@ def days(
         if two_speeds:
             logs += math.log1p(two_speeds) * (rng.random(launches) < 0.5)
         yield logs.tolist()
+
+
+def _followed(
+    alone: Iterable[list[float]], probe_sigma: float, exponent: float, launches: int, seed: int
+) -> Iterator[tuple[list[float], list[float]]]:
+    """Add to each day's launches what follows a probe; yield them with log(probe seconds)."""
+    import numpy as np
+
+    rng = np.random.default_rng([seed, 1])
+    for logs in alone:
+        probes = probe_sigma * rng.standard_normal(launches)
+        yield (np.array(logs) + exponent * probes).tolist(), probes.tolist()
 
 
 def _row(change: float, count: Counter[str], trials: int) -> PairedRow:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,18 @@ def test_variables_alone_are_of_this_environment(repo: Path) -> None:
     assert both.variables == {"NCCL_ALGO": "Ring", "WITH_SPACE": "a b"}
     assert both.directory is None
     assert both.facts["NCCL_ALGO"] == "Ring"
+
+
+def test_arms_that_differ_by_the_commit_alone_have_the_same_packages(repo: Path) -> None:
+    (repo / "python").write_text("#!/bin/sh\necho 0.0.7\n")
+    (repo / "python").chmod(0o755)
+    here, first = arm(".", repo), arm("first", repo)
+    assert here.has_packages_of(first)
+    assert first.has_packages_of(arm("first", repo))
+    assert not here.has_packages_of(arm("X=1", repo))
+    assert arm("X=1", repo).has_packages_of(arm("first X=1", repo))
+    assert not here.has_packages_of(arm("./python", repo))
+    assert not here.has_packages_of(replace(here, paths=("/some/packages",))), "one release of a package"
 
 
 def test_a_secret_is_used_and_not_shown(repo: Path) -> None:

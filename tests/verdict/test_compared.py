@@ -172,6 +172,57 @@ def test_a_metric_that_an_arm_lacks_is_never_passed() -> None:
     assert compared(arm(), arm(B, tokens_per_s=0.0)).outcome == "failed"
 
 
+MACHINE = (1.0, 1.3, 0.9, 1.2, 1.1, 0.8)
+"""How slow the machine is in the launches of an arm."""
+
+
+def on_a_drifting_machine(machine: tuple[float, ...], speed: float = 1.0) -> list[Run]:
+    """Launches whose steps, and CPU time, follow the probe; the memory does not."""
+    return [
+        make_run(
+            figures=make_figures(
+                tokens_per_s=1000 * speed * usual / slow,
+                tokens_per_s_mean=990 * speed * usual / slow,
+                cpu_s_per_step=0.1 * slow / usual,
+                probe_s_p50=0.01 * slow,
+            )
+        )
+        for slow, usual in zip(machine, A, strict=False)
+    ]
+
+
+def test_the_machines_own_speed_is_taken_out_where_the_probe_runs_through_the_same_software() -> None:
+    a, b = on_a_drifting_machine(MACHINE), on_a_drifting_machine(MACHINE[::-1], speed=0.8)
+    verdict = judged(a, b, corrects=True)
+    exponents = {check.metric: check.probe_exponent for check in verdict.checks}
+    assert exponents.pop("peak_memory_bytes") is None
+    assert exponents == pytest.approx(
+        {"tokens_per_s": 1, "tokens_per_s_mean": 1, "cpu_s_per_step": 1}, abs=0.05
+    )
+    assert outcomes(verdict)["tokens_per_s"] == verdict.outcome == "regressed"
+    assert check_of(verdict, "tokens_per_s").worsening == pytest.approx(0.25, abs=0.02)
+    assert outcomes(verdict)["cpu_s_per_step"] == "passed"
+    raw = judged(a, b)
+    assert {check.probe_exponent for check in raw.checks} == {None}
+    assert outcomes(raw)["tokens_per_s"] == "undecided"
+
+
+def test_a_launch_without_a_probe_leaves_all_as_measured() -> None:
+    a, b = on_a_drifting_machine(MACHINE), on_a_drifting_machine(MACHINE[::-1])
+    b[2] = b[2].replace(figures=b[2].figures.replace(probe_s_p50=None))
+    assert judged(a, b, corrects=True) == judged(a, b)
+
+
+def test_a_slowdown_that_slows_the_probe_too_does_not_disappear() -> None:
+    a, b = on_a_drifting_machine(MACHINE), on_a_drifting_machine(tuple(1.9 * slow for slow in MACHINE[::-1]))
+    check = check_of(judged(a, b, corrects=True, max_pairs=len(a)), "tokens_per_s")
+    assert check.outcome == "inconclusive"
+    assert check.note == (
+        "as measured regressed, corrected for the machine's own speed passed; the probe differs between the "
+        "arms, too"
+    )
+
+
 def counted(factor: float, **changes: Any) -> list[Run]:
     of = counts(**changes)
     return [

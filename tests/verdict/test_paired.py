@@ -150,6 +150,76 @@ def test_at_the_last_pair_nothing_stays_undecided() -> None:
     assert judge([1.0] * 5, b, max_pairs=5).outcome == "inconclusive"
 
 
+MACHINE = [1.0, 1.3, 0.9, 1.2, 1.1, 0.8, 1.25, 0.95]
+"""How slow the machine is in the launches of A; those of B come in another order."""
+PROBES = (MACHINE, MACHINE[3:] + MACHINE[:3])
+
+
+def followed(factor: float = 1.0, exponent: float = 0.5) -> tuple[list[float], list[float]]:
+    """Costs of launches that follow their probe."""
+    a, b = (
+        [cost * probe**exponent for cost, probe in zip(costs, probes, strict=False)]
+        for costs, probes in zip((A, B), PROBES, strict=True)
+    )
+    return a, [factor * cost for cost in b]
+
+
+@pytest.mark.parametrize(("change", "outcome"), [(0.0, "same"), (0.06, "slower"), (-0.06, "faster")])
+def test_what_follows_the_probe_is_taken_out(change: float, outcome: str) -> None:
+    a, b = followed(1 + change)
+    decision = decided(a, b, tolerance=0.03, probes=PROBES)
+    assert decision.outcome == outcome
+    assert decision.exponent == pytest.approx(0.5, abs=0.05)
+    assert decision.change == pytest.approx(change, abs=0.01)
+    plain = decided(a, b, tolerance=0.03)
+    assert plain.outcome != outcome
+    assert decision.pair_sigma < plain.pair_sigma / 5
+    assert decision.minimum_detectable < plain.minimum_detectable / 5
+
+
+def test_a_probe_that_launches_do_not_follow_changes_nothing() -> None:
+    a, b = A[:8], [1.06 * cost for cost in B[:8]]
+    assert decided(a, b, tolerance=0.03, probes=([1.0] * 8, [1.0] * 8)) == comparison(a, b)
+    against = tuple([1 / probe for probe in probes] for probes in PROBES)
+    a, b = followed()
+    assert judge(a, b).exponent == decide(a, b, tolerance=0.03, probes=(against[0], against[1])).exponent == 0
+
+
+def test_three_pairs_are_too_few_for_an_exponent() -> None:
+    a, b = followed()
+    found = [
+        decide(a[:n], b[:n], tolerance=0.03, probes=(PROBES[0][:n], PROBES[1][:n])).exponent for n in (3, 4)
+    ]
+    assert found[0] == 0 < found[1]
+
+
+def test_where_the_probe_differs_between_the_arms_both_ways_must_say_it() -> None:
+    """Arm B slows the whole process, the probe with it: that must not make its slowdown disappear."""
+    a, b = followed(1.2)
+    probes = (PROBES[0], [1.5 * probe for probe in PROBES[1]])
+    decision = decide(a, b, tolerance=0.1, probes=probes)
+    assert (decision.outcome, decision.disputed) == ("undecided", ("slower", "same"))
+    last = decide(a, b, tolerance=0.1, max_pairs=8, probes=probes)
+    assert (last.outcome, last.disputed) == ("inconclusive", ("slower", "same"))
+    agreed = decide(a, [1.5 * cost for cost in b], tolerance=0.1, probes=probes)
+    assert (agreed.outcome, agreed.disputed) == ("slower", None)
+
+
+def test_an_exponent_estimated_from_the_same_launches_has_its_price() -> None:
+    """Less certain by what the exponent is not known, the more the probes of the arms differ by chance."""
+    a, b = followed()
+    near = decide(a, b, tolerance=0.03, probes=PROBES)
+    off = (PROBES[0], [1.1 * probe for probe in PROBES[1]])
+    far = decide(a, b, tolerance=0.03, probes=off)
+    assert far.exponent == pytest.approx(near.exponent)
+    assert far.pair_sigma > near.pair_sigma
+
+
+def test_probes_are_checked_as_costs_are() -> None:
+    with pytest.raises(ValueError, match=r"arm B: launch 1 is 0\.0, expected seconds above 0"):
+        decide([1.0] * 2, [1.0] * 2, tolerance=0.03, probes=([1.0] * 2, [1.0, 0.0]))
+
+
 @given(some_pairs)
 @deterministic
 def test_exchanged_arms_give_the_opposite_answer(pairs: list[tuple[float, float]]) -> None:

@@ -7,7 +7,7 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from perfsuite.verdict.paired_power import PairedTable, days, judge_day, simulate
+from perfsuite.verdict.paired_power import PairedTable, _followed, days, judge_day, simulate
 
 MODERATE = 0.015
 """A drift of 0.3 % a launch; in one launch of 48 a slower or faster time begins."""
@@ -91,6 +91,41 @@ def test_a_machine_with_two_speeds_raises_few_false_alarms(sigma: float, two_spe
     none, large = table.row(0.0), table.row(0.3)
     assert none.slower + none.faster <= 0.008
     assert large.slower > 0.95
+
+
+NOISY = {"sigma": 0.052, "drift": 0.0, "probe_sigma": 0.129, "exponent": 0.52, "tolerance": 0.1}
+"""As launches of one script scattered on two shared cores."""
+
+
+@pytest.mark.simulation
+def test_a_probe_that_launches_follow_finds_more_with_as_few_false_alarms() -> None:
+    raw, corrected = (
+        simulate(**NOISY, changes=(0.0, 0.1), corrects=corrects, trials=2_000, seed=9)
+        for corrects in (False, True)
+    )
+    none = corrected.row(0.0)
+    assert none.slower + none.faster <= 0.006
+    assert none.same > raw.row(0.0).same + 0.5
+    assert none.mean_pairs < raw.row(0.0).mean_pairs - 1
+    assert corrected.row(0.1).slower > raw.row(0.1).slower + 0.3
+    assert corrected.minimum_detectable < 0.8 * raw.minimum_detectable
+
+
+@pytest.mark.simulation
+def test_a_probe_that_launches_do_not_follow_changes_little() -> None:
+    settings = {**NOISY, "sigma": 0.02, "exponent": 0.0, "changes": (0.0, 0.1), "trials": 1_000}
+    raw, corrected = (simulate(**settings, corrects=corrects) for corrects in (False, True))
+    for change in (0.0, 0.1):
+        before, now = raw.row(change), corrected.row(change)
+        assert now.slower == pytest.approx(before.slower, abs=0.02)
+        assert now.mean_pairs == pytest.approx(before.mean_pairs, abs=0.2)
+
+
+def test_launches_follow_their_probe_as_asked() -> None:
+    found = list(_followed([[0.0] * 24] * 200, 0.1, 0.5, 24, 3))
+    probes = [probe for _, day in found for probe in day]
+    assert pstdev(probes) == pytest.approx(0.1, rel=0.05)
+    assert [log for logs, _ in found for log in logs] == pytest.approx([0.5 * probe for probe in probes])
 
 
 def test_equal_seeds_give_equal_tables() -> None:

@@ -4,7 +4,13 @@ from statistics import fmean
 
 import pytest
 
-from perfsuite.verdict.probe_correction import Pair, corrected_noise, probe_corrected, probe_exponent
+from perfsuite.verdict.probe_correction import (
+    Pair,
+    corrected_noise,
+    paired_exponent,
+    probe_corrected,
+    probe_exponent,
+)
 from perfsuite.verdict.robust import SCALE_EFFICIENCY
 
 
@@ -150,3 +156,29 @@ def test_exponents_from_0_to_1_are_allowed() -> None:
     assert probe_corrected([(1.0, 0.02)], [(1.0, 0.08)], exponent=0.5).launches == (0.5,)
     with pytest.raises(ValueError, match=r"exponent is -0\.1"):
         probe_corrected([(1.0, 0.02)], [(1.0, 0.02)], exponent=-0.1)
+
+
+def differences(count: int, seed: int, *, exponent: float, effect: float = 0.0) -> tuple[list[float], ...]:
+    """Costs and probes of pairs, then of neighbours: differences of logarithms."""
+    rng = random.Random(seed)
+    probes = [rng.gauss(0, 0.1) for _ in range(2 * count - 1)]
+    costs = [exponent * probe + rng.gauss(0, 0.01) for probe in probes]
+    return [cost + effect for cost in costs[:count]], probes[:count], costs[count:], probes[count:]
+
+
+def test_how_pairs_follow_their_probe_does_not_depend_on_the_effect_of_an_arm() -> None:
+    none, large = (paired_exponent(*differences(8, 1, exponent=0.5, effect=effect)) for effect in (0.0, 0.7))
+    assert none == pytest.approx(large)
+    assert none == pytest.approx(0.5, abs=0.05)
+
+
+def test_pairs_that_do_not_follow_their_probe_are_rarely_corrected() -> None:
+    used = [paired_exponent(*differences(6, seed, exponent=0.0)) for seed in range(500)]
+    assert sum(exponent > 0 for exponent in used) < 150
+    assert fmean(used) < 0.02
+
+
+def test_an_exponent_of_pairs_is_between_0_and_1() -> None:
+    assert paired_exponent(*differences(8, 1, exponent=3.0)) == 1
+    assert paired_exponent(*differences(8, 1, exponent=-0.5)) == 0
+    assert paired_exponent(*differences(3, 1, exponent=0.5)) == 0
