@@ -154,10 +154,11 @@ def _bad_tested(known: BisectFile, result: Measurement) -> BisectFile:
     if not worse:
         vague = [each for each in result.verdict.checks if each.outcome == "inconclusive" and each.interval]
         if vague:
+            why = f", {vague[0].note}" if vague[0].note else ""
             raise UndecidedError(
-                f"{name} beside {known.good}: {vague[0].label} is inconclusive ({vague[0].worsening:+.1%}). "
-                "The launches differ too much to tell whether it is worse: give the case more steps, or use "
-                "a quieter machine. Nothing was searched"
+                f"{name} beside {known.good}: {vague[0].label} is inconclusive ({vague[0].worsening:+.1%}"
+                f"{why}). The launches differ too much to tell whether it is worse: give the case more steps "
+                "or use a quieter machine. Nothing was searched"
             )
         shown = result.verdict.check(TOKENS_PER_S.name)
         by = "" if shown is None or shown.worsening is None else f" ({shown.worsening:+.1%} time per token)"

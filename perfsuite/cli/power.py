@@ -212,7 +212,7 @@ def _spinner(doing: str) -> contextlib.AbstractContextManager[object]:
 def measured_noise(store: BaselineStore, hardware_class: str | None, *, corrected: bool = True) -> Measured:
     """Return the noise of a hardware class from its baselines; None is this machine's class.
 
-    `corrected`: by the probe, as a gate corrects it and a comparison of two arms does not.
+    `corrected`: by the probe, as a gate corrects it; a comparison of two arms estimates its own correction.
     Raises `CaseError` saying what to do if there are no baselines, or too few launches.
     """
     name = _known_class(store, hardware_class)

@@ -166,8 +166,8 @@ CPU_S_PER_STEP = Metric(
 hardly change it, but what a rank waits for does not change it at all: it stands beside the speed, never in
 its place. Beside a GPU it is what the host does, which rarely sets the pace: shown.
 
-Beside a baseline not corrected by the probe, whose seconds are those of a clock on the wall. Two arms tell
-themselves how their CPU time follows it."""
+Beside a baseline it is not corrected by the probe, whose seconds are those of a clock on the wall. A
+comparison of two arms estimates from its own launches how CPU time follows the probe."""
 
 TOKENS_PER_S_PER_DEVICE = Metric(
     name="tokens_per_s_per_device",

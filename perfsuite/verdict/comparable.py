@@ -26,8 +26,8 @@ POWER_LIMIT_LOWER = 0.01
 """Share by which the power limit of the GPUs may be lower than at the baseline."""
 DEVICE_MEMORY_GREW = 256 * 2**20
 """Bytes of GPU memory in use, by NVML, beyond the baseline's, from which that is listed as a change."""
-PROBE_STACK = ("torch", "cuda", "cudnn", "nccl", "driver")
-"""Software that the probes run through: where one changed, a slow probe is not the machine's fault."""
+PROBE_STACK = ("torch", "cuda", "cudnn", "nccl", "driver", "threads")
+"""What the probes run through: where one changed, a slow probe is not the machine's fault."""
 
 
 def launch_problems(run: Run, baseline: Baseline | None) -> list[str]:
@@ -184,7 +184,7 @@ def _metrics_gone(baseline: Baseline) -> list[str]:
 
 
 def same_stack(run: Run, baseline: Baseline) -> bool:
-    """Whether the probes ran through the same software as at the baseline, as far as both observed it."""
+    """Whether the probes ran through the same software, with as many threads, as far as both observed it."""
     if run.observed is None or baseline.observed is None:
         return True
     before, now = baseline.observed.environment, run.observed.environment

@@ -16,7 +16,6 @@ from perfsuite.results.metric import (
     CPU_S_PER_STEP,
     PEAK_MEMORY,
     TOKENS_PER_S,
-    TOKENS_PER_S_MEAN,
     Metric,
     judged,
 )
@@ -25,10 +24,10 @@ from perfsuite.results.rank_report import FailureKind
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
 from perfsuite.verdict.combined import first_cause
-from perfsuite.verdict.comparable import changes, differences
+from perfsuite.verdict.comparable import changes, differences, same_stack
 from perfsuite.verdict.judge import MAX_UNHEALTHY, disagreement, exact_check, why_failed
 from perfsuite.verdict.loss import loss_differs
-from perfsuite.verdict.noise import is_size
+from perfsuite.verdict.noise import PROBE_CORRECTED, is_size
 from perfsuite.verdict.paired import MAX_PAIRS, MIN_PAIRS, PairedDecision, PairedOutcome, decided
 
 ARM_A, ARM_B = "arm A", "arm B"
@@ -40,7 +39,7 @@ OUTCOMES: dict[PairedOutcome, Outcome] = {
     "undecided": "undecided",
 }
 """What arm B is beside arm A, in the words of verdicts."""
-FOLLOW_THE_PROBE = (TOKENS_PER_S, TOKENS_PER_S_MEAN, CPU_S_PER_STEP)
+FOLLOW_THE_PROBE = (*PROBE_CORRECTED, CPU_S_PER_STEP)
 """What may be corrected by the probe: whatever takes longer where the machine is slower."""
 
 
@@ -74,8 +73,8 @@ def judge_pairs(
     it is `undecided` as long as tokens/s is, and then as long as any other metric is, unless one is worse;
     `tolerance` is that of tokens/s. After `max_unhealthy` pairs that are no evidence, if there are no more
     healthy ones, it is `unhealthy`. Its launches count those of both arms; its `unhealthy_launches` are
-    numbers of pairs. With `corrects`, the probe of a CPU runs through the same software in both arms, and
-    what follows it may be taken out of the ratios.
+    numbers of pairs. With `corrects`, both arms have the same packages and variables: on a CPU, what follows
+    the probe is taken out of the ratios.
     """
     launches = len(a) + len(b)
     if failed := [(arm, run) for arm, runs in ((ARM_A, a), (ARM_B, b)) for run in runs if run.failure]:
@@ -132,6 +131,7 @@ def _judge_healthy(
     launches = len(a) + len(b)
     if len(a) >= MIN_PAIRS and (difference := loss_differs(b, baselines.from_runs(a), ARM_A)) is not None:
         return Verdict(outcome="failed", launches=launches, failure="loss", reasons=(difference,))
+    corrects = corrects and same_stack(b[-1], baselines.from_runs(a))
     device = b[0].machine.device
     metrics = judged((run.figures for run in (*a, *b)), device)
     awaited = alone or TOKENS_PER_S.name
@@ -206,10 +206,10 @@ def _probes(a: Sequence[Run], b: Sequence[Run]) -> tuple[list[float], list[float
 
 
 def _note(decision: PairedDecision, pairs: int) -> str | None:
-    """What a reader should know of a decision: that it is older than the last pair, or why there is none."""
+    """What a reader should know: that the decision is older than the last pair, or why there is none."""
     if decision.disputed is not None:
         raw, corrected = (OUTCOMES[outcome] for outcome in decision.disputed)
-        return disagreement(raw, corrected, "the probe differs between the arms, too")
+        return disagreement(raw, corrected, "the probe may differ between the arms, too")
     return f"decided after {decision.pairs} pairs" if decision.pairs < pairs else None
 
 

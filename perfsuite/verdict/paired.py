@@ -25,8 +25,9 @@ therefore called from `MIN_CHANGED` pairs on, and nearly all pairs must show it 
 Pairs take out what the machine does for longer than a launch. For what comes and goes faster, each launch
 may have the seconds of a probe (`perfsuite.verdict.probe_correction`): by how much the differences follow
 those of the probe is estimated from themselves, and that is taken out, too. This costs degrees of freedom
-and a stricter threshold. Where the probe itself differs between the arms, it is perhaps the arm that slows
-it, and what is decided must hold with and without the correction.
+and a stricter threshold. An arm may slow its whole process and the probe with it: where the probe surely
+differs between the arms, nothing is corrected; where it may, what is decided must hold with and without the
+correction; and `same` must be likely without it, too.
 
 Sources:
 - Paired differences: Student, Biometrika 6 (1908) 1. Clipped means and variances: Huber, Robust Statistics
@@ -75,7 +76,9 @@ _Z_CORRECTED = 2.8  # slower, faster where an exponent was estimated from the sa
 _Z_SAME = 2.3  # same
 _Z_HOPELESS = 2.5  # stop if only a shift of the mean by more than this would still decide
 _Z_POWER = 3.0  # 1.645 for a power of 95 %, the rest for clipping and early looks
-_Z_PROBE = 1.6  # the probe differs between the arms
+_Z_PROBE_MAY_DIFFER = 1.6  # between the arms
+_Z_PROBE_DIFFERS = 4.0
+_LIKELY_SAME = 0.6  # of the tolerance: a change as measured below which `same` is likely
 _SHOWN = 0.4  # of the change, by a pair that shows it
 
 
@@ -97,7 +100,7 @@ class PairedDecision:
     exponent: float = 0.0
     """Of the correction by the probe (`perfsuite.verdict.probe_correction`); 0: not corrected."""
     disputed: tuple[PairedOutcome, PairedOutcome] | None = None
-    """The outcomes without the correction and with it, where they differ and both are needed."""
+    """The outcomes without the correction and with it, where both are needed and differ at the last pair."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,9 @@ class _Evidence:
     """Their location."""
     sigma: float
     """Estimated noise of a pair."""
+    error: float
+    """Standard error of `change`, as a share of that of a mean of as many pairs: 1, or more where a fitted
+    exponent adds its own."""
     degrees: float
     """Degrees of freedom of that estimate."""
     z: float
@@ -156,10 +162,14 @@ def decide(
     if not exponent:
         return plain
     corrected = _decision(costs, tolerance, max_pairs, probe, exponent)
-    if corrected.outcome == plain.outcome or not _differs(probe):
+    if corrected.pair_sigma >= plain.pair_sigma or _differs(probe, _Z_PROBE_DIFFERS):
+        return plain
+    is_likely = corrected.outcome != "same" or abs(plain.change) < _LIKELY_SAME * tolerance
+    if corrected.outcome == plain.outcome or (is_likely and not _differs(probe, _Z_PROBE_MAY_DIFFER)):
         return corrected
-    outcome: PairedOutcome = "inconclusive" if len(a) == max_pairs else "undecided"
-    return replace(corrected, outcome=outcome, disputed=(plain.outcome, corrected.outcome))
+    if len(a) < max_pairs:
+        return replace(corrected, outcome="undecided")
+    return replace(corrected, outcome="inconclusive", disputed=(plain.outcome, corrected.outcome))
 
 
 def decided(
@@ -231,7 +241,7 @@ def _decision(
     if probe is not None:
         costs = _without(costs, probe, exponent)
     seen = _evidence(costs, probe, _Z_CHANGE if probe is None else _Z_CORRECTED)
-    reach = t_quantile(Z_99, seen.degrees) * seen.sigma / math.sqrt(len(costs.pairs))
+    reach = t_quantile(Z_99, seen.degrees) * seen.sigma * seen.error / math.sqrt(len(costs.pairs))
     return PairedDecision(
         outcome=_outcome(seen, math.log1p(tolerance), max_pairs),
         change=relative(seen.change),
@@ -256,25 +266,26 @@ def _without(costs: _Differences, probe: _Differences, exponent: float) -> _Diff
 def _evidence(found: _Differences, fitted: _Differences | None, z: float) -> _Evidence:
     """Estimate change and noise. `fitted` are the differences of a probe that an exponent was estimated by.
 
-    The exponent costs a degree of freedom. Its error adds to that of the mean, the more the more the probe's
-    own mean is off 0: by the factor sqrt(1 + n m^2 / S), m the probe's mean over n pairs and S the sum of
-    squares by which the exponent was estimated.
+    The exponent costs a difference. Its error adds to that of the mean, the more the more the probe's own
+    mean is off 0: by the factor sqrt(1 + 1.5 n m^2 / S), m the probe's mean over n pairs, S the sum of
+    squares by which the exponent was estimated, 1.5 `SHARED_LAUNCH`.
     """
     ordered, count = sorted(found.pairs), len(found.pairs)
     spare = count - 1 + len(found.neighbours) - (0 if fitted is None else SHARED_LAUNCH)
     variance = clipped_variance(squares(ordered) + [value**2 for value in found.neighbours], spare)
     sigma = max(math.sqrt(variance), _PAIR_FLOOR)
+    error = 1.0
     if fitted is not None:
         mean = fmean(fitted.pairs)
         spread = sum((x - mean) ** 2 for x in fitted.pairs) + sum(x**2 for x in fitted.neighbours)
-        sigma *= math.sqrt(1 + count * mean**2 / spread)
-    return _Evidence(ordered, location(ordered, sigma), sigma, max(_EFFICIENCY * spare, 0.5), z)
+        error = math.sqrt(1 + SHARED_LAUNCH * count * mean**2 / spread)
+    return _Evidence(ordered, location(ordered, sigma), sigma, error, max(_EFFICIENCY * spare, 0.5), z)
 
 
-def _differs(probe: _Differences) -> bool:
-    """Tell whether the probe itself may be slower or faster in one of the arms."""
-    seen = _evidence(probe, None, _Z_PROBE)
-    return abs(seen.change) > t_quantile(seen.z, seen.degrees) * seen.sigma / math.sqrt(len(probe.pairs))
+def _differs(probe: _Differences, z: float) -> bool:
+    """Tell whether the probe itself is slower or faster in one of the arms, by `z` standard errors."""
+    seen = _evidence(probe, None, z)
+    return abs(seen.change) > t_quantile(z, seen.degrees) * seen.sigma / math.sqrt(len(probe.pairs))
 
 
 def _outcome(seen: _Evidence, slow: float, max_pairs: int) -> PairedOutcome:
@@ -282,7 +293,7 @@ def _outcome(seen: _Evidence, slow: float, max_pairs: int) -> PairedOutcome:
     count = len(seen.ordered)
     if count < MIN_PAIRS:
         return "undecided"
-    error = seen.sigma / math.sqrt(count)
+    error = seen.sigma * seen.error / math.sqrt(count)
     size = abs(seen.change)
     toward = seen.ordered if seen.change >= 0 else [-value for value in reversed(seen.ordered)]
     is_sure = (
@@ -304,7 +315,7 @@ def _without_the_most(toward: list[float], seen: _Evidence) -> bool:
     kept = toward[:-1]
     mean = sum(kept) / len(kept)
     spread = math.sqrt(sum([(value - mean) ** 2 for value in kept]) / (len(kept) - 1))
-    error = max(seen.sigma, spread / 2) / math.sqrt(len(kept))
+    error = max(seen.sigma * seen.error, spread / 2) / math.sqrt(len(kept))
     return location(kept, seen.sigma) > t_quantile(seen.z, seen.degrees) * error
 
 

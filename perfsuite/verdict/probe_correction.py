@@ -18,8 +18,8 @@ from perfsuite.verdict.robust import middle, sorted_logs
 from perfsuite.verdict.sequential import Noise, pooled_noise
 
 SHARED_LAUNCH = 1.5
-"""Differences of neighbouring launches that tell as much as one difference that shares no launch with
-another, by simulation."""
+"""How many differences of launches in a row tell as much as one that shares no launch with another: two
+neighbouring ones correlate by -1/2, and 1 + 2 (1/2)^2 is 1.5."""
 Pair = tuple[float, float]
 """One launch: its seconds per step, and the seconds of the probe in the same launch."""
 
@@ -89,8 +89,7 @@ def paired_exponent(
 
     All are differences of logarithms: `costs` and `probes` of pairs of launches, one of each of two arms,
     whose mean is the effect of the arm; the others of neighbouring launches of one arm, whose mean is 0.
-    Estimated like `probe_exponent`, but differences of neighbours share a launch: `SHARED_LAUNCH` of them
-    tell as much as one that shares none. 0 with fewer than four pairs.
+    The least-squares slope, shrunk like that of `probe_exponent`. 0 with fewer than four pairs.
     """
     x, y = (
         [value - fmean(pairs) for value in pairs] + list(neighbours)
@@ -107,7 +106,7 @@ def _shrunk_slope(x: Sequence[float], y: Sequence[float], degrees: float) -> flo
     slope = shared / sum(a * a for a in x)
     explained = slope * shared
     residual = max(sum(b * b for b in y) - explained, 0.0)
-    by_chance = degrees / (degrees - 2) * residual / degrees
+    by_chance = residual / (degrees - 2)
     return min(1.0, slope * max(0.0, 1 - by_chance / explained))
 
 

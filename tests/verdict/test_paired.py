@@ -180,9 +180,9 @@ def test_what_follows_the_probe_is_taken_out(change: float, outcome: str) -> Non
 def test_a_probe_that_launches_do_not_follow_changes_nothing() -> None:
     a, b = A[:8], [1.06 * cost for cost in B[:8]]
     assert decided(a, b, tolerance=0.03, probes=([1.0] * 8, [1.0] * 8)) == comparison(a, b)
-    against = tuple([1 / probe for probe in probes] for probes in PROBES)
+    against = [[1 / probe for probe in probes] for probes in PROBES]
     a, b = followed()
-    assert judge(a, b).exponent == decide(a, b, tolerance=0.03, probes=(against[0], against[1])).exponent == 0
+    assert decide(a, b, tolerance=0.03, probes=(against[0], against[1])) == judge(a, b)
 
 
 def test_three_pairs_are_too_few_for_an_exponent() -> None:
@@ -198,11 +198,26 @@ def test_where_the_probe_differs_between_the_arms_both_ways_must_say_it() -> Non
     a, b = followed(1.2)
     probes = (PROBES[0], [1.5 * probe for probe in PROBES[1]])
     decision = decide(a, b, tolerance=0.1, probes=probes)
-    assert (decision.outcome, decision.disputed) == ("undecided", ("slower", "same"))
+    assert (decision.outcome, decision.disputed) == ("undecided", None)
     last = decide(a, b, tolerance=0.1, max_pairs=8, probes=probes)
     assert (last.outcome, last.disputed) == ("inconclusive", ("slower", "same"))
     agreed = decide(a, [1.5 * cost for cost in b], tolerance=0.1, probes=probes)
     assert (agreed.outcome, agreed.disputed) == ("slower", None)
+
+
+def test_where_the_probe_surely_differs_between_the_arms_nothing_is_corrected() -> None:
+    a, b = followed(1.2)
+    probes = (PROBES[0], [5 * probe for probe in PROBES[1]])
+    assert decide(a, b, tolerance=0.1, probes=probes) == judge(a, b, tolerance=0.1)
+
+
+def test_the_same_must_be_likely_without_the_correction() -> None:
+    """Arm B slows step and probe by as much as chance would."""
+    a, b = followed(1.09)
+    probes = (PROBES[0], [1.2 * probe for probe in PROBES[1]])
+    decision = decide(a, b, tolerance=0.1, max_pairs=8, probes=probes)
+    assert decision.disputed is not None
+    assert (decision.outcome, decision.disputed[1]) == ("inconclusive", "same")
 
 
 def test_an_exponent_estimated_from_the_same_launches_has_its_price() -> None:
@@ -212,7 +227,9 @@ def test_an_exponent_estimated_from_the_same_launches_has_its_price() -> None:
     off = (PROBES[0], [1.1 * probe for probe in PROBES[1]])
     far = decide(a, b, tolerance=0.03, probes=off)
     assert far.exponent == pytest.approx(near.exponent)
-    assert far.pair_sigma > near.pair_sigma
+    assert far.pair_sigma == pytest.approx(near.pair_sigma)
+    widths = [decision.interval[1] - decision.interval[0] for decision in (near, far)]
+    assert widths[1] > 1.01 * widths[0]
 
 
 def test_probes_are_checked_as_costs_are() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from statistics import fmean, pstdev
+from typing import Any
 
 import pytest
 
@@ -93,27 +94,39 @@ def test_a_machine_with_two_speeds_raises_few_false_alarms(sigma: float, two_spe
     assert large.slower > 0.95
 
 
-NOISY = {"sigma": 0.052, "drift": 0.0, "probe_sigma": 0.129, "exponent": 0.52, "tolerance": 0.1}
+NOISY: dict[str, Any] = {
+    "sigma": 0.052,
+    "drift": 0.0,
+    "probe_sigma": 0.129,
+    "exponent": 0.52,
+    "tolerance": 0.1,
+}
 """As launches of one script scattered on two shared cores."""
 
 
 @pytest.mark.simulation
 def test_a_probe_that_launches_follow_finds_more_with_as_few_false_alarms() -> None:
     raw, corrected = (
-        simulate(**NOISY, changes=(0.0, 0.1), corrects=corrects, trials=2_000, seed=9)
+        simulate(**NOISY, changes=(0.0, 0.1), corrects=corrects, trials=4_000, seed=9)
         for corrects in (False, True)
     )
     none = corrected.row(0.0)
-    assert none.slower + none.faster <= 0.006
-    assert none.same > raw.row(0.0).same + 0.5
+    assert none.slower + none.faster <= 0.008
+    assert none.same > raw.row(0.0).same + 0.4
     assert none.mean_pairs < raw.row(0.0).mean_pairs - 1
-    assert corrected.row(0.1).slower > raw.row(0.1).slower + 0.3
+    assert corrected.row(0.1).slower > raw.row(0.1).slower + 0.2
     assert corrected.minimum_detectable < 0.8 * raw.minimum_detectable
 
 
 @pytest.mark.simulation
 def test_a_probe_that_launches_do_not_follow_changes_little() -> None:
-    settings = {**NOISY, "sigma": 0.02, "exponent": 0.0, "changes": (0.0, 0.1), "trials": 1_000}
+    settings: dict[str, Any] = {
+        **NOISY,
+        "sigma": 0.02,
+        "exponent": 0.0,
+        "changes": (0.0, 0.1),
+        "trials": 1_000,
+    }
     raw, corrected = (simulate(**settings, corrects=corrects) for corrects in (False, True))
     for change in (0.0, 0.1):
         before, now = raw.row(change), corrected.row(change)
