@@ -144,6 +144,8 @@ def properties(result: Measurement) -> dict[str, str | float]:
             values[f"{check.metric}_low"], values[f"{check.metric}_high"] = check.interval
         if check.minimum_detectable is not None:
             values[f"{check.metric}_minimum_detectable"] = check.minimum_detectable
+        if check.probe_exponent is not None:
+            values[f"{check.metric}_probe_exponent"] = check.probe_exponent
     if result.shared:
         values["shared"] = "others used the machine"
     if blind_metrics := [check.metric for check in result.verdict.checks if check.blind]:

@@ -4,6 +4,8 @@
 against baselines, arm A as the baseline. `base first`: five launches of arm A, then up to 15 of arm B, judged
 by that engine. Both are told the noise between launches by three other cases of five launches each.
 
+Then what `paired` finds on a machine whose launches follow a probe, with and without the correction by it.
+
     python -m tests.benchmarks.paired [--trials 2000]
 """
 
@@ -12,10 +14,10 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from perfsuite.verdict.paired import MAX_PAIRS, order
-from perfsuite.verdict.paired_power import days, judge_day
+from perfsuite.verdict.paired_power import days, judge_day, simulate
 from perfsuite.verdict.sequential import MAX_LAUNCHES, Noise, decide, pooled_noise
 
 SIGMA, TOLERANCE = 0.01, 0.03
@@ -27,6 +29,15 @@ MACHINES = {
 }
 """The drift of each machine, and by how much the slower launches of one with two speeds are slower."""
 CHANGES = (0.0, 0.01, 0.02, 0.03)
+FOLLOWING: dict[str, Any] = {
+    "sigma": 0.052,
+    "drift": 0.0,
+    "probe_sigma": 0.129,
+    "exponent": 0.52,
+    "tolerance": 0.1,
+    "changes": (0.0, 0.1),
+}
+"""As 27 comparisons of a DDP script scattered on two shared cores."""
 BASE = 5
 """Launches of arm A before those of arm B."""
 Outcome = Literal["slower", "faster", "neither"]
@@ -96,6 +107,15 @@ def main() -> None:
             cells = [machine, way.__name__.replace("_", " "), f"{100 * false:.2f} %"]
             cells += [*(f"{100 * share:.0f} %" for share in power), f"{used[0]:.1f} / {used[1]:.1f}"]
             print(f"| {' | '.join(cells)} |", flush=True)
+    print(f"\nlaunches that follow a probe: {FOLLOWING}\n")
+    print("| corrected | false alarms | unchanged: passed | finds 10 % | launches, unchanged / 10 % |")
+    print("| --- | --- | --- | --- | --- |")
+    for corrects in (False, True):
+        table = simulate(**FOLLOWING, corrects=corrects, trials=trials, seed=11)
+        none, slow = table.row(0.0), table.row(0.1)
+        cells = ["yes" if corrects else "no", f"{100 * (none.slower + none.faster):.2f} %"]
+        cells += [f"{100 * none.same:.0f} %", f"{100 * slow.slower:.0f} %"]
+        print(f"| {' | '.join(cells)} | {2 * none.mean_pairs:.1f} / {2 * slow.mean_pairs:.1f} |", flush=True)
 
 
 if __name__ == "__main__":

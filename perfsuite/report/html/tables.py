@@ -78,6 +78,8 @@ def checks(result: Measurement, anchor: str) -> Table | None:
         "In the chart the dot is the estimate, the bar its 99 % interval, the solid line no change, the "
         "dashed line what is allowed."
     )
+    if any(check.probe_exponent is not None for check in result.verdict.checks):
+        caption += " Corrected for the machine's own speed, it is not the ratio of the two figures beside it."
     against = result.verdict.against
     sides = ("measured", "baseline") if against is None else ("arm B", against)
     headers = (

@@ -53,9 +53,16 @@ def test_a_verdict_corrected_by_the_probe_says_that_the_charts_are_not() -> None
     result = make_gpu_result(2)
     [first, *others] = result.verdict.checks
     noted = first.replace(note="corrected by hand")
-    assert not view(result.replace(verdict=result.verdict.replace(checks=(noted, *others)))).corrected
+    plain = view(result.replace(verdict=result.verdict.replace(checks=(noted, *others))))
     probed = first.replace(probe_exponent=0.8)
-    assert view(result.replace(verdict=result.verdict.replace(checks=(probed, *others)))).corrected
+    seen = view(result.replace(verdict=result.verdict.replace(checks=(probed, *others))))
+    assert (plain.corrected, seen.corrected) == (False, True)
+    assert plain.checks is not None
+    assert seen.checks is not None
+    assert "Corrected" not in plain.checks.caption
+    assert seen.checks.caption.endswith(
+        "Corrected for the machine's own speed, it is not the ratio of the two figures beside it."
+    )
 
 
 def test_each_launch_with_steps_has_its_chart() -> None:
