@@ -24,7 +24,8 @@ from perfsuite.results.session_file import Measurement
 from perfsuite.results.store import FoundBaseline, SessionDir, Store
 from perfsuite.session import Session, check_same
 from perfsuite.verdict.compared import ARM_A, ARM_B, judge_pairs, unhealthy_pairs
-from perfsuite.verdict.paired import MAX_PAIRS, order
+from perfsuite.verdict.differences import order
+from perfsuite.verdict.paired import MAX_PAIRS
 from perfsuite.verdict.profiled import explained
 
 

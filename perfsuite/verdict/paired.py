@@ -3,10 +3,9 @@
 Pure functions, data in and decision out: no clock, no disk, no random numbers. Must not import torch, pytest,
 numpy or scipy.
 
-Arms A and B are launched in the order A B B A A B B A ... Neighbouring launches form pairs, (1, 2), (3, 4),
-..., so that what the machine does to both launches of a pair cancels in their ratio. All arithmetic is on
-logarithms of costs (seconds per step, bytes; lower is better). `decide` looks at the pairs so far and returns
-one of
+Arms A and B are launched in turn and judged by pairs of launches (`perfsuite.verdict.differences`). All
+arithmetic is on logarithms of costs (seconds per step, bytes; lower is better). `decide` looks at the pairs
+so far and returns one of
 
     slower        B is significantly slower than A; a slowdown by the tolerance is not excluded
     faster        the same for a speed-up
@@ -15,7 +14,7 @@ one of
     inconclusive  `max_pairs` are used up, or more of them would hardly decide
 
 Neither a baseline nor a noise known from elsewhere is needed: the noise is estimated from the ratios of the
-pairs, and from neighbouring launches of one arm (2 and 3, 4 and 5, ...), which differ by noise alone.
+pairs, and from neighbouring launches of one arm, which differ by noise alone.
 
 That is too small an estimate on a machine that has two speeds, as where some launches get the better cores:
 all launches of A may be fast and all of B slow by chance, and each arm agrees with itself. If each launch
@@ -42,7 +41,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
-from perfsuite.verdict.probe_correction import SHARED_LAUNCH, paired_exponent
+from perfsuite.verdict.differences import SHARED_LAUNCH, Differences, differences
+from perfsuite.verdict.probe_correction import paired_exponent
 from perfsuite.verdict.robust import (
     SCALE_EFFICIENCY,
     Z_99,
@@ -104,16 +104,6 @@ class PairedDecision:
 
 
 @dataclass(frozen=True)
-class _Differences:
-    """Differences of logarithms between launches."""
-
-    pairs: list[float]
-    """log(B / A) of each pair."""
-    neighbours: list[float]
-    """The later less the earlier of two neighbouring launches of one arm."""
-
-
-@dataclass(frozen=True)
 class _Evidence:
     """What a look has to decide by."""
 
@@ -132,11 +122,6 @@ class _Evidence:
     """Threshold of a change."""
 
 
-def order(pair: int) -> tuple[Literal["a", "b"], Literal["a", "b"]]:
-    """Return in which order the arms of a pair, counted from 0, are launched: A B, B A, A B, ..."""
-    return ("b", "a") if pair % 2 else ("a", "b")
-
-
 def decide(
     a: Sequence[float],
     b: Sequence[float],
@@ -152,13 +137,13 @@ def decide(
     of B, if the probe runs through the same software in both. Raises ValueError for a value out of range.
     """
     _check(a, b, tolerance, max_pairs)
-    costs = _differences(a, b)
+    costs = differences(a, b)
     plain = _decision(costs, tolerance, max_pairs)
     if probes is None:
         return plain
     _check(*probes, tolerance, max_pairs)
-    probe = _differences(*probes)
-    exponent = paired_exponent(costs.pairs, probe.pairs, costs.neighbours, probe.neighbours)
+    probe = differences(*probes)
+    exponent = paired_exponent(costs, probe)
     if not exponent:
         return plain
     corrected = _decision(costs, tolerance, max_pairs, probe, exponent)
@@ -222,24 +207,16 @@ def _check(a: Sequence[float], b: Sequence[float], tolerance: float, max_pairs: 
         raise ValueError(f"{len(a)} pairs, more than max_pairs {max_pairs}")
 
 
-def _differences(a: Sequence[float], b: Sequence[float]) -> _Differences:
-    """Return the differences between the launches of both arms."""
-    pairs = [math.log(after) - math.log(before) for before, after in zip(a, b, strict=True)]
-    last = [b if order(pair)[1] == "b" else a for pair in range(len(pairs) - 1)]
-    neighbours = [math.log(arm[pair + 1]) - math.log(arm[pair]) for pair, arm in enumerate(last)]
-    return _Differences(pairs, neighbours)
-
-
 def _decision(
-    costs: _Differences,
+    costs: Differences,
     tolerance: float,
     max_pairs: int,
-    probe: _Differences | None = None,
+    probe: Differences | None = None,
     exponent: float = 0.0,
 ) -> PairedDecision:
     """Decide by the costs, with the estimated `exponent` of the probe taken out of them if there is one."""
     if probe is not None:
-        costs = _without(costs, probe, exponent)
+        costs = costs.without(probe, exponent)
     seen = _evidence(costs, probe, _Z_CHANGE if probe is None else _Z_CORRECTED)
     reach = t_quantile(Z_99, seen.degrees) * seen.sigma * seen.error / math.sqrt(len(costs.pairs))
     return PairedDecision(
@@ -254,16 +231,7 @@ def _decision(
     )
 
 
-def _without(costs: _Differences, probe: _Differences, exponent: float) -> _Differences:
-    """Take out of each difference what follows the probe."""
-    pairs, neighbours = (
-        [cost - exponent * beside for cost, beside in zip(of_costs, of_probe, strict=True)]
-        for of_costs, of_probe in ((costs.pairs, probe.pairs), (costs.neighbours, probe.neighbours))
-    )
-    return _Differences(pairs, neighbours)
-
-
-def _evidence(found: _Differences, fitted: _Differences | None, z: float) -> _Evidence:
+def _evidence(found: Differences, fitted: Differences | None, z: float) -> _Evidence:
     """Estimate change and noise. `fitted` are the differences of a probe that an exponent was estimated by.
 
     The exponent costs a difference. Its error adds to that of the mean, the more the more the probe's own
@@ -282,7 +250,7 @@ def _evidence(found: _Differences, fitted: _Differences | None, z: float) -> _Ev
     return _Evidence(ordered, location(ordered, sigma), sigma, error, max(_EFFICIENCY * spare, 0.5), z)
 
 
-def _differs(probe: _Differences, z: float) -> bool:
+def _differs(probe: Differences, z: float) -> bool:
     """Tell whether the probe itself is slower or faster in one of the arms, by `z` standard errors."""
     seen = _evidence(probe, None, z)
     return abs(seen.change) > t_quantile(z, seen.degrees) * seen.sigma / math.sqrt(len(probe.pairs))

@@ -18,7 +18,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from perfsuite.verdict.paired import MAX_PAIRS, PairedDecision, decided, order
+from perfsuite.verdict.differences import order
+from perfsuite.verdict.paired import MAX_PAIRS, PairedDecision, decided
 
 DISTURBED = 0.05
 """Share of launches that are slow, whatever the drift."""

@@ -14,12 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from perfsuite.verdict.differences import SHARED_LAUNCH, Differences
 from perfsuite.verdict.robust import middle, sorted_logs
 from perfsuite.verdict.sequential import Noise, pooled_noise
 
-SHARED_LAUNCH = 1.5
-"""How many differences of launches in a row tell as much as one that shares no launch with another: two
-neighbouring ones correlate by -1/2, and 1 + 2 (1/2)^2 is 1.5."""
 Pair = tuple[float, float]
 """One launch: its seconds per step, and the seconds of the probe in the same launch."""
 
@@ -79,21 +77,14 @@ def probe_exponent(groups: Sequence[Sequence[Pair]]) -> float:
     return exponent
 
 
-def paired_exponent(
-    costs: Sequence[float],
-    probes: Sequence[float],
-    neighbour_costs: Sequence[float],
-    neighbour_probes: Sequence[float],
-) -> float:
+def paired_exponent(costs: Differences, probes: Differences) -> float:
     """Estimate how strongly differences of launches follow those of their probes, 0 to 1.
 
-    All are differences of logarithms: `costs` and `probes` of pairs of launches, one of each of two arms,
-    whose mean is the effect of the arm; the others of neighbouring launches of one arm, whose mean is 0.
-    The least-squares slope, shrunk like that of `probe_exponent`. 0 with fewer than four pairs.
+    The mean of the pairs is the effect of an arm, that of neighbours is 0. The least-squares slope, shrunk
+    like that of `probe_exponent`. 0 with fewer than four pairs.
     """
     x, y = (
-        [value - fmean(pairs) for value in pairs] + list(neighbours)
-        for pairs, neighbours in ((probes, neighbour_probes), (costs, neighbour_costs))
+        [value - fmean(found.pairs) for value in found.pairs] + found.neighbours for found in (probes, costs)
     )
     return _shrunk_slope(x, y, (len(y) - 2) / SHARED_LAUNCH)
 

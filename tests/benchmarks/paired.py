@@ -16,7 +16,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from perfsuite.verdict.paired import MAX_PAIRS, order
+from perfsuite.verdict.differences import order
+from perfsuite.verdict.paired import MAX_PAIRS
 from perfsuite.verdict.paired_power import days, judge_day, simulate
 from perfsuite.verdict.sequential import MAX_LAUNCHES, Noise, decide, pooled_noise
 

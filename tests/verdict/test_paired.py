@@ -18,7 +18,6 @@ from perfsuite.verdict.paired import (
     decide,
     decided,
     minimum_detectable_difference,
-    order,
 )
 from tests.samples import deterministic
 
@@ -39,10 +38,6 @@ def judge(
 def comparison(a: Sequence[float], b: Sequence[float], *, tolerance: float = 0.03) -> PairedDecision:
     """Pair by pair until decided."""
     return decided(a, b, tolerance=tolerance)
-
-
-def test_launches_alternate_a_b_b_a() -> None:
-    assert [arm for pair in range(3) for arm in order(pair)] == ["a", "b", "b", "a", "a", "b"]
 
 
 @pytest.mark.parametrize(("change", "outcome"), [(0.0, "same"), (0.06, "slower"), (-0.06, "faster")])

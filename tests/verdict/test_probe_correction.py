@@ -4,6 +4,7 @@ from statistics import fmean
 
 import pytest
 
+from perfsuite.verdict.differences import Differences
 from perfsuite.verdict.probe_correction import (
     Pair,
     corrected_noise,
@@ -158,27 +159,29 @@ def test_exponents_from_0_to_1_are_allowed() -> None:
         probe_corrected([(1.0, 0.02)], [(1.0, 0.02)], exponent=-0.1)
 
 
-def differences(count: int, seed: int, *, exponent: float, effect: float = 0.0) -> tuple[list[float], ...]:
-    """Costs and probes of pairs, then of neighbours: differences of logarithms."""
+def followed(
+    count: int, seed: int, *, exponent: float, effect: float = 0.0
+) -> tuple[Differences, Differences]:
+    """Differences of costs, which follow those of probes, and these."""
     rng = random.Random(seed)
-    probes = [rng.gauss(0, 0.1) for _ in range(2 * count - 1)]
-    costs = [exponent * probe + rng.gauss(0, 0.01) for probe in probes]
-    return [cost + effect for cost in costs[:count]], probes[:count], costs[count:], probes[count:]
+    x = [rng.gauss(0, 0.1) for _ in range(2 * count - 1)]
+    y = [exponent * probe + rng.gauss(0, 0.01) for probe in x]
+    return Differences([cost + effect for cost in y[:count]], y[count:]), Differences(x[:count], x[count:])
 
 
 def test_how_pairs_follow_their_probe_does_not_depend_on_the_effect_of_an_arm() -> None:
-    none, large = (paired_exponent(*differences(8, 1, exponent=0.5, effect=effect)) for effect in (0.0, 0.7))
+    none, large = (paired_exponent(*followed(8, 1, exponent=0.5, effect=effect)) for effect in (0.0, 0.7))
     assert none == pytest.approx(large)
     assert none == pytest.approx(0.5, abs=0.05)
 
 
 def test_pairs_that_do_not_follow_their_probe_are_rarely_corrected() -> None:
-    used = [paired_exponent(*differences(6, seed, exponent=0.0)) for seed in range(500)]
+    used = [paired_exponent(*followed(6, seed, exponent=0.0)) for seed in range(500)]
     assert sum(exponent > 0 for exponent in used) < 150
     assert fmean(used) < 0.02
 
 
 def test_an_exponent_of_pairs_is_between_0_and_1() -> None:
-    assert paired_exponent(*differences(8, 1, exponent=3.0)) == 1
-    assert paired_exponent(*differences(8, 1, exponent=-0.5)) == 0
-    assert paired_exponent(*differences(3, 1, exponent=0.5)) == 0
+    assert paired_exponent(*followed(8, 1, exponent=3.0)) == 1
+    assert paired_exponent(*followed(8, 1, exponent=-0.5)) == 0
+    assert paired_exponent(*followed(3, 1, exponent=0.5)) == 0
