@@ -3,7 +3,7 @@
 In turn a comparison of unchanged code with itself, and one with a slowdown of 10 % put into arm B. Prints a
 line of each, and at the end how often each outcome was seen. Nothing else should run on the machine.
 
-    python -m tests.benchmarks.comparisons [--count 20] [--tolerance 0.10] [--steps 200]
+    python -m tests.benchmarks.comparisons [--count 20] [--tolerance 0.10] [--steps 600]
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--tolerance", type=float, default=0.10)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=600)
     arguments = parser.parse_args()
     seen: Counter[tuple[str, str]] = Counter()
     with tempfile.TemporaryDirectory() as name, bursts():
@@ -115,7 +115,7 @@ def main() -> None:
             micro_batch=256,
             topology=Topology(processes_per_node=2),
             hardware="cpu",
-            max_warmup_steps=40,
+            max_warmup_steps=20,
             steps=arguments.steps,
         )
         for number in range(arguments.count):
