@@ -603,6 +603,9 @@ class Session:
         )
 
 
+ONE_RANK = "not recorded: --rank looks at one rank, and a baseline has all that differ"
+
+
 class DryHost(Host):
     """The machines that dry runs pretend, and which cases can be run dry on them."""
 
@@ -648,7 +651,11 @@ class DrySession(Session):
         run = dry_run(case, directory, ranks=self.ranks, device=self.host.device)
         self.launches, self.running = [run], None
         verdict = self._with_counts(self._uncounted(run, target, known), case, target, known)
-        return self._measurement(case, nodeid, [run], verdict).replace(baseline_file=None)
+        if known is None and self.ranks is not None and verdict.counts is not None:
+            looked_at = verdict.counts.replace(outcome="passed", baseline_file=None, notes=(ONE_RANK,))
+            verdict = verdict.replace(counts=looked_at)
+        # No baseline of times is judged by, and nothing that a dry run does shows a known issue of launches.
+        return self._measurement(case, nodeid, [run], verdict).replace(baseline_file=None, excused=None)
 
     def _uncounted(self, run: Run, target: str, known: FoundCounts | None) -> Verdict:
         """What a dry run says before its counts are looked at."""
@@ -658,7 +665,8 @@ class DrySession(Session):
         if known is None and self.options.fail_without_baseline:
             reason = f"no baseline of counts for {target} in {self.baselines}, and --perf-no-baseline=fail"
             return Verdict(outcome="failed", launches=1, failure="no_baseline", reasons=(reason,))
-        return Verdict(outcome="passed" if known else "recorded", launches=1)
+        is_recorded = known is None and self.ranks is None
+        return Verdict(outcome="recorded" if is_recorded else "passed", launches=1)
 
     def wants_profile(self, result: Measurement, case: Case) -> bool:
         """Never: a profile takes a launch."""
@@ -674,6 +682,7 @@ def session_file(session: Session, status: Status) -> SessionFile:
         status=status,
         started_at=session.started_at if earlier is None else earlier.started_at,
         parts=(part,) if earlier is None else (*resume.ended(earlier.parts), part),
+        dry=isinstance(session, DrySession),
         conditions=session.conditions,
         commit=session.revision.commit,
         dirty=session.revision.dirty,

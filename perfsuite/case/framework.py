@@ -43,6 +43,8 @@ class FrameworkOptions(Data):
     versions are recorded."""
     builds_model: ClassVar[bool] = True
     """Whether it builds the case's model from its configuration; a script brings its own model and loop."""
+    builds_whole: ClassVar[bool] = False
+    """Whether each rank has the whole model on its device before it is sharded: that must fit, too."""
     ignores: ClassVar[frozenset[str]] = frozenset({"lora", "quantization"})
     """Fields of a case that `build` does not look at: a case that sets one of them is refused.
     `perfsuite.frameworks.common.model.build_model` looks at all of them."""

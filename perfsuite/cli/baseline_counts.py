@@ -15,7 +15,7 @@ from perfsuite.report.terminal import console, plain_table
 from perfsuite.report.text import plural
 from perfsuite.results.baseline import Acceptance
 from perfsuite.results.count_baseline import CountBaseline, from_runs, versions_of
-from perfsuite.results.counts import Counts, RankCounts
+from perfsuite.results.counts import Counts, RankCounts, of_rank
 from perfsuite.results.outcome import Finding
 from perfsuite.results.quantities import PEAK, Group, quantities
 from perfsuite.results.run import Run
@@ -54,8 +54,12 @@ def cells(shown: CountBaseline) -> list[str]:
 
 
 def can_be_accepted(run: Run) -> bool:
-    """Whether a launch was counted and did what its case asks for."""
-    return bool(exact.counted([run])) and run.inject is None
+    """Whether a launch was counted and did what its case asks for.
+
+    A dry run of other ranks than the first, by --rank, only looks at them.
+    """
+    is_whole = not run.dry or of_rank(run.counts, 0) is not None
+    return bool(exact.counted([run])) and run.inject is None and is_whole
 
 
 def accepted(
@@ -75,6 +79,10 @@ def accepted(
     now = from_runs([run for run in counted if _is_alike(run, newest)], accepted=acceptance)
     known = reviewed.find(now.target, now.case)
     before = known.baseline if known else None
+    if before is not None and (lost := exact.missing_ranks(before, now)):
+        raise Refused(
+            f"{lost} not counted in the newest session, but in the baseline: count all of them first"
+        )
     console().print(before_after(before, now))
     if before is not None and not acceptance.reason:
         _require_reason(before, now)

@@ -15,9 +15,10 @@ from perfsuite import documents
 from perfsuite.case.case import Case
 from perfsuite.dry import cases as found
 from perfsuite.dry.machine import Device
-from perfsuite.errors import CaseError
+from perfsuite.errors import CaseError, PerfsuiteError
 from perfsuite.report.progress import Progress, silent
 from perfsuite.report.terminal import console, explanation
+from perfsuite.results.session_file import Status
 from perfsuite.results.store import BASELINES, STORE
 from perfsuite.session import DryHost, DrySession, Options, session_file
 from perfsuite.verdict.judge import Policy
@@ -48,7 +49,7 @@ def dry_run(
 ) -> None:
     """What does a step of a case do at its full size, and will it fit? One process, no hardware, seconds.
 
-    Exit status 1 if the counts are worse than their baseline's, or a dry run fails.
+    Exit status 1 if the counts are worse than their baseline's, or a dry run fails; 2 if a case was refused.
     """
     session = DrySession(
         Options(root=Path.cwd(), store=store, baselines=baselines, policy=Policy()),
@@ -56,19 +57,32 @@ def dry_run(
         host=DryHost(device),
         ranks=None if rank is None else (rank,),
     )
-    for each in selected(cases, case or [], k):
-        if k is not None and (reason := session.host.why_not(each)) is not None:
-            session.record_skip(each, each.id, reason)
-            typer.echo(f"{each.id}: {reason}", err=True)
-            continue
-        measurement = session.measure(each, each.id)
-        if not json_output:
-            console().print(explanation(measurement), highlight=False, markup=False, soft_wrap=True)
-    content = session_file(session, "complete")
-    if session.results:
-        documents.write(session.directory.results, content)
-    if json_output:
-        typer.echo(json.dumps(documents.plain(content), indent=1))
+    chosen = selected(cases, case or [], k)
+    status: Status = "interrupted"
+    refused = False
+    try:
+        for each in chosen:
+            try:
+                if k is not None and (reason := session.host.why_not(each)) is not None:
+                    session.record_skip(each, each.id, reason)
+                    typer.echo(f"{each.id}: {reason}", err=True)
+                    continue
+                measurement = session.measure(each, each.id)
+            except PerfsuiteError as error:  # the others may do better
+                refused = True
+                typer.echo(str(error), err=True)
+                continue
+            if not json_output:
+                console().print(explanation(measurement), highlight=False, markup=False, soft_wrap=True)
+        status = "complete"
+    finally:
+        content = session_file(session, status)
+        if session.results:
+            documents.write(session.directory.results, content)
+        if json_output:
+            typer.echo(json.dumps(documents.plain(content), indent=1))
+    if refused:
+        raise typer.Exit(2)
     if any(map(session.options.is_failing, session.results)):
         raise typer.Exit(1)
 

@@ -61,16 +61,21 @@ def pretend(machine: Machine) -> None:
 
 
 def chosen(capability: tuple[int, int], query: Tensor, *, is_masked: bool, shares_heads: bool) -> str:
-    """Return the kernel for such a query: `cudnn`, `flash`, `efficient` or `plain`."""
+    """Return the kernel for such a query: `cudnn`, `flash`, `efficient` or `plain`.
+
+    Of those that are allowed now: `torch.nn.attention.sdpa_kernel` takes some away for a time.
+    """
+    allowed = torch.backends.cuda
     if query.device.type != "cuda":
         return "plain"
     size = query.shape[-1]
     in_16_bits = query.dtype in (torch.float16, torch.bfloat16) and not is_masked
-    if in_16_bits and capability in PREFER_CUDNN and size <= CUDNN_LARGEST_HEAD and size % 8 == 0:
+    cudnn_can = capability in PREFER_CUDNN and size <= CUDNN_LARGEST_HEAD and size % 8 == 0
+    if in_16_bits and cudnn_can and allowed.cudnn_sdp_enabled():
         return "cudnn"
-    if in_16_bits and capability >= (8, 0) and size <= FLASH_LARGEST_HEAD:
+    if in_16_bits and capability >= (8, 0) and size <= FLASH_LARGEST_HEAD and allowed.flash_sdp_enabled():
         return "flash"
-    return "plain" if shares_heads else "efficient"
+    return "plain" if shares_heads or not allowed.mem_efficient_sdp_enabled() else "efficient"
 
 
 def _needs_gradient(*tensors: Tensor) -> bool:

@@ -40,13 +40,13 @@ def dry_run(
     the run. Raises `DryRunError` for a case or a rank that cannot be run dry, with the reason, and
     `CaseError` for a case that its framework refuses.
     """
-    chosen = limits.ranks(case) if ranks is None else tuple(ranks)
-    for rank in chosen:
+    for rank in ranks or ():
         limits.check_rank(case, rank)
     machine, instead = pretended(case, device)
     if (reason := limits.why_not(case, machine)) is not None:
         raise DryRunError(f"{case.id}: {reason}")
     framework_of(case).check(case)
+    chosen = limits.ranks(case) if ranks is None else tuple(ranks)
     run_dir = RunDir(directory)
     documents.write(run_dir.case, CaseFile(case=case, device=machine.device))
     started_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()

@@ -39,28 +39,29 @@ MATMUL_THREADS = 2
 """That of forward, and autograd's of the device: each has a cuBLAS handle with a workspace of its own."""
 
 
-def predict(log: MemoryLog, counts: Counts, machine: Machine, rank: int) -> Fit | None:
-    """Predict the memory of the rank that `log` and `counts` are of; None on a CPU."""
+def predict(log: MemoryLog, counts: Counts, machine: Machine, rank: int, *, built: int = 0) -> Fit | None:
+    """Predict the memory of the rank that `log` and `counts` are of; None on a CPU.
+
+    `built`: bytes of the whole model's parameters, where the rank has them before they are sharded.
+    """
     if machine.device == "cpu":
         return None
     workspaces = [workspace_bytes(machine)] * MATMUL_THREADS
     cache = replay(log, workspaces=workspaces)
     expandable = replay(log, workspaces=workspaces, expandable_segments=True)
     beside = (CONTEXT, *_nccl(counts))
-    return Fit(
+    fit = Fit(
         rank=rank,
         live=log.peak,
         allocated=cache.allocated,
         reserved=cache.reserved,
         reserved_expandable=expandable.reserved,
+        built=built,
         beside=beside,
         card=machine.memory_bytes,
-        verdict=judge(
-            least=cache.allocated + sum(part.low for part in beside),
-            most=cache.reserved + sum(part.high for part in beside),
-            card=machine.memory_bytes,
-        ),
+        verdict="fits",
     )
+    return fit.replace(verdict=judge(least=fit.least, most=fit.most, card=fit.card))
 
 
 def judge(*, least: int, most: int, card: int) -> FitWord:

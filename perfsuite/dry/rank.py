@@ -23,7 +23,7 @@ from perfsuite.dry.fit import predict
 from perfsuite.errors import DryRunError, MismatchError
 from perfsuite.frameworks.base import Framework, Ranks, Workload, framework_of
 from perfsuite.frameworks.common import finetuning
-from perfsuite.frameworks.common.model import DTYPES
+from perfsuite.frameworks.common.model import DTYPES, model_without_weights
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.dry_facts import Fit
 from perfsuite.results.rank_report import Observed, RankReport
@@ -71,11 +71,15 @@ class DryRank:
         self._machine = machine
         self._directory = directory
         self._optimizer: Any = None
+        self._built_bytes = 0
 
     def counted(self) -> RankReport:
         """Build, make the steps, and return the report with what they did."""
         environment = software.environment(self.case.framework.packages)
         flops = count_known(self.case)
+        if self.framework.builds_whole:
+            model = model_without_weights(self.case, torch.device("meta"))
+            self._built_bytes = sum(each.numel() * each.element_size() for each in model.parameters())
         self._pretend()
         with FakeTensorMode(allow_non_fake_inputs=True), values.NoValues():
             counting = self.recorder.counting = Counting(self._model)
@@ -98,7 +102,9 @@ class DryRank:
         """Predict the memory of this rank, from what was counted."""
         assert counting.log is not None
         assert counting.counts is not None
-        return predict(counting.log, counting.counts, self._machine, self.report.rank)
+        return predict(
+            counting.log, counting.counts, self._machine, self.report.rank, built=self._built_bytes
+        )
 
     def _pretend(self) -> None:
         """Load every library, then replace what cannot be, in this order: names are copied in imports."""

@@ -24,6 +24,7 @@ class FSDP(Framework):
     """Options of `torch.distributed.fsdp.FullyShardedDataParallel`, by their names there."""
 
     name: ClassVar[str] = "fsdp"
+    builds_whole: ClassVar[bool] = True
     ignores: ClassVar[frozenset[str]] = frozenset()
 
     sharding_strategy: ShardingStrategy

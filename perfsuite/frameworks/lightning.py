@@ -40,6 +40,7 @@ class Lightning(Framework):
     """Options of `lightning.fabric.Fabric` and of its `FSDPStrategy`, by their names there."""
 
     name: ClassVar[str] = "lightning"
+    builds_whole: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ("lightning",)
     ignores: ClassVar[frozenset[str]] = frozenset({"quantization"})
 

@@ -34,6 +34,7 @@ class Trainer(Framework):
     """Options `fsdp` of `TrainingArguments` and `version` of its `fsdp_config`; the rest has its defaults."""
 
     name: ClassVar[str] = "trainer"
+    builds_whole: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ("accelerate",)
     ignores: ClassVar[frozenset[str]] = frozenset({"quantization"})
 

@@ -19,8 +19,10 @@ def lines(facts: DryFacts, unit: Unit = "tokens") -> list[str]:
 
 def _memory(fit: Fit) -> list[str]:
     beside = [f"{part.name} {_gib(part.low)} to {_gib(part.high)}" for part in fit.beside]
+    whole = f"the whole model, before it is sharded {_gib(fit.built)}"
     return [
         f"{fit.verdict}: rank {fit.rank} needs {_gib(fit.least)} to {_gib(fit.most)} of {_gib(fit.card)}",
+        *([whole] if fit.built > fit.allocated else []),
         f"reserved by the caching allocator {_gib(fit.reserved)} ({_gib(fit.reserved_expandable)} with "
         f"expandable segments), allocated {_gib(fit.allocated)}, live tensors {_gib(fit.live)}",
         f"beside the allocator: {', '.join(beside)}",

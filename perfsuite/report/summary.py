@@ -292,9 +292,12 @@ def in_short(results: Iterable[Measurement]) -> list[str]:
 
 
 def known_issue(result: Measurement) -> str | None:
-    """Return whether the known issue of a case is still there. None: no such issue, or another failure."""
+    """Return whether the known issue of a case is still there.
+
+    None: no such issue, or another failure, or a dry run, which trains nothing.
+    """
     issue = next((run.case.known_issue for run in result.runs), None)
-    if issue is None or (result.excused is None and result.outcome == "failed"):
+    if issue is None or result.dry or (result.excused is None and result.outcome == "failed"):
         return None
     if result.excused is not None:
         return f"known issue still there: {issue.url}"

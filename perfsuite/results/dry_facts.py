@@ -32,6 +32,8 @@ class Fit(Data):
     """Peak of what the caching allocator holds."""
     reserved_expandable: int
     """The same with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`."""
+    built: int = 0
+    """The parameters of the whole model, where a rank has them on its device before they are sharded."""
     beside: tuple[Part, ...]
     """What lies beside the caching allocator."""
     card: int
@@ -41,12 +43,12 @@ class Fit(Data):
     @property
     def least(self) -> int:
         """Bytes that the device must have in any case: less cannot hold what lives at once."""
-        return self.allocated + sum(part.low for part in self.beside)
+        return max(self.allocated, self.built) + sum(part.low for part in self.beside)
 
     @property
     def most(self) -> int:
         """Bytes with which the allocator never has to give back its cache, all ranges at their upper end."""
-        return self.reserved + sum(part.high for part in self.beside)
+        return max(self.reserved, self.built) + sum(part.high for part in self.beside)
 
 
 class DryFacts(Data):

@@ -39,7 +39,7 @@ def newest(store: Store, now: SessionFile) -> Earlier:
     """
     for file in reversed(store.results()):
         content = documents.read(file, SessionFile)
-        if not any(result.dry for result in content.results):
+        if not content.dry and not any(result.dry for result in content.results):
             break
     else:
         raise FileError(f"no session in {store.sessions}")

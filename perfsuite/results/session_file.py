@@ -174,6 +174,8 @@ class SessionFile(Document):
     """ISO 8601, with time zone: when its first part began."""
     parts: tuple[Part, ...] = ()
     """The oldest first; empty in files of an earlier perfsuite."""
+    dry: bool = False
+    """Whether it launches nothing: all of its runs are dry."""
     conditions: Conditions | None = None
     """None in files of an earlier perfsuite."""
     commit: str | None = None

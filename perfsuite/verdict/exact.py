@@ -73,6 +73,12 @@ def differences(baseline: CountBaseline, now: CountBaseline) -> tuple[Finding, .
     return _findings(baseline, [now.counts], judges_versions=True)
 
 
+def missing_ranks(baseline: CountBaseline, now: CountBaseline) -> str | None:
+    """The ranks that another baseline of the same case lacks, as `rank 1 is` or `ranks 0-3 are`."""
+    lost = _ranks(baseline.counts) - _ranks(now.counts)
+    return _named(sorted(lost)) if lost else None
+
+
 def changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Return what differs, as `torch 2.13.0 -> 2.14.0`."""
     return [

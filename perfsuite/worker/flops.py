@@ -20,7 +20,7 @@ overcounts by at most one block. Quantised weights count as the weights that the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.base import missing_package
@@ -60,8 +60,8 @@ def notes(case: Case) -> tuple[str, ...]:
     """Return why FLOPs are unknown although the model is known.
 
     A script may train without transformers. Of experts a token passes some only, and transformers 5 keeps
-    their weights in no linear layers. Of a model with parts not all of them see every token. The formula
-    counts neither.
+    their weights in no linear layers. Of a model with parts not all of them see every token. A layer may have
+    no attention, or attend to a window. The formula counts none of these.
     """
     from perfsuite.frameworks.common.model import transformers_config
 
@@ -76,9 +76,21 @@ def notes(case: Case) -> tuple[str, ...]:
         return (f"MFU is unknown: {error}",)
     if config.get_text_config() is not config:
         return (f"MFU is unknown: {model.name} is more than a language model, and {FORMULA} counts no other",)
-    if any((getattr(config, name, None) or 0) > 1 for name in EXPERTS):
+    nested = [value for value in vars(config).values() if hasattr(value, "get_text_config")]
+    if any((getattr(each, name, None) or 0) > 1 for each in (config, *nested) for name in EXPERTS):
         return (f"MFU is unknown: {model.name} has experts, whose FLOPs {FORMULA} does not count",)
+    if not _attends_in_full(config, case.sequence_length or 0):
+        return (f"MFU is unknown: not all layers of {model.name} attend to all tokens, as {FORMULA} has it",)
     return ()
+
+
+def _attends_in_full(config: Any, sequence_length: int) -> bool:
+    """Whether each layer has attention, and over the whole sequence; or none has any, as in Mamba."""
+    kinds = set(getattr(config, "layer_types", None) or ("sliding_attention",))
+    window = getattr(config, "sliding_window", None)
+    if window is None or sequence_length <= window:
+        kinds.discard("sliding_attention")
+    return not getattr(config, "num_attention_heads", 0) or kinds <= {"full_attention"}
 
 
 def count(

@@ -60,6 +60,27 @@ def test_a_dry_run_is_accepted_by_its_own_target_and_never_for_its_times(reposit
     assert (held.target, held.launches) == ("dry-cpu", 5)
 
 
+def test_a_dry_run_of_another_rank_alone_is_never_accepted(repository: Path) -> None:
+    run = launch(counts(), MORE)
+    measured("1", 1, counts=run.counts[1:], observed=run.observed, dry=True)
+    result = invoke("accept", "--counts")
+    assert result.exit_code == 2
+    assert "no counted launch of a case" in result.output
+
+
+def test_a_rank_that_the_baseline_has_is_never_lost(repository: Path) -> None:
+    whole = seen(counts(), MORE)
+    measured("1", 1, **whole)
+    assert invoke("accept", "--counts").exit_code == 0
+    measured("2", 1, **{**whole, "counts": whole["counts"][:1]})
+    result = invoke("accept", "--counts", "--reason", "why not")
+    assert result.exit_code == 1, result.output
+    assert "rank 1 is not counted in the newest session, but in the baseline" in " ".join(
+        result.output.split()
+    )
+    assert len(accepted().counts) == 2
+
+
 @pytest.mark.parametrize(
     "changes",
     [

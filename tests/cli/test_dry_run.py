@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from perfsuite import FSDP2, Case
+from perfsuite import FSDP2, Case, KnownIssue, documents
 from perfsuite.cli.app import app
 from perfsuite.dry import cases, guard
 from perfsuite.dry.machine import pretended
+from perfsuite.errors import DryRunError
 from perfsuite.results.counts import Counts, merged
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
+from perfsuite.results.session_file import SessionFile
 from tests.samples import make_case, make_run
 
 CASE = make_case(framework=FSDP2(), hardware="h100")
@@ -96,6 +98,9 @@ def test_one_rank_is_compared_and_never_recorded(dry_runs: DryRuns) -> None:
     assert result.exit_code == 0, result.output
     assert "step 4 of rank 1, counted:" in result.stdout
     assert dry_runs.ranks == [(1,)]
+    assert f"{CASE.id}: passed" in result.stdout
+    assert "counts: recorded" not in result.stdout
+    assert "not recorded: --rank looks at one rank" in result.stdout
     assert not Path(".perfsuite/baselines").exists()
 
 
@@ -113,6 +118,36 @@ def test_a_dry_run_that_fails_is_status_1_with_the_traceback(dry_runs: DryRuns) 
     assert result.exit_code == 1
     assert "crash: RuntimeError: bad" in result.stdout
     assert "File ..." in result.stdout
+
+
+def test_nothing_that_a_dry_run_does_shows_a_known_issue_of_launches(
+    dry_runs: DryRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = CASE.replace(known_issue=KnownIssue(url="https://example.org/1", failure="crash"))
+    monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [case])
+    assert "known issue" not in command(case.id).stdout
+    dry_runs.failure = Failure(kind="crash", message="RuntimeError: bad", rank=0)
+    result = command(case.id)
+    assert result.exit_code == 1
+    assert "known issue" not in result.stdout
+
+
+def test_a_case_that_is_refused_costs_the_others_nothing(dry_runs: DryRuns) -> None:
+    def refusing(case: Case, *arguments: object, **options: object) -> Run:
+        if case == COMPILED:
+            raise DryRunError(f"{case.id}: not by a dry run: torch.compile")
+        return dry_runs(case, *arguments, **options)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("perfsuite.session.dry_run", refusing)
+        result = command(COMPILED.id, CASE.id)
+    assert result.exit_code == 2
+    assert "not by a dry run: torch.compile" in result.stderr
+    assert f"{CASE.id}: recorded by a dry run" in result.stdout
+    (file,) = Path(".perfsuite").glob("runs/*/results.json")
+    session = documents.read(file, SessionFile)
+    assert (session.status, session.dry) == ("complete", True)
+    assert CASE.id in {each.case_id for each in session.results}
 
 
 def test_an_expression_passes_over_what_cannot_be_run_dry(dry_runs: DryRuns) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from perfsuite.dry.attention import chosen
 
@@ -38,6 +39,16 @@ def test_the_kernel_that_a_gpu_would_run(
 ) -> None:
     query: torch.Tensor = OnGpu(dtype, size)  # type: ignore[assignment]
     assert chosen(capability, query, is_masked=masked, shares_heads=grouped) == kernel
+
+
+def test_a_kernel_that_is_taken_away_is_not_run() -> None:
+    """As torchtitan does it: its fp32 has plain attention alone."""
+    single: torch.Tensor = OnGpu(torch.float32, 64)  # type: ignore[assignment]
+    half: torch.Tensor = OnGpu(torch.bfloat16, 64)  # type: ignore[assignment]
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+        assert chosen(A100, single, is_masked=False, shares_heads=False) == "plain"
+        assert chosen(H100, half, is_masked=False, shares_heads=False) == "flash"
+    assert chosen(H100, half, is_masked=False, shares_heads=False) == "cudnn"
 
 
 def test_a_cpu_chooses_by_itself() -> None:

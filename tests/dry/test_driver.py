@@ -31,6 +31,13 @@ def test_what_a_framework_refuses_is_its_own_error(tmp_path: Path) -> None:
         dry_run(case, tmp_path)
 
 
+def test_why_not_is_asked_before_the_ranks_are_chosen(tmp_path: Path) -> None:
+    """nanotron knows only some precisions; to choose ranks it makes its configuration of one."""
+    case = CASE.replace(model="llama-tiny", framework=Nanotron(dp=2), precision="bf16-mixed")
+    with pytest.raises(DryRunError, match="nanotron"):
+        dry_run(case, tmp_path)
+
+
 def with_process(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this shell script stand in for the process of a dry run."""
     file = tmp_path / "python"

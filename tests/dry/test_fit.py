@@ -4,8 +4,9 @@ import pytest
 
 from perfsuite.case.hardware import Machine
 from perfsuite.dry.fit import facts_of, judge, predict, workspace_bytes
+from perfsuite.report.dry_facts import lines
 from perfsuite.results.counts import Collective, Counts
-from perfsuite.results.dry_facts import Fit
+from perfsuite.results.dry_facts import DryFacts, Fit
 from perfsuite.results.memory_log import Change, MemoryLog
 from tests.samples import make_case, make_gpu_machine, make_machine, make_report
 
@@ -63,6 +64,17 @@ def test_a_cpu_has_no_caching_allocator() -> None:
 )
 def test_the_verdict(least: int, most: int, verdict: str) -> None:
     assert judge(least=least, most=most, card=89 if least == 90 else 100) == verdict
+
+
+def test_a_model_that_is_whole_before_it_is_sharded_must_fit_whole() -> None:
+    machine = make_gpu_machine()
+    small, large = (predict(LOG, Counts(), machine, rank=0, built=size * GIB) for size in (13, 80))
+    assert small is not None
+    assert large is not None
+    assert (small.verdict, small.least) == ("fits", predicted().least)
+    assert (large.verdict, large.least - small.least) == ("does not fit", 80 * GIB - small.allocated)
+    assert lines(DryFacts(fit=large))[1] == "the whole model, before it is sharded 80.00 GiB"
+    assert "whole" not in " ".join(lines(DryFacts(fit=small)))
 
 
 def test_a_case_that_cannot_hold_what_lives_at_once_does_not_fit() -> None:

@@ -109,6 +109,7 @@ def test_dry_runs_are_no_session_to_go_on_with(tmp_path: Path) -> None:
     write_session(store.sessions / "20260101-000000-000000", conditions=CONDITIONS)
     dry = make_result(make_run(dry=True), before=None)
     write_session(store.sessions / "20260102-000000-000000", dry, conditions=CONDITIONS)
+    write_session(store.sessions / "20260103-000000-000000", conditions=CONDITIONS, dry=True)
     assert newest(store, make_session()).directory.name == "20260101-000000-000000"
 
 

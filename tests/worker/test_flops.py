@@ -76,7 +76,29 @@ def test_a_count_names_its_formula() -> None:
     assert count(MODELS["gpt2-tiny"], 64).formula == FORMULA == "palm-1"
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "deepseek_v3", "ernie4_5_moe"])
+@pytest.mark.parametrize(
+    ("fields", "sequence_length", "is_known"),
+    [
+        (
+            {"model_type": "lfm2", "layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
+            64,
+            False,
+        ),
+        ({"model_type": "gemma2", "sliding_window": 32}, 64, False),
+        ({"model_type": "gemma2", "sliding_window": 64}, 64, True),
+        ({"model_type": "mistral", "sliding_window": 32}, 64, False),
+        ({"model_type": "mistral", "sliding_window": None}, 64, True),
+    ],
+)
+def test_the_formula_is_for_layers_that_attend_to_all(
+    fields: dict[str, Any], sequence_length: int, is_known: bool
+) -> None:
+    case = make_case(model=Model(name="x", config=fields), sequence_length=sequence_length)
+    why = "MFU is unknown: not all layers of x attend to all tokens, as palm-1 has it"
+    assert notes(case) == (() if is_known else (why,))
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "deepseek_v3", "ernie4_5_moe", "dbrx"])
 def test_of_experts_nothing_is_said(kind: str) -> None:
     case = make_case(model=Model(name="moe", config={"model_type": kind}))
     assert count_known(case) is None

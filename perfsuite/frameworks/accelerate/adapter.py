@@ -48,6 +48,7 @@ class Accelerate(Framework):
     """
 
     name: ClassVar[str] = "accelerate"
+    builds_whole: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ("accelerate",)
     ignores: ClassVar[frozenset[str]] = frozenset({"quantization"})
 
@@ -108,7 +109,11 @@ class Accelerate(Framework):
 
     def not_dry(self, case: Case) -> str | None:
         """Return why not, if it offloads."""
-        return OFFLOAD_NOT_DRY if self._fsdp is not None and self._fsdp.fsdp_offload_params else None
+        fsdp = self._fsdp
+        offloads = fsdp is not None and (
+            fsdp.fsdp_offload_params or fsdp.fsdp_activation_checkpointing_offload
+        )
+        return OFFLOAD_NOT_DRY if offloads else None
 
     def pretend(self, case: Case) -> None:
         """Let DDP and FSDP1 take fake tensors."""
