@@ -12,8 +12,10 @@ import typer
 
 from perfsuite import documents
 from perfsuite.cli.report import newest
+from perfsuite.errors import FileError
 from perfsuite.report import export as exports
 from perfsuite.report.terminal import console
+from perfsuite.report.text import plural
 from perfsuite.results.session_file import SessionFile
 from perfsuite.results.store import STORE, SessionDir
 
@@ -39,6 +41,14 @@ def export(
     """
     file = session or newest(store)
     content = documents.read(SessionDir(file).results if file.is_dir() else file, SessionFile)
+    if content.arms:
+        raise FileError(
+            f"{file} compares two arms, whose figures are none of a night: name a session's results"
+        )
+    if dry := sum(result.dry for result in content.results):
+        console(stderr=True).print(
+            f"left out: {plural(dry, 'dry run')}, which measured nothing", style="yellow"
+        )
     text = exports.FORMATS[output_format](content)
     for result in exports.newest(content):
         if not exports.figures(result):

@@ -29,7 +29,7 @@ from typing import Annotated, Any, BinaryIO
 import typer
 from pydantic import ConfigDict, FailFast, Field, ValidationError
 
-from perfsuite.cli.judge_logs import StepLog, check_comparable, read_log
+from perfsuite.cli.judge_logs import LONGEST, StepLog, check_comparable, read_log
 from perfsuite.cli.power import fraction
 from perfsuite.documents import Data, explain
 from perfsuite.errors import CaseError, FileError
@@ -48,7 +48,7 @@ FEWEST_BASELINE = 3
 HEADINGS = f"{'outcome':<12}  {'change':>8}  {'99 % interval':^20}  launches  detects"
 
 # The upper bound keeps sums finite: no step takes 30 million years.
-Seconds = Annotated[float, Field(gt=0, lt=1e15)]
+Seconds = Annotated[float, Field(gt=0, lt=LONGEST)]
 Series = Annotated[list[Seconds], Field(min_length=1), FailFast()]
 Launches = Annotated[list[Series], Field(min_length=1), FailFast()]
 

@@ -25,8 +25,13 @@ MEGATRON_TAG = "iteration-time"
 """The scalar of Megatron-LM: seconds of an iteration, the mean over `--log-interval` of them. Megatron writes
 it with `--log-timers-to-tensorboard`."""
 
-MLLOG = re.compile(r":::MLLOG (\{.*\})\s*$")
-"""A line of an MLPerf log, whatever stands before it (`srun --label` writes the rank)."""
+MLLOG = ":::MLLOG"
+"""Begins what a line of an MLPerf log says, whatever stands before it (`srun --label` writes the rank). Where
+several ranks write one file, two such lines may meet in one."""
+EVENT = re.compile(r" (\{.*\})[^}\"]*$")
+"""What follows `MLLOG`: to the end of the line, or to what stands before the next, as a rank."""
+LONGEST = 1e15
+"""Times are below it, whatever their unit."""
 MLPERF_KINDS = ("train_step_time", "throughput", "block_stop")
 """What an MLPerf log may tell, the best first. See `_mlperf`."""
 
@@ -37,7 +42,7 @@ class StepLog:
 
     path: Path
     what: str
-    """The tag of a scalar, or one of `MLPERF_KINDS`."""
+    """The tag of a scalar, or what an MLPerf log's times are: one of `MLPERF_KINDS`, with its unit."""
     series: Sequence[float]
     """In the order of training; above 0."""
 
@@ -51,8 +56,9 @@ def read_log(path: Path, tag: str | None) -> StepLog:
     is_tensorboard = path.is_dir() or path.match(EVENT_FILES)
     what, series = _tensorboard(path, tag or MEGATRON_TAG) if is_tensorboard else _mlperf(path, tag)
     for number, value in enumerate(series, start=1):
-        if not 0 < value < math.inf:
-            raise FileError(f"{path}: value {number} of {what} is {value}, expected a time above 0")
+        if not 0 < value < LONGEST:
+            expected = f"a time above 0 and below {LONGEST:g}"
+            raise FileError(f"{path}: value {number} of {what} is {value}, expected {expected}")
     return StepLog(path=path, what=what, series=series)
 
 
@@ -142,19 +148,23 @@ def _mlperf(path: Path, kind: str | None) -> tuple[str, list[float]]:
             f"{path}: no line with :::MLLOG, and its name is no event file's ({EVENT_FILES}): expected an "
             "MLPerf log, a TensorBoard event file or a directory of them"
         )
+    counts = "step" if any("step" in each for each in _counters(events)) else "samples_count"
     told = {
-        "train_step_time": _statistic(events, "train_step_time"),
-        "throughput": [1 / value if value else math.inf for value in _statistic(events, "throughput")],
-        "block_stop": _blocks(events),
+        "train_step_time": ("train_step_time", _statistic(events, "train_step_time")),
+        "throughput": (
+            "1/throughput",
+            [1 / value if value else math.inf for value in _statistic(events, "throughput")],
+        ),
+        "block_stop": (f"block_stop by {counts}", _blocks(events, counts)),
     }
-    found = [name for name in ([kind] if kind else MLPERF_KINDS) if told[name]]
+    found = [told[name] for name in ([kind] if kind else MLPERF_KINDS) if told[name][1]]
     if not found:
         raise FileError(
             f"{path}: no step times. Expected {kind or ' or '.join(MLPERF_KINDS[:2])} in 'tracked_stats', or "
             "two or more pairs of 'block_start' and 'block_stop' without an evaluation between them, whose "
             "'step' or 'samples_count' grows"
         )
-    return found[0], told[found[0]]
+    return found[0]
 
 
 def _mllog_events(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -162,12 +172,13 @@ def _mllog_events(path: Path) -> Iterator[Mapping[str, Any]]:
     _check_readable(path)
     with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, start=1):
-            if (match := MLLOG.search(line)) is None:
-                continue
-            try:
-                yield json.loads(match[1], parse_int=float)  # float(10**400) would raise
-            except (ValueError, RecursionError) as error:
-                raise FileError(f"{path}, line {number}: not JSON after :::MLLOG ({error})") from None
+            for said in line.rstrip().split(MLLOG)[1:]:
+                if (match := EVENT.match(said)) is None:  # cut off, as where a job was killed
+                    continue
+                try:
+                    yield json.loads(match[1], parse_int=float)  # float(10**400) would raise
+                except (ValueError, RecursionError) as error:
+                    raise FileError(f"{path}, line {number}: not JSON after {MLLOG} ({error})") from None
 
 
 def _statistic(events: Sequence[Mapping[str, Any]], name: str) -> list[float]:
@@ -177,10 +188,11 @@ def _statistic(events: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     return [value for value in values if not math.isnan(value)]
 
 
-def _blocks(events: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Return the seconds of training per step (or sample) of each block but the first.
+def _blocks(events: Sequence[Mapping[str, Any]], counts: str) -> list[float]:
+    """Return the seconds of training per step, or per sample, of each block but the first.
 
-    How much a block trained follows from what `block_stop` has counted up to then, so the first is not known.
+    `counts`: by what `block_stop` counts, `step` or `samples_count`. How much a block trained follows from
+    what `block_stop` has counted up to then, so the first is not known.
     Left out are blocks with an evaluation inside, and those that count only their own samples.
     """
     seconds = []
@@ -193,18 +205,21 @@ def _blocks(events: Sequence[Mapping[str, Any]]) -> list[float]:
             case "eval_start":
                 started = math.nan
             case "block_stop":
-                count = _trained(event.get("metadata"))
+                count = _number(_metadata(event).get(counts))
                 if count > before and not math.isnan(time_ms - started):
                     seconds.append((time_ms - started) / 1000 / (count - before))
                 started, before = math.nan, count
     return seconds
 
 
-def _trained(metadata: object) -> float:
-    """Return the steps that a `block_stop` has counted, else the samples; NaN if it counts neither."""
-    if not isinstance(metadata, dict):
-        return math.nan
-    return _number(metadata["step"] if "step" in metadata else metadata.get("samples_count"))
+def _counters(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """What each `block_stop` says besides its time."""
+    return [_metadata(event) for event in events if event.get("key") == "block_stop"]
+
+
+def _metadata(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    metadata = event.get("metadata")
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def _number(value: object) -> float:

@@ -30,8 +30,8 @@ HELP = {
 
 
 def newest(session: SessionFile) -> list[Measurement]:
-    """Return the last result of each case."""
-    return list({result.case_id: result for result in session.results}.values())
+    """Return the last result of each case that was launched. A dry run says nothing of any hardware."""
+    return list({result.case_id: result for result in session.results if not result.dry}.values())
 
 
 def figures(result: Measurement) -> dict[str, list[float]]:

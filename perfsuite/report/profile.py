@@ -12,6 +12,7 @@ from perfsuite.results.outcome import Verdict
 from perfsuite.results.profile import StepSplit
 from perfsuite.results.session_file import Measurement
 from perfsuite.verdict.combined import THE_SAME
+from perfsuite.verdict.profiled import NOT_IN_EACH_STEP
 
 
 def split(shown: StepSplit) -> str:
@@ -31,7 +32,8 @@ def because(verdict: Verdict) -> list[str]:
         return counted
     if found.calls and verdict.explained == THE_SAME:
         counted = []
-    same = [] if found.calls or not found.hints else ["no call differs"]
+    others = any(note.startswith(NOT_IN_EACH_STEP) for note in found.notes)
+    same = [] if found.calls or others or not found.hints else ["no call differs"]
     return [*found.calls, *counted, *same, *found.hints, *found.notes]
 
 

@@ -18,7 +18,7 @@ from perfsuite.documents import Data, Document, lines, plain
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.counts import spans
 
-METHOD = "profile-1"
+METHOD = "profile-2"
 """The way of reducing a trace. Profiles of another method are not compared."""
 PROFILED_STEPS = 3
 STRAGGLES = 1.2

@@ -9,7 +9,7 @@ Imports neither torch nor pytest.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -35,9 +35,13 @@ ends in a digest of the whole name."""
 _GLOO = re.compile(r"gloo:(\w+)")
 _NCCL = re.compile(r"nccl\w*?Kernel_?((?:[A-Z][a-z]+)+)")
 _SYNC = re.compile(r"\w*Synchronize(?:_v\w+)?")
-_NOT_COMPUTED = ("autograd::", "torch::autograd::", "c10d::")
+_NOT_COMPUTED = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::", "_dtensor::")
+"""Nodes of autograd, whose operators have events of their own; collectives, and waiting for them."""
 _COMPILED = ("## Call CompiledFxGraph", "CompiledFunction")
-_OF_A_LAYER = re.compile(r"(FSDP::[\w ]+) \(.*\)")
+_OF_ONE = re.compile(r"(FSDP::[\w ]+?) (?:\(.*\)|for .*)|(## Call CompiledFxGraph) \S+ ##|(triton_\w+?)_\d+")
+"""Names that end in the layer, the graph or the number of one, and what all of these are called."""
+_WAITED_FOR = "Memcpy DtoH (Device -> Pageable)"
+"""The copy to the host that the host waits for, as its memory is not pinned."""
 
 Span = tuple[float, float]
 """Begin and end of an interval."""
@@ -77,13 +81,13 @@ def reduced(events: Sequence[dict[str, Any]], device: Literal["cpu", "cuda"]) ->
     done = [event for event in events if event.get("ph") == "X" and "dur" in event]
     window = _window(done)
     operators, spans = _operators(done, window)
-    syncs = [_Call(HOST_READ, call.step, call.us) for call in operators if call.name == HOST_READ]
     kernels: list[_Call] = []
     if device == "cuda":
         kernels, split = _on_gpu(done, window, spans)
-        syncs += _synchronisations(done, window) + [call for call in kernels if "Memcpy DtoH" in call.name]
+        syncs = _synchronisations(done, window) + [call for call in kernels if call.name == _WAITED_FOR]
     else:
         split = _on_cpu(window, spans)
+        syncs = [call for call in operators if call.name == HOST_READ]
     steps = window.steps
     return Profile(
         device=device,
@@ -167,7 +171,7 @@ def _of_thread(
         inside = bool(opened) and opened[-1].communicates
         opened.append(_Open(end, inside or collective is not None))
         own.append(-minus_length)
-        names.append((_OF_A_LAYER.sub(r"\1", full_name), window.step(begin)))
+        names.append((_of_all(full_name), window.step(begin)))
         if collective is not None:
             spans.communication[collective[1].strip("_")].append((begin, end))
         elif full_name.startswith(OPTIMIZER):
@@ -177,6 +181,12 @@ def _of_thread(
         elif not inside and _computes(full_name):
             spans.compute.append((begin, end))
     close(float("inf"))
+
+
+def _of_all(name: str) -> str:
+    """The name that all calls of a kind share, whatever their layer, graph or number."""
+    match = _OF_ONE.fullmatch(name)
+    return name if match is None else next(filter(None, match.groups()))
 
 
 def _computes(name: str) -> bool:
@@ -225,13 +235,26 @@ def _communication(
 
 
 def _synchronisations(events: Iterable[dict[str, Any]], window: _Window) -> list[_Call]:
-    """Calls in which the host waits for the device."""
+    """Calls in which the host waits for the device, and reads of a value that do so.
+
+    A value that is on the host is read at once.
+    """
+    waits = [event for event in events if event.get("cat") in LAUNCHES and _SYNC.fullmatch(event["name"])]
+    begins = sorted((event.get("tid"), event["ts"]) for event in waits)
+
+    def is_waiting(read: dict[str, Any]) -> bool:
+        tid, begin = read.get("tid"), read["ts"]
+        return bisect_left(begins, (tid, begin)) < bisect_right(begins, (tid, begin + read["dur"]))
+
+    reads = [
+        event
+        for event in events
+        if event.get("cat") in OPERATORS and event["name"] == HOST_READ and is_waiting(event)
+    ]
     return [
         _Call(event["name"], step, event["dur"])
-        for event in events
-        if event.get("cat") in LAUNCHES
-        and _SYNC.fullmatch(event["name"])
-        and (step := window.step(event["ts"])) is not None
+        for event in (*waits, *reads)
+        if (step := window.step(event["ts"])) is not None
     ]
 
 
@@ -242,6 +265,8 @@ class _Kernel(NamedTuple):
     name: str
     span: Span
     launched_at: float
+    stream: Any
+    """None of what computes nothing: of copies, and of collectives."""
 
 
 def _on_gpu(
@@ -253,9 +278,7 @@ def _on_gpu(
     ours = [(step, kernel) for step, kernel in of_step if step is not None]
     if not ours:
         raise ReportError("the trace has no kernel of a GPU: is its profiling interface (CUPTI) in use?")
-    later = [kernel.span[0] for kernel in kernels if kernel.launched_at >= window.starts[-1]]
-    begin = min(kernel.span[0] for _, kernel in ours)
-    end = min(later, default=max(kernel.span[1] for _, kernel in ours))
+    begin, end = _device_window(kernels, [kernel for _, kernel in ours], window)
     optimizers = _union(spans.optimizer)
     communication: dict[str, list[Span]] = defaultdict(list)
     optimizer, compute = list[Span](), list[Span]()
@@ -269,6 +292,25 @@ def _on_gpu(
     calls = [_Call(kernel.name, step, kernel.span[1] - kernel.span[0]) for step, kernel in ours]
     split = _gpu_split(compute, optimizer, communication, spans.data, (begin, end), window.steps)
     return calls, split
+
+
+def _device_window(kernels: Sequence[_Kernel], ours: Sequence[_Kernel], window: _Window) -> Span:
+    """When the steps begin and end on the device: by the stream that computes most.
+
+    Others may be ahead of it: the next step's batch is often copied early.
+    """
+    busy: Counter[Any] = Counter()
+    for kernel in ours:
+        if kernel.stream is not None:
+            busy[kernel.stream] += kernel.span[1] - kernel.span[0]  # type: ignore[assignment]
+    most = max(busy, key=lambda stream: busy[stream], default=None)
+    begins = [kernel.span[0] for kernel in ours if most is None or kernel.stream == most]
+    later = [
+        kernel.span[0]
+        for kernel in kernels
+        if kernel.launched_at >= window.starts[-1] and (most is None or kernel.stream == most)
+    ]
+    return min(begins), min(later, default=max(kernel.span[1] for kernel in ours))
 
 
 def _gpu_split(
@@ -312,6 +354,7 @@ def _kernels(events: Sequence[dict[str, Any]]) -> list[_Kernel]:
             name=_kernel_name(event["name"]),
             span=(event["ts"], event["ts"] + event["dur"]),
             launched_at=launched_at.get(event.get("args", {}).get("correlation"), float("-inf")),
+            stream=event.get("tid") if event["cat"] == "kernel" and not _NCCL.search(event["name"]) else None,
         )
         for event in events
         if event.get("cat") in ON_DEVICE
@@ -323,7 +366,7 @@ def _kernel_name(name: str) -> str:
     if name.startswith("Mem"):
         return name
     short = name.removeprefix("void ").replace("(anonymous namespace)", "anonymous")
-    short = short[: _parameters(short)].strip()
+    short = _of_all(short[: _parameters(short)].strip())
     if len(short) <= LONGEST_NAME:
         return short
     mark = f"~{documents.digest(short, 8)}"

@@ -16,14 +16,19 @@ from perfsuite.results.profile import LaunchProfile, Profile, RankProfile, Taken
 MOST_CALLS = 5
 """Names whose calls differ that are told: those most likely to be the cause."""
 MOST_TIMES = 3
+NOT_IN_EACH_STEP = "new, but not in each step, so that calls cannot be compared"
+"""Begins a note on what is called now and then."""
 LEAST_SHARE = 0.03
 """Share of the step below which a difference of times is not told."""
 UNCHANGED = 0.05
 """Relative difference below which a family of kernels counts as unchanged."""
 _FAMILIES: Mapping[str, re.Pattern[str]] = {
-    "matmuls": re.compile(r"gemm|cutlass|cublas|nvjet|xmma|gemv|splitK|aten::(mm|bmm|addmm|baddbmm)$", re.I),
-    "attention": re.compile(r"flash|fmha|attention", re.I),
-    "copies": re.compile(r"Memcpy|copy_kernel|aten::copy_$|CatArrayBatchedCopy"),
+    "matmuls": re.compile(
+        r"(?!.*(flash|fmha|attention)).*(gemm|cutlass|cublas|nvjet|xmma|gemv|splitK|aten::(mm|bmm|addmm|baddbmm)$)",
+        re.I,
+    ),
+    "attention": re.compile(r".*(flash|fmha|attention)", re.I),
+    "copies": re.compile(r".*(Memcpy|copy_kernel|aten::copy_$|CatArrayBatchedCopy)"),
 }
 _NO_WORK = re.compile(
     r"(aten::)?(_unsafe_view|_reshape_alias|alias|as_strided|chunk|contiguous|detach_?|empty\w*|expand(_as)?|"
@@ -56,7 +61,16 @@ def compared(before: LaunchProfile, now: LaunchProfile, against: str) -> Profile
     return Profiled(
         calls=_calls(then, entry, by_rank=len(now.ranks) > 1),
         hints=(*_hints(then, entry.profile), *_straggler(before, now)),
+        notes=_now_and_then(then, entry.profile),
     )
+
+
+def _now_and_then(before: Profile, now: Profile) -> tuple[str, ...]:
+    """What is called in some of the steps alone, and was called in none before."""
+    calls = before.calls()
+    new = [name for name in now.unsteady if name not in calls]
+    more = f" and {len(new) - MOST_CALLS} more" if len(new) > MOST_CALLS else ""
+    return (f"{NOT_IN_EACH_STEP}: {', '.join(new[:MOST_CALLS])}{more}",) if new else ()
 
 
 def most_different(before: LaunchProfile, now: LaunchProfile) -> tuple[RankProfile, Profile] | None:
@@ -104,8 +118,8 @@ def _changed_calls(before: Profile, now: Profile) -> list[tuple[str, tuple[float
 
 
 def _sentence(name: str, then: float, today: float, before: Profile, now: Profile) -> str:
-    why = ": the host waits for a value or for the device" if name in _waits(before, now) else ""
-    return f"{name} {then:g} -> {today:g} calls a step{why}"
+    why = ": the host waits for the device" if now.device == "cuda" else ": the host reads a value"
+    return f"{name} {then:g} -> {today:g} calls a step{why if name in _waits(before, now) else ''}"
 
 
 def _waits(*profiles: Profile) -> set[str]:
@@ -152,7 +166,7 @@ def _arrow(name: str, then: float, today: float, step: float | None = None) -> s
 
 
 def _family(profile: Profile, pattern: re.Pattern[str]) -> float:
-    return sum(work.us for work in _timed(profile) if pattern.search(work.name))
+    return sum(work.us for work in _timed(profile) if pattern.match(work.name))
 
 
 def _timed(profile: Profile) -> Sequence[Work]:

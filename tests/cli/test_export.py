@@ -10,6 +10,7 @@ from perfsuite import documents
 from perfsuite.cli.app import app
 from perfsuite.report.export import FORMATS
 from perfsuite.results.session_file import SessionFile
+from tests.samples import ARMS, make_case, make_result, make_run
 from tests.sessions import make_session
 
 
@@ -43,6 +44,23 @@ def test_a_file_is_written_and_what_is_left_out_is_named(results: Path, tmp_path
     passed, throttled = (each.case_id for each in documents.read(results, SessionFile).results)
     assert list(json.loads(target.read_text())) == [passed]
     assert shown.stderr == f"no figures of {throttled}: no launch on a healthy machine\n"
+
+
+def test_a_dry_run_is_no_outcome_of_any_hardware(tmp_path: Path) -> None:
+    launched = make_session(1)
+    dry = make_result(make_run(dry=True, case=make_case(sequence_length=32)), before=None)
+    file = tmp_path / "results.json"
+    documents.write(file, launched.replace(results=(*launched.results, dry)))
+    shown = run("--format", "openmetrics", file)
+    assert shown.stdout == FORMATS["openmetrics"](launched)
+    assert shown.stderr == "left out: 1 dry run, which measured nothing\n"
+
+
+def test_a_comparison_of_two_arms_is_refused(tmp_path: Path) -> None:
+    documents.write(tmp_path / "results.json", make_session(1).replace(arms=ARMS))
+    refused = run("--format", "hud", tmp_path)
+    assert refused.exit_code == 2
+    assert "compares two arms" in refused.stderr
 
 
 def test_a_format_must_be_named_and_known(results: Path) -> None:

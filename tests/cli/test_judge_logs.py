@@ -153,14 +153,23 @@ def blocks(*, counts: Sequence[Mapping[str, int]], seconds: Sequence[float]) -> 
 def test_blocks_are_times_of_training_without_evaluations(tmp_path: Path) -> None:
     by_samples = [{"samples_count": count} for count in (384, 768, 960)]
     log = write_log(tmp_path / "a.log", *blocks(counts=by_samples, seconds=[90, 192, 96]))
-    assert read_log(log, None) == StepLog(path=log, what="block_stop", series=[0.5, 0.5])
+    assert read_log(log, None) == StepLog(path=log, what="block_stop by samples_count", series=[0.5, 0.5])
     by_steps = [{"samples_count": 384, "step": step} for step in (48, 96, 144)]
-    log = write_log(tmp_path / "b.log", *blocks(counts=by_steps, seconds=[30, 24, 12]))
-    assert read_log(log, None).series == [0.5, 0.25]
+    counted = write_log(tmp_path / "b.log", *blocks(counts=by_steps, seconds=[30, 24, 12]))
+    assert read_log(counted, None) == StepLog(path=counted, what="block_stop by step", series=[0.5, 0.25])
+    with pytest.raises(CaseError, match=r"tells 'block_stop by samples_count' and .* 'block_stop by step'"):
+        check_comparable([read_log(log, None), read_log(counted, None)])
     with_statistic = write_log(
         tmp_path / "c.log", tracked(throughput=8), *blocks(counts=by_steps, seconds=[30, 24, 12])
     )
     assert read_log(with_statistic, "block_stop").series == [0.5, 0.25]
+
+
+def test_two_ranks_may_write_into_one_line(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    one, other = tracked(train_step_time=0.5), tracked(train_step_time=0.25)
+    log.write_text(f"0: {one}1: {other}\n0: {one[:-5]}\n")
+    assert read_log(log, None).series == [0.5, 0.25], "the last line is cut off"
 
 
 def test_blocks_that_do_not_tell_how_much_they_trained_are_no_times(tmp_path: Path) -> None:
@@ -186,8 +195,9 @@ def test_blocks_that_do_not_tell_how_much_they_trained_are_no_times(tmp_path: Pa
     [
         ("step 1 took 0.5 s\n", "no line with :::MLLOG, and its name is no event file's"),
         (":::MLLOG {'key': 1}\n", r"a.log, line 1: not JSON after :::MLLOG"),
-        (tracked(throughput=0.0), "value 1 of throughput is inf, expected a time above 0"),
+        (tracked(throughput=0.0), "value 1 of 1/throughput is inf, expected a time above 0"),
         (tracked(train_step_time=-1.0), "value 1 of train_step_time is -1.0"),
+        (tracked(train_step_time=1e15), r"value 1 of train_step_time is 1000000000000000.0, .* below 1e\+15"),
         (line("tracked_stats", {"train_step_time": "fast"}), "no step times"),
         (line("tracked_stats", 3), "no step times"),
         (line("block_stop").replace('"metadata": {', '"metadata": [').replace("7}}", "7]}"), "not JSON"),
@@ -217,7 +227,7 @@ def test_an_unknown_statistic_is_not_taken_for_a_time(tmp_path: Path) -> None:
 def test_logs_that_tell_different_things_are_not_compared(tmp_path: Path) -> None:
     times = write_log(tmp_path / "a.log", tracked(train_step_time=0.5))
     speeds = write_log(tmp_path / "b.log", tracked(throughput=2.0))
-    with pytest.raises(CaseError, match=r"a\.log tells 'train_step_time' and .*b\.log tells 'throughput'"):
+    with pytest.raises(CaseError, match=r"a\.log tells 'train_step_time' and .*b\.log tells '1/throughput'"):
         check_comparable([read_log(times, None), read_log(speeds, None)])
 
 

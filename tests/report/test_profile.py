@@ -7,6 +7,7 @@ from perfsuite.results.outcome import Profiled, Verdict
 from perfsuite.results.profile import TakenProfile
 from perfsuite.results.session_file import Measurement
 from perfsuite.verdict.combined import THE_SAME
+from perfsuite.verdict.profiled import NOT_IN_EACH_STEP
 from tests.samples import make_compared, make_result, now
 from tests.sessions import make_session
 from tests.traces import EAGER, make_profile, taken
@@ -39,6 +40,8 @@ def test_that_the_counts_are_the_same_is_told_only_where_calls_are_too() -> None
     assert because(THE_SAME) == [*FOUND.calls, *FOUND.hints, *FOUND.notes]
     same = "no call differs"
     assert because(THE_SAME, calls=()) == [THE_SAME, same, *FOUND.hints, *FOUND.notes]
+    now_and_then = (f"{NOT_IN_EACH_STEP}: aten::item",)
+    assert because(THE_SAME, calls=(), notes=now_and_then) == [THE_SAME, *FOUND.hints, *now_and_then]
 
 
 @pytest.mark.parametrize("explained", [None, COUNTED])

@@ -36,10 +36,27 @@ def test_operators_have_their_own_time_and_calls_without_what_repeats_them() -> 
     assert not profile.unsteady
 
 
-def test_the_layer_of_an_fsdp_annotation_is_left_out() -> None:
-    layers = [event(f"FSDP::all_gather (layers.{layer})", 20 + 10 * layer, 5) for layer in range(4)]
+@pytest.mark.parametrize(
+    ("of_one", "of_all"),
+    [
+        ("FSDP::all_gather (layers.{})", "FSDP::all_gather"),
+        ("FSDP::backward_prefetch for layers.{}", "FSDP::backward_prefetch"),
+        ("## Call CompiledFxGraph f3a{} ##", "## Call CompiledFxGraph"),
+        ("triton_poi_fused_add_{}", "triton_poi_fused_add"),
+    ],
+)
+def test_of_a_name_the_layer_the_graph_or_the_number_is_left_out(of_one: str, of_all: str) -> None:
+    layers = [event(of_one.format(layer), 20 + 10 * layer, 5) for layer in range(4)]
     profile = reduced([*cpu_trace(), *layers], "cpu")
-    assert work(profile, "FSDP::all_gather").calls == pytest.approx(4 / 3, abs=1e-3)
+    assert work(profile, of_all).calls == pytest.approx(4 / 3, abs=1e-3)
+
+
+def test_a_rank_that_waits_for_a_collective_computes_nothing() -> None:
+    """As tensor parallelism does: the main thread waits while gloo's threads communicate."""
+    waits = [event("_c10d_functional::wait_tensor", 1000 * number + 430, 250) for number in range(3)]
+    split = reduced([*cpu_trace(), *waits], "cpu").split
+    assert split.compute_us == 300
+    assert split.exposed_us == {"all_reduce": 300}
 
 
 def test_calls_that_are_not_the_same_in_each_step_are_unsteady() -> None:
@@ -98,6 +115,32 @@ def test_synchronisations_on_a_gpu_are_reads_waits_and_copies_to_the_host() -> N
         "cudaStreamSynchronize": 1,
         "Memcpy DtoH (Device -> Pageable)": 1,
     }
+
+
+def test_neither_a_value_on_the_host_nor_a_copy_to_pinned_memory_is_waited_for() -> None:
+    """As AdamW reads its `step`, and as offloaded activations leave the device."""
+    free = []
+    for number in range(3):
+        at, asked = 1000 * number, 500 + number
+        free += [
+            event("aten::_local_scalar_dense", at + 120, 5),
+            event("cudaMemcpyAsync", at + 140, 5, "cuda_runtime", correlation=asked),
+            event("Memcpy DtoH (Device -> Pinned)", at + 1110, 2, "gpu_memcpy", 7, correlation=asked),
+        ]
+    profile = reduced([*gpu_trace(), *free], "cuda")
+    assert not profile.host_syncs
+    assert profile.calls()["aten::_local_scalar_dense"] == 1
+
+
+def test_a_batch_that_is_copied_early_does_not_end_the_steps() -> None:
+    """On a stream of its own, before the device is done with the steps."""
+    early = [
+        event("cudaMemcpyAsync", 3010, 5, "cuda_runtime", correlation=900),
+        event("Memcpy HtoD (Pinned -> Device)", 3012, 40, "gpu_memcpy", 22, correlation=900),
+        event("cudaLaunchKernel", 3020, 5, "cuda_runtime", correlation=901),
+        event("void normalise<float>(int)", 3052, 20, "kernel", 22, correlation=901),
+    ]
+    assert reduced([*gpu_trace(), *early], "cuda").split.step_us == 1000
 
 
 @pytest.mark.parametrize(

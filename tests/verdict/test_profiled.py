@@ -60,14 +60,28 @@ def test_what_is_no_longer_called_is_told_too() -> None:
 def test_a_synchronisation_is_named_as_one() -> None:
     before, now = (reduced(gpu_trace(sync=sync), "cuda") for sync in (False, True))
     found = compared(launch_profile(before), launch_profile(now), "the baseline")
-    assert found.calls[0] == (
-        "aten::_local_scalar_dense 0 -> 1 calls a step: the host waits for a value or for the device"
-    )
+    assert found.calls[0] == ("aten::_local_scalar_dense 0 -> 1 calls a step: the host waits for the device")
     assert any("cudaStreamSynchronize 0 -> 1 calls a step" in line for line in found.calls)
 
 
 def test_unsteady_calls_are_not_compared() -> None:
-    assert not calls(plus(Work(name="aten::bmm", calls=24, us=700), unsteady=("aten::bmm",)))
+    once = plus(Work(name="aten::bmm", calls=24, us=700), unsteady=("aten::bmm",))
+    assert not calls(once)
+    found = compared(launch_profile(BEFORE), launch_profile(once), "the baseline")
+    assert found.notes == ("new, but not in each step, so that calls cannot be compared: aten::bmm",)
+    known = once.replace(unsteady=("aten::mm",))
+    assert not compared(launch_profile(BEFORE), launch_profile(known), "the baseline").notes
+
+
+def test_attention_is_no_matmul_whatever_it_is_made_of() -> None:
+    """Attention that became products of matrices is told as more of these."""
+    flash = Work(name="flash_fwd_kernel<cutlass::bfloat16_t>", calls=4, us=40_000)
+    before = BEFORE.replace(kernels=(*BEFORE.kernels, flash))
+    products = Work(name="cutlass_bmm", calls=8, us=40_000)
+    now = BEFORE.replace(kernels=(*BEFORE.kernels, products))
+    hint = compared(launch_profile(before), launch_profile(now), "the baseline").hints[0]
+    assert "unchanged" not in hint
+    assert "matmuls unchanged" in compared(launch_profile(BEFORE), launch_profile(before), "it").hints[0]
 
 
 def test_many_differences_are_cut() -> None:

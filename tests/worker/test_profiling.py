@@ -133,7 +133,7 @@ def test_a_host_read_is_named_first(tmp_path: Path) -> None:
     slower = Attention()
     slower.register_forward_hook(lambda module, args, output: output[0, 0, 0, 0].item() and None)
     told = first_cause(tmp_path, Attention(), slower)
-    assert told.endswith("0 -> 1 calls a step: the host waits for a value or for the device")
+    assert told.endswith("0 -> 1 calls a step: the host reads a value")
 
 
 def test_eager_attention_is_named_first(tmp_path: Path) -> None:
