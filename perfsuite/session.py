@@ -20,7 +20,14 @@ from perfsuite.case.hardware import Machine
 from perfsuite.dry import limits
 from perfsuite.dry.driver import dry_run
 from perfsuite.dry.machine import Device, pretended
-from perfsuite.errors import AllocationOverError, BusyError, CaseError, FileError, PerfsuiteError
+from perfsuite.errors import (
+    AllocationOverError,
+    BusyError,
+    CaseError,
+    FileError,
+    MachineError,
+    PerfsuiteError,
+)
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.arm import HERE, Arm
 from perfsuite.launch.base import Launcher, Listener
@@ -37,6 +44,7 @@ from perfsuite.results import baseline, count_baseline, environment, resume
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.count_baseline import target_of
 from perfsuite.results.counts import COUNTED_STEP
+from perfsuite.results.health import is_shared
 from perfsuite.results.outcome import UNMEASURED, Verdict
 from perfsuite.results.preflight import Preflight
 from perfsuite.results.profile import TakenProfile, of_baseline
@@ -394,25 +402,29 @@ class Session:
     def _measure(self, case: Case, nodeid: str) -> Measurement:
         check_same(self._cases.setdefault(case.id, case), case)
         machine = self.host.machine_for(case)
-        found = self.baselines.find(machine.hardware_class, case)
-        too_small = (
-            found if found is not None and _is_too_small(found.baseline, self.options.policy) else None
-        )
-        known = found if too_small is None else None
-        target = target_of(machine, dry=False)
-        counts = self.baselines.counts.find(target, case)
-        required = self._required(machine, too_small) if known is None else None
+        known, required = self._baseline_of(case, machine)
         may_fail = case.known_issue is not None or case.may_run_out_of_memory
         if required is not None and (self.options.inject is not None or not may_fail):
             return self._measurement(case, nodeid, (), required)
         if reasons := self._unfit_nodes(case, machine):
             verdict = Verdict(outcome="unhealthy", launches=0, reasons=reasons)
             return self._measurement(case, nodeid, (), verdict, known)
+        self.lock.take(self.listener.say, wait=not self.options.no_wait)
+        known, required = self._baseline_of(case, machine)  # whoever had the lock may have recorded one
+        target = target_of(machine, dry=False)
+        counts = self.baselines.counts.find(target, case)
         verdict = self._launch(case, machine, known.baseline if known else None)
         if required is not None and verdict.outcome == "recorded":
             verdict = required.replace(launches=len(self.launches))
         verdict = self._with_counts(verdict, case, target, counts)
         return self._measurement(case, nodeid, self.launches, verdict, known)
+
+    def _baseline_of(self, case: Case, machine: Machine) -> tuple[FoundBaseline | None, Verdict | None]:
+        """The baseline to compare with; and without one its failure, where the options require one."""
+        found = self.baselines.find(machine.hardware_class, case)
+        if found is None or not _is_too_small(found.baseline, self.options.policy):
+            return found, None if found else self._required(machine, None)
+        return None, self._required(machine, found)
 
     def wants_profile(self, result: Measurement, case: Case) -> bool:
         """Whether to profile a case with that result: it is worse, or its launches may become a baseline."""
@@ -520,7 +532,6 @@ class Session:
 
     def _launch(self, case: Case, machine: Machine, known: Baseline | None) -> Verdict:
         """Launch a case until it is decided; its launches are then in `self.launches`."""
-        self.lock.take(self.listener.say, wait=not self.options.no_wait)
         self.running = case.id
         self.save()
         self.launches, verdict = measure(
@@ -559,7 +570,12 @@ class Session:
             verdict=verdict,
             baseline_file=str(file) if file else None,
             directory=str(self._case_directory(case)),
-            excused=excuse(case, verdict, known.baseline if known else None),
+            excused=excuse(
+                case,
+                verdict,
+                known.baseline if known else None,
+                shared=any(run.failure and is_shared(run.health, run.machine) for run in runs),
+            ),
         )
 
     def _case_directory(self, case: Case) -> Path:
@@ -612,6 +628,14 @@ class DryHost(Host):
     def __init__(self, device: Device | None = None) -> None:
         super().__init__()
         self.device = device
+
+    @cached_property
+    def machine(self) -> Machine:
+        """This machine, of which nothing is needed: one that could not be measured on will do."""
+        try:
+            return self.launcher.machine(self._shared)
+        except MachineError as error:
+            return detect_cpu(str(error))
 
     def machine_for(self, case: Case) -> Machine:
         """The machine that is pretended for `case`."""

@@ -22,6 +22,7 @@ from perfsuite.dry import guard
 from perfsuite.dry.machine import pretended
 from perfsuite.errors import MachineError
 from perfsuite.launch import local, lock
+from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.lock import MachineLock
 from perfsuite.launch.machine import gpu_machine
 from perfsuite.launch.quiet import Neighbours
@@ -316,6 +317,41 @@ def test_a_test_whose_parameters_are_empty_fails(suite: pytest.Pytester) -> None
     )
     result = suite.runpytest()
     result.stdout.fnmatch_lines(["*no case: the parameters of this test are empty*", "*1 error, 1 recorded*"])
+
+
+@pytest.mark.parametrize("mark", ["skip", "xfail"])
+def test_a_test_that_lost_its_cases_is_selected_by_any_hardware_and_fails(
+    suite: pytest.Pytester, mark: str
+) -> None:
+    suite.makepyfile(test_cases=CASES.replace("[FAKE, A100]", "[]"))
+    suite.makeini(f"[pytest]\nempty_parameter_set_mark = {mark}\n")
+    result = suite.runpytest("-m", "h100")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*no case: the parameters of this test are empty*"])
+
+
+def test_an_error_of_another_plugin_at_the_end_loses_no_result(suite: pytest.Pytester) -> None:
+    """pytest-benchmark opens its file there, in a directory that may be missing."""
+    run_cpu(suite, "--benchmark-json=none/b.json", "--perf-json=out.json", "--perf-report=out")
+    content = read_json(suite)
+    assert content["status"] == "complete"
+    assert [result["verdict"]["outcome"] for result in content["results"]] == ["recorded"]
+    assert (suite.path / "out" / "index.html").exists()
+
+
+def test_a_benchmark_of_others_needs_no_machine_that_could_be_measured_on(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def machine(self: object, shared: Path) -> None:
+        raise MachineError("GPU 0 is split by MIG")
+
+    monkeypatch.setattr(LocalLauncher, "machine", machine)
+    suite.makepyfile(test_cases="def test_other(benchmark):\n    benchmark(len, 'abc')\n")
+    result = suite.runpytest("--benchmark-json=b.json")
+    assert result.ret == 0
+    told = json.loads((suite.path / "b.json").read_text())
+    assert "hardware" not in told["machine_info"]
+    assert "frameworks" in told["machine_info"]
 
 
 def test_a_night_skips_no_case_that_this_hardware_could_run_once(
@@ -792,6 +828,18 @@ def test_dry_runs_are_judged_by_counts_whatever_this_machine_is(
     worse = suite.runpytest("--perf-dry", "-m", "h100")
     assert worse.ret == 1
     worse.stdout.fnmatch_lines(["*ddp-llama-tiny-s64-b4-fp32-1x2: regressed*", "*forward*100*200*"])
+
+
+def test_a_dry_run_needs_no_machine_that_could_be_measured_on(
+    suite: pytest.Pytester, dry_flops: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def machine(self: object, shared: Path) -> None:
+        raise MachineError("GPU 0 is split by MIG")
+
+    monkeypatch.setattr(LocalLauncher, "machine", machine)
+    suite.makepyfile(test_cases=DRY_CASES)
+    assert suite.runpytest("--perf-dry", "--perf-json=out.json").ret == 0
+    assert read_json(suite)["machine"]["note"] == "GPU 0 is split by MIG"
 
 
 def test_a_dry_run_is_not_profiled_whatever_the_ini_file_says(

@@ -272,6 +272,41 @@ def test_which_failures_are_no_surprise(
     assert ours.nothing_measured is (excused != "known issue")
 
 
+def test_a_case_that_ran_out_of_memory_beside_others_is_not_taken_for_one_that_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = make_case(**SWEPT)
+    failure = Failure(kind="out_of_memory", message="CUDA out of memory", at=0.0)
+    verdict = Verdict(outcome="failed", launches=1, failure="out_of_memory")
+    stand_in(monkeypatch, [make_run(case=asked, failure=failure, health=DISTURBED)], verdict)
+    assert make_session(tmp_path).measure(asked, "test").excused is None
+
+
+def test_what_another_session_records_while_this_one_waits_is_compared_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = make_session(tmp_path)
+    asked = make_case()
+    before = baseline.from_runs([make_run(case=asked, machine=ours.host.machine)] * 5)
+
+    class Waits(Unlocked):
+        def take(self, say: Callable[[str], None], *, wait: bool = True) -> None:
+            ours.baselines.write_local(before)
+
+    ours.lock = Waits()
+    stand_in(monkeypatch, [make_run(case=asked, machine=ours.host.machine)], PASSED)
+    known: list[Baseline | None] = []
+    real = ours._launch
+
+    def _launch(case: Case, machine: Machine, baseline: Baseline | None) -> Verdict:
+        known.append(baseline)
+        return real(case, machine, baseline)
+
+    monkeypatch.setattr(ours, "_launch", _launch)
+    ours.measure(asked, "test")
+    assert known == [before]
+
+
 def test_what_is_recorded_says_its_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, [make_run()] * 3, Verdict(outcome="recorded", launches=3))
     ours = make_session(tmp_path)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from perfsuite.cli.selftest_faults import inject_all, small_case
+from perfsuite.cli.selftest_faults import Answer, inject_all, small_case, worst
 from perfsuite.cli.selftest_structure import inject_structural
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.base import framework_of
@@ -32,22 +32,24 @@ def selftest(
     Faults that change what a step does are found by its counts, in one launch each: with `--framework=ddp`
     and others that train.
 
-    Exit status 1 if it is otherwise; 3 if the machine was too unhealthy for some of it to be tried.
+    Exit status 1 if it is otherwise; 3 if some of it could not be tried: the machine was too unhealthy, or
+    something is missing.
     """
     machine, out = detect(), console()
     case = small_case(machine).replace(framework=framework)
     if (reason := unsupported(case, machine) or wrong_torch(case, machine)) is not None:
         raise CaseError(f"the self-test cannot run here: {reason}")
     with machine_lock(out.print):
-        answer = inject_all(case, machine, out.print)
-        if framework_of(case).plan(case).needs_torch and inject_structural(machine, out.print) == "missed":
-            answer = "missed"
+        answers: list[Answer] = [inject_all(case, machine, out.print)]
+        if framework_of(case).plan(case).needs_torch:
+            answers.append(inject_structural(machine, out.print))
+    answer = worst(answers)
     if answer == "missed":
         out.print("the gate does not catch what it must: do not trust its verdicts here", style="red")
         raise typer.Exit(1)
     if answer == "untried":
         out.print(
-            "the machine was unhealthy, so that part of the gate could not be tried: see the reasons above",
+            "part of the gate could not be tried: see the reasons above",
             style="yellow",
         )
         raise typer.Exit(UNTRIED)

@@ -6,7 +6,7 @@ A gate that was never seen to fail a case is not known to work. Imports neither 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -67,7 +67,12 @@ UNHEALTHY_ATTEMPTS = 3
 """How often a fault is tried on a machine that is unhealthy, which says nothing about the gate."""
 
 Answer = Literal["caught", "missed", "untried"]
-"""Result of one injection. `untried`: the machine was unhealthy each time."""
+"""Result of one injection. `untried`: the machine was unhealthy each time, or cannot run its case."""
+
+
+def worst(answers: Iterable[Answer]) -> Answer:
+    """Return `missed` if one is; else `untried` if one is; else `caught`."""
+    return max(answers, key=("caught", "untried", "missed").index)
 
 
 def small_case(machine: Machine) -> Case:
@@ -111,7 +116,7 @@ def inject_all(
             _try(case, machine, root, expected, recorded, say)
             for expected in (*expectations, CLEAN)  # last, so that a process that a fault left would show
         ]
-        return max(answers, key=("caught", "untried", "missed").index)
+        return worst(answers)
 
 
 def _try(

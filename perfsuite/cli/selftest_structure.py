@@ -10,12 +10,12 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from perfsuite.case.case import Case, Topology
 from perfsuite.case.fault import Structural
 from perfsuite.case.hardware import Machine
 from perfsuite.case.model import Model
+from perfsuite.cli.selftest_faults import Answer, worst
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.fsdp2 import FSDP2
 from perfsuite.frameworks.script import Script
@@ -25,8 +25,6 @@ from perfsuite.results import count_baseline
 from perfsuite.results.outcome import Finding
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
-
-Answer = Literal["caught", "missed"]
 
 FUSED = """
 import os
@@ -118,16 +116,17 @@ def bases(machine: Machine, directory: Path) -> tuple[Base, ...]:
 def inject_structural(machine: Machine, say: Callable[[str], None]) -> Answer:
     """Try each fault, and each case without one, by one launch. `say` is called with a line for each.
 
-    What cannot run on this machine is said and left out.
+    What cannot run on this machine is said and left out. Returns the worst answer.
     """
     answers: set[Answer] = {"caught"}
     with tempfile.TemporaryDirectory(prefix="perfsuite-selftest-") as directory:
         for base in bases(machine, Path(directory)):
             if (reason := unsupported(base.case, machine)) is not None:
                 say(f"... inject {', '.join(base.faults)}: not tried here: {reason}")
+                answers.add("untried")
                 continue
             answers.update(_tried(base, machine, Path(directory), say))
-    return "missed" if "missed" in answers else "caught"
+    return worst(answers)
 
 
 def _tried(base: Base, machine: Machine, directory: Path, say: Callable[[str], None]) -> Iterator[Answer]:

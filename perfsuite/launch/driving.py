@@ -115,6 +115,10 @@ def prepare(run_dir: RunDir) -> None:
     documents.write_text(run_dir.progress, "")
 
 
+COVERAGE = ("COV_CORE_", "COVERAGE_PROCESS_")
+"""Beginnings of the variables by which coverage.py traces child processes, which slows them."""
+
+
 def environment(job: Job) -> dict[str, str]:
     """Return this process's environment, changed for the job: offline, with the framework's variables.
 
@@ -125,9 +129,10 @@ def environment(job: Job) -> dict[str, str]:
     chosen = {**framework_of(job.case).plan(job.case).environment, **job.variables}
     if job.variables:
         chosen[JOB_VARIABLES] = " ".join(job.variables)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(COVERAGE)}
     if job.machine.device == "cpu":
-        return {**os.environ, **ours, "CUDA_VISIBLE_DEVICES": "", **chosen}
-    return {**_flight_recorder(job.run_dir), **_on_gpu(job), **os.environ, **ours, **chosen}
+        return {**inherited, **ours, "CUDA_VISIBLE_DEVICES": "", **chosen}
+    return {**_flight_recorder(job.run_dir), **_on_gpu(job), **inherited, **ours, **chosen}
 
 
 def _on_gpu(job: Job) -> dict[str, str]:

@@ -20,7 +20,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.launch.base import Job, OnProgress, no_progress
 from perfsuite.launch.driving import agent_command, drive, environment, prepare, started
 from perfsuite.launch.machine import detect
-from perfsuite.launch.processes import JOB_MARK, sweep
+from perfsuite.launch.processes import JOB_MARK, KILL_S, not_killed, sweep
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run_dir import ANCESTOR_PID
 
@@ -51,5 +51,8 @@ class LocalLauncher:
 def _kill(agent: subprocess.Popen[bytes], mark: str) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(agent.pid, signal.SIGKILL)
-    agent.wait()
+    try:
+        agent.wait(KILL_S)
+    except subprocess.TimeoutExpired:
+        raise not_killed([agent.pid]) from None
     sweep(mark)

@@ -68,8 +68,9 @@ class MachineLock:
         descriptor = _open(file)
         try:
             self._queue(descriptor, file, say, wait)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(plain(_ourselves())).encode(), 0)
+            with contextlib.suppress(OSError):  # a full disk: the text only tells who has the lock
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, json.dumps(plain(_ourselves())).encode(), 0)
         except BaseException:
             os.close(descriptor)
             raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from perfsuite.errors import LaunchError
@@ -45,8 +46,12 @@ def sweep(mark: str) -> None:
                 process.kill()
         psutil.wait_procs(left, timeout=5)
         if time.monotonic() > deadline:
-            pids = ", ".join(str(process.pid) for process in left)
-            raise LaunchError(
-                f"processes {pids} of this job cannot be killed (waiting for a driver?): "
-                "whatever is measured next would share the machine with them; look at dmesg"
-            )
+            raise not_killed([process.pid for process in left])
+
+
+def not_killed(pids: Iterable[int]) -> LaunchError:
+    """Make the error of processes that outlive SIGKILL."""
+    return LaunchError(
+        f"processes {', '.join(map(str, pids))} of this job cannot be killed (waiting for a driver?): "
+        "whatever is measured next would share the machine with them; look at dmesg"
+    )

@@ -58,8 +58,12 @@ UNWRITTEN = pytest.StashKey[str]()
 """Why the results could not be written as files."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the hardware markers and check the options."""
+    """Register the hardware markers and check the options.
+
+    First, because pytest-benchmark may ask for the machine where it is configured.
+    """
     for name in ACCELERATORS:
         config.addinivalue_line("markers", f"{name}: a perfsuite case meant for {name}")
     progress = config.stash[PROGRESS] = _progress(config)
@@ -126,10 +130,16 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark each test with the hardware that its case is meant for, so that `-m` selects on it."""
+    """Mark each test with the hardware that its case is meant for, so that `-m` selects on it.
+
+    A test that lost its cases is selected by any of them: else nobody would see that it measures nothing.
+    """
     if (case := _case(item)) is not None:
         for marker in case.markers:
             item.add_marker(marker)
+    elif _uses_bench(item) and any(map(_says_empty, item.own_markers)):
+        for name in ACCELERATORS:
+            item.add_marker(name)
 
 
 def _case(item: pytest.Item) -> Case | None:
@@ -162,8 +172,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _says_empty(mark: pytest.Mark) -> bool:
-    """Whether pytest put it there to skip a test whose parametrization is empty."""
-    return mark.name == "skip" and str(mark.kwargs.get("reason", "")).startswith("got empty parameter set")
+    """Whether pytest put it there to keep a test from running whose parametrization is empty."""
+    is_ours = mark.name in ("skip", "xfail")
+    return is_ours and str(mark.kwargs.get("reason", "")).startswith("got empty parameter set")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -423,9 +434,17 @@ def _write_nothing_measured(terminal: Any, config: pytest.Config) -> None:
 NO_ERROR = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Write the results as files. Fail the session where nothing was measured."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None, object, object]:
+    """Write the results as files. Fail the session where nothing was measured.
+
+    Before all others: an error of another plugin here, as of one whose file cannot be written, loses nothing.
+    """
+    _finish(session, exitstatus)
+    return (yield)
+
+
+def _finish(session: pytest.Session, exitstatus: int) -> None:
     config = session.config
     if _is_worker(config):
         _tell_controller(config)

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import pytest
 
 from perfsuite import documents
+from perfsuite.errors import PerfsuiteError
 from perfsuite.frameworks.base import TRAINING
 from perfsuite.plugin.options import SESSION
 
@@ -78,8 +79,10 @@ def replay_nothing(benchmark: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
-    """Add hardware and framework versions to pytest-benchmark's JSON."""
-    machine_info["hardware"] = documents.plain(config.stash[SESSION].host.machine)
+    """Add hardware and framework versions to pytest-benchmark's JSON. A machine that cannot be told is left
+    out: other benchmarks than ours may run there."""
+    with contextlib.suppress(PerfsuiteError):
+        machine_info["hardware"] = documents.plain(config.stash[SESSION].host.machine)
     versions = {}
     for package in TRAINING:
         with contextlib.suppress(PackageNotFoundError):

@@ -27,6 +27,14 @@ VARIABLES = (
     "PYTORCH_",
     "OMP_",
     "GLOO_",
+    "MKL_",
+    "KMP_",
+    "ONEDNN_",
+    "DNNL_",
+    "ATEN_CPU_CAPABILITY",
+    "UCX_",
+    "FI_",
+    "LD_PRELOAD",
 )
 """The beginnings of environment variables that are recorded."""
 NOT_OF_THE_MACHINE = ("NVIDIA_REQUIRE_",)

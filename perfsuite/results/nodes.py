@@ -12,6 +12,9 @@ BY_CHANCE = 0.05
 """Largest probability that a node which is named as a suspect was slowest so often by chance."""
 
 
+UNKNOWN_HEALTH = "the machine's health is unknown: the launch left no file of it"
+
+
 def with_nodes(run: Run, agents: Mapping[int, LaunchFile], hosts: Mapping[int, str]) -> Run:
     """Return the run with the health of its machines, as their agents saw it, in the order of the nodes.
 
@@ -19,7 +22,9 @@ def with_nodes(run: Run, agents: Mapping[int, LaunchFile], hosts: Mapping[int, s
     """
     count = run.case.topology.nodes
     if count == 1:
-        return run.replace(health=agents[0].health if agents else None)
+        if agents or run.machine.device == "cpu":  # of a short run on a CPU there may be none
+            return run.replace(health=agents[0].health if agents else None)
+        return run.replace(health=None, notes=(*run.notes, UNKNOWN_HEALTH))
     nodes = tuple(
         Node(name=agents[number].host, health=agents[number].health)
         if number in agents

@@ -16,8 +16,8 @@ import pytest
 
 from perfsuite import DDP, Case, Fake, Script, Topology, documents
 from perfsuite.case.case import CaseFile
-from perfsuite.errors import FileError
-from perfsuite.launch import driving, hang
+from perfsuite.errors import FileError, LaunchError
+from perfsuite.launch import driving, hang, local
 from perfsuite.launch.base import Job
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.machine import detect
@@ -386,3 +386,17 @@ def test_a_directory_that_holds_another_launch_is_refused(tmp_path: Path) -> Non
     launch_once(FAKE, detect(), tmp_path)
     with pytest.raises(FileError, match="holds another launch"):
         launch_once(FAKE, detect(), tmp_path)
+
+
+def test_an_agent_that_cannot_be_killed_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of its threads is in a driver that does not answer: the process stays, killed or not."""
+
+    class Stuck:
+        pid = 4711
+
+        def wait(self, timeout: float) -> None:
+            raise subprocess.TimeoutExpired("agent", timeout)
+
+    monkeypatch.setattr(os, "killpg", lambda pid, signal: None)
+    with pytest.raises(LaunchError, match=r"processes 4711 of this job cannot be killed .* look at dmesg"):
+        local._kill(Stuck(), "mark")  # type: ignore[arg-type]

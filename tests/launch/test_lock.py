@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -115,6 +116,18 @@ def test_a_lock_that_cannot_be_opened_is_said(file: Path) -> None:
     file.symlink_to("elsewhere")
     with pytest.raises(FileError, match=rf"cannot open {file}, by which sessions .* queue: .*{LOCK_FILE}"):
         MachineLock().take(print)
+
+
+def test_a_full_disk_costs_only_who_has_the_lock(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    ours = MachineLock()
+    ours.take(print)
+    with pytest.raises(BusyError):
+        MachineLock().take(print, wait=False)
+    ours.release()
 
 
 def test_an_interrupt_while_waiting_leaves_nothing_open(file: Path) -> None:

@@ -6,7 +6,7 @@ from perfsuite.case.case import Topology
 from perfsuite.results import nodes
 from perfsuite.results.health import machine_problems
 from perfsuite.results.run import DeviceHealth, Health, LaunchFile, Node, Run
-from tests.samples import make_case, make_machine, make_run
+from tests.samples import make_case, make_gpu_machine, make_machine, make_run
 
 CASE = make_case(topology=Topology(nodes=2, processes_per_node=2))
 
@@ -38,6 +38,9 @@ def test_one_machine_has_no_nodes() -> None:
     run = nodes.with_nodes(make_run(), {0: LaunchFile(host="here", health=health())}, {})
     assert (run.nodes, run.health) == ((), health())
     assert nodes.with_nodes(make_run(), {}, {}).health is None
+    assert not nodes.with_nodes(make_run(), {}, {}).notes, "it was too short to be sampled"
+    on_gpu = nodes.with_nodes(make_run(machine=make_gpu_machine()), {}, {})
+    assert on_gpu.notes == ("the machine's health is unknown: the launch left no file of it",)
     assert nodes.node_of(run, 0) is None
 
 

@@ -42,6 +42,13 @@ def test_which_failures_are_no_surprise(
     assert excuse(make_case(**changes), verdict, known) == expected
 
 
+def test_memory_that_others_may_have_had_is_no_excuse() -> None:
+    verdict = Verdict(outcome="failed", launches=1, failure="out_of_memory")
+    assert excuse(make_case(**SWEPT), verdict, None, shared=True) is None
+    hang = verdict.replace(failure="timeout")
+    assert excuse(make_case(**ISSUE), hang, None, shared=True) == "known issue"
+
+
 def test_what_did_not_fail_needs_no_excuse() -> None:
     passed = Verdict(outcome="passed", launches=1)
     assert excuse(make_case(**ISSUE, **SWEPT), passed, None) is None
