@@ -21,7 +21,7 @@ import psutil
 from perfsuite.case.hardware import Machine
 from perfsuite.launch.cpu import Cpu, allowed_cores, read_cpu
 from perfsuite.launch.machine import visible_handles
-from perfsuite.results.health import FOREIGN_CPU_SHARE, FOREIGN_MEMORY_BYTES, STEAL_SHARE
+from perfsuite.results.health import FOREIGN_CPU_SHARE, FOREIGN_MEMORY_BYTES, HELD_BYTES, STEAL_SHARE
 
 QUIET_S = 5.0
 """Seconds without any other user after which the machine counts as quiet."""
@@ -120,7 +120,10 @@ def name_of(pid: int) -> str:
 
 
 def gpu_users(nvml: Any, devices: int) -> list[str]:
-    """Return who holds more memory of the first `devices` visible GPUs than is healthy."""
+    """Return who holds more memory of the first `devices` visible GPUs than is healthy.
+
+    In a container NVML lists no processes of others: then the memory in use tells of them.
+    """
     found = []
     nvml.nvmlInit()
     try:
@@ -130,6 +133,8 @@ def gpu_users(nvml: Any, devices: int) -> list[str]:
             if held > FOREIGN_MEMORY_BYTES:
                 names = ", ".join(name_of(process.pid) for process in processes[:NAMED])
                 found.append(f"{held / 2**20:,.0f} MiB of GPU {index} held by {names}")
+            elif (used := nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2).used) > HELD_BYTES:
+                found.append(f"{used / 2**20:,.0f} MiB of GPU {index} held by nobody whom NVML lists")
     finally:
         nvml.nvmlShutdown()
     return found

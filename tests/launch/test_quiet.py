@@ -117,10 +117,17 @@ def test_a_process_that_has_ended_is_a_process(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Nvml:
-    """Two GPUs; `held` is what processes hold of each, in MiB by process id."""
+    """Two GPUs; `held` is what processes hold of each, in MiB by process id, `unlisted` what others do."""
 
-    def __init__(self, *held: dict[int, int | None]) -> None:
-        self.held, self.opened = held, 0
+    nvmlMemory_v2 = 2
+
+    def __init__(self, *held: dict[int, int | None], unlisted: int = 0) -> None:
+        self.held, self.unlisted, self.opened = held, unlisted, 0
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int, version: int) -> Any:
+        assert version == self.nvmlMemory_v2
+        mib = self.unlisted + sum(mib or 0 for mib in self.held[handle].values())
+        return SimpleNamespace(used=mib * 2**20)
 
     def nvmlInit(self) -> None:
         self.opened += 1
@@ -156,6 +163,12 @@ def test_who_holds_memory_of_the_jobs_gpus_is_said(
     nvml = Nvml(*held)
     assert gpu_users(nvml, devices) == found
     assert nvml.opened == 0
+
+
+def test_memory_of_processes_in_another_container_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpu_users(Nvml({}, unlisted=1000), 1) == []
+    assert gpu_users(Nvml({}, unlisted=70_000), 1) == ["70,000 MiB of GPU 0 held by nobody whom NVML lists"]
 
 
 # Waiting
