@@ -1,9 +1,10 @@
 """What `perfsuite compare` says of real launches while another process uses one core in bursts.
 
 In turn a comparison of unchanged code with itself, and one with a slowdown of 10 % put into arm B. Prints a
-line of each, and at the end how often each outcome was seen. Nothing else should run on the machine.
+line of each, and at the end how often each outcome was seen. Nothing else should run on the machine. A
+comparison takes some minutes; with `--results FILE` it may be stopped, and goes on with what the file lacks.
 
-    python -m tests.benchmarks.comparisons [--count 20] [--tolerance 0.10] [--steps 600]
+    python -m tests.benchmarks.comparisons [--count 20] [--tolerance 0.10] [--steps 200] [--results FILE]
 """
 
 from __future__ import annotations
@@ -101,9 +102,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--tolerance", type=float, default=0.10)
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--results", type=Path)
     arguments = parser.parse_args()
-    seen: Counter[tuple[str, str]] = Counter()
+    lines = _known(arguments.results)
     with tempfile.TemporaryDirectory() as name, bursts():
         directory = Path(name)
         script = directory / "train.py"
@@ -118,22 +120,30 @@ def main() -> None:
             max_warmup_steps=20,
             steps=arguments.steps,
         )
-        for number in range(arguments.count):
-            for inject in (None, SLOWDOWN):
-                began = time.monotonic()
-                verdict = compare(case, directory, inject=inject, tolerance=arguments.tolerance)
-                seconds = time.monotonic() - began
-                arms = f"B {SLOWDOWN}" if inject else "unchanged"
-                seen[arms, verdict.outcome] += 1
-                speed, cpu = (told(verdict, metric.name) for metric in (TOKENS_PER_S, CPU_S_PER_STEP))
-                print(
-                    f"{number + 1:2} {arms:14} {verdict.outcome:12} {verdict.launches} launches, "
-                    f"{seconds:.0f} s; {len(verdict.unhealthy_launches)} pairs set aside; "
-                    f"time: {speed}; CPU time: {cpu}",
-                    flush=True,
-                )
-    for (arms, outcome), count in sorted(seen.items()):
-        print(f"{arms:14} {outcome:12} {count} of {arguments.count}")
+        while len(lines) < 2 * arguments.count:
+            inject = SLOWDOWN if len(lines) % 2 else None
+            began = time.monotonic()
+            verdict = compare(case, directory, inject=inject, tolerance=arguments.tolerance)
+            seconds = time.monotonic() - began
+            speed, cpu = (told(verdict, metric.name) for metric in (TOKENS_PER_S, CPU_S_PER_STEP))
+            lines.append(
+                f"{f'B {SLOWDOWN}' if inject else 'unchanged':14} {verdict.outcome:12} "
+                f"{verdict.launches} launches, {seconds:.0f} s; {len(verdict.unhealthy_launches)} pairs set "
+                f"aside; time: {speed}; CPU time: {cpu}"
+            )
+            print(lines[-1], flush=True)
+            if arguments.results is not None:
+                arguments.results.write_text("".join(f"{line}\n" for line in lines))
+    for (arms, outcome), count in sorted(Counter((line[:14], line[15:27]) for line in lines).items()):
+        print(f"{arms} {outcome} {count} of {arguments.count}")
+
+
+def _known(file: Path | None) -> list[str]:
+    """The lines of an earlier run, which are shown again."""
+    if file is None or not file.exists():
+        return []
+    print(file.read_text(), end="", flush=True)
+    return file.read_text().splitlines()
 
 
 if __name__ == "__main__":
