@@ -71,6 +71,7 @@ def simulate(
     probe_sigma: float = 0.0,
     exponent: float = 0.0,
     corrects: bool = True,
+    slows_probe: bool = False,
     max_pairs: int = MAX_PAIRS,
     trials: int = 20_000,
     seed: int = 0,
@@ -80,8 +81,8 @@ def simulate(
     `sigma` is the standard deviation of log(seconds) between launches, `drift` that of the machine's walk
     after 24 launches. By `two_speeds` the slower launches of a machine with two speeds are slower, relative:
     0.1 is 10 %. With a `probe_sigma`, the standard deviation of log(probe seconds), there is a probe that the
-    launches follow by the `exponent`; the judge is told of it if it `corrects`. Raises ValueError for what
-    cannot be simulated.
+    launches follow by the `exponent`; the judge is told of it if it `corrects`. With `slows_probe`, arm B
+    changes the probe as much as its steps. Raises ValueError for what cannot be simulated.
     """
     if trials < 1 or not changes:
         raise ValueError(f"nothing to simulate: {trials} trials, {len(changes)} changes")
@@ -93,7 +94,14 @@ def simulate(
     for logs, probes in _followed(alone, probe_sigma, exponent, launches, seed):
         told = probes if probe_sigma and corrects else None
         for change, count in counts.items():
-            decision = judge_day(logs, change=change, tolerance=tolerance, max_pairs=max_pairs, probes=told)
+            decision = judge_day(
+                logs,
+                change=change,
+                tolerance=tolerance,
+                max_pairs=max_pairs,
+                probes=told,
+                probe_change=change if slows_probe else 0.0,
+            )
             count[decision.outcome] += 1
             count["pairs"] += decision.pairs
             if change == nearest:
@@ -111,24 +119,25 @@ def judge_day(
     tolerance: float,
     max_pairs: int = MAX_PAIRS,
     probes: Sequence[float] | None = None,
+    probe_change: float = 0.0,
 ) -> PairedDecision:
     """Judge pair by pair, as a real comparison does.
 
-    `logs` are log(seconds) of launches in a row, `probes` those of the probe beside them.
+    `logs` are log(seconds) of launches in a row, `probes` those of the probe beside them; `change` and
+    `probe_change` are what arm B does to them.
     """
-    a, b = _arms(logs, max_pairs)
-    b = [(1 + change) * seconds for seconds in b]
-    beside = None if probes is None else _arms(probes, max_pairs)
+    a, b = _arms(logs, max_pairs, change)
+    beside = None if probes is None else _arms(probes, max_pairs, probe_change)
     return decided(a, b, tolerance=tolerance, max_pairs=max_pairs, probes=beside)
 
 
-def _arms(logs: Sequence[float], pairs: int) -> tuple[list[float], list[float]]:
-    """Return the seconds of each arm's launches from log(seconds) of launches in a row."""
+def _arms(logs: Sequence[float], pairs: int, change: float) -> tuple[list[float], list[float]]:
+    """Return the seconds of each arm's launches from log(seconds) of launches in a row; B is changed."""
     arms: dict[str, list[float]] = {"a": [], "b": []}
     for pair in range(pairs):
         for arm, log in zip(order(pair), logs[2 * pair : 2 * pair + 2], strict=True):
             arms[arm].append(math.exp(log))
-    return arms["a"], arms["b"]
+    return arms["a"], [(1 + change) * seconds for seconds in arms["b"]]
 
 
 def days(

@@ -109,14 +109,19 @@ def main() -> None:
             cells += [*(f"{100 * share:.0f} %" for share in power), f"{used[0]:.1f} / {used[1]:.1f}"]
             print(f"| {' | '.join(cells)} |", flush=True)
     print(f"\nlaunches that follow a probe: {FOLLOWING}\n")
-    print("| corrected | false alarms | unchanged: passed | finds 10 % | launches, unchanged / 10 % |")
-    print("| --- | --- | --- | --- | --- |")
+    print(
+        "| corrected | false alarms | unchanged: passed | finds 10 % | launches, unchanged / 10 % "
+        "| same, of 10 % that B does to the probe, too |"
+    )
+    print("| --- | --- | --- | --- | --- | --- |")
     for corrects in (False, True):
+        slowed = simulate(**FOLLOWING, corrects=corrects, slows_probe=True, trials=trials, seed=11)
         table = simulate(**FOLLOWING, corrects=corrects, trials=trials, seed=11)
         none, slow = table.row(0.0), table.row(0.1)
         cells = ["yes" if corrects else "no", f"{100 * (none.slower + none.faster):.2f} %"]
         cells += [f"{100 * none.same:.0f} %", f"{100 * slow.slower:.0f} %"]
-        print(f"| {' | '.join(cells)} | {2 * none.mean_pairs:.1f} / {2 * slow.mean_pairs:.1f} |", flush=True)
+        cells.append(f"{2 * none.mean_pairs:.1f} / {2 * slow.mean_pairs:.1f}")
+        print(f"| {' | '.join(cells)} | {100 * slowed.row(0.1).same:.0f} % |", flush=True)
 
 
 if __name__ == "__main__":

@@ -119,6 +119,15 @@ def test_a_probe_that_launches_follow_finds_more_with_as_few_false_alarms() -> N
 
 
 @pytest.mark.simulation
+def test_an_arm_that_slows_its_whole_process_is_not_taken_for_a_slow_machine() -> None:
+    """One that slows the probe as much as its steps: rarely `same`, and never where it is large."""
+    table = simulate(**NOISY, changes=(0.1, 0.5), slows_probe=True, trials=1_000, seed=9)
+    assert table.row(0.1).same < 0.22
+    assert table.row(0.5).same < 0.005
+    assert table.row(0.5).slower > 0.9
+
+
+@pytest.mark.simulation
 def test_a_probe_that_launches_do_not_follow_changes_little() -> None:
     settings: dict[str, Any] = {
         **NOISY,
