@@ -574,7 +574,10 @@ class Session:
                 case,
                 verdict,
                 known.baseline if known else None,
-                shared=any(run.failure and is_shared(run.health, run.machine) for run in runs),
+                shared=any(
+                    run.failure and run.machine.device == "cuda" and is_shared(run.health, run.machine)
+                    for run in runs
+                ),
             ),
         )
 

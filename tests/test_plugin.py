@@ -319,15 +319,24 @@ def test_a_test_whose_parameters_are_empty_fails(suite: pytest.Pytester) -> None
     result.stdout.fnmatch_lines(["*no case: the parameters of this test are empty*", "*1 error, 1 recorded*"])
 
 
-@pytest.mark.parametrize("mark", ["skip", "xfail"])
-def test_a_test_that_lost_its_cases_is_selected_by_any_hardware_and_fails(
-    suite: pytest.Pytester, mark: str
+@pytest.mark.parametrize(("mark", "chosen"), [("skip", "h100"), ("xfail", "h100"), ("skip", "not cpu")])
+def test_a_test_that_lost_its_cases_fails_whatever_hardware_is_selected(
+    suite: pytest.Pytester, mark: str, chosen: str
 ) -> None:
     suite.makepyfile(test_cases=CASES.replace("[FAKE, A100]", "[]"))
     suite.makeini(f"[pytest]\nempty_parameter_set_mark = {mark}\n")
-    result = suite.runpytest("-m", "h100")
+    result = suite.runpytest("-m", chosen)
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*no case: the parameters of this test are empty*"])
+
+
+@pytest.mark.parametrize("arguments", [("-m", "not slow"), ("-m", "h100", "-k", "other")])
+def test_who_deselects_a_test_by_its_own_mark_or_name_does_not_get_it_back(
+    suite: pytest.Pytester, arguments: tuple[str, ...]
+) -> None:
+    marked = CASES.replace("[FAKE, A100]", "[]").replace("def test_it", "@pytest.mark.slow\ndef test_it")
+    suite.makepyfile(test_cases=marked if "slow" in arguments[1] else CASES.replace("[FAKE, A100]", "[]"))
+    assert suite.runpytest(*arguments).ret == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
 def test_an_error_of_another_plugin_at_the_end_loses_no_result(suite: pytest.Pytester) -> None:

@@ -27,7 +27,7 @@ from perfsuite.results.outcome import Check, CountCheck, Verdict
 from perfsuite.results.preflight import NodePreflight, Preflight
 from perfsuite.results.profile import TakenProfile, of_baseline
 from perfsuite.results.rank_report import Failure
-from perfsuite.results.run import Run
+from perfsuite.results.run import DeviceHealth, Health, Run
 from perfsuite.results.session_file import Measurement, SessionFile, Skipped
 from perfsuite.results.store import Store
 from perfsuite.session import Options, Session, session_file
@@ -37,6 +37,7 @@ from tests.samples import (
     DISTURBED,
     make_case,
     make_figures,
+    make_gpu_machine,
     make_machine,
     make_run,
     make_shared,
@@ -278,8 +279,14 @@ def test_a_case_that_ran_out_of_memory_beside_others_is_not_taken_for_one_that_d
     asked = make_case(**SWEPT)
     failure = Failure(kind="out_of_memory", message="CUDA out of memory", at=0.0)
     verdict = Verdict(outcome="failed", launches=1, failure="out_of_memory")
-    stand_in(monkeypatch, [make_run(case=asked, failure=failure, health=DISTURBED)], verdict)
+    card = DeviceHealth(index=0, held_before_bytes=70 * 2**30)
+    beside = Health(samples=9, seconds=9, steps=9, devices=(card,))
+    on_gpu = make_run(case=asked, failure=failure, health=beside, machine=make_gpu_machine())
+    stand_in(monkeypatch, [on_gpu], verdict)
     assert make_session(tmp_path).measure(asked, "test").excused is None
+    cores_in_use = make_run(case=asked, failure=failure, health=DISTURBED)
+    stand_in(monkeypatch, [cores_in_use], verdict)
+    assert make_session(tmp_path).measure(asked, "test").excused == "out of memory"
 
 
 def test_what_another_session_records_while_this_one_waits_is_compared_with(

@@ -45,7 +45,7 @@ def export(
         raise FileError(
             f"{file} compares two arms, whose figures are none of a night: name a session's results"
         )
-    if dry := sum(result.dry for result in content.results):
+    if dry := sum(content.dry or result.dry for result in content.results):
         console(stderr=True).print(
             f"left out: {plural(dry, 'dry run')}, which measured nothing", style="yellow"
         )

@@ -73,7 +73,7 @@ def check_comparable(logs: Sequence[StepLog]) -> None:
         if log.what != first.what:
             raise CaseError(
                 f"{first.path} tells {first.what!r} and {log.path} tells {log.what!r}, which cannot be "
-                "compared: name by --tag what all logs have"
+                "compared: name by --tag what all logs have in the same unit"
             )
 
 
@@ -173,8 +173,8 @@ def _mllog_events(path: Path) -> Iterator[Mapping[str, Any]]:
     with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, start=1):
             for said in line.rstrip().split(MLLOG)[1:]:
-                if (match := EVENT.match(said)) is None:  # cut off, as where a job was killed
-                    continue
+                if (match := EVENT.match(said)) is None or said.count("{") > said.count("}"):
+                    continue  # cut off, as where a job was killed
                 try:
                     yield json.loads(match[1], parse_int=float)  # float(10**400) would raise
                 except (ValueError, RecursionError) as error:

@@ -19,7 +19,7 @@ from perfsuite.launch.requirements import unsupported, wrong_torch
 from perfsuite.report.terminal import console
 
 UNTRIED = 3
-"""Exit status if the machine was too unhealthy to judge the gate: nothing speaks against it."""
+"""Exit status if part of the gate could not be tried: nothing speaks against it."""
 
 
 def selftest(

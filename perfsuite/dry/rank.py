@@ -78,7 +78,10 @@ class DryRank:
         environment = software.environment(self.case.framework.packages)
         flops = count_known(self.case)
         if self.framework.builds_whole:
-            model = model_without_weights(self.case, torch.device("meta"))
+            plain = self.case.replace(
+                attention="eager"
+            )  # no kernel is asked for; the parameters are the same
+            model = model_without_weights(plain, torch.device("meta"))
             self._built_bytes = sum(each.numel() * each.element_size() for each in model.parameters())
         self._pretend()
         with FakeTensorMode(allow_non_fake_inputs=True), values.NoValues():

@@ -55,4 +55,5 @@ def _kill(agent: subprocess.Popen[bytes], mark: str) -> None:
         agent.wait(KILL_S)
     except subprocess.TimeoutExpired:
         raise not_killed([agent.pid]) from None
-    sweep(mark)
+    finally:
+        sweep(mark)

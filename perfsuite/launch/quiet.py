@@ -134,7 +134,7 @@ def gpu_users(nvml: Any, devices: int) -> list[str]:
                 names = ", ".join(name_of(process.pid) for process in processes[:NAMED])
                 found.append(f"{held / 2**20:,.0f} MiB of GPU {index} held by {names}")
             elif (used := nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2).used) > HELD_BYTES:
-                found.append(f"{used / 2**20:,.0f} MiB of GPU {index} held by nobody whom NVML lists")
+                found.append(f"{used / 2**20:,.0f} MiB of GPU {index} whose holder NVML does not tell")
     finally:
         nvml.nvmlShutdown()
     return found

@@ -58,12 +58,8 @@ UNWRITTEN = pytest.StashKey[str]()
 """Why the results could not be written as files."""
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the hardware markers and check the options.
-
-    First, because pytest-benchmark may ask for the machine where it is configured.
-    """
+    """Register the hardware markers and check the options."""
     for name in ACCELERATORS:
         config.addinivalue_line("markers", f"{name}: a perfsuite case meant for {name}")
     progress = config.stash[PROGRESS] = _progress(config)
@@ -130,16 +126,10 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark each test with the hardware that its case is meant for, so that `-m` selects on it.
-
-    A test that lost its cases is selected by any of them: else nobody would see that it measures nothing.
-    """
+    """Mark each test with the hardware that its case is meant for, so that `-m` selects on it."""
     if (case := _case(item)) is not None:
         for marker in case.markers:
             item.add_marker(marker)
-    elif _uses_bench(item) and any(map(_says_empty, item.own_markers)):
-        for name in ACCELERATORS:
-            item.add_marker(name)
 
 
 def _case(item: pytest.Item) -> Case | None:
@@ -149,7 +139,29 @@ def _case(item: pytest.Item) -> Case | None:
     return next((value for value in callspec.params.values() if isinstance(value, Case)), None)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, object, object]:
+    """Check what was collected, before anything is deselected.
+
+    A test that lost its cases has no hardware either. It is left whatever `-m` selects: else nobody would see
+    that it measures nothing.
+    """
+    _check_collected(config, items)
+    lost = [item for item in items if EMPTY in item.stash and not _has_marks(item)]
+    result = yield
+    if config.option.markexpr and not config.option.keyword:
+        items += [item for item in lost if item not in items]
+    return result
+
+
+def _has_marks(item: pytest.Item) -> bool:
+    """Whether a test has marks of its own, by which somebody may have deselected it."""
+    return any(mark.name != "parametrize" for mark in item.iter_markers())
+
+
+def _check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Refuse two cases that share an id: they would share a baseline. Find tests that have no case.
 
     Refuse, too, to measure without pytest-benchmark, as pytest itself would not say why it is missing.
@@ -440,8 +452,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
 
     Before all others: an error of another plugin here, as of one whose file cannot be written, loses nothing.
     """
-    _finish(session, exitstatus)
-    return (yield)
+    try:
+        _finish(session, exitstatus)
+    finally:
+        result = yield
+    return result
 
 
 def _finish(session: pytest.Session, exitstatus: int) -> None:

@@ -30,8 +30,9 @@ HELP = {
 
 
 def newest(session: SessionFile) -> list[Measurement]:
-    """Return the last result of each case that was launched. A dry run says nothing of any hardware."""
-    return list({result.case_id: result for result in session.results if not result.dry}.values())
+    """Return the last result of each case. Those of dry runs say nothing of any hardware."""
+    launched = [result for result in session.results if not (session.dry or result.dry)]
+    return list({result.case_id: result for result in launched}.values())
 
 
 def figures(result: Measurement) -> dict[str, list[float]]:

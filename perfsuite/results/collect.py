@@ -191,6 +191,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
         device_probe=lowest_device_probe(reports),
         counts=merged(counted),
         notes=(
+            *bare.notes,
             *_notes(reports, steady=window.steady),
             *_rank_notes(reports),
             *agreement.token_notes(reports, case),

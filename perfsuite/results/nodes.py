@@ -24,7 +24,7 @@ def with_nodes(run: Run, agents: Mapping[int, LaunchFile], hosts: Mapping[int, s
     if count == 1:
         if agents or run.machine.device == "cpu":  # of a short run on a CPU there may be none
             return run.replace(health=agents[0].health if agents else None)
-        return run.replace(health=None, notes=(*run.notes, UNKNOWN_HEALTH))
+        return run.replace(health=None, notes=tuple(dict.fromkeys((*run.notes, UNKNOWN_HEALTH))))
     nodes = tuple(
         Node(name=agents[number].host, health=agents[number].health)
         if number in agents

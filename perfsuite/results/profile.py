@@ -88,7 +88,7 @@ class Profile(Data):
 
     def calls(self) -> dict[str, float]:
         """The steady calls a step, by name."""
-        every = (*self.operators, *self.kernels, *self.host_syncs)
+        every = (*self.host_syncs, *self.operators, *self.kernels)  # of a read: all, also those at once
         return {each.name: each.calls for each in every if each.name not in self.unsteady}
 
 

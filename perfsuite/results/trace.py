@@ -299,10 +299,10 @@ def _device_window(kernels: Sequence[_Kernel], ours: Sequence[_Kernel], window: 
 
     Others may be ahead of it: the next step's batch is often copied early.
     """
-    busy: Counter[Any] = Counter()
+    busy: defaultdict[Any, float] = defaultdict(float)
     for kernel in ours:
         if kernel.stream is not None:
-            busy[kernel.stream] += kernel.span[1] - kernel.span[0]  # type: ignore[assignment]
+            busy[kernel.stream] += kernel.span[1] - kernel.span[0]
     most = max(busy, key=lambda stream: busy[stream], default=None)
     begins = [kernel.span[0] for kernel in ours if most is None or kernel.stream == most]
     later = [

@@ -12,12 +12,12 @@ def excuse(case: Case, verdict: Verdict, baseline: Baseline | None, *, shared: b
 
     A known issue excuses the failure that it names, unless a reviewed baseline shows that the issue is gone.
     A case that may run out of memory is excused for that, unless any baseline shows that it fits, or others
-    used the machine meanwhile (`shared`), whose memory it may have been.
+    held memory of its GPUs meanwhile (`shared`).
     """
     is_reviewed = baseline is not None and baseline.accepted is not None
     if case.known_issue is not None and verdict.failure == case.known_issue.failure and not is_reviewed:
         return "known issue"
-    fits = baseline is not None or shared
-    if case.may_run_out_of_memory and verdict.failure == "out_of_memory" and not fits:
+    is_surprise = baseline is not None or shared
+    if case.may_run_out_of_memory and verdict.failure == "out_of_memory" and not is_surprise:
         return "out of memory"
     return None

@@ -67,8 +67,8 @@ def compared(before: LaunchProfile, now: LaunchProfile, against: str) -> Profile
 
 def _now_and_then(before: Profile, now: Profile) -> tuple[str, ...]:
     """What is called in some of the steps alone, and was called in none before."""
-    calls = before.calls()
-    new = [name for name in now.unsteady if name not in calls]
+    known = {work.name for work in (*before.operators, *before.kernels, *before.host_syncs)}
+    new = [name for name in now.unsteady if name not in known]
     more = f" and {len(new) - MOST_CALLS} more" if len(new) > MOST_CALLS else ""
     return (f"{NOT_IN_EACH_STEP}: {', '.join(new[:MOST_CALLS])}{more}",) if new else ()
 
@@ -181,7 +181,7 @@ def _work_by_name(before: Profile, now: Profile) -> dict[str, tuple[float, float
 
 def _times_by_name(before: Profile, now: Profile) -> dict[str, float]:
     """By how much each name's time differs."""
-    then, today = (_sums((*each.operators, *each.kernels, *each.host_syncs)) for each in (before, now))
+    then, today = (_sums((*each.host_syncs, *each.operators, *each.kernels)) for each in (before, now))
     return {name: today.get(name, 0.0) - then.get(name, 0.0) for name in {**then, **today}}
 
 

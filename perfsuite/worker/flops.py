@@ -87,7 +87,7 @@ def notes(case: Case) -> tuple[str, ...]:
 def _attends_in_full(config: Any, sequence_length: int) -> bool:
     """Whether each layer has attention, and over the whole sequence; or none has any, as in Mamba."""
     kinds = set(getattr(config, "layer_types", None) or ("sliding_attention",))
-    window = getattr(config, "sliding_window", None)
+    window = getattr(config, "sliding_window", None) or getattr(config, "window_size", None)
     if window is None or sequence_length <= window:
         kinds.discard("sliding_attention")
     return not getattr(config, "num_attention_heads", 0) or kinds <= {"full_attention"}

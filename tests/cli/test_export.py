@@ -10,7 +10,7 @@ from perfsuite import documents
 from perfsuite.cli.app import app
 from perfsuite.report.export import FORMATS
 from perfsuite.results.session_file import SessionFile
-from tests.samples import ARMS, make_case, make_result, make_run
+from tests.samples import ARMS, make_case, make_result, make_run, never_run
 from tests.sessions import make_session
 
 
@@ -54,6 +54,12 @@ def test_a_dry_run_is_no_outcome_of_any_hardware(tmp_path: Path) -> None:
     shown = run("--format", "openmetrics", file)
     assert shown.stdout == FORMATS["openmetrics"](launched)
     assert shown.stderr == "left out: 1 dry run, which measured nothing\n"
+
+
+def test_a_dry_run_that_was_refused_is_none_either(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    documents.write(file, make_session(0).replace(results=(never_run(),), dry=True))
+    assert never_run().case_id not in run("--format", "openmetrics", file).stdout
 
 
 def test_a_comparison_of_two_arms_is_refused(tmp_path: Path) -> None:

@@ -397,6 +397,9 @@ def test_an_agent_that_cannot_be_killed_is_an_error_that_names_it(monkeypatch: p
         def wait(self, timeout: float) -> None:
             raise subprocess.TimeoutExpired("agent", timeout)
 
+    swept: list[str] = []
     monkeypatch.setattr(os, "killpg", lambda pid, signal: None)
+    monkeypatch.setattr(local, "sweep", swept.append)
     with pytest.raises(LaunchError, match=r"processes 4711 of this job cannot be killed .* look at dmesg"):
         local._kill(Stuck(), "mark")  # type: ignore[arg-type]
+    assert swept == ["mark"], "its ranks are killed, if they can be"

@@ -168,7 +168,7 @@ def test_who_holds_memory_of_the_jobs_gpus_is_said(
 def test_memory_of_processes_in_another_container_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert gpu_users(Nvml({}, unlisted=1000), 1) == []
-    assert gpu_users(Nvml({}, unlisted=70_000), 1) == ["70,000 MiB of GPU 0 held by nobody whom NVML lists"]
+    assert gpu_users(Nvml({}, unlisted=70_000), 1) == ["70,000 MiB of GPU 0 whose holder NVML does not tell"]
 
 
 # Waiting

@@ -41,6 +41,7 @@ def test_one_machine_has_no_nodes() -> None:
     assert not nodes.with_nodes(make_run(), {}, {}).notes, "it was too short to be sampled"
     on_gpu = nodes.with_nodes(make_run(machine=make_gpu_machine()), {}, {})
     assert on_gpu.notes == ("the machine's health is unknown: the launch left no file of it",)
+    assert nodes.with_nodes(on_gpu, {}, {}).notes == on_gpu.notes, "once"
     assert nodes.node_of(run, 0) is None
 
 

@@ -13,6 +13,11 @@ def work(profile: Profile, name: str) -> Work:
     return found
 
 
+def work_of(profile: Profile, sync: str) -> Work:
+    (found,) = [each for each in profile.host_syncs if each.name == sync]
+    return found
+
+
 def test_the_parts_of_a_step_on_a_cpu_add_up_to_it() -> None:
     split = reduced(cpu_trace(), "cpu").split
     assert split.step_us == 1000
@@ -130,6 +135,9 @@ def test_neither_a_value_on_the_host_nor_a_copy_to_pinned_memory_is_waited_for()
     profile = reduced([*gpu_trace(), *free], "cuda")
     assert not profile.host_syncs
     assert profile.calls()["aten::_local_scalar_dense"] == 1
+    both = reduced([*gpu_trace(sync=True), *free], "cuda")
+    assert both.calls()["aten::_local_scalar_dense"] == 2, "of which one waits"
+    assert work_of(both, "aten::_local_scalar_dense").calls == 1
 
 
 def test_a_batch_that_is_copied_early_does_not_end_the_steps() -> None:

@@ -88,6 +88,7 @@ def test_a_count_names_its_formula() -> None:
         ({"model_type": "gemma2", "sliding_window": 64}, 64, True),
         ({"model_type": "mistral", "sliding_window": 32}, 64, False),
         ({"model_type": "mistral", "sliding_window": None}, 64, True),
+        ({"model_type": "gpt_neo", "window_size": 32}, 64, False),
     ],
 )
 def test_the_formula_is_for_layers_that_attend_to_all(
