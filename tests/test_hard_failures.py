@@ -222,10 +222,11 @@ INTERRUPTED_TWICE = """
 
     threading.Thread(target=interrupt, daemon=True).start()
 
-    @pytest.hookimpl(tryfirst=True)
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish():
         '''The second one comes before anything is written at the end.'''
         os.kill(os.getpid(), signal.SIGINT)
+        return (yield)
 """
 
 
