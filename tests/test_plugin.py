@@ -334,8 +334,11 @@ def test_a_test_that_lost_its_cases_fails_whatever_hardware_is_selected(
 def test_who_deselects_a_test_by_its_own_mark_or_name_does_not_get_it_back(
     suite: pytest.Pytester, arguments: tuple[str, ...]
 ) -> None:
-    marked = CASES.replace("[FAKE, A100]", "[]").replace("def test_it", "@pytest.mark.slow\ndef test_it")
+    marked = CASES.replace("[FAKE, A100]", "[]").replace(
+        "@pytest.mark.param", "@pytest.mark.slow\n    @pytest.mark.param"
+    )
     suite.makepyfile(test_cases=marked if "slow" in arguments[1] else CASES.replace("[FAKE, A100]", "[]"))
+    suite.makeini("[pytest]\nmarkers = slow\n")
     assert suite.runpytest(*arguments).ret == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
