@@ -86,10 +86,14 @@ class Profile(Data):
     unsteady: tuple[str, ...] = ()
     """Names whose calls are not the same in each of the steps: they are not compared."""
 
+    @property
+    def every(self) -> tuple[Work, ...]:
+        """All work. A name may stand in it twice: first of the calls that the host waits for, last of all."""
+        return (*self.host_syncs, *self.operators, *self.kernels)
+
     def calls(self) -> dict[str, float]:
         """The steady calls a step, by name."""
-        every = (*self.host_syncs, *self.operators, *self.kernels)  # of a read: all, also those at once
-        return {each.name: each.calls for each in every if each.name not in self.unsteady}
+        return {each.name: each.calls for each in self.every if each.name not in self.unsteady}
 
 
 class RankProfile(Data):

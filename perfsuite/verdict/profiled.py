@@ -24,11 +24,11 @@ UNCHANGED = 0.05
 """Relative difference below which a family of kernels counts as unchanged."""
 _FAMILIES: Mapping[str, re.Pattern[str]] = {
     "matmuls": re.compile(
-        r"(?!.*(flash|fmha|attention)).*(gemm|cutlass|cublas|nvjet|xmma|gemv|splitK|aten::(mm|bmm|addmm|baddbmm)$)",
+        r"^(?!.*(flash|fmha|attention)).*(gemm|cutlass|cublas|nvjet|xmma|gemv|splitK|aten::(mm|bmm|addmm|baddbmm)$)",
         re.I,
     ),
-    "attention": re.compile(r".*(flash|fmha|attention)", re.I),
-    "copies": re.compile(r".*(Memcpy|copy_kernel|aten::copy_$|CatArrayBatchedCopy)"),
+    "attention": re.compile(r"flash|fmha|attention", re.I),
+    "copies": re.compile(r"Memcpy|copy_kernel|aten::copy_$|CatArrayBatchedCopy"),
 }
 _NO_WORK = re.compile(
     r"(aten::)?(_unsafe_view|_reshape_alias|alias|as_strided|chunk|contiguous|detach_?|empty\w*|expand(_as)?|"
@@ -67,7 +67,7 @@ def compared(before: LaunchProfile, now: LaunchProfile, against: str) -> Profile
 
 def _now_and_then(before: Profile, now: Profile) -> tuple[str, ...]:
     """What is called in some of the steps alone, and was called in none before."""
-    known = {work.name for work in (*before.operators, *before.kernels, *before.host_syncs)}
+    known = {work.name for work in before.every}
     new = [name for name in now.unsteady if name not in known]
     more = f" and {len(new) - MOST_CALLS} more" if len(new) > MOST_CALLS else ""
     return (f"{NOT_IN_EACH_STEP}: {', '.join(new[:MOST_CALLS])}{more}",) if new else ()
@@ -166,7 +166,7 @@ def _arrow(name: str, then: float, today: float, step: float | None = None) -> s
 
 
 def _family(profile: Profile, pattern: re.Pattern[str]) -> float:
-    return sum(work.us for work in _timed(profile) if pattern.match(work.name))
+    return sum(work.us for work in _timed(profile) if pattern.search(work.name))
 
 
 def _timed(profile: Profile) -> Sequence[Work]:
@@ -181,7 +181,7 @@ def _work_by_name(before: Profile, now: Profile) -> dict[str, tuple[float, float
 
 def _times_by_name(before: Profile, now: Profile) -> dict[str, float]:
     """By how much each name's time differs."""
-    then, today = (_sums((*each.host_syncs, *each.operators, *each.kernels)) for each in (before, now))
+    then, today = _sums(before.every), _sums(now.every)
     return {name: today.get(name, 0.0) - then.get(name, 0.0) for name in {**then, **today}}
 
 
