@@ -78,9 +78,8 @@ class DryRank:
         environment = software.environment(self.case.framework.packages)
         flops = count_known(self.case)
         if self.framework.builds_whole:
-            plain = self.case.replace(
-                attention="eager"
-            )  # no kernel is asked for; the parameters are the same
+            # Other attention has the same parameters, and may ask for a GPU, which is not pretended yet.
+            plain = self.case.replace(attention="eager")
             model = model_without_weights(plain, torch.device("meta"))
             self._built_bytes = sum(each.numel() * each.element_size() for each in model.parameters())
         self._pretend()

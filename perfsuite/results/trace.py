@@ -240,10 +240,10 @@ def _synchronisations(events: Iterable[dict[str, Any]], window: _Window) -> list
     A value that is on the host is read at once.
     """
     waits = [event for event in events if event.get("cat") in LAUNCHES and _SYNC.fullmatch(event["name"])]
-    begins = sorted((event.get("tid"), event["ts"]) for event in waits)
+    begins = sorted((str(event.get("tid")), event["ts"]) for event in waits)
 
     def is_waiting(read: dict[str, Any]) -> bool:
-        tid, begin = read.get("tid"), read["ts"]
+        tid, begin = str(read.get("tid")), read["ts"]
         return bisect_left(begins, (tid, begin)) < bisect_right(begins, (tid, begin + read["dur"]))
 
     reads = [
