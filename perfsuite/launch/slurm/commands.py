@@ -77,11 +77,15 @@ class Job:
     @property
     def queued_s(self) -> float | None:
         """Seconds from its submission to its start, by Slurm's clock alone; None if it does not tell both."""
-        try:
-            began, ended = (datetime.fromisoformat(each or "") for each in (self.submitted, self.started))
-        except ValueError:
-            return None
-        return (ended - began).total_seconds()
+        return _seconds_between(self.submitted, self.started)
+
+    @property
+    def ran_s(self) -> float | None:
+        """Seconds from its start to its end, by Slurm's clock alone; None if it does not tell both.
+
+        Of a job that is not over, to its time limit.
+        """
+        return _seconds_between(self.started, self.ends)
 
     @property
     def is_waiting(self) -> bool:
@@ -255,6 +259,14 @@ def switches(nodes: Iterable[str]) -> dict[str, str]:
             continue
         found |= {node: name for node in hostnames(told["Nodes"]) if node in wanted}
     return found
+
+
+def _seconds_between(began: str | None, ended: str | None) -> float | None:
+    """Seconds between two times as Slurm prints them, or None if one of them is not told."""
+    try:
+        return (datetime.fromisoformat(ended or "") - datetime.fromisoformat(began or "")).total_seconds()
+    except ValueError:
+        return None
 
 
 def _state(words: str) -> str:

@@ -189,22 +189,24 @@ class _Follower:
         began = time.monotonic()
         until = None if wait_s is None else began + wait_s
         job = self._until(self._has_started, check, until) or self._ask()  # it may have started just now
-        self.queued_s = time.monotonic() - began
+        waited_s = time.monotonic() - began
         if job is None or job.is_waiting:
             self.cancel()
             raise SlurmError(
                 f"job {self.id} has not started in {wait_s:g} s (--wait-start) and is cancelled. "
                 f"Why it waited, as Slurm says: {self._told or 'it did not say'}"
             )
-        if not job.is_over:
-            self._say(f"job {self.id} runs on {', '.join(job.nodes)} (queued {self.queued_s:.0f} s)")
+        self.queued_s = waited_s if job.queued_s is None else job.queued_s
+        if job.nodes:
+            runs = "ran" if job.is_over else "runs"  # a short one may be over when Slurm is asked again
+            self._say(f"job {self.id} {runs} on {', '.join(job.nodes)} (queued {self.queued_s:.0f} s)")
 
     def until_ended(self, check: Callable[[], None]) -> Job:
         """Return the job when all of its processes have ended, and its log is shown to the end."""
         began = time.monotonic()
         job = self._until(_has_ended, check, None)
         assert job is not None
-        self.ran_s = time.monotonic() - began
+        self.ran_s = time.monotonic() - began if job.ran_s is None else job.ran_s
         self._log.show()
         return job
 

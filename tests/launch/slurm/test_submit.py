@@ -146,6 +146,20 @@ def test_the_job_is_told_from_queue_to_end(talk: Talk) -> None:
     ]
 
 
+def test_times_are_those_of_slurms_clock(talk: Talk) -> None:
+    runs = replace(
+        RUNNING, submitted="2026-01-01T00:00:00", started="2026-01-01T00:05:12", ends="2026-01-01T02:05:12"
+    )
+    ended = replace(runs, state="COMPLETED", exit_status=0, exit_signal=0, ends="2026-01-01T00:35:16")
+    assert talk.follow(PENDING, runs, ended) == 0
+    assert talk.said[1:] == ["job 7 runs on n1, n2 (queued 312 s)", "job 7 ended: queued 312 s, ran 1804 s"]
+
+
+def test_a_job_that_is_over_when_slurm_is_asked_again(talk: Talk) -> None:
+    assert talk.follow(PENDING, replace(DONE, nodes=("n1", "n2"))) == 0
+    assert talk.said[1:] == ["job 7 ran on n1, n2 (queued 0 s)", "job 7 ended: queued 0 s, ran 0 s"]
+
+
 def test_what_the_job_writes_is_shown_to_the_last_byte(talk: Talk) -> None:
     log = talk.submitted.log
     first, second = "1 passed in 2 µs\n".encode()[:-3], "1 passed in 2 µs\n".encode()[-3:]
