@@ -113,7 +113,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--perf-launcher",
         metavar="NAME",
-        help="what starts the processes of a case: local, slurm (inside an allocation, on all its nodes), or "
+        help="what starts the processes of a case: local, slurm (inside an allocation, on its nodes), or "
         "one of another package (default: slurm in an allocation of several nodes, else local)",
     )
     group.addoption(
