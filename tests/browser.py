@@ -45,6 +45,7 @@ class Browser:
 
     def __init__(self, driver: Chrome) -> None:
         self.driver = driver
+        self._url = ""
         self._complaints: list[dict[str, Any]] = []
 
     def open(self, url: str) -> None:
@@ -53,13 +54,16 @@ class Browser:
         Chromium drops its requests when a network interface comes or goes, as those of the Slurm cluster of
         other tests do: then it loads the page again.
         """
-        for _ in range(LOADS):
-            self._log("performance")
-            self._log("browser")
+        self._url = url
+        for load in range(LOADS):
             with suppress_if_network_changed():
+                if load:
+                    self.driver.get("about:blank")  # else nothing is loaded where a # stands in the address
+                self._log("performance")
+                self._log("browser")
+                self._complaints = []
                 self.driver.get(url)
-                self._complaints = self._log("browser")
-                if not any(NETWORK_CHANGED in each["message"] for each in self._complaints):
+                if not self._network_changed():
                     return
         raise RuntimeError(f"the network of this machine changed in each of {LOADS} loads of {url}")
 
@@ -69,7 +73,8 @@ class Browser:
 
     def console(self) -> list[str]:
         """Warnings and errors, scripts' uncaught ones and blocked requests included."""
-        entries, self._complaints = [*self._complaints, *self._log("browser")], []
+        self._complaints += self._log("browser")
+        entries, self._complaints = self._complaints, []
         return [entry["message"] for entry in entries if entry["level"] != "INFO"]
 
     def requests(self) -> list[str]:
@@ -102,14 +107,25 @@ class Browser:
         file.write_bytes(base64.b64decode(self._command("Page.printToPDF", paper)["data"]))
 
     def wait(self, expression: str) -> None:
-        """Until a JavaScript expression is true."""
-        WebDriverWait(self.driver, TIMEOUT_S).until(lambda _: self.evaluate(expression), expression)
+        """Until a JavaScript expression is true. A loaded page may lose requests, too: see `open`."""
+
+        def holds(_: object) -> Any:
+            if self._network_changed():
+                self.open(self._url)
+            return self.evaluate(expression)
+
+        WebDriverWait(self.driver, TIMEOUT_S).until(holds, expression)
 
     def wait_for_frame(self) -> None:
         """Until what was changed is painted."""
         self.driver.execute_async_script(
             "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done()))"
         )
+
+    def _network_changed(self) -> bool:
+        """Whether the page has complained that the network changed."""
+        self._complaints += self._log("browser")
+        return any(NETWORK_CHANGED in each["message"] for each in self._complaints)
 
     def _log(self, kind: str) -> Any:
         return self.driver.get_log(kind)  # type: ignore[no-untyped-call]

@@ -1,8 +1,18 @@
 """Processes as a test looks for them: any of them may end while it looks."""
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 
 import psutil
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    """Return when a condition holds. Raises `TimeoutError` naming what was waited for."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {seconds:g} s for {what}")
+        time.sleep(0.05)
 
 
 def arguments(process: psutil.Process) -> list[str]:
@@ -14,5 +24,13 @@ def arguments(process: psutil.Process) -> list[str]:
 
 
 def agent_among(processes: Iterable[psutil.Process]) -> psutil.Process | None:
-    """The first of some processes that is an agent of perfsuite."""
-    return next((each for each in processes if "perfsuite.launch.agent" in arguments(each)), None)
+    """The first of some processes that is an agent of perfsuite. A rank that it forked has its words, too."""
+    agents = [each for each in processes if "perfsuite.launch.agent" in arguments(each)]
+    return min(agents, key=_started_at, default=None)
+
+
+def _started_at(process: psutil.Process) -> float:
+    try:
+        return process.create_time()
+    except psutil.Error:
+        return float("inf")

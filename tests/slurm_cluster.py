@@ -23,14 +23,17 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
 
 from perfsuite.worker.leash import die_with_parent
+from tests.processes import wait_until
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "munged", "ip", "nsenter", "unshare")
+QUESTIONS = ("sinfo", "squeue", "scontrol", "scancel")
+"""Commands that may be given twice."""
 SLOTS = range(16)
 """One for each cluster that there may be at a time."""
 START_S = 60
@@ -108,8 +111,18 @@ class Cluster:
         return {"SLURM_CONF": str(self.directory / "slurm.conf")}
 
     def run(self, *words: str) -> str:
-        """What a command prints on the controller's host. Raises `CalledProcessError` if it fails."""
-        return _output(words, {**os.environ, **self.environment})
+        """What a command prints on the controller's host. Raises `CalledProcessError` if it fails.
+
+        A question is asked again for `START_S`: the controller may not be up yet, or too busy to answer.
+        """
+        until = time.monotonic() + START_S
+        while True:
+            try:
+                return _output(words, {**os.environ, **self.environment})
+            except subprocess.CalledProcessError:
+                if words[0] not in QUESTIONS or time.monotonic() > until:
+                    raise
+                time.sleep(0.2)
 
     def command(self, node: str, *words: str) -> list[str]:
         """The words that run a command on a node, in the current directory."""
@@ -258,10 +271,7 @@ class Cluster:
         self._daemons.append(daemon)
 
     def _is_idle(self) -> bool:
-        try:
-            return all(self.state(node) == "idle" for node in self.nodes)
-        except subprocess.CalledProcessError:  # the controller does not answer yet
-            return False
+        return all(self.state(node) == "idle" for node in self.nodes)
 
     def _cable(self, node: str) -> str:
         """The interface on the bridge that a node is plugged into."""
@@ -286,15 +296,6 @@ def slurm_cluster(slots: Iterable[int] = SLOTS) -> Iterator[Cluster]:
             yield cluster
         finally:
             cluster.stop()
-
-
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = START_S) -> None:
-    """Return when a condition holds. Raises `TimeoutError` naming what was waited for."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {seconds:g} s for {what}")
-        time.sleep(0.05)
 
 
 def processes_of(slot: int) -> list[psutil.Process]:

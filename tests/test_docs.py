@@ -48,7 +48,7 @@ def bench(bench):
     '''Measure simulated training in place of the framework that the page's case names.'''
     def measure(case):
         is_simulated = isinstance(case.framework, Fake)
-        return bench(case if is_simulated else case.replace(framework=Fake(step_ms=20)))
+        return bench(case if is_simulated else case.replace(framework=Fake(step_ms=5)))
     return measure
 """
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

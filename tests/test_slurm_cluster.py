@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.processes import arguments
+from tests.processes import arguments, wait_until
 from tests.slurm_cluster import (
     START_S,
     Cluster,
@@ -20,7 +20,6 @@ from tests.slurm_cluster import (
     missing,
     processes_of,
     slurm_cluster,
-    wait_until,
 )
 
 SLEEP = ["sleep", "3600"]
@@ -39,7 +38,7 @@ pytestmark = pytest.mark.launch
 
 
 def sleeping(cluster: Cluster, node: str) -> list[psutil.Process]:
-    return [process for process in cluster.processes(node) if process.name() == "sleep"]
+    return [process for process in cluster.processes(node) if arguments(process)[:1] == ["sleep"]]
 
 
 def sleep_on(cluster: Cluster, node: str) -> subprocess.Popen[bytes]:

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from perfsuite.cli import slurm
 from perfsuite.cli.app import app
-from tests.processes import arguments
-from tests.slurm_cluster import START_S, Cluster, wait_until
+from tests.processes import arguments, wait_until
+from tests.slurm_cluster import START_S, Cluster
 
 CONFTEST = """
 def pytest_addoption(parser):

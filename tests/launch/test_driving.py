@@ -11,6 +11,7 @@ from perfsuite.errors import FileError
 from perfsuite.launch import driving
 from perfsuite.launch.base import Job
 from perfsuite.results.run_dir import RunDir
+from tests.processes import wait_until
 from tests.samples import make_case, make_machine
 
 
@@ -33,9 +34,9 @@ def test_a_command_has_a_stdin_until_the_end(tmp_path: Path) -> None:
     with driving.started(
         ["sh", "-c", "echo begun; cat; echo ended"], log, {"PATH": "/usr/bin:/bin"}
     ) as process:
+        wait_until(lambda: log.read_text() == "begun\n", "its first words")
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.2)
-        assert log.read_text() == "begun\n"
     assert process.wait(20) == 0
     assert log.read_text() == "begun\nended\n"
 
@@ -44,8 +45,14 @@ def test_steps_and_reports_are_followed_until_the_command_ends(tmp_path: Path) -
     ours = job(tmp_path)
     ours.run_dir.progress.write_text("3 256")
     told: list[tuple[int, int]] = []
-    with driving.started(["sleep", "0.3"], tmp_path / "log", {}) as process:
-        assert driving.drive(ours, process, lambda step, tokens: told.append((step, tokens))) is None
+    with driving.started(["cat"], tmp_path / "log", {"PATH": "/usr/bin:/bin"}) as process:
+
+        def tell(step: int, tokens: int) -> None:
+            told.append((step, tokens))
+            assert process.stdin is not None
+            process.stdin.close()
+
+        assert driving.drive(ours, process, tell) is None
     assert set(told) == {(3, 256)}
 
 

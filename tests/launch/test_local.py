@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -25,7 +24,7 @@ from perfsuite.launch.processes import JOB_MARK
 from perfsuite.measure import launch_once
 from perfsuite.results.run import LaunchFile, Run
 from perfsuite.results.run_dir import RunDir
-from tests.processes import agent_among
+from tests.processes import agent_among, wait_until
 from tests.samples import make_gpu_machine, make_machine
 
 FAKE = Case(
@@ -53,15 +52,6 @@ def processes_of(directory: Path) -> list[psutil.Process]:
         except (psutil.Error, OSError):
             continue
     return found
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def driver(tmp_path: Path, case: Case, inject: str | None) -> subprocess.Popen[bytes]:
@@ -239,11 +229,11 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_sigkill_of_the_driver_leaves_nothing(tmp_path: Path, case: Case) -> None:
     killed = driver(tmp_path, case, "hang")
     ranks = RunDir(tmp_path / "run")
-    assert wait_until(lambda: ranks.rank_log(0).exists() and ranks.rank_log(1).exists())
+    wait_until(lambda: ranks.rank_log(0).exists() and ranks.rank_log(1).exists(), "both ranks")
     assert processes_of(tmp_path) != []
     killed.send_signal(signal.SIGKILL)
     killed.wait()
-    assert wait_until(lambda: processes_of(tmp_path) == [], seconds=10)
+    wait_until(lambda: processes_of(tmp_path) == [], "all processes to be gone")
 
 
 @pytest.mark.parametrize("case", [FAKE, DDP_TINY], ids=["fake", "ddp"])
@@ -271,11 +261,11 @@ def test_sigkill_of_the_launcher_leaves_nothing(
 @pytest.mark.parametrize("delay_s", [0, 0.05, 0.1, 0.2, 0.4])
 def test_sigkill_of_the_driver_just_after_the_launch_leaves_nothing(tmp_path: Path, delay_s: float) -> None:
     killed = driver(tmp_path, FAKE, "hang")
-    assert wait_until(lambda: RunDir(tmp_path / "run").agent_log(0).exists())
+    wait_until(lambda: RunDir(tmp_path / "run").agent_log(0).exists(), "the agent")
     time.sleep(delay_s)
     killed.kill()
     killed.wait()
-    assert wait_until(lambda: processes_of(tmp_path) == [], seconds=10)
+    wait_until(lambda: processes_of(tmp_path) == [], "all processes to be gone")
 
 
 def test_ranks_die_with_a_killed_launcher_even_if_nobody_sweeps(tmp_path: Path) -> None:
@@ -288,9 +278,9 @@ def test_ranks_die_with_a_killed_launcher_even_if_nobody_sweeps(tmp_path: Path) 
         env={**os.environ, "PERFSUITE_TEST": str(tmp_path), JOB_MARK: "x"},
         start_new_session=True,
     ) as launcher:
-        assert wait_until(lambda: run_dir.rank_log(0).exists() and run_dir.rank_log(1).exists())
+        wait_until(lambda: run_dir.rank_log(0).exists() and run_dir.rank_log(1).exists(), "both ranks")
         launcher.kill()
-    assert wait_until(lambda: processes_of(tmp_path) == [], seconds=10)
+    wait_until(lambda: processes_of(tmp_path) == [], "all processes to be gone")
 
 
 SPAWNS = """
@@ -329,12 +319,12 @@ def test_no_process_of_a_script_survives_whoever_started_it(tmp_path: Path, how:
     )
     running = driver(tmp_path, alone, None)
     try:
-        assert wait_until(lambda: all((tmp_path / name).exists() for name in ("spawned", "session", "rank")))
+        wait_until(lambda: all((tmp_path / name).exists() for name in ("spawned", "session", "rank")), "all")
         assert len(processes_of(tmp_path)) >= 4, "launcher, rank, and its two"
         if end != "timeout":
             running.send_signal(signal.Signals[end])
         running.wait(60)
-        assert wait_until(lambda: processes_of(tmp_path) == [], seconds=20)
+        wait_until(lambda: processes_of(tmp_path) == [], "all processes to be gone")
     finally:
         for left in processes_of(tmp_path):
             left.kill()

@@ -10,12 +10,16 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TypeVar
 
 from perfsuite.errors import SlurmError
 
+POLL_S = 0.2
+"""Seconds between two questions where an answer is waited for."""
 ANSWER_S = 60
 """Seconds after which a command that has not answered is given up."""
 FORGOTTEN = "FORGOTTEN"
@@ -42,6 +46,7 @@ LOST = frozenset(
 ENDED = LOST | {"COMPLETED"}
 NOTHING = ("", "(null)", "N/A", "None", "Unknown")
 """What Slurm prints where there is nothing to tell."""
+T = TypeVar("T")
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=(.*?)(?=\s+[A-Za-z][\w:/]*=|\s*$)")
 _UNKNOWN_JOB = "Invalid job id"
 _HAS_ENDED = ("already completing or completed", _UNKNOWN_JOB)
@@ -138,6 +143,20 @@ def ask(*words: str, text: str = "", answer_s: float = ANSWER_S) -> str:
         said = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
         raise SlurmError(f"{command}: {said}")
     return done.stdout
+
+
+def patiently(until: float, ask: Callable[[str], T], about: str) -> T:
+    """Return what Slurm answers. Its controller may be busy: `SlurmError` is raised only after `until`.
+
+    `until` is a time of `time.monotonic`.
+    """
+    while True:
+        try:
+            return ask(about)
+        except SlurmError as error:
+            if time.monotonic() > until or isinstance(error.__cause__, OSError):  # Slurm is not installed
+                raise
+            time.sleep(POLL_S)
 
 
 def job(job_id: str) -> Job:

@@ -18,10 +18,10 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from perfsuite import documents
 from perfsuite.case.hardware import AllocatedNode, Allocation, Machine
@@ -32,6 +32,7 @@ from perfsuite.launch.base import Job, OnProgress, no_progress
 from perfsuite.launch.driving import agent_command, drive, environment, prepare, started
 from perfsuite.launch.processes import JOB_MARK
 from perfsuite.launch.slurm import commands
+from perfsuite.launch.slurm.commands import patiently
 from perfsuite.launch.slurm.describe import Described
 from perfsuite.results.environment import variables
 from perfsuite.results.rank_report import Failure
@@ -56,8 +57,6 @@ FIRST_WORD = re.compile(r"^srun: (?:error: (?P<task>\S+: tasks? .*)|Job step abo
 SIGNALLED = f"exit code {128 + signal.SIGTERM}"
 """How `srun` ends its word of an agent that had SIGTERM from Slurm: that step is aborted."""
 
-T = TypeVar("T")
-
 
 class SlurmLauncher:
     """Runs jobs on the nodes of this allocation. Each job takes the first of them."""
@@ -78,7 +77,12 @@ class SlurmLauncher:
     @cached_property
     def nodes(self) -> tuple[str, ...]:
         """The names of the allocation's nodes, in Slurm's order."""
-        return commands.job(self.job_id).nodes
+        return self._told.nodes
+
+    @cached_property
+    def _told(self) -> commands.Job:
+        """What Slurm told of the allocation when it was first asked."""
+        return patiently(time.monotonic() + END_S, commands.job, self.job_id)
 
     @property
     def lock(self) -> str:
@@ -117,7 +121,7 @@ class SlurmLauncher:
                 AllocatedNode(name=each.name, switch=switches.get(each.name), interface=each.interface)
                 for each in told
             ),
-            queued_s=commands.job(self.job_id).queued_s,
+            queued_s=self._told.queued_s,
             variables={
                 name: value
                 for name, value in variables(os.environ).items()
@@ -187,13 +191,13 @@ class SlurmLauncher:
     def _refuse_if_over(self, most_s: float | None = None) -> None:
         """Raise `AllocationOverError` if the allocation is over, or ends before a launch would."""
         until = time.monotonic() + END_S
-        job = _patiently(until, commands.job, self.job_id)
+        job = patiently(until, commands.job, self.job_id)
         while job.is_completing and time.monotonic() < until:  # its last state says why
             time.sleep(POLL_S)
-            job = _patiently(until, commands.job, self.job_id)
+            job = patiently(until, commands.job, self.job_id)
         if job.is_over:
             raise AllocationOverError(f"the Slurm job {self.job_id} is over: {job.why_over}")
-        if most_s is None or (left_s := _patiently(until, commands.seconds_left, self.job_id)) is None:
+        if most_s is None or (left_s := patiently(until, commands.seconds_left, self.job_id)) is None:
             return
         needed_s = min(most_s, max(SHORTEST_S, 2 * self._longest_s))
         if left_s < needed_s:
@@ -227,7 +231,7 @@ class SlurmLauncher:
         `SlurmError` if it does not answer.
         """
         until = time.monotonic() + END_S
-        while left := _patiently(until, self._cancelled, mark):
+        while left := patiently(until, self._cancelled, mark):
             if time.monotonic() > until:
                 raise LaunchError(
                     f"Slurm does not end step {', '.join(left)} within {END_S:.0f} s: whatever is measured "
@@ -242,17 +246,6 @@ class SlurmLauncher:
         for step in left:
             commands.cancel(step, signal="KILL")
         return left
-
-
-def _patiently(until: float, ask: Callable[[str], T], about: str) -> T:
-    """Return what Slurm answers. Its controller may be busy: `SlurmError` is raised only after `until`."""
-    while True:
-        try:
-            return ask(about)
-        except SlurmError as error:
-            if time.monotonic() > until or isinstance(error.__cause__, OSError):  # Slurm is not installed
-                raise
-            time.sleep(POLL_S)
 
 
 def _has_reported(job: Job) -> bool:

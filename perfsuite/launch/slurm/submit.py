@@ -27,6 +27,8 @@ POLL_S = 2.0
 """Seconds between two questions to Slurm's controller."""
 TICK_S = 0.2
 """Seconds between two looks at the job's log."""
+CANCEL_S = 90
+"""Seconds for which Slurm may fail to cancel a job."""
 SILENCE_S = 600
 """Seconds for which Slurm may fail to answer, as while its controller is restarted."""
 
@@ -190,7 +192,7 @@ class _Follower:
         until = None if wait_s is None else began + wait_s
         job = self._until(self._has_started, check, until) or self._ask()  # it may have started just now
         waited_s = time.monotonic() - began
-        if job is None or job.is_waiting:
+        if job is None or not self._has_started(job):
             self.cancel()
             raise SlurmError(
                 f"job {self.id} has not started in {wait_s:g} s (--wait-start) and is cancelled. "
@@ -211,8 +213,8 @@ class _Follower:
         return job
 
     def cancel(self) -> None:
-        """Cancel the job and wait until it is gone."""
-        commands.cancel(self.id)
+        """Cancel the job and wait until it is gone. Raises `SlurmError` if Slurm does not cancel it."""
+        commands.patiently(time.monotonic() + CANCEL_S, commands.cancel, self.id)
         self.until_ended(lambda: None)
 
     def _has_started(self, job: Job) -> bool:

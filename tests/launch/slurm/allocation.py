@@ -6,8 +6,8 @@ import subprocess
 
 import psutil
 
-from tests.processes import agent_among
-from tests.slurm_cluster import Cluster, wait_until
+from tests.processes import agent_among, wait_until
+from tests.slurm_cluster import Cluster
 
 
 class Allocation:

@@ -11,7 +11,8 @@ import pytest
 from perfsuite.errors import SlurmError
 from perfsuite.launch.slurm import commands
 from perfsuite.launch.slurm.commands import Job, fields, parse_duration_s, parse_job
-from tests.slurm_cluster import Cluster, wait_until
+from tests.processes import wait_until
+from tests.slurm_cluster import Cluster
 
 PENDING_22_05 = (
     "JobId=4 JobName=wrap UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901757 Nice=0 "
@@ -227,8 +228,8 @@ def test_a_real_job_from_queue_to_end(slurm: Cluster) -> None:
     assert left_s is not None
     assert 500 < left_s <= 600
     commands.cancel(*commands.steps(job_id, "the step"), signal="KILL")
-    wait_until(lambda: commands.job(job_id).is_over, "the job to end, as its step did")
-    assert commands.job(job_id).state == "FAILED"
+    wait_until(lambda: commands.job(job_id).state == "FAILED", "the job to end, as its step did")
+    assert commands.job(job_id).is_over
     assert commands.seconds_left(job_id) in (None, *range(601))
     assert commands.steps(job_id, "the step") == []
     commands.cancel(job_id)

@@ -26,7 +26,7 @@ from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import LaunchFile, Run
 from perfsuite.results.run_dir import RunDir
 from tests.launch.slurm.allocation import Allocation
-from tests.slurm_cluster import wait_until
+from tests.processes import wait_until
 
 FAKE = Case(
     model="llama-tiny",

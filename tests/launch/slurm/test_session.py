@@ -14,7 +14,7 @@ import pytest
 from perfsuite import documents
 from perfsuite.results.session_file import SessionFile
 from tests.launch.slurm.allocation import Allocation
-from tests.slurm_cluster import wait_until
+from tests.processes import wait_until
 
 CASES = """
 import pytest

@@ -227,6 +227,29 @@ def test_a_job_that_starts_in_the_last_moment_is_kept(talk: Talk) -> None:
     assert talk.cancelled == []
 
 
+def test_the_last_question_may_be_the_first_that_is_told_why_it_waits(talk: Talk) -> None:
+    cancelled = replace(DONE, state="CANCELLED", state_words="CANCELLED")
+    with pytest.raises(SlurmError, match=r"Why it waited, as Slurm says: Priority$"):
+        talk.follow(PENDING, cancelled, wait_start_s=0)
+
+
+def test_a_controller_that_is_away_for_a_while_is_asked_again_to_cancel(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cancel(job_id: str) -> None:
+        asked.append(job_id)
+        if len(asked) < 3:
+            raise SlurmError("scancel 7: Unable to contact slurm controller")
+
+    asked: list[str] = []
+    monkeypatch.setattr(commands, "cancel", cancel)
+    monkeypatch.setattr(commands, "POLL_S", 0.001)
+    cancelled = replace(DONE, state="CANCELLED", state_words="CANCELLED")
+    with pytest.raises(SlurmError, match="has not started in 0 s"):
+        talk.follow(PENDING, cancelled, wait_start_s=0)
+    assert asked == ["7"] * 3
+
+
 def test_an_interrupt_cancels_the_job_and_waits_for_its_end(talk: Talk) -> None:
     def interrupted() -> Job:
         os.kill(os.getpid(), signal.SIGTERM)

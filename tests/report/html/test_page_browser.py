@@ -140,6 +140,7 @@ def test_filtering_by_text_and_by_verdict(page: Browser) -> None:
 def test_a_link_unfolds_its_case(page: Browser) -> None:
     page.evaluate("document.querySelector('#overview tr:last-child a').click()")
     assert page.evaluate("document.querySelector('.case:last-child > details').open")
+    page.wait_for_frame()  # the browser scrolls in the next one
     assert page.evaluate(
         "document.querySelector('.case:last-child').getBoundingClientRect().top < innerHeight"
     )
