@@ -37,8 +37,12 @@ with slurm_cluster([{OWN_SLOT}]) as cluster:
 pytestmark = pytest.mark.launch
 
 
+def is_asleep(process: psutil.Process) -> bool:
+    return [Path(word).name for word in arguments(process)] == SLEEP  # Slurm gives the program's whole path
+
+
 def sleeping(cluster: Cluster, node: str) -> list[psutil.Process]:
-    return [process for process in cluster.processes(node) if arguments(process)[:1] == ["sleep"]]
+    return [process for process in cluster.processes(node) if is_asleep(process)]
 
 
 def sleep_on(cluster: Cluster, node: str) -> subprocess.Popen[bytes]:
