@@ -28,7 +28,9 @@ comparisons: .venv/installed  ## the tiny twins of the published comparisons, on
 		--perf-store=.perfsuite/comparisons $(ARGS); status=$$?; \
 	.venv/bin/perfsuite report --comparison all --store .perfsuite/comparisons && exit $$status
 
-test: check docs unit  ## lint, types, the documentation and the whole test suite
+test: .venv/installed  ## lint, types, the documentation and the whole test suite
+	$(MAKE) --jobs=2 --output-sync check docs
+	$(MAKE) unit
 
 versions:  ## the tests on the lowest torch that pyproject.toml names, and on the newest: 8 GB, half an hour each
 	$(MAKE) test-lowest PYTHON=python3.11
