@@ -11,6 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from perfsuite.cli.baseline_times import Refused
+from perfsuite.dry import limits
+from perfsuite.errors import PerfsuiteError
 from perfsuite.report.terminal import console, plain_table
 from perfsuite.report.text import plural
 from perfsuite.results.baseline import Acceptance
@@ -54,12 +56,17 @@ def cells(shown: CountBaseline) -> list[str]:
 
 
 def can_be_accepted(run: Run) -> bool:
-    """Whether a launch was counted and did what its case asks for.
+    """Whether a launch was counted and did what its case asks for."""
+    return bool(exact.counted([run])) and run.inject is None and (not run.dry or _is_whole(run))
 
-    A dry run of other ranks than the first, by --rank, only looks at them.
-    """
-    is_whole = not run.dry or of_rank(run.counts, 0) is not None
-    return bool(exact.counted([run])) and run.inject is None and is_whole
+
+def _is_whole(run: Run) -> bool:
+    """Whether a dry run holds the ranks that tell what all do. One by --rank only looks at some."""
+    try:
+        needed: tuple[int, ...] = limits.ranks(run.case)
+    except PerfsuiteError:  # its framework is not installed here
+        needed = (0,)
+    return all(of_rank(run.counts, rank) is not None for rank in needed)
 
 
 def accepted(

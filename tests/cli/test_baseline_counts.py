@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite import documents
+from perfsuite import FSDP, documents
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Failure
@@ -66,6 +66,16 @@ def test_a_dry_run_of_another_rank_alone_is_never_accepted(repository: Path) -> 
     result = invoke("accept", "--counts")
     assert result.exit_code == 2
     assert "no counted launch of a case" in result.output
+
+
+def test_a_dry_run_of_the_first_rank_alone_is_no_baseline_where_ranks_differ(repository: Path) -> None:
+    whole = seen(counts(), MORE, case=CASE.replace(framework=FSDP(sharding_strategy="FULL_SHARD")), dry=True)
+    measured("1", 1, **{**whole, "counts": whole["counts"][:1]})
+    assert invoke("accept", "--counts").exit_code == 2
+    measured("2", 1, **whole)
+    assert invoke("accept", "--counts").exit_code == 0
+    measured("3", 1, **{**whole, "counts": whole["counts"][:1], "case": CASE})
+    assert invoke("accept", "--counts").exit_code == 0, "DDP's ranks do the same"
 
 
 def test_a_rank_that_the_baseline_has_is_never_lost(repository: Path) -> None:
