@@ -30,7 +30,7 @@ XL = Case(
 )
 CHECKPOINTED = XL.replace(activation_checkpointing="full")
 XXL = CHECKPOINTED.replace(model="gpt2-xxl", timeout_s=1800)  # up to 13 s a step
-# No sweep. In fp32 neither fits on one such GPU, where FSDP1 wants it whole before it shards (docs/limits.md).
+# No sweep. In fp32 neither fits on one such GPU, where FSDP1 wants it whole at first (docs/limits.md).
 MORE_MACHINES = CHECKPOINTED.replace(
     micro_batch=16,
     may_run_out_of_memory=False,

@@ -600,9 +600,9 @@ class Session:
         if too_small is not None:
             launches = plural(len(too_small.baseline.launches), "launch")
             reason = (
-                f"the baseline in {too_small.file} is of {launches}, and {option} asks for {MIN_RECORDED} or "
-                "more: run once without it, which records it anew, or add --perf-record-launches=1 to "
-                "compare with it as it is"
+                f"the baseline in {too_small.file} is of {launches}, and {option} asks for "
+                f"{_fewest(self.options.policy)} or more: run once without it, which records it anew, or add "
+                "--perf-record-launches=1 to compare with it as it is"
             )
         return Verdict(outcome="failed", launches=0, failure="no_baseline", reasons=(reason,))
 
@@ -730,7 +730,12 @@ def _is_worse(verdict: Verdict) -> bool:
 
 def _is_too_small(known: Baseline, policy: Policy) -> bool:
     """Whether a local baseline has fewer launches than are needed to estimate their noise."""
-    return known.accepted is None and len(known.launches) < min(MIN_RECORDED, policy.record_launches)
+    return known.accepted is None and len(known.launches) < _fewest(policy)
+
+
+def _fewest(policy: Policy) -> int:
+    """Fewest launches of a local baseline: as many as tell their noise, or as the user asks for."""
+    return min(MIN_RECORDED, policy.record_launches)
 
 
 def _is_judged_by(file: str | None, found: FoundBaseline | FoundCounts | None) -> bool:

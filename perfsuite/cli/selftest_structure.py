@@ -136,8 +136,8 @@ def _tried(base: Base, machine: Machine, directory: Path, say: Callable[[str], N
         return launch_once(base.case, machine, directory / f"{base.case.id}-{name}", inject=inject)
 
     before = launched("before")
-    if before.failure is not None:
-        say(f"BAD {base.case.id}: {before.failure.message}")
+    if before.failure is not None or not before.counts:
+        say(f"BAD {base.case.id}: {_why_nothing_counted(before)}")
         yield "missed"
         return
     for kind, field in base.faults.items():
@@ -148,7 +148,8 @@ def _tried(base: Base, machine: Machine, directory: Path, say: Callable[[str], N
 def _said(name: str, run: Run, before: Run, field: str | None, say: Callable[[str], None]) -> Answer:
     """Say what the gate finds in a launch: `caught` if that is a finding on `field`; if None, no finding."""
     findings: tuple[Finding, ...] = ()
-    if run.failure is None:
+    is_counted = run.failure is None and bool(run.counts)
+    if is_counted:
         check = exact.check([run], count_baseline.from_runs([before]))
         findings = check.findings if check is not None else ()
         named = [finding for finding in findings if field is not None and field in finding.field]
@@ -156,6 +157,10 @@ def _said(name: str, run: Run, before: Run, field: str | None, say: Callable[[st
             say(f"ok  {name}: {named[0].sentence if named else 'the counts are the same'}")
             return "caught"
     say(f"BAD {name}: expected {field or 'no finding'}")
-    for line in [run.failure.message] if run.failure else [each.sentence for each in findings]:
+    for line in [each.sentence for each in findings] if is_counted else [_why_nothing_counted(run)]:
         say(f"    {line}")
     return "missed"
+
+
+def _why_nothing_counted(run: Run) -> str:
+    return run.failure.message if run.failure is not None else "; ".join(("nothing was counted", *run.notes))

@@ -117,8 +117,7 @@ def resolve(option: str, text: str, *, root: Path, store: Path) -> Arm:
     `option` is what the user gave the words to, for messages. `root` lies in the repository whose commits are
     meant. Raises `CaseError` for words that are no arm, and `GitError` where no worktree can be made.
     """
-    variables, pythons, commits = _sorted(option, text)
-    text = _without_secrets(text, variables)
+    text, variables, pythons, commits = _sorted(option, text)
     python = os.path.abspath(pythons[0]) if pythons else sys.executable  # a venv's link stays a link
     arm = replace(here(root), text=text, python=python, given=variables)
     if commits:
@@ -144,20 +143,22 @@ def resolve(option: str, text: str, *, root: Path, store: Path) -> Arm:
     return arm if not pythons and not commits else _asked(option, arm)
 
 
-def _sorted(option: str, text: str) -> tuple[dict[str, str], list[str], list[str]]:
-    """The variables, interpreters and commits among the words: at most one of each of the latter two."""
+def _sorted(option: str, text: str) -> tuple[str, dict[str, str], list[str], list[str]]:
+    """The text without secrets, and the variables, interpreters and commits among its words: at most one of
+    each of the latter two."""
     try:
         words = shlex.split(text)
-    except ValueError as error:
-        raise CaseError(f"{option} {text!r}: {error}; {WORDS}") from None
+    except ValueError as error:  # the text may hold a secret
+        raise CaseError(f"{option}: {error}; {WORDS}") from None
     if not words:
         raise CaseError(f"{option} is empty: {WORDS}")
-    variables: dict[str, str] = {}
+    variables = {match[1]: match[2] for word in words if (match := _VARIABLE.fullmatch(word))}
+    text = _without_secrets(text, variables)
     pythons, commits = [], []
     for word in words:
-        if match := _VARIABLE.fullmatch(word):
-            variables[match[1]] = match[2]
-        elif "/" in word and (path := Path(word).expanduser()).is_file():
+        if _VARIABLE.fullmatch(word):
+            continue
+        if "/" in word and (path := Path(word).expanduser()).is_file():
             pythons.append(str(path))
         elif word.startswith(("/", "./", "../", "~")):
             raise CaseError(f"{option} {text!r}: there is no interpreter {word}; {WORDS}")
@@ -169,7 +170,7 @@ def _sorted(option: str, text: str) -> tuple[dict[str, str], list[str], list[str
         if len(found) > 1:
             both = " and ".join(found[:2])
             raise CaseError(f"{option} {text!r} names two {what}, {both}: give one of them")
-    return variables, pythons, commits
+    return text, variables, pythons, commits
 
 
 def _commit(option: str, text: str, name: str, root: Path) -> str:

@@ -70,10 +70,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _session(config: pytest.Config, progress: Progress) -> Session:
-    chosen = options(config)
+    chosen, most = options(config), max_pairs(config)
     if config.getoption("--perf-dry"):
         return DrySession(chosen, progress, saves=not _is_worker(config))
-    most = max_pairs(config)
     against = config.getoption("--perf-against")
     with usage_error():
         name = config.getoption("--perf-launcher") or config.getini("perf_launcher")

@@ -151,7 +151,7 @@ def options(config: pytest.Config) -> Options:
         return str(value)
 
     def number(name: str, least: int) -> int:
-        if not option(name).isdigit() or int(option(name)) < least:
+        if not option(name).isdecimal() or int(option(name)) < least:
             raise pytest.UsageError(f"--perf-{name}={option(name)}: give a whole number, {least} or more")
         return int(option(name))
 
@@ -212,7 +212,7 @@ def max_pairs(config: pytest.Config) -> int:
         return MAX_PAIRS
     if not config.getoption("--perf-against"):
         raise pytest.UsageError("--perf-max-pairs is for --perf-against: add that, or leave it out")
-    if not text.isdigit() or not MIN_CHANGED <= int(text) <= MAX_PAIRS:
+    if not text.isdecimal() or not MIN_CHANGED <= int(text) <= MAX_PAIRS:
         raise pytest.UsageError(
             f"--perf-max-pairs={text}: give a whole number from {MIN_CHANGED} to {MAX_PAIRS}"
         )

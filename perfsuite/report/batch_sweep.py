@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perfsuite.errors import CaseError
 from perfsuite.results.outcome import UNMEASURED
 from perfsuite.results.session_file import Measurement
 
@@ -13,11 +14,11 @@ def best_batch(results: Sequence[Measurement]) -> Measurement | None:
 
     An allocator that has to free its cache to serve a request slows the step, and the next larger batch
     fails. Of equal speeds the smallest batch is best. A case that failed, was unhealthy, or counts no retries
-    (on a CPU) is never best. Raises `ValueError` if the cases differ in more than `micro_batch`.
+    (on a CPU) is never best. Raises `CaseError` if the cases differ in more than `micro_batch`.
     """
     others = {result.runs[0].case.replace(micro_batch=1).id for result in results if result.runs}
     if len(others) > 1:
-        raise ValueError(f"cases of a sweep differ only in micro_batch, got {' and '.join(sorted(others))}")
+        raise CaseError(f"cases of a sweep differ only in micro_batch, got {' and '.join(sorted(others))}")
     fitting = [result for result in results if _fits(result)]
     return max(fitting, key=_tokens_per_s_then_smallest, default=None)
 

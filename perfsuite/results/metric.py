@@ -70,12 +70,12 @@ class Metric:
     """Reads the value out of a launch after it, on the driver's side, where no recorder is needed."""
 
     def __post_init__(self) -> None:
-        ways = {self.judged, self.judged_on_cpu}
-        if ways & {"sequential", "exact"} and set(self.tolerances) != {"cpu", "cuda"}:
+        ways = {str(way) for way in (self.judged, self.judged_on_cpu) if way in ("sequential", "exact")}
+        if ways and set(self.tolerances) != {"cpu", "cuda"}:
             raise ValueError(
-                f"metric {self.name!r} is judged ({self.judged}) and needs tolerances for 'cpu' and 'cuda', "
-                f"got {dict(self.tolerances)}: give tolerances={{'cpu': 0.15, 'cuda': 0.03}}, "
-                "or judged='shown'"
+                f"metric {self.name!r} is judged ({', '.join(sorted(ways))}) and needs tolerances for 'cpu' "
+                f"and 'cuda', got {dict(self.tolerances)}: give tolerances={{'cpu': 0.15, 'cuda': 0.03}}, "
+                "or judged='shown' without judged_on_cpu"
             )
         if self.recorder is not None and self.read is not None:
             raise ValueError(f"metric {self.name!r} has both recorder and read: give one of them")

@@ -141,8 +141,8 @@ class RunDir:
         return self.path / f"rank-{rank}.log"
 
     def all_rank_logs(self) -> list[Path]:
-        """The `rank_log` of every rank that has one, sorted by name."""
-        return sorted(self.path.glob("rank-*.log"))
+        """The `rank_log` of every rank that has one, by the number of the rank."""
+        return _by_number(self.path.glob("rank-*.log"))
 
     def stacks(self, rank: int | None, pid: int, node: int = 0) -> Path:
         """The file into which that process writes its stacks when asked (`perfsuite.worker.stacks`)."""

@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -24,8 +24,7 @@ def environment(packages: tuple[str, ...] = ()) -> dict[str, str]:
     seen = {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        **{package: importlib.metadata.version(package) for package in packages},
-        **_installed(),
+        **_versions((*packages, *PACKAGES)),
         "kernel": platform.release(),
         "threads": str(torch.get_num_threads()),
     }
@@ -36,9 +35,10 @@ def environment(packages: tuple[str, ...] = ()) -> dict[str, str]:
     return {**seen, **variables(os.environ)}
 
 
-def _installed() -> dict[str, str]:
+def _versions(packages: Iterable[str]) -> dict[str, str]:
+    """Return those of the packages that have one: what lies on the path alone, as a clone does, has none."""
     versions = {}
-    for package in PACKAGES:
+    for package in packages:
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

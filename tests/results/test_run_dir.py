@@ -92,5 +92,7 @@ def test_files_of_nodes_are_in_the_order_of_the_nodes(tmp_path: Path) -> None:
     for node in (10, 2, 0):
         run_dir.launch(node).touch()
         run_dir.agent_log(node).touch()
+        run_dir.rank_log(node).touch()
     assert run_dir.all_launches(11) == {node: run_dir.launch(node) for node in (0, 2, 10)}
     assert run_dir.all_agent_logs() == [run_dir.agent_log(node) for node in (0, 2, 10)]
+    assert run_dir.all_rank_logs() == [run_dir.rank_log(rank) for rank in (0, 2, 10)]

@@ -110,3 +110,9 @@ def test_what_runs_as_python_though_it_was_compiled_is_noted(monkeypatch: pytest
     assert recompiled.startswith(
         "torch.compile: recompile_limit (8) was hit, and what was compiled too often"
     )
+
+
+def test_a_package_that_lies_on_the_path_alone_has_no_version() -> None:
+    seen = software.environment(("torch", "a-clone-on-pythonpath"))
+    assert "torch" in seen
+    assert "a-clone-on-pythonpath" not in seen

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from perfsuite.errors import FileError
+from perfsuite.errors import CaseError, FileError
 from perfsuite.results.store import STORE
 
 PREFIX = "perf_slurm_"
@@ -44,9 +44,15 @@ class Ini:
         return None if value is None else str(value).strip() or None
 
     def words(self, name: str) -> list[str]:
-        """The setting `perf_slurm_<name>` as words: a list in TOML, or a text that is split as by a shell."""
+        """The setting `perf_slurm_<name>` as words: a list in TOML, or a text that is split as by a shell.
+
+        Raises `CaseError` for a text that a shell could not split.
+        """
         value = self.values.get(PREFIX + name, "")
-        return list(map(str, value)) if isinstance(value, list) else shlex.split(str(value))
+        try:
+            return list(map(str, value)) if isinstance(value, list) else shlex.split(str(value))
+        except ValueError as error:
+            raise CaseError(f"{PREFIX}{name} is {value!r}: {error}; write it as in a shell") from None
 
     def directories(self) -> dict[str, str]:
         """The local store (`store`) and the reviewed baselines (`baselines`), where the file fixes them."""

@@ -190,9 +190,11 @@ class _Follower:
         """Return when the job waits no more. Raises `SlurmError` after `wait_s`; it is then cancelled."""
         began = time.monotonic()
         until = None if wait_s is None else began + wait_s
-        job = self._until(self._has_started, check, until) or self._ask()  # it may have started just now
+        job = self._until(self._has_started, check, until)
+        job = job or self._until(lambda job: True, check, None)  # it may have started just now
         waited_s = time.monotonic() - began
-        if job is None or not self._has_started(job):
+        assert job is not None
+        if not self._has_started(job):
             self.cancel()
             raise SlurmError(
                 f"job {self.id} has not started in {wait_s:g} s (--wait-start) and is cancelled. "

@@ -236,7 +236,8 @@ def _command(result: Measurement, session: SessionFile) -> str:
             ["perfsuite", "compare", "--a", a.text, "--b", b.text, *fault, *tolerance, result.case_id]
         )
     if result.dry:
-        return shlex.join(["perfsuite", "dry-run", result.case_id])
+        device = [f"--device={result.runs[-1].machine.device}"] if result.runs else []
+        return shlex.join(["perfsuite", "dry-run", *device, result.case_id])
     return shlex.join(["pytest", result.nodeid, *([f"--perf-inject={inject}"] if inject else [])])
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.errors import FileError
+from perfsuite.errors import CaseError, FileError
 from perfsuite.launch.slurm.settings import option, read_ini
 
 TOML = """
@@ -50,6 +50,12 @@ def test_settings_in_an_ini_file(tmp_path: Path, name: str) -> None:
     assert ini.words("options") == ["--constraint=h100", "--comment=a b"]
     assert ini.words("nosuch") == []
     assert ini.store([]) == tmp_path / ".perfsuite"
+
+
+def test_words_that_a_shell_could_not_split_are_named(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nperf_slurm_options = --comment='a\n")
+    with pytest.raises(CaseError, match=r"perf_slurm_options is \"--comment='a\": No closing quotation"):
+        read_ini(tmp_path).words("options")
 
 
 def test_the_nearest_file_that_is_about_pytest_counts(tmp_path: Path) -> None:

@@ -375,7 +375,7 @@ def test_a_dry_run_shows_no_table_of_launches_and_says_what_it_is() -> None:
     assert page.said("h4") == ["Memory and speed, predicted", "Counts of a step", "Count it again"]
     assert set(lines(FACTS)) <= set(page.said("li"))
     assert "A dry run as if on h100-80gb-sxm: nothing was computed." in page.said("p")
-    assert page.said("pre") == [f"perfsuite dry-run {FULL_SIZE.id}"]
+    assert page.said("pre") == [f"perfsuite dry-run --device=cuda {FULL_SIZE.id}"]
     assert '<span class="badge dry-run">dry run</span>' in text
     headings = [heading for heading in page.said("th") if heading in ("computed", "tokens/s", "launches")]
     assert headings == ["computed"]
