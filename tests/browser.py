@@ -55,10 +55,9 @@ class Browser:
         other tests do: then it loads the page again.
         """
         self._url = url
-        for load in range(LOADS):
+        for _ in range(LOADS):
             with suppress_if_network_changed():
-                if load:
-                    self.driver.get("about:blank")  # else nothing is loaded where a # stands in the address
+                self.driver.get("about:blank")  # else only what follows a # may change, and nothing is loaded
                 self._log("performance")
                 self._log("browser")
                 self._complaints = []

@@ -207,8 +207,8 @@ def _counted(store: Store, pattern: str, sessions: int) -> dict[str, RunsBySessi
     if runs := _runs(store, pattern, sessions, case_and_target):
         return runs
     raise FileError(
-        f"no counted launch of a case matching {pattern!r} in {store.sessions} (a dry run by --rank is "
-        "none). Measure first, without --perf-no-counts: pytest bench_cases -m ..."
+        f"no counted launch of a case matching {pattern!r} in {store.sessions}. "
+        "Measure first, without --perf-no-counts: pytest bench_cases -m ..."
     )
 
 

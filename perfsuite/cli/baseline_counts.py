@@ -56,12 +56,16 @@ def cells(shown: CountBaseline) -> list[str]:
 
 
 def can_be_accepted(run: Run) -> bool:
-    """Whether a launch was counted and did what its case asks for."""
-    return bool(exact.counted([run])) and run.inject is None and (not run.dry or _is_whole(run))
+    """Whether a launch was counted and did what its case asks for.
+
+    A dry run of other ranks than the first, by --rank, only looks at them.
+    """
+    only_looks = run.dry and of_rank(run.counts, 0) is None
+    return bool(exact.counted([run])) and run.inject is None and not only_looks
 
 
 def _is_whole(run: Run) -> bool:
-    """Whether a dry run holds the ranks that tell what all do. One by --rank only looks at some."""
+    """Whether a dry run holds the ranks that tell what all do."""
     try:
         needed: tuple[int, ...] = limits.ranks(run.case)
     except PerfsuiteError:  # its framework is not installed here
@@ -83,6 +87,8 @@ def accepted(
     if not counted:
         return None
     newest = counted[-1]
+    if newest.dry and not _is_whole(newest):
+        raise Refused("the newest dry run counted some ranks only: run it again without --rank")
     now = from_runs([run for run in counted if _is_alike(run, newest)], accepted=acceptance)
     known = reviewed.find(now.target, now.case)
     before = known.baseline if known else None

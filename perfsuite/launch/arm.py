@@ -20,7 +20,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -153,7 +153,7 @@ def _sorted(option: str, text: str) -> tuple[str, dict[str, str], list[str], lis
     if not words:
         raise CaseError(f"{option} is empty: {WORDS}")
     variables = {match[1]: match[2] for word in words if (match := _VARIABLE.fullmatch(word))}
-    text = _without_secrets(text, variables)
+    text = _without_secrets(text, words)
     pythons, commits = [], []
     for word in words:
         if _VARIABLE.fullmatch(word):
@@ -227,10 +227,15 @@ def _import_paths(python: str, top: Path, worktree: Path) -> tuple[str, ...]:
     return tuple(str(worktree / each) for each in below)
 
 
-def _without_secrets(text: str, variables: Mapping[str, str]) -> str:
-    """The words of an arm as they may be shown."""
-    hidden = {f"{name}={value}": f"{name}=..." for name, value in variables.items() if SECRET.search(name)}
-    return shlex.join(hidden.get(word, word) for word in shlex.split(text)) if hidden else text
+def _without_secrets(text: str, words: Sequence[str]) -> str:
+    """The text of an arm as it may be shown; `words` are its words."""
+    shown = [_without_secret(word) for word in words]
+    return text if shown == words else shlex.join(shown)
+
+
+def _without_secret(word: str) -> str:
+    match = _VARIABLE.fullmatch(word)
+    return f"{match[1]}=..." if match and SECRET.search(match[1]) else word
 
 
 def _place(option: str, text: str, worktree: Path, top: Path) -> Path:

@@ -76,7 +76,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--perf-explain",
         action="store_true",
-        help="launch a slower case once more, to profile some steps and say what they do otherwise; also a "
+        help="launch a slower case once more, to profile some steps and say what they do differently; also a "
         "case whose launches may become a baseline, which is compared with then",
     )
     group.addoption(

@@ -70,11 +70,15 @@ def test_a_dry_run_of_another_rank_alone_is_never_accepted(repository: Path) -> 
 
 def test_a_dry_run_of_the_first_rank_alone_is_no_baseline_where_ranks_differ(repository: Path) -> None:
     whole = seen(counts(), MORE, case=CASE.replace(framework=FSDP(sharding_strategy="FULL_SHARD")), dry=True)
-    measured("1", 1, **{**whole, "counts": whole["counts"][:1]})
-    assert invoke("accept", "--counts").exit_code == 2
-    measured("2", 1, **whole)
+    alone = {**whole, "counts": whole["counts"][:1]}
+    measured("1", 1, **whole)
+    measured("2", 1, **alone)
+    result = invoke("accept", "--counts")
+    assert result.exit_code == 1, result.output
+    assert "some ranks only: run it again without --rank" in " ".join(result.output.split())
+    measured("3", 1, **whole)
     assert invoke("accept", "--counts").exit_code == 0
-    measured("3", 1, **{**whole, "counts": whole["counts"][:1], "case": CASE})
+    measured("4", 1, **{**alone, "case": CASE})
     assert invoke("accept", "--counts").exit_code == 0, "DDP's ranks do the same"
 
 

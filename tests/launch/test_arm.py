@@ -76,6 +76,7 @@ def test_a_secret_is_used_and_not_shown(repo: Path) -> None:
     assert "abc" not in refused("HF_TOKEN=abc no-such-commit", repo)
     assert "abc" not in refused("HF_TOKEN=abc first second", repo)
     assert "abc" not in refused("HF_TOKEN='abc", repo)
+    assert "abc" not in refused("HF_TOKEN=abc HF_TOKEN=def no-such-commit", repo)
 
 
 def test_a_commit_is_a_worktree_that_comes_first_on_the_path(

@@ -392,7 +392,7 @@ def test_a_busy_process_beside_the_job_is_foreign(launcher_and_stranger: int) ->
         time.sleep(0.05)
     found = sampler.finish()
     assert found is not None
-    assert 3 <= found.samples <= 25
+    assert found.samples >= 3
     assert found.foreign_cpu is not None
     assert found.job_cpu is not None
     assert 0.4 / cores < found.foreign_cpu <= 1 - found.job_cpu + 0.05

@@ -283,9 +283,11 @@ def switches(nodes: Iterable[str]) -> dict[str, str]:
 def _seconds_between(began: str | None, ended: str | None) -> float | None:
     """Seconds between two times as Slurm prints them, or None if one of them is not told."""
     try:
-        return (datetime.fromisoformat(ended or "") - datetime.fromisoformat(began or "")).total_seconds()
+        # Local times without a zone: with one, a change to summer time is no hour of training.
+        first, last = (datetime.fromisoformat(each or "").astimezone() for each in (began, ended))
     except ValueError:
         return None
+    return last.timestamp() - first.timestamp()
 
 
 def _state(words: str) -> str:

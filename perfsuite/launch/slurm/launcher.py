@@ -77,10 +77,10 @@ class SlurmLauncher:
     @cached_property
     def nodes(self) -> tuple[str, ...]:
         """The names of the allocation's nodes, in Slurm's order."""
-        return self._told.nodes
+        return self._allocated.nodes
 
     @cached_property
-    def _told(self) -> commands.Job:
+    def _allocated(self) -> commands.Job:
         """What Slurm told of the allocation when it was first asked."""
         return patiently(time.monotonic() + END_S, commands.job, self.job_id)
 
@@ -121,7 +121,7 @@ class SlurmLauncher:
                 AllocatedNode(name=each.name, switch=switches.get(each.name), interface=each.interface)
                 for each in told
             ),
-            queued_s=self._told.queued_s,
+            queued_s=self._allocated.queued_s,
             variables={
                 name: value
                 for name, value in variables(os.environ).items()

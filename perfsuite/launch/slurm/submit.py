@@ -27,7 +27,7 @@ POLL_S = 2.0
 """Seconds between two questions to Slurm's controller."""
 TICK_S = 0.2
 """Seconds between two looks at the job's log."""
-CANCEL_S = 90
+CANCEL_S = 30
 """Seconds for which Slurm may fail to cancel a job."""
 SILENCE_S = 600
 """Seconds for which Slurm may fail to answer, as while its controller is restarted."""
