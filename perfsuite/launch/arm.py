@@ -14,6 +14,7 @@ so that `main NCCL_ALGO=Ring` is the branch main with one variable set.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shlex
@@ -155,9 +156,7 @@ def _sorted(option: str, text: str) -> tuple[str, dict[str, str], list[str], lis
     variables = {match[1]: match[2] for word in words if (match := _VARIABLE.fullmatch(word))}
     text = _without_secrets(text, words)
     pythons, commits = [], []
-    for word in words:
-        if _VARIABLE.fullmatch(word):
-            continue
+    for word in itertools.filterfalse(_VARIABLE.fullmatch, words):
         if "/" in word and (path := Path(word).expanduser()).is_file():
             pythons.append(str(path))
         elif word.startswith(("/", "./", "../", "~")):

@@ -32,7 +32,7 @@ from perfsuite.launch.base import Job, OnProgress, no_progress
 from perfsuite.launch.driving import agent_command, drive, environment, prepare, started
 from perfsuite.launch.processes import JOB_MARK
 from perfsuite.launch.slurm import commands
-from perfsuite.launch.slurm.commands import patiently
+from perfsuite.launch.slurm.commands import POLL_S, patiently
 from perfsuite.launch.slurm.describe import Described
 from perfsuite.results.environment import variables
 from perfsuite.results.rank_report import Failure
@@ -42,8 +42,6 @@ from perfsuite.results.run_dir import RunDir
 JOB_ID = "SLURM_JOB_ID"
 END_S = 90.0
 """Seconds in which Slurm must have ended a step: it keeps one whose slurmstepd was killed for over 30."""
-POLL_S = 0.2
-"""Seconds between two looks at whether a step has ended."""
 WAIT_S = 120
 """Seconds after the end of the first agent in which the others must end, or `srun` ends them: the ranks of a
 script may end at different times."""
