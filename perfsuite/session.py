@@ -415,7 +415,9 @@ class Session:
         counts = self.baselines.counts.find(target, case)
         verdict = self._launch(case, machine, known.baseline if known else None)
         if required is not None and verdict.outcome == "recorded":
-            verdict = required.replace(launches=len(self.launches))
+            verdict = required.replace(
+                launches=verdict.launches, unhealthy_launches=verdict.unhealthy_launches
+            )
         verdict = self._with_counts(verdict, case, target, counts)
         return self._measurement(case, nodeid, self.launches, verdict, known)
 

@@ -352,6 +352,17 @@ def test_where_a_baseline_is_required_only_a_case_that_may_fail_is_launched_with
     assert not (tmp_path / "store" / "baselines").exists()
 
 
+def test_what_was_set_aside_stays_so_where_a_baseline_is_required(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = Verdict(outcome="recorded", launches=2, unhealthy_launches=(2,))
+    stand_in(monkeypatch, [make_run(), make_run()], recorded)
+    ours = make_session(tmp_path)
+    ours.options = replace(ours.options, fail_without_baseline=True)
+    result = ours.measure(make_case(**ISSUE), "test")
+    assert (result.verdict.failure, result.verdict.unhealthy_launches) == ("no_baseline", (2,))
+
+
 def test_an_injected_fault_finds_a_baseline_of_too_few_launches_too_little(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

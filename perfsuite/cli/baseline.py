@@ -6,6 +6,7 @@ Imports neither torch nor pytest.
 from __future__ import annotations
 
 import contextlib
+import functools
 import getpass
 import json
 import os
@@ -18,7 +19,7 @@ import typer
 
 from perfsuite import documents
 from perfsuite.cli import baseline_counts, baseline_profiles, baseline_times
-from perfsuite.cli.baseline_times import Refused, RunsBySession
+from perfsuite.cli.baseline_times import Launch, Refused
 from perfsuite.documents import Document
 from perfsuite.errors import FileError, GitError, PerfsuiteError
 from perfsuite.git import git
@@ -28,6 +29,8 @@ from perfsuite.results.baseline import MIN_ACCEPTED, Acceptance, Baseline
 from perfsuite.results.count_baseline import CountBaseline, target_of
 from perfsuite.results.profile import LaunchProfile, ProfileBaseline, of_baseline
 from perfsuite.results.run import Run
+from perfsuite.results.run_dir import RunDir, launches_in
+from perfsuite.results.session_file import SessionFile
 from perfsuite.results.store import (
     BASELINES,
     COUNTS,
@@ -35,6 +38,7 @@ from perfsuite.results.store import (
     STORE,
     BaselineStore,
     FoundBaseline,
+    SessionDir,
     Store,
 )
 
@@ -132,6 +136,13 @@ def accept(
         str | None, typer.Option("--hardware-class", help="This class, not those of the newest session.")
     ] = None,
     reason: Annotated[str | None, typer.Option(help="Why it may be slower or larger than before.")] = None,
+    another_machine: Annotated[
+        bool,
+        typer.Option(
+            "--another-machine",
+            help="Take also launches set aside only because the machine was not as at the baseline.",
+        ),
+    ] = False,
     sessions: Annotated[
         int, typer.Option(help="Take the launches of so many sessions, the newest ones.", min=1)
     ] = 1,
@@ -141,20 +152,20 @@ def accept(
 ) -> None:
     """Accept measured runs as the reviewed baseline of their case, and say which files to commit.
 
-    Takes the healthy launches of the newest session that measured a case, at least 5, on the hardware classes
-    of the newest session of all. `--sessions 3` takes also those of the two before, so that the baseline
-    knows how much one day differs from another. Launches whose settings differ from the newest one's are left
-    out. What the newest session counted is accepted with them, and the profile that `--perf-explain` took in
-    it. `--counts` accepts what was counted alone: one launch is enough, on whatever machine, healthy or not.
-    Exit status 1 if a case was not accepted.
+    Takes the launches that the newest session that measured a case judged as healthy, at least 5, on the
+    hardware classes of the newest session of all. `--sessions 3` takes also those of the two before, so that
+    the baseline knows how much one day differs from another. Launches whose settings differ from the newest
+    one's are left out. What the newest session counted is accepted with them, and the profile that
+    `--perf-explain` took in it. `--counts` accepts what was counted alone: one launch is enough, on whatever
+    machine, healthy or not. Exit status 1 if a case was not accepted.
     """
     local = Store(store)
     runs = _counted(local, case, sessions) if counts else _measured(local, hardware_class, case, sessions)
     written, refused = [], []
-    for case_id, by_session in sorted(runs.items()):
+    for case_id, launches in sorted(runs.items()):
         try:
             reviewed = BaselineStore(baselines)
-            written += _accept(reviewed, by_session, reason, None if counts else local)
+            written += _accept(reviewed, launches, reason, None if counts else local, another_machine)
         except PerfsuiteError as error:
             refused.append(f"{case_id}: {error}")
     out = console()
@@ -170,7 +181,7 @@ def accept(
 
 def _measured(
     store: Store, hardware_class: str | None, pattern: str, sessions: int
-) -> dict[str, RunsBySession]:
+) -> dict[str, list[Launch]]:
     """The launches of each case on one hardware class, or on all classes of the newest session.
 
     Raises `FileError` if there are none.
@@ -182,10 +193,9 @@ def _measured(
         return f"{run.case.id} on {measured_on}" if is_meant else None
 
     if runs := _runs(store, pattern, sessions, case_and_class):
-        newest = max(session for by_session in runs.values() for session in by_session)
-        here = [run for by_session in runs.values() for run in by_session.get(newest, [])]
-        classes = {run.machine.hardware_class for run in here}
-        return {key: by_session for key, by_session in runs.items() if _class_of(by_session) in classes}
+        newest = max(launch.session for launches in runs.values() for launch in launches)
+        classes = {_class_of(launches) for launches in runs.values() if launches[-1].session == newest}
+        return {key: launches for key, launches in runs.items() if _class_of(launches) in classes}
     where = "" if hardware_class is None else f" on {hardware_class}"
     raise FileError(
         f"no measured run of a case matching {pattern!r}{where} in {store.sessions}. "
@@ -193,11 +203,11 @@ def _measured(
     )
 
 
-def _class_of(by_session: RunsBySession) -> str:
-    return next(iter(by_session.values()))[0].machine.hardware_class
+def _class_of(launches: list[Launch]) -> str:
+    return launches[0].run.machine.hardware_class
 
 
-def _counted(store: Store, pattern: str, sessions: int) -> dict[str, RunsBySession]:
+def _counted(store: Store, pattern: str, sessions: int) -> dict[str, list[Launch]]:
     """The counted launches of each case and target. Raises `FileError` if there are none."""
 
     def case_and_target(run: Run) -> str | None:
@@ -214,10 +224,10 @@ def _counted(store: Store, pattern: str, sessions: int) -> dict[str, RunsBySessi
 
 def _runs(
     store: Store, pattern: str, sessions: int, key_of: Callable[[Run], str | None]
-) -> dict[str, RunsBySession]:
-    """Read the launches of matching cases in the newest sessions of each key; those without a key are left
-    out. Names bad files and leaves them out."""
-    by_key: dict[str, RunsBySession] = {}
+) -> dict[str, list[Launch]]:
+    """Read the launches of matching cases in the newest sessions of each key, oldest first; those without a
+    key are left out. Names bad files and leaves them out."""
+    by_key: dict[str, dict[str, list[tuple[RunDir, Run]]]] = {}
     for session, run_dir in store.launches(pattern):
         try:
             run = documents.read(run_dir.run, Run)
@@ -225,24 +235,57 @@ def _runs(
             console().print(f"left out: {error}", style="yellow")
             continue
         if (key := key_of(run)) is not None:
-            by_key.setdefault(key, {}).setdefault(session, []).append(run)
+            by_key.setdefault(key, {}).setdefault(session, []).append((run_dir, run))
+    healthy_in = functools.cache(functools.partial(_healthy_in, store))
     return {
-        key: {session: by_session[session] for session in sorted(by_session)[-sessions:]}
+        key: [
+            Launch(run, session, run_dir.path in healthy_in(session))
+            for session in sorted(by_session)[-sessions:]
+            for run_dir, run in by_session[session]
+        ]
         for key, by_session in by_key.items()
     }
 
 
+def _healthy_in(store: Store, session: str) -> set[Path]:
+    """The directories of the launches that a session judged, and did not set aside.
+
+    None of a case in which a launch failed: then the others were not judged. None of a session whose
+    `results.json` cannot be read: it is named.
+    """
+    of_session = SessionDir(store.sessions / session)
+    try:
+        results = documents.read(of_session.results, SessionFile).results
+    except FileError as error:
+        console().print(f"left out: {error}", style="yellow")
+        return set()
+    return {
+        run_dir.path
+        for result in results
+        if result.verdict.failure != "error" and all(run.failure is None for run in result.runs)
+        for run_dir in launches_in(of_session.path / Path(result.directory).name)
+        if run_dir.number not in result.verdict.unhealthy_launches
+    }
+
+
 def _accept(
-    reviewed: BaselineStore, by_session: RunsBySession, reason: str | None, store: Store | None
+    reviewed: BaselineStore,
+    launches: list[Launch],
+    reason: str | None,
+    store: Store | None,
+    another_machine: bool,
 ) -> list[Path]:
     """Make these launches the reviewed baselines of their case, show what changes, and return the files.
 
     `store` is where they are; None: only what they counted becomes one. Raises `PerfsuiteError`, and writes
     none, if they cannot be, or if they need a reason.
     """
-    acceptance, newest = _acceptance(reason), list(by_session)[-1]
-    times = None if store is None else baseline_times.accepted(reviewed, by_session, acceptance)
-    counts = baseline_counts.accepted(reviewed.counts, by_session[newest], acceptance)
+    acceptance, newest = _acceptance(reason), launches[-1].session
+    times = None
+    if store is not None:
+        times = baseline_times.accepted(reviewed, launches, acceptance, another_machine=another_machine)
+    of_newest = [launch.run for launch in launches if launch.session == newest]
+    counts = baseline_counts.accepted(reviewed.counts, of_newest, acceptance)
     profile = None if store is None or times is None else _profile(store, newest, times.case.id)
     files = [] if times is None else [reviewed.write_reviewed(times)]
     files += [] if counts is None else [reviewed.counts.write_reviewed(counts)]

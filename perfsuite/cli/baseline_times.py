@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from rich.text import Text
 
@@ -33,8 +34,14 @@ MAX_WORSENING = 0.005
 """Largest worsening of a baseline that needs no reason, relative."""
 HEADINGS = ("hardware class", "case", "tokens/s", "memory", "launches", "from", "accepted")
 
-RunsBySession = dict[str, list[Run]]
-"""Launches of one case on one hardware class, by session, oldest first."""
+
+class Launch(NamedTuple):
+    """One launch in the store."""
+
+    run: Run
+    session: str
+    is_healthy: bool
+    """Whether its own session judged it and did not set it aside."""
 
 
 class Refused(PerfsuiteError):
@@ -73,59 +80,61 @@ def details(shown: Baseline) -> list[str]:
     return lines
 
 
-def accepted(reviewed: BaselineStore, by_session: RunsBySession, acceptance: Acceptance) -> Baseline:
-    """Make these launches a baseline of their case, and show what it changes.
+def accepted(
+    reviewed: BaselineStore, launches: Sequence[Launch], acceptance: Acceptance, *, another_machine: bool
+) -> Baseline:
+    """Make these launches, oldest first, a baseline of their case, and show what it changes.
 
+    Launches that their session set aside are left out, and counted in what is shown. `another_machine` takes
+    those that were set aside only because the machine was not as at the baseline.
     Raises `PerfsuiteError` if they cannot be one, or if they need a reason.
     """
-    measured = [run for launches in by_session.values() for run in launches]
-    newest = measured[-1]
+    newest = launches[-1].run
     known = reviewed.find(newest.machine.hardware_class, newest.case)
     before = known.baseline if known else None
-    chosen = _choose(measured, None if acceptance.reason else before)
-    now = baseline.from_runs(chosen, sessions=_sessions(chosen, by_session), accepted=acceptance)
+    left_out = Counter[str]()
+    chosen = _choose(launches, before, another_machine, left_out)
+    why = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+    if len(chosen) < MIN_ACCEPTED:
+        raise Refused(
+            f"{len(chosen)} healthy launches, a baseline needs {MIN_ACCEPTED} (left out: {why or 'none'}). "
+            f"Measure again with --perf-min-launches={MIN_ACCEPTED}; where the machine itself is another "
+            "than at the baseline, say so with --another-machine"
+        )
+    runs = [launch.run for launch in chosen]
+    now = baseline.from_runs(runs, sessions=[launch.session for launch in chosen], accepted=acceptance)
     out = console()
     out.print(before_after(before, now))
-    if changed := _changed_among(chosen):
+    if why:
+        out.print(f"  left out: {why}")
+    if changed := _changed_among(runs):
         out.print("  changed from the older of these launches to the newest: " + "; ".join(changed))
     if before is not None and not acceptance.reason:
-        _require_reason(before, now, chosen)
+        _require_reason(before, now, runs)
     return now
 
 
-def _sessions(runs: list[Run], by_session: RunsBySession) -> list[str]:
-    """Return the session of each run. Runs are compared by identity, because two launches may be equal."""
-    return [
-        session
-        for run in runs
-        for session, launches in by_session.items()
-        if any(run is launch for launch in launches)
-    ]
-
-
-def _choose(measured: list[Run], before: Baseline | None) -> list[Run]:
-    """Return the healthy launches that compare with the newest of them. Raises `Refused` if too few do."""
-    left_out = Counter[str]()
-    chosen: list[Run] = []
-    for run in reversed(measured):
+def _choose(
+    launches: Sequence[Launch], before: Baseline | None, another_machine: bool, left_out: Counter[str]
+) -> list[Launch]:
+    """Return the healthy launches that compare with the newest of them; count the others in `left_out`."""
+    chosen: list[Launch] = []
+    for launch in reversed(launches):
+        run = launch.run
+        newest = baseline.from_runs([chosen[0].run]) if chosen else None
         if run.failure is not None:
             left_out["failed"] += 1
         elif run.inject is not None:
             left_out["injected"] += 1
-        elif launch_problems(run, before):
+        elif not (launch.is_healthy or another_machine):
+            left_out["set aside by their session, or not judged"] += 1
+        elif launch_problems(run, newest if another_machine else before):
             left_out["unhealthy"] += 1
-        elif chosen and (unlike := differences(run, baseline.from_runs(chosen[:1]))):
-            reasons = (f"{key} is {its!r}, the newest's {newest!r}" for key, (newest, its) in unlike.items())
+        elif newest is not None and (unlike := differences(run, newest)):
+            reasons = (f"{key} is {its!r}, the newest's {usual!r}" for key, (usual, its) in unlike.items())
             left_out[f"unlike the newest ({'; '.join(reasons)})"] += 1
         else:
-            chosen.append(run)
-    if len(chosen) < MIN_ACCEPTED:
-        why = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "none"
-        raise Refused(
-            f"{len(chosen)} healthy launches, a baseline needs {MIN_ACCEPTED} (left out: {why}). "
-            f"Measure again with --perf-min-launches={MIN_ACCEPTED}; "
-            "where the machine itself is another, say so with --reason"
-        )
+            chosen.append(launch)
     return chosen[::-1]
 
 

@@ -12,8 +12,11 @@ from perfsuite.cli import app as cli
 from perfsuite.launch.machine import detect
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.run import Run
+from perfsuite.results.session_file import SessionFile
 from perfsuite.results.store import BASELINES, BaselineStore, Store
-from tests.samples import make_case, make_figures, make_run
+from perfsuite.verdict.judge import Policy, judge
+from perfsuite.verdict.noise import ClassNoise
+from tests.samples import make_case, make_figures, make_result, make_run, write_session
 
 CASE = make_case()
 MACHINE = detect()
@@ -25,14 +28,30 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(cli.app, ["baseline", *arguments], env={"COLUMNS": "200"})
 
 
-def measured(session: str, count: int, *, tokens_per_s: float = 50_000, **changes: Any) -> list[Run]:
-    """`count` launches in the store, as a pytest session leaves them."""
+def measured(
+    session: str, count: int, *, tokens_per_s: float = 50_000, against: Baseline | None = None, **changes: Any
+) -> list[Run]:
+    """`count` launches in the store, as a pytest session leaves them that judged them beside `against`.
+
+    Cases that the session measured before stay in its results.
+    """
     runs = []
     for number in range(1, count + 1):
         figures = make_figures(tokens_per_s=tokens_per_s * (1 + number / 1000))
-        run = make_run(case=CASE, machine=MACHINE, figures=figures).replace(**changes)
-        documents.write(Path(".perfsuite/runs", session, run.case.id, f"launch-{number}", "run.json"), run)
-        runs.append(run)
+        runs.append(make_run(case=CASE, machine=MACHINE, figures=figures).replace(**changes))
+    return keep(session, runs, against)
+
+
+def keep(session: str, runs: list[Run], against: Baseline | None = None) -> list[Run]:
+    """Write launches of one case into the store, and the verdict on them into the session's results."""
+    directory, case = Path(".perfsuite/runs", session), runs[0].case
+    for number, run in enumerate(runs, 1):
+        documents.write(directory / case.id / f"launch-{number}" / "run.json", run)
+    results = directory / "results.json"
+    earlier = documents.read(results, SessionFile).results if results.exists() else ()
+    verdict = judge(runs, against, ClassNoise(), Policy())
+    result = make_result(*runs, verdict=verdict, directory=f"/elsewhere/{case.id}")
+    write_session(directory, *(each for each in earlier if each.case_id != case.id), result)
     return runs
 
 

@@ -3,11 +3,10 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from perfsuite import documents
 from perfsuite.results import baseline
 from perfsuite.results.rank_report import Observed
 from perfsuite.results.store import BaselineStore
-from tests.cli.baselines import CASE, LOCAL, MACHINE, REVIEWED, accepted, invoke, measured
+from tests.cli.baselines import CASE, LOCAL, MACHINE, REVIEWED, accepted, invoke, keep, measured
 from tests.samples import IMAGES, make_machine, make_run
 
 
@@ -28,9 +27,7 @@ def test_accept_writes_the_reviewed_file_and_says_what_to_commit(repository: Pat
 def test_a_reviewed_file_that_cannot_be_read_refuses_its_own_case_alone(repository: Path) -> None:
     measured("1", 5)
     other = CASE.replace(micro_batch=3)
-    for number, run in enumerate(measured("1", 5), 1):
-        file = Path(".perfsuite/runs/1", other.id, f"launch-{number}", "run.json")
-        documents.write(file, run.replace(case=other))
+    keep("1", [run.replace(case=other) for run in measured("1", 5)])
     broken = REVIEWED.reviewed_file(MACHINE.hardware_class, CASE.id)
     broken.parent.mkdir(parents=True)
     broken.write_text("{")

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from perfsuite.results.rank_report import Observed
+from perfsuite.results.baseline import from_runs
+from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Health
-from tests.cli.baselines import accepted, invoke, measured
+from tests.cli.baselines import CASE, MACHINE, accepted, invoke, keep, measured
 from tests.packages import Packages
-from tests.samples import make_figures
+from tests.samples import make_figures, make_run, write_session
 
 
 @pytest.mark.parametrize(
@@ -32,24 +33,72 @@ def test_injected_and_failed_runs_are_never_accepted(
     assert not Path("baselines").exists()
 
 
-def test_runs_on_an_unhealthy_machine_are_never_accepted(repository: Path) -> None:
+SET_ASIDE = "set aside by their session, or not judged"
+
+
+def test_another_machine_is_accepted_by_its_own_option_and_by_no_reason(repository: Path) -> None:
     measured("1", 5, figures=make_figures(probe_s_p50=0.002))
     assert invoke("accept").exit_code == 0
-    measured("2", 5, figures=make_figures(probe_s_p50=0.02))
-    result = invoke("accept")
+    measured("2", 5, figures=make_figures(probe_s_p50=0.02), against=accepted())
+    result = invoke("accept", "--reason", "new machines")
     assert result.exit_code == 1
-    assert "0 healthy launches, a baseline needs 5 (left out: 5 unhealthy)" in result.output
+    assert f"0 healthy launches, a baseline needs 5 (left out: 5 {SET_ASIDE})" in result.output
+    assert "say so with --another-machine" in result.output
     assert accepted().median("probe_s_p50") == 0.002
-    given = invoke("accept", "--reason", "new machines")
+    given = invoke("accept", "--another-machine")
     assert given.exit_code == 0, given.output
     assert accepted().median("probe_s_p50") == 0.02
 
 
-def test_a_disturbed_machine_is_no_baseline_whatever_the_reason(repository: Path) -> None:
-    measured("1", 5, health=Health(samples=40, seconds=10, steps=25, foreign_cpu=0.6))
-    result = invoke("accept", "--reason", "I insist")
+def test_launches_that_their_session_set_aside_are_left_out_and_counted(repository: Path) -> None:
+    """Beside a local baseline: there is no reviewed one whose probe could tell."""
+    local = from_runs(measured("1", 3, figures=make_figures(probe_s_p50=0.002)))
+    as_before, slow = (make_figures(probe_s_p50=each) for each in (0.002, 0.02))
+    usual = make_run(case=CASE, machine=MACHINE, figures=as_before)
+    keep("2", [usual] * 5 + [usual.replace(figures=slow)] * 3, local)
+    result = invoke("accept", "--reason", "the first baseline")
+    assert result.exit_code == 0, result.output
+    assert f"left out: 3 {SET_ASIDE}" in result.output
+    assert {launch.figures.probe_s_p50 for launch in accepted().launches} == {0.002}
+
+
+def test_another_machine_is_one_machine(repository: Path) -> None:
+    """The newest launch tells which: those at another speed are not taken with it."""
+    usual, slow = (
+        make_run(case=CASE, machine=MACHINE, figures=make_figures(probe_s_p50=each)) for each in (0.002, 0.02)
+    )
+    keep("1", [usual] * 4 + [slow] * 3, from_runs([usual] * 3))
+    result = invoke("accept", "--another-machine")
     assert result.exit_code == 1
-    assert "(left out: 5 unhealthy)" in result.output
+    assert "3 healthy launches, a baseline needs 5 (left out: 4 unhealthy)" in result.output
+
+
+@pytest.mark.parametrize("options", [(), ("--reason", "I insist"), ("--another-machine",)])
+def test_a_disturbed_machine_is_no_baseline_whatever_the_reason(
+    repository: Path, options: tuple[str, ...]
+) -> None:
+    measured("1", 5, health=Health(samples=40, seconds=10, steps=25, foreign_cpu=0.6))
+    result = invoke("accept", *options)
+    assert result.exit_code == 1
+    assert "0 healthy launches, a baseline needs 5 (left out: 5 " in result.output
+
+
+def test_launches_that_their_session_did_not_judge_are_never_accepted(repository: Path) -> None:
+    """An interrupted case is in no results; nothing is known of a session whose results cannot be read."""
+    measured("1", 5)
+    results = Path(".perfsuite/runs/1/results.json")
+    write_session(results.parent)
+    assert f"(left out: 5 {SET_ASIDE})" in invoke("accept").output
+    results.write_text("{")
+    result = invoke("accept")
+    assert f"(left out: 5 {SET_ASIDE})" in result.output
+    assert f"left out: {results}: not JSON" in result.output
+
+
+def test_healthy_launches_beside_one_that_failed_were_not_judged(repository: Path) -> None:
+    run = make_run(case=CASE, machine=MACHINE)
+    keep("1", [run] * 5 + [run.replace(failure=Failure(kind="crash", message="x"))])
+    assert f"(left out: 1 failed, 5 {SET_ASIDE})" in invoke("accept").output
 
 
 @pytest.mark.parametrize(
