@@ -33,6 +33,8 @@ class Idle:
         """Return itself."""
         return self
 
+    record_event = record
+
     def query(self) -> bool:
         """Return True: all work is done."""
         return True
@@ -44,7 +46,7 @@ class Idle:
     def wait(self, *args: Any) -> None:
         """Wait for nothing."""
 
-    wait_stream = wait_event = synchronize = record_event = wait
+    wait_stream = wait_event = synchronize = wait
 
     def __enter__(self) -> Idle:
         return self

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite import DDP, Case, Topology, documents
+from perfsuite import DDP, FSDP2, Case, Topology, documents
 from perfsuite.dry.driver import dry_run
 from perfsuite.launch.machine import detect_cpu
 from perfsuite.measure import launch_once
 from perfsuite.results.count_baseline import CountBaseline, versions_of
 from perfsuite.results.counts import Counts, RankCounts, of_rank
 from perfsuite.results.run import Run
+from perfsuite.worker.flops import count
 
 BASELINES = Path(__file__).parents[2] / "baselines"
 LATER = "max_warmup_steps5-steps20-1x2"
@@ -92,6 +93,25 @@ def test_a_dry_run_does_what_a_launch_does_now(tmp_path: Path) -> None:
     dry = dry_run(NEVER_REVIEWED, tmp_path / "dry")
     assert dry.failure is None, dry.failure
     check_ranks(dry, launched(NEVER_REVIEWED, tmp_path / "real"))
+
+
+@pytest.mark.launch
+def test_groups_that_shard_and_replicate_run_dry_as_on_a_gpu(tmp_path: Path) -> None:
+    """Each rank reduces its shard of the gradients, in fp32, with its twin in the other group."""
+    hybrid = FSDP2(shard_group=2)
+    topology = Topology(processes_per_node=4)
+    case = NEVER_REVIEWED.replace(
+        framework=hybrid, gradient_accumulation=1, topology=topology, hardware="h100"
+    )
+    run = dry_run(case, tmp_path)
+    assert run.failure is None, run.failure
+    gradients = 4 * count(case.model, case.sample_length).parameters
+    for entry in run.counts:
+        reduced = {each.kind: each for each in entry.counts.collectives if "reduce" in each.kind}
+        assert {kind: (each.ranks, each.apart, each.bytes) for kind, each in reduced.items()} == {
+            "reduce_scatter": (2, 1, gradients),
+            "all_reduce": (2, 2, gradients / 2),
+        }
 
 
 def check_ranks(dry: Run, real: Sequence[RankCounts]) -> None:
