@@ -43,6 +43,8 @@ SLURMD_TIMEOUT_S = 6
 needs twice that, as it pings now and then, and waits for each answer."""
 CPUS = 16
 """Cores that each node pretends to have."""
+GPUS = 8
+"""GPUs that Slurm believes each node to have: files, which no driver knows."""
 
 CONF = """\
 ClusterName=perfsuite{slot}
@@ -76,7 +78,8 @@ TCPTimeout=1
 KillWait=2
 MinJobAge=3600
 MailProg=/bin/true
-NodeName=n[1-2] NodeAddr={subnet}.[11-12] CPUs={cpus} RealMemory=8000
+GresTypes=gpu
+NodeName=n[1-2] NodeAddr={subnet}.[11-12] CPUs={cpus} RealMemory=8000 Gres=gpu:{gpus}
 PartitionName=bench Nodes=ALL Default=YES MaxTime=INFINITE
 PartitionName=short Nodes=ALL MaxTime=1 MaxNodes=1
 PartitionName=closed Nodes=ALL State=DOWN
@@ -210,8 +213,14 @@ class Cluster:
             directory=self.directory,
             slurmd_timeout_s=SLURMD_TIMEOUT_S,
             cpus=CPUS,
+            gpus=GPUS,
         )
         (self.directory / "slurm.conf").write_text(conf)
+        gpus = [self.directory / f"gpu{number}" for number in range(GPUS)]
+        for gpu in gpus:
+            gpu.touch()
+        lines = [f"NodeName=n[1-2] Name=gpu File={gpu}\n" for gpu in gpus]
+        (self.directory / "gres.conf").write_text("".join(lines))
         addresses = {host: f"{self._subnet}.1"}  # of this machine, whose name may be localhost, too
         addresses |= {node: f"{self._subnet}.{number}" for number, node in enumerate(self.nodes, start=11)}
         addresses |= {"localhost": "127.0.0.1"}

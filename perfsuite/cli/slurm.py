@@ -11,14 +11,11 @@ import typer
 
 from perfsuite.errors import CaseError
 from perfsuite.launch.slurm import submit as jobs
-from perfsuite.launch.slurm.settings import PREFIX, Ini, read_ini
+from perfsuite.launch.slurm.settings import ENVIRONMENT, PREFIX, Ini, read_ini
 from perfsuite.launch.slurm.submit import Interrupted, Interrupts, Request, Submitted
 from perfsuite.report.terminal import console
 
 app = typer.Typer(help="Sessions on the nodes of a Slurm cluster.")
-
-ENVIRONMENT = "PERFSUITE_SLURM_"
-"""How the names of the environment variables begin that stand for an option."""
 
 Partition = Annotated[
     str | None, typer.Option(envvar=f"{ENVIRONMENT}PARTITION", help="The partition to queue in.")
@@ -74,7 +71,7 @@ def submit(
         partition=partition or ini.text("partition"),
         account=account or ini.text("account"),
         qos=qos or ini.text("qos"),
-        nodes=nodes or ini.text("nodes"),
+        nodes=_nodes(nodes, ini),
         time=time or ini.text("time"),
         exclude=exclude or ini.text("exclude"),
         options=tuple(option or ini.words("options")),
@@ -95,6 +92,15 @@ def _follow(submitted: Submitted, interrupts: Interrupts, wait_start_s: float | 
     except KeyboardInterrupt:
         _say(f"left job {submitted.id}, which may still be there: scancel {submitted.id}")
     return interrupts.exit_status
+
+
+def _nodes(given: str | None, ini: Ini) -> str | None:
+    """Return the nodes to ask for. Raises `CaseError` for a negative number, which Slurm takes for 1."""
+    text = given or ini.text("nodes")
+    if text is None or not text.startswith("-"):
+        return text
+    name = "--nodes" if given else f"{PREFIX}nodes"
+    raise CaseError(f"{name} is {text!r}, expected a number of nodes, or a range such as 2-4")
 
 
 def _wait_start_s(given: str | None, ini: Ini) -> float | None:

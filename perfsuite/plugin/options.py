@@ -26,6 +26,8 @@ SESSION = pytest.StashKey[Session]()
 NO_BASELINE = ("record", "fail")
 SLURM_KEYS = ("partition", "account", "qos", "nodes", "time", "exclude", "options", "wait_start")
 """Ini keys, after `perf_slurm_`, that `perfsuite slurm submit` reads: pytest must know them, too."""
+SLURM_STEP_KEYS = ("srun_options", "python")
+"""Ini keys, after `perf_slurm_`, that the launcher slurm reads."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -138,6 +140,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("perf_launcher", "as --perf-launcher", default="")
     for name in SLURM_KEYS:
         parser.addini(f"{PREFIX}{name}", "as that option of perfsuite slurm submit", default="")
+    for name in SLURM_STEP_KEYS:
+        parser.addini(f"{PREFIX}{name}", "how each launch is started on Slurm's nodes", default="")
     parser.addini("perf_store", "as --perf-store, from the root directory", default=str(STORE))
     parser.addini("perf_baselines", "as --perf-baselines, from the root directory", default=str(BASELINES))
 

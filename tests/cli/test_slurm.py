@@ -275,3 +275,10 @@ def test_bad_seconds_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "--wait-start is 'soon', expected a whole number of seconds" in submit("--wait-start=soon")[2]
     (tmp_path / "pytest.ini").write_text("[pytest]\nperf_slurm_wait_start = -1\n")
     assert "perf_slurm_wait_start is '-1', expected a whole number of seconds" in submit()[2]
+
+
+def test_a_negative_number_of_nodes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "--nodes is '-1', expected a number of nodes, or a range such as 2-4" in submit("--nodes=-1")[2]
+    (tmp_path / "pytest.ini").write_text("[pytest]\nperf_slurm_nodes = -2\n")
+    assert "perf_slurm_nodes is '-2', expected" in submit()[2]

@@ -48,6 +48,9 @@ NOTHING = ("", "(null)", "N/A", "None", "Unknown")
 """What Slurm prints where there is nothing to tell."""
 T = TypeVar("T")
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=(.*?)(?=\s+[A-Za-z][\w:/]*=|\s*$)")
+_OF_NODES = re.compile(r"\bNodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
+"""The resources of some nodes of a job, in the details of `scontrol show job`."""
+_GPUS = re.compile(r"\bgpu(?::[^:(,]+)?:(\d+)\(")
 _UNKNOWN_JOB = "Invalid job id"
 _HAS_ENDED = ("already completing or completed", _UNKNOWN_JOB)
 _TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
@@ -117,10 +120,13 @@ class Job:
         return self.state_words if self.reason is None else f"{self.state_words} ({self.reason})"
 
 
-def ask(*words: str, text: str = "", answer_s: float = ANSWER_S) -> str:
+def ask(
+    *words: str, text: str = "", answer_s: float = ANSWER_S, environment: Mapping[str, str] | None = None
+) -> str:
     """What a command of Slurm prints, given `text` on its standard input.
 
-    It has a process group of its own: a Ctrl-C in the terminal does not reach it. Raises `SlurmError`.
+    It has a process group of its own: a Ctrl-C in the terminal does not reach it. `environment` stands in
+    for that of this process. Raises `SlurmError`.
     """
     command = shlex.join(words)
     try:
@@ -132,6 +138,7 @@ def ask(*words: str, text: str = "", answer_s: float = ANSWER_S) -> str:
             check=False,
             timeout=answer_s,
             start_new_session=True,
+            env=environment,
         )
     except OSError as error:
         raise SlurmError(f"{words[0]}, a command of Slurm, cannot be started: {error.strerror}") from error
@@ -191,6 +198,24 @@ def parse_job(job_id: str, told: Mapping[str, str], nodes: tuple[str, ...]) -> J
         ends=told.get("EndTime"),
         time_limit=told.get("TimeLimit"),
     )
+
+
+def gpus_to_ask_for(job_id: str) -> dict[str, int]:
+    """The GPUs of a job on each of its nodes, if each of its steps must ask for them; else nothing.
+
+    A step gets the GPUs that its job asked for per node by itself. What a job asked for in all, per task or
+    per socket is applied to the step anew: `--gpus-per-task=1` gives one GPU to a step of one task a node.
+    Raises `SlurmError`.
+    """
+    printed = ask("scontrol", "show", "job", job_id, "--oneliner", "--details")
+    told = fields(printed)
+    if not any("gpu" in told.get(f"TresPer{each}", "") for each in ("Job", "Task", "Socket")):
+        return {}
+    return {
+        node: sum(map(int, _GPUS.findall(gres)))
+        for nodes, gres in _OF_NODES.findall(printed)
+        for node in hostnames(nodes)
+    }
 
 
 def fields(line: str) -> dict[str, str]:

@@ -19,6 +19,8 @@ from perfsuite.documents import Data
 from perfsuite.launch.machine import detect
 
 SYS = Path("/sys/class")
+GRANTED_GPUS = "SLURM_GPUS_ON_NODE"
+"""Slurm's variable for the GPUs that a step has on this node."""
 
 
 class Described(Data):
@@ -29,6 +31,8 @@ class Described(Data):
     machine: Machine
     interconnect: str | None
     interface: str | None = None
+    granted_gpus: int | None = None
+    """GPUs of this node that Slurm gave the step; None if it gave none, or does not manage them."""
     probe: str | None
     """The content of the probe file; None if this node does not see it."""
 
@@ -79,6 +83,7 @@ def main(probe: Path) -> None:
         machine=detect(),
         interconnect=interconnect(),
         interface=interface(),
+        granted_gpus=_number(os.environ.get(GRANTED_GPUS, "")),
         probe=_text(probe) or None,
     )
     print(described.model_dump_json(), flush=True)

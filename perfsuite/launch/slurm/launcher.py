@@ -19,6 +19,7 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
@@ -34,6 +35,8 @@ from perfsuite.launch.processes import JOB_MARK
 from perfsuite.launch.slurm import commands
 from perfsuite.launch.slurm.commands import POLL_S, patiently
 from perfsuite.launch.slurm.describe import Described
+from perfsuite.launch.slurm.gpus import for_srun, of_each_node, refuse_other_gpus
+from perfsuite.launch.slurm.settings import steps
 from perfsuite.results.environment import variables
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import LaunchFile
@@ -62,13 +65,14 @@ class SlurmLauncher:
     name: ClassVar[str] = "slurm"
 
     def __init__(self) -> None:
-        """Raises `MachineError` outside of an allocation."""
+        """Raises `MachineError` outside of an allocation, and what `settings.steps` raises."""
         if (job_id := os.environ.get(JOB_ID)) is None:
             raise MachineError(
                 f"the launcher slurm: this process is in no allocation ({JOB_ID} is not set). Run it "
                 "inside salloc or sbatch, or submit it: perfsuite slurm submit -- bench_cases -m h100"
             )
         self.job_id = job_id
+        self._settings = steps(Path.cwd())
         self._longest_s = 0.0
         self._left_over: str | None = None
 
@@ -81,6 +85,13 @@ class SlurmLauncher:
     def _allocated(self) -> commands.Job:
         """What Slurm told of the allocation when it was first asked."""
         return patiently(time.monotonic() + END_S, commands.job, self.job_id)
+
+    @cached_property
+    def _gpus(self) -> list[str]:
+        """The option of a step that asks for its GPUs, where it must. Raises as `gpus.of_each_node`."""
+        until = time.monotonic() + END_S
+        count = of_each_node(patiently(until, commands.gpus_to_ask_for, self.job_id))
+        return [] if count is None else [f"--gres=gpu:{count}"]
 
     @property
     def lock(self) -> str:
@@ -103,6 +114,7 @@ class SlurmLauncher:
                 "node must see this directory. Give one of a shared file system: --perf-store=DIR (of a "
                 "command, --store)"
             )
+        refuse_other_gpus(told)
         return alike(told).replace(
             nodes=len(told), interconnect=told[0].interconnect, allocation=self._allocation(told)
         )
@@ -128,9 +140,10 @@ class SlurmLauncher:
         )
 
     def _describe(self, probe: Path) -> list[Described]:
-        words = [sys.executable, "-m", "perfsuite.launch.slurm.describe", str(probe.resolve())]
-        srun = self._srun(len(self.nodes), "perfsuite-describe")
-        done = commands.ask(*srun, "--input=none", *words, answer_s=DESCRIBE_S)
+        python = self._settings.python or sys.executable
+        words = [python, "-m", "perfsuite.launch.slurm.describe", str(probe.resolve())]
+        srun = self._srun(len(self.nodes), "perfsuite-describe", "--input=none")
+        done = commands.ask(*srun, *words, answer_s=DESCRIBE_S, environment=for_srun(os.environ))
         found = [Described.model_validate_json(line) for line in done.splitlines() if line.startswith("{")]
         missing = set(self.nodes) - {each.name for each in found}
         if missing:
@@ -146,17 +159,21 @@ class SlurmLauncher:
         began = time.monotonic()
         nodes = job.case.topology.nodes
         ours = {JOB_MARK: mark, NODE_VARIABLE: "SLURM_NODEID", lease.LEASE_S: f"{lease.LOST_S:g}"}
-        command = [
-            *self._srun(nodes, mark),
+        if job.python == sys.executable and self._settings.python is not None:
+            job = replace(job, python=self._settings.python)
+        srun_command = self._srun(
+            nodes,
+            mark,
             "--unbuffered",
             "--input=all",
             f"--output={job.run_dir.path.resolve()}/agent-%n.log",  # by slurmstepd: nothing goes through srun
             # Given to the agents alone: an agent that ends its job must not end srun, which tells the others.
             "--export=" + ",".join(["ALL", *(f"{name}={value}" for name, value in ours.items())]),
-            *agent_command(job),
-        ]
+        )
+        command = [*srun_command, *agent_command(job)]
         prepare(job.run_dir)
-        with started(command, job.run_dir.scheduler_log, environment(job), job.directory) as srun:
+        variables_of_srun = for_srun(environment(job))
+        with started(command, job.run_dir.scheduler_log, variables_of_srun, job.directory) as srun:
             try:
                 failure = drive(job, srun, on_progress)
             finally:
@@ -168,7 +185,7 @@ class SlurmLauncher:
             failure = said_by_slurm(job.run_dir, nodes)
         return failure
 
-    def _srun(self, nodes: int, name: str) -> list[str]:
+    def _srun(self, nodes: int, name: str, *options: str) -> list[str]:
         """Return the beginning of a command that runs one task on each of the first nodes."""
         return [
             "srun",
@@ -182,8 +199,12 @@ class SlurmLauncher:
             "--mem=0",
             "--mpi=none",
             "--cpu-bind=none",
+            "--gpu-bind=none",
+            *self._gpus,
             "--kill-on-bad-exit=1",
             f"--wait={WAIT_S}",
+            *options,
+            *self._settings.srun_options,
         ]
 
     def _refuse_if_over(self, most_s: float | None = None) -> None:

@@ -6,6 +6,7 @@ Imports neither torch nor pytest.
 from __future__ import annotations
 
 import configparser
+import os
 import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,8 @@ from perfsuite.errors import CaseError, FileError
 from perfsuite.results.store import STORE
 
 PREFIX = "perf_slurm_"
+ENVIRONMENT = "PERFSUITE_SLURM_"
+"""How the names of the environment variables begin that win over a setting."""
 FILES = (
     "pytest.toml",
     ".pytest.toml",
@@ -49,10 +52,7 @@ class Ini:
         Raises `CaseError` for a text that a shell could not split.
         """
         value = self.values.get(PREFIX + name, "")
-        try:
-            return list(map(str, value)) if isinstance(value, list) else shlex.split(str(value))
-        except ValueError as error:
-            raise CaseError(f"{PREFIX}{name} is {value!r}: {error}; write it as in a shell") from None
+        return list(map(str, value)) if isinstance(value, list) else _split(PREFIX + name, str(value))
 
     def directories(self) -> dict[str, str]:
         """The local store (`store`) and the reviewed baselines (`baselines`), where the file fixes them."""
@@ -86,6 +86,35 @@ def read_ini(directory: Path) -> Ini:
             if values is not None:
                 return Ini(root, values)
     return Ini(directory, {})
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How the steps of an allocation are started where a cluster needs more than `srun` and this Python."""
+
+    srun_options: tuple[str, ...] = ()
+    """Further options of `srun`, such as `--container-image=...`. They come last, and so win."""
+    python: str | None = None
+    """The interpreter on the nodes, as in a container; None: that of this process."""
+
+
+def steps(directory: Path) -> Steps:
+    """The settings for steps: of the environment, else of the ini file of a session in `directory`.
+
+    Raises `CaseError` for a text that a shell could not split, `FileError` as `read_ini` does.
+    """
+    ini = read_ini(directory)
+    variable = f"{ENVIRONMENT}SRUN_OPTIONS"
+    given = os.environ.get(variable)
+    options = ini.words("srun_options") if given is None else _split(variable, given)
+    return Steps(tuple(options), os.environ.get(f"{ENVIRONMENT}PYTHON") or ini.text("python"))
+
+
+def _split(name: str, text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise CaseError(f"{name} is {text!r}: {error}; write it as in a shell") from None
 
 
 def _settings(file: Path) -> Mapping[str, Any] | None:

@@ -13,8 +13,10 @@ from tests.slurm_cluster import Cluster
 class Allocation:
     """Both nodes of a cluster, for this process."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, *options: str) -> None:
+        """`options` are further ones of salloc."""
         self.cluster = cluster
+        self._options = options
         self.job_id = self._allocate()
 
     def renew(self) -> None:
@@ -51,7 +53,15 @@ class Allocation:
 
     def _allocate(self) -> str:
         said = subprocess.run(
-            ["salloc", "--no-shell", "--nodes=2", "--exclusive", "--time=30", "--immediate=60"],
+            [
+                "salloc",
+                "--no-shell",
+                "--nodes=2",
+                "--exclusive",
+                "--time=30",
+                "--immediate=60",
+                *self._options,
+            ],
             capture_output=True,
             text=True,
             check=True,

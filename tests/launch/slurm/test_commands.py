@@ -94,6 +94,24 @@ def test_the_time_in_the_queue_is_that_between_two_times_of_one_clock() -> None:
     assert in_state("RUNNING", SubmitTime="soon", StartTime="2026-11-23T00:05:02").queued_s is None
 
 
+@pytest.mark.parametrize(
+    ("asked", "gpus"),
+    [
+        ("TresPerJob=gres:gpu:9", {"n1": 8, "n2": 1}),
+        ("TresPerTask=cpu=4,gres/gpu:1", {"n1": 8, "n2": 1}),
+        ("TresPerNode=gres/gpu:8 TresPerTask=cpu=1", {}),
+        ("", {}),
+    ],
+)
+def test_steps_ask_for_the_gpus_of_a_job_that_asked_otherwise_than_per_node(
+    fake: Any, asked: str, gpus: dict[str, int]
+) -> None:
+    n1 = "Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:h100:6(IDX:0-2,4-6),gpu:a:2(IDX:7,9)"
+    details = f"{n1}   Nodes=n2 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:0)"
+    fake("scontrol", f"case $2 in job) echo 'JobId=1 JOB_GRES=gpu:9 {details} {asked}';; *) echo $3;; esac")
+    assert commands.gpus_to_ask_for("1") == gpus
+
+
 def test_fields_of_later_versions_do_not_disturb() -> None:
     told = fields(NEWER)
     assert told["JobName"] == "two words"

@@ -118,6 +118,55 @@ def test_a_directory_that_a_node_does_not_see_is_refused(allocation: Allocation,
         cluster.on("n2", "umount", str(shared))
 
 
+@pytest.mark.parametrize(
+    ("allocation", "variables", "granted"),
+    [
+        (["--gres=gpu:4"], {}, 4),
+        (["--gpus=16"], {"SLURM_GPUS": "16"}, 8),
+        (["--gpus=16", "--ntasks-per-gpu=1"], {"SLURM_GPUS": "16", "SLURM_NTASKS_PER_GPU": "1"}, 8),
+        (["--gpus-per-task=1", "--ntasks-per-node=8"], {"SLURM_GPUS_PER_TASK": "1"}, 8),
+    ],
+    indirect=["allocation"],
+)
+def test_however_gpus_were_asked_for_a_step_has_all_of_each_node(
+    allocation: Allocation,
+    variables: dict[str, str],
+    granted: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Slurm gives steps GPUs here that no driver knows: they are counted, and missed."""
+    for name, value in {**variables, "SLURM_GPUS_ON_NODE": "1"}.items():  # as in the script of the job
+        monkeypatch.setenv(name, value)
+    launcher = SlurmLauncher()
+    with pytest.raises(
+        MachineError, match=rf"^n1: Slurm gave a step {granted} GPUs, and it sees 0 \(.*ask for none"
+    ):
+        launcher.machine(tmp_path)
+    on_one_node = FAKE.replace(topology=Topology(nodes=1, processes_per_node=1))
+    run = launch_once(on_one_node, machine(), tmp_path / "launch", launcher=launcher)
+    assert run.failure is None
+
+
+def test_steps_have_options_and_an_interpreter_of_their_own(
+    allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container: the interpreter writes down that it ran, and what `srun` was told."""
+    python = tmp_path / "python"
+    told = tmp_path / "told"
+    python.write_text(f'#!/bin/sh\necho "$SLURM_CPUS_PER_TASK $2" >> {told}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("PERFSUITE_SLURM_SRUN_OPTIONS", "--cpus-per-task=2 --comment='a b'")
+    monkeypatch.setenv("PERFSUITE_SLURM_PYTHON", str(python))
+    launcher = SlurmLauncher()
+    assert launcher.machine(tmp_path).nodes == 2
+    assert launch_once(FAKE, machine(), tmp_path / "launch", launcher=launcher).failure is None
+    assert told.read_text().splitlines() == [
+        *2 * ["2 perfsuite.launch.slurm.describe"],
+        *2 * ["2 perfsuite.launch.agent"],
+    ]
+
+
 def test_ranks_are_in_the_order_of_the_nodes(allocation: Allocation, tmp_path: Path) -> None:
     case = DDP_TINY.replace(topology=Topology(nodes=2, processes_per_node=2))
     run = launched(case, tmp_path)

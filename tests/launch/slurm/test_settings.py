@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite.errors import CaseError, FileError
-from perfsuite.launch.slurm.settings import option, read_ini
+from perfsuite.launch.slurm.settings import Steps, option, read_ini, steps
 
 TOML = """
 [tool.pytest.ini_options]
@@ -106,3 +106,22 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, text: st
     (tmp_path / name).write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(FileError, match=f"{name} cannot be read: "):
         read_ini(tmp_path)
+
+
+def test_how_steps_are_started_is_told_by_the_environment_before_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert steps(tmp_path) == Steps()
+    lines = [
+        "[pytest]",
+        "perf_slurm_srun_options = --container-image='a b.sqsh' -v",
+        "perf_slurm_python = /opt/python",
+    ]
+    (tmp_path / "pytest.ini").write_text("\n".join(lines))
+    assert steps(tmp_path) == Steps(("--container-image=a b.sqsh", "-v"), "/opt/python")
+    monkeypatch.setenv("PERFSUITE_SLURM_SRUN_OPTIONS", "")
+    monkeypatch.setenv("PERFSUITE_SLURM_PYTHON", "python3")
+    assert steps(tmp_path) == Steps((), "python3")
+    monkeypatch.setenv("PERFSUITE_SLURM_SRUN_OPTIONS", "'x")
+    with pytest.raises(CaseError, match=r"PERFSUITE_SLURM_SRUN_OPTIONS is \"'x\": No closing quotation"):
+        steps(tmp_path)
