@@ -6,6 +6,7 @@ HARDWARE ?= cpu
 OUT ?= out
 SAMPLE ?= 0
 SEED ?= 0
+MEASURED ?=
 RESULTS ?=
 DRY_CI = (accelerate-ddp or accelerate-fsdp1 or ddp-gpt2 or fsdp-shard_grad_op) and gpt2-large \
 	or lightning-fsdp-none-gpt2-xl-s128-b1-fp16-mixed-eager \
@@ -177,12 +178,14 @@ refresh: .venv/installed  ## HARDWARE=h100 CASES='fsdp2 and not 8b' REASON='torc
 		> "$$OUT/before-after.txt" 2>&1; status=$$?; cat "$$OUT/before-after.txt"; [ $$status -le 1 ]
 	test -n "$$(git status --porcelain baselines)"
 
-propose:  ## HARDWARE=h100: the new baselines as a pull request, whose text GitHub limits
+propose:  ## HARDWARE=h100: new baselines, if given of the folder MEASURED, as a pull request, whose text GitHub limits
+	if [ -n "$(MEASURED)" ]; then cd "$(MEASURED)" && \
+		find baselines -type f -name '*.json' -exec cp --parents --target-directory="$(CURDIR)" {} +; fi
 	git checkout --quiet -b "baselines-$$HARDWARE-$$(date -u +%Y%m%d-%H%M%S)"
 	git add baselines
 	git $(AS_PERFSUITE) commit --quiet -m "Baselines of $$HARDWARE"
 	git push --quiet origin HEAD
-	{ echo "$$REASON"; echo '```text'; head -c 60000 "$$OUT/before-after.txt"; echo; echo '```'; } | \
+	{ echo "$$REASON"; echo '```text'; find "$$OUT/before-after.txt" -type f -exec head -c 60000 {} +; echo; echo '```'; } | \
 		gh pr create --title "Baselines of $$HARDWARE" --body-file - --head "$$(git branch --show-current)"
 
 .venv/installed: pyproject.toml constraints.txt

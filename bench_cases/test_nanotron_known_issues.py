@@ -33,11 +33,15 @@ ONE_NODE = ACCUMULATION.replace(
     topology=Topology(processes_per_node=8),
     known_issue=None,
 )
+# A small model: with its optimizer the checkpoint has 14 bytes for each parameter, 17 GB.
 RESUME = ACCUMULATION.replace(
+    model="llama-3.2-1b",
     framework=Nanotron(dp=2, tp=4, pp=2, resume=True, **HOW),
+    micro_batch=4,
     gradient_accumulation=1,
-    max_warmup_steps=80,  # of 0.15 s
-    steps=160,
+    max_warmup_steps=160,  # of 0.1 s
+    steps=320,
+    timeout_s=1800,  # a slow disk is no known issue
     known_issue=KnownIssue(url=f"{ISSUES}/221", failure="crash"),
 )
 RESUME_ON_ONE_NODE = RESUME.replace(

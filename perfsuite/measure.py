@@ -11,6 +11,7 @@ Driver side; imports neither torch nor pytest.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -211,4 +212,7 @@ def _launch(
         variables=arm.variables,
         directory=arm.directory,
     )
-    return (launcher or LocalLauncher()).launch(job, on_progress)
+    try:
+        return (launcher or LocalLauncher()).launch(job, on_progress)
+    finally:
+        shutil.rmtree(run_dir.checkpoints, ignore_errors=True)

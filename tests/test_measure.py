@@ -159,6 +159,21 @@ def test_a_directory_that_holds_a_launch_is_refused(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("ended", [KeyboardInterrupt, FileError])
+def test_a_checkpoint_goes_with_the_launch_however_that_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ended: type[BaseException]
+) -> None:
+    def launch(*args: Any) -> None:
+        (RunDir(tmp_path).checkpoints / "2").mkdir(parents=True)
+        raise ended
+
+    monkeypatch.setattr(LocalLauncher, "launch", launch)
+    with pytest.raises(ended):
+        launch_once(make_case(), make_machine(), tmp_path)
+    assert RunDir(tmp_path).case.exists()
+    assert not RunDir(tmp_path).checkpoints.exists()
+
+
 def test_nothing_is_launched_while_a_metric_of_another_package_is_broken(
     tmp_path: Path, packages: Packages
 ) -> None:

@@ -272,3 +272,33 @@ def test_new_baselines_become_a_pull_request(repository: Path, tmp_path: Path) -
     calls = (tmp_path / "calls").read_text()
     assert "gh pr create --title Baselines of cpu" in calls
     assert "tokens/s: new" in calls
+
+
+def test_of_what_a_runner_measured_only_baselines_are_proposed(repository: Path, tmp_path: Path) -> None:
+    """Code of anybody may have run on that machine: its files are not run, and not followed."""
+    secret = tmp_path / "secret"
+    secret.write_text("the token")
+    measured = repository / "out" / "measured"
+    (measured / "baselines" / "cpu").mkdir(parents=True)
+    (measured / "out").mkdir()
+    for name in ("Makefile", "baselines/conftest.py", "baselines/cpu/case.json", "case.json"):
+        (measured / name).write_text("evil: ;")
+    (measured / "baselines" / "link.json").symlink_to(secret)
+    (measured / "out" / "before-after.txt").symlink_to(secret)
+    make(repository, "propose", MEASURED="out/measured", OUT="out/measured/out", REASON="a new torch")
+    assert git(repository, "show", "--name-only", "--format=", "HEAD") == "baselines/cpu/case.json"
+    assert git(repository, "status", "--porcelain") == ""
+    assert "the token" not in (tmp_path / "calls").read_text()
+    job = yaml.safe_load((ROOT / ".github" / "workflows" / "baselines.yml").read_text())["jobs"]["propose"]
+    download, propose = job["steps"][-2:]
+    assert download["with"]["path"] == "measured"
+    assert "MEASURED=measured" in propose["run"]
+
+
+def test_checkpoints_are_not_uploaded() -> None:
+    for name in ("nightly", "compare"):
+        text = (ROOT / ".github" / "workflows" / f"{name}.yml").read_text()
+        steps = [step for job in yaml.safe_load(text)["jobs"].values() for step in job.get("steps", [])]
+        (paths,) = [step["with"]["path"] for step in steps if "hidden" in str(step.get("with"))]
+        assert paths.splitlines()[1].startswith("!.perfsuite/")
+        assert paths.splitlines()[1].endswith("/**/checkpoints")

@@ -102,6 +102,11 @@ class RunDir:
         return self.path / "files"
 
     @property
+    def checkpoints(self) -> Path:
+        """A checkpoint that a framework goes on from: removed after the launch, however that ended."""
+        return self.path / "checkpoints"
+
+    @property
     def is_first(self) -> bool:
         """Whether no launch of the same case came just before."""
         return self.number in (None, 1)

@@ -205,7 +205,7 @@ class Nanotron(Framework):
     def from_options(
         self, case: Case, *, files: Path = Path(), fused_adam: bool = False
     ) -> nanotron_config.Config:
-        """Return the configuration that the options make of `case`; `files`: directory of checkpoints."""
+        """Return the configuration that the options make of `case`; `files`: the launch's directory."""
         return nanotron_config.from_case(
             case,
             {name: getattr(self, name) for name in PARALLELISM},

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.common.config_file import ConfigFile
+from perfsuite.results.run_dir import RunDir
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
@@ -84,7 +85,7 @@ def from_case(
     """Return the configuration of a case, with `parallelism` as its section of that name.
 
     AdamW has the same options as in the other frameworks, at a constant learning rate and without clipping.
-    Nothing is saved. `log_interval` is in steps; None: no line in the log. `files`: directory of checkpoints.
+    Nothing is saved. `log_interval` is in steps; None: no line in the log. `files`: the launch's directory.
     """
     return {
         "general": {"project": "perfsuite", "run": case.id, "seed": case.seed, "ignore_sanity_checks": True},
@@ -100,7 +101,7 @@ def from_case(
         },
         "tokenizer": {"tokenizer_name_or_path": None},
         "checkpoints": {
-            "checkpoints_path": str(files / "checkpoints"),
+            "checkpoints_path": str(RunDir(files).checkpoints),
             "checkpoint_interval": UNREACHED_STEPS,
         },
         "logging": {
