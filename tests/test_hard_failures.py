@@ -224,11 +224,16 @@ INTERRUPTED_TWICE = """
 
     threading.Thread(target=interrupt, daemon=True).start()
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_sessionfinish():
-        '''The second one comes before anything is written at the end.'''
+    @pytest.hookimpl(wrapper=True)
+    def again():
         os.kill(os.getpid(), signal.SIGINT)
         return (yield)
+
+    class BeforeAllOthers:
+        pytest_keyboard_interrupt = staticmethod(pytest.hookimpl(wrapper=True, tryfirst=True)(again))
+
+    def first_of_all(session):
+        session.config.pluginmanager.register(BeforeAllOthers)
 """
 
 
@@ -259,10 +264,27 @@ def test_a_disk_that_is_full_costs_nothing_that_was_measured_before(suite: pytes
 
 
 @pytest.mark.fault("Ctrl-C twice")
-def test_a_second_ctrl_c_costs_nothing_that_was_measured_before(suite: pytest.Pytester) -> None:
-    suite.makepyfile(test_cases=TWO_CASES, conftest=INTERRUPTED_TWICE)
-    result = suite.runpytest_subprocess("--perf-record-launches=20")
-    assert result.ret != 0
+@pytest.mark.parametrize(
+    ("when", "ends_as_after_one"),
+    [
+        pytest.param("before pytest takes note of the first", False),
+        pytest.param("while pytest takes note of the first, and before the results are written", True),
+    ],
+)
+def test_a_second_ctrl_c_costs_nothing_and_the_session_is_not_called_complete(
+    suite: pytest.Pytester, when: str, ends_as_after_one: bool
+) -> None:
+    hooks = (
+        "pytest_keyboard_interrupt = pytest_sessionfinish = again"
+        if ends_as_after_one
+        else "pytest_sessionstart = first_of_all"
+    )
+    suite.makepyfile(test_cases=TWO_CASES, conftest=f"{INTERRUPTED_TWICE}\n    {hooks}\n")
+    result = suite.runpytest_subprocess("--perf-record-launches=5", "--perf-report=out")
+    assert (result.ret == pytest.ExitCode.INTERRUPTED) == ends_as_after_one
+    assert ("Traceback" in result.stderr.str()) != ends_as_after_one
     assert on_disk(suite) == [ONE]
     content = json.loads(next(suite.path.glob(".perfsuite/runs/*/results.json")).read_text())
-    assert (content["status"], content["interrupted_case"]) == ("running", TWO)
+    assert (content["status"], content["interrupted_case"]) == ("interrupted", TWO)
+    for name in ("index.html", "summary.md"):
+        assert f"The session was interrupted: {TWO} was not judged" in (suite.path / "out" / name).read_text()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,8 @@ PASSED = pytest.StashKey[bool]()
 EMPTY = pytest.StashKey[bool]()
 """Whether its parametrization found no case: pytest would skip it."""
 MEASUREMENT = pytest.StashKey[Measurement]()
+ENDED = pytest.StashKey[bool]()
+"""Whether the test came to its end: not where an interrupt cut it short."""
 
 # Of the session:
 PROGRESS = pytest.StashKey[Progress]()
@@ -65,6 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
     progress = config.stash[PROGRESS] = _progress(config)
     config.stash[SESSION] = _session(config, progress)
     config.stash[COMPARISONS] = published_comparisons(config)
+    config.pluginmanager.register(HoldsInterrupts(config))
     if not _is_worker(config):
         config.pluginmanager.register(CollectsFromWorkers(config))
 
@@ -86,8 +90,36 @@ def _session(config: pytest.Config, progress: Progress) -> Session:
     return Session(chosen, progress, host, saves=not _is_worker(config))
 
 
+class HoldsInterrupts:
+    """Has a second Ctrl-C wait until the results are written, which takes pytest and perfsuite a second.
+
+    Else it hits pytest while it takes note of the first one, and its exit status says that all is well.
+    """
+
+    KEY = pytest.StashKey[Any]()
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_keyboard_interrupt(self) -> Generator[None, object, object]:
+        """Ignore SIGINT from now on, before any other plugin looks at the first one."""
+        if self.config.stash.get(SELECTED, 0) and signal.getsignal(signal.SIGINT) is not None:
+            with contextlib.suppress(ValueError):  # not in the main thread, which alone gets an interrupt
+                self.config.stash[self.KEY] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return (yield)
+
+    @classmethod
+    def release(cls, config: pytest.Config) -> None:
+        """Answer SIGINT as before."""
+        if cls.KEY in config.stash:
+            signal.signal(signal.SIGINT, config.stash[cls.KEY])
+            del config.stash[cls.KEY]
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Let the next session on this machine measure."""
+    HoldsInterrupts.release(config)
     if SESSION in config.stash:
         config.stash[SESSION].lock.release()
 
@@ -322,6 +354,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     test_report: pytest.TestReport = yield
     if test_report.when == "call":
         item.stash[PASSED] = test_report.passed
+    item.stash[ENDED] = test_report.when == "teardown"
     measurement = item.stash.get(MEASUREMENT, None)
     if measurement is None or test_report.when != "call":
         return test_report
@@ -454,6 +487,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
     try:
         _finish(session, exitstatus)
     finally:
+        HoldsInterrupts.release(session.config)
         result = yield
     return result
 
@@ -467,14 +501,25 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if config.option.collectonly or exitstatus == pytest.ExitCode.USAGE_ERROR:
         return
-    was_cut_short = session.shouldstop or session.shouldfail
-    is_complete = exitstatus in (*NO_ERROR, pytest.ExitCode.TESTS_FAILED) and not was_cut_short
     try:
-        _write_files(config, is_complete=is_complete)
+        _write_files(config, is_complete=_is_complete(session, exitstatus))
     except PerfsuiteError as error:  # the figures are still on the screen
         config.stash[UNWRITTEN] = str(error)
         if session.exitstatus in NO_ERROR:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+
+
+def _is_complete(session: pytest.Session, exitstatus: int) -> bool:
+    """Whether every case had its turn. pytest's exit status alone does not tell: see `HoldsInterrupts`."""
+    if (
+        exitstatus not in (*NO_ERROR, pytest.ExitCode.TESTS_FAILED)
+        or session.shouldstop
+        or session.shouldfail
+    ):
+        return False
+    benchmarks = [item for item in session.items if _uses_bench(item)]  # none where pytest-xdist runs them
+    has_ended = all(item.stash.get(ENDED, False) for item in benchmarks)
+    return has_ended and session.config.stash[SESSION].running is None
 
 
 def _write_files(config: pytest.Config, *, is_complete: bool) -> None:
