@@ -8,6 +8,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
+import stat
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -117,7 +119,40 @@ def write(path: Path, document: Document) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file as a whole. Raises `FileError`."""
+    """Replace a file as a whole; links are followed. A device or a FIFO is written to. Raises `FileError`."""
+    try:
+        if _is_in_place(path):
+            _write_in_place(path, text)
+        else:
+            _replace(Path(os.path.realpath(path)), text)
+    except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = "Make room on that disk." if is_full else "Give a directory that you may write to."
+        if error.errno == errno.ENXIO:
+            advice = "Start what reads from it first, or give another path."
+        raise FileError(f"cannot write {path}: {error.strerror}. {advice}") from error
+
+
+def _is_in_place(path: Path) -> bool:
+    """Whether a path is a device, a FIFO or a socket, or an open file of a process as /dev/stdout is."""
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    next_link = os.readlink(path) if path.is_symlink() else ""
+    is_open_file = any(place.startswith("/proc/") for place in (os.path.realpath(path.parent), next_link))
+    return is_open_file or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def _write_in_place(path: Path, text: str) -> None:
+    """Append to what is there. A FIFO that nothing reads from is an error: to wait could take for ever."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY)
+    os.set_blocking(descriptor, True)  # a slow reader is waited for
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _replace(path: Path, text: str) -> None:
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -128,10 +163,6 @@ def write_text(path: Path, text: str) -> None:
             file.write(text)
         temporary.chmod(0o644)  # temporary files are private; these are meant to be shared
         temporary.replace(path)
-    except OSError as error:
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        advice = "Make room on that disk." if is_full else "Give a directory that you may write to."
-        raise FileError(f"cannot write {path}: {error.strerror}. {advice}") from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)

@@ -4,6 +4,8 @@ import json
 import math
 import os
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ from pydantic import ValidationError
 from perfsuite import documents
 from perfsuite.documents import Data, Document, plain
 from perfsuite.errors import CaseError, FileError
+from tests.processes import wait_until
 from tests.samples import deterministic
 
 
@@ -241,6 +244,71 @@ def test_write_text_makes_the_directory_and_replaces(tmp_path: Path) -> None:
     documents.write_text(path, "b")
     assert path.read_text() == "b"
     assert [entry.name for entry in path.parent.iterdir()] == ["out.json"]
+
+
+def test_write_text_to_a_device_writes_to_it() -> None:
+    reads, writes = (
+        os.openpty()
+    )  # a device in whose folder no file can be made, so that a failure harms nothing
+    documents.write_text(Path(os.ttyname(writes)), "text")
+    assert os.read(reads, 100) == b"text"
+    os.close(reads)
+    os.close(writes)
+
+
+def test_write_text_follows_links_and_keeps_them(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "out.json").write_text("old")
+    for name in ("out.json", "new.json"):
+        (tmp_path / name).symlink_to(Path("kept") / name)
+        documents.write_text(tmp_path / name, "new")
+        assert (tmp_path / name).is_symlink()
+        assert (tmp_path / "kept" / name).read_text() == "new"
+
+
+def test_write_text_onto_a_link_to_itself_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(FileError, match=r"cannot write .*loop: Too many levels of symbolic links"):
+        documents.write_text(tmp_path / "loop", "")
+    assert (tmp_path / "loop").is_symlink()
+
+
+def test_write_text_into_a_fifo_reaches_its_reader(tmp_path: Path) -> None:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    text = "x" * 200_000  # more than a pipe holds: the writer waits for the reader
+    with (tmp_path / "read").open("wb") as output, subprocess.Popen(["cat", path], stdout=output):
+        wait_until(lambda: _is_written(path, text), "cat opens the FIFO")
+    assert (tmp_path / "read").read_text() == text
+    assert path.is_fifo()
+
+
+def _is_written(path: Path, text: str) -> bool:
+    try:
+        documents.write_text(path, text)
+    except FileError:  # nothing reads yet
+        return False
+    return True
+
+
+def test_write_text_into_a_fifo_without_a_reader_does_not_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(FileError, match="Start what reads from it first"):
+        documents.write_text(tmp_path / "fifo", "")
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_write_text_to_standard_output_that_is_a_file_keeps_what_stands_there(
+    tmp_path: Path, name: str
+) -> None:
+    out = tmp_path / "out.txt"
+    code = (
+        "import sys; from pathlib import Path; from perfsuite import documents; print('before', flush=True); "
+        "documents.write_text(Path(sys.argv[1]), 'text\\n'); print('after')"
+    )
+    with out.open("ab") as file:
+        subprocess.run([sys.executable, "-c", code, name], stdout=file, check=True)
+    assert out.read_text() == "before\ntext\nafter\n"
 
 
 @pytest.mark.parametrize("below", ["file/out.json", "file/deep/out.json", "."])
