@@ -25,6 +25,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, fi
 from perfsuite.case.framework import LossRule, changed_fields
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.base import Command, Framework, LaunchPlan, Ranks, StepClock, Workload
+from perfsuite.results.environment import secret_variable, secret_word
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
@@ -37,7 +38,11 @@ Variables = Annotated[
 ]
 
 
-Text = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
+def _text(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
+
+
+Text = Annotated[str, BeforeValidator(_text)]
 
 
 class Script(Framework):
@@ -52,9 +57,9 @@ class Script(Framework):
     builds_model: ClassVar[bool] = False
     ignores: ClassVar[frozenset[str]] = frozenset()
 
-    path: Text | None = None
+    path: Annotated[str, Field(min_length=1), BeforeValidator(_text)] | None = None
     """A Python file, run as `python PATH ARGUMENTS` once per rank, with torchrun's environment variables."""
-    module: str | None = None
+    module: str | None = Field(default=None, min_length=1)
     """A Python module, run as `python -m MODULE ARGUMENTS` in the same way."""
     command: tuple[Text, ...] | None = Field(default=None, min_length=1)
     """A command that starts its own ranks, word by word: `("torchrun", "--nproc-per-node=2", "train.py")`.
@@ -101,6 +106,30 @@ class Script(Framework):
             raise ValueError(f"give one of path, module and command, not {' and '.join(given) or 'none'}")
         if self.command is not None and self.arguments:
             raise ValueError("arguments are for path or module: a command holds its own")
+        return self
+
+    @model_validator(mode="after")
+    def _no_secret(self) -> Script:
+        """The values are in no message: it is printed and kept, too."""
+        name = secret_variable(self.env)
+        where = f"env: {name!r}"
+        if name is None:
+            word = secret_word([*(self.command or ()), *self.arguments])
+            where = f"arguments: {word!r}"
+            if word is None:
+                return self
+        raise ValueError(
+            f"{where} looks like a secret, and a case is kept in clear in results, baselines and reports. "
+            "Set it in the environment of pytest, which the script inherits and nobody writes down"
+        )
+
+    @model_validator(mode="after")
+    def _variables_of_a_process(self) -> Script:
+        for name, value in self.env.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise ValueError(
+                    f"env: {name!r} cannot be set: a name has neither '=' nor NUL, and a value no NUL"
+                )
         return self
 
     @field_validator("loss", mode="before")

@@ -9,7 +9,8 @@ import importlib.metadata
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from perfsuite.results.run_dir import FILES, LAUNCH_DIR
 
@@ -41,6 +42,39 @@ NOT_OF_THE_MACHINE = ("NVIDIA_REQUIRE_",)
 """Beginnings of variables that are not recorded: what a container image asks for, not what it finds."""
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 """Words in a variable's name that keep it from being recorded: `NVIDIA_API_KEY` is a secret."""
+
+_OF_A_VARIABLE = re.compile(r"(^|_)([A-Z]*KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)", re.IGNORECASE)
+_OF_AN_OPTION = re.compile(
+    r"(api|access|auth|bearer|comet|github|hf|hub|neptune|private|wandb)[-_]?(key|token)$"
+    r"|(password|passwd|secret|secret[-_]key|credentials)$",
+    re.IGNORECASE,
+)
+"""Fewer words than of a variable: `--pad-token` and `--text-key` are no secrets."""
+_IN_AN_ADDRESS = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
+"""A password in an address: `postgres://user:password@host`."""
+
+
+def secret_variable(given: Mapping[str, str]) -> str | None:
+    """Return the name of the first variable that looks as if it held a secret, or None."""
+    looks = (
+        (name, _OF_A_VARIABLE.search(name) or _IN_AN_ADDRESS.search(value)) for name, value in given.items()
+    )
+    return next((name for name, found in looks if found and given[name]), None)
+
+
+def secret_word(words: Sequence[str]) -> str | None:
+    """Return the first word of a command that looks as if it, or the next one, held a secret; or None.
+
+    Of `--password=x` that is `--password`.
+    """
+    for word, following in pairwise([*words, "-"]):
+        name, equals, value = word.partition("=")
+        if address := _IN_AN_ADDRESS.search(word):
+            return word[: address.start()]
+        is_given = value if equals else word.startswith("-") and not following.startswith("-")
+        if is_given and _OF_AN_OPTION.search(name):
+            return name
+    return None
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:

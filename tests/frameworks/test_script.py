@@ -135,6 +135,11 @@ def failure_of(case: Case, directory: Path) -> tuple[str, str]:
         ({"path": "a.py", "arguments": "--x 1"}, "arguments: give it word by word"),
         ({"path": "a.py", "label": "two words"}, "label: String should match pattern"),
         ({"path": "a.py", "module": "a"}, "not path and module"),
+        ({"path": ""}, "path: String should have at least 1 character, got ''"),
+        ({"module": ""}, "module: String should have at least 1 character, got ''"),
+        ({"path": "a.py", "env": {"A=B": "c"}}, "env: 'A=B' cannot be set: a name has neither '='"),
+        ({"path": "a.py", "env": {"": "c"}}, "env: '' cannot be set"),
+        ({"path": "a.py", "env": {"A": "c\0"}}, "env: 'A' cannot be set: .* a value no NUL"),
         ({"command": ()}, "at least 1 item"),
         ({"command": ("torchrun", "a.py"), "arguments": ("--x",)}, "a command holds its own"),
         ({"path": "a.py", "data_parallel": 0}, "data_parallel"),
@@ -148,6 +153,32 @@ def failure_of(case: Case, directory: Path) -> tuple[str, str]:
 def test_there_is_one_thing_to_run(options: dict[str, Any], said: str) -> None:
     with pytest.raises(CaseError, match=said):
         Script(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"env": {"A=B": "c", "HF_TOKEN": "hidden"}}, "env: 'HF_TOKEN'"),
+        ({"env": {"aws_secret_access_key": "hidden"}}, "env: 'aws_secret_access_key'"),
+        ({"env": {"DB": "postgres://me:hidden@host/db"}}, "env: 'DB'"),
+        ({"arguments": ("--wandb-key", "hidden")}, "arguments: '--wandb-key'"),
+        ({"arguments": ("trainer.hub_token=hidden",)}, "arguments: 'trainer.hub_token'"),
+        ({"path": None, "command": ("a", "--password=hidden")}, "arguments: '--password'"),
+        ({"arguments": ("--db=postgres://me:hidden@host/db",)}, "arguments: '--db=postgres'"),
+    ],
+)
+def test_what_looks_like_a_secret_is_refused_and_not_repeated(options: dict[str, Any], name: str) -> None:
+    with pytest.raises(
+        CaseError, match=f"^Script: {name} looks like .* in the environment of pytest"
+    ) as raised:
+        Script(**{"path": "a.py", **options})
+    assert "hidden" not in str(raised.value)
+
+
+def test_what_is_no_secret_may_be_given() -> None:
+    env = {"TOKENIZERS_PARALLELISM": "false", "MAX_TOKENS": "8", "HF_TOKEN": "", "HUB": "https://host/x"}
+    arguments = ("--pad-token", "<pad>", "--text-key=text", "--max-tokens", "8", "--push", "--hub-token")
+    assert dict(Script(path="a.py", env=env, arguments=arguments).env) == env
 
 
 def test_a_script_in_here_has_the_same_id_however_its_path_is_written() -> None:
