@@ -20,6 +20,12 @@ CASES = """
     def test_it(bench, case):
         bench(case)
 """
+OTHER = """
+    @pytest.mark.parametrize("case", [FAKE])
+    def test_other(bench, case):
+        bench(case)
+"""
+"""Another test, after those of `CASES`."""
 
 
 def local_baseline(suite: pytest.Pytester) -> Path:

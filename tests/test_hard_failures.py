@@ -188,12 +188,14 @@ TWO_CASES = """
     FAKE = Case(model="llama-tiny", framework=Fake(), sequence_length=64, micro_batch=4,
                 topology=Topology(processes_per_node=2), hardware="cpu", timeout_s=60)
 
-    def test_one(bench):
-        bench(FAKE)
+    @pytest.mark.parametrize("case", [FAKE])
+    def test_one(bench, case):
+        bench(case)
 
-    def test_two(bench):
+    @pytest.mark.parametrize("case", [FAKE.replace(micro_batch=8)])
+    def test_two(bench, case):
         Path("second").touch()
-        bench(FAKE.replace(micro_batch=8))
+        bench(case)
 """
 
 FULL_DISK = """

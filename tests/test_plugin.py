@@ -32,7 +32,7 @@ from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile
 from tests.processes import arguments
 from tests.samples import DISTURBED, make_run
-from tests.suite import CASES, edit_baseline, local_baseline, read_json, run_cpu
+from tests.suite import CASES, OTHER, edit_baseline, local_baseline, read_json, run_cpu
 
 pytestmark = pytest.mark.launch
 
@@ -312,9 +312,7 @@ def test_xdist_is_refused_with_the_reason(suite: pytest.Pytester) -> None:
 
 
 def test_a_test_whose_parameters_are_empty_fails(suite: pytest.Pytester) -> None:
-    suite.makepyfile(
-        test_cases=CASES.replace("[FAKE, A100]", "[]") + "\n    def test_other(bench):\n        bench(FAKE)\n"
-    )
+    suite.makepyfile(test_cases=CASES.replace("[FAKE, A100]", "[]") + OTHER)
     result = suite.runpytest()
     result.stdout.fnmatch_lines(["*no case: the parameters of this test are empty*", "*1 error, 1 recorded*"])
 
@@ -409,13 +407,16 @@ def test_one_case_in_two_tests_is_measured_twice(suite: pytest.Pytester) -> None
     suite.makepyfile(
         test_cases="""
         import dataclasses
+        import pytest
         from perfsuite import Case, Fake, Topology
         from perfsuite.plugin import SESSION
         FAKE = Case(model="llama-tiny", framework=Fake(), sequence_length=64, micro_batch=4,
                     topology=Topology(processes_per_node=2), hardware="cpu", timeout_s=60)
-        def test_one(bench):
+        @pytest.mark.parametrize("case", [FAKE])
+        def test_one(bench, case):
             bench(FAKE)
-        def test_two(bench, request):
+        @pytest.mark.parametrize("case", [FAKE.replace(micro_batch=8)])
+        def test_two(bench, case, request):
             session = request.config.stash[SESSION]
             session.options = dataclasses.replace(session.options, inject="exit")
             bench(FAKE)
@@ -430,19 +431,11 @@ def test_one_case_in_two_tests_is_measured_twice(suite: pytest.Pytester) -> None
     ("body", "said"),
     [
         ("pass", "*asked for bench and never called it: nothing was measured*"),
-        ("bench(FAKE); bench(FAKE)", "*bench measures one case per test: parametrize*"),
+        ("bench(case); bench(case)", "*bench measures one case per test: parametrize*"),
     ],
 )
 def test_bench_is_called_exactly_once(suite: pytest.Pytester, body: str, said: str) -> None:
-    suite.makepyfile(
-        test_cases=f"""
-        from perfsuite import Case, Fake, Topology
-        FAKE = Case(model="llama-tiny", framework=Fake(), sequence_length=64, micro_batch=4,
-                    topology=Topology(processes_per_node=2), hardware="cpu", timeout_s=60)
-        def test_it(bench):
-            {body}
-        """
-    )
+    suite.makepyfile(test_cases=CASES.replace(", A100", "").replace("bench(case)", body))
     result = suite.runpytest()
     assert result.ret == 1
     result.stdout.fnmatch_lines([said])
@@ -452,7 +445,7 @@ def test_bench_is_called_exactly_once(suite: pytest.Pytester, body: str, said: s
 def test_a_test_that_ends_before_it_measures_says_only_that(
     suite: pytest.Pytester, body: str, outcome: str
 ) -> None:
-    suite.makepyfile(test_cases=f"import pytest\ndef test_it(bench):\n    {body}\n")
+    suite.makepyfile(test_cases=CASES.replace(", A100", "").replace("bench(case)", body))
     result = suite.runpytest("-W", "ignore")
     result.assert_outcomes(**{outcome: 1})
     assert result.ret == 1, "nothing was measured"
@@ -465,8 +458,8 @@ def test_another_case_than_that_of_the_test_is_checked_too(suite: pytest.Pyteste
     result = run_cpu(suite, "-rs")
     result.stdout.fnmatch_lines(["*SKIPPED*it is meant for h100, this machine is cpu-*"])
     suite.makepyfile(
-        test_cases=CASES.replace("[FAKE, A100]", "[False, True]").replace(
-            "bench(case)", "bench(FAKE.replace(may_run_out_of_memory=case))"
+        test_cases=CASES.replace("A100]", "FAKE.replace(micro_batch=8)]").replace(
+            "bench(case)", "bench(FAKE.replace(may_run_out_of_memory=case.micro_batch == 8))"
         )
     )
     result = suite.runpytest()
@@ -524,8 +517,8 @@ def test_a_torch_that_cannot_use_the_gpus_is_one_error_before_anything_is_launch
 def test_a_torch_that_cannot_use_the_gpus_fails_a_case_that_a_test_makes_itself(
     suite: pytest.Pytester,
 ) -> None:
-    inside = "    def test_inside(bench):\n        bench(FAKE.replace(framework=DDP(), hardware='gpu'))\n"
-    suite.makepyfile(test_cases=CASES.replace("[FAKE, A100]", "[A100]") + "\n" + inside)
+    inside = OTHER.replace("bench(case)", "bench(FAKE.replace(framework=DDP(), hardware='gpu'))")
+    suite.makepyfile(test_cases=CASES.replace("[FAKE, A100]", "[A100]") + inside)
     result = suite.runpytest("--perf-json=out.json")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["torch 2.13.0+cpu is built without CUDA and cannot use the GPUs *"])
@@ -635,10 +628,13 @@ def test_a_failure_prints_its_text_once(
     monkeypatch.setenv("CI", "true") if on_ci else monkeypatch.delenv("CI", raising=False)
     suite.makepyfile(
         test_cases="""
+        import pytest
         from perfsuite import Case, Script, Topology
-        def test_it(bench):
-            bench(Case(model="llama-tiny", framework=Script(path="none.py"), sequence_length=64,
-                       micro_batch=4, topology=Topology(processes_per_node=2), hardware="cpu"))
+        NONE = Case(model="llama-tiny", framework=Script(path="none.py"), sequence_length=64,
+                    micro_batch=4, topology=Topology(processes_per_node=2), hardware="cpu")
+        @pytest.mark.parametrize("case", [NONE])
+        def test_it(bench, case):
+            bench(case)
         """
     )
     result = suite.runpytest()
@@ -694,15 +690,17 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing(suite: pytest.Pyteste
     """A second case hangs; the interrupt comes while it does."""
     suite.makepyfile(
         test_cases="""
-        import os, signal, threading, time
+        import os, pytest, signal, threading, time
         from pathlib import Path
         import perfsuite.session
         from perfsuite import Case, Fake, Topology
         FAKE = Case(model="llama-tiny", framework=Fake(), sequence_length=64, micro_batch=4,
                     topology=Topology(processes_per_node=2), hardware="cpu", timeout_s=60)
-        def test_one(bench):
-            bench(FAKE)
-        def test_two(bench, monkeypatch):
+        @pytest.mark.parametrize("case", [FAKE])
+        def test_one(bench, case):
+            bench(case)
+        @pytest.mark.parametrize("case", [FAKE.replace(micro_batch=8)])
+        def test_two(bench, case, monkeypatch):
             signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
             def measure(*args, **options):
                 return real(*args, **{**options, "inject": "hang"})
@@ -713,7 +711,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing(suite: pytest.Pyteste
                     time.sleep(0.05)
                 os.kill(os.getpid(), signal.SIGINT)
             threading.Thread(target=interrupt, daemon=True).start()
-            bench(FAKE.replace(micro_batch=8))
+            bench(case)
         """
     )
     result = suite.runpytest_subprocess("-W", "error", "--perf-json=out.json", "--perf-report=out")
@@ -732,12 +730,13 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing(suite: pytest.Pyteste
 def test_launches_before_a_ctrl_c_in_the_first_case_are_kept(suite: pytest.Pytester, launch: int) -> None:
     suite.makepyfile(
         test_cases=f"""
-        import os, signal, threading, time
+        import os, pytest, signal, threading, time
         from pathlib import Path
         from perfsuite import Case, Fake, Topology
         FAKE = Case(model="llama-tiny", framework=Fake(step_ms=5), sequence_length=64, micro_batch=4,
                     topology=Topology(processes_per_node=2), hardware="cpu", timeout_s=60)
-        def test_one(bench):
+        @pytest.mark.parametrize("case", [FAKE])
+        def test_one(bench, case):
             signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
             def interrupt():
                 while not list(Path(".perfsuite").glob("runs/*/*/launch-{launch}/rank-1.log")):

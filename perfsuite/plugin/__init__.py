@@ -29,6 +29,7 @@ from perfsuite.plugin.benchmark import (
 from perfsuite.plugin.benchmark import (
     pytest_benchmark_update_machine_info as pytest_benchmark_update_machine_info,
 )
+from perfsuite.plugin.collection import EMPTY, NO_CASE, case_of, check_collected, has_marks, uses_bench
 from perfsuite.plugin.options import SESSION, max_pairs, options, published_comparisons, usage_error
 from perfsuite.plugin.options import pytest_addoption as pytest_addoption
 from perfsuite.report import summary
@@ -38,13 +39,11 @@ from perfsuite.report.published import PublishedFile, concerned
 from perfsuite.report.text import plural, relative
 from perfsuite.results.outcome import STYLES
 from perfsuite.results.session_file import Measurement, SessionFile, Skipped
-from perfsuite.session import DrySession, Host, Session, check_same, session_file
+from perfsuite.session import DrySession, Host, Session, session_file
 
 # Of a test:
 PASSED = pytest.StashKey[bool]()
 """Whether the test itself had no complaint."""
-EMPTY = pytest.StashKey[bool]()
-"""Whether its parametrization found no case: pytest would skip it."""
 MEASUREMENT = pytest.StashKey[Measurement]()
 ENDED = pytest.StashKey[bool]()
 """Whether the test came to its end: not where an interrupt cut it short."""
@@ -158,16 +157,9 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark each test with the hardware that its case is meant for, so that `-m` selects on it."""
-    if (case := _case(item)) is not None:
+    if (case := case_of(item)) is not None:
         for marker in case.markers:
             item.add_marker(marker)
-
-
-def _case(item: pytest.Item) -> Case | None:
-    callspec = getattr(item, "callspec", None)
-    if callspec is None:
-        return None
-    return next((value for value in callspec.params.values() if isinstance(value, Case)), None)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -179,62 +171,29 @@ def pytest_collection_modifyitems(
     A test that lost its cases has no hardware either. It is left whatever `-m` selects: else nobody would see
     that it measures nothing.
     """
-    _check_collected(config, items)
-    lost = [item for item in items if EMPTY in item.stash and not _has_marks(item)]
+    check_collected(config, items)
+    lost = [item for item in items if EMPTY in item.stash and not has_marks(item)]
     result = yield
     if config.option.markexpr and not config.option.keyword:
         items += [item for item in lost if item not in items]
     return result
 
 
-def _has_marks(item: pytest.Item) -> bool:
-    """Whether a test has marks of its own, by which somebody may have deselected it."""
-    return any(mark.name != "parametrize" for mark in item.iter_markers())
-
-
-def _check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse two cases that share an id: they would share a baseline. Find tests that have no case.
-
-    Refuse, too, to measure without pytest-benchmark, as pytest itself would not say why it is missing.
-    """
-    benchmarks = [item for item in items if _uses_bench(item)]
-    if benchmarks and not any(map(config.pluginmanager.hasplugin, ("benchmark", "pytest_benchmark.plugin"))):
-        raise pytest.UsageError(
-            f"{benchmarks[0].nodeid} asks for bench, which needs pytest-benchmark, and that is turned off: "
-            "run without -p no:benchmark"
-        )
-    for item in benchmarks:
-        with_case = [mark for mark in item.own_markers if not _says_empty(mark)]
-        if len(with_case) < len(item.own_markers):
-            item.own_markers = with_case
-            item.stash[EMPTY] = True
-    seen: dict[str, Case] = {}
-    for case in filter(None, map(_case, benchmarks)):
-        with usage_error():
-            check_same(seen.setdefault(case.id, case), case)
-
-
-def _says_empty(mark: pytest.Mark) -> bool:
-    """Whether pytest put it there to keep a test from running whose parametrization is empty."""
-    is_ours = mark.name in ("skip", "xfail")
-    return is_ours and str(mark.kwargs.get("reason", "")).startswith("got empty parameter set")
-
-
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Count the benchmarks that were selected; find out whether a terminal can show their progress."""
     host, progress = session.config.stash[SESSION].host, session.config.stash[PROGRESS]
-    benchmarks = [item for item in session.items if _uses_bench(item)]
+    benchmarks = [item for item in session.items if uses_bench(item)]
     session.config.stash[SELECTED] = len(benchmarks)
     terminal = _terminal(session.config)
     progress.is_live = terminal is not None and terminal.isatty
     if benchmarks and not session.config.option.collectonly:
-        cases = map(_case, benchmarks)
+        cases = map(case_of, benchmarks)
         with usage_error():
             progress.cases = sum(case is None or host.why_not(case) is None for case in cases)
             if session.config.getoption("--perf-resume"):
                 progress.cases -= _resume(session.config.stash[SESSION], benchmarks)
     if (file := session.config.getoption("--perf-cases")) is not None:
-        by_id = {case.id: case for case in filter(None, map(_case, benchmarks))}
+        by_id = {case.id: case for case in filter(None, map(case_of, benchmarks))}
         with usage_error():
             documents.write(Path(file), CaseList(cases=tuple(by_id.values())))
 
@@ -245,18 +204,14 @@ def _resume(session: Session, benchmarks: list[pytest.Item]) -> int:
         session.resume()
     except BusyError as error:
         pytest.exit(f"perfsuite: {error}")
-    found = [(case, item.nodeid) for item in benchmarks if (case := _case(item)) is not None]
+    found = [(case, item.nodeid) for item in benchmarks if (case := case_of(item)) is not None]
     return sum(session.earlier_result(case, nodeid) is not None for case, nodeid in found)
-
-
-def _uses_bench(item: pytest.Item) -> bool:
-    return "bench" in getattr(item, "fixturenames", ())
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip, with the reason, what this machine cannot run; give pytest-benchmark a clock that replays."""
-    if not _uses_bench(item):
+    if not uses_bench(item):
         return
     if _is_worker(item.config) and not item.config.getoption("--perf-dry"):
         pytest.fail(
@@ -266,7 +221,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         )
     if EMPTY in item.stash:
         pytest.fail("no case: the parameters of this test are empty", pytrace=False)
-    if (case := _case(item)) is not None:
+    if (case := case_of(item)) is not None:
         _skip_if_impossible(item, case)
     set_clock(item)
 
@@ -287,13 +242,17 @@ def _skip_if_impossible(item: pytest.Item, case: Case) -> None:
 def bench(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Callable[[Case], Measurement]]:
     """Measure a case and fail the test if it regressed: `def test_llama(bench, case): bench(case)`."""
     item = request.node
+    if (
+        not uses_bench(item) or case_of(item) is None
+    ):  # as by `request.getfixturevalue`, unseen when collected
+        pytest.fail(NO_CASE, pytrace=False)
     cases: list[Case] = []
 
     def measure(case: Case) -> Measurement:
         if cases:
             pytest.fail("bench measures one case per test: parametrize the test instead", pytrace=False)
         cases.append(case)
-        if case != _case(item):
+        if case != case_of(item):
             _skip_if_impossible(item, case)
         return _measure(item, case, benchmark)
 
@@ -337,7 +296,7 @@ def _measure(item: pytest.Item, case: Case, benchmark: Any) -> Measurement:
 def _not_begun(item: pytest.Item) -> list[str]:
     """The cases of the tests after this one."""
     items = item.session.items
-    cases = [_case(each) for each in items[items.index(item) + 1 :] if _uses_bench(each)]
+    cases = [case_of(each) for each in items[items.index(item) + 1 :] if uses_bench(each)]
     return [case.id for case in cases if case is not None]
 
 
@@ -517,7 +476,7 @@ def _is_complete(session: pytest.Session, exitstatus: int) -> bool:
         or session.shouldfail
     ):
         return False
-    benchmarks = [item for item in session.items if _uses_bench(item)]  # none where pytest-xdist runs them
+    benchmarks = [item for item in session.items if uses_bench(item)]  # none where pytest-xdist runs them
     has_ended = all(item.stash.get(ENDED, False) for item in benchmarks)
     return has_ended and session.config.stash[SESSION].running is None
 

@@ -1,0 +1,108 @@
+"""Which tests measure a case, and what is refused of them before anything is deselected or launched."""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+
+import pytest
+
+from perfsuite.case.case import Case
+from perfsuite.case.hardware import ACCELERATORS
+from perfsuite.plugin.options import usage_error
+from perfsuite.session import check_same
+
+EMPTY = pytest.StashKey[bool]()
+"""Of a test: whether its parametrization found no case. pytest would skip it."""
+NO_CASE = (
+    "bench measures a case that is a parameter of the test, so that -m and -k can select it. Write "
+    '@pytest.mark.parametrize("case", [Case(...)]) above def test_it(bench, case)'
+)
+MARKER_NAME = re.compile(r"\bnot\s+[\w:+.-]+|\([^()]*=[^()]*\)|([\w:+.-]+)")
+"""A name in what stands after `-m`, as its group: not one after `not`, which selects nothing, and none in the
+arguments of a marker."""
+
+
+def case_of(item: pytest.Item) -> Case | None:
+    """The case of a test: the first of its parameters that is one."""
+    callspec = getattr(item, "callspec", None)
+    if callspec is None:
+        return None
+    return next((value for value in callspec.params.values() if isinstance(value, Case)), None)
+
+
+def uses_bench(item: pytest.Item) -> bool:
+    """Whether a test asks for `bench`, itself or by another fixture."""
+    return "bench" in getattr(item, "fixturenames", ())
+
+
+def has_marks(item: pytest.Item) -> bool:
+    """Whether a test has marks of its own, by which somebody may have deselected it."""
+    return any(mark.name != "parametrize" for mark in item.iter_markers())
+
+
+def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Find the tests that lost their cases. Raises `UsageError` for what would be measured wrongly, or never.
+
+    That is a test without a case, the same case or its id twice, a marker that nobody knows, and measuring
+    without pytest-benchmark, as pytest itself would not say why it is missing.
+    """
+    benchmarks = [item for item in items if uses_bench(item)]
+    if not benchmarks:
+        return
+    if not any(map(config.pluginmanager.hasplugin, ("benchmark", "pytest_benchmark.plugin"))):
+        raise pytest.UsageError(
+            f"{benchmarks[0].nodeid} asks for bench, which needs pytest-benchmark, and that is turned off: "
+            "run without -p no:benchmark"
+        )
+    first: dict[str, pytest.Item] = {}
+    for item in benchmarks:
+        _note_lost_cases(item)
+        if EMPTY in item.stash:
+            continue
+        if (case := case_of(item)) is None:
+            raise pytest.UsageError(f"{item.nodeid}: {NO_CASE}")
+        _check_differ(first.setdefault(case.id, item), item)
+    _check_marker_names(config, items)
+
+
+def _note_lost_cases(item: pytest.Item) -> None:
+    with_case = [mark for mark in item.own_markers if not _says_empty(mark)]
+    if len(with_case) < len(item.own_markers):
+        item.own_markers = with_case
+        item.stash[EMPTY] = True
+
+
+def _says_empty(mark: pytest.Mark) -> bool:
+    """Whether pytest put it there to keep a test from running whose parametrization is empty."""
+    is_ours = mark.name in ("skip", "xfail")
+    return is_ours and str(mark.kwargs.get("reason", "")).startswith("got empty parameter set")
+
+
+def _check_differ(one: pytest.Item, other: pytest.Item) -> None:
+    """Refuse two tests whose cases share an id: they would share a baseline."""
+    case, second = case_of(one), case_of(other)
+    assert case is not None
+    assert second is not None
+    with usage_error():
+        check_same(case, second)
+    if one is not other:
+        raise pytest.UsageError(
+            f"{one.nodeid} and {other.nodeid} measure the same case, {case.id}, and would share a baseline: "
+            "leave one of them out, or change a field of its case"
+        )
+
+
+def _check_marker_names(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse a marker after `-m` that neither pytest nor any test knows: it would select no case."""
+    known = {re.split("[:(]", line)[0].strip() for line in config.getini("markers")}
+    known |= {mark.name for item in items for mark in item.iter_markers()}
+    for name in re.findall(MARKER_NAME, config.option.markexpr):
+        if name and name not in {*known, "and", "or"}:
+            family = name.partition("-")[0]  # of `a100-80gb`, as stands in a case
+            near = [family] if family in known else get_close_matches(name, known, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"Hardware is one of {', '.join(ACCELERATORS)}."
+            raise pytest.UsageError(
+                f"-m {config.option.markexpr!r}: no marker is named {name}. "
+                f"{hint} Register one of your own as `markers` in pytest's ini file"
+            )

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.suite import CASES, OTHER
+
+MADE_INSIDE = CASES.replace(
+    '@pytest.mark.parametrize("case", [FAKE, A100])\n    def test_it(bench, case)', "def test_it(bench)"
+)
+
+
+def refused(suite: pytest.Pytester, *args: str) -> str:
+    """What is said on standard error where collecting ends in a usage error."""
+    result = suite.runpytest("--collect-only", *args)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "Traceback" not in str(result.stderr)
+    return str(result.stderr)
+
+
+@pytest.mark.parametrize("args", [(), ("-m", "cpu")])
+def test_a_case_that_is_no_parameter_is_refused_whatever_is_selected(
+    suite: pytest.Pytester, args: tuple[str, ...]
+) -> None:
+    suite.makepyfile(test_cases=MADE_INSIDE.replace("bench(case)", "bench(FAKE)"))
+    assert (
+        "ERROR: test_cases.py::test_it: bench measures a case that is a parameter of the test, so that -m "
+        "and -k can select it. Write "
+        '@pytest.mark.parametrize("case", [Case(...)]) above def test_it(bench, case)'
+    ) in refused(suite, *args)
+
+
+def test_a_parameter_that_is_no_case_is_refused_with_its_test(suite: pytest.Pytester) -> None:
+    suite.makepyfile(test_cases=CASES.replace("A100]", "None]"))
+    assert "ERROR: test_cases.py::test_it[None]: bench measures a case" in refused(suite)
+
+
+def test_a_fixture_with_cases_as_its_parameters_is_fine(suite: pytest.Pytester) -> None:
+    fixture = """@pytest.fixture(params=[FAKE, A100])
+    def case(request):
+        return request.param
+
+    def"""
+    suite.makepyfile(
+        test_cases=CASES.replace('@pytest.mark.parametrize("case", [FAKE, A100])\n    def', fixture)
+    )
+    result = suite.runpytest("--collect-only", "-q", "-m", "cpu")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["test_cases.py::test_it[[]fake-llama-tiny-*]", "1/2 tests collected*"])
+
+
+def test_a_bench_that_was_not_seen_when_collected_measures_nothing(suite: pytest.Pytester) -> None:
+    suite.makepyfile(test_cases="def test_it(request):\n    request.getfixturevalue('bench')\n")
+    result = suite.runpytest("-W", "ignore")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*bench measures a case that is a parameter of the test*"])
+
+
+def test_the_same_case_twice_is_refused_with_both_tests(suite: pytest.Pytester) -> None:
+    suite.makepyfile(test_cases=CASES + OTHER)
+    twice = "fake-llama-tiny-s64-b4-fp32-1x2"
+    assert (
+        f"ERROR: test_cases.py::test_it[{twice}] and test_cases.py::test_other[{twice}] measure the same "
+        f"case, {twice}, and would share a baseline: leave one of them out"
+    ) in refused(suite)
+
+
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        ("h10", "-m 'h10': no marker is named h10. Did you mean h100?"),
+        ("cpu or h10", "-m 'cpu or h10': no marker is named h10. Did you mean h100?"),
+        ("a100-80gb", "no marker is named a100-80gb. Did you mean a100?"),
+        ("xyzzy", "no marker is named xyzzy. Hardware is one of cpu, gpu, a10, "),
+    ],
+)
+def test_a_marker_that_nobody_knows_is_refused_with_one_that_is_near(
+    suite: pytest.Pytester, expression: str, said: str
+) -> None:
+    assert said in refused(suite, "-m", expression)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "not slow",
+        "h100 or (cpu and not slow)",
+        "mine",
+        "registered(name='h10', other=1) or cpu",
+        "parametrize",
+    ],
+)
+def test_markers_that_somebody_knows_or_that_deselect_nothing_are_fine(
+    suite: pytest.Pytester, expression: str
+) -> None:
+    suite.makeini("[pytest]\nmarkers = registered(name, other): mine, too\n")
+    marked = CASES.replace("@pytest", "@pytest.mark.mine\n    @pytest")
+    suite.makepyfile(test_cases=marked)
+    result = suite.runpytest("--collect-only", "-m", expression, "-W", "ignore")
+    assert result.ret == 0
+
+
+def test_markers_are_not_looked_at_where_no_case_was_collected(suite: pytest.Pytester) -> None:
+    suite.makepyfile(test_cases="def test_it():\n    pass\n")
+    assert suite.runpytest("-m", "h10").ret == pytest.ExitCode.NO_TESTS_COLLECTED
