@@ -140,7 +140,9 @@ def _anchors(results: Sequence[Measurement]) -> list[str]:
 def _explanation(result: Measurement) -> list[str]:
     """Why a case has its verdict, in lines."""
     verdict = result.verdict
-    telling = [check for check in verdict.checks if check.outcome == result.outcome]
+    telling = [
+        check for check in verdict.checks if check.outcome == result.outcome or verdict.failure == "loss"
+    ]
     lines = [*profile.because(verdict), *verdict.reasons]
     lines += [sentence(check, verdict.against) for check in telling]
     if verdict.counts is not None:

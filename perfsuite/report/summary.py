@@ -14,8 +14,9 @@ from perfsuite.report.scaling import scalings
 from perfsuite.report.text import percent, plural, rate
 from perfsuite.results import nodes
 from perfsuite.results.metric import TOKENS_PER_S, described, in_unit
-from perfsuite.results.outcome import QUIET, WORST_FIRST, Check, Verdict
+from perfsuite.results.outcome import QUIET, WORST_FIRST, Check, Outcome, Verdict
 from perfsuite.results.session_file import ArmFacts, Measurement, SessionFile
+from perfsuite.verdict.comparable import UNEXPLAINED
 from perfsuite.verdict.count_sentences import arrow
 
 MARKS = ("shared", "blind", "dry run")
@@ -69,23 +70,30 @@ def _why(result: Measurement) -> str:
     judged = result.verdict
     telling = [check for check in judged.checks if check.outcome == judged.outcome]
     if judged.failure is not None:
-        missing = [check.label for check in telling]
-        return ": ".join([judged.failure.replace("_", " "), *([", ".join(missing)] if missing else [])])
+        worse = [check.label for check in telling]
+        if judged.failure in ("unlike", "loss"):  # what was judged all the same
+            worse = _told(check for check in judged.checks if check.outcome == "regressed")
+            worse += _counts_that_tell(judged, "regressed")
+        return ": ".join([judged.failure.replace("_", " "), *([", ".join(worse)] if worse else [])])
     if result.outcome == "unhealthy" and not result.runs:
         return "; ".join(judged.reasons)
     if result.outcome == "unhealthy":
         return f"{plural(len(judged.unhealthy_launches), 'launch')} set aside"
     if result.outcome in QUIET:
         return ""
-    changes = [(check.label, change(check)) for check in telling]
-    told = [f"{label} {'not known' if of is None else percent(of)}" for label, of in changes]
-    return ", ".join([*told, *_counts_that_tell(judged)])
+    return ", ".join([*_told(telling), *_counts_that_tell(judged, judged.outcome)])
 
 
-def _counts_that_tell(judged: Verdict) -> list[str]:
-    """The largest change of a count that decided the outcome, and how many more there are."""
+def _told(checks: Iterable[Check]) -> list[str]:
+    """The change of each metric."""
+    changes = [(check.label, change(check)) for check in checks]
+    return [f"{label} {'not known' if of is None else percent(of)}" for label, of in changes]
+
+
+def _counts_that_tell(judged: Verdict, outcome: Outcome) -> list[str]:
+    """The largest change of a count that has this outcome, and how many more there are."""
     found = () if judged.counts is None else judged.counts.findings
-    telling = [each for each in found if each.outcome == judged.outcome]
+    telling = [each for each in found if each.outcome == outcome]
     if not telling:
         return []
     largest, *others = telling
@@ -274,7 +282,7 @@ def in_short(results: Iterable[Measurement]) -> list[str]:
     for result in quiet:
         if (known := known_issue(result)) is not None:
             lines.append(f"{result.case_id}: {known}")
-        for note in launch_notes(result):
+        for note in (*_unexplained(result.verdict), *launch_notes(result)):
             by_note.setdefault(note, []).append(result.case_id)
     lines += map(str, scalings(results))
     for note, cases in list(by_note.items())[:NOTES_SHOWN]:
@@ -289,6 +297,11 @@ def in_short(results: Iterable[Measurement]) -> list[str]:
             f"tolerance; a baseline of more launches helps (perfsuite power). How large: {REST}"
         )
     return lines
+
+
+def _unexplained(judged: Verdict) -> list[str]:
+    """Settings that a library chose otherwise though nothing around it changed."""
+    return [reason for reason in judged.reasons if reason.startswith(UNEXPLAINED)]
 
 
 def known_issue(result: Measurement) -> str | None:

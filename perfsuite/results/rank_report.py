@@ -66,7 +66,8 @@ class Observed(Data):
     """What a worker found to be running, as opposed to what was asked for."""
 
     settings: dict[str, str]
-    """World size, wrapper, sharding, dtypes and so on: runs that differ here cannot be compared."""
+    """World size, wrapper, sharding, dtypes and so on. `perfsuite.verdict.settings` says which of them keep
+    runs from being compared."""
     environment: dict[str, str]
     """Versions and variables: differences are listed beside a verdict."""
 

@@ -12,6 +12,8 @@ from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.noise import is_size
 from perfsuite.verdict.robust import clipped_variance, sorted_logs, squares, t_quantile
+from perfsuite.verdict.settings import NOT_OBSERVED, is_unlike
+from perfsuite.verdict.settings import changed as changed_settings
 
 SAME_MACHINE = (0.8, 1.25)
 """Lowest and highest speed of the machine by the probe, as a share of its speed at the baseline, at which a
@@ -22,6 +24,9 @@ More is allowed where the launches of the baseline scatter more."""
 DEVICE_PROBE_SIGMAS = 2.0
 """Standard deviations of the baseline's launches by which the same may be slower. One healthy launch in 44 is
 slower still; a case ends only after three unhealthy launches."""
+OBSERVED = "observed "
+"""How the name of a setting begins that workers observed, among `differences`."""
+UNEXPLAINED = "settings differ, though no version or variable that is recorded does"
 POWER_LIMIT_LOWER = 0.01
 """Share by which the power limit of the GPUs may be lower than at the baseline."""
 DEVICE_MEMORY_GREW = 256 * 2**20
@@ -85,23 +90,49 @@ def _less_power(run: Run, baseline: Baseline) -> list[str]:
 
 
 def differences(run: Run, baseline: Baseline) -> dict[str, tuple[str, str]]:
-    """Settings that make a run incomparable with a baseline: the baseline's value and the run's, by name.
+    """Settings that differ from a baseline's: the baseline's value and the run's, by name.
 
     A setting that the baseline lacks was not observed by the earlier perfsuite that recorded it: it is listed
-    as a change of the environment (but for `trained`: see `_settings`). One that the run lacks is a
-    difference.
+    as a change of the environment (but for `trained`: see `_settings`).
     """
     settings = {"hardware class": (baseline.hardware_class, run.machine.hardware_class)}
     if run.flops is not None and baseline.flops is not None:
         settings["FLOP formula"] = (baseline.flops.formula, run.flops.formula)
     if run.observed is not None and baseline.observed is not None:
         before, now = _settings(baseline.observed, run.observed), run.observed.settings
-        settings |= {f"observed {key}": (then, now.get(key, "?")) for key, then in sorted(before.items())}
+        settings |= {
+            f"{OBSERVED}{key}": (then, now.get(key, NOT_OBSERVED)) for key, then in sorted(before.items())
+        }
     for name in type(run.case).model_fields:
         then_asked, now_asked = getattr(baseline.case, name), getattr(run.case, name)
         if name not in NOT_IN_ID and then_asked != now_asked:  # their text may still say the same
             settings[name] = (str(then_asked), str(now_asked))
     return {key: (then, now) for key, (then, now) in settings.items() if then != now}
+
+
+def unlike(run: Run, baseline: Baseline) -> dict[str, tuple[str, str]]:
+    """Those `differences` that make a run incomparable with a baseline: all but what a library chose."""
+    return {
+        key: (then, now)
+        for key, (then, now) in differences(run, baseline).items()
+        if not key.startswith(OBSERVED) or is_unlike(key.removeprefix(OBSERVED), then, now)
+    }
+
+
+def library_choices(run: Run, baseline: Baseline) -> list[str]:
+    """Settings that a library chose otherwise than at the baseline, or that only the baseline saw."""
+    if run.observed is None or baseline.observed is None:
+        return []
+    return changed_settings(_settings(baseline.observed, run.observed), run.observed.settings)
+
+
+def unexplained(run: Run, baseline: Baseline) -> list[str]:
+    """The `library_choices`, if no version or variable that is recorded differs: other code chose."""
+    if run.observed is None or baseline.observed is None:
+        return []
+    if run.observed.environment != baseline.observed.environment:
+        return []
+    return [f"{UNEXPLAINED}: {choice}" for choice in library_choices(run, baseline)]
 
 
 def _settings(then: Observed, now: Observed) -> dict[str, str]:

@@ -26,7 +26,7 @@ from perfsuite.verdict import exact
 from perfsuite.verdict.combined import first_cause
 from perfsuite.verdict.comparable import changes, differences, same_stack
 from perfsuite.verdict.judge import MAX_UNHEALTHY, disagreement, exact_check, why_failed
-from perfsuite.verdict.loss import loss_differs
+from perfsuite.verdict.loss import loss_differs, scaled
 from perfsuite.verdict.noise import PROBE_CORRECTED, is_size
 from perfsuite.verdict.paired import MAX_PAIRS, MIN_PAIRS, PairedDecision, PairedOutcome, decided
 
@@ -101,7 +101,7 @@ def judge_pairs(
         launches=launches,
         unhealthy_launches=tuple(problems),
         reasons=(*verdict.reasons, *_other_settings(b[-1], known), *set_aside),
-        changed=changes(b[-1], known),
+        changed=(*scaled(b, known), *changes(b[-1], known)),
         against=ARM_A,
     )
 
@@ -128,10 +128,8 @@ def _judge_healthy(
     corrects: bool,
 ) -> Verdict:
     """The verdict on healthy pairs, which waits for the metric `alone`, or for all of them."""
-    launches = len(a) + len(b)
-    if len(a) >= MIN_PAIRS and (difference := loss_differs(b, baselines.from_runs(a), ARM_A)) is not None:
-        return Verdict(outcome="failed", launches=launches, failure="loss", reasons=(difference,))
-    corrects = corrects and same_stack(b[-1], baselines.from_runs(a))
+    known = baselines.from_runs(a)
+    corrects = corrects and same_stack(b[-1], known)
     device = b[0].machine.device
     metrics = judged((run.figures for run in (*a, *b)), device)
     awaited = alone or TOKENS_PER_S.name
@@ -144,14 +142,21 @@ def _judge_healthy(
     if outcome != "failed" and state is not None and (state == "undecided" or alone):
         outcome = state
     counts = _counts(a, b)
-    return Verdict(
+    verdict = Verdict(
         outcome=outcome,
-        launches=launches,
+        launches=len(a) + len(b),
         checks=checks,
         counts=None if counts is None else _unjudged(counts),
         explained=_explained(checks, counts),
         failure="missing_metric" if outcome == "failed" else None,
     )
+    if (
+        outcome != "undecided"
+        and len(a) >= MIN_PAIRS
+        and (other := loss_differs(b, known, ARM_A)) is not None
+    ):
+        return verdict.replace(outcome="failed", failure="loss", reasons=(other,))
+    return verdict
 
 
 def _check(

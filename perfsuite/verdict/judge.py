@@ -18,11 +18,13 @@ from perfsuite.results.rank_report import FailureKind
 from perfsuite.results.run import Run
 from perfsuite.verdict.comparable import (
     changes,
-    differences,
     launch_problems,
+    library_choices,
     same_stack,
+    unexplained,
+    unlike,
 )
-from perfsuite.verdict.loss import loss_differs
+from perfsuite.verdict.loss import loss_differs, scaled
 from perfsuite.verdict.noise import PROBE_CORRECTED, ClassNoise, against, is_size, pairs
 from perfsuite.verdict.probe_correction import probe_corrected
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Noise, decide
@@ -74,11 +76,21 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
     else:
         verdict = _judge_healthy(healthy, baseline, noise, policy)
     set_aside = tuple(f"launch {number} set aside: {'; '.join(why)}" for number, why in problems.items())
-    return verdict.replace(
+    verdict = verdict.replace(
         launches=len(runs),
         unhealthy_launches=tuple(problems),
         reasons=(*verdict.reasons, *set_aside),
-        changed=changes(runs[-1], baseline) if baseline is not None else (),
+    )
+    if baseline is None:
+        return verdict
+    newest = runs[-1]
+    return verdict.replace(
+        reasons=(*unexplained(newest, baseline), *verdict.reasons),
+        changed=(
+            *library_choices(newest, baseline),
+            *scaled(runs, baseline),
+            *changes(newest, baseline),
+        ),
     )
 
 
@@ -102,7 +114,7 @@ def _unhealthy(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise
     verdict = Verdict(outcome="unhealthy", launches=len(runs))
     if baseline is None:
         return verdict
-    if (failed := _cannot_be_compared(runs, baseline)) is not None:
+    if (failed := _unlike(runs, baseline) or _other_loss(runs, baseline)) is not None:
         return failed
     exact = [each for each in _metrics(runs, baseline) if each.judging(runs[0].machine.device) == "exact"]
     checks = [_check(metric, runs, baseline, noise, policy) for metric in exact]
@@ -133,10 +145,10 @@ def _record(runs: Sequence[Run], policy: Policy) -> Verdict:
 def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy: Policy) -> Verdict:
     """The verdict on healthy launches beside the baseline.
 
-    What a device repeats to the digit is known after one launch. That it is worse hides nothing of the rest:
-    launches go on until the speed is decided, too.
+    What a device repeats to the digit is known after one launch, and so is another loss. That it is worse
+    hides nothing of the rest: launches go on until the speed is decided, too.
     """
-    if (failed := _cannot_be_compared(runs, baseline)) is not None:
+    if (failed := _unlike(runs, baseline)) is not None:
         return failed
     device, metrics = runs[0].machine.device, _metrics(runs, baseline)
     checks = tuple(_check(metric, runs, baseline, noise, policy) for metric in metrics)
@@ -145,6 +157,8 @@ def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy:
     noisy = {check.outcome for metric, check in both if metric.judging(device) != "exact"}
     if verdict.outcome == "regressed" and "regressed" not in noisy and "undecided" in noisy:
         return verdict.replace(outcome="undecided")
+    if verdict.outcome != "undecided" and (failed := _other_loss(runs, baseline)) is not None:
+        return failed.replace(checks=checks)
     return verdict
 
 
@@ -161,17 +175,20 @@ def _metrics(runs: Sequence[Run], baseline: Baseline) -> list[Metric]:
     ]
 
 
-def _cannot_be_compared(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:
-    """The failure of launches that do other work than the baseline's: other settings, or another loss."""
-    if unlike := differences(runs[-1], baseline):
-        why = tuple(
-            f"cannot be compared: {key} was {then!r} in the baseline and is {now!r}"
-            for key, (then, now) in unlike.items()
-        )
-        return Verdict(outcome="failed", launches=len(runs), failure="unlike", reasons=why)
-    if (difference := loss_differs(runs, baseline)) is not None:
-        return Verdict(outcome="failed", launches=len(runs), failure="loss", reasons=(difference,))
-    return None
+def _unlike(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:
+    """The failure of launches that were asked for other work than the baseline's."""
+    why = tuple(
+        f"cannot be compared: {key} was {then!r} in the baseline and is {now!r}"
+        for key, (then, now) in unlike(runs[-1], baseline).items()
+    )
+    return Verdict(outcome="failed", launches=len(runs), failure="unlike", reasons=why) if why else None
+
+
+def _other_loss(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:
+    """The failure of launches that learn otherwise than the baseline's."""
+    if (difference := loss_differs(runs, baseline)) is None:
+        return None
+    return Verdict(outcome="failed", launches=len(runs), failure="loss", reasons=(difference,))
 
 
 def _worst(checks: tuple[Check, ...], launches: int) -> Verdict:

@@ -23,16 +23,44 @@ LOSS_FLOOR = 0.02
 def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the baseline") -> str | None:
     """The first tenth of the steps where a run's loss differs from the baseline's by more than is allowed.
 
-    None if there is none. The message has both losses and the allowed difference; `whose` is the baseline in
-    it.
+    None if there is none, or if it is the same curve at another `loss_scale`. The message has both losses and
+    the allowed difference; `whose` is the baseline in it.
     """
-    usual = _usual_loss(baseline)
+    usual, scale = _usual_loss(baseline), loss_scale(runs, baseline) or 1
     for run in runs:
         for position, (now, (then, allowed)) in enumerate(zip(loss_curve(run.loss), usual, strict=False)):
-            if not abs(now - then) <= allowed:
+            if not abs(now / scale - then) <= allowed:
                 share = f"{10 * position} to {10 * position + 10} % of the steps"
                 return f"the loss over {share} is {now:.4f}, {whose}'s {then:.4f} +- {allowed:.4f}"
     return None
+
+
+def loss_scale(runs: Sequence[Run], baseline: Baseline) -> float | None:
+    """How many times the baseline's loss the runs' losses are, if that is the same in every step; None else.
+
+    What backward is called on may be a mean where it was a sum, over micro-batches or ranks, or what a
+    gradient scaler multiplied: a whole number of times the loss, or one part of so many.
+    """
+    usual = _usual_loss(baseline)
+    both = [
+        (now, then, allowed)
+        for run in runs
+        for now, (then, allowed) in zip(loss_curve(run.loss), usual, strict=False)
+    ]
+    ratios = [now / then for now, then, _ in both if then]
+    if not ratios or not all(0 < ratio < math.inf for ratio in ratios):
+        return None
+    scale = median(ratios)
+    times = max(scale, 1 / scale)
+    if round(times) < 2 or abs(times / round(times) - 1) > LOSS_FLOOR:
+        return None
+    return scale if all(abs(now / scale - then) <= allowed for now, then, allowed in both) else None
+
+
+def scaled(runs: Sequence[Run], baseline: Baseline) -> list[str]:
+    """That the loss is a multiple of the baseline's, in words; nothing where it is not."""
+    scale = loss_scale(runs, baseline)
+    return [] if scale is None else [f"the loss is x {scale:.3g} in every step: scaled elsewhere"]
 
 
 def _usual_loss(baseline: Baseline) -> list[tuple[float, float]]:

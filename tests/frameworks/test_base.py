@@ -32,6 +32,7 @@ from perfsuite.launch.machine import detect
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
 from perfsuite.results.run import Run
+from perfsuite.verdict.settings import ASKED, CHOSEN
 from perfsuite.worker import flops
 from tests.samples import make_gpu_machine
 
@@ -53,6 +54,8 @@ def measured(case: Case, directory: Path, inject: str | None = None) -> Run:
     result = launch_once(case, detect(), directory, inject=inject)
     if inject is None:
         assert result.failure is None, f"{result.failure.message}\n{result.failure.traceback}"
+    if result.observed is not None:
+        assert result.observed.settings.keys() <= ASKED.keys() | CHOSEN.keys()
     return result
 
 

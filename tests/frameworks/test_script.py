@@ -21,6 +21,7 @@ from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
+from perfsuite.verdict.settings import ASKED, CHOSEN
 from tests.launch.test_local import driver, processes_of
 from tests.processes import arguments, wait_until
 from tests.samples import make_case, make_machine
@@ -112,6 +113,8 @@ def measured(case: Case, directory: Path, inject: str | None = None) -> Run:
     result = launch_once(case, detect(), directory / "run", inject=inject)
     if inject is None:
         assert result.failure is None, f"{result.failure.message}\n{result.failure.traceback}"
+    if result.observed is not None:
+        assert result.observed.settings.keys() <= ASKED.keys() | CHOSEN.keys()
     return result
 
 

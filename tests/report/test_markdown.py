@@ -13,7 +13,7 @@ from perfsuite.results.session_file import Measurement, SessionFile, Skipped
 from tests.counted import BUCKETS, EXPLAINED, FULL_SIZE, make_check, make_counted, make_dry, make_finding
 from tests.report.html.test_page import EVIL, make_evil
 from tests.samples import ARMS, make_compared, make_image_result, make_result, make_shared, never_run, now
-from tests.sessions import make_blind, make_gpu_result, make_session
+from tests.sessions import make_blind, make_explained, make_gpu_result, make_session
 
 MIB = 2**20
 
@@ -243,6 +243,15 @@ def test_a_regression_of_counts_is_explained() -> None:
         "regressed: host reads in forward 1 -> 2",
     ]
     assert BUCKETS.sentence not in parsed.items
+
+
+def test_another_loss_hides_neither_speed_nor_counts() -> None:
+    told = make_explained(make_gpu_result(2, "regressed"))
+    judged = told.verdict.replace(outcome="failed", failure="loss", reasons=("the loss is another",))
+    items = parse(render([make_session(0).replace(results=(told.replace(verdict=judged),))])).items
+    assert items[1] == "the loss is another"
+    assert [line.split(":")[0] for line in items[2:5]] == ["tokens/s", "tokens/s with stalls", "peak memory"]
+    assert f"regressed: {make_finding().sentence}" in items
 
 
 def test_dry_runs_have_a_table_of_what_was_counted() -> None:

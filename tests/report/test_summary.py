@@ -25,6 +25,7 @@ from perfsuite.report.text import percent
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Health
 from perfsuite.results.session_file import Part
+from perfsuite.verdict.comparable import UNEXPLAINED
 from perfsuite.verdict.noise import ClassNoise
 from tests.counted import BUCKETS, HOST_READ, make_check, make_counted, make_dry
 from tests.samples import (
@@ -288,6 +289,27 @@ def test_the_largest_count_that_regressed_is_the_reason() -> None:
     assert reason(make_counted(make_check(HOST_READ, BUCKETS))) == "host reads in forward 1 -> 2"
     slower = make_explained(make_gpu_result(2, "regressed"))
     assert reason(slower) == f"tokens/s -7.4%, tokens/s with stalls -7.3%, {largest}"
+
+
+def test_what_was_judged_all_the_same_stands_beside_a_failure_to_compare() -> None:
+    slower = make_explained(make_gpu_result(2, "regressed"))
+    judged = slower.verdict.replace(outcome="failed", failure="loss")
+    largest = "reduce_scatter of 64 ranks: bytes 29.9 -> 59.8 GiB and 1 count more"
+    assert reason(slower.replace(verdict=judged)) == (
+        f"loss: tokens/s -7.4%, tokens/s with stalls -7.3%, {largest}"
+    )
+    unlike = judged.replace(failure="unlike", checks=())
+    assert reason(slower.replace(verdict=unlike)) == f"unlike: {largest}"
+    equal = unlike.replace(counts=None)
+    assert reason(slower.replace(verdict=equal)) == "unlike"
+
+
+def test_a_setting_that_changed_by_itself_is_told_of_a_case_that_passed_too() -> None:
+    passed = make_result(now())
+    told = f"{UNEXPLAINED}: attention_kernel: Flash -> math"
+    reasons = ("launch 1 set aside: x", told)
+    changed = passed.replace(verdict=passed.verdict.replace(reasons=reasons))
+    assert in_short([changed, passed, changed]) == [f"note on 2 cases: {told}"]
 
 
 def test_changes_that_are_only_listed_are_told_in_one_line() -> None:

@@ -55,9 +55,9 @@ from tests.verdict.judging import (
             "observed wrapper was 'FSDPModule' in the baseline and is 'DDP'",
         ),
         (
-            {"observed": Observed(settings={}, environment={})},
+            {"observed": Observed(settings={"attention": "sdpa"}, environment={})},
             {"observed": Observed(settings={"attention": "eager"}, environment={})},
-            "observed attention was 'eager' in the baseline and is '?'",
+            "observed attention was 'eager' in the baseline and is 'sdpa'",
         ),
         ({"case": make_case(micro_batch=4)}, {}, "micro_batch was '2' in the baseline and is '4'"),
         (

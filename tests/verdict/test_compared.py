@@ -134,6 +134,20 @@ def test_another_loss_fails_and_both_are_told() -> None:
     assert ", arm A's 3.97" in verdict.reasons[0]
 
 
+def test_another_loss_hides_no_speed() -> None:
+    verdict = compared([with_loss(1)] * 5, [with_loss(1.3, speed=0.7)] * 5)
+    assert (verdict.outcome, verdict.failure, verdict.launches) == ("failed", "loss", 10)
+    assert check_of(verdict, "tokens_per_s").outcome == "regressed"
+
+
+def test_a_loss_that_is_scaled_elsewhere_is_told_and_judged_as_equal() -> None:
+    verdict = compared([with_loss(1)] * 3, [with_loss(4)] * 3)
+    assert (verdict.outcome, verdict.changed) == (
+        "passed",
+        ("the loss is x 4 in every step: scaled elsewhere",),
+    )
+
+
 def observed(runs: list[Run], *, torch: str = "2.13.0", **settings: str) -> list[Run]:
     seen = Observed(settings=settings, environment={"torch": torch})
     return [run.replace(observed=seen) for run in runs]

@@ -16,8 +16,10 @@ from tests.samples import (
 )
 from tests.verdict.judging import (
     QUIET,
+    check_of,
     in_environment,
     judged,
+    session,
     with_loss,
 )
 
@@ -28,11 +30,43 @@ def test_what_changed_is_listed_with_a_loss_that_differs() -> None:
     assert (verdict.failure, verdict.changed) == ("loss", ("torch: 2.11 -> 2.12",))
 
 
-@pytest.mark.parametrize("speed", [0.5, 1, 2])
+@pytest.mark.parametrize(
+    ("speed", "outcome", "launches"), [(0.5, "regressed", 3), (1, "passed", 1), (2, "improved", 3)]
+)
 @pytest.mark.parametrize("factor", [0.9, 0.97, 1.03, 1.1, math.nan, math.inf])
-def test_a_loss_that_leaves_the_baselines_fails_whatever_the_speed(speed: float, factor: float) -> None:
-    verdict = judged([with_loss(factor, speed=speed)], from_runs([with_loss(1)] * 5))
-    assert (verdict.outcome, verdict.failure, verdict.launches) == ("failed", "loss", 1)
+def test_a_loss_that_leaves_the_baselines_fails_and_hides_no_speed(
+    speed: float, outcome: str, launches: int, factor: float
+) -> None:
+    verdict = session([with_loss(factor, speed=speed)] * 15, from_runs([with_loss(1)] * 5))
+    assert (verdict.outcome, verdict.failure, verdict.launches) == ("failed", "loss", launches)
+    assert check_of(verdict, "tokens_per_s").outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("factor", "said"),
+    [(0.252, "0.252"), (0.5, "0.5"), (3.99, "3.99"), (1 / 1024, "0.000977"), (65536, "6.55e+04")],
+)
+def test_a_loss_that_is_the_same_multiple_in_every_step_is_scaled_elsewhere(factor: float, said: str) -> None:
+    """As where a library takes the mean over micro-batches after backward, and not before."""
+    verdict = judged([with_loss(factor)], from_runs([with_loss(1)] * 5))
+    assert (verdict.outcome, verdict.failure) == ("passed", None)
+    assert verdict.changed == (f"the loss is x {said} in every step: scaled elsewhere",)
+
+
+@pytest.mark.parametrize("factor", [0.25, 4])
+@pytest.mark.parametrize(("first", "last"), [(5, 25), (0, 20), (0, 1)])
+def test_a_loss_that_is_a_multiple_in_some_steps_is_another(factor: float, first: int, last: int) -> None:
+    verdict = judged([with_loss(factor, first=first, last=last)], from_runs([with_loss(1)] * 5))
+    assert (verdict.failure, verdict.changed) == ("loss", ())
+
+
+@pytest.mark.parametrize("factor", [-2, 0, 1.5, 2.1, 0.4])
+def test_a_loss_that_is_no_whole_multiple_is_another(factor: float) -> None:
+    assert judged([with_loss(factor)], from_runs([with_loss(1)] * 5)).failure == "loss"
+
+
+def test_launches_of_which_one_is_scaled_otherwise_have_another_loss() -> None:
+    assert judged([with_loss(4), with_loss(2)], from_runs([with_loss(1)] * 5)).failure == "loss"
 
 
 def test_the_loss_is_named_with_the_place_the_value_and_what_is_usual() -> None:
@@ -141,8 +175,8 @@ def test_one_launch_with_another_loss_fails_among_good_ones(place: int) -> None:
 
 def test_a_loss_is_not_compared_with_none() -> None:
     bare = with_loss(1).replace(loss=())
-    assert judged([with_loss(9)], from_runs([bare] * 5)).outcome == "passed"
-    assert judged([with_loss(9)], from_runs([bare, bare, with_loss(1)])).failure == "loss"
+    assert judged([with_loss(1.3)], from_runs([bare] * 5)).outcome == "passed"
+    assert judged([with_loss(1.3)], from_runs([bare, bare, with_loss(1)])).failure == "loss"
 
 
 def told(baseline: Sequence[tuple[float, ...]], now: tuple[float, ...]) -> str | None:

@@ -14,6 +14,7 @@ from perfsuite.launch.machine import detect_cpu
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
 from perfsuite.results.run import Run
+from perfsuite.verdict.settings import ASKED, CHOSEN
 from tests.samples import make_case
 
 SMALL = Case(
@@ -33,6 +34,8 @@ MACHINE = detect_cpu("a test")
 def measured(case: Case, directory: Path) -> Run:
     result = launch_once(case, MACHINE, directory)
     assert result.failure is None, f"{result.failure.message}\n{result.failure.traceback}"
+    if result.observed is not None:
+        assert result.observed.settings.keys() <= ASKED.keys() | CHOSEN.keys()
     return result
 
 

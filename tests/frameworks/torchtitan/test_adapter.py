@@ -15,6 +15,7 @@ from perfsuite.measure import launch_once
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
+from perfsuite.verdict.settings import ASKED, CHOSEN
 from tests.frameworks.torchtitan.samples import LLAMAS, MARKS, SMALL, changed
 
 pytestmark = MARKS
@@ -23,6 +24,8 @@ pytestmark = MARKS
 def measured(case: Case, directory: Path) -> Run:
     result = launch_once(case, detect(), directory)
     assert result.failure is None, f"{result.failure.message}\n{result.failure.traceback}"
+    if result.observed is not None:
+        assert result.observed.settings.keys() <= ASKED.keys() | CHOSEN.keys()
     return result
 
 

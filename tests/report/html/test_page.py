@@ -288,6 +288,16 @@ def test_a_case_tells_all_there_is() -> None:
     assert said.said("pre")[0].startswith("pytest 'bench_cases/test_llama.py::test_llama[fake-gpt2-xl")
 
 
+@pytest.mark.parametrize(
+    ("reasons", "heading"), [(("launch 1 set aside: x",), "Launches set aside"), (("a", "b"), "Why")]
+)
+def test_reasons_stand_under_what_they_are(reasons: tuple[str, ...], heading: str) -> None:
+    result = make_gpu_result(2)
+    verdict = result.verdict.replace(reasons=reasons, unhealthy_launches=(1,))
+    text = render([make_session(0).replace(results=(result.replace(verdict=verdict),))])
+    assert heading in Page(text).said("h4")
+
+
 def test_no_claim_about_changes_where_nothing_was_compared(page: str) -> None:
     [part] = re.findall(
         r'<section class="case" id="case-fake-llama-3.2-1b-s256-b1-.*?</section>', page, re.DOTALL
