@@ -19,10 +19,11 @@ import typer
 from perfsuite import documents
 from perfsuite.errors import GitHubError
 from perfsuite.history.trend import Finding, Trend
+from perfsuite.report import markdown
 from perfsuite.report.counts import findings
 from perfsuite.report.profile import because
 from perfsuite.report.terminal import console
-from perfsuite.report.text import plural, sentence
+from perfsuite.report.text import plural, printable, sentence
 from perfsuite.results.session_file import Measurement, SessionFile
 
 LABEL = "perfsuite"
@@ -30,8 +31,8 @@ MOST_CAUSES = 3
 """Lines that say why a case is slower: the surest ones."""
 LONGEST = 60_000
 """Most characters of an issue's text: GitHub allows 65,536."""
-_LISTED = re.compile(r"<!-- perfsuite: (\[.*\]) -->")
-"""The hidden line of an issue's text that lists its subjects."""
+_LISTED = re.compile(r"^<!-- perfsuite: (.*) -->\s*\Z", re.MULTILINE)
+"""The hidden line of an issue's text that lists its subjects: the last one."""
 _DRIFT = "drift of "
 """Beginning of a subject that is a drift and not a case."""
 
@@ -43,10 +44,15 @@ class Issue(NamedTuple):
     body: str
 
     @property
-    def subjects(self) -> list[str]:
-        """What it was opened or kept open for: ids of cases, and drifts."""
+    def subjects(self) -> list[str] | None:
+        """What it was opened or kept open for: ids of cases, and drifts. None if its list cannot be read, as
+        where somebody changed the text by hand."""
         match = _LISTED.search(self.body)
-        return [str(subject) for subject in json.loads(match[1])] if match else []
+        try:
+            listed = json.loads(match[1]) if match else None
+        except (ValueError, RecursionError):
+            return None
+        return [str(subject) for subject in listed] if isinstance(listed, list) else None
 
 
 class Step(NamedTuple):
@@ -58,7 +64,7 @@ class Step(NamedTuple):
 
 def title(hardware_class: str) -> str:
     """Return the title by which the issue of a hardware class is found again."""
-    return f"Performance regressions on {hardware_class}"
+    return f"Performance regressions on {re.sub(r'[^a-zA-Z0-9.+-]', '_', hardware_class)}"
 
 
 def steps(
@@ -72,18 +78,19 @@ def steps(
 
     `drifts` are the open worsenings of this hardware class, None if nobody looked for them. An issue is
     closed when each of its cases was measured again and is good, and none of its drifts is found any more. A
-    case that was not measured, or whose verdict is inconclusive or unhealthy, keeps it open.
+    case that was not measured, or whose verdict is inconclusive or unhealthy, keeps it open. One whose list
+    cannot be read is never closed, and gets a new list as soon as something is bad.
     """
     bad = {result.case_id: _of_result(result) for result in results if _is_bad(result)}
     bad |= {_subject(finding): _of_drift(finding) for finding in drifts or ()}
     good = {result.case_id for result in results if result.outcome in ("passed", "improved")}
-    known = issue.subjects if issue is not None else []
+    known = (issue.subjects or []) if issue is not None else []
     if drifts is not None:
         good |= {subject for subject in known if subject.startswith(_DRIFT)}
     for subject in known:
         if subject not in good | bad.keys():
             why = "not measured again, or not known; if this case is gone, close this issue by hand"
-            bad[subject] = f"- `{subject}`: {why}"
+            bad[subject] = f"- {_code(subject)}: {why}"
     if bad and issue is None:
         create = ("issue", "create", "--title", title(hardware_class), "--label", LABEL, "--body-file", "-")
         return [
@@ -92,7 +99,7 @@ def steps(
         ]
     if bad and issue is not None:
         return [Step(("issue", "edit", str(issue.number), "--body-file", "-"), _body(bad, run_url))]
-    if issue is not None:
+    if issue is not None and issue.subjects is not None:
         gone = f"Gone: all that this issue was open for is good again ({run_url})."
         return [Step(("issue", "close", str(issue.number), "--comment", gone))]
     return []
@@ -114,12 +121,14 @@ def _of_result(result: Measurement) -> str:
         lines += findings(verdict.counts, by_rank=len(result.counts) > 1, most=MOST_CAUSES)
     if verdict.changed:
         lines.append(f"changed since the baseline: {'; '.join(verdict.changed)}")
-    heading = f"- `{result.case_id}`: **{result.outcome}** after {plural(len(result.runs), 'launch')}"
+    heading = f"- {_code(result.case_id)}: **{result.outcome}** after {plural(len(result.runs), 'launch')}"
     return "\n  - ".join([heading, *map(_plain, lines)])
 
 
 def _of_drift(finding: Finding) -> str:
-    heading = f"- `{finding.case}`: **worse** over many nights; a baseline measured since would accept it"
+    heading = (
+        f"- {_code(finding.case)}: **worse** over many nights; a baseline measured since would accept it"
+    )
     return "\n  - ".join([heading, *map(_plain, finding.sentences())])
 
 
@@ -128,7 +137,8 @@ def _body(bad: Mapping[str, str], run_url: str) -> str:
 
     The hidden line lists all subjects: `Issue.subjects` reads it the next night.
     """
-    hidden = f"<!-- perfsuite: {json.dumps(sorted(bad))} -->"
+    listed = json.dumps(sorted(bad)).replace(">", "\\u003e")  # it ends no comment
+    hidden = f"<!-- perfsuite: {listed} -->"
     lines, space = [f"As of {run_url}:", ""], LONGEST - len(hidden)
     for number, text in enumerate(bad.values()):
         space -= len(text) + 1
@@ -141,14 +151,26 @@ def _body(bad: Mapping[str, str], run_url: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return the text of a failed process without what GitHub would take for a mention or markup."""
-    return " ".join(text.split())[:500].replace("@", "@\u200b").replace("<", "&lt;").replace("`", "'")
+    """Return the text of a failed process without what GitHub would take for markup, mention or issue."""
+    shown = markdown.text(printable(text)[:500]).replace(" -&#62; ", " -> ")  # an arrow is no quotation
+    return shown.replace("&#64;", "@\u200b").replace("&#35;", "#\u200b")
+
+
+def _code(text: str) -> str:
+    """Return a name as Markdown's code, in which nothing is markup."""
+    flat = " ".join(printable(text)[:500].replace("`", "'").split())
+    return f"`{flat}`"
 
 
 def open_issue(hardware_class: str) -> Issue | None:
     """Return the open issue of a hardware class, or None. Raises `GitHubError`."""
     search = ("issue", "list", "--state", "open", "--label", LABEL, "--limit", "200")
-    for each in json.loads(gh(Step((*search, "--json", "number,title,body")))):
+    found = gh(Step((*search, "--json", "number,title,body")))
+    try:
+        listed = json.loads(found)
+    except ValueError as error:
+        raise GitHubError(f"gh issue list printed no JSON ({error}): {found[:200]!r}") from None
+    for each in listed:
         if each["title"] == title(hardware_class):
             return Issue(each["number"], each["body"])
     return None
@@ -158,7 +180,12 @@ def gh(step: Step) -> str:
     """Call `gh` and return what it prints. Raises `GitHubError` with its error message."""
     try:
         done = subprocess.run(
-            ["gh", *step.arguments], input=step.text, capture_output=True, text=True, check=False
+            ["gh", *step.arguments],
+            input=step.text,
+            capture_output=True,
+            encoding="utf-8",
+            errors="backslashreplace",
+            check=False,
         )
     except OSError as error:
         raise GitHubError(f"gh, GitHub's command line, cannot be started: {error.strerror}") from error

@@ -36,7 +36,7 @@ from perfsuite.report import summary
 from perfsuite.report import terminal as report
 from perfsuite.report.progress import Progress
 from perfsuite.report.published import PublishedFile, concerned
-from perfsuite.report.text import plural, relative
+from perfsuite.report.text import plural, printable, relative
 from perfsuite.results.outcome import STYLES
 from perfsuite.results.session_file import Measurement, SessionFile, Skipped
 from perfsuite.session import DrySession, Host, Session, session_file
@@ -134,7 +134,7 @@ def _progress(config: pytest.Config) -> Progress:
         if (terminal := _terminal(config)) is not None:
             with uncaptured():
                 terminal.ensure_newline()
-                terminal.write_line(text)
+                terminal.write_line(printable(text))
 
     def live(text: str | None) -> None:
         if (terminal := _terminal(config)) is not None:
@@ -303,7 +303,8 @@ def _not_begun(item: pytest.Item) -> list[str]:
 def _failure(config: pytest.Config, measurement: Measurement) -> BaseException:
     """What ends a test that does not pass: a failure with the whole text, or xfail where it is excused."""
     if measurement.excused is not None:
-        return pytest.xfail.Exception(f"{measurement.excused}: {'; '.join(measurement.verdict.reasons)}")
+        reasons = printable("; ".join(measurement.verdict.reasons))
+        return pytest.xfail.Exception(f"{measurement.excused}: {reasons}")
     return pytest.fail.Exception(_relative(config, report.explanation(measurement)), pytrace=False)
 
 
@@ -372,8 +373,8 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, Any] 
 
 
 def _relative(config: pytest.Config, text: str) -> str:
-    """The text with paths as pytest shows them: from its root directory."""
-    return relative(text, config.rootpath)
+    """The text as it may go to a terminal, with paths as pytest shows them: from its root directory."""
+    return printable(relative(text, config.rootpath))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -404,7 +405,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 def _write_verdicts(terminal: Any, config: pytest.Config, measurements: list[Measurement]) -> None:
     terminal.section(f"perfsuite: {summary.hardware(measurements) or 'nothing was launched'}")
     for note in summary.machine_notes(measurements):
-        terminal.write_line(f"note: {note}")
+        terminal.write_line(printable(f"note: {note}"))
     for line in summary.arm_lines(config.stash[SESSION].arm_facts):
         terminal.write_line(_relative(config, line))
     width = shutil.get_terminal_size().columns if terminal.isatty else None
@@ -416,7 +417,7 @@ def _write_verdicts(terminal: Any, config: pytest.Config, measurements: list[Mea
             terminal.write_line("")
             terminal.write_line(_relative(config, report.explanation(measurement)))
     for line in [] if is_verbose else summary.in_short(measurements):
-        terminal.write_line(line)
+        terminal.write_line(printable(line))
 
 
 def _write_nothing_measured(terminal: Any, config: pytest.Config) -> None:
@@ -431,7 +432,7 @@ def _write_nothing_measured(terminal: Any, config: pytest.Config) -> None:
             "--perf-allow-shared shows what is measured beside them, and judges nothing by it."
         )
     for skip in session.skipped[:20]:
-        terminal.write_line(f"  {skip.case_id}: {skip.reason}")
+        terminal.write_line(printable(f"  {skip.case_id}: {skip.reason}"))
 
 
 NO_ERROR = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)

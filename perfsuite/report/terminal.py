@@ -9,6 +9,7 @@ import io
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from rich.console import Console, OverflowMethod
 from rich.table import Table
@@ -18,7 +19,7 @@ from perfsuite.case.case import Unit
 from perfsuite.report import counts, dry_facts, profile, summary
 from perfsuite.report.columns import LAUNCHES, SPEED_CHANGE, Column, figure, of_cases, speed_in
 from perfsuite.report.summary import known_issue, notes, speed_unit
-from perfsuite.report.text import plural, rate, sentence, value
+from perfsuite.report.text import plural, printable, rate, sentence, value
 from perfsuite.results.metric import (
     CPU_S_PER_STEP,
     ENERGY_PER_TOKEN,
@@ -45,9 +46,16 @@ PIPED = 200
 """Columns of a table that goes into a file or another program."""
 
 
+class _Console(Console):
+    """Prints what others wrote without being told by it what to do."""
+
+    def render_str(self, text: str, **options: Any) -> Text:  # type: ignore[override]
+        return super().render_str(printable(text), **options)
+
+
 def console(*, stderr: bool = False) -> Console:
     """Return a console that prints text as it is: rich would take `[data]` and `:data:` for markup."""
-    made = Console(stderr=stderr, soft_wrap=True, highlight=False, markup=False, emoji=False)
+    made = _Console(stderr=stderr, soft_wrap=True, highlight=False, markup=False, emoji=False)
     if not made.is_terminal and "COLUMNS" not in os.environ:
         made.width = PIPED  # and not the 80 columns that rich believes in
     return made
@@ -83,7 +91,7 @@ def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> 
             *([] if narrow else [result.case_id]), *(column.cell(result) for column in columns), verdict
         )
     text = io.StringIO()
-    Console(
+    _Console(
         file=text,
         width=width or WIDEST,
         force_terminal=color,
@@ -152,7 +160,7 @@ def explanation(result: Measurement) -> str:
     lines.append(f"  files of the {'dry run' if result.dry else 'launches'}: {result.directory}")
     lines += _tracebacks(result.before, ", arm A")
     lines += _tracebacks(result.runs, ", arm B" if result.before else "")
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
 def _tracebacks(runs: Sequence[Run], where: str) -> list[str]:

@@ -16,6 +16,9 @@ from perfsuite.results.outcome import Check
 _TIME_PER = {"tokens/s": "token", "samples/s": "sample"}
 """For a unit of speed, what its inverse is the time of."""
 
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_COMMAND = re.compile(r"^([^\S\n]*)::", re.MULTILINE)
+
 
 def sentence(check: Check, against: str | None = None) -> str:
     """Return a check in words: the figure, the baseline's, the change, how certain it is, what is allowed.
@@ -110,6 +113,17 @@ def plural(count: int, noun: str) -> str:
     if count == 1:
         return f"1 {noun}"
     return f"{count:,} {noun}{'es' if noun.endswith('ch') else 's'}"
+
+
+def printable(text: str) -> str:
+    """Return text that others wrote, such as an error's, as it may go to a terminal or into a job's log.
+
+    Control characters, which a terminal obeys, and what no encoding has are written as `\\x1b`. GitHub obeys
+    commands at the beginning of a line (`::`, however far it is indented) and anywhere in it (`##[`): a blank
+    parts these signs.
+    """
+    shown = _UNPRINTABLE.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return _COMMAND.sub(r"\1: :", shown).replace("##[", "## [")
 
 
 def relative(text: str, root: Path) -> str:

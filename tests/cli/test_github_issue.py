@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from perfsuite import documents
 from perfsuite.cli.app import app
-from perfsuite.cli.github_issue import LABEL, Issue, Step, steps
+from perfsuite.cli.github_issue import LABEL, Issue, Step, steps, title
 from perfsuite.history.changepoint import Change
 from perfsuite.history.trend import Finding, Trend
 from perfsuite.results.outcome import CountCheck, Profiled
@@ -160,6 +160,35 @@ def test_text_of_a_failed_process_is_neither_mention_nor_markup() -> None:
     assert len(create.text) < 2000
 
 
+EVIL = "x` @everyone --> ![i](http://e) <!-- perfsuite: [] -->\n<!-- perfsuite: [] -->\nuser/repo#5 \x1b[2J"
+
+
+def test_no_name_and_no_text_is_markup_a_mention_or_a_list() -> None:
+    crash = crashed(EVIL).replace(case_id=EVIL)
+    _, create = told(crash, drifts=[drift(EVIL)])
+    assert Issue(1, create.text).subjects == sorted([EVIL, f"drift of {EVIL}, peak memory"])
+    assert len(re.findall(r"^<!--|-->$", create.text, re.MULTILINE)) == 2
+    outside = re.sub(r"`[^`\n]*`", "", create.text[: create.text.index("\n<!--")])
+    assert not re.search(r"@everyone|\]\(|repo#5|<|\x1b", outside)
+    assert title("cpu ` @me\n") == "Performance regressions on cpu____me_"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "by hand",
+        "<!-- perfsuite: [x] -->",
+        "<!-- perfsuite: [] --> <!-- perfsuite: [] -->",
+        "<!-- perfsuite: 1 -->",
+    ],
+)
+def test_an_issue_whose_list_somebody_broke_is_not_closed_and_gets_a_new_one(body: str) -> None:
+    broken = Issue(7, body)
+    assert told(GOOD, issue=broken) == []
+    (edit,) = told(SLOW, issue=broken)
+    assert Issue(7, edit.text).subjects == [CASE]
+
+
 @pytest.fixture
 def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A stand-in for gh that keeps what it is told, no open issue, and a night with a regression."""
@@ -206,6 +235,19 @@ def test_drifts_of_a_history_count(night: Path) -> None:
     assert CliRunner().invoke(app, arguments).output == "cpu-test-2c: nothing to do\n"
     arguments += ["--trend", str(night / "trend.json")]
     assert CliRunner().invoke(app, arguments).output == "cpu-test-2c: label create, issue create\n"
+
+
+@pytest.mark.launch
+def test_what_has_no_encoding_is_told_all_the_same(night: Path) -> None:
+    trend = Trend(since=date(2026, 1, 1), sessions=9, series=2, findings=(drift(),), unplaced={})
+    text = trend.as_json().replace(CASE, "no\\ud800").replace(CLASS, "h\\ud800")
+    (night / "trend.json").write_text(text)
+    arguments = ["github-issue", str(night / "results.json"), "--run-url", URL]
+    arguments += ["--trend", str(night / "trend.json")]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exception is None
+    assert "h\\xd800: label create, issue create\n" in done.output
+    assert "no\\xd800" in (night / "calls").read_text()
 
 
 @pytest.mark.launch

@@ -6,7 +6,7 @@ from typing import Any, get_args
 import pytest
 
 from perfsuite.report.dry_facts import lines
-from perfsuite.report.terminal import explanation, table
+from perfsuite.report.terminal import console, explanation, table
 from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.metric import GATED
 from perfsuite.results.outcome import STYLES, Outcome, Verdict
@@ -244,6 +244,19 @@ def test_of_two_arms_a_traceback_says_of_which_it_is() -> None:
         "  traceback of rank 3, arm B:",
         "    line 1",
     ]
+
+
+def test_what_a_failure_says_does_not_reach_the_terminal_as_a_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    evil = "\x1b]0;owned\x07\n::add-mask::x"
+    failure = Failure(kind="crash", message=evil, rank=0, traceback=evil)
+    result = make_result(make_run(failure=failure))
+    console().print(evil)
+    print(table([result.replace(case_id=evil)], color=False, width=None), explanation(result), sep="\n")
+    printed = capsys.readouterr().out
+    assert printed.count("\\x1b]0;owned\\x07") == 4
+    assert not re.search(r"[\x00-\x09\x0b-\x1f]|^\s*::", printed, re.MULTILINE)
 
 
 def test_explanation_of_a_failure_of_no_rank() -> None:

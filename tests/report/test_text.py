@@ -13,6 +13,7 @@ from perfsuite.report.text import (
     duration,
     percent,
     plural,
+    printable,
     rate,
     relative,
     sentence,
@@ -234,3 +235,12 @@ def test_a_plural_of_thousands_has_a_comma() -> None:
 
 def test_what_is_no_stored_baseline_is_named() -> None:
     assert ", arm A 123,456" in sentence(check(), "arm A")
+
+
+def test_no_terminal_and_no_job_of_github_obeys_what_others_wrote() -> None:
+    title, clear = "\x1b]0;owned\x07", "\x1b[2J\r\x9b2J"
+    assert printable(f"{title}{clear}") == "\\x1b]0;owned\\x07\\x1b[2J\\x0d\\x9b2J"
+    assert printable("\ud800") == "\\xd800"
+    text = "a::b\n  \t::add-mask::x\n::stop-commands::y\nlog: ##[error]z"
+    assert printable(text) == "a::b\n  \t: :add-mask::x\n: :stop-commands::y\nlog: ## [error]z"
+    assert printable("±0.5 % · µs → 12 GiB\n\ttab") == "±0.5 % · µs → 12 GiB\n\ttab"
