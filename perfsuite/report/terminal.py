@@ -49,7 +49,7 @@ PIPED = 200
 class _Console(Console):
     """Prints what others wrote without being told by it what to do."""
 
-    def render_str(self, text: str, **options: Any) -> Text:  # type: ignore[override]
+    def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable(text), **options)
 
 
