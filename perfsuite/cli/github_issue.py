@@ -22,6 +22,7 @@ from perfsuite.history.trend import Finding, Trend
 from perfsuite.report import markdown
 from perfsuite.report.counts import findings
 from perfsuite.report.profile import because
+from perfsuite.report.summary import not_counted
 from perfsuite.report.terminal import console
 from perfsuite.report.text import plural, printable, sentence
 from perfsuite.results.session_file import Measurement, SessionFile
@@ -119,6 +120,8 @@ def _of_result(result: Measurement) -> str:
     lines += [sentence(check) for check in verdict.checks if check.outcome == "regressed"]
     if verdict.counts is not None:
         lines += findings(verdict.counts, by_rank=len(result.counts) > 1, most=MOST_CAUSES)
+    if (why := not_counted(result)) is not None:
+        lines.append(f"counts: {why}")
     if verdict.changed:
         lines.append(f"changed since the baseline: {'; '.join(verdict.changed)}")
     heading = f"- {_code(result.case_id)}: **{result.outcome}** after {plural(len(result.runs), 'launch')}"

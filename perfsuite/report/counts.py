@@ -159,6 +159,8 @@ def _compiled(compiled: Compiled) -> str:
 
 def judged(check: CountCheck, against: str | None = None) -> str:
     """Return the verdict of the counts in a few words; `against`: see `text.sentence`."""
+    if check.outcome == "not counted" and not check.compared:
+        return not_counted(check)
     if against is not None and check.compared:
         return f"not as in {against}" if check.findings else f"as in {against}"
     if check.outcome == "passed" and not check.compared:
@@ -166,6 +168,11 @@ def judged(check: CountCheck, against: str | None = None) -> str:
     if check.outcome != "passed":
         return check.outcome
     return "passed, with changes that are not judged" if check.findings else "as in the baseline"
+
+
+def not_counted(check: CountCheck) -> str:
+    """Return why a step was not counted: `not counted: a CUDA graph was replayed ...`."""
+    return f"not counted: {'; '.join(check.notes)}"
 
 
 def findings(check: CountCheck, *, by_rank: bool, most: int = MOST_FINDINGS) -> list[str]:
@@ -182,6 +189,8 @@ def listed(check: CountCheck, *, by_rank: bool) -> list[str]:
 
 def remarks(check: CountCheck) -> list[str]:
     """Return what else was not judged, and why."""
+    if check.outcome == "not counted" and not check.compared:
+        return []
     unsteady = ", ".join(_cut(check.unsteady, MOST_UNSTEADY))
     return [*([f"differs between launches, not judged: {unsteady}"] if unsteady else []), *check.notes]
 

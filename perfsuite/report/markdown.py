@@ -148,6 +148,8 @@ def _explanation(result: Measurement) -> list[str]:
     if verdict.counts is not None:
         told = counts.findings(verdict.counts, by_rank=len(result.counts) > 1, most=MAX_FINDINGS)
         lines += [line[:MAX_FINDING] for line in told]
+    if (why := summary.not_counted(result)) is not None:
+        lines.append(f"counts: {why}")
     if verdict.changed:
         lines.append(f"{summary.since(verdict)}: " + "; ".join(verdict.changed))
     lines += profile.traces(result)

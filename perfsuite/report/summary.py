@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from perfsuite.case.case import Unit
 from perfsuite.case.hardware import Allocation, Machine
+from perfsuite.report import counts as told_counts
 from perfsuite.report.scaling import scalings
 from perfsuite.report.text import percent, plural, rate
 from perfsuite.results import nodes
@@ -19,7 +20,7 @@ from perfsuite.results.session_file import ArmFacts, Measurement, SessionFile
 from perfsuite.verdict.comparable import UNEXPLAINED
 from perfsuite.verdict.count_sentences import arrow
 
-MARKS = ("shared", "blind", "dry run")
+MARKS = ("shared", "blind", "not counted", "dry run")
 """What may stand beside a verdict: see `marks`."""
 NOTES_SHOWN = 5
 """Number of different notes that are shown of the cases that nobody needs to look at."""
@@ -108,9 +109,16 @@ def blind(result: Measurement) -> bool:
 
 def marks(result: Measurement) -> list[str]:
     """Return the marks beside a verdict: `shared` figures prove nothing, a `blind` gate may miss a change, a
-    `dry run` computed nothing."""
-    holding = (result.shared, blind(result), result.dry)
+    step that was `not counted` did work out of sight, a `dry run` computed nothing."""
+    holding = (result.shared, blind(result), not_counted(result) is not None, result.dry)
     return [mark for mark, holds in zip(MARKS, holding, strict=True) if holds]
+
+
+def not_counted(result: Measurement) -> str | None:
+    """Return why the counts say nothing of a case, as `not counted: ...`; None if they do, or none were asked
+    for."""
+    check = result.verdict.counts
+    return None if check is None or check.outcome != "not counted" else told_counts.not_counted(check)
 
 
 def counts_listed(result: Measurement) -> bool:
@@ -158,6 +166,8 @@ def properties(result: Measurement) -> dict[str, str | float]:
         values["shared"] = "others used the machine"
     if blind_metrics := [check.metric for check in result.verdict.checks if check.blind]:
         values["blind"] = in_unit(", ".join(blind_metrics), result.unit)
+    if (why := not_counted(result)) is not None:
+        values["counts"] = why
     return {in_unit(name, result.unit): value for name, value in values.items()}
 
 
@@ -282,7 +292,8 @@ def in_short(results: Iterable[Measurement]) -> list[str]:
     for result in quiet:
         if (known := known_issue(result)) is not None:
             lines.append(f"{result.case_id}: {known}")
-        for note in (*_unexplained(result.verdict), *launch_notes(result)):
+        whys = filter(None, [not_counted(result)])
+        for note in (*_unexplained(result.verdict), *launch_notes(result), *whys):
             by_note.setdefault(note, []).append(result.case_id)
     lines += map(str, scalings(results))
     for note, cases in list(by_note.items())[:NOTES_SHOWN]:

@@ -27,6 +27,7 @@ from perfsuite.results.figures import (
     settling_notes,
 )
 from perfsuite.results.health import gpu_setup
+from perfsuite.results.hidden import hidden
 from perfsuite.results.metric import find
 from perfsuite.results.nodes import with_nodes
 from perfsuite.results.profile import LaunchProfile, RankProfileFile
@@ -173,6 +174,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
     series = job_steps([report.step_s for report in reports])
     counted = {report.rank: report.counts for report in reports if report.counts is not None}
     unmeasured = COUNTED_STEP if counted else UNMEASURED_STEPS
+    why_hidden = hidden(reports, case)
     window = find_window(series, case.max_warmup_steps, unmeasured=unmeasured)
     slowest = Counter(
         max(range(len(reports)), key=lambda rank: reports[rank].step_s[step])
@@ -189,7 +191,8 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
         flops=reports[0].flops,
         observed=_with_machine(reports[0].observed, bare),
         device_probe=lowest_device_probe(reports),
-        counts=merged(counted),
+        counts=() if why_hidden else merged(counted),
+        hidden=why_hidden,
         notes=(
             *bare.notes,
             *_notes(reports, steady=window.steady),

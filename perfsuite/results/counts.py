@@ -95,6 +95,9 @@ class Counts(Data):
     """None for a compiled model, whose buffers are not seen."""
     ops: dict[str, int] = Field(default_factory=dict)
     """The calls in `kernels` by operator, as `aten.mm`: neither views nor allocations."""
+    without_flops: dict[str, int] = Field(default_factory=dict)
+    """Those of `ops` that are matrix products, convolutions or attention by their names, and have no formula:
+    their FLOPs are missing in `flops`."""
     compiled: Compiled | None = None
     """None where nothing was compiled."""
 

@@ -105,7 +105,8 @@ class Finding(Data):
 class CountCheck(Data):
     """The counts of the launches, judged beside those of the baseline."""
 
-    outcome: Literal["regressed", "improved", "passed", "recorded"]
+    outcome: Literal["regressed", "improved", "passed", "recorded", "not counted"]
+    """`not counted`: a step did work that counting did not see, or no launch was counted; `notes` say why."""
     findings: tuple[Finding, ...] = ()
     """The judged ones first, of these the largest change first."""
     unsteady: tuple[str, ...] = ()

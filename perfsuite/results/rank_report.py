@@ -89,6 +89,8 @@ class Evidence(Data):
     replicated: dict[str, tuple[float, float]] = Field(default_factory=dict)
     """L1 norms before the first optimizer step and after the last, by the name of each trained parameter that
     data-parallel ranks hold whole."""
+    replicated_bytes: int = 0
+    """Bytes of these parameters."""
 
 
 class RankReport(Document):
@@ -125,6 +127,8 @@ class RankReport(Document):
     """What the recorders of other packages' metrics returned in this rank, by the metric's name."""
     counts: Counts | None = None
     """What a step did, counted; None where it was not."""
+    hidden: tuple[str, ...] = ()
+    """Why the counted step did more than `counts` tells; empty where nothing shows that."""
     fit: Fit | None = None
     """The memory that it is predicted to need; None but in a dry run."""
     notes: tuple[str, ...] = ()

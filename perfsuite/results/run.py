@@ -208,6 +208,8 @@ class Run(Document):
     """What the device could do before the workload was built: the slowest rank's, figure by figure."""
     counts: tuple[RankCounts, ...] = ()
     """What a step did, counted (`perfsuite.results.counts`); empty where it was not counted."""
+    hidden: tuple[str, ...] = ()
+    """Why the step was not counted: a rank did work that counting did not see."""
     dry_facts: DryFacts | None = None
     """What a dry run predicts; None for a launch."""
     notes: tuple[str, ...] = ()

@@ -225,6 +225,8 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 def _counts(a: Sequence[Run], b: Sequence[Run]) -> CountCheck | None:
     """What a step of arm B does otherwise than one of arm A, judged as beside a baseline."""
+    if hidden := exact.why_hidden([*a, *b]):
+        return CountCheck(outcome="not counted", notes=hidden, compared=False)
     counted = exact.counted(a)
     return exact.check(b, count_baseline.from_runs(counted)) if counted else None
 
@@ -232,7 +234,8 @@ def _counts(a: Sequence[Run], b: Sequence[Run]) -> CountCheck | None:
 def _unjudged(check: CountCheck) -> CountCheck:
     """Counts as they are shown of two arms: they explain a change and are none by themselves."""
     findings = tuple(finding.replace(outcome="passed") for finding in check.findings)
-    return check.replace(outcome="passed", findings=findings)
+    outcome = check.outcome if check.outcome == "not counted" else "passed"
+    return check.replace(outcome=outcome, findings=findings)
 
 
 def _explained(checks: Sequence[Check], counts: CountCheck | None) -> str | None:

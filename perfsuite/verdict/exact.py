@@ -1,7 +1,7 @@
 """Judges the counts of a step exactly, beside those of a baseline. Pure; imports neither torch nor pytest.
 
 No statistics: counts have no noise. More of anything is `regressed`, less is `improved`; where the sum is the
-same, another split is listed.
+same, another split is listed. A step that did work out of sight is neither: it is `not counted`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,18 @@ from perfsuite.results.counts import Counts, RankCounts, spans
 from perfsuite.results.outcome import WORST_FIRST, CountCheck, Finding
 from perfsuite.results.quantities import GRAPHS, Quantity, differing, quantities
 from perfsuite.results.run import Run
-from perfsuite.verdict.count_sentences import sentence
+from perfsuite.verdict.count_sentences import arrow, sentence
 
 Judged = Literal["regressed", "improved", "passed"]
 Launches = Sequence[Sequence[RankCounts]]
 """The counts of each launch."""
+CountOutcome = Literal["regressed", "improved", "passed", "not counted"]
+GONE = 0.5
+"""Share of the baseline's FLOPs, or bytes of collectives, below which they may have gone out of sight."""
+_OUT_OF_SIGHT = (
+    " a step: less than half, which may be done out of sight; if it is not done any more, accept the counts "
+    "(perfsuite baseline accept --counts)"
+)
 Alike = tuple[tuple[int, ...], Counts, list[Counts]]
 """Ranks that are equal in the baseline and in each launch: their counts there and here."""
 
@@ -26,6 +33,11 @@ Alike = tuple[tuple[int, ...], Counts, list[Counts]]
 def counted(runs: Sequence[Run]) -> list[Run]:
     """The launches whose counts are evidence: a machine that is busy or slow counts the same."""
     return [run for run in runs if run.failure is None and run.counts]
+
+
+def why_hidden(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Why steps of these launches did more than was counted, each reason once; empty if none did."""
+    return tuple(dict.fromkeys(why for run in runs if run.failure is None for why in run.hidden))
 
 
 def unlike(runs: Sequence[Run], baseline: CountBaseline) -> str | None:
@@ -48,18 +60,30 @@ def check(runs: Sequence[Run], baseline: CountBaseline | None, file: str | None 
     launches = [run.counts for run in counted(runs)]
     if all(run.failure is not None for run in runs):
         return None
+    if hidden := why_hidden(runs):
+        return CountCheck(
+            outcome="not counted", notes=hidden, compared=False, baseline_file=file if baseline else None
+        )
     if baseline is None:
         return CountCheck(outcome="recorded", compared=False, baseline_file=file) if launches else None
-    apart = CountCheck(outcome="passed", compared=False, baseline_file=file)
     if not launches:
-        return apart.replace(notes=("counts are not judged: no launch was counted",))
+        return CountCheck(
+            outcome="not counted", notes=("no launch was counted",), compared=False, baseline_file=file
+        )
     if unlike(runs, baseline) is not None:
-        return apart
+        return CountCheck(outcome="passed", compared=False, baseline_file=file)
     changed = changed_versions(baseline.versions, versions_of(counted(runs)[-1]))
     found = _findings(baseline, launches, judges_versions=not changed)
     notes = [f"kernels and memory are listed, not judged: {', '.join(changed)}"] if changed else []
+    outcome: CountOutcome
+    outcome = min((finding.outcome for finding in found), key=WORST_FIRST.index, default="passed")
+    if doubts := _doubts(runs, baseline, launches):
+        found = tuple(
+            each.replace(outcome="passed") if each.outcome == "improved" else each for each in found
+        )
+        outcome, notes = "regressed" if outcome == "regressed" else "not counted", [*doubts, *notes]
     return CountCheck(
-        outcome=min((finding.outcome for finding in found), key=WORST_FIRST.index, default="passed"),
+        outcome=outcome,
         findings=found,
         unsteady=tuple(sorted({*baseline.unsteady, *unsteady(launches)})),
         compared=bool(_ranks(baseline.counts).intersection(*map(_ranks, launches))),
@@ -86,6 +110,39 @@ def changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> list[
         for name in {**before, **now}
         if before.get(name) != now.get(name)
     ]
+
+
+def _doubts(runs: Sequence[Run], baseline: CountBaseline, launches: Launches) -> list[str]:
+    """Why less than in the baseline need not be less work, each reason once.
+
+    Operators that are new and have no formula may do what is missing in FLOPs. FLOPs or bytes of which more
+    than half are gone may have gone out of sight. FLOPs of a model with a formula have been compared with
+    that (`perfsuite.results.hidden`).
+    """
+    is_known = all(run.flops is not None and not run.case.framework.tokens_vary for run in counted(runs))
+    found: list[str] = []
+    for _, before, now in _alike(baseline, launches):
+        then, today = sum(before.flops.values()), max(sum(each.flops.values()) for each in now)
+        new = sorted({name for each in now for name in _unknown(each)} - _unknown(before))
+        if today < then and new:
+            found.append(
+                f"FLOPs {arrow(then, today, 'FLOP')}: {', '.join(new)} may do the rest, without a formula"
+            )
+        elif today < GONE * then and not is_known:
+            found.append(f"FLOPs {arrow(then, today, 'FLOP')}{_OUT_OF_SIGHT}")
+        then, today = _bytes(before), max(map(_bytes, now))
+        if today < GONE * then:
+            found.append(f"collectives {arrow(then, today, 'bytes')}{_OUT_OF_SIGHT}")
+    return list(dict.fromkeys(found))
+
+
+def _unknown(counts: Counts) -> set[str]:
+    """The operators whose FLOPs nobody knows: those that should have a formula, and other packages'."""
+    return {*counts.without_flops, *(name for name in counts.ops if not name.startswith("aten."))}
+
+
+def _bytes(counts: Counts) -> int:
+    return sum(each.bytes for each in counts.collectives)
 
 
 def _findings(baseline: CountBaseline, launches: Launches, *, judges_versions: bool) -> tuple[Finding, ...]:

@@ -116,6 +116,11 @@ class Observer:
                 for name, after in self._after.items()
                 if name in whole and name in self._before
             },
+            replicated_bytes=sum(
+                parameter.numel() * parameter.element_size()
+                for name, parameter in self.model.named_parameters()
+                if name in whole and name in self._after
+            ),
         )
 
     def frozen_share(self) -> float:

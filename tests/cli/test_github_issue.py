@@ -78,6 +78,12 @@ def test_counts_that_regressed_are_named() -> None:
     assert f"- `{CASE}`: **regressed** after 1 launch\n  - regressed: {finding.sentence}" in create.text
 
 
+def test_why_nothing_was_counted_is_said() -> None:
+    counts = CountCheck(outcome="not counted", compared=False, notes=("a CUDA graph was replayed",))
+    [*_, create] = told(make_result(BEFORE, verdict=GOOD.verdict.replace(outcome="regressed", counts=counts)))
+    assert "counts: not counted: a CUDA graph was replayed" in create.text
+
+
 def test_a_good_night_says_nothing() -> None:
     assert told(GOOD) == []
 

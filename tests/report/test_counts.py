@@ -161,6 +161,14 @@ def test_the_verdict_of_the_counts_in_words() -> None:
     assert counts.judged(as_before.replace(compared=False)) == "not judged"
 
 
+def test_a_step_that_was_not_counted_says_why() -> None:
+    check = make_check(outcome="not counted", compared=False, unsteady=(), notes=("a", "b"), findings=())
+    assert counts.judged(check) == counts.judged(check, "arm A") == "not counted: a; b"
+    assert counts.remarks(check) == []
+    vanished = check.replace(compared=True)
+    assert (counts.judged(vanished), counts.remarks(vanished)) == ("not counted", ["a", "b"])
+
+
 def test_a_change_has_a_sign() -> None:
     assert counts.change(HOST_READ) == "+1"
     assert counts.change(BUCKETS) == "-3"

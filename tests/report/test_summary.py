@@ -4,6 +4,8 @@ import pytest
 
 from perfsuite.case.case import KnownIssue
 from perfsuite.case.hardware import AllocatedNode, Allocation
+from perfsuite.report import markdown, terminal
+from perfsuite.report.html import page
 from perfsuite.report.summary import (
     arm_lines,
     headline,
@@ -22,6 +24,7 @@ from perfsuite.report.summary import (
     verdict,
 )
 from perfsuite.report.text import percent
+from perfsuite.results.outcome import CountCheck
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Health
 from perfsuite.results.session_file import Part
@@ -174,6 +177,21 @@ def test_what_is_blind_is_one_line_for_all() -> None:
     (line,) = in_short([make_blind(passed), passed, make_blind(passed)])
     assert line.startswith("blind: in 2 of 3 cases noise hides changes as large as the tolerance")
     assert line.endswith("How large: -v or the HTML report tells")
+
+
+def test_a_step_that_was_not_counted_is_told_with_its_case_and_why() -> None:
+    check = CountCheck(outcome="not counted", compared=False, notes=("a CUDA graph was replayed", "b"))
+    passed = make_result(now())
+    result = passed.replace(verdict=passed.verdict.replace(counts=check))
+    why = "not counted: a CUDA graph was replayed; b"
+    assert tally([result, passed]) == ["2 passed (1 not counted)"]
+    assert in_short([result, passed]) == [f"note on {result.case_id}: {why}"]
+    assert properties(result)["counts"] == why
+    assert "counts" not in properties(passed)
+    assert f"counts: {why}" in terminal.explanation(result)
+    assert why in page.render([make_session(0).replace(results=(result,))])
+    bad = result.replace(verdict=result.verdict.replace(outcome="regressed"))
+    assert f"counts: {why}" in markdown.render([make_session(0).replace(results=(bad,))])
 
 
 def test_a_note_of_several_cases_is_one_line() -> None:

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfsuite.frameworks.script import Script
 from perfsuite.results.counts import PHASES, Counts, merged
 from perfsuite.results.outcome import CountCheck
-from perfsuite.results.rank_report import Failure
+from perfsuite.results.rank_report import Failure, Flops
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
-from tests.samples import DISTURBED, deterministic
+from tests.samples import DISTURBED, deterministic, make_case
 from tests.twin_counts import (
     BYTES,
     GATHERED,
@@ -221,8 +222,22 @@ def test_counts_without_a_baseline_are_recorded_and_no_counts_are_nothing() -> N
 
 def test_what_was_not_counted_today_is_said() -> None:
     check = judged(launch(counts=()))
-    assert (check.outcome, check.compared) == ("passed", False)
-    assert check.notes == ("counts are not judged: no launch was counted",)
+    assert (check.outcome, check.compared) == ("not counted", False)
+    assert check.notes == ("no launch was counted",)
+
+
+def test_a_step_that_did_work_out_of_sight_is_not_counted_and_becomes_no_baseline() -> None:
+    run = launch(counts=(), hidden=("a CUDA graph was replayed",))
+    check = judged(run, launch())
+    assert (check.outcome, check.compared, check.findings) == ("not counted", False, ())
+    assert check.notes == ("a CUDA graph was replayed",)
+    first = exact.check([run], None)
+    assert first is not None
+    assert (first.outcome, first.baseline_file) == ("not counted", None)
+    crashed = run.replace(failure=Failure(kind="crash", message="x"))
+    assert exact.check([crashed, launch()], None, "b.json") == CountCheck(
+        outcome="recorded", compared=False, baseline_file="b.json"
+    )
 
 
 def test_counts_of_another_method_are_refused_with_both_named() -> None:
@@ -283,6 +298,54 @@ def test_what_one_side_did_not_count_is_said() -> None:
     assert len(check.notes) == len(set(check.notes)) == 7
 
 
+# What may have gone out of sight
+
+
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        (
+            counts(flops={}),
+            "FLOPs 1.8 GFLOP -> 0 a step: less than half, which may be done out of sight; if it is not done "
+            "any more, accept the counts (perfsuite baseline accept --counts)",
+        ),
+        (counts(collectives=()), f"collectives {3 * BYTES / 2**20:.1f} MiB -> 0 a step: less than half"),
+        (
+            counts(flops={"forward": 1_700_000_000}, ops={"ours.fused_mlp": 4}),
+            "FLOPs 1.8 -> 1.7 GFLOP: ours.fused_mlp may do the rest, without a formula",
+        ),
+        (
+            counts(flops={"forward": 1_700_000_000}, without_flops={"aten._new_mm": 4}),
+            "FLOPs 1.8 -> 1.7 GFLOP: aten._new_mm may do the rest, without a formula",
+        ),
+    ],
+    ids=["FLOPs", "collectives", "an operator of a package", "an operator without a formula"],
+)
+def test_what_vanished_is_not_improved(now: Counts, told: str) -> None:
+    check = judged(now)
+    assert check.outcome == "not counted"
+    assert {finding.outcome for finding in check.findings} == {"passed"}
+    assert check.notes[0].startswith(told)
+    more = judged(now.replace(host_reads={"forward": 99}))
+    assert more.outcome == "regressed"
+    assert "improved" not in {finding.outcome for finding in more.findings}
+
+
+def test_flops_that_agree_with_the_model_s_formula_are_improved_however_few() -> None:
+    flops = Flops(formula="palm-1", per_token=6, parameters=1, matmul_parameters=1)
+    check = judged(launch(counts(flops={"forward": 1_000}), flops=flops))
+    assert check.outcome == "improved"
+    varying = make_case(framework=Script(path="train.py", tokens="vary"))
+    assert (
+        judged(launch(counts(flops={"forward": 1_000}), flops=flops, case=varying)).outcome == "not counted"
+    )
+
+
+def test_an_operator_that_was_there_before_hides_nothing_new() -> None:
+    before = counts(ops={"ours.fused_mlp": 4})
+    assert judged(before.replace(flops={"forward": 1_700_000_000}), before=before).outcome == "improved"
+
+
 # Order
 
 
@@ -291,7 +354,7 @@ def test_findings_are_sorted_by_outcome_and_by_their_share_of_the_whole() -> Non
     tiny = collective("broadcast", count=1, bytes=128)
     now = counts(
         collectives=(tiny, GATHERED, GATHERED_AGAIN, REDUCED.replace(bytes=2 * BYTES)),
-        flops={"forward": 1},
+        flops={"forward": 1_000_000_000},
         kernels={"forward": 177, "backward": 328, "optimizer": 351},
         host_reads={"forward": 40},
     )
