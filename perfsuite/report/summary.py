@@ -166,8 +166,8 @@ def properties(result: Measurement) -> dict[str, str | float]:
         values["shared"] = "others used the machine"
     if blind_metrics := [check.metric for check in result.verdict.checks if check.blind]:
         values["blind"] = in_unit(", ".join(blind_metrics), result.unit)
-    if (why := not_counted(result)) is not None:
-        values["counts"] = why
+    if (told := not_counted(result)) is not None:
+        values["counts"] = told
     return {in_unit(name, result.unit): value for name, value in values.items()}
 
 
