@@ -11,6 +11,8 @@ import json
 import os
 import stat
 import tempfile
+from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -32,10 +34,11 @@ else:
         def __call__(cls, **values: Any) -> Any:
             """Make an object as `cls(...)` does. Only such calls raise `CaseError`, as pydantic makes nested
             objects without them: their errors keep the path to the field."""
+            __tracebackhide__ = True  # pytest shows the line of the user's file
             try:
                 return super().__call__(**values)
             except ValidationError as error:
-                raise CaseError(f"{cls.__name__}: {explain(error)}") from None
+                raise CaseError(f"{cls.__name__}: {explain(error, tuple(cls.model_fields))}") from None
 
 
 class Data(BaseModel, metaclass=_DataType):  # type: ignore[metaclass]  # dynamic to a type checker
@@ -51,20 +54,26 @@ class Data(BaseModel, metaclass=_DataType):  # type: ignore[metaclass]  # dynami
 
     def replace(self, **changes: Any) -> Self:
         """A copy with `changes`, validated as a new object is."""
+        __tracebackhide__ = True
         return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         return self  # nothing in it can change
 
 
-def explain(error: ValidationError) -> str:
-    """Each problem as `field: what is allowed, got the value`, the value once."""
+def explain(error: ValidationError, known: Sequence[str] = ()) -> str:
+    """Each problem as `field: what is allowed, got the value`, the value once.
+
+    `known` are the fields that there are, of which one may be near an unknown one.
+    """
     problems = []
     for problem in error.errors(include_url=False):
         field = ".".join(str(part) for part in problem["loc"])
         message = problem["msg"].removeprefix("Value error, ").removesuffix(".")
         if problem["type"] == "extra_forbidden":
-            message = "unknown field; remove it or correct its name"
+            near = get_close_matches(field, known, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else "; remove it or correct its name"
+            message = f"unknown field{hint}"
         if problem["type"] == "value_error" and not field:  # it says itself what does not fit together
             problems.append(message)
             continue

@@ -114,7 +114,8 @@ from tests.samples import make_case
         ({"steps": 9}, ["steps:", "greater than or equal to 10", "got 9"]),
         ({"max_warmup_steps": 1}, ["max_warmup_steps:", "greater than or equal to 2", "got 1"]),
         ({"timeout_s": 0}, ["timeout_s:", "greater than 0", "got 0"]),
-        ({"batch": 3}, ["batch: unknown field; remove it or correct its name", "got 3"]),
+        ({"micro_batchs": 4}, ["micro_batchs: unknown field (did you mean micro_batch?), got 4"]),
+        ({"xyzzy": 3}, ["xyzzy: unknown field; remove it or correct its name", "got 3"]),
     ],
 )
 def test_bad_input_is_named_with_what_is_allowed(changes: dict[str, Any], said: list[str]) -> None:

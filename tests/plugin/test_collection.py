@@ -102,3 +102,14 @@ def test_markers_that_somebody_knows_or_that_deselect_nothing_are_fine(
 def test_markers_are_not_looked_at_where_no_case_was_collected(suite: pytest.Pytester) -> None:
     suite.makepyfile(test_cases="def test_it():\n    pass\n")
     assert suite.runpytest("-m", "h10").ret == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+@pytest.mark.parametrize("wrong", ["FAKE.replace(micro_batchs=4)", "Topology(processes=2)"])
+def test_a_bad_value_is_told_beside_the_line_of_the_users_file_alone(
+    suite: pytest.Pytester, wrong: str
+) -> None:
+    suite.makepyfile(test_cases=CASES.replace('FAKE.replace(hardware="a100-80gb", micro_batch=8)', wrong))
+    result = suite.runpytest()
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["test_cases.py:*: in <module>", f"*A100 = {wrong}", "E   *: unknown field*"])
+    result.stdout.no_fnmatch_line("*documents.py*")
