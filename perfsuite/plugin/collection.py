@@ -9,7 +9,7 @@ import pytest
 
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import ACCELERATORS
-from perfsuite.plugin.options import usage_error
+from perfsuite.plugin.options import check_root, usage_error
 from perfsuite.session import check_same
 
 EMPTY = pytest.StashKey[bool]()
@@ -44,8 +44,9 @@ def has_marks(item: pytest.Item) -> bool:
 def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Find the tests that lost their cases. Raises `UsageError` for what would be measured wrongly, or never.
 
-    That is a test without a case, the same case or its id twice, a marker that nobody knows, and measuring
-    without pytest-benchmark, as pytest itself would not say why it is missing.
+    That is a test without a case, the same case or its id twice, a marker that nobody knows, settings or
+    baselines that pytest does not see, and measuring without pytest-benchmark, as pytest itself would not say
+    why it is missing.
     """
     benchmarks = [item for item in items if uses_bench(item)]
     if not benchmarks:
@@ -55,6 +56,7 @@ def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
             f"{benchmarks[0].nodeid} asks for bench, which needs pytest-benchmark, and that is turned off: "
             "run without -p no:benchmark"
         )
+    check_root(config)
     first: dict[str, pytest.Item] = {}
     for item in benchmarks:
         _note_lost_cases(item)

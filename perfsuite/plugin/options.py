@@ -13,7 +13,7 @@ from perfsuite import documents
 from perfsuite.case.fault import Fault
 from perfsuite.errors import PerfsuiteError
 from perfsuite.launch.quiet import WAIT_S
-from perfsuite.launch.slurm.settings import PREFIX
+from perfsuite.launch.slurm.settings import PREFIX, read_ini
 from perfsuite.report.published import PUBLISHED, PublishedFile
 from perfsuite.results.store import BASELINES, STORE
 from perfsuite.session import Options, Session
@@ -191,10 +191,11 @@ def options(config: pytest.Config) -> Options:
     if policy.most < FEWEST_LAUNCHES:  # a quick look is one, whatever there is to see
         records = min(policy.record_launches, policy.most)
         policy = replace(policy, record_launches=records, max_unhealthy=policy.most)
+    root = root_of(config)
     return Options(
-        root=config.rootpath,
-        store=config.rootpath / option("store"),
-        baselines=config.rootpath / option("baselines"),
+        root=root,
+        store=root / option("store"),
+        baselines=root / option("baselines"),
         policy=policy,
         inject=inject,
         counts=not config.getoption("--perf-no-counts"),
@@ -207,6 +208,41 @@ def options(config: pytest.Config) -> Options:
         no_wait=config.getoption("--perf-no-wait"),
         preflight=not config.getoption("--perf-no-preflight"),
     )
+
+
+def root_of(config: pytest.Config) -> Path:
+    """The directory of the repository that holds the cases: pytest's root directory, if an ini file or the
+    user chose it.
+
+    Else pytest takes the value of an option for a test's path where there is such a path, and roots there.
+    The root of a session is then that of the `perfsuite` commands in this directory.
+    """
+    if config.inipath is not None or config.getoption("rootdir") is not None:
+        return config.rootpath
+    with usage_error():
+        return read_ini(config.invocation_params.dir).root
+
+
+def check_root(config: pytest.Config) -> None:
+    """Raise `UsageError` where an option's value keeps pytest from the settings or baselines of its tests."""
+    here, root = config.invocation_params.dir, root_of(config)
+    paths = [here / argument.partition("::")[0] for argument in config.args]
+    why = "pytest takes an option's value that is an existing path for a test: write --option=PATH, with ="
+    if config.inipath is None and config.getoption("inifilename") is None:
+        with usage_error():
+            ini = read_ini(here)
+        if ini.values and any(path.is_relative_to(ini.root) for path in paths):
+            raise pytest.UsageError(
+                f"the settings of pytest in {ini.root} were not read. {why}, or use -c FILE"
+            )
+    is_chosen = config.getoption("--perf-baselines") or config.getini("perf_baselines") != str(BASELINES)
+    if is_chosen or config.getoption("rootdir") or not any(path.is_relative_to(here) for path in paths):
+        return
+    if (here / BASELINES).is_dir() and not (root / BASELINES).is_dir():
+        raise pytest.UsageError(
+            f"there is {here / BASELINES}, but baselines would be looked for in {root / BASELINES}. {why}, "
+            "or use --perf-baselines=DIR"
+        )
 
 
 def max_pairs(config: pytest.Config) -> int:
@@ -225,7 +261,7 @@ def max_pairs(config: pytest.Config) -> int:
 
 def published_comparisons(config: pytest.Config) -> PublishedFile:
     """The comparisons that a report of this session is to show. Raises `UsageError` for a bad file."""
-    file = config.rootpath / PUBLISHED
+    file = root_of(config) / PUBLISHED
     if not config.getoption("--perf-report") or not file.exists():
         return PublishedFile(comparisons=())
     with usage_error():

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import json
+import os
+from pathlib import Path
+
 import pytest
 
 from perfsuite.plugin.options import options
-from tests.suite import run_cpu
+from tests.suite import local_baseline, run_cpu
 
 
 @pytest.mark.parametrize("given", [(), ("--perf-no-preflight",)])
@@ -51,3 +55,68 @@ def test_a_profile_is_taken_where_it_is_asked_for(
     pytester: pytest.Pytester, given: tuple[str, ...], explain: bool
 ) -> None:
     assert options(pytester.parseconfigure(*given)).explain is explain
+
+
+@pytest.mark.parametrize("setup", [None, "pyproject.toml"])
+def test_no_value_of_an_option_moves_the_root(
+    pytester: pytest.Pytester, tmp_path: Path, setup: str | None
+) -> None:
+    """pytest takes a value that is an existing path for a test, and the directory of that for its root."""
+    if setup is not None:
+        (pytester.path / setup).write_text("[project]\nname = 'mine'\n")
+    here = pytester.path if setup is None else pytester.mkdir("below")
+    os.chdir(here)
+    out = tmp_path / "out" / "results.json"
+    told = [pytester.parseconfigure("--perf-json", str(out))]
+    out.parent.mkdir()
+    out.touch()
+    told.append(pytester.parseconfigure("--perf-json", str(out)))
+    assert [options(config).baselines for config in told] == [pytester.path / "baselines"] * 2
+    chosen = pytester.parseconfigure(f"--rootdir={tmp_path}")
+    assert options(chosen).store == tmp_path / ".perfsuite"
+
+
+def test_settings_that_pytest_does_not_read_for_an_options_value_are_said(
+    suite: pytest.Pytester, tmp_path: Path
+) -> None:
+    suite.makeini("[pytest]\nperf_no_baseline = fail\n")
+    (tmp_path / "out").mkdir()
+    hidden = suite.runpytest("--collect-only", "--perf-report", str(tmp_path / "out"))
+    assert hidden.ret == pytest.ExitCode.USAGE_ERROR
+    hidden.stderr.fnmatch_lines(
+        [f"ERROR: the settings of pytest in {suite.path} were not read. *: write --option=PATH, with =, or *"]
+    )
+    given = ("--collect-only", f"--perf-report={tmp_path / 'out'}")
+    assert suite.runpytest(*given).ret == 0
+    assert suite.runpytest("--collect-only", "-c", "tox.ini", *given[1:]).ret == 0
+    elsewhere = (suite.path / "test_cases.py").rename(tmp_path / "test_cases.py")
+    assert suite.runpytest("--collect-only", elsewhere).ret == 0
+
+
+def test_baselines_here_that_are_not_those_of_the_root_are_said(
+    suite: pytest.Pytester, tmp_path: Path
+) -> None:
+    suite.mkdir("baselines")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "out").mkdir()
+    moved = ("--collect-only", "--perf-report", str(tmp_path / "out"))
+    result = suite.runpytest(*moved)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    there = f"{suite.path}/baselines, but baselines would be looked for in {tmp_path}/baselines"
+    result.stderr.fnmatch_lines([f"ERROR: there is {there}.*"])
+    assert suite.runpytest(*moved, "--perf-baselines=elsewhere").ret == 0
+
+
+@pytest.mark.launch
+def test_the_same_command_twice_is_judged_by_the_same_reviewed_baseline(
+    suite: pytest.Pytester, tmp_path: Path
+) -> None:
+    run_cpu(suite)
+    local = local_baseline(suite)
+    local.parent.parent.rename(suite.path / "baselines")
+    reviewed = suite.path / "baselines" / local.parent.name / local.name
+    out = tmp_path / "results.json"
+    for _ in range(2):
+        run_cpu(suite, "--perf-json", str(out), "--perf-no-baseline=fail")
+        (result,) = json.loads(out.read_text())["results"]
+        assert (result["outcome"], result["baseline_file"]) == ("passed", str(reviewed))

@@ -78,6 +78,7 @@ def option(arguments: Sequence[str], name: str) -> str | None:
 def read_ini(directory: Path) -> Ini:
     """The settings for a session in `directory`: of the nearest file upwards that holds settings of pytest.
 
+    Without one, the root is that of the nearest pyproject.toml, as for pytest, else `directory` itself.
     Raises `FileError` for a file that cannot be read.
     """
     for root in (directory, *directory.parents):
@@ -85,7 +86,8 @@ def read_ini(directory: Path) -> Ini:
             values = _settings(root / name)
             if values is not None:
                 return Ini(root, values)
-    return Ini(directory, {})
+    roots = (root for root in (directory, *directory.parents) if (root / "pyproject.toml").is_file())
+    return Ini(next(roots, directory), {})
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,11 @@ def test_directories_lie_where_the_file_lies(tmp_path: Path) -> None:
 def test_without_a_file_nothing_is_set(tmp_path: Path) -> None:
     assert read_ini(tmp_path).root == tmp_path
     assert read_ini(tmp_path).values == {}
+    below = tmp_path / "below"
+    below.mkdir()
+    assert read_ini(below).root == below
+    (tmp_path / "pyproject.toml").write_text("[tool.ruff]\n")
+    assert (read_ini(below).root, read_ini(below).values) == (tmp_path, {})
 
 
 def test_the_store_is_that_of_the_session(tmp_path: Path) -> None:
