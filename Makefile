@@ -197,7 +197,7 @@ propose:  ## HARDWARE=h100: new baselines, if given of the folder MEASURED, as a
 .venv-newest/installed: TORCH = torch
 .venv-%/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-$*
-	grep -v '^torch==' constraints.txt > .venv-$*/constraints.txt
+	grep -Ev '^(torch|setuptools)==' constraints.txt > .venv-$*/constraints.txt  # torch 2.11 wants setuptools < 82
 	.venv-$*/bin/python -m pip install --quiet --constraint .venv-$*/constraints.txt \
 		--editable ".[dev]" "$(TORCH)"
 	touch $@
