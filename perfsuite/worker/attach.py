@@ -28,13 +28,15 @@ from perfsuite.case.case import CaseFile
 from perfsuite.errors import MismatchError, ScriptError
 from perfsuite.results.rank_report import Failure, Observed, RankReport
 from perfsuite.results.run_dir import LAUNCH_DIR, RUN_DIR, RunDir
-from perfsuite.worker import counting as _counting  # noqa: F401  loaded before the level of memory is taken
 from perfsuite.worker import deepspeed, leash, memory, stacks, timers
 from perfsuite.worker.flops import count_known
 from perfsuite.worker.losses import Losses, before_backward
 from perfsuite.worker.optimizers import Optimizers
 from perfsuite.worker.preflight import device_probe
 from perfsuite.worker.rank import LEAVE_S, Rank, empty_report, failure_of, write_failure
+
+with contextlib.suppress(Exception):  # what torch lacks for it is said where a step is to be counted
+    import perfsuite.worker.counting  # noqa: F401  before the level of memory is taken
 
 PASSES_WITHOUT_A_STEP = 100
 """Backward passes (or those of ten steps, if more) without an optimizer step, after which none will come."""

@@ -81,7 +81,11 @@ class Counting:
         if self._counter is not None:  # fewer steps were made
             _leave(self._counter)
             self._forget()
-        compiled = software.compiled_counts()
+        try:  # by names that are private to torch: another version may lack one
+            compiled = software.compiled_counts()
+        except Exception as error:
+            self._give_up(f"what torch.compile made is not known ({type(error).__name__}: {error})")
+            return None
         if self.counts is None or compiled is None:
             return self.counts
         return self.counts.replace(memory=None, compiled=compiled)

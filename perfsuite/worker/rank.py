@@ -146,15 +146,18 @@ class Rank:
 
     def _count(self) -> None:
         """Let what a step does be counted, if that is asked for and the case leaves room for it."""
-        from perfsuite.worker.counting import Counting
-
         if self.case.max_warmup_steps < COUNTED_STEP:
             self.notes.append(
                 f"what a step does was not counted: max_warmup_steps={self.case.max_warmup_steps} leaves no "
                 f"step before the measured ones for it: give {COUNTED_STEP} or more"
             )
-        else:
+            return
+        try:  # it uses names that are private to torch: another version may lack one
+            from perfsuite.worker.counting import Counting
+
             self.recorder.counting = Counting(self._model)
+        except Exception as error:
+            self.notes.append(f"what a step does was not counted: {type(error).__name__}: {error}")
 
     def start(self) -> None:
         """Tell the driver that training begins, then start the clock.

@@ -191,7 +191,8 @@ def attention_kernel(value: Tensor) -> str | None:
 
 def in_backward() -> bool:
     """Whether a backward pass is running: a forward inside one recomputes activations."""
-    return bool(torch._C._current_graph_task_id() != -1)
+    current = getattr(torch._C, "_current_graph_task_id", None)  # private: another version may lack it
+    return current is not None and bool(current() != -1)
 
 
 def layers(model: nn.Module) -> list[nn.Module]:

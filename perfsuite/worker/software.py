@@ -64,9 +64,9 @@ def arithmetic(device: str) -> dict[str, str]:
 
 
 def _dynamo() -> Mapping[str, Mapping[str, int]]:
-    """Return the counters of torch.compile; none if it was never loaded."""
+    """Return the counters of torch.compile; none if it was never loaded, or where this torch has none."""
     module: Any = sys.modules.get("torch._dynamo.utils")
-    return {} if module is None else module.counters
+    return getattr(module, "counters", {})
 
 
 def compiled_graphs() -> int:
@@ -108,8 +108,9 @@ def compile_notes() -> tuple[str, ...]:
         reasons = sorted({reason.splitlines()[0] for reason in counters["graph_break"]})
         notes.append(f"torch.compile: {breaks} graph breaks ({'; '.join(reasons)})")
     if any("recompile limit" in what.lower() for counts in counters.values() for what in counts):
+        limit = getattr(torch._dynamo.config, "recompile_limit", "unknown")
         notes.append(
-            f"torch.compile: recompile_limit ({torch._dynamo.config.recompile_limit}) was hit, and what was "
+            f"torch.compile: recompile_limit ({limit}) was hit, and what was "
             "compiled too often runs as Python: mark what varies as dynamic, or keep shapes fixed"
         )
     return tuple(notes)

@@ -105,6 +105,27 @@ def test_what_a_step_of_a_script_does_is_counted(start: Start) -> None:
     assert report_of(attached).notes == ()
 
 
+@pytest.mark.parametrize(
+    ("module", "lacks"),
+    [(torch._C, "_len_torch_dispatch_stack"), (torch.utils._python_dispatch, "_push_mode")],
+)
+def test_a_torch_without_what_counting_needs_costs_the_counts_alone(
+    start: Start, monkeypatch: pytest.MonkeyPatch, module: Any, lacks: str
+) -> None:
+    """Another version of torch may lack what is private in this one."""
+    monkeypatch.delitem(sys.modules, "perfsuite.worker.counting", raising=False)
+    monkeypatch.delattr(module, lacks)
+    attached = start(ALONE.replace(max_warmup_steps=COUNTED_STEP))
+    with pytest.raises(Measured):
+        train()
+    report = report_of(attached)
+    assert report.failure is None
+    assert len(report.step_s) == ALONE.total_steps + COUNTED_STEP - ALONE.max_warmup_steps
+    assert report.counts is None
+    (note,) = report.notes
+    assert note.startswith("what a step does was not counted: ImportError: cannot import name")
+
+
 def test_a_script_without_room_for_counting_is_told(start: Start) -> None:
     attached = start()
     attached.request = attached.request.replace(counts=True)

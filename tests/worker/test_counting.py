@@ -118,6 +118,17 @@ def test_an_error_while_counting_is_a_note(monkeypatch: pytest.MonkeyPatch) -> N
     assert counting.notes == ["what a step does was not counted: ValueError: odd"]
 
 
+def test_a_torch_that_does_not_tell_what_it_compiled_costs_the_counts_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counting = Loop().run()
+    monkeypatch.setattr(software, "compiled_graphs", lambda: 1)
+    monkeypatch.delattr(torch._dynamo.utils, "get_compilation_metrics")
+    assert counting.result() is None
+    (note,) = counting.notes
+    assert "what torch.compile made is not known (AttributeError" in note
+
+
 def test_of_a_compiled_model_the_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     counting = Loop().run()
     compiled = Compiled(graphs=1, recompilations=0, kernels=3, extern_calls=2)

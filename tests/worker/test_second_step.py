@@ -284,3 +284,10 @@ def test_a_linear_layer_that_returns_no_tensor_is_no_error(wrapped: Callable[[Te
     out = model(torch.ones(2, 1))
     seen.finish()
     assert seen.compute_dtype == ("float32" if isinstance(out, tuple) else NO_LINEAR)
+
+
+def test_a_torch_that_does_not_tell_of_backward_is_taken_to_be_in_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(torch._C, "_current_graph_task_id")
+    assert second_step.in_backward() is False
