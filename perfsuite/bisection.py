@@ -27,7 +27,7 @@ from perfsuite.errors import CaseError, FileError, GitError, PackageError
 from perfsuite.git import git
 from perfsuite.launch.arm import Arm, here, resolve
 from perfsuite.launch.installed import once, pip
-from perfsuite.results.metric import TOKENS_PER_S
+from perfsuite.results.metric import TOKENS_PER_S, described
 from perfsuite.results.outcome import Check
 from perfsuite.results.session_file import Measurement
 
@@ -46,7 +46,7 @@ class Step(Data):
     outcome: Literal["good", "bad", "skipped"]
     """As `git bisect` has it. `skipped`: it cannot be told whether it is good."""
     change: float | None = None
-    """How much worse than the good arm it is: +0.05 is 5 % more time per token, or memory."""
+    """The metric beside that of the good arm: -0.05 is 5 % fewer tokens/s, +0.05 of memory 5 % more."""
     interval: tuple[float, float] | None = None
     """99 % interval of `change`."""
     launches: int = 0
@@ -66,7 +66,8 @@ class BisectFile(Document):
     metric: str | None = None
     """What is worse in the bad arm, which every step looks at; None until the bad arm is tested."""
     tolerance: float | None = None
-    """Of that metric in each step: half of what the bad arm has lost (of the logarithm)."""
+    """How much the cost of that metric (seconds per token, bytes) may grow in each step: half of what the bad
+    arm has lost (of the logarithm)."""
     steps: tuple[Step, ...] = ()
 
     @property
@@ -147,28 +148,26 @@ def _bad_tested(known: BisectFile, result: Measurement) -> BisectFile:
     name = known.candidates[-1]
     _check_measured(name, result)
     worse = [
-        check
-        for check in result.verdict.checks
-        if check.outcome == "regressed" and check.worsening is not None
+        check for check in result.verdict.checks if check.outcome == "regressed" and check.change is not None
     ]
     if not worse:
         vague = [each for each in result.verdict.checks if each.outcome == "inconclusive" and each.interval]
         if vague:
             why = f", {vague[0].note}" if vague[0].note else ""
             raise UndecidedError(
-                f"{name} beside {known.good}: {vague[0].label} is inconclusive ({vague[0].worsening:+.1%}"
+                f"{name} beside {known.good}: {vague[0].label} is inconclusive ({vague[0].change:+.1%}"
                 f"{why}). The launches differ too much to tell whether it is worse: give the case more steps "
                 "or use a quieter machine. Nothing was searched"
             )
         shown = result.verdict.check(TOKENS_PER_S.name)
-        by = "" if shown is None or shown.worsening is None else f" ({shown.worsening:+.1%} time per token)"
+        by = "" if shown is None or shown.change is None else f" ({shown.change:+.1%} {shown.label})"
         raise NotSlowerError(
             f"{name} is not worse than {known.good}: {result.verdict.outcome}{by}. There is nothing to "
             "search for, unless a lower --tolerance finds it"
         )
     check = next((each for each in worse if each.metric == TOKENS_PER_S.name), worse[0])
-    assert check.worsening is not None
-    half = min(math.sqrt(1 + check.worsening) - 1, MOST_TOLERANCE)
+    assert check.change is not None
+    half = min(math.sqrt(1 + described(check.metric).change(check.change)) - 1, MOST_TOLERANCE)
     step = _step(name, "bad", check, result)
     return known.replace(metric=check.metric, tolerance=half, steps=(step,))
 
@@ -212,7 +211,7 @@ def _step(name: str, outcome: Literal["good", "bad", "skipped"], check: Check, r
     return Step(
         name=name,
         outcome=outcome,
-        change=check.worsening,
+        change=check.change,
         interval=check.interval,
         launches=result.verdict.launches,
     )

@@ -14,6 +14,7 @@ from perfsuite.bisection import BisectFile, History, NotSlowerError, UndecidedEr
 from perfsuite.errors import CaseError, FileError, PackageError
 from perfsuite.git import git
 from perfsuite.launch.arm import Arm
+from perfsuite.results.metric import described
 from perfsuite.results.outcome import Check, Outcome, Verdict
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import Measurement
@@ -23,8 +24,9 @@ from tests.synthetic import make_repository
 SLOWER = 0.1
 
 
-def check(change: float, tolerance: float, metric: str = "tokens_per_s") -> Check:
-    outcome: Outcome = "regressed" if change > tolerance else "passed"
+def check(cost: float, tolerance: float, metric: str = "tokens_per_s") -> Check:
+    """The check of a metric whose cost grew by `cost`, where it may grow by `tolerance`."""
+    outcome: Outcome = "regressed" if cost > tolerance else "passed"
     return Check(
         metric=metric,
         label=metric,
@@ -32,9 +34,9 @@ def check(change: float, tolerance: float, metric: str = "tokens_per_s") -> Chec
         outcome=outcome,
         measured=1.0,
         baseline=1.0,
-        tolerance=tolerance,
-        worsening=change,
-        interval=(change - 0.01, change + 0.01),
+        allowed=described(metric).bound(tolerance),
+        change=described(metric).change(cost),
+        interval=described(metric).interval((cost - 0.01, cost + 0.01)),
     )
 
 
@@ -93,7 +95,8 @@ def test_the_9th_of_16_is_found_by_five_comparisons() -> None:
     assert found.launches == 30
     first = found.step("9")
     assert first is not None
-    assert (first.outcome, first.change) == ("bad", SLOWER)
+    assert first.outcome == "bad"
+    assert first.change == pytest.approx(1 / (1 + SLOWER) - 1)
     assert [len(each.steps) for each in stand.saved] == [1, 2, 3, 4, 5]
 
 
@@ -168,7 +171,7 @@ def test_a_candidate_without_the_metric_is_skipped() -> None:
 
 
 def test_a_bad_arm_that_is_not_worse_is_an_error() -> None:
-    with pytest.raises(NotSlowerError, match=r"^4 is not worse than 0: passed \(\+0\.1% time per token\)"):
+    with pytest.raises(NotSlowerError, match=r"^4 is not worse than 0: passed \(-0\.1% tokens_per_s\)"):
         Stand(4, 9).search()
 
 
@@ -176,7 +179,7 @@ def test_a_bad_arm_that_noise_hides_is_not_called_as_fast() -> None:
     stand = Stand(4, 2)
     vague = check(0.09, 0.15).replace(outcome="inconclusive")
     stand.instead["4"] = Verdict(outcome="inconclusive", launches=24, checks=(vague,))
-    with pytest.raises(UndecidedError, match=r"^4 beside 0: tokens_per_s is inconclusive \(\+9\.0%\)"):
+    with pytest.raises(UndecidedError, match=r"^4 beside 0: tokens_per_s is inconclusive \(-8\.3%\)"):
         stand.search()
     assert stand.compared == ["4"]
 

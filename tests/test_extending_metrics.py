@@ -97,7 +97,7 @@ def test_a_metric_is_judged_and_shown_like_any_other(uninstall: Callable[[], Non
     assert "| 64.0 MiB | 45.6 ms | 103.0 MiB |" in text
     told = properties(result)
     assert (told["weight_bytes"], told["step_s_p99"]) == (103 * 2**20, 0.0456)
-    assert told["weight_bytes_worsening"] == pytest.approx(0.03, rel=1e-3)
+    assert told["weight_bytes_change"] == pytest.approx(0.03, rel=1e-3)
 
 
 def test_a_baseline_without_the_metric_is_inconclusive_until_accepted_anew(

@@ -65,7 +65,7 @@ def test_a_slowdown_regresses_fails_and_is_explained(suite: pytest.Pytester) -> 
     slow.stdout.fnmatch_lines(
         [
             "*fake-llama-tiny-s64-b4-fp32-1x2: regressed*",
-            "*tokens/s: 39,*, baseline 51,*: 30.0% more time per token (99 % interval *), 15.0% allowed*",
+            "*tokens/s: 39,*, baseline 51,*: 23.1% fewer (99 % interval *), 13.0% allowed*",
             "*1 regressed*",
         ]
     )
@@ -76,14 +76,15 @@ def test_a_slowdown_regresses_fails_and_is_explained(suite: pytest.Pytester) -> 
     assert float(str(properties["perf_tokens_per_s"])) == pytest.approx(39200, rel=0.02)
     assert properties["perf_hardware_class"] == read_json(suite)["machine"]["hardware_class"]
     assert properties["perf_launches"] == str(len(read_json(suite)["results"][0]["runs"]))
-    worsening, low, high = (
-        float(str(properties[f"perf_tokens_per_s_{name}"])) for name in ("worsening", "low", "high")
+    change, low, high = (
+        float(str(properties[f"perf_tokens_per_s_{name}"]))
+        for name in ("change", "change_low", "change_high")
     )
-    assert low < worsening < high
-    assert worsening == pytest.approx(0.3, abs=0.02)
+    assert low < change < high
+    assert change == pytest.approx(1 / 1.3 - 1, abs=0.015)
     failure = case.find("failure")
     assert failure is not None
-    assert "more time per token" in str(failure.text) + str(failure.get("message"))
+    assert "% fewer (99 % interval" in str(failure.text) + str(failure.get("message"))
     assert read_json(suite)["results"][0]["verdict"]["checks"][0]["outcome"] == "regressed"
 
 
@@ -92,20 +93,20 @@ def test_an_arm_is_compared_with_this_environment_and_no_baseline_is_written(sui
     assert same.ret == 0
     same.stdout.fnmatch_lines(
         [
-            "*tokens/s A *B *time B/A (99 %)*memory B/A *pairs *verdict*",
-            "*fake-llama-tiny-s64-b4-fp32-1x2 *1.000 (*3 of 3 *passed*",
+            "*tokens/s A *B *B vs A (99 %)*memory B vs A *pairs *verdict*",
+            "*fake-llama-tiny-s64-b4-fp32-1x2 *0.0% (*3 of 3 *passed*",
             "*fake-llama-tiny-s64-b4-fp32-1x2: passed after 3 pairs of launches*",
-            "*tokens/s: 51,*, arm A 51,*: 0.0% more time per token*",
+            "*tokens/s: 51,*, arm A 51,*: 0.0% *",
         ]
     )
     told = read_json(suite)
     assert [arm["text"] for arm in told["arms"]] == [".", "."]
     assert len(told["results"][0]["before"]) == len(told["results"][0]["runs"]) == 3
-    assert "time B/A" in (suite.path / "out" / "summary.md").read_text()
+    assert "B vs A" in (suite.path / "out" / "summary.md").read_text()
     assert {path.name for path in (suite.path / ".perfsuite").iterdir()} == {"compare"}
     slow = run_cpu(suite, "--perf-against=.", "--perf-inject=slowdown=30%", "--perf-max-pairs=5")
     assert slow.ret == 1
-    slow.stdout.fnmatch_lines(["*30.0% more time per token*", "*1 regressed*"])
+    slow.stdout.fnmatch_lines(["*23.1% fewer*", "*1 regressed*"])
 
 
 def test_a_report_is_written_on_request(suite: pytest.Pytester) -> None:
@@ -160,9 +161,7 @@ def test_an_improvement_passes_and_is_said(suite: pytest.Pytester) -> None:
     edit_baseline(suite, tokens_per_s=0.7)
     better = run_cpu(suite, "-v")
     assert better.ret == 0
-    better.stdout.fnmatch_lines(
-        ["*IMPROVED*", "*+42.9%*improved*", "*30.0% less time per token*, 15.0% allowed: improved*"]
-    )
+    better.stdout.fnmatch_lines(["*IMPROVED*", "*+42.9%*improved*", "*42.9% more*, 13.0% allowed: improved*"])
 
 
 def test_unlike_settings_are_refused_with_both_values(suite: pytest.Pytester) -> None:
@@ -225,7 +224,7 @@ def test_a_quick_look_is_one_launch_and_no_regression(suite: pytest.Pytester) ->
     look.stdout.fnmatch_lines(
         [
             "*: inconclusive after 1 launch*",
-            "*30.0% more time per token*: inconclusive; only 3 launches or more can show a regression*",
+            "*23.1% fewer*: inconclusive; only 3 launches or more can show a regression*",
         ]
     )
 

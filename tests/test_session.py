@@ -608,7 +608,7 @@ def test_a_reviewed_baseline_of_counts_serves_a_machine_whose_times_are_new(
 
 
 def checked(outcome: Any) -> Verdict:
-    check = Check(metric="x", label="x", unit="", outcome=outcome, measured=1, baseline=None, tolerance=0.1)
+    check = Check(metric="x", label="x", unit="", outcome=outcome, measured=1, baseline=None, allowed=0.1)
     return Verdict(outcome=outcome, launches=1, checks=(check,))
 
 
@@ -928,7 +928,7 @@ def test_the_lock_is_taken_before_nodes_are_looked_at(
 TRAINS = make_case(model="llama-tiny", framework=DDP())
 SLOWER = Verdict(outcome="regressed", launches=3, checks=(Check(
     metric="tokens_per_s", label="tokens/s", unit="tokens/s", outcome="regressed", measured=1.0, baseline=2.0,
-    tolerance=0.1),))  # fmt: skip
+    allowed=0.1),))  # fmt: skip
 
 
 class Explained:

@@ -187,7 +187,7 @@ def before_after(before: Baseline | None, now: Baseline | None) -> Text:
         if old is None and new is None:
             continue
         label = metric.counting(either.case.unit).label
-        change = f" ({metric.worsening(new, old):+.1%} cost)" if old and new else ""
+        change = f" ({text.percent(new / old - 1)})" if old and new else ""
         shown.append(
             f"\n  {label}: {text.value(metric, old) if before else 'new'}{_noise(before, metric)} -> "
             f"{text.value(metric, new) if now else 'removed'}{_noise(now, metric)}{change}"

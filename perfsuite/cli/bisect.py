@@ -34,6 +34,8 @@ from perfsuite.launch.arm import Arm
 from perfsuite.launch.launchers import launcher
 from perfsuite.launch.quiet import WAIT_S
 from perfsuite.report.progress import Progress
+from perfsuite.report.text import between, percent, plural
+from perfsuite.results.metric import described
 from perfsuite.results.session_file import Measurement
 from perfsuite.results.store import BASELINES, STORE
 from perfsuite.session import Host, Options, session_file
@@ -128,7 +130,7 @@ def _compared(session: Comparison, case: Case) -> Measurement:
 
 def _left(known: BisectFile) -> str:
     count = len(known.suspects)
-    return f"{count} suspect{'s' if count > 1 else ''} left"
+    return f"{plural(count, 'suspect')} left"
 
 
 def _name(name: str) -> str:
@@ -140,27 +142,24 @@ def as_text(step: Step) -> str:
     """Return what a step found out, in words."""
     if step.change is None:
         return f"{step.outcome} ({step.why})"
-    interval = (
-        ""
-        if step.interval is None
-        else f" (99 % interval {step.interval[0]:+.1%} to {step.interval[1]:+.1%})"
-    )
-    return f"{step.outcome}, {step.change:+.1%}{interval}, {step.launches} launches"
+    interval = "" if step.interval is None else f" (99 % interval {between(step.interval)})"
+    return f"{step.outcome}, {percent(step.change)}{interval}, {plural(step.launches, 'launch')}"
 
 
 def result_lines(found: BisectFile, history: History, package: str | None, root: Path) -> list[str]:
     """Return what a search found, as lines of text."""
     *others, first = found.suspects
-    used = f"{len(found.steps)} steps, {found.launches} launches"
+    used = f"{plural(len(found.steps), 'step')}, {plural(found.launches, 'launch')}"
     if others:
         names = ", ".join(map(_name, found.suspects))
         return [f"one of these is the first bad one: {names} ({used})", *_skipped(found)]
     step = found.step(first)
     assert step is not None
+    assert found.metric is not None
     what = git("log", "-1", "--format=%H %an %as%n    %s", first, cwd=root).rstrip() if not package else first
     return [
         f"the first bad {'version of ' + package if package else 'commit'}: {what}",
-        f"  {found.metric}: {as_text(step)} beside {_name(found.good)} ({used})",
+        f"  {described(found.metric).label}: {as_text(step)} beside {_name(found.good)} ({used})",
         *_skipped(found),
     ]
 

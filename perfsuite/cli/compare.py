@@ -47,7 +47,7 @@ ArmB = Annotated[str, typer.Option("--b", help="what may be slower; without it t
 Cases = Annotated[Path, typer.Option("--cases", help="directory of the cases")]
 Tolerance = Annotated[
     str | None,
-    typer.Option(help="change of tokens/s that matters: 3% (default: a gate's on this kind of device)"),
+    typer.Option(help="growth of the time per token that matters: 3% (default: a gate's on such a device)"),
 ]
 MaxPairs = Annotated[
     int, typer.Option(min=MIN_CHANGED, max=MAX_PAIRS, help="pairs of launches of a case at the most")

@@ -23,10 +23,15 @@ from perfsuite.history import changepoint, store
 from perfsuite.history.changepoint import Change
 from perfsuite.history.store import Place, StoredResult, StoredSession
 from perfsuite.results.baseline import Baseline
-from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S
+from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, Metric
 from perfsuite.results.store import BASELINES, BaselineStore
 
-MetricName = Literal["seconds per token", "seconds per sample", "peak memory"]
+MetricName = Literal["tokens/s", "samples/s", "peak memory"]
+METRICS: Mapping[MetricName, Metric] = {
+    "tokens/s": TOKENS_PER_S,
+    "samples/s": TOKENS_PER_S,
+    "peak memory": PEAK_MEMORY,
+}
 PERIOD = timedelta(days=90)
 """How far back changes are reported without `since`: a slow one is found weeks after it began."""
 MIN_CHANGE = 0.005
@@ -34,11 +39,11 @@ MIN_CHANGE = 0.005
 MIN_FOR_CORRELATION = 30
 """Fewest sessions of a series from which the correlation of neighbouring sessions is estimated."""
 UNKNOWN_CORRELATION: Mapping[MetricName, float] = {
-    "seconds per token": 0.3,
-    "seconds per sample": 0.3,
+    "tokens/s": 0.3,
+    "samples/s": 0.3,
     "peak memory": 0.0,
 }
-"""Correlation assumed for series under 30 sessions: 0.3 for time (a machine has good and bad weeks), 0 for
+"""Correlation assumed for series under 30 sessions: 0.3 for speed (a machine has good and bad weeks), 0 for
 memory. Good and bad weeks (AR(1) with 0.7) make a false alarm in 18 % of series in their first month if 0 is
 assumed, in 1 % with 0.3; a step of 5 % at 1 % noise is then found after 8 nights instead of 3."""
 
@@ -77,6 +82,11 @@ class Finding(Data):
         if not self.worse:
             return "better"
         return "worse" if self.open else "worse, accepted" if self.accepted else "worse, but no longer"
+
+    @property
+    def worsening(self) -> float:
+        """Relative growth of the cost: +0.05 is 5 % more seconds per token, or bytes."""
+        return METRICS[self.metric].change(self.change.relative)
 
     def sentences(self) -> list[str]:
         """Return sentences that say how much, when, and what else changed there."""
@@ -196,7 +206,7 @@ def trend(
         since=from_day,
         sessions=len(places),
         series=sum(len(one.by_metric) for one in series.values()),
-        findings=tuple(sorted(findings, key=lambda finding: -finding.change.relative)),
+        findings=tuple(sorted(findings, key=lambda finding: -finding.worsening)),
         unplaced=unplaced,
     )
 
@@ -228,18 +238,18 @@ def _read(
         for result in session.results:
             case = cases[result.case]
             one = series[place.hardware_class, case.id]
-            time: MetricName = "seconds per sample" if case.unit == "samples" else "seconds per token"
+            speed: MetricName = "samples/s" if case.unit == "samples" else "tokens/s"
             one.sessions.append(number)
             one.circumstances.append(circumstances.number(session, result))
-            one.by_metric[time].append(_seconds_per_token(result))
+            one.by_metric[speed].append(_tokens_per_s(result))
             one.by_metric["peak memory"].append(_median(result.peak_memory_bytes))
     return series
 
 
-def _seconds_per_token(result: StoredResult) -> float | None:
-    """Return seconds per token or sample, whatever the case counts."""
+def _tokens_per_s(result: StoredResult) -> float | None:
+    """Return tokens/s or samples/s, whatever the case counts."""
     step_s = _median(result.step_s_p50)
-    return step_s / result.tokens_per_step if step_s is not None and result.tokens_per_step else None
+    return result.tokens_per_step / step_s if step_s and result.tokens_per_step else None
 
 
 def _median(column: store.Column) -> float | None:
@@ -289,12 +299,12 @@ class _Evidence:
             for change in changes:
                 inside = measured[change.earliest - 1 : change.latest + 1]
                 first, last = (self.places[series.sessions[index]] for index in (inside[0], inside[-1]))
-                worse = change.relative > 0
-                newest = changes[-1].after
-                levels = change.before, min(change.after, newest)
+                cost = METRICS[metric].cost
+                before, after, newest = map(cost, (change.before, change.after, changes[-1].after))
+                worse = after > before
                 file = self.baselines.reviewed_file(hardware_class, case)
-                accepted = worse and _accepts(file, metric, levels, _day(last))
-                still_worse = newest >= change.before * (1 + MIN_CHANGE)
+                accepted = worse and _accepts(file, METRICS[metric], (before, min(after, newest)), _day(last))
+                still_worse = newest >= before * (1 + MIN_CHANGE)
                 found.append(
                     Finding(
                         hardware_class=hardware_class,
@@ -323,11 +333,11 @@ class _Evidence:
         return _day(self.places[series.sessions[-1]]) >= _day(self.places[-1]) - PERIOD
 
 
-def _accepts(file: Path, metric: MetricName, levels: tuple[float, float], day: date) -> bool:
+def _accepts(file: Path, metric: Metric, levels: tuple[float, float], day: date) -> bool:
     """Tell whether a baseline was measured on that day (UTC) or later, at the new of two levels.
 
-    `levels` are (before, after) in the unit of the metric; the border is their geometric mean. A baseline
-    that cannot be read accepts nothing here: it is an error where its case is judged.
+    `levels` are the costs (before, after); the border is their geometric mean. A baseline that cannot be read
+    accepts nothing here: it is an error where its case is judged.
     """
     if not file.exists():
         return False
@@ -336,10 +346,10 @@ def _accepts(file: Path, metric: MetricName, levels: tuple[float, float], day: d
         measured_on = datetime.fromisoformat(baseline.recorded_at).astimezone(UTC).date()
     except (FileError, ValueError):
         return False
-    speed = baseline.median(TOKENS_PER_S.name)
-    memory = baseline.median(PEAK_MEMORY.name)
-    level = memory if metric == "peak memory" else 1 / speed if speed else None
-    return level is not None and measured_on >= day and level > math.sqrt(levels[0] * levels[1])
+    level = baseline.median(metric.name)
+    if not level or measured_on < day:
+        return False
+    return metric.cost(level) > math.sqrt(levels[0] * levels[1])
 
 
 def _differences(circumstances: Sequence[Mapping[str, str]]) -> tuple[str, ...]:

@@ -96,7 +96,7 @@ def _most_speed(result: Measurement) -> float | None:
 
 def _memory_growth(result: Measurement) -> float | None:
     check = result.verdict.check(PEAK_MEMORY.name)
-    return None if check is None else check.worsening
+    return None if check is None else check.change
 
 
 SPEED_CHANGE = Column(
@@ -132,8 +132,8 @@ def compared(unit: Unit) -> list[Column]:
     return [
         Column(heading=f"{metric.label} A", value=of_a, format=show),
         Column(heading="B", value=lambda result: metric.of(result.figures), format=show),
-        _ratio("time B/A (99 %)", TOKENS_PER_S),
-        _ratio("memory B/A", PEAK_MEMORY),
+        _change("B vs A (99 %)", TOKENS_PER_S),
+        _change("memory B vs A", PEAK_MEMORY),
         Column(
             heading="pairs",
             value=lambda result: len(result.runs),
@@ -142,22 +142,20 @@ def compared(unit: Unit) -> list[Column]:
     ]
 
 
-def _ratio(heading: str, metric: Metric) -> Column:
-    """The column of the ratio of a metric's cost in arm B to that in arm A, with its interval."""
+def _change(heading: str, metric: Metric) -> Column:
+    """The column of the change of a metric from arm A to arm B, with its interval."""
 
     def check_of(result: Measurement) -> Check | None:
         return result.verdict.check(metric.name)
 
     def value(result: Measurement) -> float | None:
         check = check_of(result)
-        return None if check is None or check.worsening is None else 1 + check.worsening
+        return None if check is None else check.change
 
-    def show(result: Measurement, ratio: float) -> str:
+    def show(result: Measurement, change: float) -> str:
         check = check_of(result)
-        if check is None or check.interval is None:
-            return f"{ratio:.3f}"
-        low, high = check.interval
-        return f"{ratio:.3f} ({1 + low:.3f}-{1 + high:.3f})"
+        interval = "" if check is None or check.interval is None else f" ({text.between(check.interval)})"
+        return text.percent(change) + interval
 
     return Column(heading=heading, value=value, format=show)
 

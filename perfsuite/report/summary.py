@@ -12,9 +12,9 @@ from perfsuite.case.case import Unit
 from perfsuite.case.hardware import Allocation, Machine
 from perfsuite.report import counts as told_counts
 from perfsuite.report.scaling import scalings
-from perfsuite.report.text import percent, plural, rate
+from perfsuite.report.text import detectable, percent, plural, rate
 from perfsuite.results import nodes
-from perfsuite.results.metric import TOKENS_PER_S, described, in_unit
+from perfsuite.results.metric import TOKENS_PER_S, in_unit
 from perfsuite.results.outcome import QUIET, WORST_FIRST, Check, Outcome, Verdict
 from perfsuite.results.session_file import ArmFacts, Measurement, SessionFile
 from perfsuite.verdict.comparable import UNEXPLAINED
@@ -35,7 +35,7 @@ def verdict(result: Measurement) -> str:
 def speed_change(result: Measurement) -> float | None:
     """Return the relative change of tokens/s since the baseline: -0.05 is 5 % fewer. None: not compared."""
     check = result.verdict.check(TOKENS_PER_S.name)
-    return None if check is None else change(check)
+    return None if check is None else check.change
 
 
 def speed_unit(results: Iterable[Measurement]) -> Unit:
@@ -47,11 +47,6 @@ def speed_unit(results: Iterable[Measurement]) -> Unit:
 def speed(value: float, unit: Unit, heading: Unit) -> str:
     """Return a speed in `unit` per second; with its unit where the heading of its column is another."""
     return rate(value) if unit == heading else f"{rate(value)} {unit}/s"
-
-
-def change(check: Check) -> float | None:
-    """Return the relative change of the figure, not of its cost; None where it was not compared."""
-    return None if check.worsening is None else described(check.metric).change(check.worsening)
 
 
 def reason(result: Measurement) -> str:
@@ -87,8 +82,9 @@ def _why(result: Measurement) -> str:
 
 def _told(checks: Iterable[Check]) -> list[str]:
     """The change of each metric."""
-    changes = [(check.label, change(check)) for check in checks]
-    return [f"{label} {'not known' if of is None else percent(of)}" for label, of in changes]
+    return [
+        f"{check.label} {'not known' if check.change is None else percent(check.change)}" for check in checks
+    ]
 
 
 def _counts_that_tell(judged: Verdict, outcome: Outcome) -> list[str]:
@@ -129,11 +125,8 @@ def counts_listed(result: Measurement) -> bool:
 
 def _blind_to(result: Measurement) -> str:
     """The blind metrics, and the smallest change of each that would be found."""
-    metrics = [
-        f"{check.label} below {check.minimum_detectable:.1%}"
-        for check in result.verdict.checks
-        if check.blind and check.minimum_detectable is not None
-    ]
+    least = {check.label: detectable(check) for check in result.verdict.checks if check.blind}
+    metrics = [f"{label} {f'below {size}' if size else 'of any size'}" for label, size in least.items()]
     return f"blind to changes of {', '.join(metrics)}" if metrics else ""
 
 
@@ -154,10 +147,10 @@ def properties(result: Measurement) -> dict[str, str | float]:
     if why := reason(result):
         values["reason"] = why
     for check in result.verdict.checks:
-        if check.worsening is not None:
-            values[f"{check.metric}_worsening"] = check.worsening
+        if check.change is not None:
+            values[f"{check.metric}_change"] = check.change
         if check.interval is not None:
-            values[f"{check.metric}_low"], values[f"{check.metric}_high"] = check.interval
+            values[f"{check.metric}_change_low"], values[f"{check.metric}_change_high"] = check.interval
         if check.minimum_detectable is not None:
             values[f"{check.metric}_minimum_detectable"] = check.minimum_detectable
         if check.probe_exponent is not None:

@@ -13,8 +13,10 @@ from pathlib import Path
 from perfsuite.results.metric import Metric, described, find
 from perfsuite.results.outcome import Check
 
-_TIME_PER = {"tokens/s": "token", "samples/s": "sample"}
-"""For a unit of speed, what its inverse is the time of."""
+SPEEDS = ("tokens/s", "samples/s")
+"""Units of which there are fewer, and not less."""
+UNKNOWN = (-0.9, 9.0)
+"""A change is not known where its interval reaches a tenth or ten times of what it is compared with."""
 
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _COMMAND = re.compile(r"^([^\S\n]*)::", re.MULTILINE)
@@ -28,31 +30,36 @@ def sentence(check: Check, against: str | None = None) -> str:
     text = f"{check.label}: {measured(check)}"
     if check.baseline is not None:
         text += f", {against or 'baseline'} {baseline(check)}"
-    if check.worsening is not None:
-        text += f": {_change(check, check.worsening)}"
+    if check.change is not None:
+        less = "fewer" if check.unit in SPEEDS else "less"
+        text += f": {abs(check.change):.1%} {less if round(check.change, 3) < 0 else 'more'}"
         if check.interval is not None:
-            low, high = check.interval
-            text += f" (99 % interval {low:+.1%} to {high:+.1%})"
-        text += f", {check.tolerance:.1%} allowed: {check.outcome}"
-        if check.outcome == "regressed" and check.worsening <= check.tolerance:
+            text += f" (99 % interval {between(check.interval)})"
+        text += f", {check.allowed:.1%} allowed: {check.outcome}"
+        if check.outcome == "regressed" and abs(check.change) <= check.allowed:
             text += " (surely worse, and the tolerance is not ruled out)"
     elif check.outcome == "failed" or check.outcome == "inconclusive":
         text += f": {check.outcome}"
     if check.blind:
-        text += f"; blind: this gate finds only {check.minimum_detectable:.1%} or more reliably"
+        least = detectable(check)
+        finds = "no change" if least is None else f"only changes of {least} or more"
+        text += f"; blind: this gate finds {finds} reliably"
     if check.probe_exponent is not None:
         text += f"; corrected for the machine's own speed (probe, exponent {check.probe_exponent:.2f})"
     return f"{text}; {check.note}" if check.note else text
 
 
-def _change(check: Check, worsening: float) -> str:
-    """The change of the cost in words: `5.0 % more time per token`, `1.0 % less`, `3.0 % worse`."""
-    more = "more" if worsening >= 0 else "less"
-    if check.unit in _TIME_PER:
-        more = f"{more} time per {_TIME_PER[check.unit]}"
-    elif described(check.metric).better == "higher":
-        more = "worse" if worsening >= 0 else "better"
-    return f"{abs(worsening):.1%} {more}"
+def between(interval: tuple[float, float]) -> str:
+    """Return the interval of a change, or that it is not known: `-27.0% to -8.0%`."""
+    low, high = interval
+    return f"{percent(low)} to {percent(high)}" if UNKNOWN[0] < low and high < UNKNOWN[1] else "not known"
+
+
+def detectable(check: Check) -> str | None:
+    """Return the size of the smallest change that a gate finds; None if that is not known, or too large."""
+    least = check.minimum_detectable
+    beyond = -UNKNOWN[0] if described(check.metric).better == "higher" else UNKNOWN[1]
+    return None if least is None or not least < beyond else f"{least:.1%}"
 
 
 def measured(check: Check) -> str:

@@ -7,6 +7,7 @@ neither torch nor pytest.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
@@ -57,7 +58,8 @@ class Metric:
     judged_on_cpu: Judged | None = None
     """How it is judged on a machine without accelerator; None: as `judged` says."""
     tolerances: Mapping[Device, float] = field(default_factory=dict)
-    """Largest relative change for the worse that passes, by device. A CPU is noisier, so it is given more."""
+    """Largest growth of the cost (see `cost`) that passes, relative, by device. A CPU is noisier, so it is
+    given more."""
     heading: str = ""
     """What tables call it; empty: `label`."""
     format: Callable[[float], str] | None = None
@@ -103,7 +105,7 @@ class Metric:
         return any(self.judging(each) != "shown" for each in devices)
 
     def tolerance(self, device: str) -> float:
-        """Return the largest relative change for the worse that passes on a device."""
+        """Return the largest growth of the cost that passes on a device, relative."""
         return self.tolerances["cpu" if device == "cpu" else "cuda"]
 
     def cost(self, value: float) -> float:
@@ -114,9 +116,23 @@ class Metric:
         """Return the relative growth of the cost: +0.05 is 5 % slower, or larger."""
         return self.cost(now) / self.cost(before) - 1
 
-    def change(self, worsening: float) -> float:
-        """Return the relative change of the figure itself: tokens/s fall when the time per token grows."""
-        return worsening if self.better == "lower" else 1 / (1 + worsening) - 1
+    def change(self, of_cost: float) -> float:
+        """Return the relative change of the figure, which reports tell, for that of its cost; and back again.
+
+        15 % more seconds per token (+0.15) are 13 % fewer tokens/s (-0.13). -1 and infinity belong together.
+        """
+        if self.better == "lower":
+            return of_cost
+        return math.inf if of_cost == -1 else 1 / (1 + of_cost) - 1
+
+    def bound(self, of_cost: float) -> float:
+        """Return a growth of the cost as the size of the figure's change: 0.15 is 0.13 of tokens/s."""
+        return abs(self.change(of_cost))
+
+    def interval(self, of_cost: tuple[float, float]) -> tuple[float, float]:
+        """Return the interval of the figure's change, lower end first, for that of its cost."""
+        low, high = sorted(map(self.change, of_cost))
+        return low, high
 
 
 TOKENS_PER_S = Metric(

@@ -59,7 +59,11 @@ UNMEASURED: frozenset[Outcome] = frozenset({"failed", "unhealthy"})
 
 
 class Check(Data):
-    """One metric of the launches, judged beside the baseline."""
+    """One metric of the launches, judged beside the baseline.
+
+    All changes are those of the figure itself: of tokens/s -0.2 is 20 % fewer, which is worse, and of memory
+    +0.2 is 20 % more, which is worse. The statistics judge costs; see `Metric.change`.
+    """
 
     metric: str
     label: str
@@ -69,21 +73,22 @@ class Check(Data):
     """Median of the launches."""
     baseline: float | None
     """Median of the baseline's launches."""
-    tolerance: float
-    worsening: float | None = None
-    """Estimated relative change of the cost (seconds per token, bytes): +0.05 is 5 % slower, or larger."""
+    allowed: float
+    """Size of the largest change for the worse that passes: 0.13 is 13 % fewer tokens/s, 13 % more bytes."""
+    change: float | None = None
+    """Estimated relative change of the figure."""
     interval: tuple[float, float] | None = None
-    """99 % interval of `worsening`, the baseline's own uncertainty included."""
+    """99 % interval of `change`, the baseline's own uncertainty included."""
     minimum_detectable: float | None = None
-    """The smallest worsening that this gate finds 95 times in 100."""
+    """Size of the smallest change for the worse that this gate finds 95 times in 100."""
     probe_exponent: float | None = None
     """Exponent of the correction for the machine's own speed, by the probe; None: not corrected."""
     note: str | None = None
 
     @property
     def blind(self) -> bool:
-        """Whether this gate would often miss a change as large as its tolerance."""
-        return self.minimum_detectable is not None and self.minimum_detectable > self.tolerance
+        """Whether this gate would often miss a change as large as what is allowed."""
+        return self.minimum_detectable is not None and self.minimum_detectable > self.allowed
 
 
 class Finding(Data):

@@ -173,6 +173,7 @@ def _check(
     """
     before, now = ([metric.of(run.figures) for run in runs] for runs in (a, b))
     shown, device = metric.counting(b[0].case.unit), b[0].machine.device
+    tolerance = metric.tolerance(device) if tolerance is None else tolerance
     check = Check(
         metric=metric.name,
         label=shown.label,
@@ -180,7 +181,7 @@ def _check(
         outcome="passed",
         measured=_median(now),
         baseline=_median(before),
-        tolerance=metric.tolerance(device) if tolerance is None else tolerance,
+        allowed=metric.bound(tolerance),
     )
     for arm, values in ((ARM_A, before), (ARM_B, now)):
         if bad := [value for value in values if not is_size(value)]:
@@ -188,18 +189,18 @@ def _check(
             what = "was not measured" if bad[0] is None else f"is {bad[0]}"
             return check.replace(outcome="failed" if is_needed else "inconclusive", note=f"{what} in {arm}")
     if metric.judging(device) == "exact":
-        return exact_check(metric, check)
+        return exact_check(metric, check, tolerance)
     costs = [[metric.cost(value) for value in values if is_size(value)] for values in (before, now)]
     probes = _probes(a, b) if corrects and metric in FOLLOW_THE_PROBE else None
-    decision = decided(*costs, tolerance=check.tolerance, max_pairs=max_pairs, probes=probes)
+    decision = decided(*costs, tolerance=tolerance, max_pairs=max_pairs, probes=probes)
     return check.replace(
         outcome=OUTCOMES[decision.outcome],
         measured=_median(now[: decision.pairs]),
         baseline=_median(before[: decision.pairs]),
-        worsening=decision.change,
-        interval=decision.interval,
+        change=metric.change(decision.change),
+        interval=metric.interval(decision.interval),
         note=_note(decision, len(a)),
-        minimum_detectable=decision.minimum_detectable,
+        minimum_detectable=metric.bound(decision.minimum_detectable),
         probe_exponent=decision.exponent or None,
     )
 

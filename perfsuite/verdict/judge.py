@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 from perfsuite.results import health
@@ -207,11 +208,20 @@ def _check(
         return check
     if check.baseline is None:
         return check.replace(outcome="inconclusive", note="not in the baseline: accept or record it anew")
+    tolerance = metric.tolerance(runs[0].machine.device)
     if metric.judging(runs[0].machine.device) == "exact":
-        return exact_check(metric, check)
+        return exact_check(metric, check, tolerance)
     now = [metric.cost(value) for run in runs if (value := metric.of(run.figures)) is not None]
     then = [metric.cost(value) for value in baseline.values(metric.name)]
-    raw = _decided(check, now, then, noise.of(metric, corrected=False), baseline, policy)
+    decided = partial(
+        _decided,
+        metric,
+        check,
+        tolerance=tolerance,
+        sessions=baseline.session_sizes(metric.name),
+        policy=policy,
+    )
+    raw = decided(now, then, noise.of(metric, corrected=False))
     if metric not in PROBE_CORRECTED:
         return raw
     pairs_now = pairs((run.figures for run in runs), metric)
@@ -220,9 +230,7 @@ def _check(
         return raw  # a launch without a probe cannot be corrected
     exponent = noise.probe_exponent or 1.0
     costs = probe_corrected(pairs_then, pairs_now, exponent=exponent)
-    corrected = _decided(
-        check, list(costs.launches), list(costs.baseline), noise.of(metric), baseline, policy
-    ).replace(probe_exponent=exponent)
+    corrected = decided(costs.launches, costs.baseline, noise.of(metric)).replace(probe_exponent=exponent)
     if not noise.probe_exponent:
         is_certain = noise.knows_exponent or raw.outcome != "regressed"
         return raw if is_certain else _agreed(raw, corrected, UNKNOWN_EXPONENT)
@@ -245,7 +253,7 @@ def _unjudged(metric: Metric, runs: Sequence[Run], baseline: Baseline | None = N
         outcome="recorded",
         measured=median(measured) if len(measured) == len(values) else None,
         baseline=before,
-        tolerance=metric.tolerance(runs[0].machine.device),
+        allowed=metric.bound(metric.tolerance(runs[0].machine.device)),
     )
     if baseline is not None and before is None and metric in (TOKENS_PER_S, PEAK_MEMORY):
         return check.replace(outcome="failed", note="the baseline lacks it: accept or record it anew")
@@ -259,24 +267,27 @@ def _unjudged(metric: Metric, runs: Sequence[Run], baseline: Baseline | None = N
 
 
 def _decided(
+    metric: Metric,
     check: Check,
     now: Sequence[float],
     then: Sequence[float],
     noise: Noise | None,
-    baseline: Baseline,
+    *,
+    tolerance: float,
+    sessions: Sequence[int],
     policy: Policy,
 ) -> Check:
     """The check as the sequential test decides it, from the costs of today's launches and the baseline's."""
     if noise is None:
         return check.replace(outcome="inconclusive", note=UNKNOWN_NOISE)
-    noise = against(noise, baseline.session_sizes(check.metric))
+    noise = against(noise, sessions)
     most = max(policy.most, FEWEST_LAUNCHES)
-    decision = decide(then, now, tolerance=check.tolerance, noise=noise, max_launches=most)
+    decision = decide(then, now, tolerance=tolerance, noise=noise, max_launches=most)
     decided = check.replace(
         outcome=decision.outcome,
-        worsening=decision.estimate,
-        interval=decision.interval,
-        minimum_detectable=decision.minimum_detectable_drop,
+        change=metric.change(decision.estimate),
+        interval=metric.interval(decision.interval),
+        minimum_detectable=metric.bound(decision.minimum_detectable_drop),
     )
     if policy.most >= FEWEST_LAUNCHES:
         return decided
@@ -305,12 +316,12 @@ def disagreement(raw: Outcome, corrected: Outcome, why: str) -> str:
     return f"as measured {raw}, corrected for the machine's own speed {corrected}; {why}"
 
 
-def exact_check(metric: Metric, check: Check) -> Check:
+def exact_check(metric: Metric, check: Check, tolerance: float) -> Check:
     """Return the check of a metric that needs no statistics: any change beyond the tolerance counts."""
     assert check.measured is not None
     assert check.baseline is not None
     worsening = metric.worsening(check.measured, check.baseline)
     outcome: Outcome = "passed"
-    if abs(worsening) > check.tolerance:
+    if abs(worsening) > tolerance:
         outcome = "regressed" if worsening > 0 else "improved"
-    return check.replace(outcome=outcome, worsening=worsening, minimum_detectable=check.tolerance)
+    return check.replace(outcome=outcome, change=metric.change(worsening), minimum_detectable=check.allowed)

@@ -91,10 +91,10 @@ def compare(case: Case, directory: Path, *, inject: str | None, tolerance: float
 def told(verdict: Verdict, metric: str) -> str:
     """What a comparison says of one metric: `passed, +1.2 % (-3.4 to +5.9 %)`."""
     check = verdict.check(metric)
-    if check is None or check.worsening is None or check.interval is None:
+    if check is None or check.change is None or check.interval is None:
         return "not judged"
     low, high = check.interval
-    return f"{check.outcome}, {check.worsening:+.1%} ({low:+.1%} to {high:+.1%})"
+    return f"{check.outcome}, {check.change:+.1%} ({low:+.1%} to {high:+.1%})"
 
 
 def main() -> None:

@@ -55,7 +55,7 @@ def test_train(bench, case, monkeypatch):
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "history.png"
 PERFSUITE = str(Path(sys.executable).with_name("perfsuite"))
 BENCHMARKS = {
-    "seconds per token": "copy-decoder.1x2.fp32.seconds_per_step",
+    "tokens/s": "copy-decoder.1x2.fp32.seconds_per_step",
     "peak memory": "copy-decoder.1x2.fp32.peak_memory",
 }
 WIDTH, HEIGHT, OVERVIEW = 1140, 690, 90
@@ -123,7 +123,7 @@ def measure(root: Path, number: int) -> None:
 
 def picture(pages: Path, found: Trend, file: Path) -> None:
     """The graph in which the largest worsening is marked, with the page's controls, without its overview."""
-    metric = found.failing[0].metric if found.failing else "seconds per token"
+    metric = found.failing[0].metric if found.failing else "tokens/s"
     worse = [finding for finding in found.failing if finding.metric == metric]
     marked = {f"{finding.first_commit[:8]}-{finding.last_commit[:8]}" for finding in worse}
     shown = {"x-axis-scale": "date", "y-axis-scale": "zoom", "commits": sorted(marked)}

@@ -141,7 +141,7 @@ def test_diff_against_a_git_ref(repository: Path) -> None:
     invoke("accept")
     changed = invoke("diff")
     assert "tokens/s: 50,150 +- 0.2% -> 60,180" in changed.output
-    assert "(-16.7% cost)" in changed.output
+    assert "(+20.0%)" in changed.output
     next(Path("baselines").glob("*/*.json")).unlink()
     assert "-> removed" in invoke("diff").output
     bad = invoke("diff", "no-such-ref")

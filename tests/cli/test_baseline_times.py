@@ -153,7 +153,7 @@ def test_slower_needs_a_reason(repository: Path) -> None:
     refused = invoke("accept")
     assert refused.exit_code == 1
     assert "tokens/s gets worse (50,150 -> 40,120): say why with --reason" in refused.output
-    assert "cost)" in refused.output
+    assert "(-20.0%)" in refused.output
     assert accepted().median("tokens_per_s") == pytest.approx(50_150)
     given = invoke("accept", "--reason", "torch 2.13 fixed a race")
     assert given.exit_code == 0, given.output

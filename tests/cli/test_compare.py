@@ -174,5 +174,5 @@ def test_simulated_training_in_a_worktree_is_compared(tmp_path: Path) -> None:
     result = command("--a", "main~1", "--inject", "slowdown=40%", "--wait-quiet", "0", CASE.id)
     told = " ".join(result.stdout.split())
     assert result.exit_code == 1, result.output
-    assert "40.0% more time per token" in told
+    assert "28.6% fewer" in told
     assert "regressed" in told

@@ -65,21 +65,21 @@ def found(root: Path) -> Trend:
 
 def test_each_change_is_found_once_the_largest_first(found: Trend) -> None:
     assert [(f.case, f.metric, f.hardware_class) for f in found.findings] == [
-        (SLOWER, "seconds per token", H100),
+        (SLOWER, "tokens/s", H100),
         (LARGER, "peak memory", H100),
     ]
     assert [f.change.relative for f in found.findings] == [
-        pytest.approx(0.03, abs=0.003),
+        pytest.approx(1 / 1.03 - 1, abs=0.003),
         pytest.approx(0.02, abs=0.0001),
     ]
     assert (found.sessions, found.series, found.unplaced) == (NIGHTS, 6, {})
 
 
-def test_a_case_that_counts_samples_is_told_in_seconds_per_sample(tmp_path: Path) -> None:
+def test_a_case_that_counts_samples_is_told_in_samples_per_second(tmp_path: Path) -> None:
     commits = make_repository(tmp_path / "repo", NIGHTS)
     write_history(tmp_path / "history", commits, [IMAGES], levels)
     [found] = trend(tmp_path / "history", repo=tmp_path / "repo").findings
-    assert (found.case, found.metric) == (IMAGES.id, "seconds per sample")
+    assert (found.case, found.metric) == (IMAGES.id, "samples/s")
 
 
 def test_it_says_when_and_between_which_commits(found: Trend, commits: list[str]) -> None:
@@ -358,7 +358,7 @@ def test_a_worsening_that_is_still_there_is_told_and_fails(root: Path) -> None:
     result = invoke(f"--history={root / 'history'}", f"--repo={root / 'repo'}")
     assert result.exit_code == 1
     assert f"{SLOWER} on {H100}" in result.output
-    assert "seconds per token: +3." in result.output
+    assert "tokens/s: -3.0%" in result.output
     assert "): worse\n" in result.output
     assert "changed there: torch: 2.13.0 -> 2.14.0" in result.output
     assert "between 2024-02-19 and 2024-02-20, " in result.output

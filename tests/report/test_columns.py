@@ -121,13 +121,13 @@ def test_counted_columns_show_the_rank_that_has_most() -> None:
     assert cells(make_dry(counts=make_entries(least))) == {"computed": "0 FLOP", "collectives": "0 bytes"}
 
 
-def test_two_arms_stand_side_by_side_with_their_ratio() -> None:
+def test_two_arms_stand_side_by_side_with_the_change() -> None:
     result = make_compared(0.7)
     columns = of_cases([result], [figure(MFU)])
-    headings = ["tokens/s A", "B", "time B/A (99 %)", "memory B/A", "pairs"]
+    headings = ["tokens/s A", "B", "B vs A (99 %)", "memory B vs A", "pairs"]
     assert [column.heading for column in columns] == headings
-    a, b, ratio, memory, pairs = (column.cell(result) for column in columns)
-    assert (a, b, memory, pairs) == ("98,765", "69,136", "1.000 (0.984-1.016)", "5 of 5")
-    assert re.fullmatch(r"1\.4\d\d \(1\.\d{3}-1\.\d{3}\)", ratio)
+    a, b, change, memory, pairs = (column.cell(result) for column in columns)
+    assert (a, b, memory, pairs) == ("98,765", "69,136", "+0.0% (-1.6% to +1.6%)", "5 of 5")
+    assert re.fullmatch(r"-(29|30)\.\d% \(-3\d\.\d% to -2\d\.\d%\)", change)
     undecided = make_compared(pairs=1).replace(verdict=Verdict(outcome="unhealthy", launches=2))
     assert [column.cell(undecided) for column in columns][2:] == ["-", "-", "1 of 1"]

@@ -131,7 +131,7 @@ def test_each_regression_is_explained_where_its_link_leads() -> None:
         "#fake-llama-32-1b-s256-b1-bf16-mixed-ac_full-1x8",
     ]
     assert parsed.headings[1] == "fake-llama-3.1-8b-s256-b1-bf16-mixed-ac_full-1x8"
-    assert "more time per token (99 % interval +" in parsed.items[0]
+    assert "% fewer (99 % interval -" in parsed.items[0]
     assert "changed since the baseline: torch: 2.12.1 -> 2.13.0" in parsed.items
 
 
@@ -275,6 +275,6 @@ def test_however_many_findings_the_summary_stays_below_a_mebibyte() -> None:
 def test_a_comparison_of_arms_names_them_and_speaks_of_no_baseline() -> None:
     told = render([make_session(0).replace(arms=ARMS, results=(make_compared(),))])
     assert "arm A main X=1 (commit 0123abcd0123, X 1)" in told
-    assert "time B/A (99 %)" in told
+    assert "B vs A (99 %)" in told
     assert "tokens/s: 69,136, arm A 98,765" in told
     assert "baseline" not in told

@@ -149,9 +149,7 @@ def test_a_missing_metric_is_named_and_noise_that_is_not_known_is_said() -> None
 
 def test_the_change_of_speed_is_that_of_tokens_not_of_time() -> None:
     result = make_gpu_result(2, "regressed")
-    worsening = result.verdict.checks[0].worsening
-    assert worsening is not None
-    assert speed_change(result) == pytest.approx(1 / (1 + worsening) - 1)
+    assert speed_change(result) == result.verdict.checks[0].change
     assert speed_change(never_run()) is None
 
 
@@ -242,6 +240,8 @@ def test_what_noise_hides_is_counted_and_named_with_the_smallest_change_that_is_
     sharp = properties(passed)
     assert not {"blind", "tokens_per_s_probe_exponent"} & set(sharp)
     [speed, *others] = passed.verdict.checks
+    vague = passed.verdict.replace(checks=(speed.replace(minimum_detectable=47_895.884), *others))
+    assert reason(passed.replace(verdict=vague)) == "blind to changes of tokens/s of any size"
     checks = (speed.replace(probe_exponent=0.5), *others)
     corrected = properties(passed.replace(verdict=passed.verdict.replace(checks=checks)))
     assert corrected["tokens_per_s_probe_exponent"] == 0.5
@@ -260,11 +260,12 @@ def test_properties_hold_verdict_figures_and_changes() -> None:
     assert (told["outcome"], told["launches"], told["hardware_class"]) == ("regressed", 3, "h100-80gb-sxm")
     assert told["reason"] == "tokens/s -7.4%, tokens/s with stalls -7.3%"
     assert (
-        float(told["tokens_per_s_low"])
-        < float(told["tokens_per_s_worsening"])
-        < float(told["tokens_per_s_high"])
+        float(told["tokens_per_s_change_low"])
+        < float(told["tokens_per_s_change"])
+        < float(told["tokens_per_s_change_high"])
+        < 0
     )
-    assert "peak_memory_bytes_low" not in told  # exact on a GPU
+    assert "peak_memory_bytes_change_low" not in told  # exact on a GPU
     assert set(properties(never_run())) == {"case_id", "framework", "outcome", "launches", "reason"}
 
 
@@ -274,7 +275,7 @@ def test_what_counts_samples_says_so_for_machines_too() -> None:
     assert reason(images) == "samples/s -50.0%, samples/s with stalls -50.0%"
     told = properties(images)
     assert (told["samples_per_s"], told["energy_per_sample_j"]) == (1234, 0.002)
-    assert float(told["samples_per_s_worsening"]) > 0.9
+    assert float(told["samples_per_s_change"]) == pytest.approx(-0.5, abs=0.05)
     assert [name for name in told if "token" in name] == []
 
 

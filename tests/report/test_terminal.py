@@ -187,8 +187,8 @@ def test_explanation_says_every_check_and_where_the_files_are() -> None:
     assert told[0] == f"{BEFORE.case.id}: regressed after 3 launches"
     speed, mean, memory, jitter = told[1:5]
     assert re.fullmatch(
-        r"  tokens/s: 79,012, baseline 98,765: 25\.0% more time per token "
-        r"\(99 % interval \+2\d\.\d% to \+2\d\.\d%\), 15\.0% allowed: regressed",
+        r"  tokens/s: 79,012, baseline 98,765: 20\.0% fewer "
+        r"\(99 % interval -2\d\.\d% to -1\d\.\d%\), 13\.0% allowed: regressed",
         speed,
     )
     assert mean.startswith("  tokens/s with stalls: 97,000, baseline 97,000: 0.0% more")
@@ -327,8 +327,8 @@ def test_samples_are_said_where_samples_are_counted() -> None:
     assert " 1,234 samples/s " in mixed[1]
     assert " 98,765 " in mixed[2]
     said = explanation(images)
-    assert "  samples/s: 1,234, baseline 2,468: 100.0% more time per sample" in said
-    assert "  samples/s with stalls: 1,200, baseline 2,400: 100.0% more time per sample" in said
+    assert "  samples/s: 1,234, baseline 2,468: 50.0% fewer" in said
+    assert "  samples/s with stalls: 1,200, baseline 2,400: 50.0% fewer" in said
     assert "  energy: 2.00 mJ per sample" in said
     assert "token" not in said
 

@@ -33,7 +33,7 @@ def check(**changes: Any) -> Check:
         "outcome": "passed",
         "measured": 98_765.0,
         "baseline": 123_456.0,
-        "tolerance": 0.15,
+        "allowed": 0.13,
     }
     return Check(**{**values, **changes})
 
@@ -44,7 +44,7 @@ MEMORY: dict[str, Any] = {
     "unit": "bytes",
     "measured": 80 * MIB,
     "baseline": 64 * MIB,
-    "tolerance": 0.01,
+    "allowed": 0.01,
 }
 
 
@@ -52,26 +52,25 @@ MEMORY: dict[str, Any] = {
     ("told", "words"),
     [
         (
-            check(outcome="regressed", worsening=0.25, interval=(0.21, 0.29)),
-            "tokens/s: 98,765, baseline 123,456: 25.0% more time per token "
-            "(99 % interval +21.0% to +29.0%), 15.0% allowed: regressed",
+            check(outcome="regressed", change=-0.18, interval=(-0.27, -0.08)),
+            "tokens/s: 98,765, baseline 123,456: 18.0% fewer "
+            "(99 % interval -27.0% to -8.0%), 13.0% allowed: regressed",
         ),
         (
-            check(outcome="improved", worsening=-0.1, interval=(-0.2, 0.004)),
-            "tokens/s: 98,765, baseline 123,456: 10.0% less time per token "
-            "(99 % interval -20.0% to +0.4%), 15.0% allowed: improved",
+            check(outcome="improved", change=0.1, interval=(-0.004, 0.2)),
+            "tokens/s: 98,765, baseline 123,456: 10.0% more "
+            "(99 % interval -0.4% to +20.0%), 13.0% allowed: improved",
         ),
         (
-            check(worsening=0.0, interval=(-1.0, math.inf), minimum_detectable=0.1),
-            "tokens/s: 98,765, baseline 123,456: 0.0% more time per token "
-            "(99 % interval -100.0% to +inf%), 15.0% allowed: passed",
+            check(change=0.0, interval=(-1.0, math.inf), minimum_detectable=0.1),
+            "tokens/s: 98,765, baseline 123,456: 0.0% more (99 % interval not known), 13.0% allowed: passed",
         ),
         (
-            check(**MEMORY, outcome="regressed", worsening=0.25),
+            check(**MEMORY, outcome="regressed", change=0.25),
             "peak memory: 80.0 MiB, baseline 64.0 MiB: 25.0% more, 1.0% allowed: regressed",
         ),
         (
-            check(**MEMORY, outcome="improved", worsening=-0.25),
+            check(**MEMORY, outcome="improved", change=-0.25),
             "peak memory: 80.0 MiB, baseline 64.0 MiB: 25.0% less, 1.0% allowed: improved",
         ),
     ],
@@ -83,32 +82,62 @@ def test_sentence_says_what_against_what_by_how_much_how_sure_and_how_much_is_al
 
 
 def test_sentence_says_blind_where_the_gate_is() -> None:
-    blind = check(outcome="inconclusive", worsening=0.01, interval=(-0.2, 0.3), minimum_detectable=0.324)
+    blind = check(outcome="inconclusive", change=0.01, interval=(-0.2, 0.3), minimum_detectable=0.324)
     assert sentence(blind).endswith(
-        "15.0% allowed: inconclusive; blind: this gate finds only 32.4% or more reliably"
+        "13.0% allowed: inconclusive; blind: this gate finds only changes of 32.4% or more reliably"
     )
-    sharp = check(worsening=0.01, interval=(-0.01, 0.03), minimum_detectable=0.15)
+    sharp = check(change=0.01, interval=(-0.01, 0.03), minimum_detectable=0.13)
     assert "blind" not in sentence(sharp)
 
 
+@pytest.mark.parametrize(
+    ("told", "knows"),
+    [
+        (check(minimum_detectable=0.89), True),
+        (check(minimum_detectable=0.95), False),
+        (check(**MEMORY, minimum_detectable=8.0), True),
+        (check(**MEMORY, minimum_detectable=47_895.0), False),
+        (check(minimum_detectable=math.nan), False),
+    ],
+)
+def test_what_only_a_change_of_ten_times_would_show_is_not_called_detectable(
+    told: Check, knows: bool
+) -> None:
+    assert (text.detectable(told) is not None) is knows
+    told = told.replace(minimum_detectable=math.inf)
+    assert sentence(told).endswith("; blind: this gate finds no change reliably")
+
+
+@pytest.mark.parametrize(
+    ("interval", "words"),
+    [
+        ((-0.899, 8.99), "-89.9% to +899.0%"),
+        ((-0.985, 0.1), "not known"),
+        ((-0.1, 164.303), "not known"),
+        ((math.nan, math.nan), "not known"),
+    ],
+)
+def test_an_interval_that_says_nothing_is_not_known(interval: tuple[float, float], words: str) -> None:
+    assert text.between(interval) == words
+
+
 def test_sentence_ends_with_the_note() -> None:
-    noted = check(worsening=0.01, minimum_detectable=0.2, note="not in the baseline yet")
+    noted = check(change=0.01, minimum_detectable=0.2, note="not in the baseline yet")
     assert sentence(noted).endswith(
-        "; blind: this gate finds only 20.0% or more reliably; not in the baseline yet"
+        "; blind: this gate finds only changes of 20.0% or more reliably; not in the baseline yet"
     )
 
 
 def test_sentence_says_how_far_the_probe_corrects() -> None:
-    assert sentence(check(worsening=0.01, probe_exponent=0.5)).endswith(
+    assert sentence(check(change=0.01, probe_exponent=0.5)).endswith(
         ": passed; corrected for the machine's own speed (probe, exponent 0.50)"
     )
 
 
 def test_sentence_of_a_unit_that_has_no_words_of_its_own() -> None:
-    told = sentence(check(metric="energy_per_token_j", unit="J", worsening=0.05))
-    assert ": 98,765 J, baseline 123,456 J: 5.0% more, 15.0% allowed" in told
-    assert ": 5.0% worse, 15.0% allowed" in sentence(check(metric="mfu", unit="share", worsening=0.05))
-    assert ": 5.0% better, 15.0% allowed" in sentence(check(metric="mfu", unit="share", worsening=-0.05))
+    told = sentence(check(metric="energy_per_token_j", unit="J", change=0.05))
+    assert ": 98,765 J, baseline 123,456 J: 5.0% more, 13.0% allowed" in told
+    assert ": 5.0% less, 13.0% allowed" in sentence(check(metric="mfu", unit="share", change=-0.05))
 
 
 def test_sentence_of_what_was_not_measured() -> None:
@@ -133,7 +162,7 @@ def test_every_gated_metric_has_a_sentence_from_its_judgement() -> None:
     verdict = make_result(*[now()] * 3).verdict
     told = [sentence(each) for each in verdict.checks]
     assert [words.split(":")[0] for words in told] == [metric.label for metric in GATED]
-    pattern = r"0\.0% (more|less)( time per token)? \(99 % interval -\d\.\d% to \+\d\.\d%\), \d+\.0% allowed"
+    pattern = r"0\.0% (more|less) \(99 % interval -\d\.\d% to \+\d\.\d%\), (13\.0|16\.7|20\.0)% allowed"
     for words in told:
         assert re.search(pattern + ": passed$", words)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from typing import Any
@@ -59,6 +60,16 @@ def test_worsening_is_relative_and_positive_for_the_worse(metric: Metric) -> Non
 def test_worsening_is_the_change_of_the_cost_whatever_the_unit(metric: Metric) -> None:
     assert metric.worsening(93_600, 99_000) == pytest.approx(metric.worsening(936, 990))
     assert 1 + metric.worsening(8, 7) == pytest.approx(1 / (1 + metric.worsening(7, 8)))
+
+
+def test_a_change_of_the_cost_is_told_of_the_figure_and_back() -> None:
+    assert TOKENS_PER_S.change(0.25) == pytest.approx(-0.2)
+    assert TOKENS_PER_S.change(-0.2) == pytest.approx(0.25)
+    assert TOKENS_PER_S.bound(0.15) == pytest.approx(0.1304, abs=1e-4)
+    assert TOKENS_PER_S.interval((-0.2, 0.25)) == pytest.approx((-0.2, 0.25))
+    assert TOKENS_PER_S.interval((-1.0, math.inf)) == (-1.0, math.inf)
+    assert (PEAK_MEMORY.change(0.25), PEAK_MEMORY.bound(0.2)) == (0.25, 0.2)
+    assert PEAK_MEMORY.interval((-0.1, 0.2)) == (-0.1, 0.2)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_a_gate_is_blind_that_finds_no_change_as_small_as_its_tolerance(
         outcome="passed",
         measured=1,
         baseline=1,
-        tolerance=0.03,
+        allowed=0.03,
         minimum_detectable=detectable,
     )
     assert check.blind is blind
@@ -91,7 +91,7 @@ def test_times_are_recorded_though_counts_improved(
     outcome: Any, checks: tuple[Any, ...], recorded: bool
 ) -> None:
     made = tuple(
-        Check(metric="x", label="x", unit="", outcome=each, measured=1, baseline=None, tolerance=0.03)
+        Check(metric="x", label="x", unit="", outcome=each, measured=1, baseline=None, allowed=0.03)
         for each in checks
     )
     assert Verdict(outcome=outcome, launches=1, checks=made).is_recorded is recorded

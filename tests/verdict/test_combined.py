@@ -22,7 +22,7 @@ def timed(outcome: Outcome, **changes: Any) -> Verdict:
         outcome=outcome,
         measured=1,
         baseline=1,
-        tolerance=0.03,
+        allowed=0.03,
     )
     return Verdict(**{"outcome": outcome, "launches": 1, "checks": (check,), **changes})
 

@@ -50,9 +50,9 @@ def test_an_arm_is_slower_faster_or_the_same(speed: float, outcome: Outcome, pai
     assert verdict.outcome == outcome
     assert (verdict.launches, verdict.against) == (2 * pairs, "arm A")
     check = check_of(verdict, "tokens_per_s")
-    assert check.worsening == pytest.approx(1 / speed - 1, abs=0.02)
+    assert check.change == pytest.approx(speed - 1, abs=0.02)
     assert check.interval is not None
-    assert check.interval[0] < 1 / speed - 1 < check.interval[1]
+    assert check.interval[0] < speed - 1 < check.interval[1]
     assert check.measured == pytest.approx(1000 * speed, rel=0.01)
     assert check.baseline == pytest.approx(1000, rel=0.01)
 
@@ -66,8 +66,8 @@ def test_the_tolerance_may_be_given_for_the_speed() -> None:
     assert compared(arm(), slower).outcome == "passed", "15 % are allowed on a CPU"
     verdict = compared(arm(), slower, tolerance=0.03)
     assert outcomes(verdict)["tokens_per_s"] == "regressed"
-    assert check_of(verdict, "tokens_per_s").tolerance == 0.03
-    assert check_of(verdict, "tokens_per_s_mean").tolerance == 0.2
+    assert check_of(verdict, "tokens_per_s").allowed == pytest.approx(1 - 1 / 1.03)
+    assert check_of(verdict, "tokens_per_s_mean").allowed == pytest.approx(1 - 1 / 1.2)
 
 
 def test_one_metric_may_be_asked_for_alone_and_the_tolerance_is_its_own() -> None:
@@ -75,7 +75,7 @@ def test_one_metric_may_be_asked_for_alone_and_the_tolerance_is_its_own() -> Non
     assert outcomes(compared(arm(), larger))["peak_memory_bytes"] == "passed", "20 % are allowed on a CPU"
     verdict = compared(arm(), larger, metric="peak_memory_bytes", tolerance=0.05)
     assert outcomes(verdict)["peak_memory_bytes"] == verdict.outcome == "regressed"
-    assert check_of(verdict, "tokens_per_s").tolerance == 0.15
+    assert check_of(verdict, "tokens_per_s").allowed == pytest.approx(1 - 1 / 1.15)
 
 
 def test_pairs_for_another_metric_change_nothing_of_what_is_decided() -> None:
@@ -99,7 +99,7 @@ def test_a_pair_with_an_unhealthy_launch_is_no_evidence_whichever_arm_it_is_of()
     assert (verdict.outcome, verdict.launches, verdict.unhealthy_launches) == ("regressed", 14, (2, 3))
     assert verdict.reasons[0].startswith("pair 2 set aside: arm A: other processes used 60%")
     assert verdict.reasons[1].startswith("pair 3 set aside: arm B: other processes used 60%")
-    assert check_of(verdict, "tokens_per_s").worsening == pytest.approx(1 / 0.7 - 1, abs=0.02)
+    assert check_of(verdict, "tokens_per_s").change == pytest.approx(0.7 - 1, abs=0.02)
 
 
 def test_too_many_unhealthy_pairs_end_it() -> None:
@@ -166,7 +166,7 @@ def test_memory_of_a_gpu_is_judged_by_its_medians() -> None:
     speeds = {"a": arm(machine=H100), "b": arm(B, machine=H100, peak_memory_bytes=66.0 * 2**20)}
     verdict = compared(speeds["a"], speeds["b"])
     assert outcomes(verdict)["peak_memory_bytes"] == "regressed"
-    assert check_of(verdict, "peak_memory_bytes").worsening == pytest.approx(2 / 64)
+    assert check_of(verdict, "peak_memory_bytes").change == pytest.approx(2 / 64)
     assert outcomes(verdict)["tokens_per_s"] == "passed", "it went on until the speed was decided"
     assert verdict.outcome == "regressed"
 
@@ -214,7 +214,7 @@ def test_the_machines_own_speed_is_taken_out_where_the_probe_runs_through_the_sa
         {"tokens_per_s": 1, "tokens_per_s_mean": 1, "cpu_s_per_step": 1}, abs=0.05
     )
     assert outcomes(verdict)["tokens_per_s"] == verdict.outcome == "regressed"
-    assert check_of(verdict, "tokens_per_s").worsening == pytest.approx(0.25, abs=0.02)
+    assert check_of(verdict, "tokens_per_s").change == pytest.approx(-0.2, abs=0.02)
     assert outcomes(verdict)["cpu_s_per_step"] == "passed"
     raw = judged(a, b)
     assert {check.probe_exponent for check in raw.checks} == {None}

@@ -94,11 +94,12 @@ def test_every_check_says_how_much_how_sure_and_how_much_is_allowed() -> None:
     verdict = session(usual())
     for check, metric in zip(verdict.checks, GATED, strict=True):
         assert (check.metric, check.label, check.unit) == (metric.name, metric.label, metric.unit)
-        assert check.tolerance == metric.tolerances["cpu"]
-        assert check.worsening is not None
+        allowed = metric.tolerances["cpu"]
+        assert check.allowed == pytest.approx(allowed if metric.better == "lower" else 1 - 1 / (1 + allowed))
+        assert check.change is not None
         assert check.interval is not None
         low, high = check.interval
-        assert low < check.worsening < high < check.tolerance
+        assert -check.allowed < low < check.change < high < check.allowed
         assert check.minimum_detectable is not None
         assert 0.01 < check.minimum_detectable < 0.02
         assert not check.blind
@@ -150,9 +151,9 @@ def test_slower_launches_regress_and_faster_ones_improve() -> None:
     slower = session(usual(0.8))
     assert (slower.outcome, slower.launches, slower.failure) == ("regressed", 3, None)
     check = check_of(slower, "tokens_per_s")
-    assert check.worsening == pytest.approx(0.25, abs=0.01)
+    assert check.change == pytest.approx(-0.2, abs=0.01)
     assert check.interval is not None
-    assert check.interval[0] > 0.2
+    assert check.interval[0] < -0.2 < check.interval[1] < -1 / 6
     assert outcomes(slower) == {
         "tokens_per_s": "regressed",
         "tokens_per_s_mean": "regressed",
@@ -160,7 +161,7 @@ def test_slower_launches_regress_and_faster_ones_improve() -> None:
     }
     faster = session(usual(1.3))
     assert (faster.outcome, faster.launches, faster.failure) == ("improved", 3, None)
-    assert check_of(faster, "tokens_per_s").worsening == pytest.approx(1 / 1.3 - 1, abs=0.01)
+    assert check_of(faster, "tokens_per_s").change == pytest.approx(0.3, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,7 @@ def test_slower_launches_regress_and_faster_ones_improve() -> None:
 def test_an_accelerator_is_held_to_tighter_tolerances(factor: float, outcome: str) -> None:
     verdict = session(usual(factor, machine=H100), BASELINE_H100)
     assert verdict.outcome == outcome
-    assert [check.tolerance for check in verdict.checks] == [0.03, 0.05, 0.01]
+    assert [check.allowed for check in verdict.checks] == pytest.approx([1 - 1 / 1.03, 1 - 1 / 1.05, 0.01])
     assert session(usual(factor)).outcome == "passed"
 
 
@@ -187,7 +188,7 @@ def test_of_one_or_two_launches_a_verdict_is_passed_or_inconclusive(max_launches
         doubtful = session(usual(factor), max_launches=max_launches)
         assert (doubtful.outcome, doubtful.launches) == ("inconclusive", max_launches)
         check = check_of(doubtful, "tokens_per_s")
-        assert check.worsening == pytest.approx(1 / factor - 1, abs=0.02)
+        assert check.change == pytest.approx(factor - 1, abs=0.02 * factor)
         assert (check.note, check.minimum_detectable) == (TOO_FEW_LAUNCHES, None)
     good = session(usual(), max_launches=max_launches)
     assert (good.outcome, good.launches) == ("passed", 1)
@@ -238,7 +239,7 @@ def test_a_gate_that_would_miss_its_tolerance_says_that_it_is_blind() -> None:
         "tokens_per_s_mean": True,
         "peak_memory_bytes": False,
     }
-    assert check_of(verdict, "tokens_per_s").minimum_detectable == pytest.approx(0.33, abs=0.03)
+    assert check_of(verdict, "tokens_per_s").minimum_detectable == pytest.approx(0.25, abs=0.02)
     assert not any(check.blind for check in session(usual(machine=H100), BASELINE_H100).checks)
 
 
@@ -299,7 +300,7 @@ def test_without_a_baseline_as_many_launches_are_recorded_as_tell_their_noise() 
     assert [(check.metric, check.outcome, check.baseline) for check in verdict.checks] == [
         (name, "recorded", None) for name in NAMES
     ]
-    assert [(check.measured, check.worsening, check.interval) for check in verdict.checks] == [
+    assert [(check.measured, check.change, check.interval) for check in verdict.checks] == [
         (pytest.approx(1001), None, None),
         (pytest.approx(990.99), None, None),
         (64 * MIB, None, None),
@@ -402,7 +403,7 @@ def test_stalls_show_in_the_mean_while_the_median_passes() -> None:
     verdict = session(usual(tokens_per_s_mean=700))
     assert (verdict.outcome, verdict.launches) == ("regressed", 3)
     assert outcomes(verdict) == {**dict.fromkeys(NAMES, "passed"), "tokens_per_s_mean": "regressed"}
-    assert check_of(verdict, "tokens_per_s_mean").worsening == pytest.approx(990 / 700 - 1, abs=0.01)
+    assert check_of(verdict, "tokens_per_s_mean").change == pytest.approx(700 / 990 - 1, abs=0.01)
 
 
 @pytest.mark.parametrize("jitter", [0.5, 2.2, 1e9, None])
@@ -497,8 +498,8 @@ def test_on_a_gpu_memory_is_exact_to_one_percent_and_one_launch_suffices(memory:
     assert (verdict.outcome, verdict.launches) == (outcome, 1)
     check = check_of(verdict, "peak_memory_bytes")
     assert (check.outcome, check.interval, check.blind) == (outcome, None, False)
-    assert check.worsening == pytest.approx(memory / 64 - 1, abs=3e-6)
-    assert check.minimum_detectable == check.tolerance == 0.01
+    assert check.change == pytest.approx(memory / 64 - 1, abs=3e-6)
+    assert check.minimum_detectable == check.allowed == 0.01
 
 
 def test_on_a_gpu_memory_is_judged_though_no_noise_is_known() -> None:
@@ -516,7 +517,7 @@ def test_on_a_cpu_memory_is_statistical(memory: float, outcome: str) -> None:
     check = check_of(verdict, "peak_memory_bytes")
     assert check.interval is not None
     assert check.interval[0] < memory / 64 - 1 < check.interval[1]
-    assert check.tolerance == 0.2
+    assert check.allowed == 0.2
 
 
 # What was not measured, or is no number
@@ -527,7 +528,7 @@ def test_a_metric_that_only_the_baseline_has_fails(metric: str) -> None:
     verdict = judged([run_with(**{metric: None})])
     check = check_of(verdict, metric)
     assert (verdict.outcome, verdict.failure, verdict.launches) == ("failed", "missing_metric", 1)
-    assert (check.outcome, check.measured, check.worsening) == ("failed", None, None)
+    assert (check.outcome, check.measured, check.change) == ("failed", None, None)
     assert check.note == "the baseline has it, this run does not"
     assert [name for name, outcome in outcomes(verdict).items() if outcome == "failed"] == [metric]
 
@@ -791,25 +792,25 @@ def test_an_unhealthy_machine_does_not_excuse_a_failure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("machine", "tokens", "outcome", "worsening"),
+    ("machine", "tokens", "outcome", "change"),
     [
         (0.85, 0.85, "passed", 0),  # the machine, not the code
         (1.2, 1.2, "passed", 0),
-        (1.0, 0.8, "regressed", 0.25),  # the code
-        (0.85, 0.68, "regressed", 0.25),  # both
-        (1.2, 0.96, "regressed", 0.25),  # the code, on a machine that hides it
-        (0.85, 1.0, "improved", -0.15),
+        (1.0, 0.8, "regressed", -0.2),  # the code
+        (0.85, 0.68, "regressed", -0.2),  # both
+        (1.2, 0.96, "regressed", -0.2),  # the code, on a machine that hides it
+        (0.85, 1.0, "improved", 1 / 0.85 - 1),
     ],
 )
 def test_both_speeds_are_corrected_by_what_the_probe_says_of_the_machine(
-    machine: float, tokens: float, outcome: str, worsening: float
+    machine: float, tokens: float, outcome: str, change: float
 ) -> None:
     runs = [on_machine(machine, tokens=tokens)] * 9
     verdict = session(runs, PROBED, noise_of(0.005, exponent=1), min_launches=3)
     assert verdict.outcome == outcome
     for metric in ("tokens_per_s", "tokens_per_s_mean"):
         check = check_of(verdict, metric)
-        assert check.worsening == pytest.approx(worsening, abs=0.005)
+        assert check.change == pytest.approx(change, abs=0.005)
         assert check.measured == pytest.approx(tokens * (1000 if metric == "tokens_per_s" else 990))
         assert (check.probe_exponent, check.note) == (1, None)
     memory = check_of(verdict, "peak_memory_bytes")
@@ -818,17 +819,17 @@ def test_both_speeds_are_corrected_by_what_the_probe_says_of_the_machine(
 
 def test_the_probe_corrects_as_far_as_speed_follows_it() -> None:
     run = on_machine(0.9, tokens=0.9)
-    worsening = [
-        check_of(judged([run], PROBED, noise_of(0.005, exponent=exponent)), "tokens_per_s").worsening
+    change = [
+        check_of(judged([run], PROBED, noise_of(0.005, exponent=exponent)), "tokens_per_s").change
         for exponent in (0, 0.5, 1)
     ]
-    assert worsening == pytest.approx([1 / 0.9 - 1, 0.9**-0.5 - 1, 0], abs=0.002)
+    assert change == pytest.approx([0.9 - 1, 0.9**0.5 - 1, 0], abs=0.002)
 
 
 def test_where_speed_does_not_follow_the_probe_nothing_is_corrected() -> None:
     verdict = judged([on_machine(0.85)], PROBED)
     check = check_of(verdict, "tokens_per_s")
-    assert check.worsening == pytest.approx(0, abs=0.005)
+    assert check.change == pytest.approx(0, abs=0.005)
     assert check.probe_exponent is None
 
 
@@ -837,7 +838,7 @@ def test_launches_without_a_probe_among_others_leave_all_as_measured() -> None:
     probed, bare = on_machine(0.85, tokens=0.85), make_launches(0.85)[0]
     for runs in ([probed, bare], [bare, probed]):
         check = check_of(judged(runs, PROBED, corrected), "tokens_per_s")
-        assert check.worsening == pytest.approx(1 / 0.85 - 1, abs=0.005)
+        assert check.change == pytest.approx(0.85 - 1, abs=0.005)
         assert check.probe_exponent is None
 
 
@@ -847,7 +848,7 @@ def test_a_baseline_with_a_launch_without_a_sound_probe_leaves_all_as_measured(p
     spoilt = from_runs([*probed, run_with(probe_s_p50=probe)])
     verdict = judged([on_machine(0.85, tokens=0.85)], spoilt, noise_of(0.005, exponent=1))
     check = check_of(verdict, "tokens_per_s")
-    assert check.worsening == pytest.approx(1 / 0.85 - 1, abs=0.005)
+    assert check.change == pytest.approx(0.85 - 1, abs=0.005)
     assert check.probe_exponent is None
 
 
@@ -863,7 +864,7 @@ def test_a_baseline_launch_without_the_figure_is_left_out_of_the_correction() ->
     corrected = noise_of(0.005, exponent=1)
     verdict = judged([on_machine(0.85, tokens=0.85)], from_runs([lacking, *[on_machine(1)] * 3]), corrected)
     check = check_of(verdict, "tokens_per_s")
-    assert check.worsening == pytest.approx(0, abs=0.005)
+    assert check.change == pytest.approx(0, abs=0.005)
     assert check.probe_exponent == 1
 
 
@@ -879,7 +880,7 @@ def test_what_is_not_corrected_is_judged_by_the_noise_of_what_is_not() -> None:
     bare = judged(usual()[:1], PROBED, noise)
     for metric in ("tokens_per_s", "tokens_per_s_mean"):
         assert not check_of(probed, metric).blind
-        assert check_of(bare, metric).minimum_detectable == pytest.approx(0.19, abs=0.02)
+        assert check_of(bare, metric).minimum_detectable == pytest.approx(0.16, abs=0.015)
     assert check_of(bare, "peak_memory_bytes") == check_of(probed, "peak_memory_bytes")
 
 
@@ -894,7 +895,7 @@ def test_where_noise_is_unknown_it_is_inconclusive_and_says_why(factor: float) -
         assert check.note == (
             "the noise between launches is unknown: too few launches in the baselines of this hardware"
         )
-        assert (check.worsening, check.interval, check.blind) == (None, None, False)
+        assert (check.change, check.interval, check.blind) == (None, None, False)
         assert check.measured is not None
         assert check.baseline is not None
 
@@ -1027,9 +1028,9 @@ def test_an_exact_metric_may_change_by_just_its_tolerance(measured: float, outco
         outcome="recorded",
         measured=measured,
         baseline=100,
-        tolerance=0.25,
+        allowed=0.25,
     )
-    assert exact_check(PEAK_MEMORY, check).outcome == outcome
+    assert exact_check(PEAK_MEMORY, check, 0.25).outcome == outcome
 
 
 def test_unhealthy_launches_end_a_case_by_default_with_the_third() -> None:

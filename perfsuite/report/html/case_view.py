@@ -157,7 +157,7 @@ def _band(result: Measurement) -> Band | None:
     if check is None or not check.baseline or tokens_per_step is None:
         return None
     baseline_s = tokens_per_step / check.baseline
-    band = Band(baseline_s=baseline_s, allowed_s=baseline_s * (1 + check.tolerance))
+    band = Band(baseline_s=baseline_s, allowed_s=baseline_s * (1 + TOKENS_PER_S.bound(-check.allowed)))
     return band if math.isfinite(band.allowed_s) else None
 
 
@@ -244,6 +244,7 @@ def _command(result: Measurement, session: SessionFile) -> str:
 def _own_tolerance(result: Measurement) -> list[str]:
     """The option by which a comparison was given its tolerance; nothing where it has that of a gate."""
     check = result.verdict.check(TOKENS_PER_S.name)
-    if check is None or check.tolerance == TOKENS_PER_S.tolerance(result.runs[0].machine.device):
+    usual = TOKENS_PER_S.bound(TOKENS_PER_S.tolerance(result.runs[0].machine.device))
+    if check is None or check.allowed == usual:
         return []
-    return ["--tolerance", f"{100 * check.tolerance:g}%"]
+    return ["--tolerance", f"{100 * TOKENS_PER_S.bound(-check.allowed):g}%"]

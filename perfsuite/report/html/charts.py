@@ -18,7 +18,8 @@ from statistics import quantiles
 from markupsafe import Markup
 
 from perfsuite.report.published import Pair
-from perfsuite.report.text import duration
+from perfsuite.report.text import between, duration, percent
+from perfsuite.results.metric import described
 from perfsuite.results.outcome import Check
 from perfsuite.results.run import Run
 from perfsuite.verdict.count_sentences import amount
@@ -176,22 +177,23 @@ def losses(runs: Sequence[Run], *, key: str, title: str) -> Markup | None:
 
 def interval(check: Check, *, key: str) -> Markup | None:
     """Draw a metric's change with its 99 % interval, beside no change and what is allowed."""
-    if check.worsening is None or not math.isfinite(check.worsening):
+    if check.change is None or not math.isfinite(check.change):
         return None
-    low, high = check.interval or (check.worsening, check.worsening)
-    reach = 1.25 * max(check.tolerance, abs(check.worsening))
+    low, high = check.interval or (check.change, check.change)
+    allowed = -check.allowed if described(check.metric).better == "higher" else check.allowed
+    reach = 1.25 * max(check.allowed, abs(check.change))
     reach = max(reach, min(1.1 * max(-low, high), 3 * reach))
     width, height = 180, 24
     x = Scale(low=-reach, high=reach, start=6, end=width - 6)
     middle = height / 2
     body = [
         _line("axis", x(0), 2, x(0), height - 2),
-        _line("allowed", x(check.tolerance), 2, x(check.tolerance), height - 2),
+        _line("allowed", x(allowed), 2, x(allowed), height - 2),
         _line("interval", x(low), middle, x(high), middle),
-        Markup('<circle class="estimate" cx="{:.1f}" cy="{:.1f}" r="4"/>').format(x(check.worsening), middle),
+        Markup('<circle class="estimate" cx="{:.1f}" cy="{:.1f}" r="4"/>').format(x(check.change), middle),
     ]
     description = (
-        f"{check.worsening:+.1%}, 99 % interval {low:+.1%} to {high:+.1%}, {check.tolerance:.1%} allowed."
+        f"{percent(check.change)}, 99 % interval {between((low, high))}, {check.allowed:.1%} allowed."
     )
     return _image(key, f"Change of {check.label}", description, body, width=width, height=height)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from perfsuite.report.html import charts
-from perfsuite.report.text import amount, baseline, duration, measured, percent, value
+from perfsuite.report.text import amount, baseline, between, detectable, duration, measured, percent, value
 from perfsuite.results.health import BAD_REASONS
 from perfsuite.results.metric import (
     CPU_S_PER_STEP,
@@ -20,7 +20,6 @@ from perfsuite.results.metric import (
     TOKENS_PER_S,
     Metric,
     extra_metrics,
-    in_unit,
 )
 from perfsuite.results.rank_report import Memory
 from perfsuite.results.run import DeviceHealth, Health, Run
@@ -58,25 +57,23 @@ def checks(result: Measurement, anchor: str) -> Table | None:
     """Return the table of the judged metrics; None if none was judged. `anchor` begins the charts' ids."""
     rows = []
     for check in result.verdict.checks:
-        low, high = check.interval or (None, None)
-        between = NONE if low is None or high is None else f"{percent(low)} to {percent(high)}"
         rows.append(
             (
                 check.label,
                 check.outcome,
                 measured(check),
                 NONE if check.baseline is None else baseline(check),
-                known(check.worsening, percent),
-                between,
-                f"{check.tolerance:.1%}",
-                known(check.minimum_detectable, "{:.1%}".format) + (" (blind)" if check.blind else ""),
+                known(check.change, percent),
+                known(check.interval, between),
+                f"{check.allowed:.1%}",
+                known(detectable(check), str) + (" (blind)" if check.blind else ""),
                 charts.interval(check, key=f"{anchor}:{check.metric}") or NONE,
             )
         )
     caption = (
-        f"The change is that of the cost ({in_unit('time per token', result.unit)}, bytes): plus is worse. "
-        "In the chart the dot is the estimate, the bar its 99 % interval, the solid line no change, the "
-        "dashed line what is allowed."
+        f"The change is that of the figure: fewer {result.unit}/s are worse, and so are more bytes. In the "
+        "chart the dot is the estimate, the bar its 99 % interval, the solid line no change, the dashed line "
+        "what is allowed."
     )
     if any(check.probe_exponent is not None for check in result.verdict.checks):
         caption += " Corrected for the machine's own speed, it is not the ratio of the two figures beside it."

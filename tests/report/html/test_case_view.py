@@ -6,6 +6,7 @@ import pytest
 
 from perfsuite.report.html.case_view import CaseView, case_view, overview
 from perfsuite.report.html.tables import NONE
+from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.run import Health
 from perfsuite.results.session_file import ArmFacts, Measurement
 from tests.samples import ARMS, BEFORE, make_compared, make_gpu_machine, make_result, make_run, never_run, now
@@ -102,7 +103,7 @@ def test_a_traceback_names_launch_and_rank() -> None:
 def test_a_comparison_with_a_tolerance_of_its_own_is_repeated_with_it() -> None:
     compared = make_compared(speed=0.93)
     assert "--tolerance" not in view(compared, ARMS).command
-    checks = tuple(each.replace(tolerance=0.03) for each in compared.verdict.checks)
+    checks = tuple(each.replace(allowed=TOKENS_PER_S.bound(0.03)) for each in compared.verdict.checks)
     own = compared.replace(verdict=compared.verdict.replace(checks=checks))
     again = f"perfsuite compare --a 'main X=1' --b . --tolerance 3% {compared.case_id}"
     assert view(own, ARMS).command == again

@@ -182,9 +182,9 @@ def make_check(**changes: object) -> Check:
         "outcome": "regressed",
         "measured": 90.0,
         "baseline": 100.0,
-        "tolerance": 0.03,
-        "worsening": 0.1,
-        "interval": (0.08, 0.12),
+        "allowed": 0.03,
+        "change": -0.1,
+        "interval": (-0.12, -0.08),
     }
     return Check(**{**values, **changes})
 
@@ -192,12 +192,20 @@ def make_check(**changes: object) -> Check:
 def test_an_interval_is_drawn_in_order_and_told() -> None:
     svg = charts.interval(make_check(), key="k")
     assert svg is not None
-    assert told(svg)[1] == "+10.0%, 99 % interval +8.0% to +12.0%, 3.0% allowed."
+    assert told(svg)[1] == "-10.0%, 99 % interval -12.0% to -8.0%, 3.0% allowed."
     [zero], [allowed], [bar], [dot] = (
         parts(svg, kind) for kind in ("axis", "allowed", "interval", "estimate")
     )
-    places = [zero["x1"], allowed["x1"], bar["x1"], dot["cx"], bar["x2"]]
+    places = [bar["x1"], dot["cx"], bar["x2"], allowed["x1"], zero["x1"]]
     assert sorted(map(float, places)) == list(map(float, places))
+
+
+def test_more_memory_is_drawn_on_the_other_side_than_fewer_tokens() -> None:
+    larger = make_check(metric="peak_memory_bytes", unit="bytes", change=0.1, interval=None)
+    svg = charts.interval(larger, key="k")
+    assert svg is not None
+    [zero], [allowed], [dot] = (parts(svg, kind) for kind in ("axis", "allowed", "estimate"))
+    assert float(zero["x1"]) < float(allowed["x1"]) < float(dot["cx"])
 
 
 def test_an_interval_without_end_reaches_the_edges() -> None:
@@ -207,9 +215,9 @@ def test_an_interval_without_end_reaches_the_edges() -> None:
     assert (float(bar["x1"]), float(bar["x2"])) == (6, 174)
 
 
-@pytest.mark.parametrize("worsening", [None, math.nan])
-def test_what_was_not_compared_has_no_interval(worsening: float | None) -> None:
-    assert charts.interval(make_check(worsening=worsening, interval=None), key="k") is None
+@pytest.mark.parametrize("change", [None, math.nan])
+def test_what_was_not_compared_has_no_interval(change: float | None) -> None:
+    assert charts.interval(make_check(change=change, interval=None), key="k") is None
 
 
 def test_bars_are_as_long_as_their_figures() -> None:

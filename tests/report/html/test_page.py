@@ -402,7 +402,7 @@ def test_a_comparison_of_arms_shows_the_launches_of_both() -> None:
         "Launches of arm A",
     ]
     assert "Not as in arm A" in said.said("h4")
-    assert "time B/A (99 %)" in page
+    assert "B vs A (99 %)" in page
     assert re.search(r">arm B</th>\s*<th[^>]*>arm A</th>", page)
     assert said.said("pre")[0].startswith("perfsuite compare --a 'main X=1' --b . fake-")
     assert len(said.ids) == len(set(said.ids))

@@ -22,9 +22,9 @@ def test_checks_tell_each_metric_beside_its_baseline() -> None:
     assert table is not None
     speed, _, memory = columns(table)
     assert (speed["metric"], speed["verdict"]) == ("tokens/s", "regressed")
-    assert (speed["measured"], speed["baseline"], speed["allowed"]) == ("4,332", "4,686", "3.0%")
-    assert speed["change"].startswith("+8.")
-    assert " to +" in speed["99 % interval"]
+    assert (speed["measured"], speed["baseline"], speed["allowed"]) == ("4,332", "4,686", "2.9%")
+    assert speed["change"].startswith("-7.")
+    assert " to -" in speed["99 % interval"]
     assert speed["chart"].startswith("<svg")
     assert (memory["change"], memory["99 % interval"]) == ("+0.0%", NONE)
 
