@@ -23,6 +23,8 @@ from perfsuite.results.run import Run
 
 DRY = "dry-"
 """How the target of a dry run begins."""
+OF_A_GPU = ["cuda", "cudnn", "triton"]
+"""What else decides which kernels a step calls on a GPU."""
 _BUILD = re.compile(r"\+(cpu|cu\d+)$")
 
 
@@ -91,10 +93,12 @@ def unsteady(launches: Iterable[Sequence[RankCounts]]) -> tuple[str, ...]:
 def versions_of(run: Run) -> dict[str, str]:
     """The versions of torch and of the packages whose code makes a step, as far as they were observed.
 
-    What a build of torch is for (`+cpu`) is left out: the target says it.
+    On a GPU also of what torch takes kernels from, as its build and its libraries may differ under one
+    version of torch. What that build is for (`+cpu`, `+cu130`) is left out: target and CUDA say it.
     """
     case, seen = run.case, run.observed.environment if run.observed is not None else {}
     packages = ["torch", "transformers", *case.framework.packages]
     packages += ["peft"] if case.lora is not None else []
     packages += ["bitsandbytes"] if case.quantization != "none" else []
+    packages += OF_A_GPU if run.machine.device == "cuda" and not run.dry else []
     return {package: _BUILD.sub("", seen[package]) for package in packages if package in seen}

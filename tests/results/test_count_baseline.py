@@ -83,6 +83,16 @@ def test_what_a_build_of_torch_is_for_is_no_version(torch: str, kept: str) -> No
     assert versions({}, torch=torch) == {"torch": kept}
 
 
+def test_on_a_gpu_another_build_of_one_torch_is_another_version() -> None:
+    gpu = make_gpu_machine()
+    here = {"torch": "2.13.0+cu130", "cuda": "13.0", "cudnn": "91500", "nccl": "2.29.2", "triton": "3.7.0"}
+    run = launch(machine=gpu, observed=Observed(settings={}, environment=here))
+    libraries = {"cuda": "13.0", "cudnn": "91500", "triton": "3.7.0"}
+    assert versions_of(run) == {"torch": "2.13.0", **libraries}
+    assert versions_of(run.replace(dry=True)) == {"torch": "2.13.0"}
+    assert versions({}, **here) == {"torch": "2.13.0"}
+
+
 def test_its_file_has_a_line_for_each_collective_and_reads_back(tmp_path: Path) -> None:
     file = tmp_path / "x.json"
     made = baseline_of(launch(counts(), MORE))

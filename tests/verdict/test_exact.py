@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfsuite.frameworks.script import Script
+from perfsuite.results.count_baseline import from_runs
 from perfsuite.results.counts import PHASES, Counts, merged
 from perfsuite.results.outcome import CountCheck
 from perfsuite.results.rank_report import Failure, Flops
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
-from tests.samples import DISTURBED, deterministic, make_case
+from tests.samples import DISTURBED, deterministic, make_case, make_gpu_machine
 from tests.twin_counts import (
     BYTES,
     GATHERED,
@@ -266,6 +267,24 @@ def test_with_other_versions_kernels_and_memory_are_listed_and_structure_is_judg
     ]
     assert check.notes == ("kernels and memory are listed, not judged: torch 2.13.0 -> 2.14.0",)
     assert judged(launch(counts(kernels={"forward": 9999}), torch="2.14.0")).outcome == "passed"
+
+
+@pytest.mark.parametrize(("library", "version"), [("cuda", "12.6"), ("cudnn", "91002"), ("triton", "3.6.0")])
+def test_kernels_of_another_build_of_one_torch_are_listed(library: str, version: str) -> None:
+    build = {"torch": "2.13.0+cu130", "cuda": "13.0", "cudnn": "91500", "triton": "3.7.0"}
+    then, now = (
+        launch(
+            counts(kernels={"forward": kernels}),
+            machine=make_gpu_machine(),
+            observed=Observed(settings={}, environment=seen),
+        )
+        for kernels, seen in ((177, build), (181, {**build, library: version}))
+    )
+    check = exact.check([now], from_runs([then]))
+    assert check is not None
+    assert findings(check) == [("passed", "kernels in forward")]
+    said = f"kernels and memory are listed, not judged: {library} {build[library]} -> {version}"
+    assert check.notes == (said,)
 
 
 def test_versions_that_were_not_observed_are_unknown() -> None:

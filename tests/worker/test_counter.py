@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +10,11 @@ import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils import flop_counter
 from torch.utils.checkpoint import checkpoint
 
 from perfsuite.results.counts import Counts
+from perfsuite.worker import counter as counter_module
 from perfsuite.worker.counter import FLOPS, StepCounter
 
 WIDTH, BATCH = 8, 4
@@ -188,6 +191,15 @@ def test_grouped_query_attention_has_the_flops_of_its_queries(kernel: str) -> No
     product = 2 * (2 * 8) * 16 * 24 * 32
     assert forward(query, shared, shared, out_val=None) == 2 * product
     assert backward(query, query, shared, shared, out_val=None) == 5 * product
+
+
+def test_a_formula_that_a_new_torch_brings_counts_nothing_that_was_there_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(flop_counter.flop_registry, torch.ops.aten.mul, lambda *args, **kwargs: 10**9)
+    monkeypatch.delitem(flop_counter.flop_registry, torch.ops.aten.cudnn_convolution)
+    under_that_torch = runpy.run_path(counter_module.__file__)["FLOPS"]
+    assert under_that_torch.keys() == FLOPS.keys() - {torch.ops.aten.cudnn_convolution}
 
 
 def test_ddp_reduces_what_its_buckets_hold() -> None:
