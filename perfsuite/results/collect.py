@@ -35,7 +35,7 @@ from perfsuite.results.profile import merged as merged_profiles
 from perfsuite.results.rank_report import Failure, Observed, RankReport
 from perfsuite.results.run import LaunchFile, Run
 from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, RunDir
-from perfsuite.results.window import UNMEASURED_STEPS, find_window
+from perfsuite.results.window import UNMEASURED_STEPS, find_window, settled
 
 WALL_CLOCK_AGREES = 0.05
 """Relative difference of a rank's wall clock and the sum of its steps from which a note tells it."""
@@ -173,8 +173,10 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
     _check_agreement(reports, case)
     series = job_steps([report.step_s for report in reports])
     counted = {report.rank: report.counts for report in reports if report.counts is not None}
-    unmeasured = COUNTED_STEP if counted else UNMEASURED_STEPS
     why_hidden = hidden(reports, case)
+    unmeasured = COUNTED_STEP if counted else UNMEASURED_STEPS
+    if bare.machine.device == "cuda":
+        unmeasured = settled(series, unmeasured)
     window = find_window(series, case.max_warmup_steps, unmeasured=unmeasured)
     slowest = Counter(
         max(range(len(reports)), key=lambda rank: reports[rank].step_s[step])

@@ -7,14 +7,12 @@ from collections.abc import Callable, Sequence
 from statistics import fmean, median, quantiles
 
 from perfsuite.errors import ReportError
+from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.metric import Metric
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.roofline import roofline
 from perfsuite.results.run import Figures, Health, Run
-
-SETTLED_WARMUP_S, SETTLED_WINDOW_S = 10, 20
-"""Fewest seconds of warm-up and of measured window on a GPU: with less, its clock and temperature have not
-settled, and launches of other machines or days differ."""
+from perfsuite.results.window import SETTLED_WARMUP_S, SETTLED_WINDOW_S, UNMEASURED_STEPS
 
 
 def job_steps(step_s: Sequence[Sequence[float]]) -> list[float]:
@@ -156,16 +154,17 @@ def settling_notes(run: Run) -> list[str]:
     if run.machine.device == "cpu":
         return []
     measured_s, step_s = sum(run.measured_steps), median(run.measured_steps)
-    warmup_s = run.case.max_warmup_steps * step_s
+    first = COUNTED_STEP if run.counts else UNMEASURED_STEPS
+    warmup_s = sum(run.step_s[first : run.window[0]])
     wanted = []
     if measured_s < SETTLED_WINDOW_S:
         wanted.append(f"steps={_tens(SETTLED_WINDOW_S / step_s)}")
     if warmup_s < SETTLED_WARMUP_S:
-        wanted.append(f"max_warmup_steps={_tens(SETTLED_WARMUP_S / step_s)}")
+        wanted.append(f"max_warmup_steps={_tens(first + SETTLED_WARMUP_S / step_s)}")
     if not wanted:
         return []
     return [
-        f"the measured window is {measured_s:.0f} s, after {warmup_s:.0f} s of warm-up at the most: a GPU's "
+        f"the measured window is {measured_s:.0f} s, after {warmup_s:.0f} s of warm-up: a GPU's "
         f"clocks and temperature settle in 30 to 60 s; set {' and '.join(wanted)}, or more"
     ]
 

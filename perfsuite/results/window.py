@@ -17,12 +17,30 @@ UNMEASURED_STEPS = 2
 (`perfsuite.worker.observe`). Where a step is counted, none up to that one is (`COUNTED_STEP`)."""
 
 
+SETTLED_WARMUP_S, SETTLED_WINDOW_S = 10, 20
+"""Fewest seconds of warm-up, after the steps that are never measured, and of measured window on a GPU: with
+less, its clock and temperature have not settled, and launches of other machines or days differ."""
+
+
 class Window(NamedTuple):
     """The measured steps `series[start:stop]`. `steady` is False if the series never became flat."""
 
     start: int
     stop: int
     steady: bool
+
+
+def settled(step_s: Sequence[float], first: int) -> int:
+    """The first step that begins `SETTLED_WARMUP_S` after step `first`, both from 0 on.
+
+    It is the number of steps if none does.
+    """
+    passed = 0.0
+    for step in range(first, len(step_s)):
+        if passed >= SETTLED_WARMUP_S:
+            return step
+        passed += step_s[step]
+    return len(step_s)
 
 
 def find_window(step_s: Sequence[float], max_warmup: int, *, unmeasured: int = UNMEASURED_STEPS) -> Window:

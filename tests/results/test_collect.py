@@ -54,6 +54,18 @@ def test_an_injected_fault_stands_in_the_run_whether_it_failed_or_not(
     assert (run.inject, run.failure is not None) == (inject, failed)
 
 
+@pytest.mark.parametrize(("warmup", "start"), [(5, 5), (14, 9), (8, 8)])
+def test_a_gpu_is_measured_ten_seconds_after_its_first_steps_or_from_the_last_step_of_warm_up(
+    tmp_path: Path, warmup: int, start: int
+) -> None:
+    """Its steps are flat at once: its clocks and temperature are not."""
+    case = make_case(max_warmup_steps=warmup, steps=25 - warmup)
+    reports = [make_report(rank, step_s=(2.0,) * 25, counts=Counts()) for rank in (0, 1)]
+    run_dir = write_launch(tmp_path, *reports, case=case)
+    assert on_gpu(run_dir).window == (start, 25)
+    assert collected(run_dir).window == (COUNTED_STEP, 25)
+
+
 def test_counted_steps_are_not_measured_and_equal_ranks_share_their_counts(tmp_path: Path) -> None:
     counts = Counts(flops={"forward": 7})
     counted = collected(write_launch(tmp_path / "a", *(make_report(rank, counts=counts) for rank in (0, 1))))

@@ -24,6 +24,7 @@ from perfsuite.results.metric import Metric
 from perfsuite.results.rank_report import Flops, Memory, Observed
 from perfsuite.results.run import DeviceHealth, Figures, Health, Run
 from tests.collected import FLOPS, collected, on_gpu
+from tests.counted import make_counts, make_entries
 from tests.results.test_health import make_health
 from tests.samples import make_case, make_gpu_machine, make_machine, make_report, make_run, write_launch
 
@@ -237,15 +238,15 @@ def test_the_share_of_the_roofline_only_where_the_peak_is_known(
     [
         (
             0.19,
-            "the measured window is 4 s, after 1 s of warm-up at the most: a GPU's clocks and temperature "
+            "the measured window is 4 s, after 1 s of warm-up: a GPU's clocks and temperature "
             "settle in 30 to 60 s; set steps=110 and max_warmup_steps=60, or more",
         ),
         (
             1.0,
-            "the measured window is 23 s, after 5 s of warm-up at the most: a GPU's clocks and temperature "
-            "settle in 30 to 60 s; set max_warmup_steps=10, or more",
+            "the measured window is 20 s, after 3 s of warm-up: a GPU's clocks and temperature "
+            "settle in 30 to 60 s; set max_warmup_steps=20, or more",
         ),
-        (2.1, None),
+        (3.4, None),
     ],
 )
 def test_a_gpu_that_is_measured_before_it_settles_is_a_note(
@@ -264,10 +265,10 @@ def test_of_a_gpu_the_clock_in_the_window_and_the_memory_by_nvml_are_figures(tmp
         seconds=2.0,
         steps=20,
         devices=(DeviceHealth(index=0, job_memory_bytes=7), DeviceHealth(index=1, job_memory_bytes=9)),
-        sm_clocks_mhz=((2, 1980), (3, 1700), (9, 1750), (25, 1720)),
+        sm_clocks_mhz=((2, 1980), (5, 1980), (6, 1700), (9, 1750), (25, 1720)),
     )
     run = on_gpu(run_dir, health)
-    assert run.window == (2, 25)
+    assert run.window == (5, 25)
     assert (run.figures.sm_clock_mhz, run.figures.device_memory_bytes) == (1720, 9)
     run = on_gpu(run_dir, health.replace(devices=(), sm_clocks_mhz=((1, 1980),)))
     assert (run.figures.sm_clock_mhz, run.figures.device_memory_bytes) == (None, None)
@@ -339,19 +340,30 @@ def test_what_the_framework_reports_is_the_median_over_the_ranks_that_report() -
 
 
 @pytest.mark.parametrize(
-    ("step_s", "measured", "options"),
+    ("step_s", "start", "measured", "counted", "options"),
     [
-        (2.0, 10, []),
-        (2.0, 9, ["steps=10"]),
-        (1.0, 20, ["max_warmup_steps=10"]),
-        (1.999, 10, ["steps=20", "max_warmup_steps=10"]),
+        (2.0, 7, 10, False, []),
+        (2.0, 6, 10, False, ["max_warmup_steps=10"]),
+        (2.0, 9, 10, True, []),
+        (2.0, 8, 10, True, ["max_warmup_steps=10"]),
+        (2.0, 7, 9, False, ["steps=10"]),
+        (1.0, 10, 20, False, ["max_warmup_steps=20"]),
+        (1.999, 7, 10, False, ["steps=20", "max_warmup_steps=10"]),
     ],
 )
 def test_ten_seconds_of_warm_up_and_twenty_measured_settle_a_gpu(
-    step_s: float, measured: int, options: list[str]
+    step_s: float, start: int, measured: int, counted: bool, options: list[str]
 ) -> None:
-    """Of `make_case`, which allows 5 steps of warm-up."""
-    run = make_run(machine=make_gpu_machine(), step_s=(step_s,) * 25, window=(5, 5 + measured))
+    """Warm-up begins with the first step that may be measured: the third, or the fifth where steps count."""
+    counts = make_entries(make_counts()) if counted else ()
+    window = (start, start + measured)
+    run = make_run(machine=make_gpu_machine(), step_s=(step_s,) * 30, window=window, counts=counts)
+    warmup_s = step_s * (start - (4 if counted else 2))
+    assert [note.partition(": a GPU")[0] for note in settling_notes(run)] == (
+        [f"the measured window is {measured * step_s:.0f} s, after {warmup_s:.0f} s of warm-up"]
+        if options
+        else []
+    )
     assert [f"set {' and '.join(options)}, or more" in note for note in settling_notes(run)] == (
         [True] if options else []
     )

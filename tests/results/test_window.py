@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.results.window import FLAT, ROLL, UNMEASURED_STEPS, Window, find_window
+from perfsuite.results.window import FLAT, ROLL, UNMEASURED_STEPS, Window, find_window, settled
 from tests.samples import deterministic
 
 SERIES = st.lists(st.floats(min_value=1e-6, max_value=1e3), min_size=2 * ROLL, max_size=60)
@@ -126,3 +126,10 @@ def test_the_median_of_the_window_is_that_of_the_flat_part(slow: list[float], fl
 def test_a_noisy_series_is_flat_within_twice_its_noise(first: float, start: int) -> None:
     """Steps of 0.9 and 1.1 s in turn: 0.2 s from step to step, 0.141 s around the level."""
     assert find_window([first] * 6 + [0.9, 1.1] * 20, 6) == Window(start, 46, True)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "first", "start"), [(0.5, 4, 24), (0.3, 4, 38), (20.0, 4, 5), (10.0, 2, 3), (0.01, 4, 80)]
+)
+def test_a_gpu_settles_in_ten_seconds_after_its_first_steps(step_s: float, first: int, start: int) -> None:
+    assert settled([60.0] * first + [step_s] * (80 - first), first) == start

@@ -10,7 +10,7 @@ from perfsuite.frameworks.script import Script
 from perfsuite.results.count_baseline import from_runs
 from perfsuite.results.counts import PHASES, Counts, merged
 from perfsuite.results.outcome import CountCheck
-from perfsuite.results.rank_report import Failure, Flops
+from perfsuite.results.rank_report import Failure, Flops, Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
 from tests.samples import DISTURBED, deterministic, make_case, make_gpu_machine
