@@ -4,7 +4,8 @@ Runs in the agent of each node; imports neither torch nor pytest, and pynvml onl
 
 GPUs are read through NVML (`perfsuite.launch.nvml`), cores through /proc (`perfsuite.launch.cpu`). A reading
 that a device does not give is None, never 0. Samples count while steps are being made: from the first
-finished step that is seen to the last one, warm-up included. `perfsuite.results.health` judges them.
+finished step that is seen to the last one, warm-up included. Where that is too short, from the beginning of
+the training on, or on a CPU of the launch. `perfsuite.results.health` judges them.
 
 A call of NVML may wait for a driver that no longer answers: a thread samples, so that the agent never waits
 for NVML.
@@ -76,6 +77,9 @@ class Sampler:
         self._counted: list[_Sample] = []
         self._pending: list[_Sample] = []
         self._step, self._sampled_at = 0, -EVERY_S
+        self._first: _Sample | None = None
+        """Of the beginning of the training; on a CPU, until that is seen, of the launch's."""
+        self._has_begun = False
 
     def prepare(self) -> None:
         """Wait before the launch, at most `FREE_S`, until the GPUs are free of earlier jobs."""
@@ -92,24 +96,33 @@ class Sampler:
         """Take this process and its descendants for the job."""
         self._job.begin(launcher_pid)
 
-    def sample(self, step: int) -> None:
-        """Take a sample if it is time for one. Called often, with the number of steps finished so far.
+    def sample(self, step: int | None, *, is_last: bool = False) -> None:
+        """Take a sample if it is time for one. Called often, with the number of steps finished so far: None
+        before the training begins. `is_last`: the job is over, so that it is time if the step has moved.
 
         Only samples between two steps count: none before the first step, and none after the last one or in a
         hang, when `step` no longer moves.
         """
         now = self._clock()
-        wait = EVERY_S if step == self._step else EVERY_S / 4
-        if step <= 0 or now - self._sampled_at < wait:
+        if not step:
+            self._sample_first(now, has_begun=step is not None)
+            return
+        wait = EVERY_S if step == self._step else 0 if is_last else EVERY_S / 4
+        if now - self._sampled_at < wait:
             return
         self._sampled_at = now
-        if now - self._job.scanned_at >= RESCAN_S:
-            self._job.scan(now)
-        self._pending.append(self._read(now, step))
+        self._pending.append(self._read(now, step, rescan=is_last))
         if step > self._step:
             self._step = step
             self._counted += self._pending
             self._pending.clear()
+
+    def _sample_first(self, now: float, *, has_begun: bool) -> None:
+        """Sample the beginning. GPUs are not read before the job's processes are on them."""
+        if self._has_begun or (not has_begun and (self._first or self._gpus)):
+            return
+        self._has_begun = has_begun
+        self._first = self._read(now, 0, rescan=True)
 
     def finish(self) -> Health | None:
         """Let NVML go. Return what was seen, None if nothing was."""
@@ -123,25 +136,30 @@ class Sampler:
         """Return what was seen so far with these notes, None if there is neither."""
         if self._slowest_s > SILENT_S:
             notes = (*notes, f"NVML took {self._slowest_s:.0f} s to answer: look at dmesg")
-        if len(self._counted) > 1:
-            return _health(self._counted, self._cards, notes)
+        counted = (
+            self._counted if len(self._counted) > 1 or self._first is None else [self._first, *self._counted]
+        )
+        if len(counted) > 1:
+            return _health(counted, self._cards, notes)
         if self._cards or notes:
             return Health(samples=0, seconds=0, steps=0, devices=self._cards, notes=notes)
         return None
 
-    def _read_gpus(self) -> tuple[Gpu, ...]:
+    def _read_gpus(self, step: int) -> tuple[Gpu, ...]:
         if self._gpus is None:
             return ()
         began = self._clock()
-        gpus = self._gpus.read()
+        gpus = self._gpus.read(under_load=step > 0)
         self._slowest_s = max(self._slowest_s, self._clock() - began)
         return gpus
 
-    def _read(self, now: float, step: int) -> _Sample:
+    def _read(self, now: float, step: int, *, rescan: bool) -> _Sample:
+        if rescan or now - self._job.scanned_at >= RESCAN_S:
+            self._job.scan(now)
         return _Sample(
             at=now,
             step=step,
-            gpus=self._read_gpus(),
+            gpus=self._read_gpus(step),
             cpu=read_cpu(self._proc / "stat", self._cores),
             job_s=self._job.cpu_s(),
             load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
@@ -178,18 +196,20 @@ class Watch:
         try:
             self._sampler.prepare()
             self._is_prepared.set()
+            self._sampler.sample(None)
             while not self._is_over.wait(LOOK_S):
                 self._sampler.sample(self._steps())
+            self._sampler.sample(self._steps(), is_last=True)
         except Exception as error:  # the launch is worth more than its health
             self._error = f"the machine's health is unknown: {type(error).__name__}: {error}"
             self._is_prepared.set()
 
-    def _steps(self) -> int:
-        """Return how many steps rank 0 has finished, by the file that it writes; 0 before there is one."""
+    def _steps(self) -> int | None:
+        """Return how many steps rank 0 has finished, by the file that it writes; None before it trains."""
         with contextlib.suppress(OSError, ValueError):
             steps, _ = self._progress.read_text().split()
             return int(steps)
-        return 0
+        return None
 
 
 def sampler(device: Literal["cpu", "cuda"], devices: int) -> Sampler:

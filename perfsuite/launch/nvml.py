@@ -109,8 +109,11 @@ class Gpus:
             for index, (handle, size) in enumerate(zip(self._handles, held, strict=True))
         )
 
-    def read(self) -> tuple[Gpu, ...]:
-        """Read every GPU of the job."""
+    def read(self, *, under_load: bool = True) -> tuple[Gpu, ...]:
+        """Read every GPU of the job; under load also its PCIe link, which an idle card slows down."""
+        if under_load:
+            for index, handle in enumerate(self._handles):
+                self._note_link(index, handle)
         return tuple(self._read(index, handle) for index, handle in enumerate(self._handles))
 
     def _card(self, index: int, handle: Any, held: int | None) -> DeviceHealth:
@@ -167,7 +170,7 @@ class Gpus:
         return tuple(faults)
 
     def _note_link(self, index: int, handle: Any) -> None:
-        """Note a slow PCIe link, once and under load: an idle card lowers the generation of its link."""
+        """Note a slow PCIe link, once."""
         if index in self._link_seen:
             return
         self._link_seen.add(index)
@@ -182,7 +185,6 @@ class Gpus:
 
     def _read(self, index: int, handle: Any) -> Gpu:
         nvml = self._nvml
-        self._note_link(index, handle)
         rates = self._ask(index, "nvmlDeviceGetUtilizationRates", handle)
         milliwatts = self._ask(index, "nvmlDeviceGetPowerUsage", handle)
         millijoules = self._ask(index, "nvmlDeviceGetTotalEnergyConsumption", handle)

@@ -29,10 +29,10 @@ from perfsuite.results.figures import (
 from perfsuite.results.health import gpu_setup
 from perfsuite.results.hidden import hidden
 from perfsuite.results.metric import find
-from perfsuite.results.nodes import with_nodes
+from perfsuite.results.nodes import UNKNOWN, with_nodes
 from perfsuite.results.profile import LaunchProfile, RankProfileFile
 from perfsuite.results.profile import merged as merged_profiles
-from perfsuite.results.rank_report import Failure, Observed, RankReport
+from perfsuite.results.rank_report import SIMULATED_CLOCK, Failure, Observed, RankReport
 from perfsuite.results.run import LaunchFile, Run
 from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, RunDir
 from perfsuite.results.window import UNMEASURED_STEPS, find_window, settled
@@ -171,6 +171,10 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
     """The run with what its ranks measured. Raises `ReportError` where they disagree."""
     case, peak_flops = bare.case, request.peak_flops
     _check_agreement(reports, case)
+    if reports[0].clock == SIMULATED_CLOCK:
+        bare = bare.replace(health=None)  # whatever the machine did, nothing was computed on it
+    elif bare.health is None:
+        bare = bare.replace(health=UNKNOWN)
     series = job_steps([report.step_s for report in reports])
     counted = {report.rank: report.counts for report in reports if report.counts is not None}
     why_hidden = hidden(reports, case)

@@ -22,6 +22,7 @@ POWER_LIMIT = "gpu_power_limit_w"
 BAD_REASONS = ("HwSlowdown", "HwThermalSlowdown", "SwThermalSlowdown", "HwPowerBrakeSlowdown")
 """Throttle reasons of a machine that is too hot or short of power. The others, SwPowerCap above all, are how
 GPUs normally run."""
+NOT_SAMPLED = "the machine's health is unknown: no sample was taken while steps were made"
 HARDWARE_FAULTS = (
     "uncorrectable ecc",
     "uncorrectable nvlink",
@@ -78,6 +79,11 @@ def machine_problems(health: Health | None, machine: Machine) -> list[str]:
                 f"(steal; at most {STEAL_SHARE:.0%} is healthy)"
             )
     return found
+
+
+def unknown_health(health: Health | None) -> list[str]:
+    """The reason to discard a launch that was not sampled; none where nothing was computed (None)."""
+    return [] if health is None or health.samples else [NOT_SAMPLED]
 
 
 def is_shared(health: Health | None, machine: Machine) -> bool:

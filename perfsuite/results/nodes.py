@@ -12,7 +12,8 @@ BY_CHANCE = 0.05
 """Largest probability that a node which is named as a suspect was slowest so often by chance."""
 
 
-UNKNOWN_HEALTH = "the machine's health is unknown: the launch left no file of it"
+UNKNOWN = Health(samples=0, seconds=0, steps=0)
+"""The health of a machine that was not sampled."""
 
 
 def with_nodes(run: Run, agents: Mapping[int, LaunchFile], hosts: Mapping[int, str]) -> Run:
@@ -22,9 +23,7 @@ def with_nodes(run: Run, agents: Mapping[int, LaunchFile], hosts: Mapping[int, s
     """
     count = run.case.topology.nodes
     if count == 1:
-        if agents or run.machine.device == "cpu":  # of a short run on a CPU there may be none
-            return run.replace(health=agents[0].health if agents else None)
-        return run.replace(health=None, notes=tuple(dict.fromkeys((*run.notes, UNKNOWN_HEALTH))))
+        return run.replace(health=agents[0].health if agents else None)
     nodes = tuple(
         Node(name=agents[number].host, health=agents[number].health)
         if number in agents
@@ -37,7 +36,8 @@ def with_nodes(run: Run, agents: Mapping[int, LaunchFile], hosts: Mapping[int, s
 def worst(nodes: Sequence[Node]) -> Health | None:
     """Return one health for all nodes: of each reading that tells trouble, the worst; None if none has any.
 
-    GPUs of all nodes stand in it by the name of their node. A node without a reading is noted.
+    GPUs of all nodes stand in it by the name of their node. A node without a reading is noted, and there are
+    no samples of all of them.
     """
     seen = {node.name: node.health for node in nodes if node.health is not None}
     if not seen:
@@ -46,7 +46,7 @@ def worst(nodes: Sequence[Node]) -> Health | None:
     busiest = max(seen, key=lambda name: (seen[name].foreign_cpu or 0) + (seen[name].steal or 0))
     return Health(
         node=busiest,
-        samples=min(health.samples for health in healths),
+        samples=min(health.samples for health in healths) if len(seen) == len(nodes) else 0,
         seconds=min(health.seconds for health in healths),
         steps=min(health.steps for health in healths),
         devices=tuple(card.replace(node=name) for name, health in seen.items() for card in health.devices),

@@ -93,6 +93,10 @@ class Evidence(Data):
     """Bytes of these parameters."""
 
 
+SIMULATED_CLOCK = "simulated"
+"""The `clock` of ranks that trained nothing."""
+
+
 class RankReport(Document):
     """`rank-N.json`: everything that one process measured."""
 

@@ -74,7 +74,7 @@ class Health(Data):
     node: str | None = None
     """Of several nodes the one that others used most: `foreign_cpu` and `steal` are its own. Else None."""
     samples: int = Field(ge=0)
-    """0 on a GPU where the run was too short: then only what was read before it is known."""
+    """0 where none was taken: then only what was read before the run is known, and nothing on a CPU."""
     seconds: float
     """From the first sample to the last."""
     steps: int
@@ -201,7 +201,7 @@ class Run(Document):
     flops: Flops | None = None
     observed: Observed | None = None
     health: Health | None = None
-    """The worst of the nodes. None on a CPU where the run was too short to be sampled."""
+    """The worst of the nodes. None where nothing was computed."""
     nodes: tuple[Node, ...] = ()
     """The nodes in the order of their ranks; empty for a launch on one machine."""
     device_probe: dict[str, float] = Field(default_factory=dict)

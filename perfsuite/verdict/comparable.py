@@ -41,7 +41,7 @@ def launch_problems(run: Run, baseline: Baseline | None) -> list[str]:
     Probes count only while the same software runs them: a new NCCL with a slower all-reduce is no unhealthy
     machine.
     """
-    reasons = health.machine_problems(run.health, run.machine)
+    reasons = health.unknown_health(run.health) + health.machine_problems(run.health, run.machine)
     if baseline is None:
         return reasons
     reasons += _less_power(run, baseline)

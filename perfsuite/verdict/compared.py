@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from perfsuite.results import baseline as baselines
-from perfsuite.results import count_baseline, health
+from perfsuite.results import count_baseline
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.metric import (
     CPU_S_PER_STEP,
@@ -24,7 +24,7 @@ from perfsuite.results.rank_report import FailureKind
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
 from perfsuite.verdict.combined import first_cause
-from perfsuite.verdict.comparable import changes, differences, same_stack
+from perfsuite.verdict.comparable import changes, differences, launch_problems, same_stack
 from perfsuite.verdict.judge import MAX_UNHEALTHY, disagreement, exact_check, why_failed
 from perfsuite.verdict.loss import loss_differs, scaled
 from perfsuite.verdict.noise import PROBE_CORRECTED, is_size
@@ -50,7 +50,7 @@ def unhealthy_pairs(a: Sequence[Run], b: Sequence[Run]) -> dict[int, list[str]]:
         why = [
             f"{arm}: {problem}"
             for arm, run in zip((ARM_A, ARM_B), pair, strict=True)
-            for problem in health.machine_problems(run.health, run.machine)
+            for problem in launch_problems(run, None)
         ]
         if why:
             found[number] = why

@@ -259,14 +259,18 @@ class Rank:
         """Let rank 0 write how far it is: now that training begins, then a step about twice a second.
 
         A thread writes the steps: a shared file system may be slow, and the other ranks would wait for this
-        one. A step that ends while the thread still writes an earlier one is left out.
+        one. A step that ends while the thread still writes an earlier one is left out; the last one never is.
         """
         tokens = self._tokens_per_step
         writer = threading.Thread()
 
         def tell(step: int) -> None:
             nonlocal writer
-            if not writer.is_alive():
+            if step >= self.case.total_steps:  # it is after the last stamp: nothing is measured any more
+                if writer.ident is not None:
+                    writer.join(WAIT_S)
+                write(step)
+            elif not writer.is_alive():
                 writer = threading.Thread(target=write, args=(step,), daemon=True)
                 writer.start()
 

@@ -147,6 +147,7 @@ class Recorder:
         self._is_finished = True
         self.timer.settle()
         self.wall_s = self.timer.host() - self._begun_at - self._between_s
+        self.on_progress(len(self._ends))
         gc.enable()
 
     def sleep(self, seconds: float) -> None:

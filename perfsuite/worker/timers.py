@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from perfsuite.results.rank_report import SIMULATED_CLOCK
+
 CALIBRATION_CYCLES = 10**7
 """GPU cycles that `CudaTimer.sleep` times once to learn how long a cycle takes: some milliseconds."""
 
@@ -149,7 +151,7 @@ class CudaTimer(HostTimer):
 class SimulatedTimer(HostTimer):
     """A clock that stands still until `sleep` moves it: for a framework that trains nothing."""
 
-    name = "simulated"
+    name = SIMULATED_CLOCK
 
     def __init__(self) -> None:
         self.now = 0.0

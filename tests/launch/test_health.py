@@ -94,8 +94,8 @@ def test_only_time_in_which_steps_were_made_counts() -> None:
     assert len([call for call in nvml.calls if call[0] == "nvmlDeviceGetClockInfo"]) <= 13.5 / EVERY_S + 3
 
 
-@pytest.mark.parametrize("steps", [[], [0] * 9, [3] * 9, [0, 1, 1]])
-def test_too_little_was_seen(steps: list[int]) -> None:
+@pytest.mark.parametrize("steps", [[], [None] * 9, [0] * 9, [3] * 9])
+def test_too_little_was_seen(steps: list[int | None]) -> None:
     clock = Clock()
     sampler = Sampler(clock=clock)
     sampler.begin(OWN)
@@ -103,6 +103,51 @@ def test_too_little_was_seen(steps: list[int]) -> None:
         sampler.sample(step)
         clock.now += 1
     assert sampler.finish() is None
+
+
+@pytest.mark.parametrize("steps", [[None, 0, 25], [None, 25], [0, 1]])
+def test_a_short_training_is_sampled_at_its_beginning_and_its_end(steps: list[int | None]) -> None:
+    """A training whose beginning is over before the first look has the beginning of its launch."""
+    clock = Clock()
+    sampler = Sampler(clock=clock)
+    sampler.begin(OWN)
+    for step in steps:
+        sampler.sample(step, is_last=step == steps[-1])
+        clock.now += 0.06
+    found = sampler.finish()
+    assert found is not None
+    assert (found.samples, found.steps) == (2, steps[-1])
+
+
+def test_a_gpu_is_not_read_before_the_job_is_on_it_nor_its_link_before_it_works() -> None:
+    idle = {"nvmlDeviceGetCurrPcieLinkGeneration": 1}
+    nvml, clock = Nvml(idle), Clock()
+    sampler = Sampler(devices=1, nvml=nvml, clock=clock)
+    sampler.begin(OWN)
+    sampler.sample(None)
+    assert nvml.calls == []
+    sampler.sample(0)
+    nvml.devices[0].update(nvmlDeviceGetCurrPcieLinkGeneration=5)
+    clock.now += 0.1
+    sampler.sample(25, is_last=True)
+    found = sampler.finish()
+    assert found is not None
+    assert (found.samples, found.devices[0].power_w, found.notes) == (
+        2,
+        pytest.approx(692.192, abs=0.001),
+        (),
+    )
+
+
+def test_the_last_step_is_sampled_though_a_sample_was_taken_just_before() -> None:
+    clock = Clock()
+    sampler = Sampler(clock=clock)
+    for step, is_last in ((10, False), (25, True)):
+        sampler.sample(step, is_last=is_last)
+        clock.now += 0.01
+    found = sampler.finish()
+    assert found is not None
+    assert (found.samples, found.steps) == (2, 15)
 
 
 def progress(directory: Path, step: int) -> Path:
@@ -113,13 +158,13 @@ def progress(directory: Path, step: int) -> Path:
 
 
 def test_steps_are_read_from_the_file_of_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[int] = []
+    told: list[int | None] = []
     seen = threading.Event()
 
     class Listener(Sampler):
-        def sample(self, step: int) -> None:
+        def sample(self, step: int | None, *, is_last: bool = False) -> None:
             told.append(step)
-            if told[-2:] == [3, 0]:
+            if told[-2:] == [3, None]:
                 seen.set()
             (tmp_path / "progress").write_text("" if step == 3 else "3 256")
 
@@ -127,7 +172,7 @@ def test_steps_are_read_from_the_file_of_rank_0(tmp_path: Path, monkeypatch: pyt
     watch.begin()
     assert seen.wait(60)
     watch.finish()
-    assert told[:3] == [0, 3, 0], "no file yet, three steps, a file that is being written"
+    assert told[:3] == [None, 3, None], "no file yet, three steps, a file that is being written"
 
 
 def test_a_watch_that_never_began_has_seen_nothing(tmp_path: Path) -> None:
@@ -436,7 +481,7 @@ def test_a_sample_is_taken_each_quarter_of_a_second_and_sooner_when_the_step_mov
         sampler.sample(step)
         if nvml.calls.count(("nvmlDeviceGetPowerUsage", 0)) > before:
             taken.append(after)
-    assert taken == [0, 0.25, 0.3125, 0.5625]
+    assert taken == [0, 0, 0.25, 0.3125, 0.5625], "at the first, of the beginning"
 
 
 def test_the_first_sample_is_taken_at_once_even_by_a_clock_that_begins_at_zero() -> None:

@@ -11,11 +11,14 @@ from perfsuite.case.case import Case, CaseFile
 from perfsuite.errors import ReportError
 from perfsuite.results.collect import collect_profile
 from perfsuite.results.counts import COUNTED_STEP, Counts, RankCounts
+from perfsuite.results.health import NOT_SAMPLED
 from perfsuite.results.profile import RankProfileFile
 from perfsuite.results.rank_report import Evidence, Failure, Memory, Observed
 from perfsuite.results.run import DeviceHealth, Health
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.window import UNMEASURED_STEPS
+from perfsuite.verdict.comparable import launch_problems
+from perfsuite.verdict.compared import unhealthy_pairs
 from tests.collected import COMMAND_FAILED, FLOPS, TIMEOUT, collected, crash, failure_of, on_gpu
 from tests.packages import Packages
 from tests.samples import make_case, make_machine, make_report, write_launch
@@ -317,7 +320,8 @@ def test_steps_that_drift_to_the_end_are_a_note(tmp_path: Path) -> None:
 def test_how_the_gpus_are_set_up_stands_in_the_environment(tmp_path: Path) -> None:
     kept = {"torch": "2.13", "TORCH_FR_DUMP_TEMP_FILE": "/runs/launch-1/x"}
     seen = Observed(settings={}, environment=kept)
-    run_dir = write_launch(tmp_path, *(make_report(rank, observed=seen) for rank in (0, 1)))
+    reports = (make_report(rank, observed=seen, clock="cuda events") for rank in (0, 1))
+    run_dir = write_launch(tmp_path, *reports)
     cards = [
         DeviceHealth(index=index, power_limit_w=watts, sm_clock_limit_mhz=1980, ecc=True, persistence=False)
         for index, watts in enumerate((700, 500.5, 700))
@@ -336,6 +340,16 @@ def test_how_the_gpus_are_set_up_stands_in_the_environment(tmp_path: Path) -> No
     unread = on_gpu(run_dir)
     assert unread.observed is not None
     assert unread.observed.environment == {"torch": "2.13"}
+
+
+@pytest.mark.parametrize(("clock", "why"), [("perf_counter", [NOT_SAMPLED]), ("simulated", [])])
+def test_a_launch_without_a_sample_is_no_evidence_unless_it_was_simulated(
+    tmp_path: Path, clock: str, why: list[str]
+) -> None:
+    run_dir = write_launch(tmp_path, *(make_report(rank, clock=clock) for rank in (0, 1)))
+    run = collected(run_dir)
+    assert launch_problems(run, None) == why
+    assert [set(unhealthy_pairs([run], [run])), run.health is None] == [{1} if why else set(), not why]
 
 
 @pytest.mark.parametrize("world", [1, 4])

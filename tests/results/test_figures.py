@@ -259,7 +259,7 @@ def test_a_gpu_that_is_measured_before_it_settles_is_a_note(
 
 
 def test_of_a_gpu_the_clock_in_the_window_and_the_memory_by_nvml_are_figures(tmp_path: Path) -> None:
-    run_dir = write_launch(tmp_path, *(make_report(rank) for rank in (0, 1)))
+    run_dir = write_launch(tmp_path, *(make_report(rank, clock="cuda events") for rank in (0, 1)))
     health = Health(
         samples=5,
         seconds=2.0,

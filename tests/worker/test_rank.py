@@ -283,6 +283,12 @@ def test_progress_is_written_beside_the_steps_and_a_slow_file_system_holds_nobod
     assert begun.acquire(timeout=30)
     wait_for_writer()
     assert written == ["0 256", "3 256", "9 256"]
+    quick.clear()
+    recorder.on_progress(11)
+    assert begun.acquire(timeout=30)
+    threading.Timer(0.05, quick.set).start()
+    recorder.on_progress(rank.case.total_steps)
+    assert written[3:] == ["11 256", f"{rank.case.total_steps} 256"], "the last one is never left out"
 
 
 def test_of_a_progress_that_cannot_be_written_nobody_dies(tmp_path: Path) -> None:

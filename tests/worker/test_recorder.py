@@ -207,7 +207,7 @@ def test_the_first_optimizer_is_the_clock() -> None:
     assert sum(recorder.step_s) <= recorder.wall_s
 
 
-def test_progress_is_told_seldom() -> None:
+def test_progress_is_told_seldom_and_at_the_end() -> None:
     timer, told = SimulatedTimer(), list[int]()
     recorder = Recorder(timer)
     recorder.on_progress = told.append
@@ -216,6 +216,8 @@ def test_progress_is_told_seldom() -> None:
         timer.sleep(0.2)
         recorder.boundary()
     assert told == [3, 6, 9, 12, 15, 18]
+    recorder.finish()
+    assert told[6:] == [20]
 
 
 def test_before_end_sees_the_running_step() -> None:
