@@ -5,6 +5,7 @@ A file is written whole or not at all, and read with errors that name the file a
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -177,10 +178,28 @@ def _replace(path: Path, text: str) -> None:
             temporary.unlink(missing_ok=True)
 
 
+def read_text(path: Path) -> str:
+    """Return the text of a file, or what is written to a FIFO. Raises `OSError`, for a FIFO that nothing
+    writes to as well: to wait could take for ever; and `UnicodeDecodeError`.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        first = b""
+        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            with contextlib.suppress(BlockingIOError):  # its writer has yet to write
+                if not (first := os.read(descriptor, 1)):
+                    raise OSError(errno.ENXIO, "it is a FIFO that nothing writes to")
+        os.set_blocking(descriptor, True)
+        with open(descriptor, "rb", closefd=False) as file:
+            return (first + file.read()).decode()
+    finally:
+        os.close(descriptor)
+
+
 def read(path: Path, kind: type[D]) -> D:
     """Read a file that `write` wrote. Raises `FileError` naming the file, and the field if one is bad."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(read_text(path))
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # the latter: nested without end

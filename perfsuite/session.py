@@ -59,7 +59,15 @@ from perfsuite.results.session_file import (
     Skipped,
     Status,
 )
-from perfsuite.results.store import STORE, BaselineStore, FoundBaseline, FoundCounts, SessionDir, Store
+from perfsuite.results.store import (
+    STORE,
+    BaselineStore,
+    FoundBaseline,
+    FoundCounts,
+    SessionDir,
+    Store,
+    is_there,
+)
 from perfsuite.verdict.combined import with_counts
 from perfsuite.verdict.exact import counted
 from perfsuite.verdict.excuse import excuse
@@ -300,7 +308,7 @@ class Session:
         """
         reason = self.host.why_not(case)
         file = self._reviewed_file(case)
-        if reason is not None and self.options.fail_without_baseline and file.exists():
+        if reason is not None and self.options.fail_without_baseline and is_there(file):
             raise CaseError(f"{reason}; but there is {file}, and --perf-no-baseline=fail")
         return reason
 

@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -295,6 +296,32 @@ def test_write_text_into_a_fifo_without_a_reader_does_not_wait(tmp_path: Path) -
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(FileError, match="Start what reads from it first"):
         documents.write_text(tmp_path / "fifo", "")
+
+
+def test_a_fifo_that_nothing_writes_to_is_an_error_and_not_waited_for(tmp_path: Path) -> None:
+    fifo = tmp_path / "results.json"
+    os.mkfifo(fifo)
+    with pytest.raises(FileError, match=rf"cannot read {fifo}: it is a FIFO that nothing writes to"):
+        documents.read(fifo, Note)
+
+
+def test_what_is_written_to_a_pipe_is_read_to_its_end() -> None:
+    """As of `perfsuite report <(command)`."""
+    reading, writing = os.pipe()
+    text = Note(text="x" * 200_000).as_json().encode()  # more than a pipe holds
+    with open(writing, "wb") as end:
+        writer = threading.Thread(target=lambda: (end.write(text), end.close()))
+        writer.start()
+        assert documents.read(Path(f"/proc/self/fd/{reading}"), Note).text == "x" * 200_000
+        writer.join()
+    os.close(reading)
+
+
+def test_no_descriptor_of_a_directory_stays(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(FileError, match="Is a directory"):
+        documents.read(tmp_path, Note)
+    assert os.listdir("/proc/self/fd") == before
 
 
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])

@@ -40,6 +40,7 @@ from perfsuite.results.store import (
     FoundBaseline,
     SessionDir,
     Store,
+    is_there,
 )
 
 app = typer.Typer(help="Reviewed baselines: what each case reached when somebody accepted it.")
@@ -325,7 +326,7 @@ def _acceptance(reason: str | None) -> Acceptance:
 
 def _then_and_now(ref: str, file: Path, root: Path, kind: type[D]) -> tuple[D | None, D | None]:
     """A baseline as it was at a commit and as it is; None where it is not."""
-    return _at_ref(ref, file, root, kind), documents.read(file, kind) if file.exists() else None
+    return _at_ref(ref, file, root, kind), documents.read(file, kind) if is_there(file) else None
 
 
 def _at_ref(ref: str, file: Path, root: Path, kind: type[D]) -> D | None:

@@ -138,10 +138,10 @@ def add(history: Path, file: Path) -> Added:
     if session.arms:
         arms = " and ".join(repr(arm.text) for arm in session.arms)
         raise FileError(f"{file}: it compares {arms}, and is no session of one environment: leave it out")
-    digest = documents.digest(json.loads(file.read_text(encoding="utf-8")), 12)
     try:
+        digest = documents.digest(json.loads(documents.read_text(file)), 12)
         sessions, cases, left_out = _stored(session)
-    except ValueError as error:
+    except (OSError, ValueError) as error:  # of a FIFO only one reader gets what is written
         raise FileError(f"{file}: {error}") from None
     written = [
         # The file of a session changes where another part goes on with it; what a part measured does not.

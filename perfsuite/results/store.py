@@ -23,10 +23,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
@@ -109,7 +110,7 @@ class _Directories:
     def _first(self, folder: str, case_id: str) -> Path | None:
         """The file of a case that counts: the reviewed one if there is one."""
         files = (_file(directory, folder, case_id) for directory in self._directories)
-        return next((file for file in files if file.exists()), None)
+        return next(filter(is_there, files), None)
 
 
 @dataclass(frozen=True)
@@ -199,11 +200,16 @@ class ProfileStore(_Directories):
     def of(self, found: FoundBaseline) -> LaunchProfile | None:
         """The profile of a baseline; None if it has none, or only an earlier one. Raises `FileError`."""
         file = found.file.parent.parent / PROFILES / found.file.parent.name / found.file.name
-        if not file.exists():
+        if not is_there(file):
             return None
         known = documents.read(file, ProfileBaseline)
         _check_place(file, known.case, known.hardware_class)
         return known.profile if known.of_baseline == found.baseline.recorded_at else None
+
+
+def is_there(file: Path) -> bool:
+    """Whether there is a file, or a link: one that leads nowhere is an error to be seen, and no absence."""
+    return os.path.lexists(file)
 
 
 def _file(directory: Path, folder: str, case_id: str) -> Path:
@@ -226,7 +232,17 @@ def _write(file: Path, baseline: Document) -> Path:
 
 def _now() -> str:
     """The name of a session that begins now."""
-    return datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
+    return _name_at(datetime.now(UTC))
+
+
+def _name_at(time: datetime) -> str:
+    return time.strftime("%Y%m%d-%H%M%S-%f")
+
+
+def _by_age(session: Path) -> tuple[bool, Path]:
+    """Sorts directories of sessions, the oldest first. One that a wrong clock dated after tomorrow is taken
+    for older than all: it would stay the newest for ever."""
+    return session.name <= _name_at(datetime.now(UTC) + timedelta(days=1)), session
 
 
 @dataclass(frozen=True)
@@ -302,7 +318,7 @@ class Store:
 
     def results(self) -> list[Path]:
         """The `results.json` of every session, oldest first."""
-        return sorted(self.sessions.glob("*/results.json"))
+        return sorted(self.sessions.glob("*/results.json"), key=lambda file: _by_age(file.parent))
 
     def profile(self, session: str, case_id: str) -> LaunchProfile | None:
         """The profile that a session took of a case, of the newest launch that has one; None without one.
@@ -329,7 +345,8 @@ class Store:
         """
         return [
             StoredLaunch(directory.parent.name, run_dir)
-            for directory in sorted(self.sessions.glob("*/*"))
+            for session in sorted(self.sessions.glob("*"), key=_by_age)
+            for directory in sorted(session.glob("*"))
             if fnmatchcase(_REPETITION.sub("", directory.name), case_ids)
             for run_dir in launches_in(directory)
             if run_dir.run.exists()

@@ -273,6 +273,27 @@ def test_sessions_of_a_store_are_found_oldest_first(tmp_path: Path) -> None:
     assert Store(tmp_path / "nowhere").results() == []
 
 
+def test_a_session_of_a_wrong_clock_is_not_the_newest_for_ever(tmp_path: Path) -> None:
+    names = ("21000101-000000-000000", "20260102", "20260103")
+    files = [write(tmp_path / "runs" / name / "results.json") for name in names]
+    runs = [write(tmp_path / "runs" / name / "llama" / "launch-1" / "run.json") for name in names]
+    now = write(Store(tmp_path).new_session().results)
+    assert Store(tmp_path).results() == [*files, now]
+    assert [launch.run_dir.run for launch in Store(tmp_path).launches()] == runs
+
+
+@pytest.mark.parametrize("kind", ["dangling", "looping"])
+def test_a_reviewed_baseline_that_is_a_broken_link_is_an_error_and_not_absent(
+    baselines: BaselineStore, kind: str
+) -> None:
+    baselines.write_local(recorded())
+    link = baselines.reviewed_file(CLASS, CASE.id)
+    link.parent.mkdir(parents=True)
+    link.symlink_to(link if kind == "looping" else "nowhere")
+    with pytest.raises(FileError, match=f"cannot read {link}: "):
+        baselines.find(CLASS, CASE)
+
+
 def test_launches_of_a_store_are_found_by_session_case_and_number(tmp_path: Path) -> None:
     written = [
         write(tmp_path / "runs" / name / "run.json")

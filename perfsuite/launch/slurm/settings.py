@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from perfsuite.documents import read_text
 from perfsuite.errors import CaseError, FileError
 from perfsuite.results.store import STORE
 
@@ -122,7 +123,7 @@ def _split(name: str, text: str) -> list[str]:
 def _settings(file: Path) -> Mapping[str, Any] | None:
     """pytest's settings in a file; None without such a file, or such a section in it."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
