@@ -309,11 +309,15 @@ def test_what_is_written_to_a_pipe_is_read_to_its_end() -> None:
     """As of `perfsuite report <(command)`."""
     reading, writing = os.pipe()
     text = Note(text="x" * 200_000).as_json().encode()  # more than a pipe holds
-    with open(writing, "wb") as end:
-        writer = threading.Thread(target=lambda: (end.write(text), end.close()))
-        writer.start()
-        assert documents.read(Path(f"/proc/self/fd/{reading}"), Note).text == "x" * 200_000
-        writer.join()
+
+    def write() -> None:
+        with open(writing, "wb") as end:
+            end.write(text)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert documents.read(Path(f"/proc/self/fd/{reading}"), Note).text == "x" * 200_000
+    writer.join()
     os.close(reading)
 
 
