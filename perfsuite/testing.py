@@ -96,7 +96,6 @@ def make_run(**changes: Any) -> Run:
         "step_s": (0.25,) * 25,
         "loss": tuple(7 - 0.1 * step for step in range(25)),
         "window": (0, 25),
-        "slowest_rank": 1,
     }
     return Run(**{**values, **changes})
 

@@ -151,7 +151,6 @@ def make_dry(check: CountCheck | None = None, **changes: Any) -> Measurement:
         step_s=(),
         loss=(),
         window=(0, 0),
-        slowest_rank=None,
         counts=make_entries(),
     ).replace(**changes)
     check = make_check() if check is None else check

@@ -101,7 +101,6 @@ def make_gpu_run(
         step_s=tuple(steps),
         loss=tuple(10.8 * 0.985**step + random.gauss(0, 0.01) for step in range(count)),
         window=window,
-        slowest_rank=random.randrange(8),
         memory=tuple(
             Memory(peak=int(peak) - rank * 2**20, reserved=int(peak * 1.1), alloc_retries=0, method="cuda")
             for rank in range(8)

@@ -13,7 +13,6 @@ from perfsuite.case.hardware import Allocation, Machine
 from perfsuite.report import counts as told_counts
 from perfsuite.report.scaling import scalings
 from perfsuite.report.text import detectable, percent, plural, rate
-from perfsuite.results import nodes
 from perfsuite.results.metric import TOKENS_PER_S, in_unit
 from perfsuite.results.outcome import QUIET, WORST_FIRST, Check, Outcome, Verdict
 from perfsuite.results.session_file import ArmFacts, Measurement, SessionFile
@@ -338,5 +337,4 @@ def launch_notes(result: Measurement) -> list[str]:
     counts = Counter(f"a fault was injected: {run.inject}" for run in runs if run.inject is not None)
     counts += Counter(note for run in runs for note in run.notes)
     counts += Counter(note for run in runs if run.health is not None for note in run.health.notes)
-    told = [f"{note} ({plural(n, 'launch')})" if n > 1 else note for note, n in counts.items()]
-    return told if (suspect := nodes.suspect(runs)) is None else [*told, suspect]
+    return [f"{note} ({plural(n, 'launch')})" if n > 1 else note for note, n in counts.items()]

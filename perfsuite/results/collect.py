@@ -6,7 +6,6 @@ Driver side; imports neither torch nor pytest.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
@@ -182,17 +181,12 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
     if bare.machine.device == "cuda":
         unmeasured = settled(series, unmeasured)
     window = find_window(series, case.max_warmup_steps, unmeasured=unmeasured)
-    slowest = Counter(
-        max(range(len(reports)), key=lambda rank: reports[rank].step_s[step])
-        for step in range(window.start, window.stop)
-    ).most_common(1)[0][0]
     run = bare.replace(
         step_s=tuple(series),
         probe_s=tuple(max(probes) for probes in zip(*(report.probe_s for report in reports), strict=True)),
         cpu_s=tuple(sum(ranks) for ranks in zip(*(report.cpu_s for report in reports), strict=True)),
         loss=tuple(fmean(losses) for losses in zip(*(report.loss for report in reports), strict=True)),
         window=(window.start, window.stop),
-        slowest_rank=slowest,
         memory=tuple(report.memory for report in reports if report.memory is not None),
         flops=reports[0].flops,
         observed=_with_machine(reports[0].observed, bare),

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from perfsuite.results.run import Health, LaunchFile, Node, Run
-
-BY_CHANCE = 0.05
-"""Largest probability that a node which is named as a suspect was slowest so often by chance."""
-
 
 UNKNOWN = Health(samples=0, seconds=0, steps=0)
 """The health of a machine that was not sampled."""
@@ -61,38 +55,6 @@ def worst(nodes: Sequence[Node]) -> Health | None:
             *(f"{node.name}: its health is unknown" for node in nodes if node.health is None),
         ),
     )
-
-
-def node_of(run: Run, rank: int) -> str | None:
-    """Return the name of the node on which a rank ran; None on one machine, and where it is not known."""
-    number = rank // run.case.topology.processes_per_node
-    return run.nodes[number].name if number < len(run.nodes) else None
-
-
-def slowest_nodes(runs: Iterable[Run]) -> Counter[str]:
-    """Return how many of the launches each node slowed: it had the rank that was slowest most often."""
-    names = (node_of(run, run.slowest_rank) for run in runs if run.slowest_rank is not None)
-    return Counter(name for name in names if name is not None)
-
-
-def suspect(runs: Sequence[Run]) -> str | None:
-    """Return the node that slowed more launches than by chance, in a sentence; None if there is none.
-
-    By chance each of n nodes has the slowest rank in a launch with probability 1/n. That some node has it in
-    k or more of the launches is then at most n times the upper tail of that binomial distribution.
-    """
-    measured = [run for run in runs if run.slowest_rank is not None]
-    slowest, names = slowest_nodes(measured), {node.name for run in measured for node in run.nodes}
-    if not slowest:
-        return None
-    (name, count), launches = slowest.most_common(1)[0], slowest.total()
-    share = 1 / len(names)
-    tail = sum(
-        math.comb(launches, k) * share**k * (1 - share) ** (launches - k) for k in range(count, launches + 1)
-    )
-    if len(names) * tail > BY_CHANCE:
-        return None
-    return f"{name} had the slowest rank in {count} of {launches} launches: look at that node first"
 
 
 def _of(choose: Callable[[Iterable[float]], float], values: Iterable[float | None]) -> float | None:

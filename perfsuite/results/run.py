@@ -195,8 +195,6 @@ class Run(Document):
     """Mean over ranks."""
     window: tuple[int, int] = (0, 0)
     """The measured steps are `step_s[window[0]:window[1]]`."""
-    slowest_rank: int | None = None
-    """The rank that was slowest most often in the window."""
     memory: tuple[Memory, ...] = ()
     flops: Flops | None = None
     observed: Observed | None = None

@@ -129,9 +129,9 @@ def test_the_parts_of_a_session_that_went_on_are_told() -> None:
     [
         ("passed", ""),
         ("recorded", ""),
-        ("regressed", "tokens/s -7.4%, tokens/s with stalls -7.3%"),
+        ("regressed", "tokens/s -7.3%, tokens/s with stalls -7.2%"),
         ("larger", "peak memory +6.0%"),
-        ("improved", "tokens/s +11.2%, tokens/s with stalls +11.4%"),
+        ("improved", "tokens/s +11.1%, tokens/s with stalls +11.0%"),
         ("throttled", "3 launches set aside"),
         ("crash", "crash"),
     ],
@@ -233,7 +233,7 @@ def test_what_noise_hides_is_counted_and_named_with_the_smallest_change_that_is_
     assert headline([session]) == "1 regressed (1 blind), 1 passed, 3 skipped"
     hidden = "blind to changes of tokens/s below 32.4%"
     assert reason(make_blind(passed)) == hidden
-    assert reason(make_blind(regressed)) == f"tokens/s -7.4%, tokens/s with stalls -7.3%; {hidden}"
+    assert reason(make_blind(regressed)) == f"tokens/s -7.3%, tokens/s with stalls -7.2%; {hidden}"
     told = properties(make_blind(passed))
     assert (told["blind"], told["tokens_per_s_minimum_detectable"]) == ("tokens_per_s", 0.324)
     assert told["reason"] == hidden
@@ -258,7 +258,7 @@ def test_what_others_disturbed_is_counted_and_a_property() -> None:
 def test_properties_hold_verdict_figures_and_changes() -> None:
     told = properties(make_gpu_result(2, "regressed"))
     assert (told["outcome"], told["launches"], told["hardware_class"]) == ("regressed", 3, "h100-80gb-sxm")
-    assert told["reason"] == "tokens/s -7.4%, tokens/s with stalls -7.3%"
+    assert told["reason"] == "tokens/s -7.3%, tokens/s with stalls -7.2%"
     assert (
         float(told["tokens_per_s_change_low"])
         < float(told["tokens_per_s_change"])
@@ -307,7 +307,7 @@ def test_the_largest_count_that_regressed_is_the_reason() -> None:
     assert reason(make_counted()) == largest
     assert reason(make_counted(make_check(HOST_READ, BUCKETS))) == "host reads in forward 1 -> 2"
     slower = make_explained(make_gpu_result(2, "regressed"))
-    assert reason(slower) == f"tokens/s -7.4%, tokens/s with stalls -7.3%, {largest}"
+    assert reason(slower) == f"tokens/s -7.3%, tokens/s with stalls -7.2%, {largest}"
 
 
 def test_what_was_judged_all_the_same_stands_beside_a_failure_to_compare() -> None:
@@ -315,7 +315,7 @@ def test_what_was_judged_all_the_same_stands_beside_a_failure_to_compare() -> No
     judged = slower.verdict.replace(outcome="failed", failure="loss")
     largest = "reduce_scatter of 64 ranks: bytes 29.9 -> 59.8 GiB and 1 count more"
     assert reason(slower.replace(verdict=judged)) == (
-        f"loss: tokens/s -7.4%, tokens/s with stalls -7.3%, {largest}"
+        f"loss: tokens/s -7.3%, tokens/s with stalls -7.2%, {largest}"
     )
     unlike = judged.replace(failure="unlike", checks=())
     assert reason(slower.replace(verdict=unlike)) == f"unlike: {largest}"

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import pytest
-
 from perfsuite.case.case import Topology
 from perfsuite.results import nodes
 from perfsuite.results.health import machine_problems, unknown_health
-from perfsuite.results.run import DeviceHealth, Health, LaunchFile, Node, Run
+from perfsuite.results.run import DeviceHealth, Health, LaunchFile, Node
 from tests.samples import make_case, make_machine, make_run
 
 CASE = make_case(topology=Topology(nodes=2, processes_per_node=2))
@@ -22,23 +20,10 @@ def health(**changes: object) -> Health:
     return Health(**{**values, **changes})
 
 
-def test_nodes_of_launches_that_were_not_measured_suspect_nobody() -> None:
-    broken = make_run(case=CASE).replace(nodes=(Node(name="node 0"), Node(name="node 1")))
-    assert nodes.suspect([*slowed_by(2, 2, 2, 2), broken]) is None
-    assert nodes.suspect(slowed_by(2, 2, 2, 2)) is None
-
-
-def slowed_by(*ranks: int, names: tuple[str, ...] = ("n1", "n2")) -> list[Run]:
-    """Launches on nodes, with the rank that was slowest in each."""
-    machines = tuple(Node(name=name) for name in names)
-    return [make_run(case=CASE).replace(slowest_rank=rank, nodes=machines) for rank in ranks]
-
-
 def test_one_machine_has_no_nodes() -> None:
     run = nodes.with_nodes(make_run(), {0: LaunchFile(host="here", health=health())}, {})
     assert (run.nodes, run.health) == ((), health())
     assert nodes.with_nodes(make_run(), {}, {}).health is None
-    assert nodes.node_of(run, 0) is None
 
 
 def test_a_node_whose_agent_wrote_nothing_keeps_its_place() -> None:
@@ -47,7 +32,6 @@ def test_a_node_whose_agent_wrote_nothing_keeps_its_place() -> None:
     assert [node.name for node in run.nodes] == ["n1", "n2"]
     assert run.health == health(node="n2", samples=0, notes=("n1: its health is unknown",))
     assert unknown_health(run.health), "of one of them"
-    assert nodes.node_of(run, 2) == "n2"
     assert nodes.with_nodes(make_run(case=CASE), agents, {}).nodes[0].name == "node 0"
 
 
@@ -90,30 +74,3 @@ def test_a_node_that_was_not_sampled_is_left_out() -> None:
     worst = nodes.worst([Node(name="n1"), Node(name="n2", health=health(foreign_cpu=None, steal=None))])
     assert worst is not None
     assert (worst.foreign_cpu, worst.node) == (None, "n2")
-
-
-def test_a_rank_is_on_the_node_of_its_number() -> None:
-    (run,) = slowed_by(0)
-    assert [nodes.node_of(run, rank) for rank in range(5)] == ["n1", "n1", "n2", "n2", None]
-
-
-@pytest.mark.parametrize(
-    ("ranks", "named"),
-    [
-        ((2, 3, 2, 3, 2), None),  # by chance once in 16
-        ((2, 3, 2, 3, 2, 2), "n2 had the slowest rank in 6 of 6 launches: look at that node first"),
-        ((0, 3, 2, 3, 2, 2, 2), None),
-        ((), None),
-    ],
-)
-def test_a_node_is_a_suspect_where_chance_does_not_explain_it(
-    ranks: tuple[int, ...], named: str | None
-) -> None:
-    assert nodes.suspect(slowed_by(*ranks)) == named
-
-
-def test_of_many_nodes_three_launches_in_a_row_are_no_chance() -> None:
-    names = tuple(f"n{number}" for number in range(8))
-    assert nodes.suspect(slowed_by(14, 15, 14, names=names)) is not None
-    assert nodes.suspect(slowed_by(14, 15, names=names)) is None
-    assert nodes.suspect([make_run(), make_run()]) is None

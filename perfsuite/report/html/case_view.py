@@ -27,7 +27,6 @@ from perfsuite.report.html.profile_view import profile_tables
 from perfsuite.report.html.tables import NONE, Table
 from perfsuite.report.text import duration
 from perfsuite.results.metric import MFU, PEAK_MEMORY, ROOFLINE_SHARE, STEP_S_P50, TOKENS_PER_S
-from perfsuite.results.nodes import node_of
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
 
@@ -178,10 +177,6 @@ def _steps_caption(result: Measurement, number: int, run: Run, highest_s: float)
     parts = [f"Launch {number}"]
     if run.figures.step_s_p50 is not None:
         parts[0] += f": median {duration(run.figures.step_s_p50)}"
-    if run.slowest_rank is not None:
-        node = node_of(run, run.slowest_rank)
-        where = "" if node is None else f" on {node}"
-        parts.append(f"rank {run.slowest_rank}{where} was slowest most often")
     if number in result.verdict.unhealthy_launches:
         parts.append("set aside, the machine was not well")
     if beyond := charts.beyond(run, highest_s):

@@ -102,7 +102,6 @@ def launches(result: Measurement, runs: Sequence[Run] | None = None) -> Table:
             known(max(run.measured_steps, default=None), duration),
             _figure(CPU_S_PER_STEP, run),
             f"{run.window[0]} to {run.window[1] - 1}" if run.window[1] else NONE,
-            known(run.slowest_rank, str),
             *_memory(run.memory),
             *(_figure(metric, run) for metric in extra),
             f"{run.duration_s:,.0f} s",
@@ -120,7 +119,6 @@ def launches(result: Measurement, runs: Sequence[Run] | None = None) -> Table:
             "longest",
             "CPU time",
             "window",
-            "slowest rank",
         ),
         *("peak memory", "least peak", "reserved", "retries"),
         *(metric.heading or metric.label for metric in extra),
@@ -131,7 +129,7 @@ def launches(result: Measurement, runs: Sequence[Run] | None = None) -> Table:
         "all ranks together in the median step. Peak memory is that of the rank that used most, beside the "
         "one that used least; retries are summed over ranks."
     )
-    return Table(caption=caption, headers=headers, rows=rows, figure_columns=13 + len(extra))
+    return Table(caption=caption, headers=headers, rows=rows, figure_columns=12 + len(extra))
 
 
 def _figure(metric: Metric, run: Run) -> str:
