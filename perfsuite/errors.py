@@ -1,4 +1,4 @@
-"""Every error that perfsuite raises on purpose. Imports nothing.
+"""Every error that perfsuite raises on purpose, and how any error is told. Imports nothing.
 
     PerfsuiteError
     ├── AllocationOverError  the scheduler's allocation is over: nothing more can be launched
@@ -91,3 +91,31 @@ class ScriptError(PerfsuiteError):
 
 class SlurmError(PerfsuiteError):
     """Slurm refused or failed, or a job ended otherwise than by its own end."""
+
+
+MAX_TOLD = 20_000
+"""Most characters that are kept of the message or the traceback of an error."""
+
+
+def told(error: BaseException) -> str:
+    """Return the message of an error as `readable` text, with its class unless perfsuite raised it.
+
+    A message that cannot be made is no error.
+    """
+    try:
+        message = str(error)
+    except Exception as why:
+        message = f"(its message cannot be shown: {type(why).__name__} in __str__)"
+    return readable(message if isinstance(error, PerfsuiteError) else f"{type(error).__name__}: {message}")
+
+
+def readable(text: str) -> str:
+    """Return text that can be written into a file: without lone surrogates, at most `MAX_TOLD` characters.
+
+    What is left out is the middle.
+    """
+    text = text.encode("utf-8", "backslashreplace").decode()
+    if len(text) <= MAX_TOLD:
+        return text
+    half = MAX_TOLD // 2 - 50
+    return f"{text[:half]} [... {len(text) - 2 * half:,} characters left out ...] {text[-half:]}"

@@ -7,6 +7,7 @@ there is none.
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -27,6 +28,8 @@ from perfsuite.errors import (
     FileError,
     MachineError,
     PerfsuiteError,
+    readable,
+    told,
 )
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.arm import HERE, Arm
@@ -322,28 +325,39 @@ class Session:
         if skip not in self.skipped:  # as it is where an earlier part of this session skipped it
             self.skipped.append(skip)
 
-    def record_error(self, case: Case, nodeid: str, error: PerfsuiteError, runs: Sequence[Run] = ()) -> None:
+    def record_error(self, case: Case, nodeid: str, error: Exception, runs: Sequence[Run] = ()) -> None:
         """Keep a case that could not be measured as a failed one, with the launches that it had."""
-        verdict = Verdict(outcome="failed", launches=len(runs), failure="error", reasons=(str(error),))
+        where = "" if isinstance(error, PerfsuiteError) else f" ({self._traceback(error, case)})"
+        reason = f"{told(error)}{where}"
+        verdict = Verdict(outcome="failed", launches=len(runs), failure="error", reasons=(reason,))
         self.keep(self._measurement(case, nodeid, runs, verdict))
+
+    def _traceback(self, error: Exception, case: Case) -> str:
+        """Keep the traceback of an error that perfsuite did not raise on purpose. Returns where it is."""
+        file = self._case_directory(case) / "traceback.txt"
+        try:
+            documents.write_text(file, readable("".join(traceback.format_exception(error))))
+        except FileError as unwritten:
+            return f"its traceback was not kept: {unwritten}"
+        return f"its traceback: {file}"
 
     def measure(self, case: Case, nodeid: str) -> Measurement:
         """Launch a case and judge it until decided; record a baseline where there is none.
 
         A case that an earlier part of this session decided has that result. One that cannot be launched is a
-        failed result, and its `PerfsuiteError` is raised. `BusyError` and `AllocationOverError` leave none:
-        they say nothing of the case, and no other can be launched either.
+        failed result, and its error is raised. `BusyError` and `AllocationOverError` leave none: they say
+        nothing of the case, and no other can be launched either.
         """
         self.revision, self.conditions  # noqa: B018  as they are now, and not after hours
         if (known := self.earlier_result(case, nodeid)) is not None:
             return known
         self.launches = []
-        self._directories[case.id] = self.directory.new_case(case.id)
         try:
+            self._directories[case.id] = self.directory.new_case(case.id)
             measurement = self._measure(case, nodeid)
         except (BusyError, AllocationOverError):
             raise
-        except PerfsuiteError as error:
+        except Exception as error:
             self.running = None
             self.record_error(case, nodeid, error, self.launches)
             raise

@@ -40,7 +40,6 @@ MOST_ENTRIES = 22
 NO_TEST_FILE = {
     "perfsuite.dry.cuda": "run by dry/test_guard.py, and by every dry run on a pretended GPU",
     "perfsuite.dry.group": "run by dry/test_rank.py, and by every dry run",
-    "perfsuite.errors": "nothing but classes: each message is tested where it is raised",
     "perfsuite.frameworks.nanotron.pretend": "compared with real launches by dry/test_rank.py",
     "perfsuite.launch.base": "a Protocol: test_session.py implements it",
     "perfsuite.results.rank_report": "fields without code: every launch writes and reads them",

@@ -684,6 +684,47 @@ def test_without_a_terminal_progress_is_plain_lines(suite: pytest.Pytester) -> N
     )
 
 
+def test_an_error_that_nobody_expected_stands_in_every_report(suite: pytest.Pytester) -> None:
+    """One before the launch, one in it; a third case is measured."""
+    suite.makepyfile(
+        test_cases="""
+        import pytest
+        import perfsuite.session
+        from perfsuite import Case, Fake, Topology
+        FAKE = Case(model="llama-tiny", framework=Fake(), sequence_length=64, micro_batch=4,
+                    topology=Topology(processes_per_node=2), hardware="cpu", timeout_s=60)
+        real = perfsuite.session.measure
+        def measure(case, *args, **options):
+            return real(case, *args, **options) if case.micro_batch != 2 else {}["in a launch"]
+        perfsuite.session.measure = measure
+        def unsupported(self, case, machine):
+            return None if case.micro_batch != 3 else {}["before"]
+        Fake.unsupported = unsupported
+        @pytest.mark.parametrize("case", [FAKE.replace(micro_batch=batch) for batch in (2, 3, 4)])
+        def test_it(bench, case):
+            bench(case)
+        """
+    )
+    result = suite.runpytest_subprocess(
+        "--perf-json=out.json", "--perf-report=out", "--perf-record-launches=1"
+    )
+    assert result.ret == 1
+    content = read_json(suite)
+    found = [(each["outcome"], each["verdict"]["failure"]) for each in content["results"]]
+    assert found == [("failed", "error"), ("failed", "error"), ("recorded", None)]
+    reasons = [each["verdict"]["reasons"][0] for each in content["results"][:2]]
+    for batch, words, reason in zip((2, 3), ("in a launch", "before"), reasons, strict=True):
+        case_id = f"fake-llama-tiny-s64-b{batch}-fp32-1x2"
+        assert f"KeyError: '{words}' (its traceback: " in reason
+        assert (
+            f'{{}}["{words}"]'
+            in next(suite.path.glob(f".perfsuite/runs/*/{case_id}/traceback.txt")).read_text()
+        )
+        for name in ("index.html", "summary.md"):
+            assert case_id in (suite.path / "out" / name).read_text()
+        result.stdout.fnmatch_lines([f"{case_id} *failed"])
+
+
 @pytest.mark.fault("Ctrl-C")
 def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing(suite: pytest.Pytester) -> None:
     """A second case hangs; the interrupt comes while it does."""

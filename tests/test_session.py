@@ -29,7 +29,7 @@ from perfsuite.results.profile import TakenProfile, of_baseline
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import DeviceHealth, Health, Run
 from perfsuite.results.session_file import Measurement, SessionFile, Skipped
-from perfsuite.results.store import Store
+from perfsuite.results.store import SessionDir, Store
 from perfsuite.session import Options, Session, session_file
 from perfsuite.verdict.judge import Policy
 from tests.samples import (
@@ -120,8 +120,45 @@ def test_a_case_that_cannot_be_launched_is_a_failed_result(
     assert session_file(ours, "complete").interrupted_case is None
 
 
+def test_an_error_that_nobody_expected_is_a_failed_result_with_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object, **options: object) -> Any:
+        raise ValueError("illegal environment variable name")
+
+    monkeypatch.setattr(session, "measure", broken)
+    ours = make_session(tmp_path)
+    with pytest.raises(ValueError, match="illegal"):
+        ours.measure(make_case(), "test")
+    left = documents.read(ours.directory.results, SessionFile)
+    (result,) = left.results
+    assert (result.outcome, result.verdict.failure, left.interrupted_case) == ("failed", "error", None)
+    file = ours.directory.case(make_case().id) / "traceback.txt"
+    (reason,) = result.verdict.reasons
+    assert reason == f"ValueError: illegal environment variable name (its traceback: {file})"
+    assert "in broken" in file.read_text()
+
+
+def test_an_unexpected_error_whose_traceback_cannot_be_kept_is_a_result_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_directory(self: SessionDir, case_id: str) -> Path:
+        self.path.mkdir(parents=True)
+        self.case(case_id).write_text("in the way")
+        raise OSError(36, "File name too long")
+
+    monkeypatch.setattr(SessionDir, "new_case", no_directory)
+    ours = make_session(tmp_path)
+    with pytest.raises(OSError, match="too long"):
+        ours.measure(make_case(), "test")
+    (result,) = ours.results
+    (reason,) = result.verdict.reasons
+    assert "File name too long (its traceback was not kept: cannot write" in reason
+
+
 @pytest.mark.parametrize(
-    "end", [PerfsuiteError("processes 7 of this job cannot be killed"), KeyboardInterrupt()]
+    "end",
+    [PerfsuiteError("processes 7 of this job cannot be killed"), ZeroDivisionError(), KeyboardInterrupt()],
 )
 def test_the_launches_before_an_error_or_an_interrupt_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException

@@ -21,7 +21,7 @@ from perfsuite.case.catalog import find
 from perfsuite.case.framework import FrameworkOptions, as_json, changed_fields, parse
 from perfsuite.case.hardware import ACCELERATORS, hardware_error
 from perfsuite.case.model import Model
-from perfsuite.documents import Data, Document, plain
+from perfsuite.documents import Data, Document, digest, plain
 
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
@@ -158,11 +158,14 @@ class Case(Data):
 
     @cached_property
     def id(self) -> str:
-        """The name of the case, stable, unique and fit for a file name: framework, model, changed fields."""
+        """The name of the case, stable, unique and fit for a file name: framework, model, changed fields.
+
+        A longer one than `MAX_ID` is cut, and a digest stands for what is left out.
+        """
         parts = self.parameters
         accumulation = parts["gradient_accumulation"]
         batch = f"b{parts['micro_batch']}" + (f"x{accumulation}" if accumulation != "1" else "")
-        return "-".join(
+        name = "-".join(
             part
             for part in (
                 parts["framework"],
@@ -171,10 +174,14 @@ class Case(Data):
                 batch,
                 parts["precision"],
                 parts["options"],
-                parts["topology"],
             )
             if part
         )
+        most = MAX_ID - len(f"-{parts['topology']}")
+        if len(name) > most:
+            end = f"-{digest(name, 12)}"
+            name = name[: most - len(end)] + end
+        return f"{name}-{parts['topology']}"
 
     @cached_property
     def parameters(self) -> dict[str, str]:
@@ -216,6 +223,8 @@ class Case(Data):
         return self.max_warmup_steps + self.steps
 
 
+MAX_ID = 200
+"""Most characters of an id: with what is added to it, it is the name of a file, of which 255 are allowed."""
 NO_TOKENS = "none"
 """In `Case.parameters`, the sequence length of a case that counts samples."""
 _IN_ID_ALREADY = frozenset(

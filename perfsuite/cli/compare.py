@@ -17,7 +17,7 @@ from perfsuite.case.fault import Fault
 from perfsuite.cli.dry_run import CASES, Expression, Ids, selected
 from perfsuite.cli.power import fraction
 from perfsuite.compare import Comparison
-from perfsuite.errors import AllocationOverError, BusyError, CaseError, PerfsuiteError
+from perfsuite.errors import AllocationOverError, BusyError, CaseError, told
 from perfsuite.launch.arm import resolve
 from perfsuite.launch.launchers import launcher
 from perfsuite.launch.quiet import WAIT_S
@@ -111,8 +111,8 @@ def compare(
                 session.measure(each, each.id)
             except (AllocationOverError, BusyError):
                 raise
-            except PerfsuiteError as error:  # a failed result; the others may do better
-                typer.echo(f"{each.id}: {error}", err=True)
+            except Exception as error:  # a failed result; the others may do better
+                typer.echo(f"{each.id}: {told(error)}", err=True)
         status = "complete"
     finally:
         session.lock.release()

@@ -15,7 +15,7 @@ from perfsuite import documents
 from perfsuite.case.case import Case
 from perfsuite.dry import cases as found
 from perfsuite.dry.machine import Device
-from perfsuite.errors import CaseError, PerfsuiteError
+from perfsuite.errors import CaseError, told
 from perfsuite.report.progress import Progress, silent
 from perfsuite.report.terminal import console, explanation
 from perfsuite.results.session_file import Status
@@ -68,9 +68,9 @@ def dry_run(
                     typer.echo(f"{each.id}: {reason}", err=True)
                     continue
                 measurement = session.measure(each, each.id)
-            except PerfsuiteError as error:  # the others may do better
+            except Exception as error:  # the others may do better
                 refused = True
-                typer.echo(str(error), err=True)
+                typer.echo(told(error), err=True)
                 continue
             if not json_output:
                 console().print(explanation(measurement), highlight=False, markup=False, soft_wrap=True)

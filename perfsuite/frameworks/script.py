@@ -42,7 +42,13 @@ def _text(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-Text = Annotated[str, BeforeValidator(_text)]
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("no process can be given a NUL character: leave it out")
+    return text
+
+
+Text = Annotated[str, BeforeValidator(_text), AfterValidator(_without_nul)]
 
 
 class Script(Framework):
@@ -57,7 +63,7 @@ class Script(Framework):
     builds_model: ClassVar[bool] = False
     ignores: ClassVar[frozenset[str]] = frozenset()
 
-    path: Annotated[str, Field(min_length=1), BeforeValidator(_text)] | None = None
+    path: Annotated[Text, Field(min_length=1)] | None = None
     """A Python file, run as `python PATH ARGUMENTS` once per rank, with torchrun's environment variables."""
     module: str | None = Field(default=None, min_length=1)
     """A Python module, run as `python -m MODULE ARGUMENTS` in the same way."""

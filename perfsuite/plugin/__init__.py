@@ -189,13 +189,23 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if benchmarks and not session.config.option.collectonly:
         cases = map(case_of, benchmarks)
         with usage_error():
-            progress.cases = sum(case is None or host.why_not(case) is None for case in cases)
+            progress.cases = sum(case is None or _may_run(host, case) for case in cases)
             if session.config.getoption("--perf-resume"):
                 progress.cases -= _resume(session.config.stash[SESSION], benchmarks)
     if (file := session.config.getoption("--perf-cases")) is not None:
         by_id = {case.id: case for case in filter(None, map(case_of, benchmarks))}
         with usage_error():
             documents.write(Path(file), CaseList(cases=tuple(by_id.values())))
+
+
+def _may_run(host: Host, case: Case) -> bool:
+    """Whether the test of a case will launch it, as far as is known before. Raises `CaseError`."""
+    try:
+        return host.why_not(case) is None
+    except PerfsuiteError:
+        raise
+    except Exception:  # its own test tells it
+        return True
 
 
 def _resume(session: Session, benchmarks: list[pytest.Item]) -> int:
@@ -233,6 +243,9 @@ def _skip_if_impossible(item: pytest.Item, case: Case) -> None:
     except PerfsuiteError as error:
         session.record_error(case, item.nodeid, error)
         pytest.fail(_relative(item.config, str(error)), pytrace=False)
+    except Exception as error:
+        session.record_error(case, item.nodeid, error)
+        raise
     if reason is not None:
         session.record_skip(case, item.nodeid, reason)
         pytest.skip(reason)

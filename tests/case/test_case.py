@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from perfsuite.case.case import Case, CaseFile, LoRA, Topology
+from perfsuite.case.case import MAX_ID, Case, CaseFile, LoRA, Topology
 from perfsuite.case.catalog import MODELS, llama
 from perfsuite.case.hardware import ACCELERATORS
 from perfsuite.case.model import Model
@@ -236,6 +236,36 @@ def test_ids_are_unique_and_fit_for_a_file_name() -> None:
 )
 def test_ids_differ_where_one_field_differs(field: str, one: object, other: object) -> None:
     assert make_case(**{field: one}).id != make_case(**{field: other}).id
+
+
+def test_a_long_id_is_cut_and_still_tells_cases_apart() -> None:
+    """Such a combination of usual fields is longer than the name of a file may be."""
+    targets = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    case = make_case(
+        model=MODELS["llama-3.1-8b"],
+        framework=FSDP2(reshard_after_forward=False, sync_each_micro_batch=False, tensor_parallel=2),
+        sequence_length=4096,
+        gradient_accumulation=16,
+        precision="bf16-mixed",
+        activation_checkpointing="selective-op",
+        attention="flash_attention_2",
+        compile=True,
+        lora=LoRA(rank=16, alpha=32, targets=targets),
+        quantization="4bit",
+        learning_rate=0.00012345,
+        seed=1234,
+        max_warmup_steps=100,
+        steps=1000,
+        topology=Topology(nodes=2, processes_per_node=8),
+    )
+    assert len(case.id) == MAX_ID
+    assert case.id.startswith("fsdp2-no_reshard_after_forward-")
+    assert re.search(r"-[0-9a-f]{12}-2x8$", case.id)
+    other = case.replace(steps=1001)
+    assert other.id != case.id
+    assert len(other.id) == MAX_ID
+    larger = case.replace(topology=Topology(nodes=16, processes_per_node=8))
+    assert (len(larger.id), larger.id[-5:]) == (MAX_ID, "-16x8")
 
 
 @pytest.mark.parametrize("changes", [{"hardware": ("h100", "cpu")}, {"timeout_s": 5}])

@@ -42,7 +42,7 @@ class Verdicts:
     def __init__(self) -> None:
         self.outcome: Outcome = "passed"
         self.sessions: list[Comparison] = []
-        self.error: CaseError | None = None
+        self.error: Exception | None = None
 
     def __call__(self, session: Comparison, case: Any, nodeid: str) -> Measurement:
         self.sessions.append(session)
@@ -109,12 +109,21 @@ def test_nothing_measured_is_not_decided(verdicts: Verdicts, monkeypatch: pytest
     assert command("--a", ".", "-k", "any").exit_code == 3
 
 
-def test_a_case_that_is_refused_is_a_failed_one_and_the_next_is_measured(verdicts: Verdicts) -> None:
-    verdicts.error = CaseError("compile=True with Fake")
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (CaseError("compile=True with Fake"), "compile=True with Fake"),
+        (KeyError("nobody expected it"), "KeyError: 'nobody expected it'"),
+    ],
+)
+def test_a_case_with_an_error_is_a_failed_one_and_the_next_is_measured(
+    verdicts: Verdicts, error: Exception, said: str
+) -> None:
+    verdicts.error = error
     result = command("--a", ".", CASE.id, OTHER.id)
     assert result.exit_code == 1
     assert len(verdicts.sessions) == 2
-    assert f"{CASE.id}: compile=True with Fake" in result.stderr
+    assert f"{CASE.id}: {said}" in result.stderr
 
 
 def test_a_case_that_is_named_and_cannot_run_here_is_an_error(verdicts: Verdicts) -> None:

@@ -222,6 +222,18 @@ def test_the_id_names_what_runs_and_tells_arguments_apart() -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"arguments": ("a\0",)}, "arguments.0: no process can be given a NUL character"),
+        ({"cwd": "a\0"}, "cwd: no process can be given a NUL character"),
+    ],
+)
+def test_what_no_process_can_be_given_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(CaseError, match=re.escape(said)):
+        Script(path="train.py", **options)
+
+
+@pytest.mark.parametrize(
     ("options", "named"),
     [
         ({"command": ("torchrun", "--nproc-per-node=2", "train.py")}, "train"),
