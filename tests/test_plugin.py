@@ -684,6 +684,7 @@ def test_without_a_terminal_progress_is_plain_lines(suite: pytest.Pytester) -> N
     )
 
 
+@pytest.mark.fault("anything else fails in pytest's process")
 def test_an_error_that_nobody_expected_stands_in_every_report(suite: pytest.Pytester) -> None:
     """One before the launch, one in it; a third case is measured."""
     suite.makepyfile(

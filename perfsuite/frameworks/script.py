@@ -63,7 +63,9 @@ class Script(Framework):
     builds_model: ClassVar[bool] = False
     ignores: ClassVar[frozenset[str]] = frozenset()
 
-    path: Annotated[Text, Field(min_length=1)] | None = None
+    path: Annotated[str, Field(min_length=1), BeforeValidator(_text), AfterValidator(_without_nul)] | None = (
+        None
+    )
     """A Python file, run as `python PATH ARGUMENTS` once per rank, with torchrun's environment variables."""
     module: str | None = Field(default=None, min_length=1)
     """A Python module, run as `python -m MODULE ARGUMENTS` in the same way."""
