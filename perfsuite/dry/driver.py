@@ -21,6 +21,7 @@ from perfsuite.dry.fit import facts_of
 from perfsuite.dry.machine import Device, pretended
 from perfsuite.errors import DryRunError, FileError
 from perfsuite.frameworks.base import framework_of
+from perfsuite.launch.processes import KILL_S, wait_for
 from perfsuite.results.cause import with_log
 from perfsuite.results.counts import merged
 from perfsuite.results.rank_report import Failure, RankReport
@@ -82,12 +83,10 @@ def _report(run_dir: RunDir, case: Case, machine: Machine, rank: int) -> RankRep
             start_new_session=True,
         )
         try:
-            code: int | None = process.wait(TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            code = None
+            code = process.returncode if wait_for(process, TIMEOUT_S) else None
         finally:
             process.kill()
-            process.wait()
+            wait_for(process, KILL_S)
     try:
         return documents.read(run_dir.rank(rank), RankReport)
     except FileError:

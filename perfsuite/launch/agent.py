@@ -13,7 +13,8 @@ There are three ways to start ranks:
 
 The environment of a rank is that of torchrun, and rank 0 is where all of them meet.
 
-Before this process ends by a signal or an error, it kills every process of the job, whoever started it.
+Processes of the job whose parent has ended become children of this one, which kills every process of the job
+before it ends, whoever started it.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from operator import attrgetter
 from pathlib import Path
@@ -42,7 +43,7 @@ from perfsuite.errors import FileError
 from perfsuite.frameworks.base import Command, framework_of
 from perfsuite.launch import rendezvous, stacks
 from perfsuite.launch.lease import Lease
-from perfsuite.launch.processes import JOB_MARK, marked, sweep
+from perfsuite.launch.processes import JOB_MARK, marked, sweep, wait_for
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import LaunchFile
 from perfsuite.results.run_dir import (
@@ -105,15 +106,15 @@ def main(path: str) -> int:
     for number in leash.ENDING:
         signal.signal(number, _end_the_job)
     leash.die_with_parent(signal.SIGTERM)
+    leash.adopt_orphans()
     os.environ[ANCESTOR_PID] = str(os.getpid())
     os.environ[NODE] = os.environ.get(os.environ.get(NODE_VARIABLE, ""), "0")
     run_dir = RunDir(Path(path))
     try:
         place = Place(run_dir, documents.read(run_dir.case, CaseFile), int(os.environ[NODE]))
         failures = _watched(place)
-    except BaseException:
+    finally:
         _sweep()
-        raise
     return 1 if failures else 0
 
 
@@ -207,9 +208,23 @@ def _of_this_node(place: Place) -> dict[str, str]:
 
 
 def _sweep() -> None:
-    """Kill every process of the job, whatever session it is in."""
-    if JOB_MARK in os.environ:
-        sweep(os.environ[JOB_MARK])
+    """Kill every process of the job, whatever its session and its environment."""
+    tracker = getattr(resource_tracker, "_resource_tracker", None)  # it cleans up, and ends with this process
+    sweep(os.environ.get(JOB_MARK), os.getpid(), spare={getattr(tracker, "_pid", None)})
+
+
+def _children() -> set[int]:
+    import psutil
+
+    return {child.pid for child in psutil.Process().children()}
+
+
+def _bury(ours: Collection[int]) -> None:
+    """Let go of an orphan of the job that has ended: nobody else will. `ours` are not orphans."""
+    with contextlib.suppress(ChildProcessError):
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is not None and ended.si_pid not in ours:
+            os.waitpid(ended.si_pid, 0)
 
 
 def _end_the_job(number: int, frame: Any) -> NoReturn:
@@ -282,7 +297,11 @@ def _run(command: Command, place: Place, tell: Tell) -> list[Failure]:
 
 
 def _run_once(command: Command, run_dir: RunDir, environment: Mapping[str, str]) -> list[Failure]:
-    code = _start(command, run_dir, environment, None).wait()
+    process = _start(command, run_dir, environment, None)
+    ours = _children()
+    while not wait_for(process, POLL_S):
+        _bury(ours)
+    code = process.returncode
     ended = f"the command ended with {_exit_code(code)}"
     if not code and run_dir.all_ranks():
         return []
@@ -356,11 +375,12 @@ def _wait(
     code and by whether it left a report. A failure is told at once: if the ranks of another node fail by it,
     and that node's agent ends first, `srun` ends this one.
     """
-    running = dict(ranks)
+    running, ours = dict(ranks), _children()
     failures: list[Failure] = []
     until = float("inf")
     while running and time.monotonic() < until:
         time.sleep(POLL_S)
+        _bury(ours)
         ended = {rank: code for rank, each in running.items() if (code := code_of(each)) is not None}
         for rank, code in ended.items():
             del running[rank]

@@ -21,11 +21,10 @@ from perfsuite.launch.base import Job, OnProgress
 from perfsuite.launch.hang import HangDetector
 from perfsuite.launch.lease import Beats, text_of
 from perfsuite.launch.machine import CUDA_ORDER
+from perfsuite.launch.processes import POLL_S, wait_for
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, JOB_VARIABLES, RunDir
 
-POLL_S = 0.05
-"""Seconds between two looks at whether the command has ended and how many steps are made."""
 REPORTS_S = 1.0
 """Seconds between two listings of the directory, to see which ranks have reported."""
 END_S = 20.0
@@ -74,8 +73,7 @@ def drive(job: Job, process: subprocess.Popen[bytes], on_progress: OnProgress) -
         failure = _watch(job, process, on_progress)
         if failure is not None:
             beats.end_job()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(END_S)
+            wait_for(process, END_S)
         return failure
 
 
@@ -85,8 +83,7 @@ def _watch(job: Job, process: subprocess.Popen[bytes], on_progress: OnProgress) 
     steps = tokens = reports = 0
     hang = HangDetector()
     while True:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(POLL_S)
+        if wait_for(process, POLL_S):
             return None
         with contextlib.suppress(OSError, ValueError):
             steps, tokens = map(int, run_dir.progress.read_text().split())

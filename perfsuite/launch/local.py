@@ -1,9 +1,9 @@
 """Starts a job on this machine and leaves no process behind. Driver side; imports neither torch nor pytest.
 
-What ends whom: on every way out, this process kills the agent's process group and every process that carries
-the job's mark in its environment. If this process is killed itself, the kernel tells the agent (parent-death
-signal), which kills the same processes and ends. If both are killed, the kernel kills the fork server and
-every rank in the same way.
+What ends whom: on every way out, this process kills the agent's descendants, its process group, and what
+carries the job's mark in its environment. If this process is killed itself, the kernel tells the agent
+(parent-death signal), which kills the same processes and ends. If both are killed, the kernel kills the fork
+server and every rank in the same way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.launch.base import Job, OnProgress, no_progress
 from perfsuite.launch.driving import agent_command, drive, environment, prepare, started
 from perfsuite.launch.machine import detect
-from perfsuite.launch.processes import JOB_MARK, KILL_S, not_killed, sweep
+from perfsuite.launch.processes import JOB_MARK, KILL_S, has_ended, not_killed, sweep, wait_for
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run_dir import ANCESTOR_PID
 
@@ -49,11 +49,13 @@ class LocalLauncher:
 
 
 def _kill(agent: subprocess.Popen[bytes], mark: str) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(agent.pid, signal.SIGKILL)
     try:
-        agent.wait(KILL_S)
-    except subprocess.TimeoutExpired:
-        raise not_killed([agent.pid]) from None
+        if not has_ended(agent):  # an orphan of the job is its child as long as it lives
+            sweep(mark, agent.pid)
     finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(agent.pid, signal.SIGKILL)
+        is_dead = wait_for(agent, KILL_S)
         sweep(mark)
+    if not is_dead:
+        raise not_killed([agent.pid])

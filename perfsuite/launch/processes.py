@@ -1,4 +1,7 @@
-"""The processes of a job: how they are marked, found and killed. Imports neither torch nor pytest.
+"""The processes of a job: how they are found, waited for and killed. Imports neither torch nor pytest.
+
+A process of a job is found by the job's mark, which it inherits unless it is given an environment of its own,
+or as a descendant of the agent, which adopts those whose parent has ended (`leash.adopt_orphans`).
 
 psutil is imported when it is used: ranks load this module with the agent, and must not need it.
 """
@@ -7,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from perfsuite.errors import LaunchError
@@ -16,6 +20,8 @@ from perfsuite.errors import LaunchError
 if TYPE_CHECKING:
     import psutil
 
+POLL_S = 0.05
+"""Seconds between two looks at whether a child has ended."""
 KILL_S = 60
 """Seconds in which a killed process has to be gone."""
 JOB_MARK = "PERFSUITE_JOB"
@@ -35,18 +41,67 @@ def marked(mark: str) -> list[psutil.Process]:
     return processes
 
 
-def sweep(mark: str) -> None:
-    """Kill every process of a job but this one. Raises `LaunchError` if one cannot be killed."""
+def descendants(pid: int) -> list[psutil.Process]:
+    """Return the living processes that a process started, those that these started, and so on."""
     import psutil
 
+    living = []
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    living.append(process)
+    return living
+
+
+def sweep(mark: str | None, agent: int | None = None, spare: Collection[int | None] = ()) -> None:
+    """Kill every process of a job but this one. Raises `LaunchError` if one cannot be killed.
+
+    They are those of the `mark` and the descendants of `agent`, where these are given, but not the `agent`
+    itself, which adopts what is left, and not the processes to `spare`.
+    """
+    import psutil
+
+    kept = {os.getpid(), agent, *spare}
     deadline = time.monotonic() + KILL_S
-    while left := marked(mark):  # a process may fork while it is being killed
+    while True:  # a process may fork while it is being killed
+        found = [*([] if mark is None else marked(mark)), *([] if agent is None else descendants(agent))]
+        left = [process for process in found if process.pid not in kept]
+        if not left:
+            return
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         psutil.wait_procs(left, timeout=5)
         if time.monotonic() > deadline:
-            raise not_killed([process.pid for process in left])
+            raise not_killed(sorted({process.pid for process in left}))
+
+
+def has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a child has ended; its `returncode` is then set.
+
+    `Popen.wait` and `Popen.poll` are not asked: an interrupt in them may leave their lock held for ever, and
+    they then never see the end.
+    """
+    if process.returncode is None:
+        try:
+            pid, status = os.waitpid(process.pid, os.WNOHANG)
+        except ChildProcessError:  # waited for already, just before an interrupt: as Popen has it
+            process.returncode = 0
+        else:
+            process.returncode = os.waitstatus_to_exitcode(status) if pid else None
+    return process.returncode is not None
+
+
+def wait_for(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Wait until a child has ended, at most so long. Returns whether it has."""
+    until = time.monotonic() + seconds
+    while not has_ended(process):
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            return False
+        time.sleep(min(POLL_S, left_s))
+    return True
 
 
 def not_killed(pids: Iterable[int]) -> LaunchError:

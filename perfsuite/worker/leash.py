@@ -26,6 +26,17 @@ def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
         os._exit(1)  # it died before the kernel could be told to watch it
 
 
+def adopt_orphans() -> None:
+    """Have the kernel make this process the parent of descendants whose parent ends. They stay descendants.
+
+    See PR_SET_CHILD_SUBREAPER in prctl(2).
+    """
+    import ctypes
+
+    pr_set_child_subreaper = 36
+    ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1)
+
+
 def _is_alive(pid: int) -> bool:
     """Whether a process lives. A zombie is dead: it only waits for its parent to read its exit code."""
     try:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -255,14 +256,43 @@ def test_each_rank_of_a_script_is_started_with_its_number_log_and_a_free_port(
         free.bind(("127.0.0.1", int(said[0][2])))
 
 
-def test_the_mark_is_what_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
-    swept: list[str] = []
-    monkeypatch.setattr(agent, "sweep", swept.append)
+def test_the_mark_and_the_descendants_are_what_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    swept: list[Any] = []
+    monkeypatch.setattr(agent, "sweep", lambda mark, pid, spare: swept.append((mark, pid)))
     monkeypatch.delenv(JOB_MARK, raising=False)
     agent._sweep()
     monkeypatch.setenv(JOB_MARK, "mine")
     agent._sweep()
-    assert swept == ["mine"]
+    assert swept == [(None, os.getpid()), ("mine", os.getpid())]
+
+
+ORPHANS = """
+import os, subprocess, time, psutil
+from perfsuite.launch import agent
+from perfsuite.worker import leash
+leash.adopt_orphans()
+own = subprocess.Popen(["sh", "-c", "read word; exit 3"], stdin=subprocess.PIPE)
+ours = agent._children()
+for _ in range(3):
+    subprocess.run(["sh", "-c", "sleep 0.1 & exit 0"])
+us = psutil.Process()
+adopted = len(us.children()) - 1
+while len(us.children()) > 1:
+    agent._bury(ours)
+    time.sleep(0.01)
+own.stdin.close()
+while us.children()[0].status() != psutil.STATUS_ZOMBIE:
+    time.sleep(0.01)
+agent._bury(ours)
+print(adopted > 0, own.wait())
+"""
+
+
+def test_orphans_that_have_ended_are_let_go_and_the_ranks_end_stays_known() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ORPHANS], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "True 3\n"
 
 
 def test_a_signal_ends_the_job_and_then_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -378,18 +380,86 @@ def test_a_directory_that_holds_another_launch_is_refused(tmp_path: Path) -> Non
         launch_once(FAKE, detect(), tmp_path)
 
 
+ESCAPES = """
+import os, pathlib, subprocess, sys, time
+
+here = pathlib.Path(__file__).parent
+shape, then = sys.argv[1:]
+if shape == "new-session":
+    first = subprocess.Popen(["env", "-i", "setsid", "sleep", "1000"]).pid
+elif os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        tell = f"echo $$ > {here}/pid; mv {here}/pid {here}/escaped; sleep 1000"
+        os.execve("/bin/sh", ["sh", "-c", tell], {})
+    os._exit(0)
+else:
+    os.wait()
+if shape == "new-session":
+    (here / "pid").write_text(str(first))
+    (here / "pid").rename(here / "escaped")
+while not (here / "escaped").exists():
+    time.sleep(0.01)
+if then == "stays":
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("shape", ["new-session", "daemon"])
+@pytest.mark.parametrize("then", ["ends", "stays"])
+def test_a_process_with_an_empty_environment_and_a_session_of_its_own_does_not_survive(
+    tmp_path: Path, shape: str, then: str
+) -> None:
+    """Neither where its rank ends by itself, nor where the driver is interrupted while it runs."""
+    (tmp_path / "train.py").write_text(ESCAPES)
+    framework = Script(path=str(tmp_path / "train.py"), arguments=(shape, then))
+    case = FAKE.replace(framework=framework, topology=Topology(processes_per_node=1))
+    escaped = tmp_path / "escaped"
+
+    def interrupt(step: int, tokens: int) -> None:
+        if then == "stays" and escaped.exists():
+            raise KeyboardInterrupt
+
+    stops = pytest.raises(KeyboardInterrupt) if then == "stays" else contextlib.nullcontext()
+    with stops:
+        launch_once(case, detect(), tmp_path / "run", on_progress=interrupt)
+    left = [process for process in psutil.process_iter() if process.pid == int(escaped.read_text())]
+    for process in left:
+        process.kill()
+    assert left == []
+
+
+def test_an_interrupted_wait_that_left_its_lock_held_does_not_hold_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a KeyboardInterrupt comes in `Popen.wait`, between taking the lock and its `try`."""
+
+    def interrupted(job: Job, agent: subprocess.Popen[bytes], on_progress: object) -> None:
+        agent._waitpid_lock.acquire()  # type: ignore[attr-defined]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local, "drive", interrupted)
+    monkeypatch.setattr(local, "KILL_S", 5)
+    sleeps = tmp_path / "python"
+    sleeps.write_text("#!/bin/sh\nexec sleep 1000\n")
+    sleeps.chmod(0o755)
+    job = Job(run_dir=RunDir(tmp_path), case=FAKE, machine=make_machine(), python=str(sleeps))
+    with pytest.raises(KeyboardInterrupt):
+        LocalLauncher().launch(job)
+
+
 def test_an_agent_that_cannot_be_killed_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of its threads is in a driver that does not answer: the process stays, killed or not."""
 
     class Stuck:
         pid = 4711
+        returncode = None
 
-        def wait(self, timeout: float) -> None:
-            raise subprocess.TimeoutExpired("agent", timeout)
-
-    swept: list[str] = []
+    swept: list[Any] = []
     monkeypatch.setattr(os, "killpg", lambda pid, signal: None)
-    monkeypatch.setattr(local, "sweep", swept.append)
+    monkeypatch.setattr(os, "waitpid", lambda pid, options: (0, 0))
+    monkeypatch.setattr(local, "KILL_S", 0.1)
+    monkeypatch.setattr(local, "sweep", lambda *job: swept.append(job))
     with pytest.raises(LaunchError, match=r"processes 4711 of this job cannot be killed .* look at dmesg"):
         local._kill(Stuck(), "mark")  # type: ignore[arg-type]
-    assert swept == ["mark"], "its ranks are killed, if they can be"
+    assert swept == [("mark", 4711), ("mark",)], "its ranks are killed, if they can be"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import pytest
 
 from perfsuite.errors import LaunchError
 from perfsuite.launch import processes
-from perfsuite.launch.processes import JOB_MARK, marked, sweep
+from perfsuite.launch.processes import JOB_MARK, descendants, has_ended, marked, sweep, wait_for
 
 
 class Started:
@@ -78,6 +79,48 @@ def test_who_sweeps_does_not_kill_itself(mark: str) -> None:
         [sys.executable, "-c", code], env={**os.environ, JOB_MARK: mark}, capture_output=True, check=True
     )
     assert done.stdout == b"0 lives\n"
+
+
+def test_what_an_agent_has_started_is_killed_without_a_mark_and_the_agent_is_not(
+    start: Started, mark: str
+) -> None:
+    shell = subprocess.Popen(
+        ["sh", "-c", "env -i setsid sleep 1000 & sleep 1000 & echo; wait"], stdout=subprocess.PIPE
+    )
+    stranger = start()
+    try:
+        assert shell.stdout is not None
+        shell.stdout.readline()
+        first = psutil.Process(shell.pid).children(recursive=True)
+        assert len(first) >= 2
+        sweep(mark, shell.pid)
+        assert [process for process in first if process.is_running()] == []
+        assert stranger.poll() is None
+        assert shell.wait(20) == 0, "it has waited for both"
+        assert descendants(shell.pid) == []
+    finally:
+        shell.kill()
+        shell.communicate()
+
+
+def test_who_is_spared_lives(start: Started) -> None:
+    ours = start()
+    spared = {child.pid for child in psutil.Process().children()}
+    sweep(None, os.getpid(), spare=spared)
+    assert ours.poll() is None
+
+
+def test_the_end_of_a_child_is_seen_though_an_interrupt_left_its_lock_held(start: Started) -> None:
+    child, other = start(), start()
+    child._waitpid_lock.acquire()  # type: ignore[attr-defined]
+    assert not wait_for(child, 0.01)
+    assert not has_ended(child)
+    child.kill()
+    assert wait_for(child, 20)
+    assert child.returncode == -signal.SIGKILL
+    other.kill()
+    os.waitpid(other.pid, 0)
+    assert has_ended(other), "somebody has waited for it before"
 
 
 def test_who_cannot_be_killed_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from perfsuite.launch import lease
 from perfsuite.launch.agent import NODE_VARIABLE
 from perfsuite.launch.base import Job, OnProgress, no_progress
 from perfsuite.launch.driving import agent_command, drive, environment, prepare, started
-from perfsuite.launch.processes import JOB_MARK
+from perfsuite.launch.processes import JOB_MARK, KILL_S, wait_for
 from perfsuite.launch.slurm import commands
 from perfsuite.launch.slurm.commands import POLL_S, patiently
 from perfsuite.launch.slurm.describe import Described
@@ -232,8 +232,7 @@ class SlurmLauncher:
         try:
             with contextlib.suppress(BrokenPipeError):
                 srun.stdin.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                srun.wait(5)
+            wait_for(srun, 5)
             self._end_step(mark)
         except (LaunchError, SlurmError):
             self._left_over = mark
@@ -243,7 +242,7 @@ class SlurmLauncher:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(srun.pid, signal.SIGKILL)
-            srun.wait()
+            wait_for(srun, KILL_S)
 
     def _end_step(self, mark: str) -> None:
         """End a step on every node. Raises `LaunchError` if Slurm still knows of it after `END_S`, and
