@@ -14,6 +14,8 @@ from functools import cached_property
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.base import framework_of
+from perfsuite.launch import driving
+from perfsuite.launch.base import node_variables
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.measure import is_free, launch_once, with_others_named
 from perfsuite.results.health import is_shared
@@ -55,6 +57,7 @@ class Comparison(Session):
         if reasons := self._unfit_nodes(case, machine):
             verdict = Verdict(outcome="unhealthy", launches=0, reasons=reasons)
             return self._measurement(case, nodeid, (), verdict)
+        self._say_if_same(case, machine)
         self.lock.take(self.listener.say, wait=not self.options.no_wait)
         self.running = case.id
         self.save()
@@ -92,6 +95,18 @@ class Comparison(Session):
         now = self._profile(case, machine, directory / "b", inject=inject, arm=b, name=ARM_B)
         verdict = result.verdict.replace(profiled=explained(before, now, ARM_A))
         return result.replace(profile=now, profile_before=before, verdict=verdict)
+
+    def _say_if_same(self, case: Case, machine: Machine) -> None:
+        """Say before the first launch that both arms are one environment, unless a fault tells them apart."""
+        a, b = self.arms
+        usual = {**driving.usual(case, machine.device), **node_variables(case, machine.device)}
+        if self.options.inject is None and a.acts_as(b, usual):
+            given = " and ".join(sorted({*a.given, *b.given}))
+            no_effect = f", {given} has no effect" if given else ""
+            self.listener.say(
+                f"{case.id}: arms A and B are the same environment{no_effect}: this comparison can only show "
+                "noise"
+            )
 
     @property
     def unjudged(self) -> list[Run]:

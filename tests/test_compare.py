@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,34 @@ def test_the_probe_corrects_only_where_nothing_but_the_code_differs(
     ours.arms = Arm(text="main", moved=("/top", "/worktree"), paths=("/worktree",)), Arm(given=variables)
     ours._judge()
     assert told["corrects"] == corrects
+
+
+SAME_AS = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // 2)), "HF_HUB_OFFLINE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "inject", "same"),
+    [
+        (Arm(given=SAME_AS), Arm(), None, ", HF_HUB_OFFLINE and OMP_NUM_THREADS has no effect"),
+        (Arm(), Arm(), None, ""),
+        (Arm(commit="1" * 40, moved=("/top", "/tree"), paths=("/tree",)), Arm(commit="1" * 40), None, ""),
+        (Arm(), Arm(), "slowdown=30%", None),
+        (Arm(given={"OMP_NUM_THREADS": "1000"}), Arm(), None, None),
+        (Arm(commit="1" * 40), Arm(commit="1" * 40, dirty=True), None, None),
+        (Arm(commit="1" * 40), Arm(commit="2" * 40), None, None),
+        (Arm(paths=("/packages",)), Arm(), None, None),
+        (Arm(python="/old/bin/python"), Arm(), None, None),
+    ],
+)
+def test_arms_that_are_the_same_environment_are_said_to_be_before_anything_is_launched(
+    tmp_path: Path, launches: Launches, a: Arm, b: Arm, inject: str | None, same: str | None
+) -> None:
+    said: list[str] = []
+    ours = make_comparison(tmp_path, inject=inject)
+    ours.arms, ours.listener = (a, b), Progress(line=said.append, live=lambda text: None)
+    ours._say_if_same(make_case(), make_machine())
+    told = f"arms A and B are the same environment{same}: this comparison can only show noise"
+    assert [told in line for line in said] == [True] * (same is not None)
 
 
 def test_a_pair_beside_others_is_made_again_in_the_same_order(tmp_path: Path, launches: Launches) -> None:

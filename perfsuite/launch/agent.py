@@ -42,6 +42,7 @@ from perfsuite.case.case import CaseFile
 from perfsuite.errors import FileError
 from perfsuite.frameworks.base import Command, framework_of
 from perfsuite.launch import rendezvous, stacks
+from perfsuite.launch.base import node_variables
 from perfsuite.launch.lease import Lease
 from perfsuite.launch.processes import JOB_MARK, marked, sweep, wait_for
 from perfsuite.results.rank_report import Failure, RankReport
@@ -180,7 +181,10 @@ def _launch(place: Place, tell: Tell) -> list[Failure]:
     os.environ[FILES] = str(place.run_dir.files)
     plan = framework_of(case).plan(case)
     given = os.environ.get(JOB_VARIABLES, "").split()
-    ours = {**_of_this_node(place), **plan.environment}  # by the perfsuite that this process has
+    ours = {
+        **node_variables(place.request.case, place.request.device),
+        **plan.environment,
+    }  # by the perfsuite that this process has
     for name, value in ours.items():
         if name not in given:
             os.environ[name] = value.replace(LAUNCH_DIR, str(place.run_dir.files))
@@ -193,18 +197,6 @@ def _launch(place: Place, tell: Tell) -> list[Failure]:
     forkserver.ensure_running()  # it imports torch from now on
     with rendezvous.meeting(place.run_dir, place.node, place.nodes) as meeting:
         return _fork(place, multiprocessing.get_context("forkserver").Process, meeting, tell)
-
-
-def _of_this_node(place: Place) -> dict[str, str]:
-    """Return the variables that depend on the node: each rank's share of its cores, and the interface.
-
-    On a GPU, what a user has set wins. On a CPU it does not: the number of threads is part of what is
-    measured there.
-    """
-    threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // place.per_node))}
-    if place.request.device == "cuda":
-        return {name: value for name, value in threads.items() if name not in os.environ}
-    return threads if place.nodes > 1 else {**threads, "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def _sweep() -> None:

@@ -96,6 +96,15 @@ class Arm:
         """
         return self._packages == other._packages
 
+    def acts_as(self, other: Arm, usual: Mapping[str, str]) -> bool:
+        """Whether launches of both are the same: one commit, the same packages, variables to the same effect.
+
+        `usual` are the variables of a launch without an arm.
+        """
+        code, others = ((arm.python, arm.commit, arm.dirty, arm._packages[2]) for arm in (self, other))
+        mine, theirs = ({**usual, **arm.given} for arm in (self, other))
+        return code == others and mine == theirs
+
     @property
     def _packages(self) -> tuple[str, dict[str, str], tuple[str, ...]]:
         """What decides which packages are imported, and how they run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -35,6 +36,19 @@ class Job:
     """Environment variables of all its processes: they win over those of the case and of perfsuite."""
     directory: Path | None = None
     """Where its agents run, and so its scripts; None: where this process does."""
+
+
+def node_variables(case: Case, device: str) -> dict[str, str]:
+    """Return the variables that depend on the node: each rank's share of its cores, and the interface.
+
+    On a GPU, what a user has set wins. On a CPU it does not: the number of threads is part of what is
+    measured there.
+    """
+    topology = case.topology
+    threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // topology.processes_per_node))}
+    if device == "cuda":
+        return {name: value for name, value in threads.items() if name not in os.environ}
+    return threads if topology.nodes > 1 else {**threads, "GLOO_SOCKET_IFNAME": "lo"}
 
 
 @runtime_checkable

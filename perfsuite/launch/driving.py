@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from perfsuite import documents
+from perfsuite.case.case import Case
 from perfsuite.frameworks.base import NCCL_AFTER_S, framework_of
 from perfsuite.launch.base import Job, OnProgress
 from perfsuite.launch.hang import HangDetector
@@ -122,14 +123,20 @@ def environment(job: Job) -> dict[str, str]:
     Those of the job win over all. Each agent adds what depends on its node, as the number of threads, unless
     the job has a variable for it.
     """
-    ours = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    chosen = {**framework_of(job.case).plan(job.case).environment, **job.variables}
+    chosen = {**usual(job.case, job.machine.device), **job.variables}
     if job.variables:
         chosen[JOB_VARIABLES] = " ".join(job.variables)
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(COVERAGE)}
     if job.machine.device == "cpu":
-        return {**inherited, **ours, "CUDA_VISIBLE_DEVICES": "", **chosen}
-    return {**_flight_recorder(job.run_dir), **_on_gpu(job), **inherited, **ours, **chosen}
+        return chosen
+    return {**_flight_recorder(job.run_dir), **_on_gpu(job), **chosen}
+
+
+def usual(case: Case, device: str) -> dict[str, str]:
+    """Return this process's variables with those that perfsuite and the framework give to every launch."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(COVERAGE)}
+    ours = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    no_gpu = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+    return {**inherited, **ours, **no_gpu, **framework_of(case).plan(case).environment}
 
 
 def _on_gpu(job: Job) -> dict[str, str]:

@@ -193,16 +193,17 @@ def _check(
     costs = [[metric.cost(value) for value in values if is_size(value)] for values in (before, now)]
     probes = _probes(a, b) if corrects and metric in FOLLOW_THE_PROBE else None
     decision = decided(*costs, tolerance=tolerance, max_pairs=max_pairs, probes=probes)
-    return check.replace(
+    check = check.replace(
         outcome=OUTCOMES[decision.outcome],
         measured=_median(now[: decision.pairs]),
         baseline=_median(before[: decision.pairs]),
         change=metric.change(decision.change),
         interval=metric.interval(decision.interval),
-        note=_note(decision, len(a)),
         minimum_detectable=metric.bound(decision.minimum_detectable),
         probe_exponent=decision.exponent or None,
     )
+    notes = (_note(decision, len(a)), _medians_disagree(check))
+    return check.replace(note="; ".join(filter(None, notes)) or None)
 
 
 def _probes(a: Sequence[Run], b: Sequence[Run]) -> tuple[list[float], list[float]] | None:
@@ -217,6 +218,19 @@ def _note(decision: PairedDecision, pairs: int) -> str | None:
         raw, corrected = (OUTCOMES[outcome] for outcome in decision.disputed)
         return disagreement(raw, corrected, "the probe may differ between the arms, too")
     return f"decided after {decision.pairs} pairs" if decision.pairs < pairs else None
+
+
+def _medians_disagree(check: Check) -> str | None:
+    """That the medians of the two arms, which tables show, tell another change than the pairs, if they do."""
+    if not check.measured or not check.baseline or check.change is None or check.probe_exponent is not None:
+        return None
+    medians = check.measured / check.baseline - 1
+    if abs(medians - check.change) <= check.allowed / 2:
+        return None
+    return (
+        f"the medians of the arms differ by {medians:+.1%}, the launches of a pair by {check.change:+.1%}: "
+        "the machine's speed changed meanwhile, and the pairs are judged"
+    )
 
 
 def _median(values: Sequence[float | None]) -> float | None:

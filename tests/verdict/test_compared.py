@@ -85,6 +85,20 @@ def test_pairs_for_another_metric_change_nothing_of_what_is_decided() -> None:
     assert late == early.replace(note="decided after 3 pairs")
 
 
+def test_medians_that_tell_another_change_than_the_pairs_are_said_to() -> None:
+    """The machine gets faster within a pair: all other launches of B are slower, but its median is not."""
+    a, b = (1.0, 1.0, 1.0, 1.0, 1.6, 1.6, 1.6), (1.47, 0.85, 0.95, 0.9, 1.5, 1.4, 1.45)
+    check = check_of(judged(arm(a), arm(b)), "tokens_per_s")
+    assert check.measured is not None
+    assert check.baseline is not None
+    assert check.change is not None
+    assert check.change < 0 < check.measured / check.baseline - 1
+    assert check.note is not None
+    assert "the medians of the arms differ by +40.0%, the launches of a pair by -" in check.note
+    steady = check_of(judged(arm(), arm(B, 0.7)), "tokens_per_s")
+    assert "medians" not in (steady.note or "")
+
+
 def test_the_most_pairs_end_it() -> None:
     noisy = arm((1.0, 1.4, 0.8, 1.3, 0.7)), arm((1.2, 0.9, 1.3, 0.8, 1.1))
     assert judged(*noisy, max_pairs=5).outcome == "inconclusive"
