@@ -23,16 +23,33 @@ LOSS_FLOOR = 0.02
 def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the baseline") -> str | None:
     """The first tenth of the steps where a run's loss differs from the baseline's by more than is allowed.
 
-    None if there is none, or if it is the same curve at another `loss_scale`. The message has both losses and
-    the allowed difference; `whose` is the baseline in it.
+    None if there is none, or if it is the same curve at another `loss_scale`. From a spike of the baseline
+    on, it differs only where it is higher than that. The message has both losses and the allowed difference;
+    `whose` is the baseline in it.
     """
     usual, scale = _usual_loss(baseline), loss_scale(runs, baseline) or 1
+    spike = _spike([mean for mean, _ in usual])
     for run in runs:
         for position, (now, (then, allowed)) in enumerate(zip(loss_curve(run.loss), usual, strict=False)):
-            if not abs(now / scale - then) <= allowed:
-                share = f"{10 * position} to {10 * position + 10} % of the steps"
-                return f"the loss over {share} is {now:.4f}, {whose}'s {then:.4f} +- {allowed:.4f}"
+            share = f"the loss over {10 * position} to {10 * position + 10} % of the steps is {now:.4f}"
+            if position >= spike:
+                highest, above = usual[spike]
+                if not now / scale <= highest + above:
+                    return f"{share}, {whose}'s highest {highest:.4f} + {above:.4f}"
+            elif not abs(now / scale - then) <= allowed:
+                return f"{share}, {whose}'s {then:.4f} +- {allowed:.4f}"
     return None
+
+
+def _spike(curve: Sequence[float]) -> int:
+    """The place of the highest mean, if it is above the first by more than `LOSS_FLOOR`; else their number.
+
+    A training that throws itself back, as one of a large model at a high learning rate does, goes on from
+    there by how its sums were rounded: by another kernel it learns as well, along another curve.
+    """
+    if not curve or not max(curve) - curve[0] > LOSS_FLOOR * abs(curve[0]):
+        return len(curve)
+    return curve.index(max(curve))
 
 
 def loss_scale(runs: Sequence[Run], baseline: Baseline) -> float | None:

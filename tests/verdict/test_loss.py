@@ -244,3 +244,54 @@ def test_a_spread_is_at_least_that_of_the_tenth_with_its_two_neighbours(
     spreads: tuple[float, ...], near: tuple[float, ...]
 ) -> None:
     assert [_near(spreads, tenth) for tenth in range(len(spreads))] == pytest.approx(near)
+
+
+SPIKE = (8.0, 7.0, 9.0, 6.0, 5.0, 4.0, 3.9, 3.8, 3.7, 3.6)
+
+
+def with_curve(curve: Sequence[float]) -> Run:
+    """A launch whose loss has these means."""
+    return make_run(loss=tuple(value for value in curve for _ in range(3)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "failure"),
+    [
+        ({}, None),
+        ({3: 7.5, 4: 6.5, 9: 3.0}, None),  # other roundings after the spike
+        ({2: 8.5}, None),
+        ({2: 9.1, 3: 9.1}, None),
+        ({0: 8.3}, "loss"),
+        ({1: 6.7}, "loss"),
+        ({2: 9.3}, "loss"),
+        ({9: 9.3}, "loss"),
+        ({9: math.nan}, "loss"),
+    ],
+)
+def test_from_a_spike_of_the_baseline_on_a_loss_may_only_not_be_higher(
+    changed: dict[int, float], failure: str | None
+) -> None:
+    now = [changed.get(tenth, loss) for tenth, loss in enumerate(SPIKE)]
+    assert judged([with_curve(now)], from_runs([with_curve(SPIKE)] * 5)).failure == failure
+
+
+def test_a_loss_above_the_spike_is_told_with_the_highest() -> None:
+    now = [*SPIKE[:9], 9.3]
+    assert judged([with_curve(now)], from_runs([with_curve(SPIKE)] * 5)).reasons == (
+        "the loss over 90 to 100 % of the steps is 9.3000, the baseline's highest 9.0000 + 0.1800",
+    )
+
+
+def test_a_loss_that_spikes_today_alone_is_another() -> None:
+    falling = [8.0 - 0.4 * tenth for tenth in range(10)]
+    assert judged([with_curve(SPIKE)], from_runs([with_curve(falling)] * 5)).failure == "loss"
+
+
+@pytest.mark.parametrize(("tenth", "failure"), [(7, "loss"), (8, None)])
+def test_a_loss_that_rises_by_no_more_than_two_percent_has_no_spike(tenth: int, failure: str | None) -> None:
+    """The highest is at its end, and half of it would go unjudged if that were one."""
+    flat = [5.0] * 8 + [5.09, 5.101]
+    now = [*flat[:tenth], 4.0, *flat[tenth + 1 :]]
+    assert judged([with_curve(now)], from_runs([with_curve([*flat[:9], 5.09])] * 5)).failure == "loss"
+    spiked = [*flat[:8], 5.2, 5.101]
+    assert judged([with_curve(now)], from_runs([with_curve(spiked)] * 5)).failure == failure
