@@ -33,6 +33,8 @@ from perfsuite.results.run import DeviceHealth, Health
 EVERY_S = 0.25
 """Seconds between samples. One is also taken when the step moves, so that the first and the last are at the
 end of a step: rank 0 tells its steps at most twice a second."""
+WHOLE_EVERY_S = 1.0
+"""Seconds between samples of what changes slowly: utilisation, temperature, memory and processes."""
 LOOK_S = 0.06
 """Seconds between looks at how many steps are finished."""
 FREE_POLL_S = 0.5
@@ -76,7 +78,7 @@ class Sampler:
         self._slowest_s = 0.0
         self._counted: list[_Sample] = []
         self._pending: list[_Sample] = []
-        self._step, self._sampled_at = 0, -EVERY_S
+        self._step, self._sampled_at, self._whole_at = 0, -EVERY_S, -WHOLE_EVERY_S
         self._first: _Sample | None = None
         """Of the beginning of the training; on a CPU, until that is seen, of the launch's."""
         self._has_begun = False
@@ -145,11 +147,13 @@ class Sampler:
             return Health(samples=0, seconds=0, steps=0, devices=self._cards, notes=notes)
         return None
 
-    def _read_gpus(self, step: int) -> tuple[Gpu, ...]:
+    def _read_gpus(self, step: int, *, whole: bool) -> tuple[Gpu, ...]:
         if self._gpus is None:
             return ()
         began = self._clock()
-        gpus = self._gpus.read(under_load=step > 0)
+        if whole := whole or not self._counted or began - self._whole_at >= WHOLE_EVERY_S:
+            self._whole_at = began
+        gpus = self._gpus.read(under_load=step > 0, whole=whole)
         self._slowest_s = max(self._slowest_s, self._clock() - began)
         return gpus
 
@@ -159,7 +163,7 @@ class Sampler:
         return _Sample(
             at=now,
             step=step,
-            gpus=self._read_gpus(step),
+            gpus=self._read_gpus(step, whole=rescan),
             cpu=read_cpu(self._proc / "stat", self._cores),
             job_s=self._job.cpu_s(),
             load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,

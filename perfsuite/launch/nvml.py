@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -39,14 +39,14 @@ class Gpu:
     """One GPU at one moment."""
 
     sm_clock_mhz: float | None
-    utilisation: float | None
     power_w: float | None
     energy_j: float | None
     """Since the driver was loaded."""
-    temperature_c: float | None
     reasons: frozenset[str] | None
-    foreign_bytes: int | None
-    used_bytes: int | None
+    utilisation: float | None = None
+    temperature_c: float | None = None
+    foreign_bytes: int | None = None
+    used_bytes: int | None = None
     """Memory in use, by whomever; without what the driver reserves."""
 
 
@@ -109,12 +109,16 @@ class Gpus:
             for index, (handle, size) in enumerate(zip(self._handles, held, strict=True))
         )
 
-    def read(self, *, under_load: bool = True) -> tuple[Gpu, ...]:
-        """Read every GPU of the job; under load also its PCIe link, which an idle card slows down."""
+    def read(self, *, under_load: bool = True, whole: bool = True) -> tuple[Gpu, ...]:
+        """Read every GPU of the job; under load also its PCIe link, which an idle card slows down.
+
+        Unless `whole`, only clocks and power are read, which change from step to step: each call takes a lock
+        of the driver that the training takes, too.
+        """
         if under_load:
             for index, handle in enumerate(self._handles):
                 self._note_link(index, handle)
-        return tuple(self._read(index, handle) for index, handle in enumerate(self._handles))
+        return tuple(self._read(index, handle, whole=whole) for index, handle in enumerate(self._handles))
 
     def _card(self, index: int, handle: Any, held: int | None) -> DeviceHealth:
         nvml = self._nvml
@@ -183,21 +187,26 @@ class Gpus:
                     "from and to the host are slower"
                 ] = None
 
-    def _read(self, index: int, handle: Any) -> Gpu:
+    def _read(self, index: int, handle: Any, *, whole: bool) -> Gpu:
         nvml = self._nvml
-        rates = self._ask(index, "nvmlDeviceGetUtilizationRates", handle)
         milliwatts = self._ask(index, "nvmlDeviceGetPowerUsage", handle)
         millijoules = self._ask(index, "nvmlDeviceGetTotalEnergyConsumption", handle)
         reasons = self._ask(index, "nvmlDeviceGetCurrentClocksEventReasons", handle)
         if reasons is None:  # a driver from before 2023
             reasons = self._ask(index, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
-        return Gpu(
+        read = Gpu(
             sm_clock_mhz=self._ask(index, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
-            utilisation=None if rates is None else rates.gpu,
             power_w=None if milliwatts is None else milliwatts / 1e3,
             energy_j=None if millijoules is None else millijoules / 1e3,
-            temperature_c=self._ask(index, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
             reasons=None if reasons is None else frozenset(_reasons(reasons)),
+        )
+        if not whole:
+            return read
+        rates = self._ask(index, "nvmlDeviceGetUtilizationRates", handle)
+        return replace(
+            read,
+            utilisation=None if rates is None else rates.gpu,
+            temperature_c=self._ask(index, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
             foreign_bytes=self._foreign_bytes(index, handle),
             used_bytes=self._used_bytes(index, handle),
         )

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +37,7 @@ def test_a_healthy_gpu() -> None:
             index=0,
             sm_clock_mhz=1755,
             sm_clock_mhz_min=1740,
-            utilisation=99,
+            utilisation=98.8,  # of the five readings, one each second, that are 98, 100, 98, ...
             power_w=687.823,
             energy_j=3277.5,
             temperature_c=64,
@@ -92,6 +93,17 @@ def test_only_time_in_which_steps_were_made_counts() -> None:
     assert found.seconds == pytest.approx(3, abs=0.06)  # 1 is seen after 10 s, 9 after 12 s, 20 after 13 s
     assert 12 <= found.samples <= 16
     assert len([call for call in nvml.calls if call[0] == "nvmlDeviceGetClockInfo"]) <= 13.5 / EVERY_S + 3
+
+
+def test_what_changes_slowly_is_asked_of_a_driver_once_a_second() -> None:
+    nvml = Nvml({})
+    found = watched(nvml)
+    asked = Counter(function.removeprefix("nvmlDeviceGet") for function, _ in nvml.calls)
+    assert found.samples == 20
+    for function in ("ClockInfo", "CurrentClocksEventReasons", "PowerUsage", "TotalEnergyConsumption"):
+        assert asked[function] == 20
+    assert asked["UtilizationRates"] == asked["Temperature"] == 5
+    assert asked["MemoryInfo"] == asked["ComputeRunningProcesses"] == 5 + 1  # once before the launch
 
 
 @pytest.mark.parametrize("steps", [[], [None] * 9, [0] * 9, [3] * 9])
@@ -456,7 +468,7 @@ def test_a_job_that_is_gone_is_no_error() -> None:
 
 
 def test_the_intervals() -> None:
-    assert (health.EVERY_S, health.FREE_POLL_S, health.SILENT_S) == (0.25, 0.5, 5)
+    assert (health.EVERY_S, health.WHOLE_EVERY_S, health.FREE_POLL_S, health.SILENT_S) == (0.25, 1, 0.5, 5)
 
 
 def test_a_sample_is_taken_each_quarter_of_a_second_and_sooner_when_the_step_moves() -> None:
