@@ -7,7 +7,7 @@ one more launch in fresh processes. Imports neither torch nor pytest.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 
@@ -42,10 +42,11 @@ class Policy:
     """How many launches a verdict may cost."""
 
     max_launches: int = MAX_LAUNCHES
-    """Most healthy launches. 1 or 2 are a quick look: they cannot show a regression, so that the verdict is
-    `passed` or `inconclusive`."""
+    """Most launches, those that are set aside included. With 1 or 2 healthy ones it is a quick look: they
+    cannot show a regression, so that the verdict is `passed` or `inconclusive`."""
     min_launches: int = 1
-    """Fewest healthy launches, whatever they show: a baseline is accepted from so many."""
+    """Fewest healthy launches, whatever they show: a baseline is accepted from so many. So many are made though
+    they are more than `max_launches`."""
     record_launches: int = 3
     """Healthy launches from which a baseline is recorded where there is none."""
     max_unhealthy: int = MAX_UNHEALTHY
@@ -75,6 +76,8 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
     elif not healthy:
         verdict = Verdict(outcome="undecided", launches=len(runs))
     else:
+        if len(runs) >= policy.most:  # also with those set aside: no healthy one can be added
+            policy = replace(policy, max_launches=len(healthy))
         verdict = _judge_healthy(healthy, baseline, noise, policy)
     set_aside = tuple(f"launch {number} set aside: {'; '.join(why)}" for number, why in problems.items())
     verdict = verdict.replace(

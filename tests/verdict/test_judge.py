@@ -768,6 +768,21 @@ def test_unhealthy_launches_are_none_of_the_launches_that_are_asked_for() -> Non
     assert (verdict.outcome, verdict.launches) == ("passed", 7)
 
 
+@pytest.mark.parametrize("most", [6, MAX_LAUNCHES])
+def test_launches_that_are_set_aside_are_among_the_most_that_are_made(most: int) -> None:
+    doubtful = [on_machine(1, tokens=0.92 * factor) for factor in (1, 1.04, 0.97, 1.02, 0.99) * 4]
+    assert session(doubtful, PROBED, ORDINARY, max_launches=most).launches == most
+    mixed = [
+        run for pair in zip(doubtful[::2], doubtful[1::2], strict=True) for run in (*pair, on_machine(0.5))
+    ]
+    verdict = session(mixed, PROBED, ORDINARY, max_launches=most)
+    assert (verdict.outcome, verdict.launches) == ("inconclusive", most)
+    assert len(verdict.unhealthy_launches) == most // 3
+    assert session(mixed, PROBED, ORDINARY, max_launches=most, min_launches=12).launches >= 12 + 6 - 1
+    few = [mixed[0], mixed[2], mixed[2], mixed[1]]
+    assert check_of(session(few, PROBED, ORDINARY, max_launches=4), "tokens_per_s").note == TOO_FEW_LAUNCHES
+
+
 def test_which_launches_were_unhealthy_is_told() -> None:
     runs = [on_machine(speed) for speed in (1, 0.5, 1, 2, 0.7)]
     verdict = session(runs, PROBED, min_launches=9)
