@@ -48,7 +48,7 @@ from perfsuite.results.baseline import Baseline
 from perfsuite.results.count_baseline import target_of
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.health import is_shared
-from perfsuite.results.outcome import UNMEASURED, Verdict
+from perfsuite.results.outcome import UNJUDGED, UNMEASURED, Verdict
 from perfsuite.results.preflight import Preflight
 from perfsuite.results.profile import TakenProfile, of_baseline
 from perfsuite.results.run import Run
@@ -102,6 +102,8 @@ class Options:
     fail_without_baseline: bool = False
     strict_improved: bool = False
     strict_inconclusive: bool = False
+    min_judged: float = 0
+    """Share of the cases, from 0 to 1, that must be judged: else the session fails."""
     wait_quiet_s: float = WAIT_S
     """Most seconds to wait until others stop using the machine; 0: launch again at once."""
     allow_shared: bool = False
@@ -644,6 +646,16 @@ class Session:
         return not self.shown_only and all(
             result.outcome in UNMEASURED and result.excused != "known issue" for result in self.results
         )
+
+    @property
+    def judged(self) -> int:
+        """How many of the results are a verdict on the code."""
+        return sum(result.outcome not in UNJUDGED for result in self.results)
+
+    @property
+    def too_few_judged(self) -> bool:
+        """Whether fewer of the cases were judged than the user wants."""
+        return self.judged < self.options.min_judged * len(self.results)
 
 
 ONE_RANK = "not recorded: --rank looks at one rank, and a baseline has all that differ"

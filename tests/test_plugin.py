@@ -28,6 +28,7 @@ from perfsuite.launch.machine import gpu_machine
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.results import collect
 from perfsuite.results.counts import Counts, merged
+from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile
 from tests.processes import arguments
@@ -565,6 +566,31 @@ def test_a_machine_that_others_use_measures_nothing_and_says_what_to_do(busy: py
         ]
     )
     assert not list(busy.path.glob(".perfsuite/baselines/*/*"))
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "said"),
+    [
+        ((), 0, "1 of 3 cases judged"),
+        (("--perf-min-judged=33%",), 0, "1 of 3 cases judged"),
+        (("--perf-min-judged=34%",), 1, "1 of 3 cases judged, --perf-min-judged asks for 34%: not a pass"),
+    ],
+)
+def test_how_many_cases_were_judged_is_the_last_line_and_too_few_fail(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], status: int, said: str
+) -> None:
+    told: list[Outcome] = ["inconclusive", "unhealthy", "passed"]
+
+    def measured(case: Case, *args: Any, **options: Any) -> tuple[list[Run], Verdict]:
+        options["on_launch"](1)
+        return [make_run(case=case)], Verdict(outcome=told[case.micro_batch - 1], launches=1)
+
+    monkeypatch.setattr(session, "measure", measured)
+    three = "[FAKE.replace(micro_batch=number) for number in (1, 2, 3)]"
+    suite.makepyfile(test_cases=CASES.replace("[FAKE, A100]", three))
+    result = run_cpu(suite, *given)
+    assert result.ret == status
+    assert result.outlines[-2] == said
 
 
 def test_figures_of_a_shared_machine_are_shown_on_request(busy: pytest.Pytester) -> None:

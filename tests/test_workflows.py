@@ -127,6 +127,11 @@ def test_a_night_is_reported_kept_published_and_an_issue_opened(
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary"))
     make(repository, "summary", OUT="out")
     assert "1 passed" in (tmp_path / "summary").read_text()
+    measured = (repository / "out" / "results.json").read_text()
+    shutil.rmtree(repository / "out")  # as if the night had been cut short
+    make(repository, "summary", OUT="out")
+    assert (tmp_path / "summary").read_text().count("## perfsuite: 1 passed") == 2
+    assert (repository / "out" / "results.json").read_text() == measured
     assert (repository / "out" / "index.html").exists()
     make(repository, "keep", status=2)
     shutil.copytree(repository / "out", repository / "nights")  # as a single artifact is downloaded
@@ -293,6 +298,18 @@ def test_of_what_a_runner_measured_only_baselines_are_proposed(repository: Path,
     download, propose = job["steps"][-2:]
     assert download["with"]["path"] == "measured"
     assert "MEASURED=measured" in propose["run"]
+
+
+def test_what_a_night_measured_is_shown_and_uploaded_however_it_ends() -> None:
+    night = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yml").read_text())["jobs"]["measure"]
+    number = next(at for at, step in enumerate(night["steps"]) if step.get("run") == "make night")
+    after = night["steps"][number + 1 :]
+    assert [step.get("run") or step["with"]["path"].splitlines()[0] for step in after] == [
+        "make summary",
+        "out",
+        ".perfsuite/runs",
+    ]
+    assert {step["if"] for step in after} == {"always()"}
 
 
 def test_checkpoints_are_not_uploaded() -> None:

@@ -390,6 +390,7 @@ def _relative(config: pytest.Config, text: str) -> str:
     return printable(relative(text, config.rootpath))
 
 
+@pytest.hookimpl(trylast=True)  # below the tables of other plugins
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Write the table, each verdict in words where somebody may have to act, and what went wrong."""
     session = config.stash[SESSION]
@@ -413,6 +414,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(f"interrupted, not judged: {session.running}")
     if _nothing_measured(config):
         _write_nothing_measured(terminalreporter, config)
+    elif session.judged < len(session.results):
+        _write_judged(terminalreporter, session)
 
 
 def _write_verdicts(terminal: Any, config: pytest.Config, measurements: list[Measurement]) -> None:
@@ -431,6 +434,14 @@ def _write_verdicts(terminal: Any, config: pytest.Config, measurements: list[Mea
             terminal.write_line(_relative(config, report.explanation(measurement)))
     for line in [] if is_verbose else summary.in_short(measurements):
         terminal.write_line(printable(line))
+
+
+def _write_judged(terminal: Any, session: Session) -> None:
+    told = f"{session.judged} of {plural(len(session.results), 'case')} judged"
+    if session.too_few_judged:
+        terminal.section("perfsuite: too few cases were judged", red=True, bold=True)
+        told += f", --perf-min-judged asks for {session.options.min_judged:.0%}: not a pass"
+    terminal.write_line(told)
 
 
 def _write_nothing_measured(terminal: Any, config: pytest.Config) -> None:
@@ -470,7 +481,8 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
     if _is_worker(config):
         _tell_controller(config)
         return
-    if _nothing_measured(config) and exitstatus in NO_ERROR:
+    is_no_pass = _nothing_measured(config) or config.stash[SESSION].too_few_judged
+    if is_no_pass and exitstatus in NO_ERROR:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if config.option.collectonly or exitstatus == pytest.ExitCode.USAGE_ERROR:
         return

@@ -131,6 +131,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--perf-strict-improved", action="store_true", help="fail where a case improved")
     group.addoption("--perf-strict-inconclusive", action="store_true", help="fail where it is not known")
+    group.addoption(
+        "--perf-min-judged",
+        metavar="SHARE",
+        help="fail the session if fewer of its cases are judged, as 90%% or 0.9: inconclusive and unhealthy "
+        "ones are not (default 0: one is enough)",
+    )
+    parser.addini("perf_min_judged", "as --perf-min-judged", default="0")
     parser.addini("perf_max_launches", "as --perf-max-launches", default=str(MAX_LAUNCHES))
     parser.addini("perf_min_launches", "as --perf-min-launches", default="1")
     parser.addini("perf_record_launches", "as --perf-record-launches", default="3")
@@ -158,6 +165,14 @@ def options(config: pytest.Config) -> Options:
         if not option(name).isdecimal() or int(option(name)) < least:
             raise pytest.UsageError(f"--perf-{name}={option(name)}: give a whole number, {least} or more")
         return int(option(name))
+
+    def share(name: str) -> float:
+        text = option(name)
+        with contextlib.suppress(ValueError):
+            value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+            if 0 <= value <= 1:
+                return value
+        raise pytest.UsageError(f"--perf-{name}={text}: give a share from 0% to 100%, or from 0 to 1")
 
     if (no_baseline := option("no-baseline")) not in NO_BASELINE:
         raise pytest.UsageError(f"perf_no_baseline={no_baseline}: give {' or '.join(NO_BASELINE)}")
@@ -203,6 +218,7 @@ def options(config: pytest.Config) -> Options:
         fail_without_baseline=no_baseline == "fail",
         strict_improved=config.getoption("--perf-strict-improved"),
         strict_inconclusive=config.getoption("--perf-strict-inconclusive"),
+        min_judged=share("min-judged"),
         wait_quiet_s=number("wait-quiet", 0),
         allow_shared=config.getoption("--perf-allow-shared"),
         no_wait=config.getoption("--perf-no-wait"),

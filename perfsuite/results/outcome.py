@@ -56,6 +56,8 @@ QUIET = frozenset(word for word, style in STYLES.items() if style.quiet)
 
 UNMEASURED: frozenset[Outcome] = frozenset({"failed", "unhealthy"})
 """Outcomes that say nothing about the speed of the code."""
+UNJUDGED: frozenset[Outcome] = frozenset({"inconclusive", "unhealthy"})
+"""Outcomes that neither pass nor fail the code, and yet no test."""
 
 
 class Check(Data):

@@ -45,8 +45,8 @@ class Policy:
     """Most launches, those that are set aside included. With 1 or 2 healthy ones it is a quick look: they
     cannot show a regression, so that the verdict is `passed` or `inconclusive`."""
     min_launches: int = 1
-    """Fewest healthy launches, whatever they show: a baseline is accepted from so many. So many are made though
-    they are more than `max_launches`."""
+    """Fewest healthy launches, whatever they show: a baseline is accepted from so many. They are made even
+    if they are more than `max_launches`."""
     record_launches: int = 3
     """Healthy launches from which a baseline is recorded where there is none."""
     max_unhealthy: int = MAX_UNHEALTHY

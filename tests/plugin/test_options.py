@@ -15,6 +15,23 @@ def test_nodes_are_looked_at_unless_told_otherwise(pytester: pytest.Pytester, gi
     assert options(pytester.parseconfigure(*given)).preflight is not bool(given)
 
 
+@pytest.mark.parametrize("share", ["1.1", "-1", "nan", "90%%", "all", "101%"])
+def test_a_share_that_is_none_is_a_usage_error(suite: pytest.Pytester, share: str) -> None:
+    result = suite.runpytest(f"--perf-min-judged={share}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    said = f"--perf-min-judged={share}: give a share from 0% to 100%, or from 0 to 1"
+    result.stderr.fnmatch_lines([f"ERROR: {said}"])
+
+
+@pytest.mark.parametrize(
+    ("given", "share"), [((), 0), (("--perf-min-judged=90%",), 0.9), (("-o", "perf_min_judged=0.5"), 0.5)]
+)
+def test_the_share_that_must_be_judged_is_a_choice(
+    pytester: pytest.Pytester, given: tuple[str, ...], share: float
+) -> None:
+    assert options(pytester.parseconfigure(*given)).min_judged == share
+
+
 @pytest.mark.launch
 def test_bad_options_are_usage_errors(suite: pytest.Pytester) -> None:
     result = run_cpu(suite, "--perf-inject", "slow")
