@@ -1,4 +1,4 @@
-"""Llama on current GPUs: one GPU, and one node of eight under each strategy.
+"""Llama on current GPUs: one GPU, one node of eight under each strategy and library, two of these nodes.
 
 Clocks and temperature of a GPU settle in seconds, not in steps: on an H100 each case warms up for some 10 s
 and is measured for 20 s or more, by the step times that its FLOPs let expect.
@@ -6,7 +6,7 @@ and is measured for 20 s or more, by the step times that its FLOPs let expect.
 
 import pytest
 
-from perfsuite import DDP, FSDP, FSDP2, Case, Topology
+from perfsuite import DDP, FSDP, FSDP2, Accelerate, Case, Lightning, Topology, TorchTitan
 
 ONE_GPU = Case(
     model="llama-3.2-1b",
@@ -28,17 +28,23 @@ ONE_NODE = ONE_GPU.replace(
     max_warmup_steps=20,  # of 0.7 s
     steps=50,
 )
+TWO_NODES = ONE_NODE.replace(topology=Topology(nodes=2, processes_per_node=8))
 
 CASES = [
     ONE_GPU,
     ONE_GPU.replace(framework=DDP()),
     ONE_GPU.replace(compile=True),
-    ONE_GPU.replace(activation_checkpointing="full", micro_batch=8, max_warmup_steps=20, steps=50),
+    ONE_GPU.replace(activation_checkpointing="full", micro_batch=6, max_warmup_steps=20, steps=50),
     ONE_GPU.replace(activation_checkpointing="selective-op", micro_batch=4, max_warmup_steps=30, steps=60),
     ONE_NODE,
     ONE_NODE.replace(framework=FSDP2(reshard_after_forward=False)),
     ONE_NODE.replace(framework=FSDP(sharding_strategy="FULL_SHARD")),
     ONE_NODE.replace(framework=FSDP(sharding_strategy="SHARD_GRAD_OP")),
+    ONE_NODE.replace(framework=Accelerate(strategy="fsdp2")),
+    ONE_NODE.replace(framework=Lightning(strategy="fsdp2")),
+    ONE_NODE.replace(framework=TorchTitan()),
+    TWO_NODES,
+    TWO_NODES.replace(framework=FSDP2(shard_group=8)),
 ]
 
 
