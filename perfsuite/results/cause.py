@@ -37,6 +37,8 @@ PROFILER_SAYS = re.compile(r"(USDT|INFO|STAGE|WARNING):\d{4}-\d\d-\d\d [\d:]+ \d
 """The beginning of a line in which torch's profiler says that it begins or ends: no error."""
 LEAST_FREE_BYTES = 2**16
 """Free bytes of a disk below which a report finds no room."""
+MOST_OF_ANOTHER = 300
+"""Characters that are shown of what the first failed rank of another node said."""
 LOG_TAIL_LINES = 60
 """Lines of each log that a failure shows."""
 LOG_TAIL_BYTES = 2**18
@@ -63,13 +65,28 @@ def first_cause(
             hung[failure.at] = line
     causes = [each for each in by_ranks + silent if each not in by_watchdog and not is_peer(each)]
     if causes:
-        return min(causes, key=lambda failure: failure.at)
+        return _earliest(causes, case)
     if hung:
         at = min(hung)
         return Failure(kind="timeout", message=f"NCCL's watchdog ended a hang: {hung[at]}", at=at)
     if not missing:
         return min(by_ranks, key=lambda failure: failure.at, default=None)
     return _missing_ranks(missing, by_ranks, run_dir, case)
+
+
+def _earliest(causes: Sequence[Failure], case: Case) -> Failure:
+    """The earliest failure. With the first one of another node, if there is one: clocks may disagree."""
+    first, *others = sorted(causes, key=lambda failure: failure.at)
+
+    def node(failure: Failure) -> int | None:
+        return None if failure.rank is None else failure.rank // case.topology.processes_per_node
+
+    apart = (each for each in others if None not in (node(each), node(first)) and node(each) != node(first))
+    if (other := next(apart, None)) is None or other.message == first.message:
+        return first
+    said = (other.message.strip().splitlines() or [""])[0][:MOST_OF_ANOTHER]
+    known = f"{first.message} (by the clocks of two nodes, before rank {other.rank} of another one: {said})"
+    return first.replace(message=known)
 
 
 def _missing_ranks(missing: list[int], by_ranks: Sequence[Failure], run_dir: RunDir, case: Case) -> Failure:

@@ -4,7 +4,8 @@ Two limits, the larger of which counts, because communication may run beside com
 
 - computation: FLOPs over the dense peak at the case's precision;
 - communication: bytes over the link between the GPUs of one machine, each kind by the factor of its bus
-  bandwidth (doc/PERFORMANCE.md of nccl-tests): what a rank has at least to pass in one direction.
+  bandwidth (doc/PERFORMANCE.md of nccl-tests): what a rank has at least to pass in one direction. Switches
+  that reduce on their way (NVLink SHARP, `NCCL_ALGO=NVLS`) let an all-reduce take less than this.
 
 Between machines the link is unknown, so groups that span machines take no time here: the limit stays true,
 and is further away. Not in it either: memory bandwidth, and all that is not a matrix product, a convolution

@@ -84,6 +84,8 @@ def _measure(rank: Rank) -> RankReport:
     rank.device_probe = device_probe(device)  # while nothing else runs; on a CPU it raises the peak of memory
     memory = memory_for(device)
     rank.build(timer, device=device, probe=probe, memory=memory)
+    if device.type == "cuda":
+        _lengthen_timeouts(_watchdog_after(case))
     if process_group == "library":  # until now there was none for an all-reduce
         rank.device_probe |= all_reduce_probe(device)
     rank.observe()
@@ -139,7 +141,7 @@ def _optimizer_hooks(rank: Rank) -> Iterator[None]:
 
 
 def _init_process_group(case: Case, device: Any, *, connects_at_once: bool) -> None:
-    """Create the default process group. NCCL's watchdog ends a rank only after the driver would have.
+    """Create the default process group.
 
     `connects_at_once` is for NCCL: given the device, it connects all ranks now, not when they first talk.
     """
@@ -149,8 +151,22 @@ def _init_process_group(case: Case, device: Any, *, connects_at_once: bool) -> N
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
         device_id=device if on_gpu and connects_at_once else None,
-        timeout=timedelta(seconds=case.timeout_s + NCCL_AFTER_S) if on_gpu else None,
+        timeout=_watchdog_after(case) if on_gpu else None,
     )
+
+
+def _watchdog_after(case: Case) -> timedelta:
+    """After how long NCCL's watchdog ends a rank that waits: later than the driver does."""
+    return timedelta(seconds=case.timeout_s + NCCL_AFTER_S)
+
+
+def _lengthen_timeouts(timeout: timedelta) -> None:
+    """Give it to every group of this rank: those that a library made have NCCL's own, of ten minutes."""
+    with contextlib.suppress(Exception):  # names that are private to torch: another version may lack one
+        from torch.distributed import distributed_c10d
+
+        for group in distributed_c10d._world.pg_map:
+            distributed_c10d._set_pg_timeout(timeout, group)
 
 
 def _leave_process_group() -> None:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from perfsuite.case.case import Topology
 from perfsuite.results.cause import with_log
 from perfsuite.results.rank_report import Failure, RankReport
 from tests.collected import COMMAND_FAILED, TIMEOUT, collected, crash, failure_of
@@ -124,6 +125,27 @@ def test_what_a_healthy_rank_says_when_another_died_is_never_the_cause(tmp_path:
 def test_of_two_causes_the_earlier_one_counts(tmp_path: Path) -> None:
     reports = [make_report(0, failure=crash(0, 2.0)), make_report(1, failure=crash(1, 1.0))]
     assert failure_of(collected(write_launch(tmp_path, *reports))).rank == 1
+
+
+@pytest.mark.parametrize(
+    ("second", "told"),
+    [
+        (
+            "KeyError: 1\nmore",
+            "ValueError: x (by the clocks of two nodes, before rank 2 of another one: KeyError: 1)",
+        ),
+        ("ValueError: x", "ValueError: x"),
+        (PEER, "ValueError: x"),
+    ],
+)
+def test_a_cause_on_one_node_is_told_with_that_of_another_one_whose_clock_may_differ(
+    tmp_path: Path, second: str, told: str
+) -> None:
+    failures = [crash(1, 1.0, "ValueError: x"), crash(0, 2.0, "TypeError: same node"), crash(2, 3.0, second)]
+    case = make_case(topology=Topology(nodes=2, processes_per_node=2))
+    reports = [make_report(each.rank or 0, failure=each) for each in failures]
+    run_dir = write_launch(tmp_path, *reports, case=case)
+    assert failure_of(collected(run_dir)).message == told
 
 
 def test_if_all_only_saw_a_peer_die_the_first_of_them_is_told(tmp_path: Path) -> None:

@@ -79,6 +79,18 @@ def test_nccl_connects_lazily_where_the_library_would_have_it_so(
     assert asked == ["nccl", device_id, after_the_driver]
 
 
+def test_every_group_waits_longer_than_the_driver() -> None:
+    """Whoever made it; of NCCL the default is ten minutes."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        groups = [dist.group.WORLD, dist.new_group([0]), dist.new_group([0], timeout=timedelta(seconds=3))]
+        worker._lengthen_timeouts(timedelta(seconds=960))
+        backends = [group._get_backend(torch.device("cpu")) for group in groups if group is not None]
+        assert [backend.options._timeout for backend in backends] == 3 * [timedelta(seconds=960)]
+    finally:
+        dist.destroy_process_group()
+
+
 def test_a_preflight_probes_trains_nothing_and_tells_its_rounds_as_steps(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
