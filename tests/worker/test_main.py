@@ -79,9 +79,9 @@ def test_nccl_connects_lazily_where_the_library_would_have_it_so(
     assert asked == ["nccl", device_id, after_the_driver]
 
 
-def test_every_group_waits_longer_than_the_driver() -> None:
+def test_every_group_waits_longer_than_the_driver(tmp_path: Path) -> None:
     """Whoever made it; of NCCL the default is ten minutes."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         groups = [dist.group.WORLD, dist.new_group([0]), dist.new_group([0], timeout=timedelta(seconds=3))]
         worker._lengthen_timeouts(timedelta(seconds=960))
