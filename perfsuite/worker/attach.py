@@ -3,20 +3,22 @@
 The script is not modified: hooks on torch's optimizers are the clock, and a wrapper around
 `torch.autograd.backward` sees the loss. No hook touches a device before the script makes a step there. After
 the last step that the case asks for, the report is written and `Measured` ends the script, on every rank at
-the same step.
+the same step. An error in a hook never reaches the script: it is reported, and the script trains on.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import hashlib
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -33,7 +35,7 @@ from perfsuite.worker.flops import count_known
 from perfsuite.worker.losses import Losses, before_backward
 from perfsuite.worker.optimizers import Optimizers
 from perfsuite.worker.preflight import device_probe
-from perfsuite.worker.rank import LEAVE_S, Rank, empty_report, failure_of, write_failure
+from perfsuite.worker.rank import LEAVE_S, Rank, empty_report, failure_of, failure_of_ours, write_failure
 
 with contextlib.suppress(Exception):  # what torch lacks for it is said where a step is to be counted
     import perfsuite.worker.counting  # noqa: F401  before the level of memory is taken
@@ -42,8 +44,36 @@ PASSES_WITHOUT_A_STEP = 100
 """Backward passes (or those of ten steps, if more) without an optimizer step, after which none will come."""
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
 class Measured(SystemExit):
     """Ends the script when everything is measured and written; its `finally` blocks still run."""
+
+
+def _guarded(hook: Callable[Concatenate[Attached, P], T]) -> Callable[Concatenate[Attached, P], T | None]:
+    """Keep an error of a hook from the script that runs it: it is reported, and the hook returns None.
+
+    Two errors pass, as none of perfsuite: an injected fault, and what a device says late of the script's
+    own work. A script that is not as the case says is ended: the launch has failed then.
+    """
+
+    @functools.wraps(hook)
+    def guarded(attached: Attached, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
+        try:
+            return hook(attached, *args, **kwargs)
+        except torch.AcceleratorError:
+            raise
+        except (MismatchError, ScriptError) as error:
+            attached.end(error)
+        except Exception as error:
+            if attached.request.inject is not None:
+                raise
+            attached.give_up(error)
+        return None
+
+    return guarded
 
 
 def attach() -> None:
@@ -75,6 +105,8 @@ class Attached:
         """This process's measurement; there since the first step."""
         self.is_over = False
         """Whether a report is written, of a measurement or of a failure."""
+        self._written: RankReport | None = None
+        """The report of a measurement."""
         # The level is taken now: nobody knows when the script will build its model.
         self._host_memory = memory.HostMemory("when torch was imported")
         if request.device == "cuda":
@@ -82,6 +114,9 @@ class Attached:
         self._optimizers = Optimizers(getattr(self.case.framework, "clock", None))
         self._engines = deepspeed.Engines(self._before, self._after)
         self._losses = Losses() if self.case.framework.asks_of_loss is not None else None
+        self._last_step = self.case.total_steps
+        self.steps = 0
+        """Optimizer steps of the clock that have ended so far."""
         self._passes = 0
         """Backward passes before any optimizer has stepped."""
         before_backward(self._before_backward)
@@ -91,65 +126,57 @@ class Attached:
     # Torch calls these two for every optimizer. For the one inside of DeepSpeed's engine, the step of the
     # engine counts instead.
 
+    @_guarded
     def _before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self._engines.take(optimizer):
             self._before(optimizer, args, kwargs)
 
+    @_guarded
     def _after_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self._engines.take(optimizer):
             self._after(optimizer)
 
+    @_guarded
     def _before(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
-        if self._optimizers.is_clock(optimizer):
-            self.before_step(optimizer, args, kwargs)
+        if self._optimizers.is_clock(optimizer) and not self.is_over:
+            self._before_step(optimizer, args, kwargs)
 
     def _after(self, optimizer: Any) -> None:
-        self._optimizers.count(optimizer)
-        if self._optimizers.is_clock(optimizer):
-            self.after_step(optimizer)
+        """End the script after its last step that the case asks for, whatever went wrong before."""
+        if self._ends_step(optimizer):
+            self.steps += 1
+            if not self.is_over:
+                self._end_step(optimizer)
+            if self.steps >= self._last_step or (self.rank is not None and self.rank.is_profiled):
+                raise Measured
 
-    def before_step(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
+    @_guarded
+    def _ends_step(self, optimizer: Any) -> bool:
+        self._optimizers.count(optimizer)
+        return self._optimizers.is_clock(optimizer)
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Observe a step whose gradients are there and which `optimizer` is about to make.
 
         The clock starts here, once: after all that perfsuite itself does before the first step.
         """
         if self.rank is not None:
-            self._look(self.rank, optimizer, args, kwargs)
+            self.rank.before_optimizer_step(optimizer, args, kwargs)
             return
         self.rank = self._become_rank(optimizer)
-        self._look(self.rank, optimizer, args, kwargs)
+        self.rank.before_optimizer_step(optimizer, args, kwargs)
         self.rank.start()
 
-    def after_step(self, optimizer: Any) -> None:
-        """End a step. Raises `Measured` after the last one that the case asks for."""
-        if self.is_over:
-            raise Measured  # the script has caught the first one
+    @_guarded
+    def _end_step(self, optimizer: Any) -> None:
         assert self.rank is not None
         self.rank.recorder.boundary()
         if self._losses is not None:
             self._losses.end_step(optimizer)
         if self.rank.is_profiled:
             self._end_profiled(self.rank)
-            raise Measured
-        if self.rank.recorder.steps == self.case.total_steps:
+        elif self.steps == self._last_step:
             self._finish(self.rank)
-            raise Measured
-
-    def _look(self, rank: Rank, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Observe a step. Raises `SystemExit` if the script is not as the case says, or cannot be observed.
-
-        That is no error that the script may catch, or is to blame for.
-        """
-        try:
-            rank.before_optimizer_step(optimizer, args, kwargs)
-        except Exception as error:
-            self._fail(error, _failure_of_ours)
-            raise SystemExit(1) from None
-
-    @property
-    def steps(self) -> int:
-        """Optimizer steps of the clock that have ended so far."""
-        return 0 if self.rank is None else self.rank.recorder.steps
 
     def _become_rank(self, optimizer: Any) -> Rank:
         leash.die_with_parent()
@@ -163,6 +190,7 @@ class Attached:
         self._optimizers.begin()
         return rank
 
+    @_guarded
     def _before_backward(self, tensors: Any, grad_tensors: Any) -> None:
         if grad_tensors is not None or not isinstance(tensors, Tensor) or tensors.is_meta:
             return  # a backward within another one (checkpointing), or a count of operations without data
@@ -171,32 +199,26 @@ class Attached:
         if not self._optimizers.seen and not self.is_over:
             self._passes += 1
             if self._passes > max(PASSES_WITHOUT_A_STEP, 10 * self.case.gradient_accumulation):
-                self._give_up()
+                self._end_without_steps()
 
-    def _give_up(self) -> None:
-        """Raise `SystemExit` if this process must be a rank, and not a helper process of one."""
+    def _end_without_steps(self) -> None:
+        """End this process if it must be a rank, and not a helper process of one."""
         if "RANK" in os.environ or dist.is_initialized() or self.case.topology.world_size == 1:
-            self._fail(
-                ScriptError(
-                    f"no optimizer of torch has stepped after {self._passes - 1} backward passes (the case "
-                    f"says gradient_accumulation={self.case.gradient_accumulation}): the clock is the step "
-                    "of a torch.optim.Optimizer, and what trains without one cannot be measured"
-                )
+            raise ScriptError(
+                f"no optimizer of torch has stepped after {self._passes - 1} backward passes (the case "
+                f"says gradient_accumulation={self.case.gradient_accumulation}): the clock is the step "
+                "of a torch.optim.Optimizer, and what trains without one cannot be measured"
             )
-            raise SystemExit(1)
 
     def _finish(self, rank: Rank) -> None:
         """Write the report; then, with nothing left to lose, probe the device and write it again.
 
         The probe may fail in the little memory that the script leaves, or hang in its all-reduce.
         """
-        self.is_over = True
-        rank.recorder.finish()  # not below: an error of the device is the script's
-        try:
-            report = self._measured(rank)
-        except Exception as error:
-            report = rank.report.replace(failure=_failure_of_ours(error, rank.report.rank))
+        rank.recorder.finish()
+        report = self._written = self._measured(rank)
         rank.write(report)
+        self.is_over = True
         if report.failure is None:
             rank.wait_for_others()
         signal.alarm(LEAVE_S)
@@ -205,8 +227,8 @@ class Attached:
 
     def _end_profiled(self, rank: Rank) -> None:
         """Write the profile, then the report, which has no figures."""
-        self.is_over = True
         rank.write(rank.profiled())
+        self.is_over = True
         rank.wait_for_others()
         signal.alarm(LEAVE_S)
 
@@ -243,25 +265,48 @@ class Attached:
             "directory in each launch"
         )
 
+    @_guarded
     def crashed(self, error: BaseException) -> None:
         """Report an error that nobody caught, but not of a process that may be just a helper of a rank."""
         if self.rank is None and ("RANK" not in os.environ or self.run_dir.rank(_number()).exists()):
             return
-        self._fail(error)
+        signal.alarm(LEAVE_S)
+        self._fail(failure_of(error, _number()))
 
+    @_guarded
     def exits(self) -> None:
         """Report, when the process of a rank ends, that it was not measured.
 
         Whatever replaced our hook of uncaught errors: Python keeps such an error before it calls any hook.
         """
-        if self._optimizers.seen:
-            self._fail(getattr(sys, "last_value", None) or self.ended_early())
+        if self._optimizers.seen and not self.is_over:
+            signal.alarm(LEAVE_S)
+            error = getattr(sys, "last_value", None) or self.ended_early()
+            self._fail(failure_of(error, _number()))
 
-    def _fail(self, error: BaseException, why: Callable[[BaseException, int], Failure] = failure_of) -> None:
+    def end(self, error: Exception) -> None:
+        """End a script that cannot be measured as the case says. Raises `SystemExit`."""
+        signal.alarm(LEAVE_S)
+        self._fail(failure_of(error, _number()))
+        raise SystemExit(1)
+
+    def give_up(self, error: Exception) -> None:
+        """Report an error of ours, and let the script train on without us."""
+        traceback.print_exception(error)
+        try:
+            if self.rank is not None:
+                self.rank.abandon()
+            failure = failure_of_ours(error, _number())
+            if self.rank is not None and self.is_over and self._written is not None:
+                self.rank.write(self._written.replace(notes=(*self._written.notes, failure.message)))
+            self._fail(failure)
+        except Exception:  # a disk that is full: the driver misses the report
+            traceback.print_exc()
+
+    def _fail(self, failure: Failure) -> None:
         if not self.is_over:
             self.is_over = True
-            report = _report()
-            write_failure(self.run_dir, report, why(error, report.rank))
+            write_failure(self.run_dir, _report(), failure)
 
 
 def _cuda_memory(rank: Rank, device: torch.device) -> memory.CudaMemory | None:
@@ -284,15 +329,6 @@ def _probed(device: torch.device) -> dict[str, float]:
     with contextlib.suppress(Exception), on_device:
         return device_probe(device)
     return {}
-
-
-def _failure_of_ours(error: BaseException, rank: int) -> Failure:
-    """Return what a report says of an error that observing has raised, which is none of the script's."""
-    failure = failure_of(error, rank)
-    if failure.kind != "crash":
-        return failure
-    message = f"perfsuite could not observe this script, which is an error in perfsuite: {failure.message}"
-    return failure.replace(kind="error", message=message)
 
 
 def _report() -> RankReport:

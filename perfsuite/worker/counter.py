@@ -22,6 +22,7 @@ from torch.utils.flop_counter import flop_registry
 from perfsuite.results.counts import COUNTED_STEP, Collective, Counts, Phase
 from perfsuite.worker.collectives import OPERATORS, Message, message_of
 from perfsuite.worker.live_memory import COMMUNICATION, KEPT, LiveMemory, Resizes
+from perfsuite.worker.second_step import in_backward
 
 aten = torch.ops.aten
 
@@ -135,13 +136,15 @@ class StepCounter(TorchDispatchMode):
         self.memory = LiveMemory(self._phase)
         self.error: Exception | None = None
         """What went wrong in counting: the training must not fail for it."""
+        self.is_entered = False
+        """Afterwards it counts nothing, even if autograd has put it back."""
         self._optimizers = optimizers
         self._parameters = tuple(parameters)
         self._in_optimizer = False
         self._runs_closure = False
         """Whether its step was given a closure, with forward and backward in it: as by Lightning's `fit`."""
         self._fake_mode = active_fake_mode()
-        self._resizes = Resizes(self.memory, self._is_real)
+        self._resizes = Resizes(self._see_resize)
         self._begin()
         self._note_state()
 
@@ -155,10 +158,12 @@ class StepCounter(TorchDispatchMode):
 
     def __enter__(self) -> Any:
         self._resizes.__enter__()
+        self.is_entered = True
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> Any:
         self._resizes.__exit__()
+        self.is_entered = False
         return super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def before_optimizer(self, *, runs_closure: bool = False) -> None:
@@ -191,37 +196,45 @@ class StepCounter(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if any(map(_is_wrapper, types)):  # a DTensor first becomes the operators on its shards
-            return NotImplemented
         kwargs = kwargs or {}
-        if isinstance(func, torch._ops.HigherOrderOperator) or not self._is_real():
-            return func(*args, **kwargs)
-        given = _tensors((args, kwargs))
-        for tensor in given:
-            self._guarded(self.memory.see, tensor, KEPT)
+        given = self._guarded(self._before, func, types, args, kwargs) if self.is_entered else None
+        if given is NotImplemented:
+            return NotImplemented
         out = func(*args, **kwargs)
-        if not any(tensor.is_meta for tensor in given):
+        if given is not None:
             self._guarded(self._count, func, args, kwargs, given, out)
         return out
 
-    def _guarded(self, function: Callable[..., None], *args: Any) -> None:
+    def _before(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the tensors that an operator is given; None: it does not count."""
+        if any(map(_is_wrapper, types)):  # a DTensor first becomes the operators on its shards
+            return NotImplemented
+        if isinstance(func, torch._ops.HigherOrderOperator) or not self._is_real():
+            return None
+        given = _tensors((args, kwargs))
+        for tensor in given:
+            self.memory.see(tensor, KEPT)
+        return None if any(tensor.is_meta for tensor in given) else given
+
+    def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function that counts; keep its error, after which nothing more is counted."""
         if self.error is None:
             try:
-                function(*args)
+                return function(*args)
             except Exception as error:
                 self.error = error
+        return None
 
     def _is_real(self) -> bool:
         """Whether an operator is the step's, and not what DTensor tries on fake tensors to learn shapes."""
         return active_fake_mode() is self._fake_mode
 
     def _phase(self) -> Phase:
-        in_backward = torch._C._current_graph_task_id() != -1
-        in_closure = self._runs_closure and (torch.is_grad_enabled() or in_backward)
+        backward = in_backward()
+        in_closure = self._runs_closure and (torch.is_grad_enabled() or backward)
         if self._in_optimizer and not in_closure:
             return "optimizer"
-        if not in_backward:
+        if not backward:
             return "forward"
         # Autograd switches gradients off in backward; checkpointing switches them on again to recompute.
         return "recompute" if torch.is_grad_enabled() else "backward"
@@ -256,6 +269,13 @@ class StepCounter(TorchDispatchMode):
         total = self._collectives.setdefault(key, [0, 0])
         total[0] += 1
         total[1] += message.bytes
+
+    def _see_resize(self, storage: Any, size: int) -> None:
+        self._guarded(self._note_resize, storage, size)
+
+    def _note_resize(self, storage: Any, size: int) -> None:
+        if self._is_real():
+            self.memory.resized(storage, size)
 
     def _note_gradients(self) -> None:
         for parameter in self._all_parameters():

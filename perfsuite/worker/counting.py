@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import torch
 from torch._C import _len_torch_dispatch_stack
-from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode, _push_mode
+from torch.utils._python_dispatch import (
+    _get_current_dispatch_mode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 
 from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED, Counts
 from perfsuite.results.memory_log import MemoryLog
 from perfsuite.worker import software
 from perfsuite.worker.counter import StepCounter
+from perfsuite.worker.second_step import in_backward
+
+IN_BACKWARD = "the optimizer steps in backward"
+P = ParamSpec("P")
+
+
+def _to_a_note(method: Callable[Concatenate[Counting, P], None]) -> Callable[Concatenate[Counting, P], None]:
+    """Let an error of `method` end the counting, and nothing else."""
+
+    @functools.wraps(method)
+    def guarded(self: Counting, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:
+            self._give_up(f"{type(error).__name__}: {error}")
+
+    return guarded
 
 
 class Counting:
@@ -38,6 +61,7 @@ class Counting:
         self._ended = 0
         self._modes = _len_torch_dispatch_stack()
 
+    @_to_a_note
     def before_optimizer_step(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
         """An optimizer is about to step: the first that does is the one whose steps are counted.
 
@@ -49,38 +73,41 @@ class Counting:
             given = (*args[1:], *(kwargs or {}).values())
             self._counter.before_optimizer(runs_closure=any(map(callable, given)))
 
+    @_to_a_note
     def end_step(self) -> None:
         """A step has ended."""
         self._ended += 1
         if self._counter is None:
             return
-        _leave(self._counter)
+        if not _leave(self._counter):
+            raise RuntimeError("its TorchDispatchMode was taken away during the step")
+        if in_backward():  # autograd puts back what was there when its backward began
+            self._give_up(IN_BACKWARD)
+            return
         counts = self._counter.end_step(self._ended)
-        if (error := self._counter.error) is not None:
+        if (error := self._counter.error or self._counter.memory.error) is not None:
             self._give_up(f"{type(error).__name__}: {error}")
         elif self._ended == COUNTED_STEP:
             self.counts, self.log = counts, self._counter.memory.log()
-            self._forget()
+            self.abandon()
 
+    @_to_a_note
     def begin_step(self) -> None:
         """The next step is about to begin."""
         if self._ended == FIRST_COUNTED - 1:
-            try:
-                self._counter = StepCounter(self._optimizers, tuple(self._model().parameters()))
-            except Exception as error:
-                self._give_up(f"{type(error).__name__}: {error}")
+            self._counter = StepCounter(self._optimizers, tuple(self._model().parameters()))
         if self._counter is None:
             return
-        if _len_torch_dispatch_stack() != self._modes:
+        if in_backward():  # autograd takes away what is entered there
+            self._give_up(IN_BACKWARD)
+        elif _len_torch_dispatch_stack() != self._modes:
             self._give_up("the training has a TorchDispatchMode of its own around its optimizer's step")
         else:
             self._counter.__enter__()
 
     def result(self) -> Counts | None:
         """Return what was counted, after the last step. A compiled model's memory is not seen: left out."""
-        if self._counter is not None:  # fewer steps were made
-            _leave(self._counter)
-            self._forget()
+        self.abandon()  # fewer steps were made
         try:  # by names that are private to torch: another version may lack one
             compiled = software.compiled_counts()
         except Exception as error:
@@ -91,13 +118,16 @@ class Counting:
         return self.counts.replace(memory=None, compiled=compiled)
 
     def _give_up(self, why: str) -> None:
+        self.counts = None
         self.notes.append(f"what a step does was not counted: {why}")
-        self._forget()
+        self.abandon()
 
-    def _forget(self) -> None:
-        if self._counter is not None:
-            self._counter.memory.forget()
-        self._counter = None
+    def abandon(self) -> None:
+        """Count nothing more, and leave nothing behind."""
+        counter, self._counter = self._counter, None
+        if counter is not None:
+            _leave(counter)
+            counter.memory.forget()
 
 
 def warm_up() -> None:
@@ -113,11 +143,20 @@ def warm_up() -> None:
     counter.memory.forget()
 
 
-def _leave(counter: StepCounter) -> None:
-    """Leave the mode, also from below modes that the training has entered in this step."""
+def _leave(counter: StepCounter) -> bool:
+    """Leave the mode if it is entered, also from below modes that the training has entered in this step.
+
+    Returns whether it was still there: autograd takes away what is entered in a backward when that ends.
+    """
+    if not counter.is_entered:
+        return False
+    was_there = any(mode is counter for mode in _get_current_dispatch_mode_stack())
+    if not was_there:
+        _push_mode(counter)
     above = []
-    while _get_current_dispatch_mode() not in (counter, None):
+    while _get_current_dispatch_mode() is not counter:
         above.append(_pop_mode())
     counter.__exit__(None, None, None)
     for mode in reversed(above):
         _push_mode(mode)
+    return was_there

@@ -30,6 +30,8 @@ class LiveMemory:
 
     def __init__(self, phase: Callable[[], Phase]) -> None:
         self._phase = phase
+        self.error: Exception | None = None
+        """What went wrong when a storage was gone: Python itself would only print it."""
         self._numbers: dict[int, int] = {}
         """Number of each living storage, by its address."""
         self._deaths: dict[int, Any] = {}
@@ -120,10 +122,13 @@ class LiveMemory:
             self._allocations += growth > 0
 
     def _died(self, address: int) -> None:
-        self._deaths.pop(address, None)
-        number = self._numbers.pop(address, None)
-        if number is not None:
-            self._change(number, 0)
+        try:
+            self._deaths.pop(address, None)
+            number = self._numbers.pop(address, None)
+            if number is not None:
+                self._change(number, 0)
+        except Exception as error:
+            self.error = error
 
     def _replayed(self) -> StepMemory:
         live: Counter[str] = Counter()
@@ -151,20 +156,19 @@ class LiveMemory:
 
 
 class Resizes:
-    """While active, tells `memory` of every `UntypedStorage.resize_`.
+    """While active, calls `see` with the storage and its new size before every `UntypedStorage.resize_`.
 
-    FSDP frees and takes memory so, which no dispatch mode sees. `counts` tells whether this one counts.
+    FSDP frees and takes memory so, which no dispatch mode sees.
     """
 
-    def __init__(self, memory: LiveMemory, counts: Callable[[], bool]) -> None:
-        self._memory, self._counts = memory, counts
+    def __init__(self, see: Callable[[Any, int], None]) -> None:
+        self._see = see
 
     def __enter__(self) -> None:
-        resize = torch.UntypedStorage.resize_
+        resize, see = torch.UntypedStorage.resize_, self._see
 
         def resize_(storage: Any, size: int) -> Any:
-            if self._counts():
-                self._memory.resized(storage, size)
+            see(storage, size)
             return resize(storage, size)
 
         torch.UntypedStorage.resize_ = resize_  # type: ignore[assignment, method-assign]

@@ -70,6 +70,7 @@ class CudaMemory:
     def __init__(self, device: Any) -> None:
         self.device = device
         self._peak = self._reserved = 0
+        self._error: Exception | None = None
         keep_peaks()
         self.counting.add(self)
         self.reset_peak()
@@ -101,8 +102,17 @@ class CudaMemory:
         self._peak = max(self._peak, self._stat("allocated_bytes.all.peak"))
         self._reserved = max(self._reserved, self._stat("reserved_bytes.all.peak"))
 
+    def before_reset(self) -> None:
+        """Keep the peaks so far for a script that resets them; an error is raised by `read`, not there."""
+        try:
+            self.fold()
+        except Exception as error:
+            self._error = error
+
     def read(self) -> Memory:
         """Return the peaks and retries since construction or `reset_peak`."""
+        if self._error is not None:
+            raise self._error
         self.fold()
         return Memory(
             peak=self._peak,
@@ -140,7 +150,7 @@ def _folding(original: Any) -> Any:
     @functools.wraps(original)
     def reset_peak_memory_stats(*args: Any, **kwargs: Any) -> None:
         for memory in tuple(CudaMemory.counting):
-            memory.fold()
+            memory.before_reset()
         original(*args, **kwargs)
 
     reset_peak_memory_stats.folds = True  # type: ignore[attr-defined]

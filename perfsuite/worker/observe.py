@@ -77,6 +77,11 @@ class Observer:
         elif optimizer is self.optimizer and not self._settings:
             self._settings = self._look()
 
+    def abandon(self) -> None:
+        """Remove the hooks that may still be on modules."""
+        if self._second_step is not None:
+            self._second_step.finish()
+
     def _is_compiled(self) -> bool:
         return self.case.compile or software.compiled_graphs() > 0
 

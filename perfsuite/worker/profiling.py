@@ -62,6 +62,11 @@ class Profiling:
         if self.is_over:
             self._try(lambda: self._write(run_dir, rank))
 
+    def abandon(self) -> None:
+        """Stop recording."""
+        if self._profiler is not None and not self.is_over:
+            self._try(self._stop)
+
     def _start(self) -> None:
         from torch.profiler import ProfilerActivity, profile, schedule
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
+import os
 import re
 import socket
 import threading
@@ -25,7 +27,7 @@ from perfsuite.errors import ExtensionError, FileError, MismatchError, ScriptErr
 from perfsuite.frameworks.base import Ranks, framework_of
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.rank_report import Failure, FailureKind, RankReport
-from perfsuite.results.run_dir import RunDir
+from perfsuite.results.run_dir import RUN_DIR, RunDir
 from perfsuite.worker.extra_metrics import ExtraMetrics
 from perfsuite.worker.faults import Injector
 from perfsuite.worker.memory import CudaMemory, HostMemory
@@ -222,6 +224,14 @@ class Rank:
             return report.replace(failure=failure_of(error, report.rank))
         return report
 
+    def abandon(self) -> None:
+        """Take everything of ours out of a training that goes on without us, after an error of ours."""
+        gc.enable()
+        for each in (self.recorder.counting, self.recorder.profiling, self.observer):
+            with contextlib.suppress(Exception):
+                if each is not None:
+                    each.abandon()
+
     def _memory(self) -> Any:
         if self.workload.memory is not None:
             return self.workload.memory()
@@ -303,6 +313,22 @@ def failure_of(error: BaseException, rank: int) -> Failure:
         traceback=None if is_end else "".join(traceback.format_exception(error)),
         at=time.time(),
     )
+
+
+def failure_of_ours(error: BaseException, rank: int) -> Failure:
+    """Return what a report says of an error that observing a script has raised, which is none of its own."""
+    failure = failure_of(error, rank)
+    if failure.kind != "crash":
+        return failure
+    message = f"perfsuite could not observe this script, which is an error in perfsuite: {failure.message}"
+    return failure.replace(kind="error", message=message)
+
+
+def report_error(error: BaseException) -> None:
+    """Report an error that kept perfsuite from attaching to this process of a script."""
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    failure = failure_of_ours(error, rank)
+    write_failure(RunDir(Path(os.environ[RUN_DIR])), empty_report(rank, world), failure)
 
 
 def _errno(error: BaseException) -> int | None:

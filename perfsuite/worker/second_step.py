@@ -34,31 +34,38 @@ class SecondStep:
     def __init__(self, model: nn.Module, *, inside: bool) -> None:
         self.compute_dtype = NO_LINEAR if inside else NOT_OBSERVED
         self.attention_kernel = NO_KERNEL if inside else NOT_OBSERVED
-        self.tokens = TokenCount(model, inside=inside)
-        blocks = layers(model) if inside else []
-        firsts = [linear for block in blocks if (linear := first_linear(block)) is not None]
-        self.forwards = [0] * len(firsts)
-        """Forwards of the first linear layer of each block, without those in backward."""
-        self.recomputed = [0] * len(firsts)
-        """The same in backward: activations are recomputed."""
         self.inside = inside
+        self.tokens = TokenCount()
         self._errors = self.tokens.errors
-        self._handles = [
-            linear.register_forward_pre_hook(self._counter(index)) for index, linear in enumerate(firsts)
-        ]
-        if inside:
-            self._look_inside(model, blocks)
+        self._handles: list[Any] = []
+        self.forwards: list[int] = []
+        """Forwards of the first linear layer of each block, without those in backward."""
+        self.recomputed: list[int] = []
+        """The same in backward: activations are recomputed."""
+        try:
+            self.tokens.begin(model, inside=inside)
+            if inside:
+                self._look_inside(model)
+        except Exception:
+            self._remove()
+            raise
 
-    def _look_inside(self, model: nn.Module, blocks: list[nn.Module]) -> None:
+    def _look_inside(self, model: nn.Module) -> None:
+        blocks = layers(model)
+        firsts = [linear for block in blocks if (linear := first_linear(block)) is not None]
+        self.forwards, self.recomputed = [0] * len(firsts), [0] * len(firsts)
+        for index, linear in enumerate(firsts):
+            self._before(linear, self._counter(index))
         linears = filter(finetuning.is_linear, model.modules())
         plain = next((m for m in linears if finetuning.quantization_of(m) is None), None)
         if plain is not None:  # a quantised layer gives back the dtype that it was given
             self._handles.append(plain.register_forward_hook(_guarded(self._see_dtype, self._errors)))
         last = next((block for block in reversed(blocks) if first_linear(block) is not None), None)
         for module in () if last is None else filter(finetuning.is_linear, last.modules()):
-            self._handles.append(
-                module.register_forward_pre_hook(_guarded(self._see_attention, self._errors))
-            )
+            self._before(module, self._see_attention)
+
+    def _before(self, module: nn.Module, hook: Callable[..., None]) -> None:
+        self._handles.append(module.register_forward_pre_hook(_guarded(hook, self._errors)))
 
     def _counter(self, index: int) -> Any:
         def count(module: nn.Module, args: Any) -> None:
@@ -77,11 +84,13 @@ class SecondStep:
 
     def finish(self) -> None:
         """Remove the hooks. Raise the error, if any, that a hook has kept from the model."""
-        for handle in self._handles:
-            handle.remove()
-        self.tokens.finish()
+        self._remove()
         if self._errors:
             raise self._errors[0]
+
+    def _remove(self) -> None:
+        for handle in [*self._handles, *self.tokens.handles]:
+            handle.remove()
 
     def recomputing(self) -> str:
         """Return how many blocks ran their forward again in backward."""
@@ -96,28 +105,29 @@ class TokenCount:
     Only calls of the outermost module that is called count: a script may call the module that it wrapped.
     """
 
-    def __init__(self, model: nn.Module, *, inside: bool) -> None:
+    def __init__(self) -> None:
         self.tokens = self.forwards = 0
         self._padding: list[Tensor] = []
         self._depth = 0
         self.errors: list[Exception] = []
         """Errors of hooks, kept: a model must not fail because of a hook."""
-        self._look = _guarded(self._see, self.errors) if inside else self._see  # plain for the compiler
+        self.handles: list[Any] = []
+        """Those of the hooks, to remove them."""
+
+    def begin(self, model: nn.Module, *, inside: bool) -> None:
+        """Count from now on: calls of `model`, and with `inside` of modules in it, too."""
         modules = [m for m in model.modules() if next(m.children(), None) is not None] if inside else []
-        self._handles = [
-            handle
-            for module in dict.fromkeys([model, *modules])
-            if not isinstance(module, torch.jit.ScriptModule)  # it takes no hooks
-            for handle in (
-                module.register_forward_pre_hook(self._enter, with_kwargs=True),
-                module.register_forward_hook(self._leave, always_call=True),
-            )
-        ]
+        for module in dict.fromkeys([model, *modules]):
+            if isinstance(module, torch.jit.ScriptModule):  # it takes no hooks
+                continue
+            enter, leave = _guarded(self._enter, self.errors), _guarded(self._leave, self.errors)
+            self.handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+            self.handles.append(module.register_forward_hook(leave, always_call=True))
 
     def _enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        if self._depth == 0 and torch.is_grad_enabled() and not in_backward():
-            self._look(args, kwargs)
         self._depth += 1
+        if self._depth == 1 and torch.is_grad_enabled() and not in_backward():
+            self._see(args, kwargs)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         self._depth -= 1
@@ -132,11 +142,6 @@ class TokenCount:
         mask = given.get("attention_mask")
         if mask is not None and mask.shape == tokens.shape:
             self._padding.append((mask == 0).sum())
-
-    def finish(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
 
     def padding(self) -> int:
         """Return the tokens that the attention mask takes out. Waits for the device."""

@@ -19,6 +19,7 @@ from perfsuite.launch.base import Job
 from perfsuite.launch.machine import detect
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
+from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.verdict.settings import ASKED, CHOSEN
@@ -428,6 +429,32 @@ def test_whoever_asks_for_torch_first_it_is_attached_to_once(tmp_path: Path, how
     script(tmp_path / "torch", f"{needs}attribute = 1\n", "__init__.py")
     done = started(tmp_path, ASKER + ASKS[how], PERFSUITE_RUN_DIR=str(tmp_path))
     assert (done.stdout, done.stderr) == ("attached 1\n", "")
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "import sitecustomize; sitecustomize._then_attach = fails",
+        "attached.attach = fails",
+        "del attached.attach",
+    ],
+    ids=["found", "attached", "imported"],
+)
+def test_a_fault_of_ours_at_the_import_of_torch_is_reported_and_the_script_runs_on(
+    tmp_path: Path, fault: str
+) -> None:
+    (tmp_path / "torch").mkdir()
+    script(tmp_path / "torch", "attribute = 1\n", "__init__.py")
+    code = f"{ASKER}\ndef fails(*args): raise KeyError('a fault')\n{fault}\nimport torch; print('trains')"
+    done = started(tmp_path, code, PERFSUITE_RUN_DIR=str(tmp_path))
+    assert (done.stdout, done.returncode) == ("trains\n", 0)
+    failure = documents.read(RunDir(tmp_path).rank(0), RankReport).failure
+    assert failure is not None
+    assert failure.kind == "error"
+    assert failure.message.startswith(
+        "perfsuite could not observe this script, which is an error in perfsuite"
+    )
 
 
 # --- launched ---------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import signal
+import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,53 +14,22 @@ import torch
 from torch import nn
 
 from perfsuite import documents
-from perfsuite.case.case import Case, CaseFile, Topology
-from perfsuite.case.model import Model
+from perfsuite.case.case import CaseFile, Topology
 from perfsuite.frameworks.script import Script
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.rank_report import Memory, RankReport
-from perfsuite.results.run_dir import RunDir
-from perfsuite.worker import attach, leash, memory, stacks, timers
+from perfsuite.worker import attach, memory, timers
 from perfsuite.worker.attach import Attached, Measured, device_of
 from perfsuite.worker.observe import Observer
 from perfsuite.worker.rank import Rank
 from perfsuite.worker.recorder import Recorder
-from tests.samples import make_case
-
-ALONE = make_case(
-    model=Model.named("net"),
-    framework=Script(path="train.py"),
-    topology=Topology(processes_per_node=1),
-    max_warmup_steps=2,
-    steps=10,
-)
-Start = Callable[..., Attached]
+from tests.worker.attaching import ALONE, Start, attaching
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Attach to this process for a case; undone after the test."""
-    handles: list[Any] = []
-
-    def hooking(register: Any) -> Any:
-        return lambda hook: handles.append(register(hook))
-
-    for when in ("pre", "post"):
-        name = f"register_optimizer_step_{when}_hook"
-        monkeypatch.setattr(attach, name, hooking(getattr(attach, name)))
-    monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
-    monkeypatch.setattr(leash, "die_with_parent", lambda: None)
-    monkeypatch.setattr(stacks, "listen", lambda run_dir, rank: None)
-    monkeypatch.setattr(signal, "alarm", lambda seconds: None)
-    monkeypatch.delenv("RANK", raising=False)
-
-    def start(case: Case = ALONE, launch: int = 1) -> Attached:
-        request = CaseFile(case=case, device="cpu", counts=case.max_warmup_steps >= COUNTED_STEP)
-        return Attached(RunDir(tmp_path / f"launch-{launch}"), request)
-
-    yield start
-    for handle in handles:
-        handle.remove()
+def start(tmp_path: Path) -> Iterator[Start]:
+    with attaching(tmp_path) as start:
+        yield start
 
 
 def report_of(attached: Attached) -> RankReport:
@@ -124,6 +93,22 @@ def test_a_torch_without_what_counting_needs_costs_the_counts_alone(
     assert report.counts is None
     (note,) = report.notes
     assert note.startswith("what a step does was not counted: ImportError: cannot import name")
+
+
+def test_an_optimizer_that_steps_in_backward_is_measured_and_not_counted(start: Start) -> None:
+    attached = start(ALONE.replace(max_warmup_steps=COUNTED_STEP))
+    model = nn.Linear(4, 4)
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+    for p in optimizers:
+        p.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
+    with contextlib.suppress(Measured):
+        for _ in range(1000):
+            (model(torch.ones(2, 4)) - 1).square().mean().backward()
+            model.zero_grad()
+    report = report_of(attached)
+    assert (report.failure, report.counts) == (None, None)
+    assert len(report.step_s) == len(report.loss) == ALONE.total_steps + COUNTED_STEP - 2
+    assert report.notes == ("what a step does was not counted: the optimizer steps in backward",)
 
 
 def test_a_script_without_room_for_counting_is_told(start: Start) -> None:
@@ -349,7 +334,7 @@ def test_clock_and_memory_are_those_of_that_device(start: Start, monkeypatch: py
     attached = start()
     attached.request = attached.request.replace(device="cuda")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Attached, "after_step", lambda *args: None)
+        patched.setattr(Attached, "_end_step", lambda *args: None)
         train(steps=1)
     assert attached.rank is not None
     recorder = attached.rank.recorder

@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode
 
 from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED, Compiled
 from perfsuite.worker import software
 from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.counting import Counting, warm_up
+from perfsuite.worker.live_memory import LiveMemory
 
 
 class Idle(TorchDispatchMode):
@@ -143,3 +144,82 @@ def test_warming_up_leaves_nothing_behind() -> None:
     warm_up()
     assert _get_current_dispatch_mode() is None
     assert "resize_" not in vars(torch.UntypedStorage)
+
+
+class SteppingInBackward:
+    """Training whose optimizer steps in backward, as soon as a gradient is there."""
+
+    def __init__(self) -> None:
+        self.weight = nn.Parameter(torch.ones(4))
+        self.optimizer = torch.optim.SGD([self.weight], lr=0.1)
+        self.counting = Counting(lambda: nn.ParameterList([self.weight]))
+        self.weight.register_post_accumulate_grad_hook(self.step)
+
+    def step(self, weight: torch.Tensor) -> None:
+        self.counting.before_optimizer_step(self.optimizer)
+        self.optimizer.step()
+        self.counting.end_step()
+        self.counting.begin_step()
+
+
+def test_an_optimizer_that_steps_in_backward_is_not_counted() -> None:
+    """Autograd takes away a mode that is entered in its backward, and puts one back that is left there."""
+    training = SteppingInBackward()
+    for _ in range(6):
+        training.weight.sum().backward()
+    assert training.counting.result() is None
+    assert training.counting.notes == ["what a step does was not counted: the optimizer steps in backward"]
+    assert _get_current_dispatch_mode() is None
+
+
+@pytest.mark.parametrize("outside", [FIRST_COUNTED - 1, COUNTED_STEP - 1])
+def test_one_that_steps_in_backward_later_is_not_counted(outside: int) -> None:
+    training = SteppingInBackward()
+    training.weight.grad = torch.ones(4)
+    for _ in range(outside):
+        training.step(training.weight)
+    for _ in range(6):
+        training.weight.sum().backward()
+    left = _get_current_dispatch_mode()
+    if left is not None:
+        _pop_mode()
+        assert isinstance(left, StepCounter)
+        assert not left.is_entered
+    assert training.counting.result() is None
+    assert len(training.counting.notes) == 1
+
+
+def test_a_mode_that_was_taken_away_is_told() -> None:
+    def take(number: int) -> None:
+        if number == FIRST_COUNTED:
+            _pop_mode()
+
+    counting = Loop().run(inside=take)
+    assert counting.result() is None
+    assert counting.notes == [
+        "what a step does was not counted: RuntimeError: its TorchDispatchMode was taken away during the step"
+    ]
+    assert "resize_" not in vars(torch.UntypedStorage)
+
+
+@pytest.mark.parametrize("method", ["end_step", "before_optimizer", "__init__"])
+def test_a_fault_in_the_counter_is_a_note_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def fail(self: StepCounter, *args: Any, **kwargs: Any) -> None:
+        raise ValueError("odd")
+
+    monkeypatch.setattr(StepCounter, method, fail)
+    counting = Loop().run()
+    assert counting.result() is None
+    assert counting.notes == ["what a step does was not counted: ValueError: odd"]
+    assert _get_current_dispatch_mode() is None
+
+
+def test_an_error_when_a_storage_is_gone_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: LiveMemory, number: int, size: int) -> None:
+        if size == 0:
+            raise ValueError("odd")
+
+    monkeypatch.setattr(LiveMemory, "_change", fail)
+    assert Loop().run().notes == ["what a step does was not counted: ValueError: odd"]

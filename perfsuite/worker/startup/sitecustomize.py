@@ -36,10 +36,13 @@ class AfterTorch:
             others = (each for each in tuple(sys.meta_path) if each is not cls and hasattr(each, "find_spec"))
             found = (finder.find_spec(name, path, target) for finder in others)
             spec = next((spec for spec in found if spec is not None), None)
+            if spec is not None and spec.loader is not None:
+                _then_attach(spec.loader)
+        except Exception as error:  # the other finders are asked after this one, as without it
+            _tell(error)
+            return None
         finally:
             cls._asking.now = False
-        if spec is not None and spec.loader is not None:
-            _then_attach(spec.loader)
         return spec
 
 
@@ -53,14 +56,29 @@ def _then_attach(loader: Any) -> None:
         sys.meta_path.remove(AfterTorch)
         try:
             from perfsuite.worker.attach import attach
-        except ImportError as error:
+
+            attach()
+        except ModuleNotFoundError as error:
             raise ImportError(
                 f"perfsuite measures this command and cannot be imported by {sys.executable} ({error}): "
                 "install it where the command runs"
             ) from error
-        attach()
+        except Exception as error:
+            _tell(error)
 
     loader.exec_module = exec_module
+
+
+def _tell(error: Exception) -> None:
+    """Report an error of perfsuite; the script runs on without it."""
+    import contextlib
+    import traceback
+
+    traceback.print_exception(error)
+    with contextlib.suppress(Exception):
+        from perfsuite.worker.rank import report_error
+
+        report_error(error)
 
 
 def _run_the_shadowed() -> None:

@@ -1,0 +1,58 @@
+"""Attaches the measurement to this process, as `perfsuite.worker.startup` does in that of a script."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from perfsuite.case.case import Case, CaseFile, Topology
+from perfsuite.case.model import Model
+from perfsuite.frameworks.script import Script
+from perfsuite.results.counts import COUNTED_STEP
+from perfsuite.results.run_dir import RunDir
+from perfsuite.worker import attach, leash, stacks
+from perfsuite.worker.attach import Attached
+from tests.samples import make_case
+
+ALONE = make_case(
+    model=Model.named("net"),
+    framework=Script(path="train.py"),
+    topology=Topology(processes_per_node=1),
+    max_warmup_steps=2,
+    steps=10,
+)
+Start = Callable[..., Attached]
+
+
+@contextmanager
+def attaching(directory: Path) -> Iterator[Start]:
+    """A function that attaches to this process for a case; undone in the end."""
+    handles: list[Any] = []
+
+    def hooking(register: Any) -> Any:
+        return lambda hook: handles.append(register(hook))
+
+    def start(case: Case = ALONE, launch: int = 1) -> Attached:
+        request = CaseFile(case=case, device="cpu", counts=case.max_warmup_steps >= COUNTED_STEP)
+        return Attached(RunDir(directory / f"launch-{launch}"), request)
+
+    with pytest.MonkeyPatch.context() as patched:
+        for when in ("pre", "post"):
+            name = f"register_optimizer_step_{when}_hook"
+            patched.setattr(attach, name, hooking(getattr(attach, name)))
+        patched.setattr(torch.autograd, "backward", torch.autograd.backward)
+        patched.setattr(leash, "die_with_parent", lambda: None)
+        patched.setattr(stacks, "listen", lambda run_dir, rank: None)
+        patched.setattr(signal, "alarm", lambda seconds: None)
+        patched.delenv("RANK", raising=False)
+        try:
+            yield start
+        finally:
+            for handle in handles:
+                handle.remove()
