@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shlex
 import sys
 import time
@@ -23,12 +24,15 @@ from pydantic import ValidationError
 
 from perfsuite.documents import Data, plain
 from perfsuite.errors import BusyError, FileError
+from perfsuite.results.environment import SECRET
 
 LOCK_FILE = "PERFSUITE_LOCK"
 """Environment variable: another lock file, for sessions that may run beside those with the usual one."""
 USUAL = Path("/tmp/perfsuite.lock")
 """The usual lock file, the same for every user: `tempfile.gettempdir()` may be a user's own."""
 POLL_S = 1.0
+_SECRET = re.compile(rf"(\w*({SECRET.pattern})\w*[= ])[^\s'\"]+", re.IGNORECASE)
+"""The value of a variable or an option that looks like a secret: every user may read the file."""
 LONGEST = 4096
 """Bytes that are read at the most of what another user may have written."""
 
@@ -77,8 +81,10 @@ class MachineLock:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Let the next session measure."""
+        """Let the next session measure. Nobody is named in the file any more."""
         if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
             self._descriptor = None
 
@@ -148,7 +154,7 @@ def _ourselves() -> Holder:
     return Holder(
         pid=os.getpid(),
         user=psutil.Process().username(),
-        command=shlex.join([name, *arguments])[:500],
+        command=_SECRET.sub(r"\1...", shlex.join([name, *arguments]))[:500],
         directory=os.getcwd()[:500],
         since=datetime.now().isoformat(sep=" ", timespec="seconds"),
     )

@@ -88,6 +88,19 @@ def test_the_lock_is_held_until_it_is_released_and_taken_once() -> None:
     second.release()
 
 
+def test_the_file_holds_no_secret_and_nothing_afterwards(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ["--perf-against=HF_TOKEN=hidden1 main", "--api-key", "hidden2", "-k", "fsdp2"]
+    monkeypatch.setattr(sys, "argv", ["/bin/pytest", *given])
+    lock = MachineLock()
+    lock.take(print)
+    told = file.read_text()
+    assert "HF_TOKEN=... main" in told
+    assert "--api-key ... -k fsdp2" in told
+    assert "hidden" not in told
+    lock.release()
+    assert file.read_text() == ""
+
+
 def test_any_user_may_open_the_file(file: Path) -> None:
     before = os.umask(0o077)
     try:
