@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,9 +34,13 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except PerfsuiteError as error:
-            line = f"perfsuite {ctx.invoked_subcommand}: {error}"
-            console(stderr=True).print(line, style="red")
-            raise typer.Exit(2) from None
+            said = str(error)
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            said = f"{str(error.filename)[:80]}...: {error.strerror}: give another path"
+        console(stderr=True).print(f"perfsuite {ctx.invoked_subcommand}: {said}", style="red")
+        raise typer.Exit(2)
 
 
 app = typer.Typer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,8 @@ from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES
 SESSION = pytest.StashKey[Session]()
 """The session that the options describe."""
 NO_BASELINE = ("record", "fail")
+MOST_DIGITS = 9
+"""Of a whole number: with more it is a slip, and with some thousands Python does not read it."""
 SLURM_KEYS = ("partition", "account", "qos", "nodes", "time", "exclude", "options", "wait_start")
 """Ini keys, after `perf_slurm_`, that `perfsuite slurm submit` reads: pytest must know them, too."""
 SLURM_STEP_KEYS = ("srun_options", "python")
@@ -153,8 +156,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("perf_baselines", "as --perf-baselines, from the root directory", default=str(BASELINES))
 
 
+def _check_values(config: pytest.Config) -> None:
+    """Raise `UsageError` for what is no value, and for a path that no file can have."""
+    for name, value in vars(config.option).items():
+        if name.startswith("perf_") and value == []:  # what argparse makes of two dashes
+            raise pytest.UsageError(f"--{name.replace('_', '-')}=--: give a value, or leave the option out")
+    for name in ("json", "report", "store", "baselines", "cases"):
+        text = config.getoption(f"--perf-{name}")
+        try:
+            os.stat(text or ".")
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", error)
+            raise pytest.UsageError(f"--perf-{name}={text[:80]}: {reason}: give another path") from None
+
+
 def options(config: pytest.Config) -> Options:
     """The options that the user chose. Raises `UsageError` for a bad one, which says what is allowed."""
+    _check_values(config)
 
     def option(name: str) -> str:
         """The value of the command line, else that of the ini file."""
@@ -162,9 +182,11 @@ def options(config: pytest.Config) -> Options:
         return str(value)
 
     def number(name: str, least: int) -> int:
-        if not option(name).isdecimal() or int(option(name)) < least:
-            raise pytest.UsageError(f"--perf-{name}={option(name)}: give a whole number, {least} or more")
-        return int(option(name))
+        text = option(name)
+        if not text.isdecimal() or len(text) > MOST_DIGITS or int(text) < least:
+            what = f"a whole number, {least} or more, of at most {MOST_DIGITS} digits"
+            raise pytest.UsageError(f"--perf-{name}={text[:40]}: give {what}")
+        return int(text)
 
     def share(name: str) -> float:
         text = option(name)
@@ -268,9 +290,9 @@ def max_pairs(config: pytest.Config) -> int:
         return MAX_PAIRS
     if not config.getoption("--perf-against"):
         raise pytest.UsageError("--perf-max-pairs is for --perf-against: add that, or leave it out")
-    if not text.isdecimal() or not MIN_CHANGED <= int(text) <= MAX_PAIRS:
+    if not text.isdecimal() or len(text) > MOST_DIGITS or not MIN_CHANGED <= int(text) <= MAX_PAIRS:
         raise pytest.UsageError(
-            f"--perf-max-pairs={text}: give a whole number from {MIN_CHANGED} to {MAX_PAIRS}"
+            f"--perf-max-pairs={text[:40]}: give a whole number from {MIN_CHANGED} to {MAX_PAIRS}"
         )
     return int(text)
 

@@ -32,6 +32,25 @@ def test_the_share_that_must_be_judged_is_a_choice(
     assert options(pytester.parseconfigure(*given)).min_judged == share
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        *((f"--perf-{name}=--", f"--perf-{name}=--: give a value*") for name in ("against", "json", "cases")),
+        ("--perf-min-launches=" + 5000 * "9", "--perf-min-launches=9999*: give a whole number, 1 or more*"),
+        ("--perf-wait-quiet=" + 5000 * "9", "--perf-wait-quiet=9999*: give a whole number, 0 or more*"),
+        *(
+            (f"--perf-{name}={300 * 'a'}", f"--perf-{name}=aaaa*: File name too long: give another path")
+            for name in ("json", "report", "store", "baselines", "cases")
+        ),
+    ],
+    ids=lambda value: value[:16],
+)
+def test_an_odd_value_is_a_usage_error(suite: pytest.Pytester, given: str, said: str) -> None:
+    result = suite.runpytest(given)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: {said}"])
+
+
 @pytest.mark.launch
 def test_bad_options_are_usage_errors(suite: pytest.Pytester) -> None:
     result = run_cpu(suite, "--perf-inject", "slow")
