@@ -29,12 +29,15 @@ Quantization = Literal["none", "8bit", "4bit"]
 Unit = Literal["tokens", "samples"]
 """What a case counts (`Case.unit`). Figures are named after tokens even if samples are counted."""
 
+MOST = 100_000_000
+"""Of numbers of a case that have no smaller bound: with more it is a slip, and arithmetic may fail."""
+
 
 class Topology(Data):
     """How many machines, and how many processes (one per device) on each."""
 
-    nodes: int = Field(default=1, ge=1, strict=True)
-    processes_per_node: int = Field(ge=1, strict=True)
+    nodes: int = Field(default=1, ge=1, le=100_000, strict=True)
+    processes_per_node: int = Field(ge=1, le=1024, strict=True)
 
     @property
     def world_size(self) -> int:
@@ -45,8 +48,8 @@ class Topology(Data):
 class LoRA(Data):
     """Low-rank adapters (Hu et al. 2021). Only they are trained; the model itself is frozen."""
 
-    rank: int = Field(ge=1, strict=True)
-    alpha: int = Field(ge=1, strict=True)
+    rank: int = Field(ge=1, le=MOST, strict=True)
+    alpha: int = Field(ge=1, le=MOST, strict=True)
     """The output of an adapter is multiplied by alpha / rank."""
     targets: tuple[str, ...] = ()
     """The names of the linear layers that get an adapter, such as `"q_proj"`. Empty: all in the blocks."""
@@ -74,10 +77,10 @@ class Case(Data):
         BeforeValidator(parse),
         PlainSerializer(as_json),
     ]
-    sequence_length: Annotated[int, Field(ge=2, strict=True)] | None
+    sequence_length: Annotated[int, Field(ge=2, le=MOST, strict=True)] | None
     """Tokens per sequence. None, for a `Script` only: samples are counted, and speeds are in samples/s."""
-    micro_batch: int = Field(ge=1, strict=True)
-    gradient_accumulation: int = Field(default=1, ge=1, strict=True)
+    micro_batch: int = Field(ge=1, le=MOST, strict=True)
+    gradient_accumulation: int = Field(default=1, ge=1, le=MOST, strict=True)
     precision: Precision = "fp32"
     activation_checkpointing: str = Field(
         default="none", pattern=r"^(none|full|selective-op|every-[1-9]\d*)$"
@@ -92,14 +95,14 @@ class Case(Data):
     topology: Topology
     hardware: tuple[str, ...]
     """What the case runs on: `"cpu"`, `"h100"`, `"a100-80gb"`, or several. Each gives a pytest marker."""
-    learning_rate: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
-    seed: int = Field(default=0, strict=True)
-    max_warmup_steps: int = Field(default=20, ge=2, strict=True)
+    learning_rate: float = Field(default=1e-3, gt=0, le=1000, allow_inf_nan=False)
+    seed: int = Field(default=0, ge=-(2**63), lt=2**63, strict=True)
+    max_warmup_steps: int = Field(default=20, ge=2, le=MOST, strict=True)
     """The largest number of steps before the measured window, whose beginning is found in the step times. The
     first two steps are never measured."""
-    steps: int = Field(default=50, ge=10, strict=True)
+    steps: int = Field(default=50, ge=10, le=MOST, strict=True)
     """The smallest number of measured steps."""
-    timeout_s: float = Field(default=900, gt=0, allow_inf_nan=False)
+    timeout_s: float = Field(default=900, gt=0, le=MOST, allow_inf_nan=False)
     """Seconds after which a launch is killed."""
     known_issue: KnownIssue | None = None
     """A known reason why this case fails; the report says whether it still does."""

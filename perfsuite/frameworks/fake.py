@@ -20,11 +20,11 @@ class Fake(Framework):
 
     name: ClassVar[str] = "fake"
 
-    step_ms: float = Field(default=10, gt=0)
+    step_ms: float = Field(default=10, gt=0, le=1e7)
     """The median step time in milliseconds; the first step takes three times as long."""
     noise: float = Field(default=0.01, ge=0, lt=0.3)
     """The standard deviation of the logarithm of the step time."""
-    memory_mb: int = Field(default=100, gt=0)
+    memory_mb: int = Field(default=100, gt=0, le=10**9)
     """The peak memory in MB (10**6 bytes)."""
 
     def plan(self, case: Case) -> LaunchPlan:

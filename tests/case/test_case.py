@@ -54,6 +54,13 @@ from tests.samples import make_case
             ["sharding_strategy:", "'FULL_SHARD'", "'HYBRID_SHARD'", "got 'FULL'"],
         ),
         ({"micro_batch": 0}, ["micro_batch:", "greater than or equal to 1", "got 0"]),
+        ({"steps": 10**30}, ["steps:", "less than or equal to 100000000"]),
+        ({"learning_rate": 1e308}, ["learning_rate:", "less than or equal to 1000"]),
+        ({"seed": 2**63}, ["seed:", "less than 9223372036854775808"]),
+        ({"timeout_s": 1e300}, ["timeout_s:", "less than or equal to 100000000"]),
+        ({"topology": {"processes_per_node": 10**400}}, ["topology.processes_per_node:", "less than"]),
+        ({"topology": {"nodes": 10**400, "processes_per_node": 1}}, ["topology.nodes:", "less than"]),
+        ({"framework": {"name": "fake", "step_ms": math.inf}}, ["step_ms:", "less than or equal to"]),
         ({"gradient_accumulation": 0}, ["gradient_accumulation:", "greater than or equal to 1", "got 0"]),
         (
             {"sequence_length": 1},

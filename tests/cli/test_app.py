@@ -34,7 +34,9 @@ def test_commands_look_where_pytests_ini_file_says(tmp_path: Path, monkeypatch: 
     assert make_case().id not in shown.stdout, "an option wins"
 
 
-@pytest.mark.parametrize("command", ["report --store", "baseline list --baselines", "history trend --history"])
+@pytest.mark.parametrize(
+    "command", ["report --store", "baseline list --baselines", "history trend --history"]
+)
 def test_a_path_that_no_file_can_have_is_one_line(command: str) -> None:
     done = CliRunner().invoke(app, [*command.split(), 300 * "a"])
     assert (done.exit_code, done.output.count("\n")) == (2, 1)
