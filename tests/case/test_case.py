@@ -55,6 +55,7 @@ from tests.samples import make_case
         ),
         ({"micro_batch": 0}, ["micro_batch:", "greater than or equal to 1", "got 0"]),
         ({"steps": 10**30}, ["steps:", "less than or equal to 100000000"]),
+        ({"steps": 10**5000}, ["steps:", "less than or equal to", "got a number too long to be shown"]),
         ({"learning_rate": 1e308}, ["learning_rate:", "less than or equal to 1000"]),
         ({"seed": 2**63}, ["seed:", "less than 9223372036854775808"]),
         ({"timeout_s": 1e300}, ["timeout_s:", "less than or equal to 100000000"]),
