@@ -29,7 +29,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
@@ -41,7 +41,7 @@ from perfsuite import documents
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import FileError
 from perfsuite.frameworks.base import Command, framework_of
-from perfsuite.launch import rendezvous, stacks
+from perfsuite.launch import cpu, rendezvous, stacks
 from perfsuite.launch.base import node_variables
 from perfsuite.launch.lease import Lease
 from perfsuite.launch.processes import JOB_MARK, marked, sweep, wait_for
@@ -85,6 +85,8 @@ class Place:
     request: CaseFile
     node: int = 0
     """The number of this node, from 0 on."""
+    near_cores: tuple[frozenset[int], ...] = ()
+    """The cores near the GPU of each rank of this node, where they are known."""
 
     @property
     def nodes(self) -> int:
@@ -148,7 +150,7 @@ def _watched(place: Place) -> list[Failure]:
     Lease(place.run_dir.lease, end, _end).hold()
     watch.begin()
     try:
-        failures = _launch(place, tell)
+        failures = _launch(replace(place, near_cores=watch.near_cores), tell)
     except Exception as error:
         where = f"{socket.gethostname()}: " if place.nodes > 1 else ""
         message = f"{where}{type(error).__name__}: {error}"
@@ -257,7 +259,15 @@ def _fork(place: Place, process: type[BaseProcess], meeting: Mapping[str, str], 
     }
     for each in ranks.values():
         each.start()
+    _bind(place, ranks)
     return _wait(ranks, attrgetter("exitcode"), place.run_dir, _rank_ended, tell)
+
+
+def _bind(place: Place, ranks: Mapping[int, P]) -> None:
+    """Keep each rank on the cores near its GPU: host-bound steps are slower on those of another socket."""
+    for each, cores in zip(ranks.values(), place.near_cores, strict=False):
+        if each.pid is not None:
+            cpu.bind(each.pid, cores)
 
 
 def _run(command: Command, place: Place, tell: Tell) -> list[Failure]:
@@ -284,6 +294,7 @@ def _run(command: Command, place: Place, tell: Tell) -> list[Failure]:
             )
             for rank in place.ranks
         }
+        _bind(place, ranks)
         say = partial(_script_ended, place.request.case.total_steps)
         return _wait(ranks, subprocess.Popen.poll, place.run_dir, say, tell)
 

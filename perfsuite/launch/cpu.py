@@ -5,6 +5,7 @@ Driver side; imports neither torch nor pytest.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from itertools import takewhile
@@ -25,6 +26,18 @@ class Cpu:
 def allowed_cores() -> set[int]:
     """Return the numbers of the cores that this process, and so a job, may use."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def bind(pid: int, cores: frozenset[int]) -> None:
+    """Let a process that has just begun run on these cores alone, with all that it starts.
+
+    Not where this process is bound itself: whoever did that, as a user or Slurm, has chosen for the job.
+    """
+    allowed = allowed_cores()
+    if not cores & allowed or len(allowed) < (os.cpu_count() or 1):
+        return
+    with contextlib.suppress(OSError):  # it has ended
+        os.sched_setaffinity(pid, cores & allowed)
 
 
 def read_cpu(stat: Path, cores: set[int]) -> Cpu | None:

@@ -75,6 +75,8 @@ class Sampler:
         self._job = JobProcesses()
         self._gpus = Gpus(nvml, devices, self._job) if nvml is not None else None
         self._cards: tuple[DeviceHealth, ...] = ()
+        self.near_cores: tuple[frozenset[int], ...] = ()
+        """The cores near each GPU of the job, once that is prepared; empty where they are unknown."""
         self._slowest_s = 0.0
         self._counted: list[_Sample] = []
         self._pending: list[_Sample] = []
@@ -93,6 +95,7 @@ class Sampler:
             self._sleep(FREE_POLL_S)
             held = self._gpus.used_bytes()
         self._cards = self._gpus.cards(held)
+        self.near_cores = self._gpus.near_cores()
 
     def begin(self, launcher_pid: int) -> None:
         """Take this process and its descendants for the job."""
@@ -185,6 +188,11 @@ class Watch:
         self._sampler.begin(os.getpid())
         self._thread.start()
         self._is_prepared.wait(FREE_S + SILENT_S)
+
+    @property
+    def near_cores(self) -> tuple[frozenset[int], ...]:
+        """The cores near each GPU of the job, if NVML has told them by now."""
+        return self._sampler.near_cores
 
     def finish(self) -> Health | None:
         """Stop sampling and return what was seen. If NVML does not answer even now, it is left alone."""

@@ -8,6 +8,7 @@ answers: `perfsuite.launch.health` makes them in a thread.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -101,6 +102,21 @@ class Gpus:
     def used_bytes(self) -> list[int | None]:
         """Return the used memory of each GPU in bytes, without the driver's; None if NVML does not tell."""
         return [self._used_bytes(index, handle) for index, handle in enumerate(self._handles)]
+
+    def near_cores(self) -> tuple[frozenset[int], ...]:
+        """Return the numbers of the cores near each GPU, those of its socket or NUMA node; none if unknown.
+
+        See nvmlDeviceGetCpuAffinity: words of 64 bits, one a core, from core 0 on.
+        """
+        words = -(-(os.cpu_count() or 1) // 64)
+        masks = [
+            self._ask(index, "nvmlDeviceGetCpuAffinity", handle, words) or ()
+            for index, handle in enumerate(self._handles)
+        ]
+        return tuple(
+            frozenset(core for core in range(64 * len(mask)) if mask[core // 64] >> core % 64 & 1)
+            for mask in masks
+        )
 
     def cards(self, held: Sequence[int | None]) -> tuple[DeviceHealth, ...]:
         """Return which cards these are and how they are set up. `held` bytes are in use before the job."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from perfsuite.results.counts import Compiled
+from perfsuite.results.counts import Compiled, spans
 from perfsuite.results.environment import variables
 
 PACKAGES = ("transformers", "triton", "peft", "bitsandbytes", "flash_attn", "mamba_ssm", "deepspeed")
@@ -32,6 +32,7 @@ def environment(packages: tuple[str, ...] = ()) -> dict[str, str]:
         seen["cuda"] = str(torch.version.cuda)
         seen["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         seen["cudnn"] = str(torch.backends.cudnn.version())
+        seen["cores"] = spans(sorted(os.sched_getaffinity(0)))  # of rank 0: perfsuite binds ranks to sockets
     return {**seen, **variables(os.environ)}
 
 

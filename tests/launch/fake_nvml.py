@@ -40,6 +40,7 @@ TRAINING: dict[str, Any] = {
     "nvmlDeviceGetCurrentClocksEventReasons": (0x4,),
     "nvmlDeviceGetComputeRunningProcesses": ([using(OWN, 60 * GIB)],),
     "nvmlDeviceGetMemoryInfo": (SimpleNamespace(used=4 * 2**20), SimpleNamespace(used=63 * GIB + 4 * 2**20)),
+    "nvmlDeviceGetCpuAffinity": (NotSupported("Not Supported"),),
     "nvmlDeviceGetUUID": ("GPU-8932f937",),
     "nvmlDeviceGetSerial": ("1654123000001",),
     "nvmlDeviceGetEnforcedPowerLimit": (700_000,),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -8,8 +9,9 @@ import sys
 import threading
 import time
 from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import pytest
 
@@ -20,14 +22,16 @@ from perfsuite.errors import LaunchError
 from perfsuite.frameworks.base import Command
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.script import Script
-from perfsuite.launch import agent
+from perfsuite.launch import agent, cpu, health, rendezvous
 from perfsuite.launch.agent import Place
+from perfsuite.launch.health import Sampler
 from perfsuite.launch.lease import Lease
 from perfsuite.launch.processes import JOB_MARK
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import LaunchFile
 from perfsuite.results.run_dir import MODEL_CODE, RUN_DIR, RunDir
 from perfsuite.worker import leash
+from tests.launch.fake_nvml import Nvml
 from tests.samples import make_case
 
 
@@ -376,6 +380,45 @@ def test_what_stops_an_agent_is_a_failure_of_the_launch(
         agent._watched(place)
     (failure,) = documents.read(place.run_dir.launch(0), LaunchFile).failures
     assert (failure.kind, failure.message) == ("error", f"{where}LaunchError: node 0 has not told")
+
+
+def test_ranks_are_bound_to_the_cores_near_their_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that perfsuite forks and those that it starts as a user's command; not what starts its own."""
+
+    class Process:
+        pids = iter((71, 72))
+
+        def __init__(self, **_: Any) -> None:
+            self.pid = next(self.pids)
+
+        def start(self) -> None:
+            pass
+
+    def launch(place: Place, tell: agent.Tell) -> list[Failure]:
+        places.append(place)
+        return []
+
+    bound: list[tuple[int, frozenset[int]]] = []
+    places: list[Place] = []
+    two_sockets = Nvml(*({"nvmlDeviceGetCpuAffinity": (mask,)} for mask in ([0b0011], [0b1100])))
+    monkeypatch.setattr(Lease, "hold", lambda self: None)
+    monkeypatch.setattr(health, "sampler", lambda *_: Sampler(devices=2, nvml=two_sockets))
+    monkeypatch.setattr(agent, "_launch", launch)
+    agent._watched(Place(RunDir(tmp_path), CaseFile(case=SCRIPT, device="cuda")))
+
+    monkeypatch.setattr(cpu, "bind", lambda pid, cores: bound.append((pid, cores)))
+    monkeypatch.setattr(agent, "_wait", lambda *_: [])
+    monkeypatch.setattr(rendezvous, "meeting", lambda *_: contextlib.nullcontext({}))
+    monkeypatch.setattr(agent, "_start", lambda *_: Process())
+    near = [frozenset({0, 1}), frozenset({2, 3})]
+    agent._fork(places[0], cast(type[BaseProcess], Process), {}, lambda failures: None)
+    assert bound == [(71, near[0]), (72, near[1])]
+    Process.pids = iter((81, 82))
+    command = Command(words=("train",), directory=".", starts_ranks=False)
+    agent._run(command, places[0], lambda failures: None)
+    assert bound[2:] == [(81, near[0]), (82, near[1])]
 
 
 def test_an_agent_ends_though_it_cannot_say_why(monkeypatch: pytest.MonkeyPatch) -> None:

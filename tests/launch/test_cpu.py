@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from perfsuite.launch.cpu import Cpu, allowed_cores, read_cpu, read_pressure
+from perfsuite.launch.cpu import Cpu, allowed_cores, bind, read_cpu, read_pressure
 
 
 def stat(*cores: tuple[int, ...]) -> str:
@@ -73,3 +76,39 @@ def test_pressure_is_that_of_the_last_ten_seconds(
     if content is not None:
         (tmp_path / "cpu").write_text(content)
     assert read_pressure(tmp_path / "cpu") == percent
+
+
+@pytest.fixture
+def sleeping() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_process_is_kept_on_the_cores_near_its_gpu(
+    monkeypatch: pytest.MonkeyPatch, sleeping: subprocess.Popen[bytes]
+) -> None:
+    first, *others = sorted(os.sched_getaffinity(0))
+    monkeypatch.setattr(os, "cpu_count", lambda: 1 + len(others))
+    for unknown in (frozenset[int](), frozenset({1_000_000})):
+        bind(sleeping.pid, unknown)
+        assert os.sched_getaffinity(sleeping.pid) == {first, *others}
+    bind(sleeping.pid, frozenset({first, 1_000_000}))
+    assert os.sched_getaffinity(sleeping.pid) == {first}
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="nothing can be taken from one core")
+def test_what_a_user_or_slurm_has_bound_stays_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, sleeping: subprocess.Popen[bytes]
+) -> None:
+    allowed = os.sched_getaffinity(0)
+    monkeypatch.setattr(os, "cpu_count", lambda: len(allowed) + 1)
+    bind(sleeping.pid, frozenset({min(allowed)}))
+    assert os.sched_getaffinity(sleeping.pid) == allowed
+
+
+def test_a_process_that_has_ended_is_not_bound(sleeping: subprocess.Popen[bytes]) -> None:
+    sleeping.kill()
+    sleeping.wait()
+    bind(sleeping.pid, frozenset(os.sched_getaffinity(0)))

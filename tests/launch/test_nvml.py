@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import Any
@@ -193,3 +194,23 @@ def test_what_is_wrong_with_a_card_is_noted(function: str, answer: Any, note: st
     seen = watched(Nvml({}, wrong))
     assert seen.notes == (f"GPU 1 (00000000:1C:00.0): {note}",)
     assert [card.memory_faults for card in seen.devices] == [(), () if "PCIe" in note else (note,)]
+
+
+@pytest.mark.parametrize(
+    ("cores", "masks", "near"),
+    [
+        (8, [[0x0F], [0xF0]], [{0, 1, 2, 3}, {4, 5, 6, 7}]),
+        (96, [[1 << 63, 0b101]], [{63, 64, 66}]),
+        (8, [NotSupported("Not Supported"), [0xF0]], [set(), {4, 5, 6, 7}]),
+        (8, [NVMLError("Unknown Error")], [set()]),
+    ],
+)
+def test_the_cores_near_each_gpu(
+    monkeypatch: pytest.MonkeyPatch, cores: int, masks: list[Any], near: list[set[int]]
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    nvml = Nvml(*({"nvmlDeviceGetCpuAffinity": (mask,)} for mask in masks))
+    sampler = Sampler(devices=len(masks), nvml=nvml)
+    assert sampler.near_cores == ()
+    sampler.prepare()
+    assert sampler.near_cores == tuple(map(frozenset, near))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,6 +26,15 @@ def test_versions_of_what_is_installed_beside_torch(monkeypatch: pytest.MonkeyPa
     seen = software.environment(("x",))
     assert seen.items() >= have.items()
     assert not {"mamba_ssm", "deepspeed", "peft", "bitsandbytes"} & set(seen)
+
+
+def test_on_a_gpu_the_libraries_and_the_cores_of_a_rank_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 2))
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91500)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 7})
+    seen = software.environment()
+    assert (seen["nccl"], seen["cudnn"], seen["cores"]) == ("2.29.2", "91500", "0-2,7")
 
 
 @pytest.fixture
