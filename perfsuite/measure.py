@@ -30,6 +30,7 @@ from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.collect import collect, collect_profile
+from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.health import is_shared, machine_problems
 from perfsuite.results.metric import recorded
 from perfsuite.results.outcome import Verdict
@@ -37,6 +38,7 @@ from perfsuite.results.profile import TakenProfile
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
+from perfsuite.verdict.exact import check
 from perfsuite.verdict.judge import Policy, judge
 from perfsuite.verdict.noise import ClassNoise
 
@@ -51,6 +53,8 @@ class Reference:
 
     baseline: Baseline | None = None
     """None: there is none to compare with, and the launches may become one."""
+    counts: CountBaseline | None = None
+    """What a step did when that was accepted or recorded."""
     noise: ClassNoise = field(default_factory=ClassNoise)
     """The noise between launches on this hardware class."""
     policy: Policy = field(default_factory=Policy)
@@ -103,8 +107,21 @@ def measure(
             # While others stay, more launches would be in vain: one unhealthy launch is enough for a verdict.
             policy = replace(reference.policy, max_unhealthy=1)
             verdict = judge(runs, reference.baseline, reference.noise, policy)
-        if verdict.outcome != "undecided":
+        if verdict.outcome != "undecided" and not needs_another(case, runs, verdict, reference):
             return runs, verdict
+
+
+def needs_another(case: Case, runs: list[Run], verdict: Verdict, reference: Reference) -> bool:
+    """Whether counts that differ from the baseline's have to differ in a second launch, too.
+
+    So it is for a case that runs a program of the user's, which may take other data in each launch.
+    """
+    if framework_of(case).plan(case).command is None or verdict.outcome == "failed":
+        return False
+    if len(runs) > 1 or reference.policy.most == 1:
+        return False
+    found = check(runs, reference.counts)
+    return found is not None and found.outcome in ("regressed", "improved")
 
 
 def with_others_named(run: Run, number: int, others: Neighbours) -> Run:

@@ -437,7 +437,7 @@ class Session:
         known, required = self._baseline_of(case, machine)  # whoever had the lock may have recorded one
         target = target_of(machine, dry=False)
         counts = self.baselines.counts.find(target, case)
-        verdict = self._launch(case, machine, known.baseline if known else None)
+        verdict = self._launch(case, machine, known, counts)
         if required is not None and verdict.outcome == "recorded":
             verdict = required.replace(
                 launches=verdict.launches, unhealthy_launches=verdict.unhealthy_launches
@@ -556,7 +556,9 @@ class Session:
         self.listener.end(verdict.outcome)
         return verdict
 
-    def _launch(self, case: Case, machine: Machine, known: Baseline | None) -> Verdict:
+    def _launch(
+        self, case: Case, machine: Machine, known: FoundBaseline | None, counts: FoundCounts | None
+    ) -> Verdict:
         """Launch a case until it is decided; its launches are then in `self.launches`."""
         self.running = case.id
         self.save()
@@ -564,7 +566,12 @@ class Session:
             case,
             machine,
             self._case_directory(case),
-            Reference(baseline=known, noise=self.noise(machine.hardware_class), policy=self.options.policy),
+            Reference(
+                baseline=known.baseline if known else None,
+                counts=counts.baseline if counts else None,
+                noise=self.noise(machine.hardware_class),
+                policy=self.options.policy,
+            ),
             runs=self.launches,
             inject=self.options.inject,
             counts=self.options.counts,

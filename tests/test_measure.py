@@ -10,7 +10,9 @@ import pytest
 
 from perfsuite import documents
 from perfsuite import measure as flow
+from perfsuite.case.case import Case
 from perfsuite.errors import ExtensionError, FileError, PerfsuiteError
+from perfsuite.frameworks.base import Command, LaunchPlan
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.script import Script
 from perfsuite.launch.arm import Arm
@@ -19,14 +21,18 @@ from perfsuite.launch.machine import detect_cpu
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.measure import Reference, WhenShared, launch_once, measure, profile_once
 from perfsuite.results import baseline
+from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
+from perfsuite.verdict.combined import with_counts
 from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.profiled import explained
 from tests.packages import Packages
 from tests.samples import DISTURBED, make_case, make_launches, make_machine, make_run
+from tests.twin_counts import baseline_of, counts, launch
 
+COMMAND = Command(words=("train",), directory=".", starts_ranks=False)
 CASE, MACHINE = make_case(), make_machine()
 BESIDE_OTHERS = make_run(health=DISTURBED)
 Launches = Callable[..., list[Path]]
@@ -71,6 +77,54 @@ class Others(Neighbours):
     def wait(self, machine: Any, devices: int) -> bool:
         self.waits += 1
         return self.end
+
+
+LONG, SHORT = (counts(flops={"forward": flops}) for flops in (200, 100))
+SCRIPTED = make_case(framework=Script(command=("train",)))
+
+
+@pytest.mark.parametrize(
+    ("case", "each", "expected"),
+    [
+        (CASE, (LONG, SHORT), (1, "regressed")),
+        (SCRIPTED, (LONG, SHORT), (2, "passed")),
+        (SCRIPTED, (LONG, LONG), (2, "regressed")),
+        (SCRIPTED, (SHORT, LONG), (1, "passed")),
+    ],
+)
+def test_counts_of_a_script_that_differ_in_one_launch_alone_are_no_regression(
+    launches: Launches,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    case: Case,
+    each: tuple[Counts, Counts],
+    expected: tuple[int, str],
+) -> None:
+    """A script without a seed may have one of two lengths of data in the step that is counted."""
+    monkeypatch.setattr(Script, "plan", lambda self, case: LaunchPlan(command=COMMAND))
+    launches(*(launch(one, case=case) for one in each))
+    before = baseline_of(launch(SHORT, case=case))
+    reference = Reference(baseline=None, counts=before, policy=Policy(record_launches=1))
+    runs, verdict = measure(case, MACHINE, tmp_path, reference)
+    found = with_counts(verdict, runs, before).counts
+    assert found is not None
+    assert (len(runs), found.outcome) == expected
+
+
+@pytest.mark.parametrize(
+    ("end", "policy"),
+    [
+        (launch(LONG), Policy(max_launches=1, record_launches=1)),
+        (launch(LONG, failure=Failure(kind="crash", message="x")), Policy(record_launches=1)),
+    ],
+)
+def test_a_script_that_failed_or_may_have_one_launch_has_no_second_one(
+    launches: Launches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Run, policy: Policy
+) -> None:
+    monkeypatch.setattr(Script, "plan", lambda self, case: LaunchPlan(command=COMMAND))
+    directories = launches(end)
+    measure(SCRIPTED, MACHINE, tmp_path, Reference(counts=baseline_of(SHORT), policy=policy))
+    assert len(directories) == 1
 
 
 def test_a_case_is_launched_until_it_is_decided(launches: Launches, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from perfsuite.results.profile import TakenProfile, of_baseline
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import DeviceHealth, Health, Run
 from perfsuite.results.session_file import Measurement, SessionFile, Skipped
-from perfsuite.results.store import SessionDir, Store
+from perfsuite.results.store import FoundBaseline, SessionDir, Store
 from perfsuite.session import Options, Session, session_file
 from perfsuite.verdict.judge import Policy
 from tests.samples import (
@@ -342,9 +342,9 @@ def test_what_another_session_records_while_this_one_waits_is_compared_with(
     known: list[Baseline | None] = []
     real = ours._launch
 
-    def _launch(case: Case, machine: Machine, baseline: Baseline | None) -> Verdict:
-        known.append(baseline)
-        return real(case, machine, baseline)
+    def _launch(case: Case, machine: Machine, found: FoundBaseline | None, counts: None) -> Verdict:
+        known.append(None if found is None else found.baseline)
+        return real(case, machine, found, counts)
 
     monkeypatch.setattr(ours, "_launch", _launch)
     ours.measure(asked, "test")

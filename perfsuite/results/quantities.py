@@ -18,8 +18,8 @@ Tier = Literal["structure", "versions"]
 that version do it: they fuse and rename operators."""
 
 LOOSE = 0.005
-"""Share by which a `loose` quantity may differ between launches: threads that communicate free what they hold
-at times of their own."""
+"""Share by which memory may differ between launches: threads that communicate, or load data, free what they
+hold at times of their own."""
 
 
 class Change(NamedTuple):
@@ -42,8 +42,8 @@ class Quantity:
     tier: Tier
     read: Callable[[Counts], Mapping[str, int] | None]
     """Its fields by name; None where these counts cannot say."""
-    loose: bool = False
-    """Whether asynchronous work lets launches of the same code differ a little."""
+    loose: Callable[[StepMemory], int] | None = None
+    """Of what a difference of `LOOSE` says nothing, as asynchronous work makes it; None: every one counts."""
 
     def value(self, counts: Counts, leave_out: Collection[str] = ()) -> int | None:
         """The sum of its fields, without some; None where these counts cannot say."""
@@ -52,9 +52,9 @@ class Quantity:
             return None
         return sum(value for field, value in fields.items() if field not in leave_out)
 
-    def allowed(self, value: int) -> float:
-        """The difference from a value that says nothing, in its unit."""
-        return LOOSE * abs(value) if self.loose else 0
+    def allowed(self, counts: Counts) -> float:
+        """The difference from these counts that says nothing, in its unit."""
+        return LOOSE * self.loose(counts.memory) if self.loose and counts.memory else 0
 
     def changes(self, before: Counts, now: Counts) -> list[Change]:
         """Every field that differs."""
@@ -123,7 +123,7 @@ def _phased(name: str, unit: Unit, tier: Tier, read: Callable[[Counts], Mapping[
     return Quantity(name=name, family=name, unit=unit, tier=tier, read=fields)
 
 
-def _memory(name: str, read: Callable[[StepMemory], int], *, loose: bool = False) -> Quantity:
+def _memory(name: str, read: Callable[[StepMemory], int], loose: Callable[[StepMemory], int]) -> Quantity:
     def fields(counts: Counts) -> Mapping[str, int] | None:
         return None if counts.memory is None else {name: read(counts.memory)}
 
@@ -147,9 +147,20 @@ COPIES = Quantity(
     read=lambda counts: {f"copies {way}": count for way, count in sorted(counts.device_copies.items())},
 )
 KERNELS = _phased("kernels", "calls", "versions", lambda counts: counts.kernels)
-PEAK = _memory("peak of live tensors", lambda memory: memory.peak, loose=True)
-SAVED = _memory("saved for backward", lambda memory: memory.saved_for_backward, loose=True)
-GROWTH = _memory("growth in a step", lambda memory: memory.growth)
+
+
+def _peak(memory: StepMemory) -> int:
+    return memory.peak
+
+
+def _saved(memory: StepMemory) -> int:
+    return memory.saved_for_backward
+
+
+PEAK = _memory("peak of live tensors", _peak, _peak)
+SAVED = _memory("saved for backward", _saved, _saved)
+GROWTH = _memory("growth in a step", lambda memory: max(memory.growth, 0), _peak)
+"""A step that frees more than it makes frees what the one before kept too long: that is no improvement."""
 GRAPHS = Quantity(
     name="compiled graphs",
     family="compiled graphs",
@@ -189,5 +200,5 @@ def differing(launches: Iterable[Counts]) -> set[str]:
         for other in others
         for quantity in quantities((first, other))
         for change in quantity.changes(first, other)
-        if not quantity.loose or abs(change.now - change.before) > quantity.allowed(change.before)
+        if abs(change.now - change.before) > quantity.allowed(first) or not quantity.loose
     }

@@ -190,7 +190,7 @@ def _finding(
     if then is None or None in today:
         return None
     by = [value - then for value in today if value is not None]
-    outcome = _outcome(quantity, then, by, allowed=0 if baseline.is_dry else quantity.allowed(then))
+    outcome = _outcome(quantity, then, by, allowed=0 if baseline.is_dry else quantity.allowed(before))
     if outcome is None:
         return None
     now = launches[min(range(len(by)), key=lambda at: abs(by[at]))]
