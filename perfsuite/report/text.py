@@ -38,6 +38,8 @@ def sentence(check: Check, against: str | None = None) -> str:
         text += f", {check.allowed:.1%} allowed: {check.outcome}"
         if check.outcome == "regressed" and abs(check.change) <= check.allowed:
             text += " (surely worse, and the tolerance is not ruled out)"
+        if check.outcome == "passed" and abs(check.change) > check.allowed:
+            text += " (a worsening by as much is ruled out; the improvement is not sure)"
     elif check.outcome == "failed" or check.outcome == "inconclusive":
         text += f": {check.outcome}"
     if check.blind:

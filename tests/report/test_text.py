@@ -62,6 +62,11 @@ MEMORY: dict[str, Any] = {
             "(99 % interval -0.4% to +20.0%), 13.0% allowed: improved",
         ),
         (
+            check(change=0.174, interval=(-0.01, 0.35)),
+            "tokens/s: 98,765, baseline 123,456: 17.4% more (99 % interval -1.0% to +35.0%), 13.0% allowed: "
+            "passed (a worsening by as much is ruled out; the improvement is not sure)",
+        ),
+        (
             check(change=0.0, interval=(-1.0, math.inf), minimum_detectable=0.1),
             "tokens/s: 98,765, baseline 123,456: 0.0% more (99 % interval not known), 13.0% allowed: passed",
         ),

@@ -109,6 +109,16 @@ def test_every_check_says_how_much_how_sure_and_how_much_is_allowed() -> None:
     assert speed.baseline == 1000
 
 
+def test_a_case_that_looks_better_than_the_tolerance_and_not_surely_so_passes() -> None:
+    verdict = session(usual(1.174) * 5, noise=noise_of(0.12))
+    check = check_of(verdict, "tokens_per_s")
+    assert (check.outcome, verdict.launches) == ("passed", MAX_LAUNCHES)
+    assert check.change is not None
+    assert check.interval is not None
+    assert check.allowed < check.change == pytest.approx(0.174, abs=0.001)
+    assert -check.allowed < check.interval[0] < 0.05
+
+
 def test_in_doubt_another_launch_is_asked_for_until_it_passes() -> None:
     """7 % slower with a noise of 4 % may be the 15 % that must not pass, or nothing."""
     runs = usual(0.93)
