@@ -175,6 +175,7 @@ compare: .venv/installed  ## BASE=main HARDWARE=h100: launch that commit and thi
 
 refresh: .venv/installed  ## HARDWARE=h100 CASES='fsdp2 and not 8b' REASON='torch 2.14': new reviewed baselines
 	.venv/bin/perfsuite hardware --expect "$$HARDWARE"
+	.venv/bin/perfsuite doctor || [ $$? -eq 1 ]
 	rm -rf .perfsuite/refresh
 	.venv/bin/pytest bench_cases -m "$$HARDWARE" -k "$$CASES" --perf-min-launches=10 --perf-explain --perf-report "$$OUT" \
 		--perf-store=.perfsuite/refresh $(ARGS) || [ $$? -eq 1 ]

@@ -31,6 +31,7 @@ def test_it(bench, case):
 """
 SPEEDS = ("tokens_per_s", "tokens_per_s_mean")
 SELFTEST = "perfsuite selftest"
+DOCTOR, QUICK_DOCTOR = "perfsuite doctor |", "perfsuite doctor --quick |"
 GH = """#!/bin/sh
 echo "gh $@" >> "$CALLS"
 case "$1 $2" in
@@ -56,10 +57,12 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     here = tmp_path / "clone"
     (here / "bench_cases").mkdir(parents=True)
     (here / "bench_cases" / "test_cases.py").write_text(CASES)
-    # The self-test trains for real, which is another test's concern: here it is simulated.
+    # The self-test and the doctor train for real, which is another test's concern.
     makefile = (ROOT / "Makefile").read_text()
     assert SELFTEST in makefile
-    (here / "Makefile").write_text(makefile.replace(SELFTEST, f"{SELFTEST} --framework fake"))
+    assert DOCTOR in makefile
+    makefile = makefile.replace(SELFTEST, f"{SELFTEST} --framework fake").replace(DOCTOR, QUICK_DOCTOR)
+    (here / "Makefile").write_text(makefile)
     (here / ".gitignore").write_text(".venv\n.perfsuite/\nbuild/\nout/\nnights/\nhistory/\n__pycache__/\n")
     (here / "docs").mkdir()
     (here / "docs" / "index.md").write_text("# A page\n")

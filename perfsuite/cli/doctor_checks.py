@@ -32,6 +32,7 @@ from perfsuite.launch.quiet import Neighbours
 from perfsuite.measure import Reference, measure
 from perfsuite.report.progress import silent
 from perfsuite.results import baseline, metric
+from perfsuite.results.health import laggard
 from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import RankReport
@@ -60,10 +61,10 @@ MAX_OVERHEAD = 0.01
 MAX_PEAK_DIFFERENCE = 0.05
 """Largest relative error of peak memory. On a CPU memory comes in pages, and the rest of the process
 allocates."""
-MAX_DEVICE_LAG = 0.10
-"""How much slower the slowest GPU may be than the fastest in the same piece of work, relative."""
 MIN_SHARE_OF_PEAK = 0.4
 """Smallest share of the data sheet's dense peak in a 4096 x 4096 matmul: any healthy card exceeds it."""
+FABRIC_IS_UP = (3, 0)
+"""State and status of a GPU whose NVLink fabric is set up: NVML_GPU_FABRIC_STATE_COMPLETED, NVML_SUCCESS."""
 SHARED_MEMORY_BYTES = 2**30
 """Least size of /dev/shm: NCCL's ranks on one machine use it, and a container gets 64 MiB by default."""
 
@@ -222,7 +223,8 @@ def gpu_rows(machine: Machine, nvml: Any | None = None) -> list[Row]:
         nvml = importlib.import_module("pynvml")
     gpus = Gpus(nvml, machine.devices, JobProcesses())  # nothing is launched
     cards = gpus.cards(gpus.used_bytes())
-    notes = gpus.notes()
+    fabric = gpus.fabric_states()
+    notes = [*gpus.notes(), *(f"{card.name}: {fault}" for card in cards for fault in card.memory_faults)]
     gpus.finish()
     if len(cards) < machine.devices:
         return [_unknown("NVML", "; ".join(notes), "ask nvidia-smi why")]
@@ -234,7 +236,27 @@ def gpu_rows(machine: Machine, nvml: Any | None = None) -> list[Row]:
         _alike_row("clocks", [_mhz(card) for card in cards]),
         _alike_row("ECC", [_on(card.ecc) for card in cards]),
         _alike_row("persistence mode", [_on(card.persistence) for card in cards]),
+        *_nvlink_rows(cards, fabric),
     ]
+
+
+def _nvlink_rows(cards: Sequence[DeviceHealth], fabric: Sequence[tuple[int, int] | None]) -> list[Row]:
+    """Check the links between GPUs, where there are any, and the fabric of their switches."""
+    rows = []
+    if any(card.nvlinks is not None for card in cards):
+        rows.append(_alike_row("NVLink", [_nvlinks(card) for card in cards]))
+    if any(fabric):
+        wrong = [card.name for card, state in zip(cards, fabric, strict=True) if state != FABRIC_IS_UP]
+        advice = "start NVIDIA's Fabric Manager (systemctl status nvidia-fabricmanager), and see dmesg"
+        found = f"not initialized: {', '.join(wrong)}" if wrong else "initialized"
+        rows.append(_checked("NVLink fabric", found, ok=not wrong, advice=advice))
+    return rows
+
+
+def _nvlinks(card: DeviceHealth) -> str | None:
+    """The NVLinks of a GPU that are up, and those that are not."""
+    down = f", {card.nvlinks_down} down" if card.nvlinks_down else ""
+    return None if card.nvlinks is None else f"{card.nvlinks} up{down}"
 
 
 def _power_row(cards: Sequence[DeviceHealth]) -> Row:
@@ -405,9 +427,9 @@ def device_rows(reports: Sequence[RankReport], machine: Machine) -> list[Row]:
 
 def _device_row(name: str, rates: dict[int, float], machine: Machine) -> Row:
     lowest, highest = min(rates.values()), max(rates.values())
-    rank = next(rank for rank, rate in rates.items() if rate == lowest)
     found = f"{lowest:.4g} to {highest:.4g} over {len(rates)} GPUs" if len(rates) > 1 else f"{lowest:.4g}"
-    if (behind := 1 - lowest / highest) > MAX_DEVICE_LAG:
+    if (lag := laggard(rates)) is not None:
+        rank, _, behind = lag
         advice = (
             f"GPU {rank} is {behind:.0%} slower than the fastest: look at its clocks, its power limit, its "
             "link, and who else uses it"

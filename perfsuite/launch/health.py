@@ -145,7 +145,7 @@ class Sampler:
             self._counted if len(self._counted) > 1 or self._first is None else [self._first, *self._counted]
         )
         if len(counted) > 1:
-            return _health(counted, self._cards, notes)
+            return _health(counted, self._cards, notes, self._cores)
         if self._cards or notes:
             return Health(samples=0, seconds=0, steps=0, devices=self._cards, notes=notes)
         return None
@@ -233,12 +233,15 @@ def sampler(device: Literal["cpu", "cuda"], devices: int) -> Sampler:
     return Sampler(devices=devices, nvml=pynvml)
 
 
-def _health(samples: Sequence[_Sample], cards: Sequence[DeviceHealth], notes: tuple[str, ...]) -> Health:
+def _health(
+    samples: Sequence[_Sample], cards: Sequence[DeviceHealth], notes: tuple[str, ...], cores: set[int]
+) -> Health:
     first, last = samples[0], samples[-1]
     seconds = last.at - first.at
     gpus = list(zip(*(sample.gpus for sample in samples), strict=True))
     cards = cards or [DeviceHealth(index=index) for index in range(len(gpus))]
     return Health(
+        cores=len(cores),
         samples=len(samples),
         seconds=round(seconds, 3),
         steps=last.step - first.step,

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from perfsuite.case.hardware import PRODUCTS, Machine
+from perfsuite.case.hardware import AND, PRODUCTS, Machine
 from perfsuite.errors import MachineError
 
 AMD_DRIVER = Path("/dev/kfd")
@@ -197,7 +197,7 @@ def text(value: str | bytes) -> str:
 
 def gpu_machine(names: list[str], *, count: int, memory_bytes: int, driver: str | None) -> Machine:
     """Return a machine with `count` GPUs of these NVML names. An unknown name gets a class but no peak."""
-    name = " + ".join(names)
+    name = AND.join(names)
     product = PRODUCTS.get(name)
     note = None
     if product is not None:

@@ -8,6 +8,7 @@ answers: `perfsuite.launch.health` makes them in a thread.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from typing import Any
 
 from perfsuite.launch.job import JobProcesses
 from perfsuite.launch.machine import pci_bus_id, text, visible_handles
+from perfsuite.results.health import HELD_BYTES
 from perfsuite.results.run import DeviceHealth
 
 REASONS: dict[int, str] = {
@@ -119,11 +121,29 @@ class Gpus:
         )
 
     def cards(self, held: Sequence[int | None]) -> tuple[DeviceHealth, ...]:
-        """Return which cards these are and how they are set up. `held` bytes are in use before the job."""
+        """Return which cards these are and how they are set up. `held` bytes are in use before the job.
+
+        Memory that is held on other GPUs of the machine is noted.
+        """
+        self._note_other_gpus()
         return tuple(
             self._card(index, handle, size)
             for index, (handle, size) in enumerate(zip(self._handles, held, strict=True))
         )
+
+    def fabric_states(self) -> list[tuple[int, int] | None]:
+        """Return state and status of each GPU in its NVLink fabric (nvmlGpuFabricInfo_t in nvml.h).
+
+        None where a GPU is in none, or NVML does not tell.
+        """
+        found: list[tuple[int, int] | None] = []
+        for index, handle in enumerate(self._handles):
+            info = self._nvml.c_nvmlGpuFabricInfo_t()
+            if self._ask(index, "nvmlDeviceGetGpuFabricInfo", handle, ctypes.byref(info)) is None:
+                found.append(None)
+            else:
+                found.append((info.state, info.status) if info.state else None)
+        return found
 
     def read(self, *, under_load: bool = True, whole: bool = True) -> tuple[Gpu, ...]:
         """Read every GPU of the job; under load also its PCIe link, which an idle card slows down.
@@ -135,6 +155,20 @@ class Gpus:
             for index, handle in enumerate(self._handles):
                 self._note_link(index, handle)
         return tuple(self._read(index, handle, whole=whole) for index, handle in enumerate(self._handles))
+
+    def _note_other_gpus(self) -> None:
+        own = {pci_bus_id(self._nvml, handle) for handle in self._handles}
+        with contextlib.suppress(Exception):  # one that cannot be read is none of the job's
+            for index in range(self._nvml.nvmlDeviceGetCount() if own else 0):
+                handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+                if (bus_id := pci_bus_id(self._nvml, handle)) in own:
+                    continue
+                used = self._nvml.nvmlDeviceGetMemoryInfo(handle, self._nvml.nvmlMemory_v2).used
+                if used > HELD_BYTES:
+                    self._notes[
+                        f"{used / 2**30:.1f} GiB held on {bus_id}, a GPU of this machine that is none of the "
+                        "job's: what runs there shares cores, power and PCIe with it"
+                    ] = None
 
     def _card(self, index: int, handle: Any, held: int | None) -> DeviceHealth:
         nvml = self._nvml
@@ -152,8 +186,9 @@ class Gpus:
 
         limits = self._ask(index, "nvmlDeviceGetPowerManagementLimitConstraints", handle)
         ecc = self._ask(index, "nvmlDeviceGetEccMode", handle)
-        faults = self._memory_faults(index, handle)
-        self._notes |= {f"{self._names[index]}: {fault}": None for fault in faults}
+        faults, pending = self._memory_faults(index, handle)
+        up, down, errors = self._nvlinks(index, handle)
+        self._notes |= {f"{self._names[index]}: {each}": None for each in pending}
         processes = self._ask(index, "nvmlDeviceGetComputeRunningProcesses", handle) if held else None
         return DeviceHealth(
             index=index,
@@ -168,13 +203,17 @@ class Gpus:
             ecc=None if ecc is None else is_on(ecc[0]),
             persistence=is_on(self._ask(index, "nvmlDeviceGetPersistenceMode", handle)),
             memory_faults=faults,
+            memory_pending=pending,
+            nvlinks=up,
+            nvlinks_down=down,
+            nvlink_errors=errors,
             held_before_bytes=held,
             held_before_by=tuple(sorted(process.pid for process in processes or ())),
         )
 
-    def _memory_faults(self, index: int, handle: Any) -> tuple[str, ...]:
-        """Return what is wrong with the memory of a card, and what to do."""
-        faults = []
+    def _memory_faults(self, index: int, handle: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return what is wrong with the memory of a card, what only waits for a reset, and what to do."""
+        faults, pending = [], []
         nvml = self._nvml
         which = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)  # since the last reset
         uncorrected = self._ask(index, "nvmlDeviceGetTotalEccErrors", handle, *which)
@@ -184,10 +223,30 @@ class Gpus:
         if has_failed:
             faults.append("a row of its memory could not be remapped: have the card replaced")
         if is_pending:
-            faults.append("rows of its memory wait to be remapped: reset the GPU")
+            pending.append("rows of its memory wait to be remapped: reset the GPU")
         if self._ask(index, "nvmlDeviceGetRetiredPagesPendingStatus", handle):
-            faults.append("pages of its memory wait to be retired: reset the GPU")
-        return tuple(faults)
+            pending.append("pages of its memory wait to be retired: reset the GPU")
+        return tuple(faults), tuple(pending)
+
+    def _nvlinks(self, index: int, handle: Any) -> tuple[int | None, int | None, int | None]:
+        """Return how many NVLinks are up, how many down, and their errors; None without NVLink."""
+        nvml = self._nvml
+        states = []
+        for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+            try:
+                states.append(int(nvml.nvmlDeviceGetNvLinkState(handle, link)))
+            except Exception:  # this product has no more of them, or none
+                break
+        if not any(states):
+            return None, None, None
+        errors = [
+            self._ask(index, "nvmlDeviceGetNvLinkErrorCounter", handle, link, counter)
+            for link, state in enumerate(states)
+            if state
+            for counter in (nvml.NVML_NVLINK_ERROR_DL_REPLAY, nvml.NVML_NVLINK_ERROR_DL_RECOVERY)
+        ]
+        known = [count for count in errors if count is not None]
+        return sum(states), len(states) - sum(states), sum(known) if known else None
 
     def _note_link(self, index: int, handle: Any) -> None:
         """Note a slow PCIe link, once."""

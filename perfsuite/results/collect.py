@@ -191,6 +191,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
         flops=reports[0].flops,
         observed=_with_machine(reports[0].observed, bare),
         device_probe=lowest_device_probe(reports),
+        rank_probes=tuple(report.device_probe for report in reports),
         counts=() if why_hidden else merged(counted),
         hidden=why_hidden,
         notes=(

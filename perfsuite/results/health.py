@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from perfsuite.case.hardware import Machine
 from perfsuite.results.run import DeviceHealth, Health
 
@@ -22,7 +24,11 @@ POWER_LIMIT = "gpu_power_limit_w"
 BAD_REASONS = ("HwSlowdown", "HwThermalSlowdown", "SwThermalSlowdown", "HwPowerBrakeSlowdown")
 """Throttle reasons of a machine that is too hot or short of power. The others, SwPowerCap above all, are how
 GPUs normally run."""
+DEVICE_LAG = 0.10
+"""How much slower the slowest GPU may be than the fastest in the same piece of work, relative."""
 NOT_SAMPLED = "the machine's health is unknown: no sample was taken while steps were made"
+NO_FABRIC = "system not yet initialized"
+"""CUDA's error 802: of GPUs with NVSwitch, the Fabric Manager does not run."""
 HARDWARE_FAULTS = (
     "uncorrectable ecc",
     "uncorrectable nvlink",
@@ -30,6 +36,7 @@ HARDWARE_FAULTS = (
     "gpu is lost",
     "fallen off the bus",
     "unspecified launch failure",
+    NO_FABRIC,
     "nvrm: xid",
     "xid error",
 )
@@ -46,6 +53,7 @@ def gpu_setup(health: Health | None) -> dict[str, str]:
         "gpu_sm_clock_set_mhz": [card.sm_clock_set_mhz for card in cards],
         "gpu_ecc": [card.ecc for card in cards],
         "gpu_persistence": [card.persistence for card in cards],
+        "gpu_nvlinks": [card.nvlinks for card in cards],
     }
     known = {name: sorted({value for value in each if value is not None}) for name, each in values.items()}
     return {name: ", ".join(map(_setup, each)) for name, each in known.items() if each}
@@ -66,8 +74,11 @@ def machine_problems(health: Health | None, machine: Machine) -> list[str]:
     if health is None:
         return []
     found = [reason for device in health.devices for reason in _unhealthy_gpu(device)]
-    if machine.device == "cpu":
-        whose = "the cores' time" + (f" of {health.node}" if health.node else "")
+    found += _lost_nvlinks(health.devices)
+    whose = "the cores' time" + (f" of {health.node}" if health.node else "")
+    if machine.device == "cuda":
+        found += _few_cores(health, whose)
+    else:
         if _exceeds(health.foreign_cpu, FOREIGN_CPU_SHARE):
             found.append(
                 f"other processes used {health.foreign_cpu:.0%} of {whose} "
@@ -84,6 +95,16 @@ def machine_problems(health: Health | None, machine: Machine) -> list[str]:
 def unknown_health(health: Health | None) -> list[str]:
     """The reason to discard a launch that was not sampled; none where nothing was computed (None)."""
     return [] if health is None or health.samples else [NOT_SAMPLED]
+
+
+def laggard(rates: Mapping[int, float]) -> tuple[int, int, float] | None:
+    """The slowest rank, the fastest, and by what share the slowest is slower, if that is beyond `DEVICE_LAG`.
+
+    `rates` are those of the ranks' GPUs in one piece of work, by rank.
+    """
+    slowest, fastest = (choose(rates, key=rates.__getitem__) for choose in (min, max))
+    lag = 1 - rates[slowest] / rates[fastest]
+    return (slowest, fastest, lag) if lag > DEVICE_LAG else None
 
 
 def is_shared(health: Health | None, machine: Machine) -> bool:
@@ -104,8 +125,34 @@ def _exceeds(value: float | None, bound: float) -> bool:
     return value is not None and value > bound
 
 
+def _few_cores(health: Health, whose: str) -> list[str]:
+    """What is wrong if others leave less than a core to each rank: kernels are then launched too late."""
+    ranks = sum(device.node == health.node for device in health.devices)
+    if health.foreign_cpu is None or health.cores is None or not ranks or health.cores < ranks:
+        return []
+    left = (1 - health.foreign_cpu) * health.cores / ranks
+    if left >= 1:
+        return []
+    return [
+        f"other processes used {health.foreign_cpu:.0%} of {whose}, which leaves {left:.2g} of "
+        f"{health.cores} cores to each of {ranks} ranks (at least 1 is healthy)"
+    ]
+
+
+def _lost_nvlinks(devices: Sequence[DeviceHealth]) -> list[str]:
+    """What is wrong with GPUs that have NVLink, and fewer links than another of the same node."""
+    most: dict[str | None, int] = {}
+    for device in devices:
+        most[device.node] = max(device.nvlinks or 0, most.get(device.node, 0))
+    return [
+        f"{device.name}: {device.nvlinks} of its NVLinks are up, of another GPU's {most[device.node]}"
+        for device in devices
+        if device.nvlinks is not None and device.nvlinks < most[device.node]
+    ]
+
+
 def _unhealthy_gpu(device: DeviceHealth) -> list[str]:
-    found = []
+    found = [f"{device.name}: {fault}" for fault in device.memory_faults]
     shares = [(name, (device.throttled or {}).get(name, 0)) for name in BAD_REASONS]
     if bad := [f"{name} in {share:.0%}" for name, share in shares if share > THROTTLED_SHARE]:
         facts = [f"at most {THROTTLED_SHARE:.0%} is healthy"]

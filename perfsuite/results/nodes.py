@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from perfsuite.results.run import Health, LaunchFile, Node, Run
+from perfsuite.results.run import DeviceHealth, Health, LaunchFile, Node, Run
 
 UNKNOWN = Health(samples=0, seconds=0, steps=0)
 """The health of a machine that was not sampled."""
@@ -45,6 +45,7 @@ def worst(nodes: Sequence[Node]) -> Health | None:
         steps=min(health.steps for health in healths),
         devices=tuple(card.replace(node=name) for name, health in seen.items() for card in health.devices),
         sm_clocks_mhz=_slowest_clocks(healths),
+        cores=seen[busiest].cores,
         job_cpu=_of(min, (health.job_cpu for health in healths)),
         foreign_cpu=_of(max, (health.foreign_cpu for health in healths)),
         steal=_of(max, (health.steal for health in healths)),
@@ -55,6 +56,15 @@ def worst(nodes: Sequence[Node]) -> Health | None:
             *(f"{node.name}: its health is unknown" for node in nodes if node.health is None),
         ),
     )
+
+
+def gpu_of(run: Run, rank: int) -> str:
+    """Return a rank with its GPU, for messages: `rank 5, GPU 5 (00000000:9B:00.0) of n2`."""
+    number, index = divmod(rank, run.case.topology.processes_per_node)
+    node = run.nodes[number].name if number < len(run.nodes) else None
+    known = run.health.devices if run.health is not None else ()
+    cards = [card for card in known if (card.index, card.node) == (index, node)]
+    return f"rank {rank}, {(cards or [DeviceHealth(index=index, node=node)])[0].name}"
 
 
 def _of(choose: Callable[[Iterable[float]], float], values: Iterable[float | None]) -> float | None:

@@ -122,9 +122,9 @@ def _slow_links(node: int, links: dict[tuple[int, int], float]) -> list[str]:
 
 
 def _gpu_problems(health: Health | None, machine: Machine) -> list[str]:
-    """What NVML says against the GPUs of a node: as for a launch, and faults of their memory."""
+    """What NVML says against the GPUs of a node: as for a launch, and memory that waits for a reset."""
     if health is None or machine.device == "cpu":
         return []
-    faults = [f"{card.name}: {fault}" for card in health.devices for fault in card.memory_faults]
+    pending = [f"{card.name}: {each}" for card in health.devices for each in card.memory_pending]
     silent = [note for note in health.notes if hardware_fault(note) or "NVML does not answer" in note]
-    return [*machine_problems(health, machine), *faults, *silent]
+    return [*machine_problems(health, machine), *pending, *silent]

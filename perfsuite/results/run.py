@@ -37,7 +37,14 @@ class DeviceHealth(Data):
     ecc: bool | None = None
     persistence: bool | None = None
     memory_faults: tuple[str, ...] = ()
-    """What NVML says against its memory: errors that ECC could not correct, rows or pages to be replaced."""
+    """What NVML says against its memory: errors that ECC did not correct, a row that was not remapped."""
+    memory_pending: tuple[str, ...] = ()
+    """Rows or pages of its memory that wait to be replaced."""
+    nvlinks: int | None = None
+    """Its NVLinks that are up; `nvlinks_down` those that could be and are not. None without any."""
+    nvlinks_down: int | None = None
+    nvlink_errors: int | None = None
+    """Replays and recoveries of its NVLinks since the driver was loaded."""
     held_before_bytes: int | None = None
     """Bytes of its memory in use just before the launch, by processes other than the job's."""
     held_before_by: tuple[int, ...] = ()
@@ -83,6 +90,8 @@ class Health(Data):
     """The job's GPUs; empty on a CPU."""
     sm_clocks_mhz: tuple[tuple[int, float], ...] = ()
     """Samples of the GPU with the slowest SM clock: steps finished by then, and the clock."""
+    cores: int | None = None
+    """That the job may use: of `node`."""
     job_cpu: float | None = None
     """Share, 0 to 1, of the time of all cores that the job may use, as the next two."""
     foreign_cpu: float | None = None
@@ -204,6 +213,8 @@ class Run(Document):
     """The nodes in the order of their ranks; empty for a launch on one machine."""
     device_probe: dict[str, float] = Field(default_factory=dict)
     """What the device could do before the workload was built: the slowest rank's, figure by figure."""
+    rank_probes: tuple[dict[str, float], ...] = ()
+    """The same of each rank, in their order."""
     counts: tuple[RankCounts, ...] = ()
     """What a step did, counted (`perfsuite.results.counts`); empty where it was not counted."""
     hidden: tuple[str, ...] = ()

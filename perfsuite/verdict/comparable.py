@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 from perfsuite.case.case import NOT_IN_ID
+from perfsuite.case.hardware import AND
 from perfsuite.results import health
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.metric import find
+from perfsuite.results.nodes import gpu_of
 from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.noise import is_size
@@ -29,6 +31,8 @@ OBSERVED = "observed "
 UNEXPLAINED = "settings differ, though no version or variable that is recorded does"
 POWER_LIMIT_LOWER = 0.01
 """Share by which the power limit of the GPUs may be lower than at the baseline."""
+CLOCK_DIFFERS = 0.02
+"""Share by which the median SM clock in the window may differ from the baseline's without being listed."""
 DEVICE_MEMORY_GREW = 256 * 2**20
 """Bytes of GPU memory in use, by NVML, beyond the baseline's, from which that is listed as a change."""
 PROBE_STACK = ("torch", "cuda", "cudnn", "nccl", "driver", "threads")
@@ -36,17 +40,23 @@ PROBE_STACK = ("torch", "cuda", "cudnn", "nccl", "driver", "threads")
 
 
 def launch_problems(run: Run, baseline: Baseline | None) -> list[str]:
-    """Reasons to discard a launch, because the machine was not as at the baseline; empty if it is usable.
+    """Reasons to discard a launch, because the machine was not as at the baseline; empty if it is usable."""
+    reasons = health.unknown_health(run.health) + health.machine_problems(run.health, run.machine)
+    reasons += _slow_gpus(run)
+    if baseline is not None and (other := [*_less_power(run, baseline), *_slower_machine(run, baseline)]):
+        reasons += [*other, *_clock_change(run, baseline)]
+    return reasons
 
-    Probes count only while the same software runs them: a new NCCL with a slower all-reduce is no unhealthy
+
+def _slower_machine(run: Run, baseline: Baseline) -> list[str]:
+    """The reasons to discard a launch whose probes ran at another speed than at the baseline.
+
+    They count only while the same software runs them: a new NCCL with a slower all-reduce is no unhealthy
     machine.
     """
-    reasons = health.unknown_health(run.health) + health.machine_problems(run.health, run.machine)
-    if baseline is None:
-        return reasons
-    reasons += _less_power(run, baseline)
     if not same_stack(run, baseline):
-        return reasons
+        return []
+    reasons = []
     probe, typical = run.figures.probe_s_p50, baseline.median("probe_s_p50")
     if probe is not None and typical is not None:
         speed = typical / probe if probe else math.inf
@@ -57,10 +67,36 @@ def launch_problems(run: Run, baseline: Baseline | None) -> list[str]:
             now, allowed = run.device_probe.get(name), _probe_may_be_slower(name, baseline)
             if now is not None and now < (1 - allowed) * usual:
                 reasons.append(
-                    f"before the workload, {name} was {now:.4g}, at the baseline {usual:.4g} "
-                    f"({allowed:.0%} less is healthy)"
+                    f"before the workload, {name} was {now:.4g}{_of_rank(run, name, now)}, at the baseline "
+                    f"{usual:.4g} ({allowed:.0%} less is healthy)"
                 )
     return reasons
+
+
+def _slow_gpus(run: Run) -> list[str]:
+    """The reasons to discard a launch one of whose GPUs is slower than the others, which wait for it.
+
+    GPUs of several products are unlike by themselves, and on a CPU all ranks share the cores.
+    """
+    if run.machine.device == "cpu" or AND in run.machine.device_name:
+        return []
+    found = []
+    for name in sorted({name for probe in run.rank_probes for name in probe}):
+        rates = {rank: probe[name] for rank, probe in enumerate(run.rank_probes) if name in probe}
+        if (lag := health.laggard(rates)) is not None:
+            slowest, fastest, share = lag
+            found.append(
+                f"before the workload, {name} was {rates[slowest]:.4g} of {gpu_of(run, slowest)}, "
+                f"{share:.0%} less than the {rates[fastest]:.4g} of {gpu_of(run, fastest)} "
+                f"({health.DEVICE_LAG:.0%} less is healthy)"
+            )
+    return found
+
+
+def _of_rank(run: Run, name: str, rate: float) -> str:
+    """The rank and the GPU that a rate is of; nothing where the rates of the ranks are not known."""
+    ranks = [rank for rank, probe in enumerate(run.rank_probes) if probe.get(name) == rate]
+    return f" of {gpu_of(run, ranks[0])}" if ranks else ""
 
 
 def _probe_may_be_slower(name: str, baseline: Baseline) -> float:
@@ -147,6 +183,7 @@ def changes(run: Run, baseline: Baseline) -> tuple[str, ...]:
         *environment_changes(run, baseline),
         *_other_nodes(run, baseline),
         *_probe_changes(run, baseline),
+        *_clock_change(run, baseline),
         *_device_memory_grew(run, baseline),
         *_metrics_gone(baseline),
     )
@@ -193,6 +230,14 @@ def _probe_changes(run: Run, baseline: Baseline) -> list[str]:
         if is_size(then) and is_size(today) and abs(math.log(today / then)) > DEVICE_PROBE_SLOWER:
             changed.append(f"{name}: {then:.4g} -> {today:.4g} ({today / then - 1:+.0%})")
     return changed
+
+
+def _clock_change(run: Run, baseline: Baseline) -> list[str]:
+    """The SM clock of the slowest GPU, if it is another: locked (`nvidia-smi -lgc`), or no longer so."""
+    then, now = baseline.median("sm_clock_mhz"), run.figures.sm_clock_mhz
+    if not is_size(then) or not is_size(now) or abs(now / then - 1) <= CLOCK_DIFFERS:
+        return []
+    return [f"SM clock in the measured window: {then:.0f} -> {now:.0f} MHz ({now / then - 1:+.0%})"]
 
 
 def _device_memory_grew(run: Run, baseline: Baseline) -> list[str]:

@@ -105,7 +105,10 @@ def why_failed(run: Run) -> tuple[str, ...]:
     reasons += [f"meanwhile {why}" for why in health.machine_problems(run.health, run.machine)]
     text = "\n".join(filter(None, [run.failure.message, run.failure.traceback]))
     if (fault := health.hardware_fault(text)) is not None:
-        reasons.append(f"meanwhile hardware: {fault}: look at `nvidia-smi -q` and dmesg (Xid)")
+        where = "`nvidia-smi -q` and dmesg (Xid)"
+        if health.NO_FABRIC in fault.lower():
+            where = "the Fabric Manager (systemctl status nvidia-fabricmanager)"
+        reasons.append(f"meanwhile hardware: {fault}: look at {where}")
     return tuple(reasons)
 
 

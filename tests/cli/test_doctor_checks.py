@@ -116,6 +116,8 @@ def test_gpus_that_are_set_up_alike_pass(monkeypatch: pytest.MonkeyPatch) -> Non
         "clocks": ("pass", "SM up to 1980 MHz, application clock 1980 MHz"),
         "ECC": ("pass", "on"),
         "persistence mode": ("pass", "on"),
+        "NVLink": ("pass", "18 up"),
+        "NVLink fabric": ("pass", "initialized"),
     }
     assert gpu_rows(make_machine()) == []
 
@@ -124,6 +126,12 @@ def test_gpus_that_are_set_up_alike_pass(monkeypatch: pytest.MonkeyPatch) -> Non
     ("function", "answer", "check", "said"),
     [
         ("nvmlDeviceGetEnforcedPowerLimit", 500_000, "power limit", "limited to 500 W, its default is 700 W"),
+        (
+            "nvmlDeviceGetTotalEccErrors",
+            2,
+            "GPU hardware",
+            "GPU 1 (00000000:1C:00.0): 2 errors of its memory that ECC could not correct",
+        ),
         (
             "nvmlDeviceGetApplicationsClock",
             1200,
@@ -143,6 +151,22 @@ def test_a_gpu_that_is_unlike_the_others_is_named(
     assert [name for name, row in rows.items() if row.status != "pass"] == [check]
     assert rows[check].status == "fail"
     assert said in rows[check].found
+
+
+def test_a_gpu_without_all_of_its_nvlinks_or_its_fabric_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    rows = on_two_gpus(nvmlDeviceGetNvLinkState=(1,) * 17 + (0,), fabric=(1, 0))
+    assert (rows["NVLink"].status, rows["NVLink"].found) == ("fail", "GPU 0: 18 up, GPU 1: 17 up, 1 down")
+    fabric = rows["NVLink fabric"]
+    assert (fabric.status, fabric.found) == ("fail", "not initialized: GPU 1 (00000000:1C:00.0)")
+    assert "nvidia-fabricmanager" in str(fabric.advice)
+
+
+def test_gpus_without_nvlink_have_no_row_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    on_pcie = {"nvmlDeviceGetNvLinkState": Nvml.NVMLError_NotSupported("Not Supported"), "fabric": (0, 0)}
+    rows = gpu_rows(make_gpu_machine(count=2), Nvml(on_pcie, on_pcie))
+    assert not [row.check for row in rows if "NVLink" in row.check]
 
 
 def test_what_nvml_does_not_tell_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

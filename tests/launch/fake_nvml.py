@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from perfsuite.launch.health import EVERY_S, Sampler
 from perfsuite.results.run import Health
@@ -53,6 +55,8 @@ TRAINING: dict[str, Any] = {
     "nvmlDeviceGetTotalEccErrors": (0,),
     "nvmlDeviceGetRemappedRows": ((0, 0, 0, 0),),
     "nvmlDeviceGetRetiredPagesPendingStatus": (0,),
+    "nvmlDeviceGetNvLinkState": (1,),
+    "nvmlDeviceGetNvLinkErrorCounter": (0,),
     "nvmlDeviceGetCurrPcieLinkWidth": (16,),
     "nvmlDeviceGetMaxPcieLinkWidth": (16,),
     "nvmlDeviceGetCurrPcieLinkGeneration": (5,),
@@ -69,9 +73,18 @@ CARD: dict[str, Any] = {
     "sm_clock_set_mhz": 1980,
     "ecc": True,
     "persistence": True,
+    "nvlinks": 18,
+    "nvlinks_down": 0,
+    "nvlink_errors": 0,
     "held_before_bytes": 4 * 2**20,
     "held_before_by": (OWN,),
 }
+
+
+class FabricInfo(ctypes.Structure):
+    """The fields of nvmlGpuFabricInfo_t that are read."""
+
+    _fields_: ClassVar = [("status", ctypes.c_int), ("state", ctypes.c_ubyte)]
 
 
 class Nvml:
@@ -85,6 +98,10 @@ class Nvml:
     NVML_VOLATILE_ECC = 0
     NVML_TEMPERATURE_GPU = 0
     nvmlMemory_v2 = 33554472
+    NVML_NVLINK_MAX_LINKS = 18
+    NVML_NVLINK_ERROR_DL_REPLAY = 0
+    NVML_NVLINK_ERROR_DL_RECOVERY = 1
+    c_nvmlGpuFabricInfo_t = FabricInfo
 
     def __init__(self, *devices: dict[str, Any], init: Exception | None = None) -> None:
         self.devices = [{**TRAINING, **changes} for changes in devices]
@@ -110,6 +127,11 @@ class Nvml:
 
     def nvmlDeviceGetPciInfo(self, handle: int) -> SimpleNamespace:
         return SimpleNamespace(busId=f"00000000:{0x1B + handle:02X}:00.0".encode())
+
+    def nvmlDeviceGetGpuFabricInfo(self, handle: int, info: Any) -> int:
+        """Answer as every NVSwitch system whose Fabric Manager runs: completed, without an error."""
+        info._obj.state, info._obj.status = self.devices[handle].get("fabric", (3, 0))
+        return 0
 
     def __getattr__(self, function: str) -> Any:
         if function not in {*TRAINING, "nvmlDeviceGetCurrentClocksThrottleReasons"}:
@@ -137,10 +159,15 @@ class Clock:
         return self.now
 
 
-def watched(nvml: Nvml, *, samples: int = 20, devices: int | None = None) -> Health:
-    """What a sampler says that was asked every quarter of a second, a step finished in each."""
+def watched(
+    nvml: Nvml, *, samples: int = 20, devices: int | None = None, proc: Path = Path("/nowhere")
+) -> Health:
+    """What a sampler says that was asked every quarter of a second, a step finished in each.
+
+    Of the cores it knows nothing: others use them in a time that has nothing to do with its clock.
+    """
     clock = Clock()
-    sampler = Sampler(devices=devices or len(nvml.devices), nvml=nvml, clock=clock)
+    sampler = Sampler(devices=devices or len(nvml.devices), nvml=nvml, clock=clock, proc=proc)
     sampler.prepare()
     sampler.begin(OWN)
     for step in range(1, samples + 1):

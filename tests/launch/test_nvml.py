@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,6 +96,7 @@ FIELDS = {
     "nvmlDeviceGetApplicationsClock": {"sm_clock_set_mhz"},
     "nvmlDeviceGetEccMode": {"ecc"},
     "nvmlDeviceGetPersistenceMode": {"persistence"},
+    "nvmlDeviceGetNvLinkErrorCounter": {"nvlink_errors"},
     "nvmlDeviceGetRemappedRows": set(),
     "nvmlDeviceGetRetiredPagesPendingStatus": set(),
     "nvmlDeviceGetMaxPcieLinkWidth": set(),
@@ -170,6 +172,7 @@ def test_the_stand_in_has_the_names_of_the_library() -> None:
     constants = (
         *("NVML_CLOCK_SM", "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_TEMPERATURE_GPU"),
         *("NVML_VOLATILE_ECC", "nvmlMemory_v2"),
+        *("NVML_NVLINK_ERROR_DL_REPLAY", "NVML_NVLINK_ERROR_DL_RECOVERY"),
     )
     assert [getattr(Nvml, name) for name in constants] == [getattr(pynvml, name) for name in constants]
 
@@ -177,23 +180,65 @@ def test_the_stand_in_has_the_names_of_the_library() -> None:
 @pytest.mark.parametrize(
     ("function", "answer", "note"),
     [
-        (
-            "TotalEccErrors",
-            2,
-            f"2 errors of its memory {UNCORRECTED}",
-        ),
         ("RemappedRows", (0, 1, 1, 0), "rows of its memory wait to be remapped: reset the GPU"),
-        ("RemappedRows", (0, 9, 0, 1), "a row of its memory could not be remapped: have the card replaced"),
         ("RetiredPagesPendingStatus", 1, "pages of its memory wait to be retired: reset the GPU"),
         ("CurrPcieLinkWidth", 4, f"PCIe width x4, it can have x16: {SLOW_COPIES}"),
         ("CurrPcieLinkGeneration", 1, f"PCIe generation 1, it can have 5: {SLOW_COPIES}"),
     ],
 )
-def test_what_is_wrong_with_a_card_is_noted(function: str, answer: Any, note: str) -> None:
+def test_what_may_go_on_with_a_card_is_noted(function: str, answer: Any, note: str) -> None:
     wrong = {f"nvmlDeviceGet{function}": (answer,)}
     seen = watched(Nvml({}, wrong))
     assert seen.notes == (f"GPU 1 (00000000:1C:00.0): {note}",)
-    assert [card.memory_faults for card in seen.devices] == [(), () if "PCIe" in note else (note,)]
+    assert [card.memory_pending for card in seen.devices] == [(), () if "PCIe" in note else (note,)]
+    assert machine_problems(seen, make_gpu_machine(count=2)) == []
+
+
+@pytest.mark.parametrize(
+    ("function", "answer", "fault"),
+    [
+        ("TotalEccErrors", 2, f"2 errors of its memory {UNCORRECTED}"),
+        ("RemappedRows", (0, 9, 0, 1), "a row of its memory could not be remapped: have the card replaced"),
+    ],
+)
+def test_a_faulty_memory_is_unhealthy_on_one_machine_too(function: str, answer: Any, fault: str) -> None:
+    seen = watched(Nvml({}, {f"nvmlDeviceGet{function}": (answer,)}))
+    assert machine_problems(seen, make_gpu_machine(count=2)) == [f"GPU 1 (00000000:1C:00.0): {fault}"]
+    assert seen.notes == (), "which would say it twice"
+
+
+@pytest.mark.parametrize(
+    ("states", "links", "why"),
+    [
+        ((1,) * 17 + (0,), [(18, 0), (17, 1)], ["17 of its NVLinks are up, of another GPU's 18"]),
+        ((1,) * 12 + (NVMLError("Invalid Argument"),), [(18, 0), (12, 0)], ["12 of its NVLinks are up"]),
+        ((0,), [(18, 0), (None, None)], []),  # as a card of two that no bridge connects
+        (NotSupported("Not Supported"), [(18, 0), (None, None)], []),
+        ((1,), [(18, 0), (18, 0)], []),
+    ],
+)
+def test_a_gpu_that_has_lost_an_nvlink_is_unhealthy(states: Any, links: list[Any], why: list[str]) -> None:
+    seen = watched(Nvml({}, {"nvmlDeviceGetNvLinkState": states}))
+    assert [(card.nvlinks, card.nvlinks_down) for card in seen.devices] == links
+    said = machine_problems(seen, make_gpu_machine(count=2))
+    assert len(said) == len(why)
+    assert all(f"GPU 1 (00000000:1C:00.0): {each}" in told for each, told in zip(why, said, strict=True))
+    assert seen.notes == ()
+
+
+def test_errors_of_nvlinks_are_counted() -> None:
+    (card,) = watched(Nvml({"nvmlDeviceGetNvLinkErrorCounter": (2, *(0,) * 34, 3)})).devices
+    assert card.nvlink_errors == 5
+
+
+def test_memory_that_is_held_on_gpus_beside_the_jobs_is_noted() -> None:
+    held = {"nvmlDeviceGetMemoryInfo": (SimpleNamespace(used=61 * GIB),)}
+    seen = watched(Nvml({}, held, {}), devices=1)
+    assert seen.notes == (
+        "61.0 GiB held on 00000000:1C:00.0, a GPU of this machine that is none of the job's: what runs there "
+        "shares cores, power and PCIe with it",
+    )
+    assert machine_problems(seen, make_gpu_machine(count=3)) == []
 
 
 @pytest.mark.parametrize(

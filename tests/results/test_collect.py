@@ -378,7 +378,8 @@ def test_a_probe_takes_as_long_as_on_its_slowest_rank_and_what_ran_is_what_rank_
 
 def test_the_device_probe_of_a_launch_is_the_slowest_ranks(tmp_path: Path) -> None:
     reports = [make_report(rank, device_probe={"matmul": rate}) for rank, rate in enumerate((7.0, 5.0))]
-    assert collected(write_launch(tmp_path, *reports)).device_probe == {"matmul": 5.0}
+    run = collected(write_launch(tmp_path, *reports))
+    assert (run.device_probe, run.rank_probes) == ({"matmul": 5.0}, ({"matmul": 7.0}, {"matmul": 5.0}))
 
 
 @pytest.mark.parametrize(("wall_s", "told"), [(20.0, False), (20.1, True)])

@@ -20,6 +20,7 @@ GIB = 2**30
         "nvmlDeviceGetPowerUsage: GPU is lost",
         "NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus.",
         "CUDA error: uncorrectable NVLink error detected during the execution",
+        "Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
     ],
 )
 def test_what_speaks_of_broken_hardware_is_found(said: str) -> None:
@@ -100,6 +101,32 @@ def test_a_machine_is_shared_where_others_are_unhealthy_for_it(
 ) -> None:
     assert is_shared(health, make_machine()) is on_cpu
     assert is_shared(health, make_gpu_machine()) is on_gpu
+
+
+@pytest.mark.parametrize(
+    ("cores", "foreign_cpu", "ranks", "left"),
+    [
+        (96, 0.95, 4, None),
+        (96, 0.97, 4, "97% of the cores' time, which leaves 0.72 of 96 cores to each of 4 ranks"),
+        (8, 0.51, 4, "leaves 0.98 of 8 cores"),
+        (8, 0.5, 4, None),
+        (2, 0.9, 4, None),  # never had a core each
+        (None, 0.99, 4, None),
+        (8, None, 4, None),
+        (8, 0.99, 0, None),
+    ],
+)
+def test_others_that_leave_ranks_of_gpus_less_than_a_core_each_are_unhealthy(
+    cores: int | None, foreign_cpu: float | None, ranks: int, left: str | None
+) -> None:
+    """The host launches the kernels: a GPU waits for a host that has no core."""
+    devices = tuple(DeviceHealth(index=index, node="n1") for index in range(ranks))
+    elsewhere = (DeviceHealth(index=0, node="n2"),)
+    busy = make_health(cores=cores, foreign_cpu=foreign_cpu, node="n1", devices=devices + elsewhere)
+    said = machine_problems(busy, make_gpu_machine())
+    assert len(said) == (left is not None)
+    assert left is None or left.replace("time,", "time of n1,") in said[0]
+    assert not is_shared(busy, make_gpu_machine()), "nobody waits for them: they hold no GPU"
 
 
 def test_the_thresholds() -> None:

@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
+from perfsuite.case.case import Topology
+from perfsuite.case.hardware import AND
 from perfsuite.case.model import Model
 from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.rank_report import Flops, Observed
-from perfsuite.results.run import Node, Run
+from perfsuite.results.run import DeviceHealth, Health, Node, Run
 from perfsuite.verdict.comparable import changes, differences, launch_problems
 from perfsuite.verdict.judge import MAX_UNHEALTHY
 from tests.samples import (
@@ -201,6 +203,75 @@ def test_a_probe_may_be_as_slow_as_the_baselines_own_launches_scatter(
     ]
     today = on_gpu(None, all_reduce_gb_s=rate)
     assert session([today] * 3, from_runs(before)).outcome == outcome
+
+
+def on_gpus(*rates: float, **changes: Any) -> Run:
+    """A launch on eight GPUs of two nodes, of which each copied at its rate before the workload."""
+    case = make_case(topology=Topology(nodes=2, processes_per_node=4))
+    cards = tuple(
+        DeviceHealth(index=index, pci_bus_id=f"00000000:{index}B:00.0", node=node)
+        for node in ("n1", "n2")
+        for index in range(4)
+    )
+    return on_gpu(None, copy=min(rates)).replace(
+        case=case,
+        nodes=(Node(name="n1"), Node(name="n2")),
+        health=Health(samples=9, seconds=9, steps=9, devices=cards),
+        rank_probes=tuple({"copy": rate} for rate in rates),
+        **changes,
+    )
+
+
+@pytest.mark.parametrize("baseline", [None, from_runs([on_gpus(*[2400] * 8)] * 5)])
+def test_a_gpu_that_is_far_behind_the_fastest_is_unhealthy_without_a_baseline_too(
+    baseline: Baseline | None,
+) -> None:
+    rates = [3000, 2900, 2950, 3010, 2990, 2690, 2980, 3000]
+    assert launch_problems(on_gpus(*[*rates[:5], 2710, *rates[6:]]), baseline) == [], "a tenth is let pass"
+    assert launch_problems(on_gpus(*rates), baseline) == [
+        "before the workload, copy was 2690 of rank 5, GPU 1 (00000000:1B:00.0) of n2, 11% less than the "
+        "3010 of rank 3, GPU 3 (00000000:3B:00.0) of n1 (10% less is healthy)"
+    ]
+
+
+def test_gpus_of_unlike_products_and_ranks_on_a_cpu_may_differ() -> None:
+    run = on_gpus(3000, *[1000] * 7)
+    assert launch_problems(run, None)
+    mixed = H100.replace(device_name=f"NVIDIA A10{AND}NVIDIA T4")
+    assert launch_problems(run.replace(machine=mixed), None) == []
+    assert launch_problems(run.replace(machine=make_machine()), None) == []
+
+
+def test_a_gpu_that_is_slower_than_at_the_baseline_is_named() -> None:
+    (why,) = launch_problems(on_gpus(*[2500] * 6, 2490, 2500), from_runs([on_gpus(*[3000] * 8)] * 5))
+    assert "copy was 2490 of rank 6, GPU 2 (00000000:2B:00.0) of n2, at the baseline 3000" in why
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "told"),
+    [
+        (1980, 1620, "SM clock in the measured window: 1980 -> 1620 MHz (-18%)"),
+        (1620, 1980, "SM clock in the measured window: 1620 -> 1980 MHz (+22%)"),
+        (1980, 1945, None),
+        (1980, None, None),
+        (None, 1980, None),
+    ],
+)
+def test_another_clock_is_listed_and_explains_an_unhealthy_launch(
+    then: float | None, now: float | None, told: str | None
+) -> None:
+    """`nvidia-smi -lgc` moves neither the highest clock nor the applications clock."""
+
+    def clocked(mhz: float | None, copy: float) -> Run:
+        (run,) = make_launches(1, machine=H100, sm_clock_mhz=mhz)
+        return run.replace(device_probe={"copy": copy})
+
+    baseline = from_runs([clocked(then, 3000)] * 5)
+    verdict = session([clocked(now, 3000)] * 3, baseline)
+    assert (verdict.outcome, verdict.changed) == ("passed", (told,) if told else ())
+    slow = launch_problems(clocked(now, 2000), baseline)
+    assert slow[0].startswith("before the workload, copy was 2000")
+    assert slow[1:] == ([told] if told else [])
 
 
 def with_limit(watts: str | None) -> Run:

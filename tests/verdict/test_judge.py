@@ -676,6 +676,13 @@ def test_a_failure_that_speaks_of_broken_hardware_says_so() -> None:
     )
 
 
+def test_a_system_without_its_fabric_manager_is_no_fault_of_the_code() -> None:
+    said = "Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized"
+    verdict = session([on_gpu(None).replace(failure=Failure(kind="crash", message=said))])
+    where = "look at the Fabric Manager (systemctl status nvidia-fabricmanager)"
+    assert verdict.reasons == (f"crash: {said}", f"meanwhile hardware: {said}: {where}")
+
+
 def test_what_changed_is_told_of_an_unhealthy_machine_too() -> None:
     before = [with_stack(run) for run in usual()]
     runs = [with_stack(run, OMP_NUM_THREADS="2").replace(health=DISTURBED) for run in usual()]
