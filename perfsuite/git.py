@@ -50,13 +50,15 @@ class Revision(NamedTuple):
 def revision(directory: Path) -> Revision:
     """The revision that is checked out where `directory` lies; outside of git, one without a commit."""
     try:
-        commit = git("rev-parse", "HEAD", cwd=directory).strip()
-        changes = git("status", "--porcelain", "--untracked-files=no", cwd=directory)
+        told = git("status", "--porcelain=v2", "--branch", "--untracked-files=no", cwd=directory).splitlines()
     except GitError as error:
         here = directory.resolve()
         is_inside = any((each / ".git").exists() for each in (here, *here.parents))
         return Revision(None, False, str(error) if is_inside else None)
-    return Revision(commit, bool(changes))
+    commit = next(line.split()[2] for line in told if line.startswith("# branch.oid "))
+    if commit == "(initial)":
+        return Revision(None, False, "there is no commit yet")
+    return Revision(commit, any(not line.startswith("# ") for line in told))
 
 
 def changes(directory: Path) -> str | None:

@@ -188,7 +188,9 @@ def test_what_is_not_known_is_inconclusive_and_fails_on_request(suite: pytest.Py
     file.write_text(json.dumps(content | {"launches": content["launches"][:1], "accepted": accepted}))
     result = run_cpu(suite, "-v")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["*INCONCLUSIVE*", "*too few launches in the baselines*", "*1 inconclusive*"])
+    result.stdout.fnmatch_lines(
+        ["*INCONCLUSIVE*", "*too few launches are in the baselines*", "*1 inconclusive*"]
+    )
     assert run_cpu(suite, "--perf-strict-inconclusive").ret == 1
 
 
@@ -225,7 +227,7 @@ def test_a_quick_look_is_one_launch_and_no_regression(suite: pytest.Pytester) ->
     look.stdout.fnmatch_lines(
         [
             "*: inconclusive after 1 launch*",
-            "*23.1% fewer*: inconclusive; only 3 launches or more can show a regression*",
+            "*23.1% fewer*: inconclusive; only 3 launches or more can show a regression by times*",
         ]
     )
 
@@ -561,7 +563,7 @@ def test_a_machine_that_others_use_measures_nothing_and_says_what_to_do(busy: py
             "perfsuite: launch 1 of fake-* is no evidence: other processes used 60% of *; seen: *",
             "perfsuite: [[]1/1] fake-* unhealthy: 1 launch in * s",
             "*unhealthy (shared)",
-            "*nothing was measured*",
+            "*nothing was judged: what was measured is no evidence*",
             "Others used the machine. --perf-wait-quiet=SECONDS waits longer*--perf-allow-shared shows*",
         ]
     )
@@ -603,7 +605,7 @@ def test_figures_of_a_shared_machine_are_shown_on_request(busy: pytest.Pytester)
             "*1 unhealthy*",
         ]
     )
-    result.stdout.no_fnmatch_line("*nothing was measured*")
+    result.stdout.no_fnmatch_line("*what was measured is no evidence*")
     assert read_json(busy)["results"][0]["shared"] is True
     assert not list(busy.path.glob(".perfsuite/baselines/*/*"))
 

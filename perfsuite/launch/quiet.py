@@ -202,7 +202,7 @@ class Neighbours:
                 self._in_vain = False
                 return True
             why = f": {'; '.join(found)}" if found else ""
-            self.show(f"waiting for quiet, {now - began:.0f} of {most_s:.0f} s{why}")
+            self.show(f"waiting for quiet, {began + most_s - now:.0f} s at the most{why}")
         gone = "still not quiet" if self._in_vain else f"not quiet within {most_s:.0f} s"
         self.say(f"{gone}: {'; '.join(found)}")
         self._in_vain = True

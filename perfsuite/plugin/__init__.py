@@ -419,7 +419,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def _write_verdicts(terminal: Any, config: pytest.Config, measurements: list[Measurement]) -> None:
-    terminal.section(f"perfsuite: {summary.hardware(measurements) or 'nothing was launched'}")
+    terminal.section(f"perfsuite: {summary.hardware(measurements) or 'nothing was judged'}")
     for note in summary.machine_notes(measurements):
         terminal.write_line(printable(f"note: {note}"))
     for line in summary.arm_lines(config.stash[SESSION].arm_facts):
@@ -446,10 +446,10 @@ def _write_judged(terminal: Any, session: Session) -> None:
 
 def _write_nothing_measured(terminal: Any, config: pytest.Config) -> None:
     session = config.stash[SESSION]
-    terminal.section("perfsuite: nothing was measured", red=True, bold=True)
-    terminal.write_line(
-        f"{plural(config.stash[SELECTED], 'case')} selected, none gave a valid measurement: not a pass."
-    )
+    has_figures = any(measurement.figures.by_name() for measurement in session.results)
+    done = "judged: what was measured is no evidence" if has_figures else "measured"
+    terminal.section(f"perfsuite: nothing was {done}", red=True, bold=True)
+    terminal.write_line(f"{plural(config.stash[SELECTED], 'case')} selected, none has a verdict: not a pass.")
     if any(measurement.shared for measurement in session.results):
         terminal.write_line(
             "Others used the machine. --perf-wait-quiet=SECONDS waits longer until they end; "

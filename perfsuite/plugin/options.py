@@ -88,7 +88,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--perf-max-launches",
         metavar="N",
         help=f"launches at the most until a case is inconclusive (default {MAX_LAUNCHES}); "
-        "1 or 2 are a quick look, which never shows a regression",
+        "1 or 2 are a quick look, which never shows a regression by times",
     )
     group.addoption(
         "--perf-min-launches", metavar="N", help="launches at the least: 5 or more to accept as a baseline"

@@ -30,7 +30,7 @@ def because(verdict: Verdict) -> list[str]:
     counted = [verdict.explained] if verdict.explained is not None else []
     if found is None:
         return counted
-    if found.calls and verdict.explained == THE_SAME:
+    if found.calls and (verdict.explained or "").startswith(THE_SAME):
         counted = []
     others = any(note.startswith(NOT_IN_EACH_STEP) for note in found.notes)
     same = [] if found.calls or others or not found.hints else ["no call differs"]

@@ -13,6 +13,8 @@ from perfsuite.case.case import Unit
 from perfsuite.report.text import plural, rate
 
 ID_WIDTH = 30
+WAITING_EVERY_S = 30
+"""Seconds between two lines about a wait where no line is live."""
 
 
 def silent(text: str | None) -> None:
@@ -36,6 +38,7 @@ class Progress:
     _finished_s: list[float] = field(default_factory=list)
     _case_began: float = 0
     _began: float = 0
+    _silent_since: float | None = None
     _first: tuple[float, int] | None = None
 
     def begin(self, case_id: str, total_steps: int, launch: int, unit: Unit = "tokens") -> None:
@@ -72,9 +75,13 @@ class Progress:
         self.line(f"perfsuite: {text}")
 
     def waiting(self, text: str | None) -> None:
-        """Show what is waited for; None clears it."""
+        """Show what is waited for; None clears it. Where no line is live, a line of it stays now and then."""
         if self.is_live:
             self.live(text)
+        elif text is None or self._silent_since is None:
+            self._silent_since = None if text is None else self.clock()
+        elif self.clock() - self._silent_since >= WAITING_EVERY_S:
+            self.say(text)
 
     def end(self, outcome: str) -> None:
         """Print the outcome of the case, and how long the rest may take."""

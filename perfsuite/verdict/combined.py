@@ -10,7 +10,8 @@ from perfsuite.results.outcome import WORST_FIRST, CountCheck, Outcome, Verdict
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
 
-THE_SAME = "the work is the same: look at kernels, NCCL, the machine"
+THE_SAME = "the work is the same: look at"
+"""Begins what is said of a slower case whose counts are equal; what to look at depends on the machine."""
 
 NOTHING_TO_COMPARE = (
     "counts are not judged: there is no baseline of counts, and these launches cannot become one"
@@ -29,7 +30,7 @@ def with_counts(
     counts = exact.check(runs, baseline, file)
     if counts is not None and counts.outcome == "recorded" and not _may_be_recorded(timed, runs):
         counts = CountCheck(outcome="passed", compared=False, notes=(NOTHING_TO_COMPARE,))
-    verdict = timed.replace(counts=counts, explained=_explained(timed, counts))
+    verdict = timed.replace(counts=counts, explained=_explained(timed, counts, runs[-1]))
     if baseline is not None and (reason := exact.unlike(runs, baseline)) is not None:
         if timed.outcome == "failed":
             return verdict
@@ -44,20 +45,24 @@ def _may_be_recorded(timed: Verdict, runs: Sequence[Run]) -> bool:
     return timed.outcome not in ("failed", "regressed") and all(run.inject is None for run in runs)
 
 
-def _explained(timed: Verdict, counts: CountCheck | None) -> str | None:
+def _explained(timed: Verdict, counts: CountCheck | None, run: Run) -> str | None:
     """Why a slower or larger case is so, as far as counts tell; None for others, or if none were compared.
 
     The largest growth, else the largest change of any kind: other buckets may be slower, too.
     """
     if counts is None or not counts.compared or all(each.outcome != "regressed" for each in timed.checks):
         return None
-    return first_cause(counts, "regressed")
+    return first_cause(counts, "regressed", run)
 
 
-def first_cause(counts: CountCheck, outcome: Literal["regressed", "improved"]) -> str:
-    """What may best explain that a case `outcome`: the largest change of that kind, else of any."""
+def first_cause(counts: CountCheck, outcome: Literal["regressed", "improved"], run: Run) -> str:
+    """What may best explain that a case `outcome`: the largest change of that kind, else of any.
+
+    `run` is one of its launches.
+    """
     kinds = ("regressed", "passed", "improved")
     order = kinds if outcome == "regressed" else kinds[::-1]
     if not counts.findings:
-        return THE_SAME
+        gpus = "kernels, NCCL" if run.case.topology.world_size > 1 else "kernels"
+        return f"{THE_SAME} {gpus if run.machine.device == 'cuda' else 'packages, threads'}, the machine"
     return min(counts.findings, key=lambda finding: order.index(finding.outcome)).sentence

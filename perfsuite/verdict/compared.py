@@ -147,7 +147,7 @@ def _judge_healthy(
         launches=len(a) + len(b),
         checks=checks,
         counts=None if counts is None else _unjudged(counts),
-        explained=_explained(checks, counts),
+        explained=_explained(checks, counts, b[-1]),
         failure="missing_metric" if outcome == "failed" else None,
     )
     if (
@@ -253,9 +253,9 @@ def _unjudged(check: CountCheck) -> CountCheck:
     return check.replace(outcome=outcome, findings=findings)
 
 
-def _explained(checks: Sequence[Check], counts: CountCheck | None) -> str | None:
+def _explained(checks: Sequence[Check], counts: CountCheck | None, run: Run) -> str | None:
     """Why arm B is worse, or better, as far as counts tell; None if it is neither or none were compared."""
     outcomes = {check.outcome for check in checks}
     if counts is None or not counts.compared or not outcomes & {"regressed", "improved"}:
         return None
-    return first_cause(counts, "regressed" if "regressed" in outcomes else "improved")
+    return first_cause(counts, "regressed" if "regressed" in outcomes else "improved", run)

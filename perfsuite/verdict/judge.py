@@ -32,8 +32,14 @@ from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Noise, d
 
 MAX_UNHEALTHY = 3
 """After this many unhealthy launches, if there are no more healthy ones, the verdict is `unhealthy`."""
-UNKNOWN_NOISE = "the noise between launches is unknown: too few launches in the baselines of this hardware"
-TOO_FEW_LAUNCHES = f"only {FEWEST_LAUNCHES} launches or more can show a regression"
+UNKNOWN_NOISE = (
+    "the noise between launches is unknown, too few launches are in the baselines of this hardware: accept "
+    "more (--perf-min-launches)"
+)
+TOO_FEW_LAUNCHES = (
+    f"only {FEWEST_LAUNCHES} launches or more can show a regression by times (--perf-max-launches)"
+)
+OTHER_SOFTWARE = "the software that the probe runs through changed, too: accept a new baseline if all is well"
 UNKNOWN_EXPONENT = "how speed follows the probe is unknown: accept more launches"
 
 
@@ -242,7 +248,7 @@ def _check(
         return raw if is_certain else _agreed(raw, corrected, UNKNOWN_EXPONENT)
     if same_stack(runs[-1], baseline):
         return corrected
-    return _agreed(corrected, raw, "the software that the probe runs through changed, too")
+    return _agreed(corrected, raw, OTHER_SOFTWARE)
 
 
 def _unjudged(metric: Metric, runs: Sequence[Run], baseline: Baseline | None = None) -> Check:

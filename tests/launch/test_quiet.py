@@ -218,9 +218,9 @@ def test_a_session_waits_until_it_was_quiet_for_some_seconds(machine: Machine, w
 def test_what_is_waited_for_is_shown_meanwhile() -> None:
     world = World(20)
     world.neighbours.wait(CPU, 2)
-    busy = "waiting for quiet, 1 of 60 s: 50% of the cores' time used by train (pid 4711) 50%"
+    busy = "waiting for quiet, 59 s at the most: 50% of the cores' time used by train (pid 4711) 50%"
     assert world.shown[0] == busy
-    assert world.shown[-1] == "waiting for quiet, 24 of 60 s"
+    assert world.shown[-1] == "waiting for quiet, 36 s at the most"
 
 
 def test_a_machine_that_stays_busy_is_waited_for_no_longer_than_allowed_and_then_only_looked_at() -> None:

@@ -155,3 +155,13 @@ def test_a_case_takes_as_long_as_all_its_launches() -> None:
     screen.now += 5
     screen.progress.end("passed")
     assert screen.lines[-1].endswith("passed: 2 launches in 15.0 s, then 15 s for 1 more")
+
+
+def test_a_log_is_told_every_half_minute_what_is_waited_for() -> None:
+    screen = Screen(1, terminal=False)
+    screen.progress.say("waiting until others are quiet")
+    for left in range(120, 0, -1):
+        screen.progress.waiting(f"{left} s at the most")
+        screen.now += 1
+    screen.progress.waiting(None)
+    assert screen.lines[1:] == [f"perfsuite: {left} s at the most" for left in (90, 59, 28)]

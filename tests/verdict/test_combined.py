@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
-from perfsuite.results.outcome import Check, Outcome, Verdict
-from perfsuite.verdict.combined import NOTHING_TO_COMPARE, THE_SAME, with_counts
+from perfsuite.case.case import Topology
+from perfsuite.results.outcome import Check, CountCheck, Outcome, Verdict
+from perfsuite.verdict.combined import NOTHING_TO_COMPARE, THE_SAME, first_cause, with_counts
+from tests.samples import make_case, make_gpu_machine, make_run
 from tests.twin_counts import baseline_of, counts, launch
 
 MORE, FEWER = (launch(counts(host_reads={"forward": reads})) for reads in (80, 2))
@@ -67,7 +69,7 @@ def test_equal_and_absent_counts_change_no_outcome(run: Any, outcome: Outcome) -
         (MORE, "host reads in forward: 1 -> 80, in optimizer: 39 -> 0 a step"),
         (FEWER, "host reads in forward: 1 -> 2, in optimizer: 39 -> 0 a step"),
         (OTHER_BUCKETS, "host reads in forward: 1 -> 39, in optimizer: 39 -> 1 a step"),
-        (SAME, THE_SAME),
+        (SAME, f"{THE_SAME} packages, threads, the machine"),
         (launch(counts=()), None),
     ],
 )
@@ -76,6 +78,15 @@ def test_a_slower_case_says_what_changed_first_or_that_nothing_did(run: Any, exp
     assert with_counts(timed("regressed"), [run], None).explained is None
     for outcome in set(ALL) - {"regressed"}:
         assert with_counts(timed(outcome), [run], baseline_of()).explained is None
+
+
+@pytest.mark.parametrize(
+    ("processes", "look_at"), [(2, "kernels, NCCL, the machine"), (1, "kernels, the machine")]
+)
+def test_what_to_look_at_fits_the_machine(processes: int, look_at: str) -> None:
+    case = make_case(topology=Topology(processes_per_node=processes))
+    run = make_run(case=case, machine=make_gpu_machine())
+    assert first_cause(CountCheck(outcome="passed"), "regressed", run) == f"{THE_SAME} {look_at}"
 
 
 def test_what_grew_explains_before_what_is_otherwise_split_and_what_shrank() -> None:
@@ -95,7 +106,9 @@ def test_what_grew_explains_before_what_is_otherwise_split_and_what_shrank() -> 
 def test_memory_that_regressed_is_explained_too() -> None:
     verdict = timed("regressed")
     larger = verdict.replace(outcome="unhealthy")
-    assert with_counts(larger, [SAME], baseline_of()).explained == THE_SAME
+    explained = with_counts(larger, [SAME], baseline_of()).explained
+    assert explained is not None
+    assert explained.startswith(THE_SAME)
 
 
 OTHER_METHOD = launch(counts(method="hooks-1"))
