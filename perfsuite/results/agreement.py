@@ -20,6 +20,10 @@ ROUNDING = 5e-7
 TOKENS_OFF = 0.02
 """Share by which the tokens that a model was given may differ from those that the case claims."""
 
+CLOCK_OFF, CLOCK_SLACK_S = 0.05, 0.3
+"""How much a clock may differ from the kernel's: a share, and what two readings that are interrupted between
+take."""
+
 
 def trained_apart(reports: Sequence[RankReport], case: Case) -> str | None:
     """Why the ranks do not train one model, or None: the message of a `mismatch`."""
@@ -51,6 +55,24 @@ def _differ(norms: Sequence[tuple[float, float]]) -> bool:
     after = [end for _, end in norms]
     moved = max(abs(end - begin) for begin, end in norms)
     return max(after) - min(after) > max(OF_THE_MOVE * moved, ROUNDING * max(after))
+
+
+def clock_differs(reports: Sequence[RankReport]) -> str | None:
+    """Why the times of a rank are no times, or None: the message of a `mismatch`.
+
+    The kernel's uptime is read from a file. What replaces clocks in a process does not reach it.
+    """
+    for report in reports:
+        if report.uptime_s is None:
+            continue
+        off = abs(report.uptime_s - report.elapsed_s)
+        if off > CLOCK_OFF * report.uptime_s + CLOCK_SLACK_S:
+            return (
+                f"rank {report.rank}: its clock says that the training took {report.elapsed_s:.2f} s, the "
+                f"kernel's uptime {report.uptime_s:.2f} s. Something replaces the clock (libfaketime, a "
+                "scaler of time), or the machine was suspended: no time that was measured is one"
+            )
+    return None
 
 
 def tokens_differ(reports: Sequence[RankReport], case: Case) -> str | None:

@@ -156,9 +156,13 @@ def _notes_on_the_end(ended: Sequence[Failure], failure: Failure | None) -> list
 
 
 def _with_training_checked(run: Run, ranks: Sequence[RankReport]) -> Run:
-    """The run; failed if its ranks trained apart or on other tokens than claimed, or if its loss is bad."""
+    """The run; failed if a clock, the ranks' models, their tokens or the loss are not as they should be."""
     case = run.case
-    unlike = agreement.trained_apart(ranks, case) or agreement.tokens_differ(ranks, case)
+    unlike = (
+        agreement.clock_differs(ranks)
+        or agreement.trained_apart(ranks, case)
+        or agreement.tokens_differ(ranks, case)
+    )
     if unlike is not None:
         return run.replace(failure=Failure(kind="mismatch", message=unlike))
     if (rule := case.framework.asks_of_loss) is None:

@@ -117,6 +117,10 @@ class RankReport(Document):
     wall_s: float = 0
     """Seconds of all steps by the host clock, without what was done between them; should agree with the sum
     of `step_s`."""
+    elapsed_s: float = 0
+    """Seconds from the first step's start to the end by the host clock, with what was done between steps."""
+    uptime_s: float | None = None
+    """The same seconds by the kernel's uptime, in hundredths; None if that is not known."""
     loss: tuple[float, ...] = ()
     own_tokens_per_s: float | None = None
     """Tokens/s of all ranks together as reported by the framework; None if it reports none."""

@@ -199,6 +199,8 @@ class Rank:
             probe_s=tuple(self.recorder.probe_s),
             cpu_s=tuple(self.recorder.cpu_s),
             wall_s=self.recorder.wall_s,
+            elapsed_s=self.recorder.elapsed_s,
+            uptime_s=self.recorder.uptime_s,
             own_tokens_per_s=self.workload.own_tokens_per_s(),
             memory=memory,
             device_probe=self.device_probe,

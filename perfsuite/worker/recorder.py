@@ -62,6 +62,10 @@ class Recorder:
         self.probe_s: list[float] = []
         self.wall_s = 0.0
         """Host seconds from `start` to `finish`, without the work that is done between steps."""
+        self.elapsed_s = 0.0
+        """Host seconds from `start` to `finish`, with that work."""
+        self.uptime_s: float | None = None
+        """The same seconds by the kernel's uptime; None if that is not known."""
         self._probe = probe
         self._before_end = before_end
         self._starts: list[Any] = []
@@ -75,6 +79,7 @@ class Recorder:
         self._clock_optimizer: Any = None
         self._is_finished = False
         self._begun_at = self._between_s = self._progress_at = 0.0
+        self._uptime_at: float | None = None
 
     def start(self) -> None:
         """Begin the first step. Python's garbage collector is off until `finish`."""
@@ -83,6 +88,7 @@ class Recorder:
         if self.memory is not None:
             self.memory.release()
         self.timer.settle()
+        self._uptime_at = self.timer.uptime()
         self._begun_at = self.timer.host()
         self._begin_step()
 
@@ -146,7 +152,10 @@ class Recorder:
             return
         self._is_finished = True
         self.timer.settle()
-        self.wall_s = self.timer.host() - self._begun_at - self._between_s
+        self.elapsed_s = self.timer.host() - self._begun_at
+        self.wall_s = self.elapsed_s - self._between_s
+        uptime = self.timer.uptime()
+        self.uptime_s = None if uptime is None or self._uptime_at is None else uptime - self._uptime_at
         self.on_progress(len(self._ends))
         gc.enable()
 

@@ -5,14 +5,27 @@ Imports no pytest, and torch only inside functions.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from importlib.machinery import BuiltinImporter
+from importlib.util import module_from_spec
 from typing import Any, Protocol
 
 from perfsuite.results.rank_report import SIMULATED_CLOCK
 
 CALIBRATION_CYCLES = 10**7
 """GPU cycles that `CudaTimer.sleep` times once to learn how long a cycle takes: some milliseconds."""
+
+
+def _unchanged(name: str) -> Any:
+    """Return a built-in module anew, without what somebody has put into the one that is imported."""
+    spec = BuiltinImporter.find_spec(name)
+    assert spec is not None
+    module = module_from_spec(spec)
+    BuiltinImporter.exec_module(module)
+    return module
+
+
+_time = _unchanged("time")  # freezegun and scalers of time replace functions of the one that scripts import
 
 
 class Timer(Protocol):
@@ -38,6 +51,9 @@ class Timer(Protocol):
     def host(self) -> float:
         """Return the host's clock in seconds: the cross-check of the marks."""
 
+    def uptime(self) -> float | None:
+        """Return the seconds since the machine started, by its kernel; None where nobody knows them."""
+
     def cpu(self) -> float | None:
         """Return the CPU seconds of this process, all its threads together; None on a simulated clock."""
 
@@ -52,7 +68,7 @@ class HostTimer:
 
     def stamp(self) -> float:
         """Return the time now, in seconds."""
-        return time.perf_counter()
+        return float(_time.perf_counter())
 
     def seconds(self, start: float, end: float) -> float:
         """Return the difference of two times."""
@@ -70,17 +86,28 @@ class HostTimer:
         return self.seconds(start, self.stamp())
 
     def host(self) -> float:
-        """Return the time now, in seconds."""
-        return time.perf_counter()
+        """Return the time now, in seconds: by a clock that nobody sets and that is not that of `stamp`."""
+        return float(_time.clock_gettime(_time.CLOCK_MONOTONIC_RAW))
+
+    def uptime(self) -> float | None:
+        """Return the first number of /proc/uptime (proc_uptime(5)), which comes in hundredths.
+
+        It is read from a file: no function of this process, nor of a library before libc, can change it.
+        """
+        try:
+            with open("/proc/uptime") as file:
+                return float(file.read().split()[0])
+        except (OSError, ValueError, IndexError):
+            return None
 
     def cpu(self) -> float | None:
         """Return the CPU seconds of this process, in user and kernel mode, all its threads together."""
-        return time.process_time()
+        return float(_time.process_time())
 
     def sleep(self, seconds: float) -> None:
         """Spin: `time.sleep` would make a delay of one millisecond longer than that."""
-        until = time.perf_counter() + seconds
-        while time.perf_counter() < until:
+        until = self.host() + seconds
+        while self.host() < until:
             pass
 
 
@@ -163,6 +190,10 @@ class SimulatedTimer(HostTimer):
     def host(self) -> float:
         """Return the simulated time, in seconds."""
         return self.now
+
+    def uptime(self) -> float | None:
+        """Return None: the machine's time goes on."""
+        return None
 
     def cpu(self) -> float | None:
         """Return None: nothing is computed."""

@@ -30,6 +30,35 @@ def run_of(case: Case, directory: Path, ranks: list[RankReport]) -> Run:
     )
 
 
+# --- time --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("elapsed_s", "uptime_s", "is_told"),
+    [
+        (2.5, 2.5, False),
+        (2.5, None, False),
+        (2.5, 2.9, False),
+        (100.0, 104.9, False),
+        (0.25, 2.5, True),
+        (2.5, 0.25, True),
+        (100.0, 106.0, True),
+    ],
+)
+def test_a_clock_that_is_not_the_kernel_s_measures_nothing(
+    tmp_path: Path, elapsed_s: float, uptime_s: float | None, is_told: bool
+) -> None:
+    ranks = [make_report(0), make_report(1, elapsed_s=elapsed_s, uptime_s=uptime_s)]
+    run = run_of(make_case(), tmp_path, ranks)
+    assert (run.failure is not None) == is_told
+    if run.failure is not None:
+        assert run.failure.kind == "mismatch"
+        assert run.failure.message.startswith(
+            f"rank 1: its clock says that the training took {elapsed_s:.2f} s, the kernel's uptime "
+            f"{uptime_s:.2f} s"
+        )
+
+
 # --- one model --------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from typing import NoReturn
 
 import pytest
 import torch
@@ -38,7 +39,35 @@ def test_a_clock_of_the_host_knows_every_mark_at_once(timer: Timer) -> None:
     since = timer.since(start)
     assert since is not None
     assert since >= timer.seconds(start, end)
-    assert timer.host() >= end
+    before = timer.host()
+    assert timer.host() >= before
+
+
+def test_a_clock_that_a_script_replaces_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("perf_counter", "process_time", "monotonic", "clock_gettime", "time"):
+        monkeypatch.setattr(time, name, lambda *args: 0.0)
+    timer = HostTimer()
+    start, cpu = timer.stamp(), timer.cpu()
+    timer.sleep(1e-3)
+    assert timer.seconds(start, timer.stamp()) >= 1e-3
+    assert timer.host() > 0
+    assert cpu is not None
+    assert (timer.cpu() or 0) > cpu
+
+
+def test_the_kernel_s_uptime_is_read_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    timer = HostTimer()
+    first, second = timer.uptime(), timer.uptime()
+    assert first is not None
+    assert second is not None
+    assert second >= first > 0
+    assert SimulatedTimer().uptime() is None
+
+    def missing(path: str) -> NoReturn:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr("builtins.open", missing)
+    assert timer.uptime() is None
 
 
 def test_a_simulated_clock_stands_still_between_two_sleeps() -> None:
