@@ -132,7 +132,14 @@ def _collectives(counts: Counts) -> str:
 
 def _flops(counts: Counts) -> str:
     phases = [f"{phase} {amount(counts.flops[phase], 'FLOP')}" for phase in PHASES if counts.flops.get(phase)]
-    return f"computed: {amount(flops(counts), 'FLOP')}" + (f": {', '.join(phases)}" if phases else "")
+    told = f"computed: {amount(flops(counts), 'FLOP')}" + (f": {', '.join(phases)}" if phases else "")
+    return f"{told}; {without_flops(counts)}" if counts.without_flops else told
+
+
+def without_flops(counts: Counts) -> str:
+    """Return the operators whose FLOPs are missing: `without those of ours.mlp in 2 calls: no formula`."""
+    told = [f"{name} in {plural(calls, 'call')}" for name, calls in counts.without_flops.items()]
+    return f"without those of {', '.join(told)}: no formula"
 
 
 def _calls(counts: Counts) -> str:

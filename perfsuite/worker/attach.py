@@ -30,7 +30,7 @@ from perfsuite.case.case import CaseFile
 from perfsuite.errors import MismatchError, ScriptError
 from perfsuite.results.rank_report import Failure, Observed, RankReport
 from perfsuite.results.run_dir import LAUNCH_DIR, RUN_DIR, RunDir
-from perfsuite.worker import deepspeed, leash, memory, stacks, timers
+from perfsuite.worker import deepspeed, hidden, leash, memory, stacks, timers
 from perfsuite.worker.flops import count_known
 from perfsuite.worker.losses import Losses, before_backward
 from perfsuite.worker.optimizers import Optimizers
@@ -44,6 +44,11 @@ PASSES_WITHOUT_A_STEP = 100
 """Backward passes (or those of ten steps, if more) without an optimizer step, after which none will come."""
 
 
+_CAPTURED = (
+    "the script captures its optimizer's step in a CUDA graph. A replay calls no optimizer, whose step is "
+    "the clock: such training cannot be measured. Capture forward and backward alone, and call "
+    "optimizer.step() outside of the graph, or switch the graph off"
+)
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -111,6 +116,7 @@ class Attached:
         self._host_memory = memory.HostMemory("when torch was imported")
         if request.device == "cuda":
             memory.keep_peaks()  # before the script imports torch's function under a name of its own
+        hidden.watch()
         self._optimizers = Optimizers(getattr(self.case.framework, "clock", None))
         self._engines = deepspeed.Engines(self._before, self._after)
         self._losses = Losses() if self.case.framework.asks_of_loss is not None else None
@@ -138,6 +144,8 @@ class Attached:
 
     @_guarded
     def _before(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            raise ScriptError(_CAPTURED)
         if self._optimizers.is_clock(optimizer) and not self.is_over:
             self._before_step(optimizer, args, kwargs)
 

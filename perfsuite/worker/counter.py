@@ -7,8 +7,9 @@ there does the same work as in every other step, only later.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +48,16 @@ def _scores(query: Tensor, key: Tensor) -> int:
     return int(batch * heads * positions * key.shape[2])
 
 
+def _product_flops(a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
+    """Return the FLOPs of products of matrices: of two, of pairs, or of groups of rows with a matrix each.
+
+    Groups split the rows (2 T d f for T rows in all), the columns, or what is summed over: never more than
+    one of them, and their sizes need not be known.
+    """
+    batch = a.shape[0] if a.dim() == b.dim() == 3 else 1
+    return int(2 * batch * a.shape[-2] * a.shape[-1] * b.shape[-1])
+
+
 FROM_TORCH = (
     aten.mm,
     aten.addmm,
@@ -68,6 +79,11 @@ FROM_TORCH = (
 formula more, does not count FLOPs that were there before: one more here is another `METHOD`."""
 FLOPS = {
     **{operator: flop_registry[operator] for operator in FROM_TORCH if operator in flop_registry},
+    **{
+        getattr(aten, name): _product_flops
+        for name in ("_grouped_mm", "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2")
+        if hasattr(aten, name)
+    },
     **dict.fromkeys(
         (
             aten._scaled_dot_product_cudnn_attention,
@@ -87,8 +103,13 @@ FLOPS = {
         _attention_backward_flops,
     ),
 }
-"""Operator, without its overload -> its FLOPs: `FROM_TORCH` (`torch.utils.flop_counter`) but for fused
-attention, where torch's refuse grouped-query attention (2.11) and do not know that of CPUs."""
+"""Operator, without its overload -> its FLOPs: `FROM_TORCH` (`torch.utils.flop_counter`), and formulas of our
+own for fused attention, where torch's refuse grouped-query attention (2.11) and do not know that of CPUs, and
+for grouped and newer scaled products, which torch's lack."""
+PRODUCTS = re.compile(
+    r"(^|[._])(mm|bmm|matmul|gemm|mv|gemv|addmv|linear|attention|attn|fmha|rnn|lstm|gru|conv|convolution)(?![a-z])"
+)
+"""Operators that multiply matrices, by their names: those without a formula are told."""
 HOST_READS = frozenset(
     {"aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten.equal", "aten.unique_dim"}
 )
@@ -114,6 +135,8 @@ NO_KERNEL = frozenset(
     }
 )
 """Operators that are not marked as views and still give the device nothing to do."""
+ALLOCATIONS = ("aten.empty", "aten.new_empty")
+"""How the names of those begin that leave memory as it was."""
 NO_OPERATORS = frozenset({"prim.device"})
 """Asked of fake tensors only."""
 
@@ -138,6 +161,12 @@ class StepCounter(TorchDispatchMode):
         """What went wrong in counting: the training must not fail for it."""
         self.is_entered = False
         """Afterwards it counts nothing, even if autograd has put it back."""
+        self.collectives: set[str] = set()
+        """Operators of collectives that were called since the mode was entered."""
+        self._unfilled: set[int | None] = set()
+        """Numbers of the storages that were allocated since, and that no operator has written into."""
+        self._computed: set[int | None] = set()
+        """Numbers of the storages that an operator has filled out of others since the mode was entered."""
         self._optimizers = optimizers
         self._parameters = tuple(parameters)
         self._in_optimizer = False
@@ -155,10 +184,14 @@ class StepCounter(TorchDispatchMode):
         self._host_reads: Counter[Phase] = Counter()
         self._device_copies: Counter[str] = Counter()
         self._ops: Counter[str] = Counter()
+        self._without_flops: Counter[str] = Counter()
 
     def __enter__(self) -> Any:
         self._resizes.__enter__()
         self.is_entered = True
+        self._computed.clear()
+        self._unfilled.clear()
+        self.collectives.clear()
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> Any:
@@ -189,6 +222,7 @@ class StepCounter(TorchDispatchMode):
             device_copies=dict(self._device_copies),
             memory=self.memory.end_step(),
             ops=dict(sorted(self._ops.items())),
+            without_flops=dict(sorted(self._without_flops.items())),
         )
         self._begin()
         return counts
@@ -209,7 +243,11 @@ class StepCounter(TorchDispatchMode):
         """Return the tensors that an operator is given; None: it does not count."""
         if any(map(_is_wrapper, types)):  # a DTensor first becomes the operators on its shards
             return NotImplemented
-        if isinstance(func, torch._ops.HigherOrderOperator) or not self._is_real():
+        if not self._is_real():
+            return None
+        if isinstance(func, torch._ops.HigherOrderOperator):  # what it computes passes by: as flex_attention
+            if PRODUCTS.search(func.name()) is not None:
+                self._without_flops[func.name()] += 1
             return None
         given = _tensors((args, kwargs))
         for tensor in given:
@@ -247,6 +285,7 @@ class StepCounter(TorchDispatchMode):
             return
         made = _tensors(out)
         if operator in OPERATORS:
+            self.collectives.add(operator)
             self._count_collective(message_of(operator, args, kwargs, made), phase)
             for tensor in given:
                 self.memory.communicated(tensor)
@@ -263,6 +302,29 @@ class StepCounter(TorchDispatchMode):
                 self._device_copies[f"{source} to {target}"] += 1
         if (formula := FLOPS.get(func._overloadpacket)) is not None:
             self._flops[phase] += int(formula(*args, **kwargs, out_val=out))
+        elif PRODUCTS.search(operator) is not None and operator in self._ops:
+            self._without_flops[operator] += 1
+        if operator.startswith(ALLOCATIONS):
+            self._unfilled |= self._storages(made)
+        elif phase != "optimizer" and operator not in NO_KERNEL and not _is_view(func):
+            self._note_origin(made or _written(func, args), given)
+
+    def _note_origin(self, results: list[Tensor], given: list[Tensor]) -> None:
+        """Note results that hold something of other tensors, as neither zeros do nor what is only scaled.
+
+        What is in an allocation that no operator has filled comes from elsewhere.
+        """
+        filled = self._storages(results)
+        if self._storages(tensor for tensor in given if tensor.numel() > 1) - filled - self._unfilled:
+            self._computed |= filled
+        self._unfilled -= filled or self._storages(given)  # a collective that receives returns no tensor
+
+    def _storages(self, tensors: Iterable[Tensor]) -> set[int | None]:
+        return {self.memory.number(tensor) for tensor in tensors}
+
+    def computed(self, tensor: Tensor) -> bool:
+        """Whether an operator of this step, but for the optimizer's own, has computed this tensor."""
+        return self.memory.number(local(tensor)) in self._computed
 
     def _count_collective(self, message: Message, phase: Phase) -> None:
         key = (message.kind, message.ranks, message.apart, message.dtype, phase)
@@ -296,6 +358,20 @@ class StepCounter(TorchDispatchMode):
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         owned = [each for group in groups for each in group["params"]]
         return [*owned, *self._parameters]
+
+
+def local(tensor: Any) -> Tensor:
+    """Return what this rank holds of a tensor: of a DTensor its shard."""
+    held: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return held
+
+
+def _written(func: Any, args: Sequence[Any]) -> list[Tensor]:
+    """The arguments that an operator writes into, by its schema."""
+    pairs = zip(func._schema.arguments, args, strict=False)
+    return _tensors(
+        [value for each, value in pairs if each.alias_info is not None and each.alias_info.is_write]
+    )
 
 
 def _tensors(values: Any) -> list[Tensor]:

@@ -8,6 +8,7 @@ from typing import Any, Concatenate, ParamSpec
 
 import torch
 from torch._C import _len_torch_dispatch_stack
+from torch._guards import active_fake_mode
 from torch.utils._python_dispatch import (
     _get_current_dispatch_mode,
     _get_current_dispatch_mode_stack,
@@ -19,6 +20,7 @@ from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED, Counts
 from perfsuite.results.memory_log import MemoryLog
 from perfsuite.worker import software
 from perfsuite.worker.counter import StepCounter
+from perfsuite.worker.hidden import Watch
 from perfsuite.worker.second_step import in_backward
 
 IN_BACKWARD = "the optimizer steps in backward"
@@ -54,7 +56,10 @@ class Counting:
         """Births and deaths in the counted steps; there when `counts` is."""
         self.notes: list[str] = []
         """Why the step was not counted."""
+        self.hidden: tuple[str, ...] = ()
+        """Why the step did more than was counted."""
         self._model = model
+        self._watch: Watch | None = None
         self._optimizers: list[Any] = []
         """Those that have stepped: the first is the clock, which may step others."""
         self._counter: StepCounter | None = None
@@ -69,6 +74,8 @@ class Counting:
         """
         if not any(optimizer is seen for seen in self._optimizers):
             self._optimizers.append(optimizer)
+        if self._watch is not None:
+            self._watch.stepped(optimizer)
         if self._counter is not None and optimizer is self._optimizers[0]:
             given = (*args[1:], *(kwargs or {}).values())
             self._counter.before_optimizer(runs_closure=any(map(callable, given)))
@@ -89,6 +96,8 @@ class Counting:
             self._give_up(f"{type(error).__name__}: {error}")
         elif self._ended == COUNTED_STEP:
             self.counts, self.log = counts, self._counter.memory.log()
+            if self._watch is not None:
+                self.hidden = self._watch.found(self._counter, counts, self._model())
             self.abandon()
 
     @_to_a_note
@@ -103,6 +112,7 @@ class Counting:
         elif _len_torch_dispatch_stack() != self._modes:
             self._give_up("the training has a TorchDispatchMode of its own around its optimizer's step")
         else:
+            self._watch = Watch() if active_fake_mode() is None else None
             self._counter.__enter__()
 
     def result(self) -> Counts | None:
@@ -124,7 +134,7 @@ class Counting:
 
     def abandon(self) -> None:
         """Count nothing more, and leave nothing behind."""
-        counter, self._counter = self._counter, None
+        counter, self._counter, self._watch = self._counter, None, None
         if counter is not None:
             _leave(counter)
             counter.memory.forget()

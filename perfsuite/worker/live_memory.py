@@ -81,6 +81,13 @@ class LiveMemory:
         self._see_storage(storage, KEPT)
         self._part[self._numbers[storage._cdata]] = part
 
+    def number(self, tensor: Tensor) -> int | None:
+        """Return what a tensor's storage is known by for as long as it lives; None if it was never seen."""
+        try:
+            return self._numbers.get(tensor.untyped_storage()._cdata)
+        except NotImplementedError:  # a sparse tensor has none
+            return None
+
     def end_step(self) -> StepMemory:
         """Replay the step that ends, and begin the next one."""
         told = self._replayed()

@@ -72,7 +72,10 @@ def _simulate(rank: Rank) -> RankReport:
 
 def _measure(rank: Rank) -> RankReport:
     """Train and measure. What comes before `memory_for` must not count as the model's memory."""
+    from perfsuite.worker import hidden
+
     case = rank.case
+    hidden.watch()
     device = _device(rank.request)
     timer, probe = clock_for(device)
     process_group = rank.plan.process_group

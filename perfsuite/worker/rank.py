@@ -213,7 +213,7 @@ class Rank:
 
         observed = observer.result()  # before `evidence`, which compares with its fingerprint
         if (counting := self.recorder.counting) is not None:
-            report = report.replace(counts=counting.result())
+            report = report.replace(counts=counting.result(), hidden=counting.hidden)
             self.notes += counting.notes
         report = report.replace(
             observed=observed,

@@ -233,6 +233,33 @@ def test_an_error_that_another_hook_of_uncaught_errors_takes_is_told(
     assert failure.kind == "out_of_memory"
 
 
+def test_an_optimizer_s_step_in_a_cuda_graph_is_told_before_anything_touches_the_device(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attached = start()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(SystemExit, match="1"):
+        train()
+    failure = report_of(attached).failure
+    assert failure is not None
+    assert failure.message == (
+        "the script captures its optimizer's step in a CUDA graph. A replay calls no optimizer, whose step "
+        "is the clock: such training cannot be measured. Capture forward and backward alone, and call "
+        "optimizer.step() outside of the graph, or switch the graph off"
+    )
+    assert attached.rank is None
+
+
+def test_a_replayed_graph_is_noticed_in_a_script(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: None)
+    attached = start(ALONE.replace(max_warmup_steps=COUNTED_STEP))
+    graph = object.__new__(torch.cuda.CUDAGraph)
+    with pytest.raises(Measured):
+        train(before=graph.replay)
+    assert report_of(attached).hidden == ("a CUDA graph was replayed, whose operators are not seen (1x)",)
+
+
 def test_a_loop_without_an_optimizer_of_torch_is_told_at_once(start: Start) -> None:
     attached = start(ALONE.replace(gradient_accumulation=11))
     loss = torch.ones(3, requires_grad=True).sum()

@@ -1,0 +1,172 @@
+"""Finds work of the counted step that its dispatch mode did not see. Worker side; imports torch.
+
+The rules hold for any training: what they find is missing in the counts, which are then no evidence
+(`perfsuite.results.hidden` adds what only all ranks together show). The mode sees no CUDA graph that is
+replayed, no other thread or process, nothing that passes torch's dispatcher by. None of the rules finds work
+that trains nothing, exchanges nothing and leaves no trace here: only a clock sees that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from perfsuite.frameworks.common import finetuning
+from perfsuite.results.counts import Counts
+from perfsuite.worker import replicas, software
+from perfsuite.worker.counter import StepCounter, local
+
+UNSEEN_GRADIENTS = 0.1
+"""Share of the gradients' elements that nothing seen may have computed. Kernels of packages that pass the
+dispatcher by compute gradients of small parameters, such as those of norms and of a Mamba's scan."""
+ONE_SIDED = ("symm_mem.", "nvshmem.")
+"""How the names of operators begin whose messages belong to no process group."""
+SEVERAL = frozenset(
+    {
+        "c10d.reduce_scatter_",
+        "c10d.monitored_barrier_",
+        "c10d.allgather_coalesced_",
+        "c10d.allgather_into_tensor_coalesced_",
+        "c10d.reduce_scatter_tensor_coalesced_",
+    }
+)
+"""Collectives of which a backend may make several: gloo does."""
+BUFFERS = ("Buffer", "HybridEPBuffer", "ElasticBuffer")
+"""Classes of DeepEP, and the beginnings of their methods that send."""
+SENDS = ("dispatch", "combine", "low_latency_dispatch", "low_latency_combine")
+
+_calls: Counter[str] = Counter()
+"""What was called in this process since `watch`, by what is said of it."""
+
+
+def watch() -> None:
+    """Notice, from now on, calls whose work passes the dispatcher unseen: CUDA graphs that are replayed.
+
+    To be called before a script takes a name of its own for the method. A call costs a tenth of a microsecond
+    more.
+    """
+    _notice(torch.cuda.CUDAGraph, "replay", "a CUDA graph was replayed, whose operators are not seen")
+
+
+def _watch_packages() -> None:
+    """Notice what sends by itself, in packages that were imported meanwhile."""
+    package = sys.modules.get("deep_ep")
+    for kind in filter(None, (getattr(package, name, None) for name in BUFFERS)):
+        for method in [name for name in vars(kind) if name.startswith(SENDS)]:
+            _notice(kind, method, f"DeepEP's {method} was called, whose messages are not counted")
+
+
+def _notice(owner: Any, name: str, said: str) -> None:
+    original = getattr(owner, name)
+    if hasattr(original, "is_noticed"):
+        return
+
+    @functools.wraps(original)
+    def noticing(*args: Any, **kwargs: Any) -> Any:
+        _calls[said] += 1
+        return original(*args, **kwargs)
+
+    noticing.is_noticed = True  # type: ignore[attr-defined]
+    with contextlib.suppress(AttributeError, TypeError):  # a class of C++
+        setattr(owner, name, noticing)
+
+
+class Watch:
+    """One counted step, from its begin on."""
+
+    def __init__(self) -> None:
+        _watch_packages()
+        self._calls = _calls.copy()
+        self._collectives = replicas.collectives()
+        self._stepped: list[Any] = []
+
+    def stepped(self, optimizer: Any) -> None:
+        """Note that an optimizer steps."""
+        if not any(optimizer is each for each in self._stepped):
+            self._stepped.append(optimizer)
+
+    def found(self, counter: StepCounter, counts: Counts, model: nn.Module) -> tuple[str, ...]:
+        """Return why the step that has just ended did more than `counts` tells; empty if nothing shows that.
+
+        To be called when `counter` is left, before anything else is done.
+        """
+        return (
+            *(f"{said} ({times}x)" for said, times in (_calls - self._calls).items()),
+            *self._other_collectives(counter, counts),
+            *(
+                f"{name} ran, whose messages are not counted"
+                for name in counts.ops
+                if name.startswith(ONE_SIDED)
+            ),
+            *_other_gradients(counter, model, self._stepped),
+            *_too_few_flops(counter, counts, model, self._stepped),
+        )
+
+    def _other_collectives(self, counter: StepCounter, counts: Counts) -> Iterator[str]:
+        """By the sequence numbers of the process groups: backends count what they are given, by whomever."""
+        now = replicas.collectives()
+        if now is None or self._collectives is None or not SEVERAL.isdisjoint(counter.collectives):
+            return
+        seen = sum(each.count for each in counts.collectives if each.ranks > 1)
+        if (began := now - self._collectives) > seen:
+            yield (
+                f"{began} collectives began in the process groups, and {seen} of them were seen: others are "
+                "called by another thread, or without torch's dispatcher"
+            )
+
+
+def _other_gradients(counter: StepCounter, model: nn.Module, stepped: Sequence[Any]) -> Iterator[str]:
+    """Each gradient that an optimizer used was computed by an operator out of other tensors.
+
+    Not of a compiled model, whose kernels are not seen.
+    """
+    if software.compiled_graphs():
+        return
+    used = [(each, gradient) for each, gradient in _gradients(stepped) if gradient.numel() > 1]
+    unseen = [(each, grad) for each, grad in used if not counter.computed(grad) and bool(grad.any())]
+    missing, whole = (sum(gradient.numel() for _, gradient in some) for some in (unseen, used))
+    if unseen and missing >= UNSEEN_GRADIENTS * whole:
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        first = names.get(id(unseen[0][0]), "one that the model does not have")
+        yield (
+            f"no operator that was seen computed the gradients of {len(unseen)} of {len(used)} parameters, "
+            f"as {first}"
+        )
+
+
+def _too_few_flops(
+    counter: StepCounter, counts: Counts, model: nn.Module, stepped: Sequence[Any]
+) -> Iterator[str]:
+    """The gradient of a weight of a linear layer is a product of matrices: 2 FLOPs an element at least.
+
+    Those of forward and of the inputs' gradients come on top: a weight that got its gradient otherwise, as by
+    a penalty, or from another rank's tokens, does not matter.
+    """
+    gradients = {id(each): gradient for each, gradient in _gradients(stepped) if counter.computed(gradient)}
+    layers = (module for module in model.modules() if finetuning.is_linear(module))
+    weights = {id(layer.weight) for layer in layers}.intersection(gradients)
+    elements = sum(gradients[weight].numel() for weight in weights)
+    seen = sum(flops for phase, flops in counts.flops.items() if phase != "optimizer")
+    if seen < 2 * elements:
+        yield (
+            f"the gradients of {elements:,} weights of linear layers take at least {2 * elements:,} FLOP, "
+            f"and {seen:,} were seen"
+        )
+
+
+def _gradients(optimizers: Iterable[Any]) -> list[tuple[Tensor, Tensor]]:
+    """The parameters of these optimizers, each with what this rank holds of its gradient.
+
+    Without those that have none, or a sparse one, which tells nothing.
+    """
+    parameters = (p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"])
+    each = {id(parameter): parameter for parameter in parameters if parameter.grad is not None}
+    gradients = [(parameter, local(parameter.grad)) for parameter in each.values()]
+    return [(parameter, gradient) for parameter, gradient in gradients if gradient.layout == torch.strided]

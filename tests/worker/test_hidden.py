@@ -1,0 +1,494 @@
+"""Ways to hide work from a counted step: each is told, or costs what it hides nothing (docs/limits.md)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from perfsuite.results.counts import COUNTED_STEP, Collective, Counts
+from perfsuite.verdict import exact
+from perfsuite.worker import hidden, replicas, software
+from perfsuite.worker.counting import Counting
+from tests.twin_counts import baseline_of, launch
+
+INPUTS = torch.ones(8, 16)
+REPLAYED = "a CUDA graph was replayed, whose operators are not seen"
+GRADIENTS = "no operator that was seen computed the gradients of"
+FLOPS = "weights of linear layers take at least"
+
+
+@pytest.fixture(autouse=True)
+def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for CUDA graphs: a replay does what was captured, and torch's dispatcher sees none of it."""
+
+    def replay(graph: Any) -> None:
+        with unseen():
+            graph.captured()
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", replay)
+    hidden.watch()
+
+
+class Graph(torch.cuda.CUDAGraph):
+    """A graph without a GPU. `captured` is what a replay does."""
+
+    captured: Callable[[], Any]
+
+    def __new__(cls, captured: Callable[[], Any]) -> Any:
+        graph = object.__new__(cls)
+        graph.captured = captured
+        return graph
+
+    def __init__(self, captured: Callable[[], Any]) -> None: ...
+
+
+def unseen() -> Any:
+    """Switch off what dispatch modes are called by, in this thread."""
+    return torch._C._DisableTorchDispatch()
+
+
+class Training:
+    """A loop of a few steps: the way to train is what a test replaces."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model: Any = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.counting = Counting(lambda: self.model)
+
+    def backward(self) -> None:
+        self.model(INPUTS).square().mean().backward()
+
+    def run(self, train: Callable[[Training], None]) -> Counting:
+        for _ in range(COUNTED_STEP + 1):
+            self.optimizer.zero_grad(set_to_none=False)
+            train(self)
+            self.counting.before_optimizer_step(self.optimizer)
+            self.optimizer.step()
+            self.counting.end_step()
+            self.counting.begin_step()
+        self.counting.result()
+        return self.counting
+
+
+HONEST = Training().run(Training.backward)
+
+
+def whole(training: Training) -> None:
+    Graph(training.backward).replay()
+
+
+def with_clipping(training: Training) -> None:
+    whole(training)
+    nn.utils.clip_grad_norm_(training.model.parameters(), 1.0)
+
+
+def partly(training: Training) -> None:
+    """The first layer is replayed, forward and backward."""
+    out = Replayed.apply(INPUTS, *training.model[0].parameters())  # type: ignore[no-untyped-call]
+    training.model[2](out.relu()).square().mean().backward()
+
+
+class Replayed(torch.autograd.Function):
+    """A linear layer, as `make_graphed_callables` and inductor's CUDA graph trees make one of replays."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor) -> Any:
+        ctx.save_for_backward(inputs, weight)
+        out = torch.empty(inputs.shape[0], weight.shape[0])
+        Graph(lambda: torch.addmm(bias, inputs, weight.t(), out=out)).replay()
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        inputs, weight = ctx.saved_tensors
+        of_weight, of_bias = torch.empty_like(weight), torch.empty(weight.shape[0])
+
+        def captured() -> None:
+            torch.mm(gradients[0].t(), inputs, out=of_weight)
+            torch.sum(gradients[0], 0, out=of_bias)
+
+        Graph(captured).replay()
+        return None, of_weight, of_bias
+
+
+def without_the_dispatcher(training: Training) -> None:
+    with unseen():
+        training.backward()
+
+
+def in_a_thread(training: Training) -> None:
+    thread = threading.Thread(target=training.backward)
+    thread.start()
+    thread.join()
+
+
+class Swallowing(TorchDispatchMode):
+    """A mode of the training's own that computes out of sight of those below."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with unseen():
+            return func(*args, **(kwargs or {}))
+
+
+def below_a_mode(training: Training) -> None:
+    with Swallowing():  # type: ignore[no-untyped-call]
+        training.backward()
+
+
+def gradients_of(training: Training) -> list[Any]:
+    """By numpy: of the mean of the squares of what the model returns."""
+    first, _, second = training.model
+    w1, b1, w2, b2 = (p.detach().numpy() for p in (first.weight, first.bias, second.weight, second.bias))
+    x = np.ones((8, 16), np.float32)
+    a = x @ w1.T + b1
+    h = np.maximum(a, 0)
+    y = h @ w2.T + b2
+    dy = 2 * y / y.size
+    da = (dy @ w2) * (a > 0)
+    return [da.T @ x, da.sum(0), dy.T @ h, dy.sum(0)]
+
+
+def _grads(training: Training) -> list[Tensor]:
+    for parameter in training.model.parameters():
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    return [parameter.grad for parameter in training.model.parameters()]
+
+
+def by_numpy(training: Training) -> None:
+    for gradient, value in zip(_grads(training), gradients_of(training), strict=True):
+        gradient.numpy()[...] = value
+
+
+def by_ctypes(training: Training) -> None:
+    for gradient, value in zip(_grads(training), gradients_of(training), strict=True):
+        value = np.ascontiguousarray(value, np.float32)
+        ctypes.memmove(gradient.data_ptr(), value.ctypes.data, value.nbytes)
+
+
+def in_another_process(training: Training) -> None:
+    gradients = [gradient.share_memory_() for gradient in _grads(training)]
+    if (child := os.fork()) == 0:
+        try:
+            for gradient, value in zip(gradients, gradients_of(training), strict=True):
+                gradient.numpy()[...] = value
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+
+
+class InC(torch.autograd.Function):
+    """The whole model as a kernel that is called past the dispatcher, as by pybind."""
+
+    @staticmethod
+    def forward(ctx: Any, training: Training, *parameters: Tensor) -> Any:
+        ctx.training = training
+        return torch.ones(())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        made = [torch.empty(value.shape) for value in gradients_of(ctx.training)]
+        for gradient, value in zip(made, gradients_of(ctx.training), strict=True):
+            gradient.numpy()[...] = value
+        return None, *made
+
+
+def by_a_kernel_in_c(training: Training) -> None:
+    InC.apply(training, *training.model.parameters()).backward()  # type: ignore[no-untyped-call]
+
+
+@torch.library.custom_op("hiding::gradient", mutates_args=())
+def gradient_of(parameter: Tensor) -> Tensor:
+    """A fused operator of a package: seen, and without a formula."""
+    return parameter.detach().clone()
+
+
+def by_an_operator_of_a_package(training: Training) -> None:
+    for parameter in training.model.parameters():
+        parameter.grad = gradient_of(parameter)
+
+
+SYMMETRIC = torch.library.Library("symm_mem", "FRAGMENT")
+SYMMETRIC.define("hiding_all_gather(Tensor x) -> Tensor")
+SYMMETRIC.impl("hiding_all_gather", lambda x: x.clone(), "CPU")
+SYMMETRIC.define("hiding_all_gather_matmul(Tensor x, Tensor w) -> Tensor")
+SYMMETRIC.impl("hiding_all_gather_matmul", lambda x, w: x @ w, "CPU")
+ONE_SIDED = torch.library.Library("nvshmem", "FRAGMENT")
+ONE_SIDED.define("hiding_put(Tensor x) -> Tensor")
+ONE_SIDED.impl("hiding_put", lambda x: x.clone(), "CPU")
+
+
+def by_symmetric_memory(training: Training) -> None:
+    torch.ops.symm_mem.hiding_all_gather(INPUTS)
+    training.backward()
+
+
+def by_async_tensor_parallelism(training: Training) -> None:
+    torch.ops.symm_mem.hiding_all_gather_matmul(INPUTS, INPUTS.t())
+    training.backward()
+
+
+def by_one_sided_messages(training: Training) -> None:
+    torch.ops.nvshmem.hiding_put(INPUTS)
+    training.backward()
+
+
+class Buffer:
+    """As DeepEP's: its kernels send by themselves."""
+
+    def dispatch(self, tokens: Tensor) -> Tensor:
+        return tokens
+
+
+def by_deepep(training: Training) -> None:
+    sys.modules["deep_ep"].Buffer().dispatch(INPUTS)
+    training.backward()
+
+
+WAYS: dict[str, tuple[Callable[[Training], None], str]] = {
+    "a CUDA graph of forward and backward": (whole, REPLAYED),
+    "the same, and gradients clipped outside": (with_clipping, GRADIENTS),
+    "a graph of a part, make_graphed_callables, reduce-overhead": (partly, f"{REPLAYED} (2x)"),
+    "dispatch switched off": (without_the_dispatcher, f"{GRADIENTS} 4 of 4 parameters, as 0.weight"),
+    "another thread": (in_a_thread, GRADIENTS),
+    "a dispatch mode of the training's own": (below_a_mode, GRADIENTS),
+    "numpy": (by_numpy, GRADIENTS),
+    "ctypes": (by_ctypes, GRADIENTS),
+    "another process": (in_another_process, GRADIENTS),
+    "an autograd function in C": (by_a_kernel_in_c, GRADIENTS),
+    "a fused operator of a package": (by_an_operator_of_a_package, FLOPS),
+    "symmetric memory": (by_symmetric_memory, "symm_mem.hiding_all_gather ran, whose messages"),
+    "async tensor parallelism": (by_async_tensor_parallelism, "symm_mem.hiding_all_gather_matmul ran"),
+    "NVSHMEM": (by_one_sided_messages, "nvshmem.hiding_put ran"),
+    "DeepEP": (by_deepep, "DeepEP's dispatch was called, whose messages are not counted (1x)"),
+}
+
+
+@pytest.fixture
+def deep_ep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deep_ep", types.ModuleType("deep_ep"))
+    monkeypatch.setattr(
+        sys.modules["deep_ep"], "Buffer", type("Buffer", (Buffer,), dict(vars(Buffer))), raising=False
+    )
+
+
+@pytest.mark.usefixtures("deep_ep")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_way_to_hide_work_is_told(way: str) -> None:
+    train, rule = WAYS[way]
+    training = Training()
+    counting = training.run(train)
+    assert counting.notes == []
+    assert any(rule in why for why in counting.hidden), counting.hidden
+    assert counting.counts is not None
+    assert HONEST.counts is not None
+    check = exact.check([launch(counts=(), hidden=counting.hidden)], baseline_of(HONEST.counts))
+    assert check is not None
+    assert check.outcome == "not counted"
+
+
+def by_torchscript(training: Training) -> None:
+    if not isinstance(training.model, torch.jit.ScriptModule):
+        training.model = torch.jit.script(training.model)
+    training.backward()
+
+
+def by_autograd_grad(training: Training) -> None:
+    parameters = list(training.model.parameters())
+    gradients = torch.autograd.grad(training.model(INPUTS).square().mean(), parameters)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+
+
+def by_parts(training: Training) -> None:
+    for rows in INPUTS.split(4):
+        training.model(rows).square().mean().backward()
+
+
+def without_the_first_layer(training: Training) -> None:
+    """Its gradients are there, and zero."""
+    training.model[2](torch.ones(8, 32)).square().mean().backward()
+
+
+def without_all_gradients(training: Training) -> None:
+    training.model.zero_grad()
+    training.model[2](torch.ones(8, 32)).square().mean().backward()
+
+
+def scaled_and_clipped(training: Training) -> None:
+    (1024 * training.model(INPUTS).square().mean()).backward()
+    for parameter in training.model.parameters():
+        parameter.grad.div_(1024)
+    nn.utils.clip_grad_norm_(training.model.parameters(), 1.0)
+
+
+def with_a_penalty_only(training: Training) -> None:
+    """Of the first layer, which takes part in nothing else."""
+    loss = training.model[2](torch.ones(8, 32)).square().mean() + training.model[0].weight.square().sum()
+    loss.backward()
+
+
+def with_zeroth_order_gradients(training: Training) -> None:
+    with torch.no_grad():
+        for parameter in training.model.parameters():
+            direction = torch.randn_like(parameter)
+            before = training.model(INPUTS).square().mean()
+            parameter.add_(direction, alpha=1e-3)
+            after = training.model(INPUTS).square().mean()
+            parameter.add_(direction, alpha=-1e-3)
+            parameter.grad = direction * ((after - before) / 1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize(
+    "train",
+    [
+        Training.backward,
+        by_torchscript,
+        by_autograd_grad,
+        by_parts,
+        without_the_first_layer,
+        without_all_gradients,
+        scaled_and_clipped,
+        with_a_penalty_only,
+        with_zeroth_order_gradients,
+    ],
+)
+def test_honest_training_hides_nothing(train: Callable[[Training], None]) -> None:
+    counting = Training().run(train)
+    assert counting.notes == []
+    assert counting.hidden == ()
+    assert counting.counts is not None
+
+
+@pytest.mark.parametrize(
+    "kind", ["lstm", "embedding", "convolutions", "attention", "scalar", "tied", "experts"]
+)
+@pytest.mark.parametrize("to_none", [True, False])
+def test_models_of_all_kinds_hide_nothing(kind: str, to_none: bool) -> None:
+    torch.manual_seed(0)
+    tokens = torch.arange(12).view(3, 4)
+    embedding, head = nn.Embedding(32, 8), nn.Linear(8, 32, bias=False)
+    lstm, attention = nn.LSTM(8, 8, batch_first=True), nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    convolutions = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ConvTranspose2d(4, 3, 3))
+    experts, scale = nn.ModuleList(nn.Linear(8, 8) for _ in range(8)), nn.Parameter(torch.ones(()))
+    if kind == "tied":
+        head.weight = embedding.weight
+    forwards: dict[str, tuple[list[Any], Callable[[], Tensor]]] = {
+        "lstm": ([embedding, lstm, head], lambda: head(lstm(embedding(tokens))[0])),
+        "embedding": ([embedding], lambda: embedding(tokens)),
+        "convolutions": ([convolutions], lambda: convolutions(torch.ones(2, 3, 8, 8))),
+        "attention": ([embedding, attention, head], lambda: head(attention(embedding(tokens)))),
+        "scalar": ([head, nn.ParameterList([scale])], lambda: scale * head(torch.ones(2, 8))),
+        "tied": ([embedding, head], lambda: head(embedding(tokens))),
+        "experts": ([embedding, experts, head], lambda: head(experts[3](embedding(tokens)))),
+    }
+    modules, forward = forwards[kind]
+    training = Training()
+    training.model = nn.ModuleList(modules)
+    training.optimizer = torch.optim.AdamW(training.model.parameters())  # type: ignore[assignment]
+
+    def train(_: Training) -> None:
+        training.model.zero_grad(set_to_none=to_none)
+        forward().square().mean().backward()
+
+    counting = training.run(train)
+    assert (counting.notes, counting.hidden) == ([], ())
+    assert counting.counts is not None
+
+
+def test_optimizers_that_step_seldom_may_keep_old_gradients() -> None:
+    """As the other network's of a GAN."""
+    training, other = Training(), nn.Linear(4, 4)
+    seldom = torch.optim.SGD(other.parameters())
+    other(torch.ones(2, 4)).sum().backward()
+    training.counting.before_optimizer_step(training.optimizer)
+    training.counting.before_optimizer_step(seldom)
+    assert training.run(Training.backward).hidden == ()
+
+
+def test_small_gradients_of_a_package_s_kernels_are_no_hidden_step() -> None:
+    training = Training()
+    training.model.register_parameter("scan", nn.Parameter(torch.ones(16)))
+    training.optimizer.add_param_group({"params": [training.model.scan]})
+
+    def train(training: Training) -> None:
+        training.backward()
+        training.model.scan.grad = torch.empty(16)
+        training.model.scan.grad.numpy()[...] = 1
+
+    assert training.run(train).hidden == ()
+
+
+def test_kernels_of_a_compiled_model_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software, "compiled_graphs", lambda: 1)
+    monkeypatch.setattr(software, "compiled_counts", lambda: None)
+    assert Training().run(by_numpy).hidden == ()
+
+
+# Collectives
+
+
+@pytest.fixture
+def began(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What the groups' sequence numbers come to at each look: before and after steps 3 and 4."""
+    numbers = [10, 20, 23]
+    monkeypatch.setattr(replicas, "collectives", lambda: numbers.pop(0) if numbers else None)
+    return numbers
+
+
+def all_reduces(count: int) -> Counts:
+    message = Collective(
+        kind="all_reduce", ranks=2, apart=1, dtype="float32", phase="backward", count=count, bytes=8
+    )
+    alone = message.replace(ranks=1, count=99)
+    return Counts(flops={"backward": 10**9}, collectives=(message, alone))
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [
+        (1, ("10 collectives began in the process groups, and 1 of them were seen: others are called by "
+             "another thread, or without torch's dispatcher",)),
+        (10, ()),
+        (11, ()),
+    ],
+)  # fmt: skip
+def test_collectives_that_began_and_were_not_seen(seen: int, told: tuple[str, ...], began: list[int]) -> None:
+    watch = hidden.Watch()
+    counter: Any = types.SimpleNamespace(collectives={"c10d.allreduce_"})
+    assert watch.found(counter, all_reduces(seen), nn.Linear(1, 1)) == told
+
+
+@pytest.mark.parametrize("unknown", ["several", "nobody counts"])
+def test_collectives_that_a_backend_makes_of_others_are_not_compared(unknown: str, began: list[int]) -> None:
+    if unknown == "nobody counts":
+        began[1:] = []
+    watch = hidden.Watch()
+    counter: Any = types.SimpleNamespace(
+        collectives={"c10d.reduce_scatter_"} if unknown == "several" else set()
+    )
+    assert watch.found(counter, all_reduces(1), nn.Linear(1, 1)) == ()
+
+
+def test_an_error_of_a_rule_leaves_nothing_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> Any:
+        raise ValueError("odd")
+
+    monkeypatch.setattr(hidden, "_too_few_flops", fail)
+    counting = Training().run(Training.backward)
+    assert counting.counts is None
+    assert counting.notes == ["what a step does was not counted: ValueError: odd"]
