@@ -161,6 +161,12 @@ def test_the_verdict_of_the_counts_in_words() -> None:
     assert counts.judged(as_before.replace(compared=False)) == "not judged"
 
 
+def test_operators_without_a_formula_are_named_beside_the_flops() -> None:
+    made = make_counts(without_flops={"ours.fused_mlp": 4, "aten._new_mm": 1})
+    told = "without those of ours.fused_mlp in 4 calls, aten._new_mm in 1 call: no formula"
+    assert any(told in line for line in counts.lines(make_entries(made)))
+
+
 def test_a_step_that_was_not_counted_says_why() -> None:
     check = make_check(outcome="not counted", compared=False, unsteady=(), notes=("a", "b"), findings=())
     assert counts.judged(check) == counts.judged(check, "arm A") == "not counted: a; b"

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import HashStore
+from torch.nn.attention.flex_attention import _create_empty_block_mask
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import flop_counter
 from torch.utils.checkpoint import checkpoint
@@ -252,3 +253,67 @@ def test_an_optimizer_that_steps_others_has_their_state() -> None:
         memory = counter.end_step().memory
     assert memory is not None
     assert memory.at_peak["optimizer state"] >= 2 * 2 * WIDTH * WIDTH * 4
+
+
+def counted(step: Callable[[], Any]) -> Counts:
+    with StepCounter([]) as counter:
+        step()
+    counts: Counts = counter.end_step()
+    assert counter.error is None
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "flops"),
+    [
+        ((10, 16), (4, 16, 32), 2 * 10 * 16 * 32),  # rows of 4 experts
+        ((4, 8, 16), (16, 24), 2 * 8 * 16 * 24),  # columns
+        ((8, 48), (48, 24), 2 * 8 * 48 * 24),  # what is summed over: a weight's gradient
+        ((4, 8, 16), (4, 16, 32), 2 * 4 * 8 * 16 * 32),
+    ],
+)
+def test_grouped_products_have_the_flops_of_their_rows(
+    a: tuple[int, ...], b: tuple[int, ...], flops: int
+) -> None:
+    """However many groups there are: each row meets one matrix."""
+    formula = FLOPS[torch.ops.aten._grouped_mm]
+    assert formula(torch.empty(a), torch.empty(b), offs=torch.tensor([1, 2, 3, 4]), out_val=None) == flops
+
+
+def test_experts_of_a_grouped_product_are_counted() -> None:
+    rows, weights = torch.ones(16, 32).bfloat16(), torch.ones(2, 32, 16).bfloat16()
+    offsets = torch.tensor([4, 16], dtype=torch.int32)
+    counts = counted(lambda: torch.ops.aten._grouped_mm(rows, weights, offs=offsets))
+    assert counts.flops == {"forward": 2 * 16 * 32 * 16}
+    assert counts.without_flops == {}
+
+
+@torch.library.custom_op("counting::fused_attention", mutates_args=())
+def fused_attention(x: torch.Tensor) -> torch.Tensor:
+    """A package's kernel: it has no formula."""
+    return x.clone()
+
+
+def test_products_without_a_formula_are_named() -> None:
+    assert counted(lambda: fused_attention(torch.ones(2))).without_flops == {"counting.fused_attention": 1}
+
+
+def test_attention_that_is_no_operator_of_aten_is_named() -> None:
+    query = torch.ones(1, 1, 128, 16)
+    mask = _create_empty_block_mask(query, query).as_tuple()
+    attend = torch.ops.higher_order.flex_attention
+    counts = counted(lambda: attend(query, query, query, lambda score, *_: score, mask, 1.0, {}))
+    assert counts.without_flops == {"flex_attention": 1}
+
+
+def test_no_other_operator_is_taken_for_a_product() -> None:
+    """Of the step of a model with norms, softmax, embeddings and an optimizer."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    optimizer = torch.optim.AdamW(layer.parameters())
+
+    def step() -> None:
+        images = nn.functional.interpolate(torch.ones(1, 1, 4, 4), scale_factor=2, mode="bilinear")
+        (layer(torch.ones(2, 4, 8)).square().mean() + images.mean()).backward()
+        optimizer.step()
+
+    assert counted(step).without_flops == {}

@@ -131,6 +131,8 @@ def _work(counts: Counts) -> Table:
     caption = "FLOPs of matrix products, convolutions and attention. A host read waits for the device."
     if counts.compiled is not None:
         caption += " Kernels are those outside of compiled code."
+    if counts.without_flops:
+        caption += f" FLOPs are {told.without_flops(counts)}."
     for way, count in counts.device_copies.items():
         caption += f" Copied {way}: {plural(count, 'time')}."
     return Table(

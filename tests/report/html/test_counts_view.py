@@ -119,6 +119,12 @@ def test_a_rank_has_tables_of_all_that_was_counted() -> None:
     assert rank.in_short == "551.0 TFLOP, 59.9 GiB in collectives, at most 41.0 GiB live"
 
 
+def test_operators_without_a_formula_are_named_under_the_flops() -> None:
+    made = make_counts(without_flops={"ours.fused_mlp": 4})
+    [rank] = view(make_counted(counts=make_entries(made))).ranks
+    assert "FLOPs are without those of ours.fused_mlp in 4 calls: no formula." in rank.tables[1].caption
+
+
 def test_a_compiled_step_has_a_table_of_what_was_compiled_and_none_of_memory() -> None:
     [rank] = view(make_counted(counts=make_entries(make_counts(memory=None, compiled=make_compiled())))).ranks
     _, work, compiled = rank.tables
