@@ -182,7 +182,7 @@ class Machine(Data):
     nodes: int = Field(default=1, ge=1)
     """How many machines like this one a case may use."""
     interconnect: str | None = None
-    """How they are connected, with Gbit/s: `ib400`, `eth100`; None if it is not known."""
+    """How each is connected, with ports and Gbit/s: `8xib400`, `eth100`; None if it is not known."""
     allocation: Allocation | None = None
     """What a scheduler tells of them; None without one, and for a case."""
 

@@ -146,6 +146,7 @@ def test_a_gpu_is_not_read_before_the_job_is_on_it_nor_its_link_before_it_works(
     found = sampler.finish()
     assert found is not None
     assert (found.samples, found.steps, found.notes) == (2, 25, ())
+    assert found.devices[0].power_w == pytest.approx(692.192, abs=0.001)
 
 
 def test_the_last_step_is_sampled_though_a_sample_was_taken_just_before() -> None:

@@ -38,20 +38,24 @@ class Described(Data):
 
 
 def interconnect(sys_class: Path = SYS) -> str | None:
-    """Return how this node is connected: `ib400`, `roce200` or `eth100`, in Gbit/s; None if nothing tells.
+    """Return how this node is connected: `8xib400`, `roce200` or `eth100`, in Gbit/s; None if nothing tells.
 
-    The fastest port that is up counts: of InfiniBand and RoCE by `rate`, else of network interfaces by
-    `speed`, which virtual ones do not have.
+    The ports that are up count, of the fastest rate there is: of InfiniBand and RoCE by `rate`, else of
+    network interfaces by `speed`, which virtual ones do not have. Several are told with their number.
     """
     ports = [port for port in sys_class.glob("infiniband/*/ports/*") if "ACTIVE" in _text(port / "state")]
     rates = [(_number(_text(port / "rate")), _text(port / "link_layer")) for port in ports]
     if known := [(rate, layer) for rate, layer in rates if rate is not None]:
         rate, layer = max(known)
-        return f"{'roce' if layer == 'Ethernet' else 'ib'}{rate}"
+        return _ports(known.count((rate, layer)), f"{'roce' if layer == 'Ethernet' else 'ib'}{rate}")
     up = [device for device in sys_class.glob("net/*") if _text(device / "operstate") == "up"]
     physical = [_number(_text(device / "speed")) for device in up if (device / "device").exists()]
     fastest = max((speed for speed in physical if speed is not None), default=0)
-    return f"eth{fastest // 1000}" if fastest >= 1000 else None
+    return _ports(physical.count(fastest), f"eth{fastest // 1000}") if fastest >= 1000 else None
+
+
+def _ports(count: int, kind: str) -> str:
+    return f"{count}x{kind}" if count > 1 else kind
 
 
 def interface() -> str | None:

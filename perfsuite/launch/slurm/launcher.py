@@ -115,9 +115,7 @@ class SlurmLauncher:
                 "command, --store)"
             )
         refuse_other_gpus(told)
-        return alike(told).replace(
-            nodes=len(told), interconnect=told[0].interconnect, allocation=self._allocation(told)
-        )
+        return alike(told).replace(nodes=len(told), allocation=self._allocation(told))
 
     def _allocation(self, told: Sequence[Described]) -> Allocation:
         """What Slurm and the nodes tell for the report."""
@@ -273,12 +271,13 @@ def _has_reported(job: Job) -> bool:
 
 def alike(told: Sequence[Described]) -> Machine:
     """Return the machine that all nodes are. Raises `MachineError` naming those that are another."""
-    first = told[0].machine
+    first = told[0].machine.replace(interconnect=told[0].interconnect)
     for each in told[1:]:
+        machine = each.machine.replace(interconnect=each.interconnect)
         unlike = [
-            f"{field} {getattr(each.machine, field)!r} instead of {getattr(first, field)!r}"
-            for field in ("hardware_class", "devices", "driver")
-            if getattr(each.machine, field) != getattr(first, field)
+            f"{field} {getattr(machine, field)!r} instead of {getattr(first, field)!r}"
+            for field in ("hardware_class", "devices", "driver", "interconnect")
+            if getattr(machine, field) != getattr(first, field)
         ]
         if unlike:
             raise MachineError(

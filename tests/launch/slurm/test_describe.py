@@ -36,6 +36,9 @@ def test_infiniband_is_told_by_its_fastest_port_that_is_up(tmp_path: Path) -> No
     port(tmp_path, "mlx5_2", "800 Gb/sec (8X NDR)", state="1: DOWN")
     interface(tmp_path, "eth0", "10000")
     assert interconnect(tmp_path) == "ib400"
+    for rail in range(2, 8):
+        port(tmp_path, f"mlx5_1{rail}", "400 Gb/sec (4X NDR)")
+    assert interconnect(tmp_path) == "7xib400", "of eight rails one is down"
 
 
 def test_roce_is_not_infiniband(tmp_path: Path) -> None:
@@ -49,6 +52,8 @@ def test_ethernet_is_told_by_the_fastest_card(tmp_path: Path) -> None:
     interface(tmp_path, "eth2", "400000", state="down")
     interface(tmp_path, "br0", "800000", is_real=False)
     assert interconnect(tmp_path) == "eth100"
+    interface(tmp_path, "eth3", "100000")
+    assert interconnect(tmp_path) == "2xeth100"
 
 
 @pytest.mark.parametrize("speed", ["-1", "", "100"])

@@ -426,6 +426,15 @@ def test_unlike_nodes_are_refused(change: dict[str, object], words: str) -> None
     assert launching.alike([first, first.replace(name="n2")]) == machine()
 
 
+def test_nodes_with_unlike_networks_are_refused() -> None:
+    """As where a port of one is down: NCCL would fall back to sockets, or the others would wait for it."""
+    first = Described(name="n1", machine=machine(), interconnect="8xib400", probe=None)
+    assert launching.alike([first, first.replace(name="n2")]).interconnect == "8xib400"
+    for other in ("7xib400", None):
+        with pytest.raises(MachineError, match=f"n2 has interconnect {other!r} instead of '8xib400' of n1"):
+            launching.alike([first, first.replace(name="n2", interconnect=other)])
+
+
 KILLED = "srun: error: n2: task 1: Killed\n"
 SIGNALLED = "srun: error: n2: task 1: Exited with exit code 143\n"
 ABORTED = "srun: Job step aborted: Waiting up to 4 seconds for job step to finish.\n"
