@@ -15,11 +15,14 @@ import psutil
 
 from perfsuite.case.hardware import AND, PRODUCTS, Machine
 from perfsuite.errors import MachineError
+from perfsuite.launch import nvml_process
 
 AMD_DRIVER = Path("/dev/kfd")
 """A device file that exists where Linux drives an AMD GPU."""
 
 
+HIDDEN = ("", "-1")
+"""Values of CUDA_VISIBLE_DEVICES that hide every GPU."""
 CUDA_ORDER = "PCI_BUS_ID"
 """The value of CUDA_DEVICE_ORDER with which CUDA numbers GPUs as NVML does."""
 
@@ -28,8 +31,15 @@ def detect() -> Machine:
     """Return this machine. GPUs are found through NVML, so that torch need not be imported.
 
     Raises `MachineError` if a visible GPU cannot be measured on: one that NVML cannot read, one that is split
-    by MIG, or one of several unlike GPUs in an order that NVML does not know.
+    by MIG, or one of several unlike GPUs in an order that NVML does not know; and if NVML does not answer.
     """
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN or not nvml_process.has_library():
+        return detect_here()
+    return Machine.model_validate(nvml_process.ask("perfsuite.launch.machine"))
+
+
+def detect_here() -> Machine:
+    """Return what `detect` does, by asking NVML in this process, however long it takes to answer."""
     try:
         return _detect_gpu()
     except _NoGpu as reason:
@@ -42,7 +52,7 @@ class _NoGpu(Exception):
 
 
 def _detect_gpu() -> Machine:
-    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN:
         raise _NoGpu("CUDA_VISIBLE_DEVICES hides every GPU")
     import pynvml
 
@@ -247,3 +257,7 @@ def _cpu_name() -> str:
 def _slug(name: str) -> str:
     name = re.sub(r"\((r|tm)\)|\bcpu\b|@.*|processor|nvidia", " ", name.lower())
     return re.sub(r"[^a-z0-9]+", "-", name).strip("-") or "unknown"
+
+
+if __name__ == "__main__":
+    nvml_process.answer(lambda: detect_here().model_dump(mode="json"))

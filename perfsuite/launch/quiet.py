@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Any
 import psutil
 
 from perfsuite.case.hardware import Machine
+from perfsuite.launch import nvml_process
 from perfsuite.launch.cpu import Cpu, allowed_cores, read_cpu
 from perfsuite.launch.machine import visible_handles
 from perfsuite.results.health import FOREIGN_CPU_SHARE, FOREIGN_MEMORY_BYTES, HELD_BYTES, STEAL_SHARE
@@ -141,7 +143,17 @@ def gpu_users(nvml: Any, devices: int) -> list[str]:
 
 
 def see_gpus(devices: int) -> list[str]:
-    """Return `gpu_users` of this machine; empty if NVML fails, as the notes of a launch then say."""
+    """Return `gpu_users` of this machine; empty if NVML fails, as the notes of a launch then say.
+
+    Raises `MachineError` if NVML does not answer.
+    """
+    if not nvml_process.has_library():
+        return see_gpus_here(devices)
+    return list(nvml_process.ask("perfsuite.launch.quiet", str(devices)))
+
+
+def see_gpus_here(devices: int) -> list[str]:
+    """Return what `see_gpus` does, by asking NVML in this process, however long it takes to answer."""
     import pynvml
 
     try:
@@ -232,3 +244,7 @@ def _until(machine: Machine) -> str:
     if machine.device == "cuda":
         return "no other process holds memory of the job's GPUs"
     return f"others use less than {FOREIGN_CPU_SHARE:.0%} of the cores' time"
+
+
+if __name__ == "__main__":
+    nvml_process.answer(lambda: see_gpus_here(int(sys.argv[1])))

@@ -1,0 +1,68 @@
+"""Asks NVML in a process of its own, with a deadline. Driver side; imports neither torch nor pytest.
+
+Where a GPU has fallen off the bus, a call may stay in the kernel. No signal ends it, and a process with a
+thread in it cannot exit: so the driver itself never calls NVML. The child prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from perfsuite.errors import MachineError
+
+LIBRARY = "libnvidia-ml.so.1"
+"""NVML: without it there is no driver, and nothing to wait for."""
+ANSWER_S = 30.0
+"""Seconds in which NVML must have answered: it does in milliseconds, and Python starts in a second."""
+
+
+def has_library() -> bool:
+    """Whether this machine has NVML."""
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        return False
+    return True
+
+
+def ask(module: str, *words: str) -> Any:
+    """Return the `answer` of a module that is run with these words.
+
+    Raises `MachineError` if that is an error, or if there is none within `ANSWER_S`.
+    """
+    command = [sys.executable, "-m", module, *words]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        said, errors = child.communicate(timeout=ANSWER_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.communicate(timeout=1)
+        raise MachineError(
+            f"NVML does not answer within {ANSWER_S:.0f} s (a GPU that is lost?): see dmesg and restart the "
+            "machine, or measure on its cores alone (CUDA_VISIBLE_DEVICES=)"
+        ) from None
+    try:
+        told = json.loads(said.splitlines()[-1])
+    except (IndexError, ValueError):
+        last = (errors.strip().splitlines() or [f"exit code {child.returncode}"])[-1]
+        raise MachineError(
+            f"the process that asks NVML failed: {last}. Run it: {' '.join(command)}"
+        ) from None
+    if "error" in told:
+        raise MachineError(told["error"])
+    return told["answer"]
+
+
+def answer(asked: Callable[[], Any]) -> None:
+    """Print what a module that runs as a child was asked for, or the `MachineError` that it raises."""
+    try:
+        print(json.dumps({"answer": asked()}))
+    except MachineError as error:
+        print(json.dumps({"error": str(error)}))
