@@ -14,7 +14,7 @@ from perfsuite.case import torch_build
 from perfsuite.case.hardware import ACCELERATORS, Machine, hardware_error
 from perfsuite.errors import CaseError
 from perfsuite.launch.machine import detect
-from perfsuite.report.terminal import console, plain_table
+from perfsuite.report.terminal import console
 
 
 def hardware(
@@ -22,7 +22,7 @@ def hardware(
         str | None, typer.Option(help="A marker, such as h100: exit status 2 unless it selects cases here.")
     ] = None,
 ) -> None:
-    """What machine this is, its hardware class, and which markers select cases here, or why not.
+    """What machine this is, its hardware class, and which markers select cases here.
 
     Exit status 2 if the installed torch cannot use the machine's GPUs.
     """
@@ -32,12 +32,10 @@ def hardware(
     out = console()
     for heading, value in _facts(machine):
         out.print(Text.assemble((f"{heading:<16}", "bold"), value))
-    grid = plain_table(("marker", "here", "why not"))
-    for name in ACCELERATORS:
-        reason = _why_not(machine, name)
-        grid.add_row(f"-m {name}", "no" if reason else "yes", reason or "")
-    out.print()
-    out.print(grid)
+    here = [name for name in ACCELERATORS if _why_not(machine, name) is None]
+    others = len(ACCELERATORS) - len(here)
+    out.print(Text.assemble(("cases run here  ", "bold"), ", ".join(f"-m {name}" for name in here)))
+    out.print(f"{'':<16}{others} other markers select none here; why not: --expect MARKER")
     if expect is not None and (reason := _why_not(machine, expect)) is not None:
         note = f"; {machine.note}" if machine.note else ""
         raise CaseError(f"no {expect} here: {reason}{note}")

@@ -49,7 +49,12 @@ def report(
     markdown: Annotated[str | None, typer.Option(help="Write a short summary; - is standard output.")] = None,
     store: Annotated[Path, typer.Option(help="Local store, where sessions are.")] = STORE,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="In the terminal, explain the cases that passed, too.")
+        bool,
+        typer.Option(
+            "--verbose",
+            "-v",
+            help="In the terminal, explain the cases that passed, too, and tell all figures.",
+        ),
     ] = False,
 ) -> None:
     """Show what sessions found out: in the terminal, as HTML, as Markdown; the exit status is no verdict."""
@@ -63,8 +68,10 @@ def report(
         tables = concerned(documents.read(published, PublishedFile), sessions)
     if html is not None:
         documents.write_text(html, page.render(sessions, tables))
+        typer.echo(f"written: {html}", err=True)
     if markdown is not None and markdown != "-":
         documents.write_text(Path(markdown), markdown_report.render(sessions, tables))
+        typer.echo(f"written: {markdown}", err=True)
     if markdown == "-":
         typer.echo(markdown_report.render(sessions, tables))
     elif to_terminal:
@@ -125,7 +132,7 @@ def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
             out.print()
         for result in session.results:
             if verbose or summary.needs_words(result):
-                out.print(relative(explanation(result), Path.cwd()))
+                out.print(relative(explanation(result, whole=verbose), Path.cwd()))
                 out.print()
         if not verbose and (short := summary.in_short(session.results)):
             out.print("\n".join([*short, ""]))

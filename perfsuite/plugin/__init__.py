@@ -318,7 +318,8 @@ def _failure(config: pytest.Config, measurement: Measurement) -> BaseException:
     if measurement.excused is not None:
         reasons = printable("; ".join(measurement.verdict.reasons))
         return pytest.xfail.Exception(f"{measurement.excused}: {reasons}")
-    return pytest.fail.Exception(_relative(config, report.explanation(measurement)), pytrace=False)
+    told = report.explanation(measurement, whole=config.get_verbosity() > 0)
+    return pytest.fail.Exception(_relative(config, told), pytrace=False)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -399,7 +400,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if count := len(session.shown_only):
         terminalreporter.write_line(
             f"--perf-allow-shared: {plural(count, 'case')} measured while others used the "
-            "machine: figures to look at, nothing was judged or recorded by them"
+            "machine: figures to look at, of which nothing was judged or recorded; counts are"
         )
     if (why := config.stash.get(UNWRITTEN, None)) is not None:
         terminalreporter.section("perfsuite: the results were not written", red=True, bold=True)
@@ -431,7 +432,7 @@ def _write_verdicts(terminal: Any, config: pytest.Config, measurements: list[Mea
         is_shown_by_pytest = measurement.outcome == "failed" and measurement.excused is None
         if (is_verbose or summary.needs_words(measurement)) and not is_shown_by_pytest:
             terminal.write_line("")
-            terminal.write_line(_relative(config, report.explanation(measurement)))
+            terminal.write_line(_relative(config, report.explanation(measurement, whole=is_verbose)))
     for line in [] if is_verbose else summary.in_short(measurements):
         terminal.write_line(printable(line))
 
@@ -448,6 +449,7 @@ def _write_nothing_measured(terminal: Any, config: pytest.Config) -> None:
     session = config.stash[SESSION]
     has_figures = any(measurement.figures.by_name() for measurement in session.results)
     done = "judged: what was measured is no evidence" if has_figures else "measured"
+    done = "judged" if session.running is not None and session.launches else done
     terminal.section(f"perfsuite: nothing was {done}", red=True, bold=True)
     terminal.write_line(f"{plural(config.stash[SELECTED], 'case')} selected, none has a verdict: not a pass.")
     if any(measurement.shared for measurement in session.results):

@@ -8,13 +8,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from perfsuite.report.text import plural
-from perfsuite.results.counts import PHASES, Collective, Compiled, Counts, RankCounts, StepMemory
+from perfsuite.results.counts import (
+    PHASES,
+    Collective,
+    Compiled,
+    Counts,
+    RankCounts,
+    StepMemory,
+    numbers,
+    spans,
+)
 from perfsuite.results.outcome import CountCheck, Finding
 from perfsuite.verdict.count_sentences import amount, signed
 
 MOST_FINDINGS = 10
 """Findings of one kind, judged or not, that are told in words."""
 MOST_UNSTEADY = 5
+LEAST_GROWTH = 2**10
+"""Bytes by which live tensors must grow in a step to be told in words: a step counter has 4."""
 MOST_ENTRIES = 2
 """Entries of ranks that are told in words."""
 
@@ -151,7 +162,8 @@ def _calls(counts: Counts) -> str:
 def _memory(memory: StepMemory) -> str:
     parts = [f"{name} {amount(size, 'bytes')}" for name, size in peak_by_part(memory).items()]
     told = f"live tensors: at most {amount(memory.peak, 'bytes')}, {peak_in(memory)}: {', '.join(parts)}"
-    return f"{told}; {amount(memory.growth, 'bytes')} more after the step" if memory.growth else told
+    grows = memory.growth >= LEAST_GROWTH
+    return f"{told}; {amount(memory.growth, 'bytes')} more after the step" if grows else told
 
 
 def _compiled(compiled: Compiled) -> str:
@@ -185,13 +197,13 @@ def not_counted(check: CountCheck) -> str:
 def findings(check: CountCheck, *, by_rank: bool, most: int = MOST_FINDINGS) -> list[str]:
     """Return the judged findings in words, at most so many; `by_rank` names the ranks of each."""
     found = [each for each in check.findings if each.outcome != "passed"]
-    return _cut([f"{each.outcome}: {_sentence(each, by_rank)}" for each in found], most)
+    return _cut(_sentences(found, by_rank), most)
 
 
 def listed(check: CountCheck, *, by_rank: bool) -> list[str]:
     """Return the first findings that are not judged, as `findings` does."""
     found = [each for each in check.findings if each.outcome == "passed"]
-    return _cut([f"not judged: {_sentence(each, by_rank)}" for each in found], MOST_FINDINGS)
+    return _cut(_sentences(found, by_rank), MOST_FINDINGS)
 
 
 def remarks(check: CountCheck) -> list[str]:
@@ -202,10 +214,15 @@ def remarks(check: CountCheck) -> list[str]:
     return [*([f"differs between launches, not judged: {unsteady}"] if unsteady else []), *check.notes]
 
 
-def _sentence(finding: Finding, by_rank: bool) -> str:
+def _sentences(found: Sequence[Finding], by_rank: bool) -> list[str]:
+    """Each sentence once, behind what it means; with `by_rank`, with all the ranks of which it is true."""
+    ranks_of: dict[str, set[int]] = {}
+    for each in found:
+        judged = "not judged" if each.outcome == "passed" else each.outcome
+        ranks_of.setdefault(f"{judged}: {each.sentence}", set()).update(numbers(each.ranks))
     if not by_rank:
-        return finding.sentence
-    return f"{finding.sentence} (rank{'' if finding.ranks.isdigit() else 's'} {finding.ranks})"
+        return list(ranks_of)
+    return [f"{told} (rank{'s' * (len(of) > 1)} {spans(sorted(of))})" for told, of in ranks_of.items()]
 
 
 def _cut(told: Sequence[str], most: int) -> list[str]:

@@ -95,8 +95,8 @@ def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTabl
 def text(value: str) -> str:
     """Return Markdown that reads as this text, on one line, also in a table."""
     flat = " ".join(value.split())
-    # An underscore within a word is no markup, and ids are full of them.
-    return re.sub(r"[&<>|*`~\[\]\\@#$]|(?<![^\W_])_|_(?![^\W_])", lambda match: f"&#{ord(match[0])};", flat)
+    # An underscore ends what is emphasised only behind a word, and > is markup only in front of a line.
+    return re.sub(r"[&<|*`~\[\]\\@#$]|^>|(?<=\S)_(?!\w)|_(?=_)", lambda match: f"&#{ord(match[0])};", flat)
 
 
 def _escaped(value: object) -> Markup:

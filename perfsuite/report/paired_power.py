@@ -69,12 +69,12 @@ def render(gate: PairedGate, measured: Measured | None, table: PairedTable) -> R
         ("simulated", f"{gate.trials:,} comparisons for each change, seed {gate.seed}"),
     )
     return Group(
+        Text(sentence(gate, table)),
+        "",
         *(Text.assemble((f"{name:<12}", "bold"), value) for name, value in facts),
         "",
         grid,
         Text("percent of the comparisons"),
-        "",
-        Text(sentence(gate, table)),
     )
 
 

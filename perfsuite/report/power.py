@@ -142,19 +142,19 @@ def _sessions(measured: Measured | None) -> str:
 def render(gate: Gate, measured: Measured | None, table: PowerTable) -> RenderableType:
     """Render what was simulated, a table with a row for each drop, and the sentence, for a terminal."""
     grid = plain_table(())
-    heads = ["true\ndrop", "\nfound", "false\nalarms", "incon-\nclusive", "\npassed", "im-\nproved"]
+    heads = ["true\ndrop", "\nfound", "false\nalarms", "\ninconclusive", "\npassed", "\nimproved"]
     heads += ["launches\nused", "fixed\n5 %", f"fixed\n{percent(gate.tolerance)}"]
     for heading in heads:
         grid.add_column(heading, justify="right", no_wrap=True)
     for row in table.rows:
         grid.add_row(*_cells(row))
     return Group(
+        Text(sentence(gate, table)),
+        "",
         *(Text.assemble((f"{name:<12}", "bold"), value) for name, value in _facts(gate, measured)),
         "",
         grid,
         Text("percent of the sessions; fixed: one sample against one, and a fixed threshold"),
-        "",
-        Text(sentence(gate, table)),
     )
 
 

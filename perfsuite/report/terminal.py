@@ -132,8 +132,13 @@ def _in_ms(metric: Metric) -> Column:
     )
 
 
-def explanation(result: Measurement) -> str:
-    """Return everything about one case in words: metrics beside their baseline, failures, what changed."""
+def explanation(result: Measurement, *, whole: bool = True) -> str:
+    """Return everything about one case in words: metrics beside their baseline, failures, what changed.
+
+    If not `whole`, a launched case goes without what no verdict needs: figures that are not judged, and what
+    a step did.
+    """
+    whole = whole or result.dry
     verdict = result.verdict
     lines = [f"{result.case_id}: {verdict.outcome} {_by_what(result)}"]
     lines += [f"  {line}" for line in profile.because(verdict)]
@@ -141,12 +146,12 @@ def explanation(result: Measurement) -> str:
     lines += [f"  {line}" for line in _judged_counts(result)]
     lines += [f"  {sentence(check, verdict.against)}" for check in verdict.checks]
     if result.shared:
-        lines.append("  shared: others used the machine; the figures are shown, nothing is judged by them")
+        lines.append("  shared: others used the machine; its figures are shown, and counts alone are judged")
     if (known := known_issue(result)) is not None:
         lines.append(f"  {known}")
-    lines += [f"  {line}" for line in _shown(result)]
+    lines += [f"  {line}" for line in _shown(result) if whole]
     lines += [f"  {line}" for line in dry_facts.lines(result.dry_facts, result.unit)]
-    lines += [f"  {line}" for line in counts.lines(result.counts)]
+    lines += [f"  {line}" for line in counts.lines(result.counts) if whole]
     lines += [f"  note: {note}" for note in notes(result)]
     if verdict.changed:
         lines.append(f"  {summary.since(verdict)}: " + "; ".join(verdict.changed))

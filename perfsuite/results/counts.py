@@ -141,3 +141,9 @@ def spans(numbers: Sequence[int]) -> str:
         else:
             parts.append([number])
     return ",".join("-".join(map(str, dict.fromkeys(part))) for part in parts)
+
+
+def numbers(spanned: str) -> list[int]:
+    """The numbers of a text that `spans` made."""
+    ends = [part.partition("-") for part in spanned.split(",")]
+    return [number for first, _, last in ends for number in range(int(first), int(last or first) + 1)]

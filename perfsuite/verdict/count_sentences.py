@@ -136,10 +136,11 @@ def _grown_and_shrunk(before: Mapping[str, int], now: Mapping[str, int]) -> tupl
 
 
 def arrow(before: int, now: int, unit: Unit) -> str:
-    """Two amounts in one unit: `29.9 -> 59.8 GiB`, `335.5 MFLOP -> 0`. Exact where they would
-    round to the same, or to none."""
+    """Two amounts in one unit: `29.9 -> 59.8 GiB`, `335.5 MFLOP -> 0`. With more digits where one would tell
+    another change, and exact where they would round to the same, or to none."""
     factor, name = _scale(max(abs(before), abs(now)), unit)
-    then, today = _number(before, factor), _number(now, factor)
+    digits = next((digits for digits in (1, 2) if _tells(before, now, factor, digits)), 3)
+    then, today = _number(before, factor, digits), _number(now, factor, digits)
     if then == today or (before and not round(before / factor, 1)) or (now and not round(now / factor, 1)):
         (then, today), name = (f"{before:,}", f"{now:,}"), _EXACT[unit]
     return f"{then}{name} -> 0" if now == 0 else f"{then} -> {today}{name}"
@@ -160,5 +161,13 @@ def _scale(value: int, unit: Unit) -> tuple[float, str]:
     return next((scale for scale in _SCALES[unit] if value >= scale[0]), (1, _EXACT[unit]))
 
 
-def _number(value: int, factor: float) -> str:
-    return f"{value:,}" if factor == 1 or value == 0 else f"{value / factor:,.1f}"
+def _tells(before: int, now: int, factor: float, digits: int) -> bool:
+    """Whether two amounts, rounded to so many digits, tell their ratio to within 1 %. 0 has none."""
+    then, today = round(before / factor, digits), round(now / factor, digits)
+    if then == today or not then or not today:
+        return True
+    return abs(today / then * before / now - 1) <= 0.01
+
+
+def _number(value: int, factor: float, digits: int = 1) -> str:
+    return f"{value:,}" if factor == 1 or value == 0 else f"{value / factor:,.{digits}f}"

@@ -29,10 +29,9 @@ def test_hardware_says_class_markers_and_why_not(monkeypatch: pytest.MonkeyPatch
     assert "h100-80gb-sxm" in output
     assert "8 GPUs" in output
     assert "989.5 TFLOP/s" in output
-    lines = {line.split()[1]: line for line in output.splitlines() if line.startswith("-m ")}
-    assert set(lines) == set(ACCELERATORS)
-    assert " yes" in lines["h100"]
-    assert "it is meant for a100, this machine is h100-80gb-sxm" in lines["a100"]
+    assert "cases run here  -m cpu, -m gpu, -m h100\n" in output
+    assert f"{len(ACCELERATORS) - 3} other markers select none here; why not: --expect MARKER" in output
+    assert "a100" not in output
 
 
 def test_hardware_says_that_an_unknown_gpu_has_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:

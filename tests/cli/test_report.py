@@ -79,7 +79,8 @@ def test_markup_of_the_terminal_in_data_stays_text(tmp_path: Path) -> None:
 def test_files_are_written_and_the_terminal_is_quiet(tmp_path: Path) -> None:
     results, html, markdown = write(tmp_path / "r.json"), tmp_path / "sub" / "r.html", tmp_path / "r.md"
     shown = run(results, "--html", html, "--markdown", markdown)
-    assert (shown.exit_code, shown.output) == (0, "")
+    assert (shown.exit_code, shown.stdout) == (0, "")
+    assert shown.stderr == f"written: {html}\nwritten: {markdown}\n"
     assert html.read_text().startswith("<!DOCTYPE html>")
     assert markdown.read_text().startswith("## perfsuite: 1 failed, 1 regressed, 1 passed, 3 skipped")
 

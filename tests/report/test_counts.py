@@ -129,17 +129,29 @@ def test_judged_findings_are_told_apart_from_those_only_listed() -> None:
 
 
 def test_findings_name_their_ranks_where_ranks_differ() -> None:
-    found = make_check(HOST_READ.replace(ranks="3"), HOST_READ.replace(ranks="0-2,5"))
-    assert counts.findings(found, by_rank=True) == [
+    other = HOST_READ.replace(sentence="host reads in forward 1 -> 3", ranks="0-2,5")
+    assert counts.findings(make_check(HOST_READ.replace(ranks="3"), other), by_rank=True) == [
         "regressed: host reads in forward 1 -> 2 (rank 3)",
-        "regressed: host reads in forward 1 -> 2 (ranks 0-2,5)",
+        "regressed: host reads in forward 1 -> 3 (ranks 0-2,5)",
     ]
+
+
+def test_one_sentence_that_is_true_of_several_ranks_is_told_once() -> None:
+    """The bytes behind it may differ by rank, where the sentence rounds them."""
+    found = [HOST_READ.replace(ranks=ranks, now=2 + number) for number, ranks in enumerate(("3", "0-2,5"))]
+    told = "host reads in forward 1 -> 2"
+    assert counts.findings(make_check(*found), by_rank=True) == [f"regressed: {told} (ranks 0-3,5)"]
+    assert counts.findings(make_check(*found), by_rank=False) == [f"regressed: {told}"]
 
 
 @pytest.mark.parametrize(("number", "more"), [(10, []), (11, ["and 1 more"]), (30, ["and 20 more"])])
 def test_many_findings_are_cut_short(number: int, more: list[str]) -> None:
-    assert counts.findings(make_check(*[HOST_READ] * number), by_rank=False)[10:] == more
-    assert counts.listed(make_check(*[BUCKETS] * number), by_rank=False)[10:] == more
+    judged, listed = (
+        make_check(*(each.replace(sentence=f"{each.sentence} {place}") for place in range(number)))
+        for each in (HOST_READ, BUCKETS)
+    )
+    assert counts.findings(judged, by_rank=False)[10:] == more
+    assert counts.listed(listed, by_rank=False)[10:] == more
 
 
 def test_remarks_are_unsteady_fields_and_notes() -> None:

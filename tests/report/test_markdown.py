@@ -198,6 +198,8 @@ def test_comparisons_are_folded_tables_with_source_and_notes() -> None:
 
 def test_text_stands_on_one_line_and_mentions_nobody() -> None:
     assert text("a\n\n# b\r c") == "a &#35; b c"
+    assert text("kernels: 9 -> 8 a step (aten._to_copy -1)") == "kernels: 9 -> 8 a step (aten._to_copy -1)"
+    assert text("> a _b_ __c__") == "&#62; a _b&#95; &#95;_c&#95;&#95;"
     assert "@" not in text("@torch")
 
 

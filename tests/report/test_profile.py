@@ -72,5 +72,5 @@ def test_the_terminal_and_the_summary_tell_it_in_this_order() -> None:
     assert told[1:6] == [f"  {line}" for line in (*FOUND.calls, COUNTED, *FOUND.hints, *FOUND.notes)]
     assert sum("ui.perfetto.dev" in line for line in told) == 2
     summary = markdown.render([make_session(0).replace(results=(make_explained(),))])
-    assert "- aten::bmm 0 -&#62; 24 calls a step\n- aten::softmax" in summary
+    assert "- aten::bmm 0 -> 24 calls a step\n- aten::softmax" in summary
     assert "trace of arm B" in summary

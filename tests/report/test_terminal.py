@@ -143,7 +143,7 @@ def test_no_outcome_is_cut_short_however_long_the_row(outcome: Outcome) -> None:
 def test_shared_figures_are_marked_in_table_and_explanation() -> None:
     shared = make_shared()
     assert table([shared], color=False, width=None).splitlines()[1].endswith("  unhealthy (shared)")
-    told = "  shared: others used the machine; the figures are shown, nothing is judged by them"
+    told = "  shared: others used the machine; its figures are shown, and counts alone are judged"
     assert told in explanation(shared).splitlines()
     assert "shared" not in explanation(make_result(now()))
 
@@ -366,6 +366,16 @@ def test_explanation_shows_what_a_step_did_and_the_baseline_of_the_counts() -> N
     assert told[start + 2].startswith("    computed: 551.0 TFLOP: forward 158.0 TFLOP, ")
     assert "  baseline of the counts: baselines/counts/sm90/x.json" in told
     assert "counts" not in explanation(make_result(now()))
+
+
+def test_an_explanation_in_short_leaves_out_what_no_verdict_needs() -> None:
+    long, short = (explanation(make_counted(), whole=whole).splitlines() for whole in (True, False))
+    left_out = [line for line in long if line not in short]
+    assert [line for line in long if line in short] == short
+    first, *others = [line.strip() for line in left_out if not line.startswith("    ")]
+    assert first == "p95/p50 of a step: 1.10 (not judged)"
+    assert all(line.startswith("step 4 of ") for line in others)
+    assert explanation(make_dry(), whole=False) == explanation(make_dry())
 
 
 def test_explanation_names_ranks_where_they_differ() -> None:

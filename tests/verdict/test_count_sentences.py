@@ -168,6 +168,18 @@ def test_amounts(value: float, unit: Any, expected: str) -> None:
     assert signed(int(value), unit) == ("+" if value > 0 else "") + expected
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "told"),
+    [
+        (978_000_000, 1_107_000_000, "0.98 -> 1.11 GFLOP"),  # 13 % more, of which 1.0 -> 1.1 would tell 10 %
+        (29.9e9, 59.8e9, "29.9 -> 59.8 GFLOP"),
+        (1_001e6, 1_120e6, "1.00 -> 1.12 GFLOP"),
+    ],
+)
+def test_rounding_hides_no_part_of_a_change(before: float, now: float, told: str) -> None:
+    assert arrow(int(before), int(now), "FLOP") == told
+
+
 @given(st.integers(0, 2**45), st.integers(0, 2**45), st.sampled_from(["bytes", "FLOP", "calls"]))
 @deterministic
 def test_what_differs_never_reads_the_same_nor_as_nothing(before: int, now: int, unit: Any) -> None:

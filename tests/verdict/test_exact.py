@@ -341,11 +341,11 @@ def test_what_one_side_did_not_count_is_said() -> None:
         (counts(collectives=()), f"collectives {3 * BYTES / 2**20:.1f} MiB -> 0 a step: less than half"),
         (
             counts(flops={"forward": 1_700_000_000}, ops={"ours.fused_mlp": 4}),
-            "FLOPs 1.8 -> 1.7 GFLOP: ours.fused_mlp may do the rest, without a formula",
+            "FLOPs 1.76 -> 1.70 GFLOP: ours.fused_mlp may do the rest, without a formula",
         ),
         (
             counts(flops={"forward": 1_700_000_000}, without_flops={"aten._new_mm": 4}),
-            "FLOPs 1.8 -> 1.7 GFLOP: aten._new_mm may do the rest, without a formula",
+            "FLOPs 1.76 -> 1.70 GFLOP: aten._new_mm may do the rest, without a formula",
         ),
     ],
     ids=["FLOPs", "collectives", "an operator of a package", "an operator without a formula"],

@@ -431,4 +431,4 @@ def test_what_nodes_could_do_before_the_first_launch_is_a_table_with_notes() -> 
     assert "Nodes before the first launch" not in render([make_session(1)])
     short = markdown.render([make_session(1).replace(preflights=(found,))])
     assert "preflight of 2 nodes (NVIDIA H100 80GB HBM3) in 31 s: 1 of them bad" in short
-    assert f"| n2 |{f' {NONE} |' * 5} crash: &#60;no&#62; route |" in short
+    assert f"| n2 |{f' {NONE} |' * 5} crash: &#60;no> route |" in short
