@@ -97,9 +97,14 @@ def _is_near(tokens: float, claimed: int) -> bool:
 
 
 def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
-    """Notes for a reader of tokens/s, where the model was given other tokens than the case claims."""
+    """Notes for a reader of tokens/s, where the model was given other tokens than the case claims.
+
+    None where that is a mismatch (`tokens_differ`).
+    """
+    if case.unit == "samples":
+        return _sample_notes(reports)
     seen, claimed = _tokens(reports, case), reports[0].tokens_per_step
-    if seen is None or (seen.tokens == claimed and not seen.padding):
+    if seen is None or (seen.tokens == claimed and not seen.padding) or tokens_differ(reports, case):
         return ()
     if not case.framework.tokens_vary and not _is_near(seen.tokens, claimed):
         return (
@@ -109,6 +114,22 @@ def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
         )
     vary = ", which the case says vary" if case.framework.tokens_vary else ""
     return (f"tokens/s counts {claimed} tokens a step{vary}; the model was given {seen} in the second step",)
+
+
+def _sample_notes(reports: Sequence[RankReport]) -> tuple[str, ...]:
+    """No more than a note: what a model is called with, and how often, need not be its samples."""
+    seen = [each.evidence for each in reports if each.evidence is not None and each.evidence.samples]
+    claimed = reports[0].tokens_per_step
+    if not seen:
+        return ()
+    samples = fmean(each.samples or 0 for each in seen) * seen[0].data_parallel
+    if _is_near(samples, claimed):
+        return ()
+    return (
+        f"samples/s counts {claimed} samples a step (micro_batch x gradient_accumulation on "
+        f"{seen[0].data_parallel} data-parallel ranks); the model was called with {samples:.0f} in the "
+        "second step, by the first dimension of its input: correct the case if these are its samples",
+    )
 
 
 class _Seen:

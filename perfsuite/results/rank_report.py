@@ -83,6 +83,8 @@ class Evidence(Data):
     """How many of these tokens the attention mask takes out."""
     forwards: int = 0
     """How many calls of the model these tokens came with."""
+    samples: int | None = None
+    """First dimension of the model's first input in the second step, summed over its calls; None: unknown."""
     collectives: int | None = None
     """Number of collectives in groups of several ranks, from the first optimizer step to the last; None if
     they were not counted."""

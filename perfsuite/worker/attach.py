@@ -36,6 +36,7 @@ from perfsuite.worker.losses import Losses, before_backward
 from perfsuite.worker.optimizers import Optimizers
 from perfsuite.worker.preflight import device_probe
 from perfsuite.worker.rank import LEAVE_S, Rank, empty_report, failure_of, failure_of_ours, write_failure
+from perfsuite.worker.second_step import in_backward
 
 with contextlib.suppress(Exception):  # what torch lacks for it is said where a step is to be counted
     import perfsuite.worker.counting  # noqa: F401  before the level of memory is taken
@@ -199,9 +200,11 @@ class Attached:
         return rank
 
     @_guarded
-    def _before_backward(self, tensors: Any, grad_tensors: Any) -> None:
-        if grad_tensors is not None or not isinstance(tensors, Tensor) or tensors.is_meta:
-            return  # a backward within another one (checkpointing), or a count of operations without data
+    def _before_backward(self, tensors: Any) -> None:
+        if isinstance(tensors, list | tuple) and len(tensors) == 1:
+            tensors = tensors[0]
+        if in_backward() or not isinstance(tensors, Tensor) or tensors.is_meta:
+            return  # recomputation (checkpointing), or a count of operations without data
         if self._losses is not None and tensors.numel() == 1:
             self._losses.see(tensors)
         if not self._optimizers.seen and not self.is_over:

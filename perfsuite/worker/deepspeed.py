@@ -8,13 +8,13 @@ once for each step of training: at the end of gradient accumulation. Imports nei
 from __future__ import annotations
 
 import functools
-import gc
 import importlib.metadata
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from perfsuite.errors import MismatchError
+from perfsuite.worker.living import living
 
 STEP = "_take_model_step"
 """The method of an engine that makes one training step."""
@@ -82,8 +82,8 @@ def engine_of(optimizer: Any) -> Any:
     module: Any = sys.modules.get("deepspeed.runtime.engine")
     if module is None:
         return None
-    living = (thing for thing in gc.get_objects() if issubclass(type(thing), module.DeepSpeedEngine))
-    return next((engine for engine in living if optimizer in _wrapped(engine.optimizer)), None)
+    engines: list[Any] = living(module.DeepSpeedEngine)
+    return next((engine for engine in engines if optimizer in _wrapped(engine.optimizer)), None)
 
 
 def _wrapped(optimizer: Any) -> list[Any]:

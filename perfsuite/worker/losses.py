@@ -14,17 +14,17 @@ from torch import Tensor
 from perfsuite.errors import MismatchError
 
 
-def before_backward(see: Callable[[Any, Any], None]) -> None:
-    """Call `see` with the tensors and their gradients before each `torch.autograd.backward`.
+def before_backward(see: Callable[[Any], None]) -> None:
+    """Call `see` with the tensors before each `torch.autograd.backward`.
 
     `Tensor.backward` calls that function, too.
     """
     original = torch.autograd.backward
 
     @functools.wraps(original)
-    def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-        see(tensors, grad_tensors)
-        original(tensors, grad_tensors, *args, **kwargs)
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        see(tensors)
+        original(tensors, *args, **kwargs)
 
     torch.autograd.backward = backward
 

@@ -7,7 +7,6 @@ for. What only all ranks together can tell is reported as `Evidence`.
 
 from __future__ import annotations
 
-import gc
 import math
 import sys
 from collections.abc import Mapping
@@ -27,12 +26,14 @@ from perfsuite.frameworks.common.model import (
 )
 from perfsuite.results.rank_report import Evidence, Observed
 from perfsuite.worker import deepspeed, replicas, software
+from perfsuite.worker.living import living
 from perfsuite.worker.second_step import NO_LINEAR, SecondStep, dtype_name, dtype_of, layers
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
     from perfsuite.frameworks.base import Workload
 
+NO_CONFIGURATION = "not observed (the model is not transformers' own)"
 NO_ATTENTION = "none"
 """The attention of a model without any, such as Mamba; only a case's default attention fits to it."""
 FIELDS = {
@@ -115,6 +116,7 @@ class Observer:
             tokens=tokens.tokens or None,
             padding=tokens.padding(),
             forwards=tokens.forwards,
+            samples=tokens.samples or None,
             collectives=None if count is None or before is None else count - before,
             replicated={
                 name: (self._before[name], after)
@@ -164,6 +166,8 @@ class Observer:
             "parameters_changed": "yes",
             "attention": case.attention if asks_for_attention else NO_ATTENTION,
         }
+        if settings["attention"] == NO_CONFIGURATION:
+            del expected["attention"]
         if case.compile:
             expected["compiled"] = "yes"
         blocks = layers(self.model) or [self.model]
@@ -215,20 +219,36 @@ class Observer:
         }
 
 
+class Owners(nn.ModuleList):
+    """Several modules that one optimizer steps, as one: they have no common parent."""
+
+
 def owner(optimizer: Any) -> nn.Module:
-    """Return the outermost living module that has all parameters of `optimizer`: what trains, as wrapped."""
+    """Return the outermost living module that has all parameters of `optimizer`: what trains, as wrapped.
+
+    Where none has all, return the fewest modules that do together, as `Owners`.
+    """
     if (engine := deepspeed.engine_of(optimizer)) is not None:
         return cast(nn.Module, engine)
     wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    living: Any = (thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module))
-    owners: list[nn.Module] = [module for module in living if wanted <= {id(p) for p in module.parameters()}]
-    if not owners:
-        raise MismatchError(
-            f"no module owns all tensors that {type(optimizer).__name__} steps: put them under one "
-            "nn.Module. Copies of parameters (the fp32 master weights of some mixed-precision optimizers) "
-            "have no module, and such training cannot be observed"
-        )
-    return max(owners, key=lambda module: sum(1 for _ in module.modules()))
+    owned = {module: wanted & {id(p) for p in module.parameters()} for module in living(nn.Module)}
+    owners: list[nn.Module] = []
+    missing = set(wanted)
+    while missing:
+        most = max(owned, key=lambda module: (len(owned[module] & missing), _size(module)), default=None)
+        if most is None or not owned[most] & missing:
+            raise MismatchError(
+                f"no module owns {len(missing)} of the {len(wanted)} tensors that {type(optimizer).__name__} "
+                "steps: put them into an nn.Module. Copies of parameters (the fp32 master weights of some "
+                "mixed-precision optimizers) have no module, and such training cannot be observed"
+            )
+        owners.append(most)
+        missing -= owned[most]
+    return owners[0] if len(owners) == 1 else Owners(owners)
+
+
+def _size(module: nn.Module) -> int:
+    return sum(1 for _ in module.modules())
 
 
 def wrapping(model: nn.Module) -> dict[str, str]:
@@ -262,7 +282,7 @@ def _attention(model: nn.Module) -> dict[str, str]:
     configs: Any = (getattr(module, "config", None) for module in model.modules())
     config: Any = next((config for config in configs if hasattr(config, "_attn_implementation")), None)
     if config is None:
-        return {"attention": "?"}
+        return {"attention": NO_CONFIGURATION}
     if has_attention(config):
         return {"attention": config._attn_implementation}
     # transformers takes the package if it can be imported, and says nothing if it cannot.

@@ -102,11 +102,12 @@ class SecondStep:
 class TokenCount:
     """Counts the tokens that a model is given: elements of its first tensor, if that holds integers.
 
-    Only calls of the outermost module that is called count: a script may call the module that it wrapped.
+    Samples are the first dimension of that tensor, whatever it holds. Only calls of the outermost module that
+    is called count: a script may call the module that it wrapped.
     """
 
     def __init__(self) -> None:
-        self.tokens = self.forwards = 0
+        self.tokens = self.forwards = self.samples = 0
         self._padding: list[Tensor] = []
         self._depth = 0
         self.errors: list[Exception] = []
@@ -117,7 +118,8 @@ class TokenCount:
     def begin(self, model: nn.Module, *, inside: bool) -> None:
         """Count from now on: calls of `model`, and with `inside` of modules in it, too."""
         modules = [m for m in model.modules() if next(m.children(), None) is not None] if inside else []
-        for module in dict.fromkeys([model, *modules]):
+        outermost = model if isinstance(model, nn.ModuleList) else [model]  # a list is not called
+        for module in dict.fromkeys([*outermost, *modules]):
             if isinstance(module, torch.jit.ScriptModule):  # it takes no hooks
                 continue
             enter, leave = _guarded(self._enter, self.errors), _guarded(self._leave, self.errors)
@@ -135,7 +137,10 @@ class TokenCount:
     def _see(self, args: Any, kwargs: dict[str, Any]) -> None:
         given = dict(_tensors(args, kwargs))
         tokens = given.get("input_ids", next(iter(given.values()), None))
-        if tokens is None or tokens.dtype not in (torch.int32, torch.int64):
+        if tokens is None:
+            return
+        self.samples += tokens.shape[0] if tokens.dim() else 0
+        if tokens.dtype not in (torch.int32, torch.int64):
             return
         self.tokens += tokens.numel()
         self.forwards += 1

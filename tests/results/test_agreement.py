@@ -174,6 +174,7 @@ def test_tokens_that_the_model_was_not_given_are_a_mismatch(tokens: tuple[int, .
     said = agreement.tokens_differ(ranks, case_of())
     assert said is not None
     assert "Correct the case; or say Script(tokens='vary')" in said
+    assert agreement.token_notes(ranks, case_of()) == (), "no second word, which is not true"
 
 
 def test_the_message_names_claim_sight_and_remedy(tmp_path: Path) -> None:
@@ -263,13 +264,29 @@ def test_a_case_that_counts_samples_claims_no_tokens() -> None:
     assert agreement.token_notes(ranks, IMAGES) == ()
 
 
+def test_samples_that_the_case_does_not_claim_are_a_note(tmp_path: Path) -> None:
+    """No more: the first dimension of what a model is called with need not be its samples."""
+    claimed = make_report(0).tokens_per_step
+    for samples, noted in ((claimed // 2, False), (claimed // 4, True), (None, False)):
+        ranks = reports(*[told(11, samples=samples)] * 2)
+        run = run_of(IMAGES, tmp_path / str(samples), ranks)
+        assert run.failure is None
+        assert any("was called with" in note for note in run.notes) == noted
+    (note,) = agreement.token_notes(reports(*[told(11, samples=3)] * 2), IMAGES)
+    assert note == (
+        f"samples/s counts {claimed} samples a step (micro_batch x gradient_accumulation on 2 data-parallel "
+        "ranks); the model was called with 6 in the second step, by the first dimension of its input: "
+        "correct the case if these are its samples"
+    )
+
+
 @pytest.mark.parametrize(
     ("tokens", "is_other"), [(244, True), (245, False), (250, False), (255, False), (256, True)]
 )
 def test_tokens_may_differ_by_a_fiftieth_of_what_the_case_claims(tokens: int, is_other: bool) -> None:
     [alone] = reports(Evidence(data_parallel=1, tokens=tokens), tokens_per_step=250, world_size=1)
     assert (agreement.tokens_differ([alone], case_of()) is not None) is is_other
-    assert bool(agreement.token_notes([alone], case_of())) is (tokens != 250)
+    assert bool(agreement.token_notes([alone], case_of())) is (tokens != 250 and not is_other)
 
 
 def test_ranks_that_tell_nothing_were_given_the_tokens_that_are_claimed() -> None:

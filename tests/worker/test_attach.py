@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from perfsuite import documents
 from perfsuite.case.case import CaseFile, Topology
@@ -179,6 +180,37 @@ def test_what_counts_operations_without_data_is_no_loss(start: Start) -> None:
     measure_flops()
     with pytest.raises(Measured):
         train(before=measure_flops)
+    report = report_of(attached)
+    assert report.failure is None
+    assert len(report.loss) == ALONE.total_steps
+
+
+@pytest.mark.parametrize(
+    "backward",
+    [
+        lambda loss: loss.backward(torch.ones_like(loss)),
+        lambda loss: torch.autograd.backward([loss]),
+        lambda loss: torch.autograd.backward(tensors=loss, grad_tensors=torch.ones(())),
+    ],
+)
+def test_a_loss_is_one_however_backward_is_called(start: Start, backward: Callable[[Any], None]) -> None:
+    """The gradient of a scalar is given, as in older code; recomputation calls backward within one."""
+    attached = start()
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def trained() -> None:
+        for _ in range(1000):
+            out = checkpoint(
+                lambda x: (model(x) - 1).square().mean(),
+                torch.ones(2, 4).requires_grad_(),
+                use_reentrant=True,
+            )
+            backward(out)
+            optimizer.step()
+
+    with pytest.raises(Measured):
+        trained()
     report = report_of(attached)
     assert report.failure is None
     assert len(report.loss) == ALONE.total_steps

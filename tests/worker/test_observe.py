@@ -1,20 +1,23 @@
 from __future__ import annotations
 
+import gc
 import math
 import re
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from perfsuite.case.case import Case, LoRA
+from perfsuite.case.model import Model
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.base import Workload
 from perfsuite.frameworks.common.model import build_model, build_optimizer, synthetic_batches
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.script import Script
 from perfsuite.results.rank_report import Observed
-from perfsuite.worker.observe import Observer
+from perfsuite.worker.observe import Observer, Owners, _attention, owner
 from tests.samples import make_case
 
 
@@ -150,3 +153,61 @@ def test_evidence_is_of_the_second_step_and_of_replicas() -> None:
     evidence = observer.evidence()
     assert (evidence.tokens, evidence.padding, evidence.forwards) == (2 * 16, 0, 1)
     assert (evidence.collectives, evidence.replicated) == (None, {}), "one process has no replica"
+    assert evidence.samples == 2
+
+
+def test_attention_that_cannot_be_observed_in_a_script_is_not_judged() -> None:
+    """As in models of torchtune, which have no configuration of transformers."""
+    observer, result = in_a_script(in_one_process("llama-tiny"))
+    result = result.replace(settings={**result.settings, **_attention(nn.Linear(2, 2))})
+    assert result.settings["attention"] == "not observed (the model is not transformers' own)"
+    observer.check(result)
+    observer.case = observer.case.replace(framework=DDP())
+    result = result.replace(
+        settings={**result.settings, "wrapper": "DistributedDataParallel", "world_size": "1"}
+    )
+    observer.check(result)
+
+
+def sgd(*parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters)
+
+
+def test_what_trains_is_the_outermost_module() -> None:
+    inner = nn.Linear(2, 2)
+    outer = nn.Sequential(inner)
+    assert owner(sgd(*inner.parameters())) is outer
+
+
+def test_what_was_frozen_from_pythons_collector_is_found() -> None:
+    model = nn.Linear(2, 2)
+    gc.freeze()
+    try:
+        assert owner(sgd(*model.parameters())) is model
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+
+
+def test_several_modules_of_one_optimizer_are_observed_together() -> None:
+    embeddings, model = nn.Embedding(8, 4), nn.Sequential(nn.Linear(4, 4))
+    optimizer = sgd(*model.parameters(), *embeddings.parameters())
+    found = owner(optimizer)
+    assert isinstance(found, Owners)
+    assert list(found) == [model, embeddings]
+    case = make_case(framework=Script(path="train.py"), model=Model.named("net"), sequence_length=3)
+    observer = Observer(case, Workload(run=lambda steps: [], data_parallel=1))
+    for _ in range(2):
+        model(embeddings(torch.ones(2, 3, dtype=torch.int64))).sum().backward()
+        observer.before_optimizer_step(optimizer, (), {})
+        optimizer.step()
+    assert observer.result().settings["parameters_changed"] == "yes"
+    assert observer.evidence().tokens == 6
+    assert not model._forward_hooks
+    assert not embeddings._forward_pre_hooks
+
+
+def test_tensors_that_no_module_owns_are_counted() -> None:
+    model, alone = nn.Linear(2, 2), torch.ones(2, requires_grad=True)
+    with pytest.raises(MismatchError, match=r"^no module owns 1 of the 3 tensors that SGD steps: put them"):
+        owner(sgd(*model.parameters(), alone))
