@@ -98,15 +98,17 @@ MAX_TOLD = 20_000
 
 
 def told(error: BaseException) -> str:
-    """Return the message of an error as `readable` text, with its class unless perfsuite raised it.
+    """Return the message of an error as `readable` text, with its class unless perfsuite raised it."""
+    message = message_of(error)
+    return message if isinstance(error, PerfsuiteError) else f"{type(error).__name__}: {message}"
 
-    A message that cannot be made is no error.
-    """
+
+def message_of(error: BaseException) -> str:
+    """Return the message of an error as `readable` text, even if it cannot be made."""
     try:
-        message = str(error)
+        return readable(str(error))
     except Exception as why:
-        message = f"(its message cannot be shown: {type(why).__name__} in __str__)"
-    return readable(message if isinstance(error, PerfsuiteError) else f"{type(error).__name__}: {message}")
+        return f"(its message cannot be shown: {type(why).__name__} in __str__)"
 
 
 def readable(text: str) -> str:

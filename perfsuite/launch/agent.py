@@ -39,11 +39,12 @@ from typing import Any, NoReturn, TypeVar
 
 from perfsuite import documents
 from perfsuite.case.case import CaseFile
-from perfsuite.errors import FileError
+from perfsuite.errors import FileError, message_of
 from perfsuite.frameworks.base import Command, framework_of
 from perfsuite.launch import cpu, rendezvous, stacks
 from perfsuite.launch.base import node_variables
 from perfsuite.launch.lease import Lease
+from perfsuite.launch.oom import oom_kills, oom_kills_since
 from perfsuite.launch.processes import JOB_MARK, marked, sweep, wait_for
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import LaunchFile
@@ -60,6 +61,7 @@ from perfsuite.results.run_dir import (
 )
 from perfsuite.worker import leash
 from perfsuite.worker import main as worker
+from perfsuite.worker.rank import LEAVE_S
 
 NODE_VARIABLE = "PERFSUITE_NODE_VARIABLE"
 """Environment variable: the name of the scheduler's variable that holds the number of this node, from 0 on.
@@ -72,6 +74,15 @@ GRACE_S = 5
 """Seconds in which the other ranks may end by themselves, and say why, when one has failed."""
 PEERS_S = 5
 """Seconds that a node which ends the job waits for the nodes that have not written their stacks yet."""
+
+SERVER_S = 1.0
+"""Seconds in which the end of the fork server is known after its connections are closed."""
+STAY_S = LEAVE_S + GRACE_S
+"""Seconds in which ranks have ended when all of them have reported: the kernel ends them sooner, unless they
+ignore its signal."""
+STAYED = f"was killed: it had not ended {STAY_S} s after every rank had reported"
+NO_EXIT_CODE = "exit code 255"
+"""What multiprocessing tells of a rank whose fork server is gone; a rank may also end so by itself."""
 
 P = TypeVar("P", BaseProcess, subprocess.Popen[bytes])
 Tell = Callable[[Sequence[Failure]], None]
@@ -127,12 +138,19 @@ def _watched(place: Place) -> list[Failure]:
 
     per_node, device = place.per_node, place.request.device
     watch = Watch(sampler(device, per_node), place.run_dir.progress)
+    killed_before = oom_kills()
     ending = threading.Lock()  # never given back by whoever ends the job: this thread, or that of the lease
 
     def write(failures: Sequence[Failure] = (), *, is_over: bool = True) -> None:
         health = watch.finish() if is_over else None
-        told = LaunchFile(host=socket.gethostname(), is_over=is_over, failures=tuple(failures), health=health)
-        documents.write(place.run_dir.launch(place.node), told)
+        content = LaunchFile(
+            host=socket.gethostname(),
+            is_over=is_over,
+            failures=tuple(failures),
+            health=health,
+            oom_kills=oom_kills_since(killed_before),
+        )
+        documents.write(place.run_dir.launch(place.node), content)
 
     def tell(failures: Sequence[Failure]) -> None:
         with ending, contextlib.suppress(FileError):  # the last `write` raises it
@@ -153,7 +171,7 @@ def _watched(place: Place) -> list[Failure]:
         failures = _launch(replace(place, near_cores=watch.near_cores), tell)
     except Exception as error:
         where = f"{socket.gethostname()}: " if place.nodes > 1 else ""
-        message = f"{where}{type(error).__name__}: {error}"
+        message = f"{where}{type(error).__name__}: {message_of(error)}"
         ending.acquire()
         write([Failure(kind="error", message=message, at=time.time())])
         raise
@@ -257,10 +275,33 @@ def _fork(place: Place, process: type[BaseProcess], meeting: Mapping[str, str], 
         rank: process(target=worker.forked, args=(path, {**_rank(place, rank), **meeting}))
         for rank in place.ranks
     }
-    for each in ranks.values():
-        each.start()
+    try:
+        for each in ranks.values():
+            each.start()
+    except (EOFError, OSError):
+        if (why := _server_ended()) is None:
+            raise
+        return [Failure(kind="error", message=why, at=time.time())]
     _bind(place, ranks)
-    return _wait(ranks, attrgetter("exitcode"), place.run_dir, _rank_ended, tell)
+    failures = _wait(ranks, attrgetter("exitcode"), place, _rank_ended, tell)
+    if any(failure.message == NO_EXIT_CODE for failure in failures) and (why := _server_ended()) is not None:
+        return [Failure(kind="error", message=why, at=time.time())]  # its ranks died with it
+    return failures
+
+
+def _server_ended() -> str | None:
+    """How the server ended from which ranks are forked; None if it has not, or if there is none."""
+    pid = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
+    until = time.monotonic() + SERVER_S
+    with contextlib.suppress(ChildProcessError):
+        while pid is not None and time.monotonic() < until:
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is not None:
+                code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+                what = "the server from which ranks are forked (multiprocessing's)"
+                return f"{what} ended with {_exit_code(code)}"
+            time.sleep(POLL_S)
+    return None
 
 
 def _bind(place: Place, ranks: Mapping[int, P]) -> None:
@@ -280,11 +321,11 @@ def _run(command: Command, place: Place, tell: Tell) -> list[Failure]:
     environment = {**os.environ, **paths, RUN_DIR: str(place.run_dir.path)}
     with contextlib.ExitStack() as until_the_end:
         if command.starts_ranks and place.nodes == 1:
-            return _run_once(command, place.run_dir, environment)
+            return _run_once(command, place, environment)
         meeting = rendezvous.meeting(place.run_dir, place.node, place.nodes)
         environment |= until_the_end.enter_context(meeting)
         if command.starts_ranks:
-            return _run_once(command, place.run_dir, environment)
+            return _run_once(command, place, environment)
         ranks = {
             rank: _start(
                 command,
@@ -295,22 +336,22 @@ def _run(command: Command, place: Place, tell: Tell) -> list[Failure]:
             for rank in place.ranks
         }
         _bind(place, ranks)
-        say = partial(_script_ended, place.request.case.total_steps)
-        return _wait(ranks, subprocess.Popen.poll, place.run_dir, say, tell)
+        return _wait(ranks, subprocess.Popen.poll, place, partial(_script_ended, place), tell)
 
 
-def _run_once(command: Command, run_dir: RunDir, environment: Mapping[str, str]) -> list[Failure]:
-    process = _start(command, run_dir, environment, None)
-    ours = _children()
+def _run_once(command: Command, place: Place, environment: Mapping[str, str]) -> list[Failure]:
+    process = _start(command, place.run_dir, environment, None)
+    ours, stay = _children(), Stay(place)
     while not wait_for(process, POLL_S):
         _bury(ours)
+        if stay.is_over():
+            process.kill()  # what it has started is swept
+            return [Failure(kind="crash", message=f"the command {STAYED}", at=time.time())]
     code = process.returncode
-    ended = f"the command ended with {_exit_code(code)}"
-    if not code and run_dir.all_ranks():
-        return []
-    if not code:
-        ended += ", and no process that it started made an optimizer step that could be seen"
-    return [Failure(kind="crash", message=ended, at=time.time())]
+    if place.run_dir.all_ranks():
+        ended = f"the command ended with {_exit_code(code)}"
+        return [Failure(kind="crash", message=ended, at=time.time())] if code else []
+    return [Failure(kind="crash", message=_ended(place, "the command", code), at=time.time())]
 
 
 def _start(
@@ -365,23 +406,40 @@ def _rank(place: Place, rank: int) -> dict[str, str]:
     }
 
 
+class Stay:
+    """How long ranks may stay: `STAY_S` after every rank of the job has reported."""
+
+    def __init__(self, place: Place) -> None:
+        world = range(place.request.case.topology.world_size)
+        self._missing = [place.run_dir.rank(rank) for rank in world]
+        self._until = float("inf")
+
+    def is_over(self) -> bool:
+        """Whether they have stayed too long."""
+        while self._missing and self._missing[-1].exists():
+            self._missing.pop()
+            if not self._missing:
+                self._until = time.monotonic() + STAY_S
+        return time.monotonic() > self._until
+
+
 def _wait(
     ranks: Mapping[int, P],
     code_of: Callable[[P], int | None],
-    run_dir: RunDir,
+    place: Place,
     say: Callable[[int, bool], str | None],
     tell: Tell,
 ) -> list[Failure]:
-    """Wait until every rank has ended; once one has failed, no longer than `GRACE_S`.
+    """Wait until every rank has ended; once one has failed, no longer than `GRACE_S`; and see `Stay`.
 
     `code_of` gives a process's exit code once it has one. `say` tells how a rank failed, if it did, by that
     code and by whether it left a report. A failure is told at once: if the ranks of another node fail by it,
     and that node's agent ends first, `srun` ends this one.
     """
-    running, ours = dict(ranks), _children()
+    run_dir, running, ours, stay = place.run_dir, dict(ranks), _children(), Stay(place)
     failures: list[Failure] = []
     until = float("inf")
-    while running and time.monotonic() < until:
+    while running and time.monotonic() < until and not stay.is_over():
         time.sleep(POLL_S)
         _bury(ours)
         ended = {rank: code for rank, each in running.items() if (code := code_of(each)) is not None}
@@ -393,8 +451,11 @@ def _wait(
                 tell(failures)
             if not is_measured:
                 until = min(until, time.monotonic() + GRACE_S)
-    for process in running.values():
+    for rank, process in running.items():
         process.kill()
+        if stay.is_over():
+            failures.append(Failure(kind="crash", message=f"it {STAYED}", rank=rank, at=time.time()))
+            tell(failures)
     return failures
 
 
@@ -409,11 +470,21 @@ def _rank_ended(code: int, is_reported: bool) -> str | None:
     return _exit_code(code) if code else None  # that a report is missing the driver sees
 
 
-def _script_ended(steps: int, code: int, is_reported: bool) -> str | None:
+def _script_ended(place: Place, code: int, is_reported: bool) -> str | None:
     if is_reported:
         return _exit_code(code) if code else None
-    message = f"the script ended after 0 of {steps} optimizer steps, with {_exit_code(code)}"
-    return message if code else f"{message}: it does not train, or not with an optimizer of torch"
+    return _ended(place, "the script", code)
+
+
+def _ended(place: Place, what: str, code: int) -> str:
+    """How a script or command ended without a report, and how far rank 0 is known to have come."""
+    ended, total = f"{what} ended with {_exit_code(code)}", place.request.case.total_steps
+    steps = place.run_dir.steps_seen()
+    if steps is None:
+        why = "" if code else ": it does not train, or not with an optimizer of torch"
+        return f"{ended}, before an optimizer step could be seen{why}"
+    why = "" if code else ": not as Python ends, or perfsuite would have reported (os._exit?)"
+    return f"{ended}, when rank 0 had finished at least {steps} of {total} optimizer steps{why}"
 
 
 def _exit_code(code: int) -> str:

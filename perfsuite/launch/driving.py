@@ -99,7 +99,7 @@ def _watch(job: Job, process: subprocess.Popen[bytes], on_progress: OnProgress) 
         elif quiet_s is not None:
             why = f"{quiet_s:.0f} s without a step ({hang.allowed_s:.0f} s are let pass here)"
         if why is not None:
-            far = f"when rank 0 had finished about {steps} of {case.total_steps} steps"
+            far = f"when rank 0 had finished at least {steps} of {case.total_steps} steps"
             return Failure(kind="timeout", message=f"killed after {why}, {far}", at=time.time())
 
 

@@ -9,10 +9,12 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import get_args
 
 from perfsuite.case.case import Case
 from perfsuite.results import stacks
-from perfsuite.results.rank_report import Failure, RankReport
+from perfsuite.results.rank_report import UNREPORTED, Failure, FailureKind, RankReport
+from perfsuite.results.run import OomKills
 from perfsuite.results.run_dir import RunDir
 
 PEERS_SAY = (
@@ -35,6 +37,10 @@ ELASTIC_SAYS = re.compile(r"[A-Z]\d{4} [\d:.]+ \d+ torch/(distributed/elastic|mu
 """The beginning of a line in which torch's launcher says that a rank has ended."""
 PROFILER_SAYS = re.compile(r"(USDT|INFO|STAGE|WARNING):\d{4}-\d\d-\d\d [\d:]+ \d+:\d+ \w+\.cpp:\d+\] ")
 """The beginning of a line in which torch's profiler says that it begins or ends: no error."""
+UNREPORTED_FAILURE = re.compile(rf"{UNREPORTED} ({'|'.join(get_args(FailureKind))}): (.*)$", re.MULTILINE)
+"""What a rank writes into its log that failed and could not write its report."""
+KILLED = re.compile(r"SIGKILL|[Ss]ignal:? (9|Killed)|exit ?code:? -9")
+"""What is said of a process that was killed: by perfsuite's agent, torch's launcher and its `DataLoader`."""
 LEAST_FREE_BYTES = 2**16
 """Free bytes of a disk below which a report finds no room."""
 MOST_OF_ANOTHER = 300
@@ -63,9 +69,12 @@ def first_cause(
         if (line := _watchdog_line("\n".join([_text(failure), *written]))) is not None:
             by_watchdog.append(failure)
             hung[failure.at] = line
-    causes = [each for each in by_ranks + silent if each not in by_watchdog and not is_peer(each)]
+    silent = [_as_logged(failure, run_dir) for failure in silent if failure not in by_watchdog]
+    causes = [each for each in by_ranks + silent if not is_peer(each)]
     if causes:
         return _earliest(causes, case)
+    if (behind := _behind(reports, case)) is not None:
+        return behind
     if hung:
         at = min(hung)
         return Failure(kind="timeout", message=f"NCCL's watchdog ended a hang: {hung[at]}", at=at)
@@ -87,6 +96,47 @@ def _earliest(causes: Sequence[Failure], case: Case) -> Failure:
     said = (other.message.strip().splitlines() or [""])[0][:MOST_OF_ANOTHER]
     known = f"{first.message} (by the clocks of two nodes, before rank {other.rank} of another one: {said})"
     return first.replace(message=known)
+
+
+def _as_logged(failure: Failure, run_dir: RunDir) -> Failure:
+    """The failure of a process as its log tells it, where it could not write a report."""
+    said = [found for log in _logs(failure, run_dir) if (found := UNREPORTED_FAILURE.search(_end(log)))]
+    if not said:
+        return failure
+    return Failure.model_validate({**dict(failure), "kind": said[0][1], "message": said[0][2]})
+
+
+def _behind(reports: Mapping[int, RankReport], case: Case) -> Failure | None:
+    """The failure of a rank whose clock stopped while others made all their steps, and then left it alone."""
+    total = case.total_steps
+    ahead = [rank for rank, report in reports.items() if len(report.step_s) == total]
+    for rank, report in sorted(reports.items()):
+        if ahead and report.failure is not None and report.steps is not None and report.steps < total:
+            message = (
+                f"rank {rank} had made {report.steps} of {total} optimizer steps when rank {ahead[0]} had "
+                "made all: is its optimizer replaced on the way, or has it less data? "
+                f"It then said: {report.failure.message}"
+            )
+            return report.failure.replace(message=message)
+    return None
+
+
+def with_oom_kills(failure: Failure, kills: OomKills) -> Failure:
+    """The failure of a process; `out_of_memory` if it was killed, and the kernel killed for want of memory.
+
+    `kills` are those of its node, or of all nodes. Kills outside of the agent's control group may be others'.
+    """
+    if failure.kind not in ("crash", "error") or KILLED.search(_text(failure)) is None:
+        return failure
+    if kills.of_group:
+        why = (
+            f"the kernel killed it, as memory had run out (oom_kill of its control group: +{kills.of_group})"
+        )
+        return failure.replace(kind="out_of_memory", message=f"{failure.message}: {why}")
+    if kills.of_machine:
+        meanwhile = f"the kernel killed for want of memory (oom_kill in /proc/vmstat: +{kills.of_machine})"
+        return failure.replace(message=f"{failure.message}; meanwhile {meanwhile}: was it this process?")
+    return failure
 
 
 def _missing_ranks(missing: list[int], by_ranks: Sequence[Failure], run_dir: RunDir, case: Case) -> Failure:

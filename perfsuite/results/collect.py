@@ -15,7 +15,7 @@ from perfsuite.case.framework import LossRule
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError, ReportError
 from perfsuite.results import agreement
-from perfsuite.results.cause import first_cause, is_peer, with_log
+from perfsuite.results.cause import first_cause, is_peer, with_log, with_oom_kills
 from perfsuite.results.counts import COUNTED_STEP, merged
 from perfsuite.results.figures import (
     extra_figures,
@@ -32,12 +32,14 @@ from perfsuite.results.nodes import UNKNOWN, with_nodes
 from perfsuite.results.profile import LaunchProfile, RankProfileFile
 from perfsuite.results.profile import merged as merged_profiles
 from perfsuite.results.rank_report import SIMULATED_CLOCK, Failure, Observed, RankReport
-from perfsuite.results.run import LaunchFile, Run
+from perfsuite.results.run import LaunchFile, OomKills, Run
 from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, RunDir
 from perfsuite.results.window import UNMEASURED_STEPS, find_window, settled
 
 WALL_CLOCK_AGREES = 0.05
 """Relative difference of a rank's wall clock and the sum of its steps from which a note tells it."""
+LARGE_LOG_BYTES = 100 * 2**20
+"""Bytes of a log from which a note tells them."""
 NO_TF32_PEAK = "no MFU: matmuls in fp32 ran in TF32 here, and the peak that is known is that of fp32"
 LOSS_STEPS = 3
 """Fewest steps at each end whose mean losses are compared, to see whether the loss falls; a tenth of all
@@ -80,9 +82,10 @@ def collect(
     per_node = request.case.topology.processes_per_node
     bare = with_nodes(bare, agents, {rank // per_node: report.host for rank, report in reports.items()})
     ended = [each for agent in agents.values() for each in agent.failures]
+    bare = bare.replace(notes=(*bare.notes, *_log_notes(run_dir)))
     cause = _cause(reports, ended, run_dir, request.case, failure)
     if cause is not None:
-        return bare.replace(failure=cause)
+        return bare.replace(failure=with_oom_kills(cause, _oom_kills(agents, cause, per_node)))
     ranks = [reports[rank] for rank in sorted(reports)]
     try:
         run = _measured(bare, ranks, request)
@@ -108,6 +111,25 @@ def _cause(
         # Ranks report secondary errors when they are killed; prefer the reason for killing.
         cause = failure
     return with_log(cause, run_dir)
+
+
+def _oom_kills(agents: Mapping[int, LaunchFile], cause: Failure, per_node: int) -> OomKills:
+    """The kills for want of memory on the node of a failure; on all nodes if it has none."""
+    seen = [
+        agent.oom_kills
+        for node, agent in agents.items()
+        if cause.rank is None or node == cause.rank // per_node
+    ]
+    return OomKills(
+        of_group=sum(each.of_group for each in seen), of_machine=sum(each.of_machine for each in seen)
+    )
+
+
+def _log_notes(run_dir: RunDir) -> list[str]:
+    """Notes of logs that fill a disk when every launch leaves one."""
+    logs = [*run_dir.all_rank_logs(), *run_dir.all_agent_logs()]
+    large = [(log, size) for log in logs if (size := log.stat().st_size) > LARGE_LOG_BYTES]
+    return [f"{log.name} has {size / 2**20:,.0f} MiB, and is kept: {log}" for log, size in large]
 
 
 def collect_profile(run_dir: RunDir, failure: Failure | None) -> LaunchProfile:

@@ -26,6 +26,10 @@ FailureKind = Literal[
 ]
 
 
+UNREPORTED = "perfsuite: no report could be written of"
+"""The beginning of the line, `KIND: MESSAGE (why)`, by which the log of a rank tells its failure."""
+
+
 class Failure(Data):
     """Why a launch gave no measurement."""
 
@@ -144,3 +148,5 @@ class RankReport(Document):
     notes: tuple[str, ...] = ()
     """What a reader of the figures should know."""
     failure: Failure | None = None
+    steps: int | None = None
+    """Optimizer steps that had ended when a script's rank failed; None where it has not, or is not known."""

@@ -231,6 +231,14 @@ class Run(Document):
         return self.step_s[self.window[0] : self.window[1]]
 
 
+class OomKills(Data):
+    """How many processes the kernel killed during a launch because memory had run out."""
+
+    of_group: int = 0
+    """Of the control group that the agent is in."""
+    of_machine: int = 0
+
+
 class LaunchFile(Document):
     """`launch-NODE.json`: how the processes of one node ended and how the node was, as its agent saw it."""
 
@@ -241,3 +249,4 @@ class LaunchFile(Document):
     """False in a file that is written while ranks of the node still run."""
     failures: tuple[Failure, ...] = ()
     health: Health | None = None
+    oom_kills: OomKills = OomKills()

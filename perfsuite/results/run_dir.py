@@ -116,6 +116,14 @@ class RunDir:
         """`STEPS TOKENS_PER_STEP` of rank 0, as text, from before the first step on, about twice a second."""
         return self.path / "progress"
 
+    def steps_seen(self) -> int | None:
+        """The steps of which `progress` tells, of at least as many; None before rank 0 trains."""
+        try:
+            steps, _ = self.progress.read_text().split()
+            return int(steps)
+        except (OSError, ValueError):
+            return None
+
     @property
     def flight_recorder(self) -> Path:
         """What each rank, its number appended, last asked of NCCL: by torch, when its watchdog ends it."""

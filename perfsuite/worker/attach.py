@@ -35,7 +35,15 @@ from perfsuite.worker.flops import count_known
 from perfsuite.worker.losses import Losses, before_backward
 from perfsuite.worker.optimizers import Optimizers
 from perfsuite.worker.preflight import device_probe
-from perfsuite.worker.rank import LEAVE_S, Rank, empty_report, failure_of, failure_of_ours, write_failure
+from perfsuite.worker.rank import (
+    LEAVE_S,
+    Rank,
+    empty_report,
+    failure_of,
+    failure_of_ours,
+    keep_a_descriptor,
+    write_failure,
+)
 from perfsuite.worker.second_step import in_backward
 
 with contextlib.suppress(Exception):  # what torch lacks for it is said where a step is to be counted
@@ -88,6 +96,7 @@ def attach() -> None:
     `perfsuite.worker.startup` calls this when a process of a script's command has imported torch.
     """
     run_dir = RunDir(Path(os.environ[RUN_DIR]))
+    keep_a_descriptor()
     stacks.listen(run_dir, int(os.environ["RANK"]) if "RANK" in os.environ else None)
     attached = Attached(run_dir, documents.read(run_dir.case, CaseFile))
     show = sys.excepthook
@@ -317,7 +326,8 @@ class Attached:
     def _fail(self, failure: Failure) -> None:
         if not self.is_over:
             self.is_over = True
-            write_failure(self.run_dir, _report(), failure)
+            steps = None if self.rank is None else self.steps
+            write_failure(self.run_dir, _report().replace(steps=steps), failure)
 
 
 def _cuda_memory(rank: Rank, device: torch.device) -> memory.CudaMemory | None:

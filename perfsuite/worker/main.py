@@ -25,7 +25,15 @@ from perfsuite.worker.flops import count_known
 from perfsuite.worker.memory import memory_for
 from perfsuite.worker.preflight import all_reduce_probe, device_probe, node_probe
 from perfsuite.worker.profiling import ProfileTaken
-from perfsuite.worker.rank import LEAVE_S, WAIT_S, Rank, empty_report, failure_of, write_failure
+from perfsuite.worker.rank import (
+    LEAVE_S,
+    WAIT_S,
+    Rank,
+    empty_report,
+    failure_of,
+    keep_a_descriptor,
+    write_failure,
+)
 from perfsuite.worker.timers import SimulatedTimer, clock_for
 
 
@@ -34,6 +42,7 @@ def main(path: str) -> None:
     run_dir = RunDir(Path(path))
     report = empty_report(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     leash.die_with_parent()
+    keep_a_descriptor()
     stacks.listen(run_dir, report.rank)
     try:
         rank = Rank(run_dir, documents.read(run_dir.case, CaseFile), report)

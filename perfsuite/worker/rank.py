@@ -13,6 +13,7 @@ import gc
 import os
 import re
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -23,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 from perfsuite import documents
 from perfsuite.case.case import CaseFile
 from perfsuite.case.fault import Fault
-from perfsuite.errors import ExtensionError, FileError, MismatchError, ScriptError
+from perfsuite.errors import ExtensionError, FileError, MismatchError, ScriptError, message_of, readable, told
 from perfsuite.frameworks.base import Ranks, framework_of
 from perfsuite.results.counts import COUNTED_STEP
-from perfsuite.results.rank_report import Failure, FailureKind, RankReport
+from perfsuite.results.rank_report import UNREPORTED, Failure, FailureKind, RankReport
 from perfsuite.results.run_dir import RUN_DIR, RunDir
 from perfsuite.worker.extra_metrics import ExtraMetrics
 from perfsuite.worker.faults import Injector
@@ -300,19 +301,50 @@ def empty_report(rank: int, world_size: int) -> RankReport:
     return RankReport(rank=rank, world_size=world_size, host=socket.gethostname(), clock="none")
 
 
+_spare: list[int] = []
+"""A descriptor that is kept for the report of a rank that has run out of them."""
+
+
+def keep_a_descriptor() -> None:
+    """Keep a descriptor for `write_failure`."""
+    with contextlib.suppress(OSError):
+        _spare.append(os.open(os.devnull, os.O_RDONLY))
+
+
+def _give_back_the_descriptor() -> None:
+    with contextlib.suppress(OSError, IndexError):
+        kept = _spare.pop()
+        if os.fstat(kept).st_rdev == os.stat(os.devnull).st_rdev:  # a script may have closed it
+            os.close(kept)
+
+
 def write_failure(run_dir: RunDir, report: RankReport, failure: Failure) -> None:
-    """Write why a rank has measured nothing; `report` is an empty one."""
-    documents.write(run_dir.rank(report.rank), report.replace(failure=failure))
+    """Write why a rank has measured nothing; `report` is an empty one. Raises nothing.
+
+    Where no report can be written, the rank's log tells it (`perfsuite.results.cause`).
+    """
+    try:
+        try:
+            documents.write(run_dir.rank(report.rank), report.replace(failure=failure))
+        except FileError as error:
+            if _errno(error) != errno.EMFILE:
+                raise
+            _give_back_the_descriptor()
+            documents.write(run_dir.rank(report.rank), report.replace(failure=failure))
+    except Exception as error:
+        line = f"{UNREPORTED} {failure.kind}: {failure.message} ({told(error)})"
+        with contextlib.suppress(Exception):
+            print(line, file=sys.stderr, flush=True)
 
 
 def failure_of(error: BaseException, rank: int) -> Failure:
     """Return what a report says of an error. A `ScriptError` is a script's end, which has no traceback."""
-    is_end = isinstance(error, ScriptError)
+    is_end, message = isinstance(error, ScriptError), message_of(error)
     return Failure(
         kind=_kind(error),
-        message=str(error) if is_end else f"{type(error).__name__}: {error}".splitlines()[0],
+        message=message if is_end else f"{type(error).__name__}: {message}".splitlines()[0],
         rank=rank,
-        traceback=None if is_end else "".join(traceback.format_exception(error)),
+        traceback=None if is_end else readable("".join(traceback.format_exception(error))),
         at=time.time(),
     )
 
@@ -346,6 +378,8 @@ def _kind(error: BaseException) -> FailureKind:
         return "mismatch"
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out_of_memory"
-    if isinstance(error, RuntimeError) and re.search("can't allocate memory|out of memory", str(error)):
+    if isinstance(error, RuntimeError) and re.search(
+        "can't allocate memory|out of memory", message_of(error)
+    ):
         return "out_of_memory"  # the CPU's allocator and the driver have no type of their own
     return "crash"

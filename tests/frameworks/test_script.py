@@ -564,7 +564,7 @@ def test_a_script_that_never_trains_is_told_with_what_it_said(tmp_path: Path) ->
     alone = Topology(processes_per_node=1)
     kind, told = failure_of(case_of(Script(path=script(tmp_path, text)), topology=alone), tmp_path)
     assert kind == "crash"
-    assert told.startswith("the script ended after 0 of 12 optimizer steps, with exit code 3")
+    assert told.startswith("the script ended with exit code 3, before an optimizer step could be seen")
     assert "last lines of rank-0.log:\nno data here" in told
 
 
@@ -572,7 +572,7 @@ def test_a_script_that_never_trains_is_told_with_what_it_said(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("", "exit code 0, and no process that it started made an optimizer step"),
+        ("", "exit code 0, before an optimizer step could be seen: it does not train"),
         ("import sys; sys.exit('no config')", "the command ended with exit code 1"),
         ("import sys; sys.exit('no config')", "last lines of agent-0.log:\nno config"),
     ],

@@ -9,8 +9,10 @@ import sys
 import threading
 import time
 from functools import partial
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 
 import pytest
@@ -121,9 +123,10 @@ def passing(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def wait(run_dir: RunDir, *ranks: Process) -> list[Failure]:
     running: dict[int, Any] = dict(enumerate(ranks))
-    say = partial(agent._script_ended, SCRIPT.total_steps)
+    place = Place(run_dir, CaseFile(case=SCRIPT, device="cpu"))
+    say = partial(agent._script_ended, place)
     told: list[int] = []
-    failures = agent._wait(running, Process.poll, run_dir, say, lambda so_far: told.append(len(so_far)))
+    failures = agent._wait(running, Process.poll, place, say, lambda so_far: told.append(len(so_far)))
     assert told == list(range(1, len(failures) + 1)), "each at once: srun may end this agent before its ranks"
     return failures
 
@@ -146,16 +149,102 @@ def test_where_one_has_failed_the_others_have_some_seconds_to_say_why(
     assert hangs.was_killed
     assert sum(passing) == pytest.approx(agent.GRACE_S, abs=2 * agent.POLL_S)
     assert [(failure.rank, failure.message) for failure in failures] == [
-        (0, f"the script ended after 0 of {SCRIPT.total_steps} optimizer steps, with exit code 3")
+        (0, "the script ended with exit code 3, before an optimizer step could be seen")
     ]
 
 
 def test_who_ends_well_without_a_report_has_not_trained(tmp_path: Path, passing: list[float]) -> None:
     failures = wait(RunDir(tmp_path), Process(0), Process(0))
     assert [failure.message for failure in failures] == 2 * [
-        f"the script ended after 0 of {SCRIPT.total_steps} optimizer steps, with exit code 0: it does not "
-        "train, or not with an optimizer of torch"
+        "the script ended with exit code 0, before an optimizer step could be seen: it does not train, or "
+        "not with an optimizer of torch"
     ]
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [(-9, ""), (3, ""), (0, ": not as Python ends, or perfsuite would have reported (os._exit?)")],
+)
+def test_who_ends_without_a_report_is_told_with_the_steps_that_were_seen(
+    tmp_path: Path, passing: list[float], code: int, why: str
+) -> None:
+    run_dir = RunDir(tmp_path)
+    run_dir.progress.write_text("10 256")
+    (failure,) = wait(run_dir, Process(code))
+    assert failure.message == (
+        f"the script ended with {agent._exit_code(code)}, when rank 0 had finished at least 10 of "
+        f"{SCRIPT.total_steps} optimizer steps{why}"
+    )
+
+
+@pytest.mark.fault("rank does not end")
+def test_a_rank_that_stays_after_every_report_is_killed_and_told(
+    tmp_path: Path, passing: list[float]
+) -> None:
+    """It ignores the signal by which the kernel would end it."""
+    run_dir = RunDir(tmp_path)
+    for rank in (0, 1):
+        documents.write(run_dir.rank(rank), REPORT.replace(rank=rank))
+    stays = Process(None)
+    failures = wait(run_dir, Process(0), stays)
+    assert stays.was_killed
+    assert [(failure.rank, failure.message) for failure in failures] == [(1, f"it {agent.STAYED}")]
+    assert sum(passing) == pytest.approx(agent.STAY_S, abs=2 * agent.POLL_S)
+
+
+def test_a_rank_may_stay_as_long_as_it_takes_while_another_has_not_reported(
+    tmp_path: Path, passing: list[float]
+) -> None:
+    documents.write(RunDir(tmp_path).rank(0), REPORT)
+    late = Process(0, after=2000)
+    assert wait(RunDir(tmp_path), late) == []
+    assert not late.was_killed
+    assert sum(passing) > 2 * agent.STAY_S
+
+
+class OfADeadServer:
+    """A rank that is forked from a server that is gone: it does not start, or nobody knows how it ended."""
+
+    exitcode = 255
+    pid = 1
+    starts = True
+
+    def __init__(self, target: Any, args: Any) -> None:
+        pass
+
+    def start(self) -> None:
+        if not self.starts:
+            raise EOFError("unexpected EOF")
+
+    def kill(self) -> None:
+        pass
+
+
+@pytest.mark.fault("server of the forks is killed")
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_fork_server_that_was_killed_is_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passing: list[float], starts: bool
+) -> None:
+    place = Place(RunDir(tmp_path), CaseFile(case=SCRIPT, device="cpu"))
+    monkeypatch.setattr(OfADeadServer, "starts", starts)
+    kind: Any = OfADeadServer
+    with subprocess.Popen(["sleep", "1000"]) as server:
+        monkeypatch.setattr(forkserver, "_forkserver", SimpleNamespace(_forkserver_pid=server.pid))
+        if starts:
+            assert [each.message for each in agent._fork(place, kind, {}, lambda failures: None)] == [
+                "exit code 255",
+                "exit code 255",
+            ], "the ranks' own"
+        else:
+            with pytest.raises(EOFError):
+                agent._fork(place, kind, {}, lambda failures: None)
+        server.kill()
+        os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
+        (failure,) = agent._fork(place, kind, {}, lambda failures: None)
+    assert (failure.kind, failure.rank) == ("error", None)
+    assert failure.message == (
+        "the server from which ranks are forked (multiprocessing's) ended with exit code -9 (SIGKILL)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -225,11 +314,15 @@ def test_a_command_finds_the_launch_and_our_startup_and_this_python_first(
         (
             "",
             False,
-            "the command ended with exit code 0, and no process that it started made an optimizer step that "
-            "could be seen",
+            "the command ended with exit code 0, before an optimizer step could be seen: it does not train, "
+            "or not with an optimizer of torch",
         ),
         ("raise SystemExit(3)", True, "the command ended with exit code 3"),
-        ("raise SystemExit(3)", False, "the command ended with exit code 3"),
+        (
+            "raise SystemExit(3)",
+            False,
+            "the command ended with exit code 3, before an optimizer step could be seen",
+        ),
     ],
 )
 def test_how_a_command_ended_is_told(

@@ -63,7 +63,10 @@ def test_a_job_that_takes_too_long_is_told_to_end_before_it_is_left(tmp_path: Pa
     with driving.started(["sh", "-c", wait], log, {"PATH": "/usr/bin:/bin"}) as process:
         failure = driving.drive(ours, process, lambda step, tokens: None)
     assert failure is not None
-    assert failure.message.startswith("killed after 0.5 s (the case's timeout_s), when rank 0 had finished")
+    assert failure.message == (
+        "killed after 0.5 s (the case's timeout_s), when rank 0 had finished at least 0 of "
+        f"{ours.case.total_steps} steps"
+    )
     assert log.read_text() == "told\n"
 
 

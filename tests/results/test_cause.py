@@ -6,9 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from perfsuite import documents
 from perfsuite.case.case import Topology
 from perfsuite.results.cause import with_log
-from perfsuite.results.rank_report import Failure, RankReport
+from perfsuite.results.rank_report import UNREPORTED, Failure, RankReport
+from perfsuite.results.run import LaunchFile, OomKills
 from tests.collected import COMMAND_FAILED, TIMEOUT, collected, crash, failure_of
 from tests.samples import make_case, make_report, write_launch
 
@@ -319,3 +321,82 @@ def test_what_the_profiler_says_of_itself_is_no_error(tmp_path: Path) -> None:
     run_dir.rank_log(1).write_text(f"{says}why\n{says}")
     shown = with_log(Failure(kind="crash", message="x", rank=1), run_dir).traceback
     assert shown == "last lines of rank-1.log:\nwhy"
+
+
+@pytest.mark.fault("rank makes fewer steps")
+def test_a_rank_whose_clock_stopped_is_named_and_not_the_peer_that_left_it(tmp_path: Path) -> None:
+    total = make_case().total_steps
+    late = make_report(1, failure=crash(1, 5.0, PEER, "Traceback\n  its own")).replace(steps=10, step_s=())
+    failure = failure_of(collected(write_launch(tmp_path, make_report(0), late)))
+    assert (failure.kind, failure.rank, failure.traceback) == ("crash", 1, "Traceback\n  its own")
+    assert failure.message == (
+        f"rank 1 had made 10 of {total} optimizer steps when rank 0 had made all: is its optimizer replaced "
+        f"on the way, or has it less data? It then said: {PEER}"
+    )
+
+
+@pytest.mark.parametrize("steps", [None, make_case().total_steps])
+def test_a_rank_that_is_not_behind_is_told_by_what_it_said(tmp_path: Path, steps: int | None) -> None:
+    late = make_report(1, failure=crash(1, 5.0, PEER)).replace(steps=steps, step_s=())
+    assert failure_of(collected(write_launch(tmp_path, make_report(0), late))).message == PEER
+
+
+@pytest.mark.fault("failed rank cannot write")
+def test_a_rank_that_could_not_write_its_report_is_told_by_its_log(tmp_path: Path) -> None:
+    run_dir = write_launch(tmp_path, make_report(0), ended=(crash(1, 5.0, "exit code 1"),))
+    line = f"{UNREPORTED} mismatch: MismatchError: another model (cannot write rank-1.json: No permission)"
+    run_dir.rank_log(1).write_text(f"epoch 1\n[rank1]: {line}\nmore\n")
+    failure = failure_of(collected(run_dir))
+    assert (failure.kind, failure.rank) == ("mismatch", 1)
+    assert failure.message.startswith("MismatchError: another model (cannot write")
+    assert str(failure.traceback).startswith("last lines of rank-1.log:\nepoch 1\n")
+
+
+KILLED = "the script ended with exit code -9 (SIGKILL), before an optimizer step could be seen"
+OUT_OF_MEMORY = "as memory had run out (oom_kill of its control group: +1)"
+
+
+@pytest.mark.fault("kernel kills for want of memory")
+@pytest.mark.parametrize(
+    ("failed", "kills", "kind", "said"),
+    [
+        (crash(1, 1.0, KILLED), OomKills(of_group=1, of_machine=1), "out_of_memory", OUT_OF_MEMORY),
+        (crash(1, 1.0, KILLED), OomKills(of_machine=2), "crash", "/proc/vmstat: +2): was it this process?"),
+        (crash(1, 1.0, KILLED), OomKills(), "crash", "could be seen"),
+        (crash(1, 1.0, "exit code 1"), OomKills(of_group=1, of_machine=1), "crash", "exit code 1"),
+    ],
+)
+def test_a_rank_that_the_kernel_killed_for_want_of_memory_ran_out_of_memory(
+    tmp_path: Path, failed: Failure, kills: OomKills, kind: str, said: str
+) -> None:
+    run_dir = write_launch(tmp_path, make_report(0))
+    documents.write(run_dir.launch(0), LaunchFile(failures=(failed,), oom_kills=kills))
+    failure = failure_of(collected(run_dir))
+    assert failure.kind == kind
+    assert failure.message.startswith(failed.message)
+    assert failure.message.endswith(said)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "E1121 failed (exitcode: -9) local_rank: 1 (pid: 7)",
+        "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.",
+        "Signal 9 (SIGKILL) received by PID 7",
+    ],
+)
+def test_a_kill_that_only_a_log_tells_is_one_of_the_kernel_where_it_counted_one(
+    tmp_path: Path, log: str
+) -> None:
+    run_dir = write_launch(tmp_path)
+    documents.write(run_dir.launch(0), LaunchFile(failures=(COMMAND_FAILED,), oom_kills=OomKills(of_group=1)))
+    run_dir.agent_log(0).write_text(f"{log}\n")
+    assert failure_of(collected(run_dir)).kind == "out_of_memory"
+
+
+def test_a_kill_on_another_node_is_not_why_a_rank_was_killed(tmp_path: Path) -> None:
+    case = make_case(topology={"nodes": 2, "processes_per_node": 1})
+    run_dir = write_launch(tmp_path, make_report(0), case=case)
+    documents.write(run_dir.launch(0), LaunchFile(oom_kills=OomKills(of_group=1)))
+    documents.write(run_dir.launch(1), LaunchFile(failures=(crash(1, 1.0, KILLED),)))
+    assert failure_of(collected(run_dir)).kind == "crash"

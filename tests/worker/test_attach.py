@@ -16,9 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 from perfsuite import documents
 from perfsuite.case.case import CaseFile, Topology
+from perfsuite.errors import FileError
 from perfsuite.frameworks.script import Script
 from perfsuite.results.counts import COUNTED_STEP
-from perfsuite.results.rank_report import Memory, RankReport
+from perfsuite.results.rank_report import UNREPORTED, Memory, RankReport
 from perfsuite.worker import attach, memory, timers
 from perfsuite.worker.attach import Attached, Measured, device_of
 from perfsuite.worker.observe import Observer
@@ -337,6 +338,30 @@ def test_a_script_that_ends_early_is_told_of_files_that_are_left(
     assert failure.message.startswith("the script ended after 8 of 12 optimizer steps")
     assert said in failure.message
     assert "{launch_dir}" in failure.message
+
+
+def test_a_script_that_fails_tells_the_steps_that_it_had_made(start: Start) -> None:
+    attached = start()
+    train(steps=8)
+    attached.crashed(RuntimeError("Connection closed by peer"))
+    assert report_of(attached).steps == 8
+
+
+def test_a_script_whose_report_cannot_be_written_tells_it_in_its_log(
+    start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has become another user, say."""
+
+    def refused(path: Path, document: Any) -> NoReturn:
+        raise FileError(f"cannot write {path}: Permission denied")
+
+    start()
+    monkeypatch.setattr(documents, "write", refused)
+    with pytest.raises(Measured):
+        train(steps=12)
+    said = capsys.readouterr().err
+    assert f"{UNREPORTED} error: perfsuite could not observe this script" in said
+    assert "FileError: cannot write " in said
 
 
 def test_the_device_is_that_of_the_parameters_not_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:

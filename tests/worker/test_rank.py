@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import errno
 import json
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,10 +14,10 @@ import torch
 
 from perfsuite import documents
 from perfsuite.case.case import CaseFile, Topology
-from perfsuite.errors import FileError, MismatchError, ScriptError
+from perfsuite.errors import MAX_TOLD, FileError, MismatchError, ScriptError
 from perfsuite.frameworks.base import Ranks, Workload
 from perfsuite.frameworks.fake import Fake
-from perfsuite.results.rank_report import Evidence, FailureKind, Memory, Observed, RankReport
+from perfsuite.results.rank_report import UNREPORTED, Evidence, FailureKind, Memory, Observed, RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker.observe import Observer
 from perfsuite.worker.rank import Rank, empty_report, failure_of, write_failure
@@ -199,6 +201,71 @@ def test_each_error_has_its_kind(error: BaseException, kind: FailureKind) -> Non
     assert failure.at > 0
     assert failure.traceback is not None
     assert "test_each_error_has_its_kind" in failure.traceback
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError("no file \udcff"), "OSError: no file \\udcff"),
+        (Unspeakable(), "Unspeakable: (its message cannot be shown: RuntimeError in __str__)"),
+    ],
+)
+def test_an_error_that_cannot_be_written_as_it_is_keeps_its_cause(
+    tmp_path: Path, error: Exception, message: str
+) -> None:
+    run_dir = RunDir(tmp_path)
+    write_failure(run_dir, empty_report(0, 1), failure_of(error, 0))
+    failure = documents.read(run_dir.rank(0), RankReport).failure
+    assert failure is not None
+    assert failure.message == message
+
+
+def test_a_very_long_message_is_cut(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    write_failure(run_dir, empty_report(0, 1), failure_of(RuntimeError("A" * 10**6 + "Z"), 0))
+    assert run_dir.rank(0).stat().st_size < 3 * MAX_TOLD
+    failure = documents.read(run_dir.rank(0), RankReport).failure
+    assert failure is not None
+    assert failure.message.startswith("RuntimeError: AAA")
+    assert str(failure.traceback).rstrip().endswith("AZ")
+
+
+NO_DESCRIPTOR = """
+import os, resource, sys
+from pathlib import Path
+from perfsuite.results.run_dir import RunDir
+from perfsuite.worker.rank import empty_report, failure_of, keep_a_descriptor, write_failure
+keep_a_descriptor()
+resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
+report, failure = empty_report(0, 1), failure_of(ValueError("the cause"), 0)
+try:
+    while True:
+        os.dup(0)
+except OSError as error:
+    assert error.errno == 24
+write_failure(RunDir(Path(sys.argv[1])), report, failure)
+"""
+
+
+def test_a_rank_without_a_free_descriptor_reports_its_failure(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", NO_DESCRIPTOR, str(tmp_path)], check=True)
+    failure = documents.read(RunDir(tmp_path).rank(0), RankReport).failure
+    assert failure is not None
+    assert failure.message == "ValueError: the cause"
+
+
+def test_a_failure_that_no_report_can_take_is_told_in_the_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    write_failure(RunDir(tmp_path / "file"), empty_report(0, 1), failure_of(ValueError("the cause"), 0))
+    said = capsys.readouterr().err
+    assert said.startswith(f"{UNREPORTED} crash: ValueError: the cause (cannot write ")
 
 
 def test_a_report_that_found_no_room_is_no_crash() -> None:
