@@ -25,6 +25,9 @@ class TorchTitan(Framework):
     """Ranks that compute one sequence together, with sequence parallelism between the matmuls."""
     data_parallel_replicate: int = Field(default=1, ge=1, strict=True)
     """Groups of ranks that replicate, while the ranks of a group shard (HSDP)."""
+    disable_cuda_graphs: bool = True
+    """False: forward and backward are captured in a CUDA graph in the second step and replayed from then on,
+    torchtitan's own default. What a replay does cannot be counted."""
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         """Return which degree does not divide what it splits, or which part of the case torchtitan lacks."""
@@ -34,6 +37,8 @@ class TorchTitan(Framework):
                 f"tensor_parallel={self.tensor_parallel} times data_parallel_replicate="
                 f"{self.data_parallel_replicate} must divide the number of processes, {ranks}"
             )
+        if not self.disable_cuda_graphs and machine.device == "cpu":
+            return "disable_cuda_graphs=False asks for CUDA graphs, which a CPU does not have"
         if case.precision not in PRECISIONS:
             return f"precision {case.precision!r} is not one of {', '.join(PRECISIONS)}"
         if case.attention != "sdpa":
@@ -54,8 +59,10 @@ class TorchTitan(Framework):
         return LaunchPlan(process_group="library")
 
     def not_dry(self, case: Case) -> str | None:
-        """Return None: all of it can be run dry."""
-        return None
+        """Return that a graph cannot: what is replayed is not seen. All else can."""
+        if self.disable_cuda_graphs:
+            return None
+        return "a dry run captures no CUDA graph: leave disable_cuda_graphs as it is"
 
     def expected(self, case: Case) -> dict[str, str]:
         """Return that modules are FSDP2's at all degrees, and parameters DTensors on their mesh."""
@@ -68,7 +75,12 @@ class TorchTitan(Framework):
         if replicate > 1:
             mesh.insert(0, f"dp_replicate {replicate}")
             placements = [f"Replicate, {placement}" for placement in placements]
-        return {"wrapper": "FSDPModule", "mesh": " x ".join(mesh), "sharding": " and ".join(placements)}
+        return {
+            "wrapper": "FSDPModule",
+            "mesh": " x ".join(mesh),
+            "sharding": " and ".join(placements),
+            "cuda_graphs": "no" if self.disable_cuda_graphs else "yes",
+        }
 
     def load(self, case: Case, device: Any) -> None:
         """Patch and import torchtitan, which takes some 140 MiB."""
@@ -85,6 +97,7 @@ class TorchTitan(Framework):
             case,
             tensor_parallel=self.tensor_parallel,
             data_parallel_replicate=self.data_parallel_replicate,
+            disable_cuda_graphs=self.disable_cuda_graphs,
         )
         trainer = CaseTrainer(config, clock)
 

@@ -68,6 +68,8 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         """Train one micro-batch. Return its loss: this rank's sum, divided by all ranks' tokens."""
         loss: Tensor = super().forward_backward_step(**batch)
         kept = loss.detach()
+        if not self.config.training.disable_cuda_graphs:
+            kept = kept.clone()  # the next replay writes into the same tensor
         self._micro_losses.append(kept.to_local() if isinstance(kept, DTensor) else kept)
         return loss
 
@@ -112,7 +114,9 @@ class LastMetrics(BaseLogger):  # type: ignore[misc]
         self.metrics = metrics
 
 
-def trainer_config(case: Case, *, tensor_parallel: int, data_parallel_replicate: int) -> Trainer.Config:
+def trainer_config(
+    case: Case, *, tensor_parallel: int, data_parallel_replicate: int, disable_cuda_graphs: bool
+) -> Trainer.Config:
     """Return torchtitan's configuration of a case. What is not named here has torchtitan's default."""
     dtype, compute_dtype = PRECISIONS[case.precision]
     spec = model_spec(case.model)
@@ -140,7 +144,7 @@ def trainer_config(case: Case, *, tensor_parallel: int, data_parallel_replicate:
             max_norm=float("inf"),
             dtype=dtype,
             mixed_precision_param=compute_dtype,
-            disable_cuda_graphs=True,
+            disable_cuda_graphs=disable_cuda_graphs,
             gc_freq=case.total_steps + 1,  # the clock collects garbage, between steps
         ),
         parallelism=ParallelismConfig(

@@ -34,6 +34,7 @@ def torchtitan_losses(case: Any) -> list[float]:
         case,
         tensor_parallel=case.framework.tensor_parallel,
         data_parallel_replicate=case.framework.data_parallel_replicate,
+        disable_cuda_graphs=case.framework.disable_cuda_graphs,
     )
     trainer = CaseTrainer(config, Recorder(HostTimer()))
     unsharded = dict(

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from perfsuite import Case, Topology, TorchTitan, documents
 from perfsuite.case import torch_build
 from perfsuite.case.case import LoRA
-from perfsuite.launch.machine import detect
+from perfsuite.launch.machine import detect, detect_cpu
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
 from perfsuite.results.rank_report import RankReport
@@ -17,6 +17,7 @@ from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.verdict.settings import ASKED, CHOSEN
 from tests.frameworks.torchtitan.samples import LLAMAS, MARKS, SMALL, changed
+from tests.samples import make_gpu_machine
 
 pytestmark = MARKS
 
@@ -87,7 +88,21 @@ def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
 )
 def test_what_must_be_observed(framework: TorchTitan, mesh: str, sharding: str) -> None:
     case = SMALL.replace(framework=framework, topology=Topology(processes_per_node=8))
-    assert framework.expected(case) == {"wrapper": "FSDPModule", "mesh": mesh, "sharding": sharding}
+    told = {"wrapper": "FSDPModule", "mesh": mesh, "sharding": sharding}
+    assert framework.expected(case) == {**told, "cuda_graphs": "no"}
+    graphs = framework.replace(disable_cuda_graphs=False)
+    assert graphs.expected(case) == {**told, "cuda_graphs": "yes"}
+
+
+def test_cuda_graphs_need_a_gpu_and_are_not_run_dry() -> None:
+    case = SMALL.replace(framework=TorchTitan(disable_cuda_graphs=False))
+    assert unsupported(case, detect_cpu("no GPU")) == (
+        "disable_cuda_graphs=False asks for CUDA graphs, which a CPU does not have"
+    )
+    assert unsupported(case, make_gpu_machine()) is None
+    assert TorchTitan(disable_cuda_graphs=False).not_dry(case) == (
+        "a dry run captures no CUDA graph: leave disable_cuda_graphs as it is"
+    )
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ def configuration(titan: Any, case: Case) -> Any:
         case,
         tensor_parallel=options.tensor_parallel,
         data_parallel_replicate=options.data_parallel_replicate,
+        disable_cuda_graphs=options.disable_cuda_graphs,
     )
 
 
@@ -121,6 +122,28 @@ def test_what_torchtitan_is_told(titan: Any) -> None:
         "eps": 1e-8,
         "weight_decay": 0.1,
     }
+
+
+@pytest.mark.parametrize("is_off", [True, False])
+def test_cuda_graphs_are_torchtitan_s_own_option(titan: Any, is_off: bool) -> None:
+    config = configuration(titan, SMALL.replace(framework=TorchTitan(disable_cuda_graphs=is_off)))
+    assert config.training.disable_cuda_graphs is is_off
+
+
+def test_a_loss_that_a_replay_overwrites_is_kept(titan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    static = torch.zeros(())
+
+    def replayed(trainer: Any, **batch: Any) -> torch.Tensor:
+        return static.add_(1)
+
+    monkeypatch.setattr(titan.Trainer, "forward_backward_step", replayed)
+    for is_off, kept in ((False, [1.0, 2.0]), (True, [4.0, 4.0])):
+        trainer = object.__new__(titan.CaseTrainer)
+        case = SMALL.replace(framework=TorchTitan(disable_cuda_graphs=is_off))
+        trainer.config, trainer._micro_losses = configuration(titan, case), []
+        for _ in range(2):
+            trainer.forward_backward_step()
+        assert [float(loss) for loss in trainer._micro_losses] == kept
 
 
 @pytest.mark.parametrize(
