@@ -27,6 +27,7 @@ from perfsuite.errors import CaseError, FileError, GitError, PackageError
 from perfsuite.git import git
 from perfsuite.launch.arm import Arm, here, resolve
 from perfsuite.launch.installed import once, pip
+from perfsuite.report.text import plural
 from perfsuite.results.metric import TOKENS_PER_S, described
 from perfsuite.results.outcome import Check
 from perfsuite.results.session_file import Measurement
@@ -192,7 +193,7 @@ def _tested(known: BisectFile, name: str, good: Arm, history: History, compare: 
         return _step(name, "good", check, result)
     if check.outcome == "regressed":
         return _step(name, "bad", check, result)
-    why = f"{check.label}: {check.outcome} after {result.verdict.launches} launches"
+    why = f"{check.label}: {check.outcome} after {plural(result.verdict.launches, 'launch')}"
     return _step(name, "skipped", check, result).replace(why=why)
 
 

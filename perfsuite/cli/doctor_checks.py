@@ -31,6 +31,7 @@ from perfsuite.launch.nvml import Gpus
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.measure import Reference, measure
 from perfsuite.report.progress import silent
+from perfsuite.report.text import plural
 from perfsuite.results import baseline, metric
 from perfsuite.results.health import laggard
 from perfsuite.results.metric import TOKENS_PER_S
@@ -464,7 +465,7 @@ def noise_row(runs: Sequence[Run], verdict: Verdict, machine: Machine) -> Row:
     healthy = [run for run in verdict.healthy(runs) if run.failure is None]
     known = class_noise([baseline.from_runs(healthy)]).of(TOKENS_PER_S) if len(healthy) > 2 else None
     if known is None:
-        found = f"{len(healthy)} launches are too few to tell it"
+        found = f"{plural(len(healthy), 'healthy launch')} cannot tell it"
         return _unknown("noise", found, "look again when it is quiet")
     now = minimum_detectable_drop(noise=known, baseline_launches=len(healthy))
     later = minimum_detectable_drop(
@@ -472,9 +473,10 @@ def noise_row(runs: Sequence[Run], verdict: Verdict, machine: Machine) -> Row:
         baseline_launches=REVIEWED_LAUNCHES,
     )
     allowed = TOKENS_PER_S.tolerance(machine.device)
+    by = [f"{TOKENS_PER_S.bound(of_cost):.1%}" for of_cost in (now, later, allowed)]
     found = (
-        f"{known.sigma:.2%} between launches, so drops of {now:.1%} are found now and of {later:.1%} with "
-        f"reviewed baselines of {REVIEWED_LAUNCHES} launches; tokens/s may drop by {allowed:.0%}"
+        f"{known.sigma:.2%} between launches, so drops of tokens/s by {by[0]} are found now and by {by[1]} with "
+        f"reviewed baselines of {REVIEWED_LAUNCHES} launches; {by[2]} are allowed"
     )
     advice = (
         f"this machine deserves a tolerance of {later:.0%} or more, and verdicts below that are called "

@@ -15,6 +15,7 @@ from perfsuite.case.case import Case, Topology
 from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.base import framework_of
 from perfsuite.measure import Reference, measure
+from perfsuite.report.text import plural
 from perfsuite.results import baseline
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.outcome import Outcome, Verdict
@@ -107,7 +108,7 @@ def inject_all(
         root = Path(directory)
         policy = Policy(record_launches=BASELINE_LAUNCHES)
         runs, verdict = measure(case, machine, root / "baseline", Reference(policy=policy))
-        say(f"baseline: {verdict.outcome} from {len(runs)} launches")
+        say(f"baseline: {verdict.outcome} from {plural(len(runs), 'launch')}")
         if verdict.outcome != "recorded":
             say("\n".join(verdict.reasons))
             return "untried" if verdict.outcome == "unhealthy" else "missed"
@@ -150,7 +151,7 @@ def _try(
     is_met = expected.is_met(verdict)
     found = verdict.outcome if verdict.failure is None else f"{verdict.outcome} ({verdict.failure})"
     wanted = " or ".join(expected.outcomes) + (f" ({expected.failure})" if expected.failure else "")
-    line = f"inject {name}: {found} after {len(runs)} launches"
+    line = f"inject {name}: {found} after {plural(len(runs), 'launch')}"
     if is_met:
         say(f"ok  {line}")
         return "caught"

@@ -60,7 +60,7 @@ def make_local(pages: Path) -> None:
     if remote := _LOADED.findall(text):
         raise PublishError(f"{index} loads what perfsuite has no copy of: {', '.join(remote)}")
     shutil.copytree(VENDOR, pages / "vendor", dirs_exist_ok=True)
-    documents.write_text(index, text)
+    documents.write_text(index, text.replace("of an unladen", "of"))
 
 
 def _local(found: re.Match[str]) -> str:

@@ -30,10 +30,11 @@ METRICS = {
     "seconds_per_token": "seconds",
     "seconds_per_sample": "seconds",
     "seconds_per_step": "seconds",
-    "peak_memory": "bytes",
+    "peak_memory": "MiB",
 }
-"""Unit of each metric, as asv names it. A case has the first or the second, whatever it counts."""
-VERSION = "1"
+"""Unit of each metric, as asv shows it ("bytes" would become MB). A case has the first or the second, whatever
+it counts."""
+VERSION = "2"
 """Version of names, parameters and statistics. With another one, every export begins anew."""
 COLUMNS = (
     *("result", "params", "version", "started_at", "duration", "stats_ci_99_a", "stats_ci_99_b"),
@@ -72,7 +73,7 @@ def costs(result: StoredResult, unit: Unit) -> dict[str, list[float]]:
     return {
         "seconds_per_step": steps,
         in_unit("seconds_per_token", unit): [step / tokens for step in steps] if tokens else [],
-        "peak_memory": [value for value in result.peak_memory_bytes if value is not None],
+        "peak_memory": [value / 2**20 for value in result.peak_memory_bytes if value is not None],
     }
 
 

@@ -105,6 +105,7 @@ def test_pages_load_nothing_from_elsewhere(tmp_path: Path) -> None:
     assert vendored == set(LOCAL.values())
     assert all((tmp_path / "vendor" / name).is_file() for name in vendored)
     assert "integrity" not in page
+    assert "unladen" not in page
 
 
 def test_local_copies_are_what_asv_asks_for() -> None:

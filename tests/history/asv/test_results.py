@@ -56,7 +56,7 @@ def test_costs_of_a_result() -> None:
         step_s_p50=(0.5, None, 0.25),
         step_s_mean=(),
         probe_s_p50=(),
-        peak_memory_bytes=(None, 7.0, 8.0),
+        peak_memory_bytes=(None, 7.0 * 2**20, 8.0 * 2**20),
         tokens_per_step=100,
         settings=0,
         environment=0,
