@@ -475,8 +475,8 @@ def noise_row(runs: Sequence[Run], verdict: Verdict, machine: Machine) -> Row:
     allowed = TOKENS_PER_S.tolerance(machine.device)
     by = [f"{TOKENS_PER_S.bound(of_cost):.1%}" for of_cost in (now, later, allowed)]
     found = (
-        f"{known.sigma:.2%} between launches, so drops of tokens/s by {by[0]} are found now and by {by[1]} with "
-        f"reviewed baselines of {REVIEWED_LAUNCHES} launches; {by[2]} are allowed"
+        f"{known.sigma:.2%} between launches, so drops of tokens/s by {by[0]} are found now and by {by[1]} "
+        f"with reviewed baselines of {REVIEWED_LAUNCHES} launches; {by[2]} are allowed"
     )
     advice = (
         f"this machine deserves a tolerance of {later:.0%} or more, and verdicts below that are called "

@@ -32,7 +32,7 @@ METRICS = {
     "seconds_per_step": "seconds",
     "peak_memory": "MiB",
 }
-"""Unit of each metric, as asv shows it ("bytes" would become MB). A case has the first or the second, whatever
+"""Unit of each metric, as asv shows it: "bytes" would become MB. A case has the first or the second, by what
 it counts."""
 VERSION = "2"
 """Version of names, parameters and statistics. With another one, every export begins anew."""
