@@ -817,6 +817,7 @@ def test_launches_before_a_ctrl_c_in_the_first_case_are_kept(suite: pytest.Pytes
     )
     result = suite.runpytest_subprocess("--perf-record-launches=50")
     assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines([f"*perfsuite: nothing was {'judged' if launch > 1 else '*'} ==*"])
     (file,) = suite.path.glob(".perfsuite/runs/*/results.json")
     content = json.loads(file.read_text())
     assert (content["status"], content["results"]) == ("interrupted", [])

@@ -48,8 +48,8 @@ class Policy:
     """How many launches a verdict may cost."""
 
     max_launches: int = MAX_LAUNCHES
-    """Most launches, those that are set aside included. With 1 or 2 healthy ones it is a quick look: they
-    cannot show a regression, so that the verdict is `passed` or `inconclusive`."""
+    """Most launches, those that are set aside included. With 1 or 2 healthy ones it is a quick look: by
+    times they cannot show a regression, so that the verdict is `passed` or `inconclusive`."""
     min_launches: int = 1
     """Fewest healthy launches, whatever they show: a baseline is accepted from so many. They are made even
     if they are more than `max_launches`."""
