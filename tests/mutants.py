@@ -188,7 +188,7 @@ LEFT_OUT = {
     ): "equivalent: only what exceeds `SILENT_S` counts",
     (
         "perfsuite/launch/health.py",
-        r"self\._step, self\._sampled_at = -?1, -EVERY_S",
+        r"self\._step, self\._sampled_at, self\._whole_at = -?\d, -EVERY_S, -WHOLE_EVERY_S",
     ): "equivalent: the first sample is due anyway, and counts when the second step does",
     (
         "perfsuite/launch/health.py",
