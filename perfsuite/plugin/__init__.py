@@ -392,7 +392,7 @@ def _relative(config: pytest.Config, text: str) -> str:
 
 
 @pytest.hookimpl(trylast=True)  # below the tables of other plugins
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
     """Write the table, each verdict in words where somebody may have to act, and what went wrong."""
     session = config.stash[SESSION]
     if session.results:
@@ -413,6 +413,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line("\n".join(f"  {case_id}" for case_id in left))
     if session.running is not None:
         terminalreporter.write_line(f"interrupted, not judged: {session.running}")
+    if exitstatus == pytest.ExitCode.USAGE_ERROR:
+        return  # its message says all
     if _nothing_measured(config):
         _write_nothing_measured(terminalreporter, config)
     elif session.judged < len(session.results):

@@ -11,9 +11,10 @@ MADE_INSIDE = CASES.replace(
 
 def refused(suite: pytest.Pytester, *args: str) -> str:
     """What is said on standard error where collecting ends in a usage error."""
-    result = suite.runpytest("--collect-only", *args)
+    result = suite.runpytest(*args)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert "Traceback" not in str(result.stderr)
+    result.stdout.no_fnmatch_line("*nothing was measured*")
     return str(result.stderr)
 
 
