@@ -319,6 +319,8 @@ def _run(command: Command, place: Place, tell: Tell) -> list[Failure]:
         name: os.pathsep.join(filter(None, [path, os.environ.get(name)])) for name, path in first.items()
     }
     environment = {**os.environ, **paths, RUN_DIR: str(place.run_dir.path)}
+    for rank in place.ranks:  # on NFS others see a file that is there at once, a new one later
+        place.run_dir.training(rank).touch()
     with contextlib.ExitStack() as until_the_end:
         if command.starts_ranks and place.nodes == 1:
             return _run_once(command, place, environment)
@@ -481,7 +483,8 @@ def _ended(place: Place, what: str, code: int) -> str:
     ended, total = f"{what} ended with {_exit_code(code)}", place.request.case.total_steps
     steps = place.run_dir.steps_seen()
     if steps is None:
-        why = "" if code else ": it does not train, or not with an optimizer of torch"
+        child = ", or in a process that it starts (give it as command=(...) then)" * (what == "the script")
+        why = "" if code else f": it does not train, or not with an optimizer of torch{child}"
         return f"{ended}, before an optimizer step could be seen{why}"
     why = "" if code else ": not as Python ends, or perfsuite would have reported (os._exit?)"
     return f"{ended}, when rank 0 had finished at least {steps} of {total} optimizer steps{why}"

@@ -133,6 +133,10 @@ class RunDir:
         """`RankReport`, by that rank."""
         return self.path / f"rank-{rank}.json"
 
+    def training(self, rank: int) -> Path:
+        """Which processes trained as that rank (`perfsuite.worker.claim`). Made empty by its agent."""
+        return self.path / f"training-{rank}"
+
     def all_ranks(self) -> list[Path]:
         """Every `RankReport` that was written, in no particular order."""
         return list(self.path.glob("rank-*.json"))

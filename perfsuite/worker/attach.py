@@ -29,8 +29,9 @@ from perfsuite import documents
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import MismatchError, ScriptError
 from perfsuite.results.rank_report import Failure, Observed, RankReport
-from perfsuite.results.run_dir import LAUNCH_DIR, RUN_DIR, RunDir
+from perfsuite.results.run_dir import ANCESTOR_PID, LAUNCH_DIR, RUN_DIR, RunDir
 from perfsuite.worker import deepspeed, hidden, leash, memory, stacks, timers
+from perfsuite.worker.claim import Claim
 from perfsuite.worker.flops import count_known
 from perfsuite.worker.losses import Losses, before_backward
 from perfsuite.worker.optimizers import Optimizers
@@ -76,7 +77,7 @@ def _guarded(hook: Callable[Concatenate[Attached, P], T]) -> Callable[Concatenat
     @functools.wraps(hook)
     def guarded(attached: Attached, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
         try:
-            return hook(attached, *args, **kwargs)
+            return None if attached.is_aside() else hook(attached, *args, **kwargs)
         except torch.AcceleratorError:
             raise
         except (MismatchError, ScriptError) as error:
@@ -133,6 +134,9 @@ class Attached:
         self._last_step = self.case.total_steps
         self.steps = 0
         """Optimizer steps of the clock that have ended so far."""
+        self._pid: int | None = None
+        """This process, since its first step: what it forks is another."""
+        self._is_child = self._is_next = False
         self._passes = 0
         """Backward passes before any optimizer has stepped."""
         before_backward(self._before_backward)
@@ -180,10 +184,10 @@ class Attached:
         """
         if self.rank is not None:
             self.rank.before_optimizer_step(optimizer, args, kwargs)
-            return
-        self.rank = self._become_rank(optimizer)
-        self.rank.before_optimizer_step(optimizer, args, kwargs)
-        self.rank.start()
+        elif self._is_to_be_measured():
+            self.rank = self._become_rank(optimizer)
+            self.rank.before_optimizer_step(optimizer, args, kwargs)
+            self.rank.start()
 
     @_guarded
     def _end_step(self, optimizer: Any) -> None:
@@ -196,9 +200,42 @@ class Attached:
         elif self.steps == self._last_step:
             self._finish(self.rank)
 
+    def _is_to_be_measured(self) -> bool:
+        """Whether this process, which is about to train, is the one of its rank.
+
+        Raises `MismatchError` if another process is.
+        """
+        self._pid = os.getpid()
+        standing = self._claim.stand() if self._may_be_rank() else "child"
+        if standing == "second":
+            self._claim.told_twice()
+            raise MismatchError(_twice(_number()))
+        self._is_next = standing == "next"
+        self._is_child = standing == "child"
+        return not self._is_child
+
+    def _may_be_rank(self) -> bool:
+        """Whether this is no child of a rank: the rank of a `path` or `module` is what the agent started."""
+        is_command = getattr(self.case.framework, "command", None) is not None
+        agent = os.environ.get(ANCESTOR_PID)
+        return is_command or agent is None or os.getppid() == int(agent)
+
+    def is_aside(self) -> bool:
+        """Whether this process is a child of the one that is measured: it is left alone."""
+        return self._is_child or self._pid not in (None, os.getpid())
+
+    @property
+    def _claim(self) -> Claim:
+        return Claim(self.run_dir, _number())
+
     def _become_rank(self, optimizer: Any) -> Rank:
         leash.die_with_parent()
         rank = Rank(self.run_dir, self.request, _report())
+        if self._is_next:
+            self.run_dir.rank(rank.report.rank).unlink(missing_ok=True)
+            rank.notes.append(
+                f"another process trained as rank {rank.report.rank} before, and ended without being measured"
+            )
         stacks.listen(self.run_dir, rank.report.rank)  # known only now if the script starts its own processes
         device = device_of(optimizer) if self.request.device == "cuda" else torch.device("cpu")
         counters = _cuda_memory(rank, device) if device.type == "cuda" else self._host_memory
@@ -223,7 +260,8 @@ class Attached:
 
     def _end_without_steps(self) -> None:
         """End this process if it must be a rank, and not a helper process of one."""
-        if "RANK" in os.environ or dist.is_initialized() or self.case.topology.world_size == 1:
+        is_alone = self.case.topology.world_size == 1
+        if self._may_be_rank() and ("RANK" in os.environ or dist.is_initialized() or is_alone):
             raise ScriptError(
                 f"no optimizer of torch has stepped after {self._passes - 1} backward passes (the case "
                 f"says gradient_accumulation={self.case.gradient_accumulation}): the clock is the step "
@@ -237,18 +275,24 @@ class Attached:
         """
         rank.recorder.finish()
         report = self._written = self._measured(rank)
-        rank.write(report)
-        self.is_over = True
+        self._write(rank, report)
         if report.failure is None:
             rank.wait_for_others()
         signal.alarm(LEAVE_S)
         if report.failure is None and rank.are_all_measured():
-            rank.write(report.replace(device_probe=_probed(rank.device)))
+            self._write(rank, report.replace(device_probe=_probed(rank.device)))
+
+    def _write(self, rank: Rank, report: RankReport) -> None:
+        rank.write(report)
+        self.is_over = True
+        if self._claim.is_twice():  # after it is written: the other process looks for it after it has told
+            failure = failure_of(MismatchError(_twice(report.rank)), report.rank)
+            rank.write(report.replace(failure=failure))
+        self._claim.over()
 
     def _end_profiled(self, rank: Rank) -> None:
         """Write the profile, then the report, which has no figures."""
-        rank.write(rank.profiled())
-        self.is_over = True
+        self._write(rank, rank.profiled())
         rank.wait_for_others()
         signal.alarm(LEAVE_S)
 
@@ -288,7 +332,8 @@ class Attached:
     @_guarded
     def crashed(self, error: BaseException) -> None:
         """Report an error that nobody caught, but not of a process that may be just a helper of a rank."""
-        if self.rank is None and ("RANK" not in os.environ or self.run_dir.rank(_number()).exists()):
+        is_known = "RANK" in os.environ and self._may_be_rank()
+        if self.rank is None and (not is_known or self.run_dir.rank(_number()).exists()):
             return
         signal.alarm(LEAVE_S)
         self._fail(failure_of(error, _number()))
@@ -328,6 +373,7 @@ class Attached:
             self.is_over = True
             steps = None if self.rank is None else self.steps
             write_failure(self.run_dir, _report().replace(steps=steps), failure)
+            self._claim.over()
 
 
 def _cuda_memory(rank: Rank, device: torch.device) -> memory.CudaMemory | None:
@@ -350,6 +396,14 @@ def _probed(device: torch.device) -> dict[str, float]:
     with contextlib.suppress(Exception), on_device:
         return device_probe(device)
     return {}
+
+
+def _twice(rank: int) -> str:
+    return (
+        f"two processes of this command trained as rank {rank}: one process of each rank is measured, and "
+        "ended after its last measured step. Give each stage of training a case of its own; processes that "
+        "train together need a process group"
+    )
 
 
 def _report() -> RankReport:

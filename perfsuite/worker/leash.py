@@ -22,7 +22,7 @@ def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, by)
     ancestor = os.environ.get(ANCESTOR_PID)
-    if ancestor is not None and not _is_alive(int(ancestor)):
+    if ancestor is not None and not is_alive(int(ancestor)):
         os._exit(1)  # it died before the kernel could be told to watch it
 
 
@@ -37,7 +37,7 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1)
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """Whether a process lives. A zombie is dead: it only waits for its parent to read its exit code."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
@@ -45,3 +45,16 @@ def _is_alive(pid: int) -> bool:
         return False
     state = status.rpartition(")")[2].split()[0]  # behind the name, which may hold anything
     return state not in "ZX"
+
+
+def ancestors() -> list[int]:
+    """Return the process ids of this process's parent, its parent's parent, and so on."""
+    found, pid = [], os.getppid()
+    while pid > 0 and pid not in found:
+        found.append(pid)
+        try:
+            status = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            break
+        pid = int(status.rpartition(")")[2].split()[1])
+    return found

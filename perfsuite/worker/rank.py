@@ -29,6 +29,7 @@ from perfsuite.frameworks.base import Ranks, framework_of
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.rank_report import UNREPORTED, Failure, FailureKind, RankReport
 from perfsuite.results.run_dir import RUN_DIR, RunDir
+from perfsuite.worker.claim import Claim
 from perfsuite.worker.extra_metrics import ExtraMetrics
 from perfsuite.worker.faults import Injector
 from perfsuite.worker.memory import CudaMemory, HostMemory
@@ -247,20 +248,18 @@ class Rank:
             documents.write(self.run_dir.rank(report.rank), changed)
 
     def wait_for_others(self) -> None:
-        """Return when every rank has written a report, or after `WAIT_S`."""
-        missing = self._reports()
+        """Return when every rank of a script has written its report, or after `WAIT_S`."""
+        missing = [Claim(self.run_dir, rank) for rank in range(self.case.topology.world_size)]
         until = time.monotonic() + WAIT_S
-        while (missing := [path for path in missing if not path.exists()]) and time.monotonic() < until:
+        while (missing := [claim for claim in missing if not claim.is_over()]) and time.monotonic() < until:
             time.sleep(0.02)
 
     def are_all_measured(self) -> bool:
         """Whether every rank has measured, so that none will be missing in a collective."""
+        paths = [self.run_dir.rank(rank) for rank in range(self.case.topology.world_size)]
         with contextlib.suppress(FileError):
-            return all(documents.read(path, RankReport).failure is None for path in self._reports())
+            return all(documents.read(path, RankReport).failure is None for path in paths)
         return False
-
-    def _reports(self) -> list[Path]:
-        return [self.run_dir.rank(rank) for rank in range(self.case.topology.world_size)]
 
     @property
     def _tokens_per_step(self) -> int:

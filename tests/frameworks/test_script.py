@@ -618,6 +618,32 @@ def test_one_process_without_a_group_whose_loss_is_not_observed(tmp_path: Path) 
     assert "died after its report was written: rank 0: exit code 1" in result.notes
 
 
+TRAIN_ALONE = ALONE.replace("range(1000)", "range(int(sys.argv[1]))").replace(
+    "import torch", "import sys, torch"
+)
+
+
+@pytest.mark.launch
+def test_a_second_stage_of_a_command_is_a_mismatch_as_the_first_was_cut_off(tmp_path: Path) -> None:
+    """The first would have written a checkpoint after its last step."""
+    train = script(tmp_path, TRAIN_ALONE)
+    stages = script(tmp_path, f"python {train} 40\npython {train} 1000\n", "two_stages.sh")
+    alone = Topology(processes_per_node=1)
+    kind, said = failure_of(case_of(Script(command=("bash", stages)), topology=alone), tmp_path)
+    assert kind == "mismatch"
+    assert "two processes of this command trained as rank 0" in said
+
+
+@pytest.mark.launch
+def test_a_child_of_a_script_trains_to_its_end(tmp_path: Path) -> None:
+    probe = script(tmp_path, TRAIN_ALONE + "open('probed', 'w')\n", "probe.py")
+    text = f"import subprocess, sys; subprocess.run([sys.executable, {probe!r}, '50'], check=True)\n{ALONE}"
+    framework = Script(path=script(tmp_path, text), cwd=str(tmp_path))
+    result = measured(case_of(framework, topology=Topology(processes_per_node=1)), tmp_path)
+    assert (tmp_path / "probed").exists()
+    assert len(result.step_s) == 12
+
+
 WRAPPED = "model = DistributedDataParallel(Net())"
 SCALED = TRAIN.replace("return self.layer(x)", "return self.layer(x) * self.scale").replace(
     "self.layer = torch.nn.Linear(16, 16)",

@@ -315,7 +315,7 @@ def test_a_command_finds_the_launch_and_our_startup_and_this_python_first(
             "",
             False,
             "the command ended with exit code 0, before an optimizer step could be seen: it does not train, "
-            "or not with an optimizer of torch",
+            "or not with an optimizer of torch, or in a process that it starts (give it as command=(...) then)",
         ),
         ("raise SystemExit(3)", True, "the command ended with exit code 3"),
         (

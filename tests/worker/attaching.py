@@ -40,7 +40,9 @@ def attaching(directory: Path) -> Iterator[Start]:
 
     def start(case: Case = ALONE, launch: int = 1) -> Attached:
         request = CaseFile(case=case, device="cpu", counts=case.max_warmup_steps >= COUNTED_STEP)
-        return Attached(RunDir(directory / f"launch-{launch}"), request)
+        run_dir = RunDir(directory / f"launch-{launch}")
+        run_dir.path.mkdir(parents=True, exist_ok=True)
+        return Attached(run_dir, request)
 
     with pytest.MonkeyPatch.context() as patched:
         for when in ("pre", "post"):

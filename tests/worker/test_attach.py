@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ from perfsuite.errors import FileError
 from perfsuite.frameworks.script import Script
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.rank_report import UNREPORTED, Memory, RankReport
+from perfsuite.results.run_dir import ANCESTOR_PID
 from perfsuite.worker import attach, memory, timers
 from perfsuite.worker.attach import Attached, Measured, device_of
 from perfsuite.worker.observe import Observer
@@ -362,6 +365,62 @@ def test_a_script_whose_report_cannot_be_written_tells_it_in_its_log(
     said = capsys.readouterr().err
     assert f"{UNREPORTED} error: perfsuite could not observe this script" in said
     assert "FileError: cannot write " in said
+
+
+def test_a_process_that_trains_beside_another_ends_and_fails_the_launch(start: Start) -> None:
+    """Two stages after each other, or two workers at once: the first one is measured, and told."""
+    first = start()
+    train(steps=3)
+    first._is_child = True  # it goes on in its own process
+    second = start()
+    second.run_dir.training(0).write_text("1 another-host\n" + second.run_dir.training(0).read_text())
+    with pytest.raises(SystemExit, match="1"):
+        train()
+    failure = report_of(second).failure
+    assert failure is not None
+    assert failure.kind == "mismatch"
+    assert "two processes of this command trained as rank 0: one process of each rank" in failure.message
+    second._is_child, first._is_child = True, False
+    assert first.rank is not None
+    first._write(first.rank, first.rank.report)
+    told = report_of(first).failure
+    assert told is not None
+    assert told.message == failure.message
+
+
+def test_a_process_that_goes_on_after_one_that_ended_is_measured_with_a_note(start: Start) -> None:
+    first = start()
+    train(steps=3)
+    first.exits()
+    assert report_of(first).failure is not None
+    first._is_child = True
+    text = first.run_dir.training(0).read_text()
+    first.run_dir.training(0).write_text(text.replace(str(os.getpid()), str(2**22 + 1)))
+    second = start()
+    with pytest.raises(Measured):
+        train()
+    report = report_of(second)
+    assert report.failure is None
+    assert report.notes == ("another process trained as rank 0 before, and ended without being measured",)
+
+
+@pytest.mark.parametrize("how", ["started by the rank", "forked by the rank", "under a path"])
+def test_the_child_of_a_rank_is_left_alone(start: Start, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    attached = start()
+    if how == "started by the rank":
+        attached.run_dir.training(0).write_text(f"{os.getppid()} {socket.gethostname()}\n")
+    elif how == "forked by the rank":
+        train(steps=3)
+        attached._pid = 1
+    else:
+        monkeypatch.setenv(ANCESTOR_PID, "1")
+        monkeypatch.setenv("RANK", "0")
+        for _ in range(200):
+            torch.ones(3, requires_grad=True).sum().backward()
+    train(steps=50)
+    attached.crashed(ValueError())
+    attached.exits()
+    assert not attached.run_dir.rank(0).exists()
 
 
 def test_the_device_is_that_of_the_parameters_not_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from perfsuite.frameworks.base import Ranks, Workload
 from perfsuite.frameworks.fake import Fake
 from perfsuite.results.rank_report import UNREPORTED, Evidence, FailureKind, Memory, Observed, RankReport
 from perfsuite.results.run_dir import RunDir
+from perfsuite.worker.claim import Claim
 from perfsuite.worker.observe import Observer
 from perfsuite.worker.rank import Rank, empty_report, failure_of, write_failure
 from perfsuite.worker.timers import SimulatedTimer
@@ -304,14 +305,14 @@ def test_a_rank_waits_for_the_reports_of_the_others_but_not_for_ever(
         now += 20
         slept.append(seconds)
         if len(slept) == 2:
-            rank.write(rank.report)
+            Claim(rank.run_dir, 0).over()
 
     monkeypatch.setattr(time, "monotonic", lambda: now)
     monkeypatch.setattr(time, "sleep", sleep)
     rank.wait_for_others()
     assert len(slept) == 3, "60 s"
     slept.clear()
-    documents.write(rank.run_dir.rank(1), empty_report(1, 2))
+    Claim(rank.run_dir, 1).over()
     rank.wait_for_others()
     assert slept == []
 
