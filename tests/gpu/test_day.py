@@ -62,6 +62,31 @@ def test_smoke(bench: Any, case: Case) -> None:
     bench(case)
 
 
+def test_smoke_of_a_replayed_graph() -> None:
+    """Forward and backward in a real CUDA graph: counted steps tell the replay."""
+    import torch
+
+    from perfsuite.results.counts import COUNTED_STEP
+    from perfsuite.worker import hidden
+    from perfsuite.worker.counting import Counting
+
+    hidden.watch()
+    model = torch.nn.Linear(64, 64, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs = torch.ones(8, 64, device="cuda")
+    replayed = torch.cuda.make_graphed_callables(model, (inputs,))
+    counting = Counting(lambda: model)
+    for _ in range(COUNTED_STEP + 1):
+        optimizer.zero_grad()
+        replayed(inputs).square().mean().backward()
+        counting.before_optimizer_step(optimizer)
+        optimizer.step()
+        counting.end_step()
+        counting.begin_step()
+    assert counting.notes == []
+    assert counting.hidden[0] == "a CUDA graph was replayed, whose operators are not seen (2x)"
+
+
 @pytest.mark.parametrize("case", WIDE)
 def test_wide(bench: Any, case: Case) -> None:
     bench(case)

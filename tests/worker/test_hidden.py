@@ -8,17 +8,20 @@ import sys
 import threading
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfsuite.results.counts import COUNTED_STEP, Collective, Counts
 from perfsuite.verdict import exact
 from perfsuite.worker import hidden, replicas, software
+from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.counting import Counting
 from tests.twin_counts import baseline_of, launch
 
@@ -492,3 +495,65 @@ def test_an_error_of_a_rule_leaves_nothing_counted(monkeypatch: pytest.MonkeyPat
     counting = Training().run(Training.backward)
     assert counting.counts is None
     assert counting.notes == ["what a step does was not counted: ValueError: odd"]
+
+
+def _as_rank(rank: int, file: str) -> None:
+    """Every collective that gloo has, then those that nobody sees, each in a counted stretch of its own."""
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    group = dist.group.WORLD
+    assert group is not None
+
+    def some(size: int = 8) -> Tensor:
+        return torch.ones(size)
+
+    def in_thread() -> None:
+        thread = threading.Thread(target=dist.all_reduce, args=(some(),))
+        thread.start()
+        thread.join()
+
+    def coalesced() -> None:
+        c10d: Any = dist.distributed_c10d
+        with c10d._coalescing_manager(group):
+            dist.all_reduce(some())
+            dist.all_reduce(some())
+
+    def unseen_one() -> None:
+        with unseen():
+            dist.all_reduce(some())
+
+    def exchange() -> None:
+        (dist.send if rank else dist.recv)(some(), 1 - rank)
+
+    shown: list[Callable[[], Any]] = [
+        lambda: dist.all_reduce(some()),
+        lambda: dist.broadcast(some(), 0),
+        lambda: dist.all_gather([some(), some()], some()),
+        lambda: dist.all_gather_into_tensor(some(16), some()),
+        lambda: dist.reduce_scatter_tensor(some(4), some()),
+        lambda: dist.reduce_scatter(some(4), [some(4), some(4)]),
+        lambda: dist.all_to_all_single(some(), some()),
+        lambda: dist.gather(some(), None if rank else [some(), some()]),
+        lambda: dist.scatter(some(), None if rank else [some(), some()]),
+        lambda: dist.reduce(some(), 0),
+        lambda: dist.all_gather_object([None, None], {"rank": rank}),
+        lambda: group.allreduce([some()]).wait(),
+        *(dist.barrier, dist.monitored_barrier, exchange, coalesced),
+    ]
+    backend: Any = group._get_backend(torch.device("cpu"))
+    hiding = [in_thread, unseen_one, lambda: backend.allreduce([some()]).wait()]
+    calls: list[Callable[[], Any]] = [*shown, *hiding]
+    for number, call in enumerate(calls):
+        counter, watch = StepCounter([]), hidden.Watch()
+        with counter:
+            call()
+        found = watch.found(counter, counter.end_step(), nn.Linear(1, 1))
+        assert counter.error is None
+        assert len(found) == (number >= len(shown)), (number, found)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.launch
+def test_of_two_real_ranks_only_collectives_that_nobody_sees_are_told(tmp_path: Path) -> None:
+    spawn: Any = torch.multiprocessing.spawn  # type: ignore[attr-defined]
+    spawn(_as_rank, args=(str(tmp_path / "meet"),), nprocs=2)
