@@ -74,7 +74,7 @@ def test_smoke_of_a_replayed_graph() -> None:
     model = torch.nn.Linear(64, 64, device="cuda")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     inputs = torch.ones(8, 64, device="cuda")
-    replayed = torch.cuda.make_graphed_callables(model, (inputs,))
+    replayed: Any = torch.cuda.make_graphed_callables(model, (inputs,))
     counting = Counting(lambda: model)
     for _ in range(COUNTED_STEP + 1):
         optimizer.zero_grad()
