@@ -13,6 +13,9 @@ from perfsuite.case import torch_build
 from perfsuite.dry import guard
 from perfsuite.errors import DryRunError
 
+FOR_CPUS = {"__version__": "2.13.0+cpu"}
+"""What a build of torch without CUDA tells of itself: the tests may run with another."""
+
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,6 +31,7 @@ def compiler(directory: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_without_a_compiler_the_reason_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_build, "installed", lambda: FOR_CPUS)
     monkeypatch.setenv("PATH", "/nonexistent")
     reason = guard.why_not()
     assert reason is not None
@@ -38,6 +42,7 @@ def test_without_a_compiler_the_reason_says_what_to_install(monkeypatch: pytest.
 
 
 def test_what_is_built_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_build, "installed", lambda: FOR_CPUS)
     monkeypatch.setenv("PATH", "/nonexistent")
     guard.library().parent.mkdir(parents=True)
     guard.library().touch()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -63,7 +64,9 @@ def test_a_name_that_has_gone_is_one_clear_error(
     with pytest.raises(DryRunError) as caught:
         how(owner, "renamed_in_this_release", patches.nothing)
     said = str(caught.value)
-    assert said.startswith(f"torch {torch.__version__} has no {name}, which a dry run replaces")
+    assert said.startswith(
+        f"torch {importlib.metadata.version('torch')} has no {name}, which a dry run replaces"
+    )
     assert "constraints.txt" in said
     assert "launch the case for real" in said
 
