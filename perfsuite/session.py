@@ -662,7 +662,7 @@ class Session:
     @property
     def too_few_judged(self) -> bool:
         """Whether fewer of the cases were judged than the user wants."""
-        return self.judged < self.options.min_judged * len(self.results)
+        return bool(self.results) and self.judged / len(self.results) < self.options.min_judged
 
 
 ONE_RANK = "not recorded: --rank looks at one rank, and a baseline has all that differ"

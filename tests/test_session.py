@@ -787,6 +787,18 @@ def test_only_shared_figures_excuse_that_nothing_was_judged(tmp_path: Path) -> N
     assert ours.nothing_measured
 
 
+def test_a_share_of_the_cases_is_judged_if_it_is_reached_to_the_digit(tmp_path: Path) -> None:
+    ours = make_session(tmp_path)
+    ours.options = replace(ours.options, min_judged=0.28)
+    assert not ours.too_few_judged
+    other = never_run().replace(verdict=PASSED.replace(outcome="inconclusive"))
+    judged = never_run().replace(verdict=PASSED)
+    ours.results = [judged] * 7 + [other] * 18
+    assert not ours.too_few_judged
+    ours.results = [judged] * 6 + [other] * 19
+    assert ours.too_few_judged
+
+
 def test_launches_that_nobody_disturbed_are_judged_and_recorded_whatever_is_allowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

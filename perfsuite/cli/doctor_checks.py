@@ -479,7 +479,7 @@ def noise_row(runs: Sequence[Run], verdict: Verdict, machine: Machine) -> Row:
         f"with reviewed baselines of {REVIEWED_LAUNCHES} launches; {by[2]} are allowed"
     )
     advice = (
-        f"this machine deserves a tolerance of {later:.0%} or more, and verdicts below that are called "
-        "blind: lock the clocks, keep others off, or take longer steps"
+        f"verdicts here are called blind to drops below {by[1]}: lock the clocks, keep others off, or take "
+        "longer steps"
     )
     return _checked("noise", found, ok=later <= allowed, advice=advice)

@@ -255,9 +255,7 @@ def _skip_if_impossible(item: pytest.Item, case: Case) -> None:
 def bench(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Callable[[Case], Measurement]]:
     """Measure a case and fail the test if it regressed: `def test_llama(bench, case): bench(case)`."""
     item = request.node
-    if (
-        not uses_bench(item) or case_of(item) is None
-    ):  # as by `request.getfixturevalue`, unseen when collected
+    if not uses_bench(item) or case_of(item) is None:  # by `request.getfixturevalue`, unseen when collected
         pytest.fail(NO_CASE, pytrace=False)
     cases: list[Case] = []
 

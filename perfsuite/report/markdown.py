@@ -49,7 +49,7 @@ def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTabl
     results.sort(key=lambda result: WORST_FIRST.index(summary.verdict(result)))
     urgent = [result for result in results if summary.verdict(result) not in QUIET]
     quiet = [result for result in results if summary.verdict(result) in QUIET]
-    notes = [(result.case_id, note) for result in quiet for note in summary.launch_notes(result)]
+    notes = [(result.case_id, note) for result in quiet for note in summary.quiet_notes(result)]
     skipped = [(skip.case_id, skip.reason) for session in sessions for skip in session.skipped]
     environment = Environment(
         loader=PackageLoader("perfsuite.report.html"),

@@ -110,8 +110,7 @@ def marks(result: Measurement) -> list[str]:
 
 
 def not_counted(result: Measurement) -> str | None:
-    """Return why the counts say nothing of a case, as `not counted: ...`; None if they do, or none were asked
-    for."""
+    """Return why counts that a baseline has say nothing of a case, as `not counted: ...`; None if they do."""
     check = result.verdict.counts
     return None if check is None or check.outcome != "not counted" else told_counts.not_counted(check)
 
@@ -284,8 +283,7 @@ def in_short(results: Iterable[Measurement]) -> list[str]:
     for result in quiet:
         if (known := known_issue(result)) is not None:
             lines.append(f"{result.case_id}: {known}")
-        whys = filter(None, [not_counted(result)])
-        for note in (*_unexplained(result.verdict), *launch_notes(result), *whys):
+        for note in quiet_notes(result):
             by_note.setdefault(note, []).append(result.case_id)
     lines += map(str, scalings(results))
     for note, cases in list(by_note.items())[:NOTES_SHOWN]:
@@ -302,9 +300,14 @@ def in_short(results: Iterable[Measurement]) -> list[str]:
     return lines
 
 
-def _unexplained(judged: Verdict) -> list[str]:
-    """Settings that a library chose otherwise though nothing around it changed."""
-    return [reason for reason in judged.reasons if reason.startswith(UNEXPLAINED)]
+def quiet_notes(result: Measurement) -> list[str]:
+    """Return what is told of a case that nobody needs to act upon.
+
+    Why it was not counted, what a library chose otherwise though nothing around it changed, and
+    `launch_notes`.
+    """
+    unexplained = [reason for reason in result.verdict.reasons if reason.startswith(UNEXPLAINED)]
+    return [*filter(None, [not_counted(result)]), *unexplained, *launch_notes(result)]
 
 
 def known_issue(result: Measurement) -> str | None:

@@ -83,10 +83,9 @@ def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> 
     for result in results:
         style = STYLES[summary.verdict(result)]
         verdict = Text.assemble((style.word, style.colour))
-        if result.shared:
-            verdict.append(" (shared)", "yellow")
-        if result.dry and not only_dry:
-            verdict.append(" (dry run)")
+        for mark in summary.marks(result):
+            if mark in ("shared", "not counted") or (mark == "dry run" and not only_dry):
+                verdict.append(f" ({mark})", "" if mark == "dry run" else "yellow")
         grid.add_row(
             *([] if narrow else [result.case_id]), *(column.cell(result) for column in columns), verdict
         )

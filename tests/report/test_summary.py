@@ -187,6 +187,8 @@ def test_a_step_that_was_not_counted_is_told_with_its_case_and_why() -> None:
     assert properties(result)["counts"] == why
     assert "counts" not in properties(passed)
     assert f"counts: {why}" in terminal.explanation(result)
+    assert "passed (not counted)" in terminal.table([result], color=False, width=None)
+    assert why in markdown.render([make_session(0).replace(results=(result,))])
     assert why in page.render([make_session(0).replace(results=(result,))])
     bad = result.replace(verdict=result.verdict.replace(outcome="regressed"))
     assert f"counts: {why}" in markdown.render([make_session(0).replace(results=(bad,))])
