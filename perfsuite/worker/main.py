@@ -177,8 +177,9 @@ def _lengthen_timeouts(timeout: timedelta) -> None:
     with contextlib.suppress(Exception):  # names that are private to torch: another version may lack one
         from torch.distributed import distributed_c10d
 
+        set_timeout = getattr(distributed_c10d, "set_timeout", None)  # there since torch 2.15
         for group in distributed_c10d._world.pg_map:
-            distributed_c10d._set_pg_timeout(timeout, group)
+            (set_timeout or distributed_c10d._set_pg_timeout)(timeout, group)
 
 
 def _leave_process_group() -> None:

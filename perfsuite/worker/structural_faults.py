@@ -113,8 +113,8 @@ def _reduce_in_fp32(model: nn.Module, optimizer: Optimizer) -> None:
         return
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
     groups = [group for unit in units if (group := unit._get_fsdp_state()._fsdp_param_group) is not None]
-    dtypes = [(group, group._reduce_dtype or group._orig_dtype) for group in groups]
-    lower = [group for group, dtype in dtypes if dtype not in (None, torch.float32)]
+    dtypes = [(group, group._reduce_dtype or group.fsdp_params[0].orig_dtype) for group in groups]
+    lower = [group for group, dtype in dtypes if dtype != torch.float32]
     if not lower:
         raise _Misfit("no gradients are reduced in a lower precision by DDP or FSDP2")
     for group in lower:

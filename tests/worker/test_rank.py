@@ -323,19 +323,19 @@ def test_progress_is_written_beside_the_steps_and_a_slow_file_system_holds_nobod
     run_dir = RunDir(tmp_path)
     begun, quick = threading.Semaphore(0), threading.Event()
     written: list[str] = []
+    writers: list[threading.Thread] = []
 
     def write_text(file: Path, text: str) -> None:
         if threading.current_thread() is not threading.main_thread():
+            writers.append(threading.current_thread())
             begun.release()
             assert quick.wait(30)
         assert file == run_dir.progress
         written.append(text)
 
     def wait_for_writer() -> None:
-        for thread in set(threading.enumerate()) - others:
-            thread.join(30)
+        writers[-1].join(30)
 
-    others = set(threading.enumerate())
     monkeypatch.setattr(Path, "write_text", write_text)
     rank = simulated(run_dir)
     rank.start()
