@@ -63,7 +63,7 @@ BaselineLaunches = Annotated[
 ]
 MaxLaunches = Annotated[int, typer.Option(min=3, max=1000, help="launches at the most")]
 Model = Annotated[NoiseModel, typer.Option(help="how launches scatter")]
-Trials = Annotated[int, typer.Option(min=1, help="simulated sessions for each drop")]
+Trials = Annotated[int, typer.Option(min=1, help="simulated sessions for each slowdown")]
 Seed = Annotated[int, typer.Option(min=0, help="equal seeds give equal tables")]
 Drops = Annotated[
     list[str] | None,
@@ -325,7 +325,7 @@ def _drops(texts: list[str] | None, tolerance: float) -> tuple[float, ...]:
 
 def _simulate(gate: Gate) -> PowerTable:
     """Simulate the gate, with a spinner on a terminal."""
-    with _spinner(f"simulating {gate.trials:,} sessions of {len(gate.drops)} drops"):
+    with _spinner(f"simulating {gate.trials:,} sessions of {len(gate.drops)} slowdowns"):
         return simulate(
             sigma=gate.sigma,
             tolerance=gate.tolerance,

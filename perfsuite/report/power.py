@@ -72,17 +72,17 @@ def sentence(gate: Gate, table: PowerTable) -> str:
             if smallest <= gate.tolerance
             else f"only just: {table.blind:.0%} of its verdicts call themselves blind"
         )
-        return f"This gate finds drops as large as its tolerance of {level}{found}{alarms}; {just}."
-    surely = f"only drops of {percent(smallest)} and more" if math.isfinite(smallest) else "no drop at all"
+        return f"This gate finds slowdowns as large as its tolerance of {level}{found}{alarms}; {just}."
+    surely = f"only slowdowns of {percent(smallest)} and more" if math.isfinite(smallest) else "no slowdown at all"
     return (
-        f"This gate is BLIND to drops as small as its tolerance of {level}{found}: about 95 times in 100 "
+        f"This gate is BLIND to slowdowns as small as its tolerance of {level}{found}: about 95 times in 100 "
         f"it finds {surely}{alarms}; a steadier machine, more launches (in the baseline, or at the most "
         "today) or a wider tolerance would mend it."
     )
 
 
 def _found(row: PowerRow | None, trials: int) -> str:
-    """Say how often a drop of the size of the tolerance was found; nothing if it was not simulated."""
+    """Say how often a slowdown of the size of the tolerance was found; nothing if it was not simulated."""
     if row is None:
         return ""
     return (
@@ -142,7 +142,7 @@ def _sessions(measured: Measured | None) -> str:
 def render(gate: Gate, measured: Measured | None, table: PowerTable) -> RenderableType:
     """Render what was simulated, a table with a row for each drop, and the sentence, for a terminal."""
     grid = plain_table(())
-    heads = ["true\ndrop", "\nfound", "false\nalarms", "\ninconclusive", "\npassed", "\nimproved"]
+    heads = ["true\nslowdown", "\nfound", "false\nalarms", "\ninconclusive", "\npassed", "\nimproved"]
     heads += ["launches\nused", "fixed\n5 %", f"fixed\n{percent(gate.tolerance)}"]
     for heading in heads:
         grid.add_column(heading, justify="right", no_wrap=True)
@@ -168,8 +168,8 @@ def _facts(gate: Gate, measured: Measured | None) -> list[tuple[str, str]]:
         ("noise", f"{_source(gate, measured)} ({gate.noise_model})"),
         ("sessions", _sessions(measured)),
         ("known from", known),
-        ("gate", f"tolerance {percent(gate.tolerance)}, {launches}"),
-        ("simulated", f"{gate.trials:,} sessions for each drop, seed {gate.seed}"),
+        ("gate", f"tolerance {percent(gate.tolerance)} more time per token, {launches}"),
+        ("simulated", f"{gate.trials:,} sessions for each slowdown, seed {gate.seed}"),
     ]
 
 

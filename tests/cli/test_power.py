@@ -77,14 +77,14 @@ def test_a_given_noise_is_simulated_and_shown() -> None:
     assert "tolerance 3 %, 10 launches in the baseline, at most 15 today" in result.output
     rows = [line.split() for line in result.output.splitlines() if line[:2].strip().isdigit()]
     assert [row[0] for row in rows] == ["0", "1", "2", "3", "5"]
-    assert "This gate finds drops as large as its tolerance of 3 % (found in 9" in result.output
+    assert "This gate finds slowdowns as large as its tolerance of 3 % (found in 9" in result.output
     assert "it could hold a tolerance down to 2.4" in result.output
 
 
 def test_a_gate_that_is_blind_says_so() -> None:
     result = command("--sigma", "2%", "--trials", "100", "--drop", "3%")
-    assert "This gate is BLIND to drops as small as its tolerance of 3 %" in result.output
-    assert "about 95 times in 100 it finds only drops of 4." in result.output
+    assert "This gate is BLIND to slowdowns as small as its tolerance of 3 %" in result.output
+    assert "about 95 times in 100 it finds only slowdowns of 4." in result.output
 
 
 def test_json_is_complete_and_equal_for_equal_seeds() -> None:

@@ -29,8 +29,8 @@ def table(found: float, smallest: float) -> PowerTable:
         (0.97, 0.02, False, "it could hold a tolerance down to 2 %."),
         (0.93, 0.029, False, "(found in 93.00 % of the sessions, missed in 7.00 %, inconclusive in under"),
         (0.951, 0.0301, False, "only just: 60% of its verdicts call themselves blind."),
-        (0.9, 0.0301, True, "it finds only drops of 3.01 % and more"),
-        (0.0, math.inf, True, "it finds no drop at all"),
+        (0.9, 0.0301, True, "it finds only slowdowns of 3.01 % and more"),
+        (0.0, math.inf, True, "it finds no slowdown at all"),
     ],
 )
 def test_the_sentence_agrees_with_what_was_found(
