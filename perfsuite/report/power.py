@@ -73,7 +73,9 @@ def sentence(gate: Gate, table: PowerTable) -> str:
             else f"only just: {table.blind:.0%} of its verdicts call themselves blind"
         )
         return f"This gate finds slowdowns as large as its tolerance of {level}{found}{alarms}; {just}."
-    surely = f"only slowdowns of {percent(smallest)} and more" if math.isfinite(smallest) else "no slowdown at all"
+    surely = (
+        f"only slowdowns of {percent(smallest)} and more" if math.isfinite(smallest) else "no slowdown at all"
+    )
     return (
         f"This gate is BLIND to slowdowns as small as its tolerance of {level}{found}: about 95 times in 100 "
         f"it finds {surely}{alarms}; a steadier machine, more launches (in the baseline, or at the most "
@@ -154,7 +156,7 @@ def render(gate: Gate, measured: Measured | None, table: PowerTable) -> Renderab
         *(Text.assemble((f"{name:<12}", "bold"), value) for name, value in _facts(gate, measured)),
         "",
         grid,
-        Text("percent of the sessions; fixed: one sample against one, and a fixed threshold"),
+        Text("percent of the sessions; slowdown: more time per token; fixed: one sample against one"),
     )
 
 
@@ -168,7 +170,7 @@ def _facts(gate: Gate, measured: Measured | None) -> list[tuple[str, str]]:
         ("noise", f"{_source(gate, measured)} ({gate.noise_model})"),
         ("sessions", _sessions(measured)),
         ("known from", known),
-        ("gate", f"tolerance {percent(gate.tolerance)} more time per token, {launches}"),
+        ("gate", f"tolerance {percent(gate.tolerance)}, {launches}"),
         ("simulated", f"{gate.trials:,} sessions for each slowdown, seed {gate.seed}"),
     ]
 
