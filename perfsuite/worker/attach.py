@@ -30,7 +30,7 @@ from perfsuite.case.case import CaseFile
 from perfsuite.errors import MismatchError, ScriptError
 from perfsuite.results.rank_report import Failure, Observed, RankReport
 from perfsuite.results.run_dir import ANCESTOR_PID, LAUNCH_DIR, RUN_DIR, RunDir
-from perfsuite.worker import deepspeed, hidden, leash, memory, stacks, timers
+from perfsuite.worker import calls, deepspeed, leash, memory, stacks, timers
 from perfsuite.worker.claim import Claim
 from perfsuite.worker.flops import count_known
 from perfsuite.worker.losses import Losses, before_backward
@@ -127,7 +127,7 @@ class Attached:
         self._host_memory = memory.HostMemory("when torch was imported")
         if request.device == "cuda":
             memory.keep_peaks()  # before the script imports torch's function under a name of its own
-        hidden.watch()
+        calls.watch()
         self._optimizers = Optimizers(getattr(self.case.framework, "clock", None))
         self._engines = deepspeed.Engines(self._before, self._after)
         self._losses = Losses() if self.case.framework.asks_of_loss is not None else None

@@ -8,10 +8,6 @@ that trains nothing, exchanges nothing and leaves no trace here: only a clock se
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,7 +16,7 @@ from torch import Tensor, nn
 
 from perfsuite.frameworks.common import finetuning
 from perfsuite.results.counts import Counts
-from perfsuite.worker import replicas, software
+from perfsuite.worker import calls, replicas, software
 from perfsuite.worker.counter import StepCounter, local
 
 UNSEEN_GRADIENTS = 0.1
@@ -38,52 +34,14 @@ SEVERAL = frozenset(
     }
 )
 """Collectives of which a backend may make several: gloo does."""
-BUFFERS = ("Buffer", "HybridEPBuffer", "ElasticBuffer")
-"""Classes of DeepEP, and the beginnings of their methods that send."""
-SENDS = ("dispatch", "combine", "low_latency_dispatch", "low_latency_combine")
-
-_calls: Counter[str] = Counter()
-"""What was called in this process since `watch`, by what is said of it."""
-
-
-def watch() -> None:
-    """Notice, from now on, calls whose work passes the dispatcher unseen: CUDA graphs that are replayed.
-
-    To be called before a script takes a name of its own for the method. A call costs a tenth of a microsecond
-    more.
-    """
-    _notice(torch.cuda.CUDAGraph, "replay", "a CUDA graph was replayed, whose operators are not seen")
-
-
-def _watch_packages() -> None:
-    """Notice what sends by itself, in packages that were imported meanwhile."""
-    package = sys.modules.get("deep_ep")
-    for kind in filter(None, (getattr(package, name, None) for name in BUFFERS)):
-        for method in [name for name in vars(kind) if name.startswith(SENDS)]:
-            _notice(kind, method, f"DeepEP's {method} was called, whose messages are not counted")
-
-
-def _notice(owner: Any, name: str, said: str) -> None:
-    original = getattr(owner, name)
-    if hasattr(original, "is_noticed"):
-        return
-
-    @functools.wraps(original)
-    def noticing(*args: Any, **kwargs: Any) -> Any:
-        _calls[said] += 1
-        return original(*args, **kwargs)
-
-    noticing.is_noticed = True  # type: ignore[attr-defined]
-    with contextlib.suppress(AttributeError, TypeError):  # a class of C++
-        setattr(owner, name, noticing)
 
 
 class Watch:
     """One counted step, from its begin on."""
 
     def __init__(self) -> None:
-        _watch_packages()
-        self._calls = _calls.copy()
+        calls.watch_packages()
+        self._calls = calls.seen.copy()
         self._collectives = replicas.collectives()
         self._stepped: list[Any] = []
 
@@ -98,7 +56,7 @@ class Watch:
         To be called when `counter` is left, before anything else is done.
         """
         return (
-            *(f"{said} ({times}x)" for said, times in (_calls - self._calls).items()),
+            *(f"{said} ({times}x)" for said, times in (calls.seen - self._calls).items()),
             *self._other_collectives(counter, counts),
             *(
                 f"{name} ran, whose messages are not counted"

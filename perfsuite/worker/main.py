@@ -81,10 +81,10 @@ def _simulate(rank: Rank) -> RankReport:
 
 def _measure(rank: Rank) -> RankReport:
     """Train and measure. What comes before `memory_for` must not count as the model's memory."""
-    from perfsuite.worker import hidden
+    from perfsuite.worker import calls
 
     case = rank.case
-    hidden.watch()
+    calls.watch()
     device = _device(rank.request)
     timer, probe = clock_for(device)
     process_group = rank.plan.process_group

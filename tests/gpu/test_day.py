@@ -67,10 +67,10 @@ def test_smoke_of_a_replayed_graph() -> None:
     import torch
 
     from perfsuite.results.counts import COUNTED_STEP
-    from perfsuite.worker import hidden
+    from perfsuite.worker import calls
     from perfsuite.worker.counting import Counting
 
-    hidden.watch()
+    calls.watch()
     model = torch.nn.Linear(64, 64, device="cuda")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     inputs = torch.ones(8, 64, device="cuda")

@@ -49,6 +49,7 @@ def attaching(directory: Path) -> Iterator[Start]:
             name = f"register_optimizer_step_{when}_hook"
             patched.setattr(attach, name, hooking(getattr(attach, name)))
         patched.setattr(torch.autograd, "backward", torch.autograd.backward)
+        patched.setattr(torch.cuda.CUDAGraph, "replay", torch.cuda.CUDAGraph.replay)
         patched.setattr(leash, "die_with_parent", lambda: None)
         patched.setattr(stacks, "listen", lambda run_dir, rank: None)
         patched.setattr(signal, "alarm", lambda seconds: None)

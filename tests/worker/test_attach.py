@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import socket
 import sys
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import perfsuite.worker
 from perfsuite import documents
 from perfsuite.case.case import CaseFile, Topology
 from perfsuite.errors import FileError
@@ -81,14 +83,21 @@ def test_what_a_step_of_a_script_does_is_counted(start: Start) -> None:
 
 @pytest.mark.parametrize(
     ("module", "lacks"),
-    [(torch._C, "_len_torch_dispatch_stack"), (torch.utils._python_dispatch, "_push_mode")],
+    [
+        (torch._C, "_len_torch_dispatch_stack"),
+        (torch.utils._python_dispatch, "_push_mode"),
+        (torch.utils._python_dispatch, "is_traceable_wrapper_subclass_type"),
+    ],
 )
 def test_a_torch_without_what_counting_needs_costs_the_counts_alone(
     start: Start, monkeypatch: pytest.MonkeyPatch, module: Any, lacks: str
 ) -> None:
     """Another version of torch may lack what is private in this one."""
-    monkeypatch.delitem(sys.modules, "perfsuite.worker.counting", raising=False)
+    for name in ("attach", "calls", "counter", "counting", "hidden"):
+        monkeypatch.delattr(perfsuite.worker, name, raising=False)
+        monkeypatch.delitem(sys.modules, f"perfsuite.worker.{name}", raising=False)
     monkeypatch.delattr(module, lacks)
+    importlib.import_module("perfsuite.worker.attach")
     attached = start(ALONE.replace(max_warmup_steps=COUNTED_STEP))
     with pytest.raises(Measured):
         train()

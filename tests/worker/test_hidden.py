@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfsuite.results.counts import COUNTED_STEP, Collective, Counts
 from perfsuite.verdict import exact
-from perfsuite.worker import hidden, replicas, software
+from perfsuite.worker import calls, hidden, replicas, software
 from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.counting import Counting
 from tests.twin_counts import baseline_of, launch
@@ -40,7 +40,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
             graph.captured()
 
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", replay)
-    hidden.watch()
+    calls.watch()
 
 
 class Graph(torch.cuda.CUDAGraph):
