@@ -16,7 +16,7 @@ from perfsuite.results.run import OomKills
 def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> OomKills:
     """Return the counters as they are now; 0 where there is none."""
     groups = []
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         for line in (proc / "self" / "cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers:

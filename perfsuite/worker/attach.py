@@ -158,10 +158,11 @@ class Attached:
 
     @_guarded
     def _before(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
+        if self.is_over or not self._optimizers.is_clock(optimizer):
+            return
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             raise ScriptError(_CAPTURED)
-        if self._optimizers.is_clock(optimizer) and not self.is_over:
-            self._before_step(optimizer, args, kwargs)
+        self._before_step(optimizer, args, kwargs)
 
     def _after(self, optimizer: Any) -> None:
         """End the script after its last step that the case asks for, whatever went wrong before."""

@@ -1,4 +1,4 @@
-"""Notices calls whose work torch's dispatcher does not see: `perfsuite.worker.hidden` tells them. Worker side.
+"""Notices calls whose work torch's dispatcher does not see, for `perfsuite.worker.hidden`. Worker side.
 
 Imports torch, and nothing that is private to it: every launch calls `watch`, also on a torch that lacks what
 counting needs.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import sys
 from collections import Counter
 from typing import Any
@@ -35,7 +36,8 @@ def watch_packages() -> None:
     """Notice what sends by itself, in packages that were imported meanwhile."""
     package = sys.modules.get("deep_ep")
     for kind in filter(None, (getattr(package, name, None) for name in BUFFERS)):
-        for method in [name for name in vars(kind) if name.startswith(SENDS)]:
+        methods = (name for name, each in vars(kind).items() if inspect.isfunction(each))
+        for method in [name for name in methods if name.startswith(SENDS)]:
             _notice(kind, method, f"DeepEP's {method} was called, whose messages are not counted")
 
 

@@ -7,6 +7,7 @@ agent has made empty.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from typing import Literal
@@ -60,8 +61,9 @@ class Claim:
         return TWICE in self._lines()
 
     def over(self) -> None:
-        """Say that this rank's report is written."""
-        self._add(OVER)
+        """Say that this rank's report is written. Where that fails, the others wait for it in vain."""
+        with contextlib.suppress(OSError):
+            self._add(OVER)
 
     def is_over(self) -> bool:
         """Whether this rank's report is written, by the last process that trains as it."""

@@ -23,6 +23,7 @@ from torch.utils.flop_counter import flop_registry
 from perfsuite.results.counts import COUNTED_STEP, Collective, Counts, Phase
 from perfsuite.worker.collectives import OPERATORS, Message, message_of
 from perfsuite.worker.live_memory import COMMUNICATION, KEPT, LiveMemory, Resizes
+from perfsuite.worker.replicas import local
 from perfsuite.worker.second_step import in_backward
 
 aten = torch.ops.aten
@@ -358,12 +359,6 @@ class StepCounter(TorchDispatchMode):
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         owned = [each for group in groups for each in group["params"]]
         return [*owned, *self._parameters]
-
-
-def local(tensor: Any) -> Tensor:
-    """Return what this rank holds of a tensor: of a DTensor its shard."""
-    held: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return held
 
 
 def _written(func: Any, args: Sequence[Any]) -> list[Tensor]:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from perfsuite.frameworks.common import finetuning
 from perfsuite.results.counts import Counts
 from perfsuite.worker import calls, replicas, software
-from perfsuite.worker.counter import StepCounter, local
+from perfsuite.worker.counter import StepCounter
+from perfsuite.worker.replicas import local
 
 UNSEEN_GRADIENTS = 0.1
 """Share of the gradients' elements that nothing seen may have computed. Kernels of packages that pass the

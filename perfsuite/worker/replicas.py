@@ -16,16 +16,16 @@ def fingerprint(model: nn.Module) -> dict[str, float]:
     """Return the L1 norm of each trained parameter over this rank's shard: a number that a step changes."""
     with torch.no_grad():
         return {
-            name: float(torch.linalg.vector_norm(local, ord=1, dtype=torch.float32))
+            name: float(torch.linalg.vector_norm(shard, ord=1, dtype=torch.float32))
             for name, parameter in model.named_parameters()
-            if parameter.requires_grad and (local := _local(parameter)).numel()
+            if parameter.requires_grad and (shard := local(parameter)).numel()
         }
 
 
-def _local(parameter: Any) -> torch.Tensor:
-    """Return what this rank holds of a parameter: a DTensor's shard, ZeRO 3's partition, or all of it."""
-    local: torch.Tensor = getattr(parameter, "ds_tensor", getattr(parameter, "_local_tensor", parameter))
-    return local
+def local(tensor: Any) -> torch.Tensor:
+    """Return what this rank holds of a tensor: a DTensor's shard, ZeRO 3's partition, or all of it."""
+    held: torch.Tensor = getattr(tensor, "ds_tensor", getattr(tensor, "_local_tensor", tensor))
+    return held
 
 
 def replicated(model: nn.Module) -> set[str]:
@@ -58,8 +58,8 @@ def collectives() -> int | None:
     """Return how many collectives this process began in groups of several ranks; None if nobody counts."""
     if not dist.is_initialized():
         return None
-    groups: Any = dist.distributed_c10d._world.pg_map
     try:
+        groups: Any = dist.distributed_c10d._world.pg_map
         return sum(int(group._get_sequence_number_for_group()) for group in groups if group.size() > 1)
-    except RuntimeError:  # a backend that does not
+    except (RuntimeError, AttributeError):  # a backend that does not, or a torch without these private names
         return None

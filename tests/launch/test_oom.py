@@ -37,6 +37,7 @@ def test_the_kernels_counters_are_those_of_our_control_group_and_of_the_machine(
 
 def test_a_counter_that_is_missing_or_no_number_counts_nothing(tmp_path: Path) -> None:
     assert oom_kills(tmp_path, tmp_path) == OomKills()
+    assert oom_kills(*machine(tmp_path / "odd", "no control groups\n", {}, 2)) == OomKills(of_machine=2)
     proc, cgroups = machine(tmp_path, "0::/\n", {}, 2)
     (proc / "vmstat").write_text("oom_kill many\n")
     assert oom_kills(proc, cgroups) == OomKills()

@@ -296,6 +296,16 @@ def test_an_optimizer_s_step_in_a_cuda_graph_is_told_before_anything_touches_the
     assert attached.rank is None
 
 
+def test_what_a_script_captures_after_an_error_of_ours_does_not_end_it(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attached = start()
+    attached.give_up(ValueError("odd"))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    train(steps=3)
+
+
 def test_a_replayed_graph_is_noticed_in_a_script(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: None)
     attached = start(ALONE.replace(max_warmup_steps=COUNTED_STEP))

@@ -92,3 +92,8 @@ def test_what_one_process_tells_another_one_reads(run_dir: RunDir) -> None:
     assert Claim(run_dir, 0).is_over()
     assert Claim(run_dir, 0).is_twice()
     assert not trained(run_dir, 1).is_over(), "another process trains as this rank now"
+
+
+def test_a_rank_that_cannot_say_that_its_report_is_written_goes_on(run_dir: RunDir) -> None:
+    run_dir.training(0).mkdir()
+    Claim(run_dir, 0).over()

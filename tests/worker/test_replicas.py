@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,3 +69,13 @@ def test_without_a_group_nobody_counts() -> None:
 def test_a_backend_that_does_not_count() -> None:
     with fake_group(0, 2):
         assert replicas.collectives() is None
+
+
+@pytest.mark.parametrize(
+    "c10d",
+    [SimpleNamespace(), SimpleNamespace(_world=SimpleNamespace(pg_map=[SimpleNamespace(size=lambda: 2)]))],
+)
+def test_a_torch_without_private_names_does_not_count(monkeypatch: pytest.MonkeyPatch, c10d: Any) -> None:
+    torch_has = SimpleNamespace(is_initialized=lambda: True, distributed_c10d=c10d)
+    monkeypatch.setattr(replicas, "dist", torch_has)
+    assert replicas.collectives() is None
