@@ -28,6 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from perfsuite import documents
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import MismatchError, ScriptError
+from perfsuite.results import agreement
 from perfsuite.results.rank_report import Failure, Observed, RankReport
 from perfsuite.results.run_dir import ANCESTOR_PID, LAUNCH_DIR, RUN_DIR, RunDir
 from perfsuite.worker import calls, deepspeed, leash, memory, stacks, timers
@@ -50,6 +51,8 @@ from perfsuite.worker.second_step import in_backward
 with contextlib.suppress(Exception):  # what torch lacks for it is said where a step is to be counted
     import perfsuite.worker.counting  # noqa: F401  before the level of memory is taken
 
+TOLD_AFTER = 3
+"""Steps after which it is told that the launch has failed, where the first ones show it."""
 PASSES_WITHOUT_A_STEP = 100
 """Backward passes (or those of ten steps, if more) without an optimizer step, after which none will come."""
 
@@ -184,7 +187,9 @@ class Attached:
         The clock starts here, once: after all that perfsuite itself does before the first step.
         """
         if self.rank is not None:
-            self.rank.before_optimizer_step(optimizer, args, kwargs)
+            self.rank.before_clock_step(optimizer, args, kwargs)
+            if self.steps == 1:
+                self._check_second_step(self.rank)
         elif self._is_to_be_measured():
             self.rank = self._become_rank(optimizer)
             self.rank.before_optimizer_step(optimizer, args, kwargs)
@@ -196,10 +201,31 @@ class Attached:
         self.rank.recorder.boundary()
         if self._losses is not None:
             self._losses.end_step(optimizer)
+        if self.steps == TOLD_AFTER:
+            self._check_first_steps(self.rank)
         if self.rank.is_profiled:
             self._end_profiled(self.rank)
         elif self.steps == self._last_step:
             self._finish(self.rank)
+
+    # What is known not to be as the case says ends the launch: it has failed, and may be long.
+
+    def _check_second_step(self, rank: Rank) -> None:
+        assert rank.observer is not None
+        rank.observer.check_second_step()
+        self._claim.give(rank.observer.given())
+
+    def _check_first_steps(self, rank: Rank) -> None:
+        if self._losses is not None:
+            self._losses.check(self.case.gradient_accumulation)
+        if rank.report.rank == 0:  # which looks for all: ranks may have different numbers of tokens
+            world = rank.report.world_size
+            told = [Claim(self.run_dir, number).given() for number in range(world)]
+            of_ranks = [
+                rank.report.replace(tokens_per_step=rank.tokens_per_step, evidence=each) for each in told
+            ]
+            if None not in told and (why := agreement.tokens_differ(of_ranks, self.case)) is not None:
+                raise MismatchError(why)
 
     def _is_to_be_measured(self) -> bool:
         """Whether this process, which is about to train, is the one of its rank.
@@ -319,15 +345,17 @@ class Attached:
         if not steps and clock is not None:
             return ScriptError(f"clock={clock!r}: no such optimizer stepped. {self._optimizers.summary()}")
         ended = f"the script ended after {steps} of {self.case.total_steps} optimizer steps"
+        several = f". {self._optimizers.summary()}" if len(self._optimizers.seen) > 1 else ""
         if self.run_dir.is_first:
             return ScriptError(
                 f"{ended}: lower max_warmup_steps or steps, or give it more data; or, where it goes on from "
                 f"files of an earlier run, have it keep them in {LAUNCH_DIR}, a new directory in each launch"
+                f"{several}"
             )
         return ScriptError(
             f"{ended}, but not so in the launch before: that may have left files which this one went on "
             f"from. Have the script keep its files in {LAUNCH_DIR} (in its arguments, command or env), a new "
-            "directory in each launch"
+            f"directory in each launch{several}"
         )
 
     @_guarded

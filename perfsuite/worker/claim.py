@@ -14,18 +14,18 @@ from typing import Literal
 
 from perfsuite import documents
 from perfsuite.errors import FileError
-from perfsuite.results.rank_report import RankReport
+from perfsuite.results.rank_report import Evidence, RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import leash
 
 Standing = Literal["first", "next", "child", "second"]
 """`first`: nobody has trained as this rank. `next`: who did has ended by itself. `child`: an ancestor of this
 process trains as it. `second`: another process does, or has been measured."""
-OVER, TWICE = "over", "twice"
+TRAINS, GIVEN, TWICE, OVER = "trains", "given", "twice", "over"
 
 
 class Claim:
-    """The lines of one rank: `PID HOST` of each process that trains as it, `over`, `twice`."""
+    """The lines of one rank: `trains PID HOST` of each process, `given EVIDENCE`, `twice`, `over`."""
 
     def __init__(self, run_dir: RunDir, rank: int) -> None:
         self._report = run_dir.rank(rank)
@@ -35,8 +35,8 @@ class Claim:
         """Add this process, which is about to train as this rank. Returns how it stands to the one before."""
         host = socket.gethostname()
         mine = f"{os.getpid()} {host}"
-        self._add(mine)  # before it reads: of two that begin at once, one is the second
-        processes = [line for line in self._lines() if line not in (OVER, TWICE)]
+        self._add(TRAINS, mine)  # before it reads: of two that begin at once, one is the second
+        processes = self._all(TRAINS)
         before = processes[: processes.index(mine)]
         if not before:
             return "first"
@@ -52,13 +52,22 @@ class Claim:
             return is_here and not leash.is_alive(pid)
         return failure is not None and failure.kind in ("crash", "out_of_memory")
 
+    def give(self, evidence: Evidence) -> None:
+        """Tell what the model was given in the second step."""
+        self._add(GIVEN, evidence.model_dump_json())
+
+    def given(self) -> Evidence | None:
+        """Return what the model was given, None if that is not told yet."""
+        told = self._all(GIVEN)
+        return Evidence.model_validate_json(told[-1]) if told else None
+
     def told_twice(self) -> None:
         """Say that two processes train as this rank: the first one has yet to hear of it."""
         self._add(TWICE)
 
     def is_twice(self) -> bool:
         """Whether two processes have trained as this rank."""
-        return TWICE in self._lines()
+        return bool(self._all(TWICE))
 
     def over(self) -> None:
         """Say that this rank's report is written. Where that fails, the others wait for it in vain."""
@@ -67,12 +76,16 @@ class Claim:
 
     def is_over(self) -> bool:
         """Whether this rank's report is written, by the last process that trains as it."""
-        lines = [line for line in self._lines() if line != TWICE]
-        return lines[-1:] == [OVER]
+        return [word for word, _ in self._lines() if word != TWICE][-1:] == [OVER]
 
-    def _add(self, line: str) -> None:
+    def _add(self, word: str, told: str = "") -> None:
         with self._path.open("a") as file:
-            file.write(f"{line}\n")
+            file.write(f"{word} {told}\n")
 
-    def _lines(self) -> list[str]:
-        return self._path.read_text().splitlines() if self._path.exists() else []
+    def _all(self, wanted: str) -> list[str]:
+        return [told for word, told in self._lines() if word == wanted]
+
+    def _lines(self) -> list[tuple[str, str]]:
+        lines = self._path.read_text().splitlines(keepends=True) if self._path.exists() else []
+        whole = [line[:-1].partition(" ") for line in lines if line.endswith("\n")]
+        return [(word, told) for word, _, told in whole]

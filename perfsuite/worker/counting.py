@@ -80,6 +80,11 @@ class Counting:
             given = (*args[1:], *(kwargs or {}).values())
             self._counter.before_optimizer(runs_closure=any(map(callable, given)))
 
+    def rebuilt(self) -> None:
+        """Another optimizer has taken the place of the first: its state is not known as such."""
+        if self._ended < COUNTED_STEP and not self.notes:
+            self._give_up("the script built a new optimizer in the first steps")
+
     @_to_a_note
     def end_step(self) -> None:
         """A step has ended."""

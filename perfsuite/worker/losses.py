@@ -93,7 +93,12 @@ class Losses:
         return _sum(losses)
 
     def of_steps(self, micro_batches: int) -> tuple[float, ...]:
-        """Return the loss of each step. Raises `MismatchError` if it is not of `micro_batches` losses."""
+        """Return the loss of each step. Raises `MismatchError` as `check` does."""
+        self.check(micro_batches)
+        return tuple(float(total) for total, _ in self._sums if total is not None)
+
+    def check(self, micro_batches: int) -> None:
+        """Raise `MismatchError` if the steps so far are not of `micro_batches` losses."""
         passes = [counted for _, counted in self._sums]
         if 0 in passes:
             raise MismatchError(
@@ -105,7 +110,6 @@ class Losses:
                 f"gradient_accumulation: the case says {micro_batches}, but backward was called on {usual} "
                 "losses a step. Correct the case, or say loss=None if these are not its micro-batches"
             )
-        return tuple(float(total) for total, _ in self._sums if total is not None)
 
 
 def _sum(losses: list[Tensor]) -> tuple[Tensor | None, int]:

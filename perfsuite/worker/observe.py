@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import torch.distributed as dist
@@ -102,21 +102,26 @@ class Observer:
             environment["attention_kernel"] = settings.pop("attention_kernel")
         return Observed(settings=settings, environment=environment)
 
-    def evidence(self) -> Evidence:
-        """Return what the driver has to compare between ranks. Call it after `result`."""
+    def given(self) -> Evidence:
+        """Return the tokens that the model was given in the second step, when that is over."""
         assert self._second_step is not None
         tokens = self._second_step.tokens
-        count = replicas.collectives()
-        before = self._collectives_before
-        whole: set[str] = set()
-        if dist.is_initialized() and self.workload.data_parallel == dist.get_world_size():
-            whole = replicas.replicated(self.model)
         return Evidence(
             data_parallel=self.workload.data_parallel,
             tokens=tokens.tokens or None,
             padding=tokens.padding(),
             forwards=tokens.forwards,
             samples=tokens.samples or None,
+        )
+
+    def evidence(self) -> Evidence:
+        """Return what the driver has to compare between ranks. Call it after `result`."""
+        count = replicas.collectives()
+        before = self._collectives_before
+        whole: set[str] = set()
+        if dist.is_initialized() and self.workload.data_parallel == dist.get_world_size():
+            whole = replicas.replicated(self.model)
+        return self.given().replace(
             collectives=None if count is None or before is None else count - before,
             replicated={
                 name: (self._before[name], after)
@@ -139,9 +144,17 @@ class Observer:
         case, settings = self.case, observed.settings
         if case.framework.asks_of_loss is None:  # else the loss tells, with its step
             self._check_finite()
+        self._check_asked(settings)
+
+    def check_second_step(self) -> None:
+        """Raise the same `MismatchError` for what the second step has shown."""
+        self._check_asked(self._settings, later=("parameters_changed", "compiled"))
+
+    def _check_asked(self, settings: Mapping[str, str], later: Collection[str] = ()) -> None:
+        case = self.case
         finetuning.check_asked(case, self.model, settings)
         for key, asked in {**self._expected(settings), **framework_of(case).expected(case)}.items():
-            if asked is not None and settings.get(key) != asked:
+            if asked is not None and settings.get(key) != asked and key not in later:
                 raise MismatchError(
                     f"{key}: the case asks for {asked!r}, but {settings.get(key)!r} ran. "
                     f"Nothing measured this way would be what its name says.{self._advice(key, settings)}"
@@ -183,6 +196,11 @@ class Observer:
 
     def _advice(self, key: str, settings: Mapping[str, str]) -> str:
         """Return how to correct a case that describes a script wrongly."""
+        if key == "world_size" and not self.case.framework.builds_model:
+            return (
+                " Start its processes so that they meet, by torchrun or accelerate as command=(...). Some "
+                "scripts open a process group on GPUs alone."
+            )
         if self.case.framework.builds_model or key not in FIELDS:
             return ""
         told = f"another {FIELDS[key]}"

@@ -5,48 +5,71 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+TOLD = 6
+"""Optimizers that a message names; the others it counts."""
+
 
 class Optimizers:
     """The optimizers that step, in order, and which of them is the clock: the first, or the `wanted` one.
 
-    `wanted` is the name of a class, or with a number, as in `AdamW:2`, the second of that class.
+    `wanted` is the name of a class, or with a number, as in `AdamW:2`, the second of that class. A new one of
+    the clock's class that steps some of its parameters goes on as the clock: the script has built it anew.
     """
 
     def __init__(self, wanted: str | None = None) -> None:
         self.wanted = wanted
         self.seen: list[Stepping] = []
         self._by_id: dict[int, Stepping] = {}
-        self._clock: Stepping | None = None
+        self._clocks: list[Stepping] = []
+        """Those that together are the clock, the one that steps now last."""
+        self._ticks = 0
+        """Steps of the clock."""
 
     def is_clock(self, optimizer: Any) -> bool:
         """Whether the steps of `optimizer` are those that are timed."""
-        return self._of(optimizer) is self._clock
+        stepping = self._of(optimizer)
+        if stepping not in self._clocks:
+            return False
+        if stepping is not self._clocks[-1]:
+            if self._clocks[-1].steps < 2:  # both step in turn: the new one is no successor
+                self._clocks.pop()
+            self._clocks.remove(stepping)
+            self._clocks.append(stepping)
+        return True
 
     def count(self, optimizer: Any) -> None:
         """Count a step of `optimizer`."""
-        self._of(optimizer).steps += 1
+        stepping = self._of(optimizer)
+        self._ticks += stepping in self._clocks
+        stepping.step(self._ticks)
 
     def begin(self) -> None:
         """Begin with the clock's first step: `notes` compares only steps from here on."""
         for each in self.seen:
-            each.steps_before = each.steps
+            each.begin()
 
     def notes(self) -> tuple[str, ...]:
         """Return which optimizers step at another rate than the clock, after the clock's last step."""
-        if self._clock is None:
+        if not self._clocks:
             return ()
-        name, intervals = self._clock.name, self._clock.measured - 1
+        intervals = sum(each.measured for each in self._clocks) - 1
         return tuple(
-            f"{each.name} stepped {each.measured / intervals:.3g} times for each step of the clock, {name}: "
+            f"{each.name} stepped {each.rate(intervals):.3g} times for each step of the clock, {self.name}: "
             "name another optimizer with Script(clock=...)"
             for each in self.seen
-            if each.measured and abs(each.measured - intervals) > 1
+            if each not in self._clocks and each.measured and abs(each.measured - intervals) > 1
         )
+
+    @property
+    def name(self) -> str:
+        """The clock's name: that of the first optimizer that was it."""
+        return next(each.name for each in self.seen if each in self._clocks)
 
     def summary(self) -> str:
         """Return which optimizers stepped and how often, for a message."""
-        steps = ", ".join(f"{each.name} ({each.steps} steps)" for each in self.seen)
-        return f"Those that did: {steps}" if steps else "None of torch did"
+        steps = ", ".join(f"{each.name} ({each.steps} steps)" for each in self.seen[:TOLD])
+        more = f" and {len(self.seen) - TOLD} more" if len(self.seen) > TOLD else ""
+        return f"Those that stepped: {steps}{more}" if steps else "None of torch stepped"
 
     def _of(self, optimizer: Any) -> Stepping:
         known = self._by_id.get(id(optimizer))
@@ -54,24 +77,47 @@ class Optimizers:
             return known
         kind = type(optimizer).__name__
         number = 1 + sum(each.kind == kind for each in self.seen)
-        new = Stepping(weakref.ref(optimizer), kind, number)
+        new = Stepping(optimizer, kind, number)
         self.seen.append(new)
         self._by_id[id(optimizer)] = new
-        if self._clock is None and self.wanted in (None, f"{kind}:{number}", new.name):
-            self._clock = new
+        if self._clocks:
+            clock = self._clocks[-1]
+            goes_on = kind == clock.kind and not new.parameters.isdisjoint(clock.parameters)
+        else:
+            goes_on = self.wanted in (None, f"{kind}:{number}", new.name)
+        if goes_on:
+            self._clocks.append(new)
         return new
 
 
 class Stepping:
     """One optimizer that steps: `number` is its place among those of its class, from 1."""
 
-    def __init__(self, optimizer: weakref.ref[Any], kind: str, number: int) -> None:
-        self.optimizer = optimizer
+    def __init__(self, optimizer: Any, kind: str, number: int) -> None:
+        self.optimizer = weakref.ref(optimizer)
         self.kind = kind
         self.name = kind if number == 1 else f"{kind}:{number}"
-        self.steps = self.steps_before = 0
+        self.parameters = {id(p) for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
+        """Their identities: what observes the training keeps those of the clock alive."""
+        self.steps = 0
+        self.begin()
 
-    @property
-    def measured(self) -> int:
+    def begin(self) -> None:
+        """Count `measured` from here on."""
+        self.measured = 0
         """Steps since the clock began."""
-        return self.steps - self.steps_before
+        self._first = self._last = self._at_last = 0
+
+    def step(self, ticks: int) -> None:
+        """Count a step, made after so many steps of the clock."""
+        self.steps += 1
+        self.measured += 1
+        if self.measured == 1:
+            self._first = ticks
+        self._at_last = self._at_last + 1 if ticks == self._last else 1
+        self._last = ticks
+
+    def rate(self, intervals: int) -> float:
+        """Return its steps for each step of the clock, from its first to its last in so many `intervals`."""
+        span = self._last - self._first
+        return (self.measured - self._at_last) / span if span else self.measured / max(intervals, 1)

@@ -128,6 +128,17 @@ class Rank:
         if self.recorder.counting is not None:
             self.recorder.counting.before_optimizer_step(optimizer, args, kwargs)
 
+    def before_clock_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Show a step of a script's clock, which may be a new optimizer in place of the first one.
+
+        Raises `MismatchError` as `before_optimizer_step` does.
+        """
+        assert self.observer is not None
+        first = self.observer.optimizer
+        if optimizer is not first and self.recorder.counting is not None:
+            self.recorder.counting.rebuilt()
+        self.before_optimizer_step(first, args, kwargs)
+
     @property
     def is_profiled(self) -> bool:
         """Whether this launch is made for a profile, and its steps are recorded."""
@@ -196,7 +207,7 @@ class Rank:
         memory = self._memory()
         report = self.report.replace(
             clock=self.recorder.timer.name,
-            tokens_per_step=self._tokens_per_step,
+            tokens_per_step=self.tokens_per_step,
             step_s=tuple(self.recorder.step_s),
             probe_s=tuple(self.recorder.probe_s),
             cpu_s=tuple(self.recorder.cpu_s),
@@ -262,7 +273,7 @@ class Rank:
         return False
 
     @property
-    def _tokens_per_step(self) -> int:
+    def tokens_per_step(self) -> int:
         """Tokens (or samples) that all ranks together train in one optimizer step."""
         sequences = self.case.micro_batch * self.case.gradient_accumulation * self.workload.data_parallel
         return sequences * self.case.sample_length
@@ -273,7 +284,7 @@ class Rank:
         A thread writes the steps: a shared file system may be slow, and the other ranks would wait for this
         one. A step that ends while the thread still writes an earlier one is left out; the last one never is.
         """
-        tokens = self._tokens_per_step
+        tokens = self.tokens_per_step
         writer = threading.Thread()
 
         def tell(step: int) -> None:

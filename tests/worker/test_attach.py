@@ -20,13 +20,14 @@ from torch.utils.checkpoint import checkpoint
 import perfsuite.worker
 from perfsuite import documents
 from perfsuite.case.case import CaseFile, Topology
-from perfsuite.errors import FileError
+from perfsuite.errors import FileError, MismatchError
 from perfsuite.frameworks.script import Script
 from perfsuite.results.counts import COUNTED_STEP
-from perfsuite.results.rank_report import UNREPORTED, Memory, RankReport
+from perfsuite.results.rank_report import UNREPORTED, Evidence, Memory, RankReport
 from perfsuite.results.run_dir import ANCESTOR_PID
 from perfsuite.worker import attach, memory, timers
 from perfsuite.worker.attach import Attached, Measured, device_of
+from perfsuite.worker.claim import Claim
 from perfsuite.worker.observe import Observer
 from perfsuite.worker.rank import Rank
 from perfsuite.worker.recorder import Recorder
@@ -263,7 +264,79 @@ def test_a_clock_that_does_not_step_is_named_at_the_end_with_those_that_did(star
     attached.exits()
     failure = report_of(attached).failure
     assert failure is not None
-    assert failure.message == "clock='Adamw': no such optimizer stepped. Those that did: SGD (20 steps)"
+    assert failure.message == "clock='Adamw': no such optimizer stepped. Those that stepped: SGD (20 steps)"
+
+
+def test_a_training_that_builds_its_optimizer_anew_is_measured(start: Start) -> None:
+    attached = start(ALONE.replace(max_warmup_steps=COUNTED_STEP))
+    model = nn.Linear(4, 4)
+
+    def trained() -> None:
+        while True:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(3):
+                (model(torch.ones(2, 4)) - 1).square().mean().backward()
+                optimizer.step()
+
+    with pytest.raises(Measured):
+        trained()
+    report = report_of(attached)
+    assert report.failure is None
+    assert report.notes == (
+        "what a step does was not counted: the script built a new optimizer in the first steps",
+    )
+
+
+def test_a_training_of_several_models_tells_the_optimizers_that_it_had(start: Start) -> None:
+    """As by cross-validation."""
+    attached = start()
+    kept = [train(steps=4) for _ in range(3)]
+    attached.exits()
+    failure = report_of(attached).failure
+    assert failure is not None
+    assert len(kept) == 3
+    assert failure.message.startswith(
+        "the script ended after 4 of 12 optimizer steps: lower max_warmup_steps"
+    )
+    said = ". Those that stepped: SGD (4 steps), SGD:2 (4 steps), SGD:3 (4 steps)"
+    assert failure.message.endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"precision": "bf16"}, "compute_dtype: the case asks for 'bfloat16', but 'float32' ran."),
+        ({"gradient_accumulation": 2}, "the case says 2, but backward was called on 1 losses a step"),
+    ],
+)
+def test_what_the_first_steps_show_is_told_then(start: Start, changes: Any, said: str) -> None:
+    """And not after the last one of a long launch."""
+    attached = start(ALONE.replace(**changes))
+    with pytest.raises(SystemExit, match="1"):
+        train()
+    failure = report_of(attached).failure
+    assert failure is not None
+    assert failure.kind == "mismatch"
+    assert said in failure.message
+    assert attached.steps <= 3
+
+
+@pytest.mark.parametrize(("of_the_other", "is_told"), [(None, False), (8, True), (40, False)])
+def test_tokens_are_told_when_all_ranks_know_theirs(
+    start: Start, monkeypatch: pytest.MonkeyPatch, of_the_other: int | None, is_told: bool
+) -> None:
+    """48 are claimed for two ranks, and this one has 8."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    two = {"topology": Topology(processes_per_node=2), "framework": Script(path="train.py", loss=None)}
+    attached = start(ALONE.replace(sequence_length=4, micro_batch=6, **two))
+    if of_the_other is not None:
+        Claim(attached.run_dir, 1).give(Evidence(data_parallel=2, tokens=of_the_other, forwards=1))
+    Claim(attached.run_dir, 0).give(Evidence(data_parallel=2, tokens=8, forwards=1))
+    train(steps=1)
+    assert attached.rank is not None
+    said = r"the case claims 48 a step .* but the model was given 16 in the second step"
+    with pytest.raises(MismatchError, match=said) if is_told else contextlib.nullcontext():
+        attached._check_first_steps(attached.rank)
 
 
 def test_an_error_that_another_hook_of_uncaught_errors_takes_is_told(
@@ -392,7 +465,7 @@ def test_a_process_that_trains_beside_another_ends_and_fails_the_launch(start: S
     train(steps=3)
     first._is_child = True  # it goes on in its own process
     second = start()
-    second.run_dir.training(0).write_text("1 another-host\n" + second.run_dir.training(0).read_text())
+    second.run_dir.training(0).write_text("trains 1 another-host\n" + second.run_dir.training(0).read_text())
     with pytest.raises(SystemExit, match="1"):
         train()
     failure = report_of(second).failure
@@ -427,7 +500,7 @@ def test_a_process_that_goes_on_after_one_that_ended_is_measured_with_a_note(sta
 def test_the_child_of_a_rank_is_left_alone(start: Start, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     attached = start()
     if how == "started by the rank":
-        attached.run_dir.training(0).write_text(f"{os.getppid()} {socket.gethostname()}\n")
+        attached.run_dir.training(0).write_text(f"trains {os.getppid()} {socket.gethostname()}\n")
     elif how == "forked by the rank":
         train(steps=3)
         attached._pid = 1

@@ -26,7 +26,7 @@ def run_dir(tmp_path: Path) -> RunDir:
 def trained(run_dir: RunDir, pid: int, host: str = HERE) -> Claim:
     """The claim of rank 0, which another process has made."""
     with run_dir.training(0).open("a") as file:
-        file.write(f"{pid} {host}\n")
+        file.write(f"trains {pid} {host}\n")
     return Claim(run_dir, 0)
 
 

@@ -62,10 +62,69 @@ def test_the_same_rate_is_none_nor_is_what_stepped_before() -> None:
 
 def test_those_that_stepped_are_told() -> None:
     optimizers = Optimizers("Sgd")
-    assert optimizers.summary() == "None of torch did"
+    assert optimizers.summary() == "None of torch stepped"
     kept = [Adam(), Adam()]
     stepping(optimizers, [*kept, *kept, kept[0]])
-    assert optimizers.summary() == "Those that did: Adam (3 steps), Adam:2 (2 steps)"
+    assert optimizers.summary() == "Those that stepped: Adam (3 steps), Adam:2 (2 steps)"
+
+
+def test_the_rate_of_one_that_steps_rarely_is_exact() -> None:
+    """Its steps in so few of the clock's would tell 0.143."""
+    critic, generator = Adam(), RMSprop()
+    optimizers = Optimizers("RMSprop")
+    stepping(optimizers, [generator, *[*[generator] * 5, critic] * 2, *[generator] * 4])
+    assert "Adam stepped 0.2 times for each step of the clock, RMSprop" in optimizers.notes()[0]
+    once = Optimizers("RMSprop")
+    stepping(once, [*[generator] * 6, critic, *[generator] * 5])
+    assert "Adam stepped 0.1 times for each step of the clock, RMSprop" in once.notes()[0]
+
+
+class Over(Adam):
+    """An optimizer over some parameters."""
+
+    def __init__(self, *parameters: object) -> None:
+        self.param_groups = [{"params": list(parameters)}]
+
+
+ONE, TWO = object(), object()
+
+
+def test_an_optimizer_that_is_built_anew_goes_on_as_the_clock() -> None:
+    """As by progressive unfreezing, or warm restarts."""
+    optimizers = Optimizers()
+    made = [Over(ONE), Over(TWO, ONE), Over(TWO)]
+    order = [made[0]] * 3 + [made[1]] * 3 + [made[2]]
+    assert stepping(optimizers, order) == order
+    assert optimizers.notes() == ()
+    assert optimizers.name == "Over"
+    each_step = [Over(ONE) for _ in range(9)]
+    assert stepping(Optimizers(), each_step) == each_step
+
+
+def test_one_over_other_parameters_or_of_another_class_does_not() -> None:
+    first, other, kind = Over(ONE), Over(TWO), RMSprop()
+    optimizers = Optimizers()
+    assert stepping(optimizers, [first, other, kind, first]) == [first, first]
+
+
+def test_two_that_step_in_turn_are_no_successors() -> None:
+    """They share a parameter, as of a generator and its discriminator."""
+    first, other = Over(ONE), Over(ONE, TWO)
+    ticks = stepping(Optimizers(), [*[first] * 3, other, *[first] * 3, other, first])
+    assert ticks == [*[first] * 3, other, *[first] * 4], "the first step of the other alone"
+
+
+def test_stages_that_come_again_are_one_clock() -> None:
+    first, other = Over(ONE), Over(ONE, TWO)
+    order = [*[first] * 3, *[other] * 3, *[first] * 3, *[other] * 2]
+    assert stepping(Optimizers(), order) == order
+
+
+def test_many_optimizers_are_told_in_few_words() -> None:
+    optimizers = Optimizers("none")
+    kept = [Over(object()) for _ in range(8)]
+    stepping(optimizers, kept)
+    assert optimizers.summary().endswith("Over:6 (1 steps) and 2 more")
 
 
 def test_an_optimizer_that_is_gone_is_not_taken_for_a_new_one() -> None:
