@@ -156,7 +156,8 @@ def render(gate: Gate, measured: Measured | None, table: PowerTable) -> Renderab
         *(Text.assemble((f"{name:<12}", "bold"), value) for name, value in _facts(gate, measured)),
         "",
         grid,
-        Text("percent of the sessions; slowdown: more time per token; fixed: one sample against one"),
+        Text("percent of the sessions; slowdown: more time per token"),
+        Text("fixed: one sample against one, and a fixed threshold"),
     )
 
 

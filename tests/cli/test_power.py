@@ -76,7 +76,7 @@ def test_a_given_noise_is_simulated_and_shown() -> None:
     assert "1 % between launches, as given (normal)" in result.output
     assert "tolerance 3 %, 10 launches in the baseline, at most 15 today" in result.output
     assert "slowdown: more time per token" in result.output
-    rows = [line.split() for line in result.output.splitlines() if line[:2].strip().isdigit()]
+    rows = [line.split() for line in result.output.splitlines() if line.split()[1:2] == ["%"]]
     assert [row[0] for row in rows] == ["0", "1", "2", "3", "5"]
     assert "This gate finds slowdowns as large as its tolerance of 3 % (found in 9" in result.output
     assert "it could hold a tolerance down to 2.4" in result.output
