@@ -79,18 +79,19 @@ def steps(
 
     `drifts` are the open worsenings of this hardware class, None if nobody looked for them. An issue is
     closed when each of its cases was measured again and is good, and none of its drifts is found any more. A
-    case that was not measured, or whose verdict is inconclusive or unhealthy, keeps it open. One whose list
-    cannot be read is never closed, and gets a new list as soon as something is bad.
+    case that was not measured, whose verdict is inconclusive or unhealthy, or whose step was not counted
+    though there is a baseline of its counts, keeps it open. One whose list cannot be read is never closed,
+    and gets a new list as soon as something is bad.
     """
     bad = {result.case_id: _of_result(result) for result in results if _is_bad(result)}
     bad |= {_subject(finding): _of_drift(finding) for finding in drifts or ()}
-    good = {result.case_id for result in results if result.outcome in ("passed", "improved")}
+    good = {result.case_id for result in results if _is_good(result)}
     known = (issue.subjects or []) if issue is not None else []
     if drifts is not None:
         good |= {subject for subject in known if subject.startswith(_DRIFT)}
     for subject in known:
         if subject not in good | bad.keys():
-            why = "not measured again, or not known; if this case is gone, close this issue by hand"
+            why = "not measured or not counted again, or not known; if this case is gone, close this issue by hand"
             bad[subject] = f"- {_code(subject)}: {why}"
     if bad and issue is None:
         create = ("issue", "create", "--title", title(hardware_class), "--label", LABEL, "--body-file", "-")
@@ -108,6 +109,12 @@ def steps(
 
 def _is_bad(result: Measurement) -> bool:
     return result.outcome == "regressed" or (result.outcome == "failed" and result.excused is None)
+
+
+def _is_good(result: Measurement) -> bool:
+    counts = result.verdict.counts
+    is_hidden = counts is not None and counts.outcome == "not counted" and counts.baseline_file is not None
+    return result.outcome in ("passed", "improved") and not is_hidden
 
 
 def _subject(finding: Finding) -> str:

@@ -124,8 +124,17 @@ def test_an_issue_stays_open_while_a_case_of_it_is_not_known_to_be_good(
     night: tuple[Measurement, ...],
 ) -> None:
     (edit,) = told(*night, issue=issue_of(CASE))
-    assert f"- `{CASE}`: not measured again, or not known" in edit.text
+    assert f"- `{CASE}`: not measured or not counted again, or not known" in edit.text
     assert Issue(7, edit.text).subjects == [CASE]
+
+
+@pytest.mark.parametrize(("baseline", "call"), [("baselines/counts/cpu/x.json", "edit"), (None, "close")])
+def test_an_issue_stays_open_while_a_step_that_was_counted_before_is_not(
+    baseline: str | None, call: str
+) -> None:
+    counts = CountCheck(outcome="not counted", compared=False, notes=("a",), baseline_file=baseline)
+    (step,) = told(GOOD.replace(verdict=GOOD.verdict.replace(counts=counts)), issue=issue_of(CASE))
+    assert step.arguments[1] == call
 
 
 def test_a_drift_opens_an_issue_and_keeps_it_open_until_it_is_gone() -> None:
