@@ -91,8 +91,8 @@ def steps(
         good |= {subject for subject in known if subject.startswith(_DRIFT)}
     for subject in known:
         if subject not in good | bad.keys():
-            why = "not measured or not counted again, or not known; if this case is gone, close this issue by hand"
-            bad[subject] = f"- {_code(subject)}: {why}"
+            why = "not measured or not counted again, or not known"
+            bad[subject] = f"- {_code(subject)}: {why}; if this case is gone, close this issue by hand"
     if bad and issue is None:
         create = ("issue", "create", "--title", title(hardware_class), "--label", LABEL, "--body-file", "-")
         return [
