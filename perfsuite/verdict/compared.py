@@ -71,10 +71,10 @@ def judge_pairs(
 
     With a `metric`, the verdict is `undecided` as long as that is, and `tolerance` is that metric's. Without,
     it is `undecided` as long as tokens/s is, and then as long as any other metric is, unless one is worse;
-    `tolerance` is that of tokens/s. After `max_unhealthy` pairs that are no evidence, if there are no more
-    healthy ones, it is `unhealthy`. Its launches count those of both arms; its `unhealthy_launches` are
-    numbers of pairs. With `corrects`, both arms have the same packages and variables: on a CPU, what follows
-    the probe is taken out of the ratios.
+    `tolerance` is that of tokens/s. The `max_pairs` include pairs that are no evidence. After `max_unhealthy`
+    of these, if there are no more healthy ones, it is `unhealthy`. Its launches count those of both arms; its
+    `unhealthy_launches` are numbers of pairs. With `corrects`, both arms have the same packages and
+    variables: on a CPU, what follows the probe is taken out of the ratios.
     """
     launches = len(a) + len(b)
     if failed := [(arm, run) for arm, runs in ((ARM_A, a), (ARM_B, b)) for run in runs if run.failure]:
@@ -94,7 +94,9 @@ def judge_pairs(
     elif not healthy_a:
         verdict = Verdict(outcome="undecided", launches=launches)
     else:
-        verdict = _judge_healthy(healthy_a, healthy_b, tolerance, metric, max_pairs, corrects)
+        verdict = _judge_healthy(
+            healthy_a, healthy_b, tolerance, metric, max_pairs, corrects, is_last=len(a) >= max_pairs
+        )
     set_aside = tuple(f"pair {number} set aside: {'; '.join(why)}" for number, why in problems.items())
     known = baselines.from_runs(a)
     return verdict.replace(
@@ -126,8 +128,10 @@ def _judge_healthy(
     alone: str | None,
     max_pairs: int,
     corrects: bool,
+    *,
+    is_last: bool,
 ) -> Verdict:
-    """The verdict on healthy pairs, which waits for the metric `alone`, or for all of them."""
+    """The verdict on healthy pairs, which waits until the last pair for `alone` or all metrics."""
     known = baselines.from_runs(a)
     corrects = corrects and same_stack(b[-1], known)
     device = b[0].machine.device
@@ -137,6 +141,10 @@ def _judge_healthy(
         _check(each, a, b, tolerance if each.name == awaited else None, max_pairs, corrects)
         for each in metrics
     )
+    if is_last:
+        checks = tuple(
+            each.replace(outcome="inconclusive") if each.outcome == "undecided" else each for each in checks
+        )
     outcome = min((check.outcome for check in checks), key=WORST_FIRST.index)
     state = next((check.outcome for check in checks if check.metric == awaited), None)
     if outcome != "failed" and state is not None and (state == "undecided" or alone):

@@ -116,6 +116,18 @@ def test_a_pair_with_an_unhealthy_launch_is_no_evidence_whichever_arm_it_is_of()
     assert check_of(verdict, "tokens_per_s").change == pytest.approx(0.7 - 1, abs=0.02)
 
 
+@pytest.mark.parametrize(("sick", "most"), [(1, 6), (2, 6), (2, 8)])
+def test_pairs_that_are_set_aside_are_among_the_most_that_are_made(sick: int, most: int) -> None:
+    doubtful = (1, 1.07, 0.93, 1.03, 0.97, 1.07, 0.93, 1, 1.07, 0.93, 1, 1, 1, 1)
+    a, b = arm((1.0,) * len(doubtful)), arm(doubtful, 0.9)
+    for number in range(sick):
+        b[number] = b[number].replace(health=DISTURBED)
+    verdict = compared(a, b, max_pairs=most)
+    assert (verdict.outcome, verdict.launches) == ("inconclusive", 2 * most)
+    assert len(verdict.unhealthy_launches) == sick
+    assert check_of(verdict, "tokens_per_s").outcome == "inconclusive"
+
+
 def test_too_many_unhealthy_pairs_end_it() -> None:
     sick = [make_run(health=DISTURBED)] * 3
     assert judged(arm(A[:2]), sick[:2]).outcome == "undecided"
