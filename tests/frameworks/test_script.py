@@ -605,15 +605,21 @@ def test_two_copies_that_never_meet_are_not_a_job_of_two(tmp_path: Path) -> None
 
 @pytest.mark.launch
 def test_one_process_without_a_group_whose_loss_is_not_observed(tmp_path: Path) -> None:
-    """It catches whatever is raised in its loop, too, goes on, and fails: its first steps are measured."""
+    """It catches whatever is raised in its loop, too, goes on, and fails: its first steps are measured.
+
+    Its clock is ten times slower than ours, which changes no time.
+    """
     text = ALONE.replace("mean().backward()", "backward(torch.ones(4, 8))")
     text = (
         text.replace("    optimizer.step()", "    try: optimizer.step()\n    except BaseException: pass")
         + "raise OSError"
     )
+    clock = "import time; real = time.perf_counter; time.perf_counter = lambda: real() / 10\n"
+    text = clock + text.replace("    optimizer.zero_grad()", "    optimizer.zero_grad(); time.sleep(0.02)")
     alone = Topology(processes_per_node=1)
     result = measured(case_of(Script(path=script(tmp_path, text), loss=None), topology=alone), tmp_path)
     assert (len(result.step_s), result.loss) == (12, ())
+    assert min(result.step_s[1:]) >= 0.02, "as long as it sleeps, at least"
     assert any(note.startswith("loss not observed") for note in result.notes)
     assert "died after its report was written: rank 0: exit code 1" in result.notes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import os
 import socket
 import sys
@@ -15,6 +16,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.checkpoint import checkpoint
 
 import perfsuite.worker
@@ -80,6 +82,33 @@ def test_what_a_step_of_a_script_does_is_counted(start: Start) -> None:
     assert counts.flops == {"forward": 2 * 2 * 4 * 4, "backward": 2 * 2 * 4 * 4}
     assert counts.kernels["optimizer"] > 0
     assert report_of(attached).notes == ()
+
+
+@pytest.mark.parametrize("how", ["in the loop", "a hook of all optimizers", "another optimizer"])
+def test_work_behind_the_optimizer_s_step_is_counted_in_the_next_step(start: Start, how: str) -> None:
+    def work(*args: object) -> None:
+        torch.ones(8, 8) @ torch.ones(8, 8)
+
+    attached = start(ALONE.replace(max_warmup_steps=COUNTED_STEP))
+    beside, calls = nn.Linear(8, 8), itertools.count()
+    other = torch.optim.SGD(beside.parameters())
+    other.register_step_pre_hook(work)
+
+    def step_other() -> None:
+        if next(calls) > 0:  # the first optimizer that steps is the clock
+            other.step()
+
+    before = {"in the loop": work, "another optimizer": step_other}.get(how, lambda: None)
+    handle = register_optimizer_step_post_hook(work) if how == "a hook of all optimizers" else None
+    try:
+        with pytest.raises(Measured):
+            train(before=before)
+    finally:
+        if handle is not None:
+            handle.remove()
+    counts = report_of(attached).counts
+    assert counts is not None
+    assert counts.flops["forward"] == 2 * 2 * 4 * 4 + 2 * 8 * 8 * 8
 
 
 @pytest.mark.parametrize(
