@@ -25,6 +25,7 @@ from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement
 from perfsuite.results.store import FoundBaseline, SessionDir, Store
 from perfsuite.session import Session, check_same
+from perfsuite.verdict.combined import with_unseen
 from perfsuite.verdict.compared import ARM_A, ARM_B, judge_pairs, unhealthy_pairs
 from perfsuite.verdict.differences import order
 from perfsuite.verdict.paired import MAX_PAIRS
@@ -93,7 +94,8 @@ class Comparison(Session):
         inject = self.options.inject
         before = self._profile(case, machine, directory / "a", inject=None, arm=a, name=ARM_A)
         now = self._profile(case, machine, directory / "b", inject=inject, arm=b, name=ARM_B)
-        verdict = result.verdict.replace(profiled=explained(before, now, ARM_A))
+        verdict = with_unseen(result.verdict, {ARM_A: before, ARM_B: now})
+        verdict = verdict.replace(profiled=explained(before, now, ARM_A))
         return result.replace(profile=now, profile_before=before, verdict=verdict)
 
     def _say_if_same(self, case: Case, machine: Machine) -> None:

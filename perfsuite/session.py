@@ -71,7 +71,7 @@ from perfsuite.results.store import (
     Store,
     is_there,
 )
-from perfsuite.verdict.combined import with_counts
+from perfsuite.verdict.combined import with_counts, with_unseen
 from perfsuite.verdict.exact import counted
 from perfsuite.verdict.excuse import excuse
 from perfsuite.verdict.judge import Policy
@@ -365,7 +365,10 @@ class Session:
             raise
         self.keep(measurement)  # first of all: what comes now may be interrupted, or fail
         recorded = self._record(measurement)
-        measurement = self._with_profile(measurement, case)
+        try:
+            measurement = self._with_profile(measurement, case)
+        finally:
+            self._record_counts(self.results[-1])
         profile = None if measurement.profile is None else measurement.profile.profile
         if recorded is not None and profile is not None:
             self.baselines.profiles.write_local(of_baseline(recorded, profile))
@@ -396,15 +399,19 @@ class Session:
             self._unsaved = str(error)
 
     def _record(self, measurement: Measurement) -> Baseline | None:
-        """Write the local baselines that a case turned out to need, of times (returned) and of counts."""
-        verdict, runs = measurement.verdict, measurement.healthy_runs
-        recorded = None
-        if verdict.is_recorded:
-            recorded = baseline.from_runs(runs, sessions=[self.directory.name] * len(runs))
-            self.baselines.write_local(recorded)
-        if verdict.counts is not None and verdict.counts.outcome == "recorded":
-            self.baselines.counts.write_local(count_baseline.from_runs(counted(measurement.runs)))
+        """Write and return the local baseline of times, if a case turned out to need one."""
+        runs = measurement.healthy_runs
+        if not measurement.verdict.is_recorded:
+            return None
+        recorded = baseline.from_runs(runs, sessions=[self.directory.name] * len(runs))
+        self.baselines.write_local(recorded)
         return recorded
+
+    def _record_counts(self, measurement: Measurement) -> None:
+        """Write the local baseline of counts, if a case turned out to need one and no profile doubts them."""
+        counts = measurement.verdict.counts
+        if counts is not None and counts.outcome == "recorded":
+            self.baselines.counts.write_local(count_baseline.from_runs(counted(measurement.runs)))
 
     def _with_profile(self, measurement: Measurement, case: Case) -> Measurement:
         """Return the result that was kept with what a profile says of it, and keep that in its place.
@@ -464,11 +471,12 @@ class Session:
         """Return the result with a profile and, of a worse one, with what differs from the baseline's."""
         machine = self.host.machine_for(case)
         taken = self._profile(case, machine, self._case_directory(case), inject=self.options.inject)
-        if not _is_worse(result.verdict):
-            return result.replace(profile=taken)
+        verdict = with_unseen(result.verdict, {"": taken})
+        if not _is_worse(verdict):
+            return result.replace(profile=taken, verdict=verdict)
         known = self.baselines.find(machine.hardware_class, case)
         before = None if known is None else self._profile_of(known)
-        verdict = result.verdict.replace(profiled=explained(before, taken, "the baseline"))
+        verdict = verdict.replace(profiled=explained(before, taken, "the baseline"))
         return result.replace(profile=taken, profile_before=before, verdict=verdict)
 
     def _profile_of(self, known: FoundBaseline) -> TakenProfile | None:
@@ -707,6 +715,9 @@ class DrySession(Session):
         return target_of(self.host.machine_for(case), dry=True)
 
     def _record(self, measurement: Measurement) -> None:
+        """Nothing is timed."""
+
+    def _record_counts(self, measurement: Measurement) -> None:
         counts = measurement.verdict.counts
         if counts is not None and counts.outcome == "recorded" and self.ranks is None:
             self.baselines.counts.write_local(count_baseline.from_runs(measurement.runs))

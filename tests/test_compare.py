@@ -26,7 +26,8 @@ from perfsuite.session import Host, Options, session_file
 from perfsuite.verdict.judge import Policy
 from tests.samples import DISTURBED, make_case, make_figures, make_machine, make_run
 from tests.test_session import Unlocked
-from tests.traces import EAGER, taken
+from tests.traces import EAGER, taken, unseen_profile
+from tests.twin_counts import launch
 
 ARMS = (Arm(text="main", given={"X": "1"}), Arm(text="."))
 
@@ -310,6 +311,26 @@ def test_arms_that_differ_are_profiled_once_more_each(
     assert result.verdict.profiled.calls == ("aten::bmm 0 -> 24 calls a step",)
     assert (result.profile_before, result.profile) == (taken(), taken(EAGER))
     assert len(result.runs) == 5, "none of them is one of the pairs"
+
+
+def test_the_arm_is_named_of_which_a_profile_says_that_its_counts_lack_work(
+    tmp_path: Path, launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def profile_once(*args: object, arm: Arm, **options: object) -> TakenProfile:
+        return taken() if arm == ARMS[0] else taken(unseen_profile(0.43))
+
+    monkeypatch.setattr(session, "profile_once", profile_once)
+
+    def counted(*args: Any, **options: Any) -> Run:
+        return launches(*args, **options).replace(counts=launch().counts)
+
+    monkeypatch.setattr(compare, "launch_once", counted)
+    launches.slower = 1.4
+    counts = make_comparison(tmp_path).measure(TRAINS, "test").verdict.counts
+    assert counts is not None
+    assert counts.outcome == "not counted"
+    (why,) = counts.notes
+    assert why.startswith("arm B: by the profile, 43% of")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from perfsuite.report.progress import Progress
 from perfsuite.report.summary import interruption, reason
 from perfsuite.results import baseline
 from perfsuite.results.baseline import Baseline
-from perfsuite.results.count_baseline import CountBaseline
+from perfsuite.results.count_baseline import CountBaseline, target_of
 from perfsuite.results.outcome import Check, CountCheck, Verdict
 from perfsuite.results.preflight import NodePreflight, Preflight
 from perfsuite.results.profile import TakenProfile, of_baseline
@@ -43,7 +43,7 @@ from tests.samples import (
     make_shared,
     never_run,
 )
-from tests.traces import EAGER, launch_profile, taken
+from tests.traces import EAGER, launch_profile, taken, unseen_profile
 from tests.twin_counts import baseline_of, counts, launch
 
 RECORDED = Verdict(outcome="recorded", launches=1)
@@ -1075,6 +1075,34 @@ def test_what_is_recorded_has_its_profile_beside_it(tmp_path: Path, monkeypatch:
     found = ours.session.baselines.find(ours.run.machine.hardware_class, TRAINS)
     assert found is not None
     assert ours.session.baselines.profiles.of(found) == launch_profile(EAGER)
+
+
+@pytest.mark.parametrize(("share", "outcome"), [(0.0, "recorded"), (0.9, "not counted")])
+def test_counts_of_which_the_profile_says_that_they_lack_work_are_not_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, outcome: str
+) -> None:
+    ours = Explained(tmp_path, monkeypatch, RECORDED)
+    run = ours.run.replace(counts=launch().counts)
+    stand_in(monkeypatch, [run], RECORDED)
+    ours.taken = taken(unseen_profile(share))
+    result = ours.measure()
+    assert result.verdict.counts is not None
+    assert result.verdict.counts.outcome == outcome
+    assert session_file(ours.session, "complete").results == (result,)
+    stored = ours.session.baselines.counts.find(target_of(run.machine, dry=False), TRAINS)
+    assert (stored is not None) is (outcome == "recorded")
+
+
+def test_counts_are_recorded_though_the_profile_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = Explained(tmp_path, monkeypatch, RECORDED)
+    run = ours.run.replace(counts=launch().counts)
+    stand_in(monkeypatch, [run], RECORDED)
+    ours.taken = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        ours.measure()
+    assert ours.session.baselines.counts.find(target_of(run.machine, dry=False), TRAINS) is not None
 
 
 @pytest.mark.parametrize(

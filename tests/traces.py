@@ -67,6 +67,7 @@ def gpu_step(number: int, *, sync: bool = False) -> list[Event]:
         event("cudaLaunchKernel", at + 10, 5, "cuda_runtime", correlation=ids + 1),
         event("cudaLaunchKernelExC", at + 30, 5, "cuda_driver", correlation=ids + 2),
         annotation("Optimizer.step#AdamW.step", at + 200, 100),
+        event("aten::add_", at + 205, 20),
         event("cudaLaunchKernel", at + 210, 5, "cuda_runtime", correlation=ids + 3),
         event(GEMM, on_gpu, 400, "kernel", 7, correlation=ids + 1, stream=7),
         event(GATHER, on_gpu + 300, 300, "kernel", 20, correlation=ids + 2, stream=20),
@@ -115,6 +116,12 @@ def make_profile(**changes: Any) -> Profile:
         "host_syncs": (Work(name="cudaDeviceSynchronize", calls=1, us=50),),
     }
     return Profile(**{**values, **changes})
+
+
+def unseen_profile(share: float) -> Profile:
+    """Of a step in which kernels that no operator launched compute for such a share of the time."""
+    split = make_profile().split
+    return make_profile(split=split.replace(unseen_us=share * split.busy_us))
 
 
 def launch_profile(*profiles: Profile) -> LaunchProfile:

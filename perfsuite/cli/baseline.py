@@ -286,8 +286,12 @@ def _accept(
     if store is not None:
         times = baseline_times.accepted(reviewed, launches, acceptance, another_machine=another_machine)
     of_newest = [launch.run for launch in launches if launch.session == newest]
-    counts = baseline_counts.accepted(reviewed.counts, of_newest, acceptance)
     profile = None if store is None or times is None else _profile(store, newest, times.case.id)
+    if profile is not None and profile.unseen is not None:
+        console().print(f"counts are left out: {profile.unseen}", style="yellow")
+        counts = None
+    else:
+        counts = baseline_counts.accepted(reviewed.counts, of_newest, acceptance)
     files = [] if times is None else [reviewed.write_reviewed(times)]
     files += [] if counts is None else [reviewed.counts.write_reviewed(counts)]
     if times is not None and profile is not None:

@@ -23,6 +23,9 @@ METHOD = "profile-2"
 PROFILED_STEPS = 3
 STRAGGLES = 1.2
 """A rank that computes so many times as long as the median of the others is named."""
+UNSEEN = 0.1
+"""Share of what the GPU computes that kernels may compute that no operator launched. In eager and in compiled
+training operators and nodes of autograd launch all of them; this leaves room for a package's own kernels."""
 
 
 class Work(Data):
@@ -36,7 +39,7 @@ class Work(Data):
 
 
 class StepSplit(Data):
-    """Where the time of a step goes. All but `hidden_us` add up to `step_us`."""
+    """Where the time of a step goes. All but `hidden_us` and `unseen_us` add up to `step_us`."""
 
     step_us: float
     compute_us: float
@@ -52,11 +55,18 @@ class StepSplit(Data):
     """On a GPU: it does nothing, and no data are waited for."""
     other_us: float = 0
     """On a CPU: everything else."""
+    unseen_us: float = 0
+    """On a GPU: of what is computed, that by kernels that no operator of torch launched."""
 
     @property
     def busy_us(self) -> float:
         """What is computed, the optimizer's included."""
         return self.compute_us + self.optimizer_us
+
+    @property
+    def unseen(self) -> float:
+        """The share of what is computed, 0 to 1, that kernels compute that no operator launched."""
+        return self.unseen_us / self.busy_us if self.busy_us else 0.0
 
     def parts(self) -> dict[str, float]:
         """What adds up to the step, by its name in words; what takes no time is left out."""
@@ -122,6 +132,19 @@ class LaunchProfile(Data):
         rank = self.busy_us.index(max(self.busy_us))
         others = [us for number, us in enumerate(self.busy_us) if number != rank]
         return rank if others and self.busy_us[rank] > STRAGGLES * median(others) else None
+
+    @property
+    def unseen(self) -> str | None:
+        """That counts lack what kernels compute that no operator launched; None if those take little time."""
+        most = max(self.ranks, key=lambda entry: entry.profile.split.unseen)
+        share = most.profile.split.unseen
+        if share < UNSEEN:
+            return None
+        of_ranks = f" (rank{'s' * (len(most.ranks) > 1)} {most.name})" if len(self.ranks) > 1 else ""
+        return (
+            f"by the profile, {share:.0%} of the GPU's computing time is of kernels that no operator "
+            f"launched, as those of a replayed CUDA graph{of_ranks}: the counts do not contain them"
+        )
 
     def of_rank(self, rank: int) -> Profile | None:
         """The profile of one rank; None if there is no such rank."""
@@ -231,6 +254,7 @@ def _mean_split(splits: Sequence[StepSplit]) -> StepSplit:
         data_wait_us=mean("data_wait_us"),
         idle_us=mean("idle_us"),
         other_us=mean("other_us"),
+        unseen_us=mean("unseen_us"),
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from perfsuite import documents
@@ -23,11 +23,14 @@ OPTIMIZER = "Optimizer.step#"
 DATA_LOADER = "enumerate(DataLoader)#"
 REPEATS = "autograd::engine::evaluate_function: "
 """Begins the name of an event that only wraps the one of the same node."""
-OPERATORS = frozenset({"cpu_op", "user_annotation"})
+OPERATOR = "cpu_op"
+OPERATORS = frozenset({OPERATOR, "user_annotation"})
 ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 HOST_READ = "aten::_local_scalar_dense"
 """The operator by which the host reads a value."""
+GRAPH_LAUNCH = "GraphLaunch"
+"""Part of the names of the calls by which the host has a CUDA graph replayed."""
 LONGEST_NAME = 160
 """Characters that are kept of a kernel's name, whose template arguments may be thousands. One that is cut
 ends in a digest of the whole name."""
@@ -267,6 +270,8 @@ class _Kernel(NamedTuple):
     launched_at: float
     stream: Any
     """None of what computes nothing: of copies, and of collectives."""
+    is_seen: bool
+    """Whether an operator launched it, or what launched it is not in the trace."""
 
 
 def _on_gpu(
@@ -282,6 +287,7 @@ def _on_gpu(
     optimizers = _union(spans.optimizer)
     communication: dict[str, list[Span]] = defaultdict(list)
     optimizer, compute = list[Span](), list[Span]()
+    unseen = [kernel.span for kernel in kernels if kernel.stream is not None and not kernel.is_seen]
     for kernel in kernels:
         if (collective := _NCCL.search(kernel.name)) is not None:
             communication[_snake(collective[1])].append(kernel.span)
@@ -291,7 +297,7 @@ def _on_gpu(
             compute.append(kernel.span)
     calls = [_Call(kernel.name, step, kernel.span[1] - kernel.span[0]) for step, kernel in ours]
     split = _gpu_split(compute, optimizer, communication, spans.data, (begin, end), window.steps)
-    return calls, split
+    return calls, split.replace(unseen_us=_a_step(_length(_within(_union(unseen), begin, end)), window.steps))
 
 
 def _device_window(kernels: Sequence[_Kernel], ours: Sequence[_Kernel], window: _Window) -> Span:
@@ -344,21 +350,41 @@ def _kernels(events: Sequence[dict[str, Any]]) -> list[_Kernel]:
 
     What it was asked for before the trace began, and did later, is of no step.
     """
-    launched_at = {
-        event["args"]["correlation"]: event["ts"]
+    launches = {
+        event["args"]["correlation"]: event
         for event in events
         if event.get("cat") in LAUNCHES and "correlation" in event.get("args", {})
     }
-    return [
-        _Kernel(
-            name=_kernel_name(event["name"]),
-            span=(event["ts"], event["ts"] + event["dur"]),
-            launched_at=launched_at.get(event.get("args", {}).get("correlation"), float("-inf")),
-            stream=event.get("tid") if event["cat"] == "kernel" and not _NCCL.search(event["name"]) else None,
-        )
-        for event in events
-        if event.get("cat") in ON_DEVICE
-    ]
+    operators = _by_thread(events)
+    kernels = []
+    for event in events:
+        if event.get("cat") in ON_DEVICE:
+            computes = event["cat"] == "kernel" and not _NCCL.search(event["name"])
+            launch = launches.get(event.get("args", {}).get("correlation"))
+            kernel = _Kernel(
+                name=_kernel_name(event["name"]),
+                span=(event["ts"], event["ts"] + event["dur"]),
+                launched_at=float("-inf") if launch is None else launch["ts"],
+                stream=event.get("tid") if computes else None,
+                is_seen=launch is None or _is_of_an_operator(launch, operators),
+            )
+            kernels.append(kernel)
+    return kernels
+
+
+def _by_thread(events: Iterable[dict[str, Any]]) -> dict[str, list[Span]]:
+    """When operators ran, or nodes of autograd, in each thread of the host."""
+    spans: dict[str, list[Span]] = defaultdict(list)
+    for event in events:
+        if event.get("cat") == OPERATOR and "dur" in event:
+            spans[str(event.get("tid"))].append((event["ts"], event["ts"] + event["dur"]))
+    return {thread: _union(found) for thread, found in spans.items()}
+
+
+def _is_of_an_operator(launch: dict[str, Any], operators: Mapping[str, list[Span]]) -> bool:
+    """Whether an operator launched a kernel, and no replay of a graph."""
+    thread = str(launch.get("tid"))
+    return GRAPH_LAUNCH not in launch["name"] and _holds(operators.get(thread, []), launch["ts"])
 
 
 def _kernel_name(name: str) -> str:

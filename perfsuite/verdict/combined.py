@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.outcome import WORST_FIRST, CountCheck, Outcome, Verdict
+from perfsuite.results.profile import TakenProfile
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
 
@@ -39,6 +40,27 @@ def with_counts(
         return verdict
     worse: Outcome = min(timed.outcome, counts.outcome, key=WORST_FIRST.index)
     return verdict.replace(outcome=worse)
+
+
+def with_unseen(verdict: Verdict, taken: Mapping[str, TakenProfile]) -> Verdict:
+    """The verdict after profiles, each by the name of its arm: counts that lack work say nothing.
+
+    What grew, did so in what was seen: it stays `regressed`.
+    """
+    found = {name: each.profile.unseen for name, each in taken.items() if each.profile is not None}
+    why = tuple(f"{name}: {unseen}" if name else unseen for name, unseen in found.items() if unseen)
+    counts = verdict.counts
+    if counts is None or not why:
+        return verdict
+    if counts.outcome == "regressed":
+        return verdict.replace(counts=counts.replace(notes=(*counts.notes, *why)))
+    outcome = verdict.outcome
+    if counts.outcome == outcome == "improved":
+        outcome = min((check.outcome for check in verdict.checks), key=WORST_FIRST.index, default="passed")
+    earlier = counts.notes if counts.outcome == "not counted" else ()
+    file = None if counts.outcome == "recorded" else counts.baseline_file
+    told = CountCheck(outcome="not counted", notes=(*earlier, *why), compared=False, baseline_file=file)
+    return verdict.replace(outcome=outcome, counts=told, explained=None)
 
 
 def _may_be_recorded(timed: Verdict, runs: Sequence[Run]) -> bool:

@@ -3,12 +3,15 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from perfsuite import documents
 from perfsuite.case.case import CaseFile
 from perfsuite.results.profile import ProfileBaseline, RankProfileFile
 from perfsuite.results.run_dir import RunDir
 from tests.cli.baselines import CASE, MACHINE, REVIEWED, accepted, invoke, measured
-from tests.traces import EAGER, launch_profile, make_profile
+from tests.traces import EAGER, launch_profile, make_profile, unseen_profile
+from tests.twin_counts import launch
 
 
 def test_accept_takes_the_profile_of_the_newest_session(repository: Path) -> None:
@@ -40,3 +43,18 @@ def test_without_a_profile_a_baseline_has_none(repository: Path) -> None:
     assert invoke("accept").exit_code == 0
     assert not REVIEWED.profiles.reviewed_file(MACHINE.hardware_class, CASE.id).exists()
     assert "profile" not in invoke("show", CASE.id).output
+
+
+@pytest.mark.parametrize(("share", "files"), [(0.0, 1), (0.9, 0)])
+def test_counts_of_which_the_profile_says_that_they_lack_work_are_not_accepted(
+    repository: Path, share: float, files: int
+) -> None:
+    measured("1", 5, counts=launch().counts)
+    run_dir = RunDir.of_profile(Path(".perfsuite/runs/1", CASE.id))
+    documents.write(run_dir.case, CaseFile(case=CASE, device="cpu", profile=True))
+    for rank in range(CASE.topology.world_size):
+        documents.write(run_dir.profile(rank), RankProfileFile(profile=unseen_profile(share)))
+    result = invoke("accept")
+    assert result.exit_code == 0, result.output
+    assert ("counts are left out: by the profile, 90% of" in result.output) is not bool(files)
+    assert len(list(Path("baselines/counts").rglob("*.json"))) == files

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,6 +87,32 @@ def test_smoke_of_a_replayed_graph() -> None:
         counting.begin_step()
     assert counting.notes == []
     assert counting.hidden[0] == "a CUDA graph was replayed, whose operators are not seen (2x)"
+
+
+@pytest.mark.parametrize("is_replayed", [False, True])
+def test_smoke_of_kernels_in_a_profile(tmp_path: Path, is_replayed: bool) -> None:
+    """Operators launch all kernels of an eager step, and hardly one of a step in a real CUDA graph."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    from perfsuite.results.profile import PROFILED_STEPS, UNSEEN
+    from perfsuite.results.trace import reduced
+
+    model: Any = torch.nn.Linear(1024, 1024, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs = torch.ones(1024, 1024, device="cuda")
+    forward: Any = torch.cuda.make_graphed_callables(model, (inputs,)) if is_replayed else model
+    plan = schedule(wait=0, warmup=1, active=PROFILED_STEPS + 1, repeat=1)
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], schedule=plan) as profiler:
+        for _ in range(PROFILED_STEPS + 2):
+            forward(inputs).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            profiler.step()
+    trace = tmp_path / "trace.json"
+    profiler.export_chrome_trace(str(trace))
+    split = reduced(json.loads(trace.read_text())["traceEvents"], "cuda").split
+    assert split.unseen > UNSEEN if is_replayed else split.unseen == 0
 
 
 @pytest.mark.parametrize("case", WIDE)

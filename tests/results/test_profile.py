@@ -8,7 +8,7 @@ from perfsuite import documents
 from perfsuite.results.baseline import from_runs
 from perfsuite.results.profile import ProfileBaseline, StepSplit, Work, of_baseline
 from tests.samples import make_run
-from tests.traces import launch_profile, make_profile
+from tests.traces import launch_profile, make_profile, unseen_profile
 
 
 def test_ranks_that_call_the_same_share_an_entry_with_the_mean_of_their_times() -> None:
@@ -69,3 +69,22 @@ def test_the_profile_of_a_baseline_reads_back_with_a_line_for_each_operator(tmp_
     documents.write(tmp_path / "x.json", known)
     assert documents.read(tmp_path / "x.json", ProfileBaseline) == known
     assert '{"calls": 24.0, "name": "aten::mm", "us": 9000.0}' in (tmp_path / "x.json").read_text()
+
+
+def test_much_time_of_kernels_that_no_operator_launched_is_told() -> None:
+    assert launch_profile(unseen_profile(0.09)).unseen is None
+    assert launch_profile(unseen_profile(0.43)).unseen == (
+        "by the profile, 43% of the GPU's computing time is of kernels that no operator launched, as those "
+        "of a replayed CUDA graph: the counts do not contain them"
+    )
+    one_of_two = launch_profile(make_profile(kernels=()), unseen_profile(0.5)).unseen
+    assert one_of_two is not None
+    assert "(rank 1): the counts" in one_of_two
+    (mean,) = launch_profile(unseen_profile(0.2), unseen_profile(0.4)).ranks
+    assert mean.profile.split.unseen == pytest.approx(0.3)
+    assert (
+        launch_profile(
+            make_profile(device="cpu", split=StepSplit(step_us=1, compute_us=0, optimizer_us=0))
+        ).unseen
+        is None
+    )

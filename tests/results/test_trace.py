@@ -5,7 +5,7 @@ import pytest
 from perfsuite.errors import ReportError
 from perfsuite.results.profile import Profile, Work
 from perfsuite.results.trace import LONGEST_NAME, reduced
-from tests.traces import GLOO, cpu_step, cpu_trace, event, gpu_trace, steps
+from tests.traces import GLOO, MAIN, annotation, cpu_step, cpu_trace, event, gpu_trace, steps
 
 
 def work(profile: Profile, name: str) -> Work:
@@ -103,6 +103,36 @@ def test_a_kernel_belongs_to_the_step_that_launched_it() -> None:
         ("at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >", 1, 100),
     ]
     assert not profile.unsteady
+
+
+def test_kernels_that_operators_launched_are_seen_and_collectives_are_not_asked_for() -> None:
+    assert reduced(gpu_trace(sync=True), "cuda").split.unseen == 0
+
+
+@pytest.mark.parametrize(
+    ("launch", "cat", "at", "thread"),
+    [
+        ("cudaGraphLaunch", "cuda_runtime", 60, MAIN),
+        ("cudaGraphLaunch", "cuda_runtime", 10, MAIN),  # as inductor does, inside of a node of autograd
+        ("cuGraphLaunch", "cuda_driver", 10, MAIN),
+        ("cudaLaunchKernel", "cuda_runtime", 60, MAIN),  # as a package's code that asks no dispatcher
+        ("cudaLaunchKernel", "cuda_runtime", 10, MAIN + 10),  # in another thread, while an operator runs
+    ],
+)
+def test_kernels_of_a_graph_and_of_no_operator_are_told(launch: str, cat: str, at: int, thread: int) -> None:
+    """Two at once take their time once."""
+    hidden = []
+    for number in range(4):
+        begin, asked = 1000 * number, 900 + number
+        hidden += [
+            event(launch, begin + at, 2, cat, thread, correlation=asked),
+            event("void fused(int)", begin + 1210, 60, "kernel", 7, correlation=asked),
+            event("void fused2(int)", begin + 1230, 90, "kernel", 9, correlation=asked),
+            annotation("FSDP::root_pre_forward", begin + 55, 40),
+        ]
+    split = reduced([*gpu_trace(), *hidden], "cuda").split
+    assert split.unseen_us == pytest.approx(110, abs=0.1)
+    assert split.unseen == pytest.approx(split.unseen_us / split.busy_us)
 
 
 def test_what_was_launched_before_the_trace_began_is_of_no_step() -> None:

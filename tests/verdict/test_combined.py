@@ -6,8 +6,11 @@ import pytest
 
 from perfsuite.case.case import Topology
 from perfsuite.results.outcome import Check, CountCheck, Outcome, Verdict
-from perfsuite.verdict.combined import NOTHING_TO_COMPARE, THE_SAME, first_cause, with_counts
+from perfsuite.results.profile import TakenProfile
+from perfsuite.results.run import Run
+from perfsuite.verdict.combined import NOTHING_TO_COMPARE, THE_SAME, first_cause, with_counts, with_unseen
 from tests.samples import make_case, make_gpu_machine, make_run
+from tests.traces import taken, unseen_profile
 from tests.twin_counts import baseline_of, counts, launch
 
 MORE, FEWER = (launch(counts(host_reads={"forward": reads})) for reads in (80, 2))
@@ -147,3 +150,45 @@ def test_counts_without_a_baseline_become_one_unless_they_are_worse_or_injected(
         assert (verdict.counts.outcome, verdict.counts.baseline_file) == ("recorded", "b.json")
     else:
         assert (verdict.counts.outcome, verdict.counts.notes) == ("passed", (NOTHING_TO_COMPARE,))
+
+
+UNSEEN = {"": taken(unseen_profile(0.9))}
+
+
+@pytest.mark.parametrize("outcome", ["passed", "improved", "inconclusive", "recorded"])
+@pytest.mark.parametrize("run", [SAME, FEWER, OTHER_BUCKETS])
+def test_counts_that_lack_what_a_profile_shows_say_nothing(outcome: Outcome, run: Run) -> None:
+    verdict = with_unseen(with_counts(timed(outcome), [run], baseline_of()), UNSEEN)
+    assert (verdict.outcome, verdict.explained) == (outcome, None)
+    assert verdict.counts is not None
+    assert (verdict.counts.outcome, verdict.counts.compared, verdict.counts.findings) == (
+        "not counted",
+        False,
+        (),
+    )
+    assert verdict.counts.notes[0].startswith("by the profile, 90% of the GPU's computing time")
+
+
+def test_what_grew_in_sight_stays_regressed_whatever_a_profile_shows() -> None:
+    before = with_counts(timed("passed"), [MORE], baseline_of())
+    verdict = with_unseen(before, UNSEEN)
+    assert verdict.counts is not None
+    assert before.counts is not None
+    assert (verdict.outcome, verdict.counts.outcome) == ("regressed", "regressed")
+    assert verdict.counts.findings == before.counts.findings
+    assert "the counts do not contain them" in verdict.counts.notes[-1]
+
+
+def test_a_profile_adds_to_what_a_launch_said_already() -> None:
+    hides = launch(counts=()).replace(hidden=("a replay",))
+    verdict = with_unseen(with_counts(timed("passed"), [hides], baseline_of()), UNSEEN)
+    assert verdict.counts is not None
+    assert verdict.counts.notes[0] == "a replay"
+    assert len(verdict.counts.notes) == 2
+
+
+@pytest.mark.parametrize("profile", [taken(), TakenProfile(why_none="out of memory")])
+def test_without_a_word_of_a_profile_counts_stay_as_they_are(profile: TakenProfile) -> None:
+    before = with_counts(timed("passed"), [FEWER], baseline_of())
+    assert with_unseen(before, {"": profile}) == before
+    assert with_unseen(timed("passed"), UNSEEN) == timed("passed")
