@@ -106,8 +106,11 @@ def _too_few_flops(
     """The gradient of a weight of a linear layer is a product of matrices: 2 FLOPs an element at least.
 
     Those of forward and of the inputs' gradients come on top: a weight that got its gradient otherwise, as by
-    a penalty, or from another rank's tokens, does not matter.
+    a penalty, or from another rank's tokens, does not matter. Products without a formula, which are told,
+    explain that less is seen.
     """
+    if counts.without_flops:
+        return
     gradients = {id(each): gradient for each, gradient in _gradients(stepped) if counter.computed(gradient)}
     layers = (module for module in model.modules() if finetuning.is_linear(module))
     weights = {id(layer.weight) for layer in layers}.intersection(gradients)

@@ -359,6 +359,17 @@ def with_zeroth_order_gradients(training: Training) -> None:
             parameter.grad = direction * ((after - before) / 1e-3)
 
 
+@torch.library.custom_op("hiding::linear_backward", mutates_args=())
+def product_of(parameter: Tensor) -> Tensor:
+    """A product of a package, by its name: that it has no formula is told."""
+    return parameter.detach().clone()
+
+
+def by_products_of_a_package(training: Training) -> None:
+    for parameter in training.model.parameters():
+        parameter.grad = product_of(parameter)
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize(
     "train",
@@ -372,6 +383,7 @@ def with_zeroth_order_gradients(training: Training) -> None:
         scaled_and_clipped,
         with_a_penalty_only,
         with_zeroth_order_gradients,
+        by_products_of_a_package,
     ],
 )
 def test_honest_training_hides_nothing(train: Callable[[Training], None]) -> None:
