@@ -13,7 +13,8 @@ class Optimizers:
     """The optimizers that step, in order, and which of them is the clock: the first, or the `wanted` one.
 
     `wanted` is the name of a class, or with a number, as in `AdamW:2`, the second of that class. A new one of
-    the clock's class that steps some of its parameters goes on as the clock: the script has built it anew.
+    the clock's class goes on as the clock, as the script has built it anew, if it steps the same parameters,
+    some of them, or more. (If each has some of its own, they share a part and step in turn.)
     """
 
     def __init__(self, wanted: str | None = None) -> None:
@@ -82,7 +83,8 @@ class Optimizers:
         self._by_id[id(optimizer)] = new
         if self._clocks:
             clock = self._clocks[-1]
-            goes_on = kind == clock.kind and not new.parameters.isdisjoint(clock.parameters)
+            both = new.parameters & clock.parameters
+            goes_on = kind == clock.kind and bool(both) and both in (new.parameters, clock.parameters)
         else:
             goes_on = self.wanted in (None, f"{kind}:{number}", new.name)
         if goes_on:

@@ -114,6 +114,12 @@ def test_two_that_step_in_turn_are_no_successors() -> None:
     assert ticks == [*[first] * 3, other, *[first] * 4], "the first step of the other alone"
 
 
+def test_two_that_share_a_part_of_the_model_are_no_successors() -> None:
+    """Each has a head of its own: the other's first step would be taken for the second step of training."""
+    first, other = Over(ONE, TWO), Over(ONE, object())
+    assert stepping(Optimizers(), [first, other] * 3) == [first] * 3
+
+
 def test_stages_that_come_again_are_one_clock() -> None:
     first, other = Over(ONE), Over(ONE, TWO)
     order = [*[first] * 3, *[other] * 3, *[first] * 3, *[other] * 2]
