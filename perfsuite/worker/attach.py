@@ -217,7 +217,7 @@ class Attached:
 
     def _check_first_steps(self, rank: Rank) -> None:
         if self._losses is not None:
-            self._losses.check(self.case.gradient_accumulation)
+            self._losses.check(self.case.gradient_accumulation, more_come=True)
         if rank.report.rank == 0:  # which looks for all: ranks may have different numbers of tokens
             world = rank.report.world_size
             told = [Claim(self.run_dir, number).given() for number in range(world)]

@@ -97,15 +97,18 @@ class Losses:
         self.check(micro_batches)
         return tuple(float(total) for total, _ in self._sums if total is not None)
 
-    def check(self, micro_batches: int) -> None:
-        """Raise `MismatchError` if the steps so far are not of `micro_batches` losses."""
+    def check(self, micro_batches: int, *, more_come: bool = False) -> None:
+        """Raise `MismatchError` if the steps so far are not of `micro_batches` losses.
+
+        Where `more_come`, all of them must be of another number: fp16's scaler leaves out some first steps.
+        """
         passes = [counted for _, counted in self._sums]
         if 0 in passes:
             raise MismatchError(
                 f"loss: backward was called on no scalar in step {passes.index(0)}: "
                 "say loss=None where a script's loss cannot be seen so"
             )
-        if (usual := mode(passes)) != micro_batches:
+        if (usual := mode(passes)) != micro_batches and not (more_come and len(set(passes)) > 1):
             raise MismatchError(
                 f"gradient_accumulation: the case says {micro_batches}, but backward was called on {usual} "
                 "losses a step. Correct the case, or say loss=None if these are not its micro-batches"

@@ -56,6 +56,18 @@ def test_losses_that_are_not_as_the_case_says_are_a_mismatch(losses: Losses) -> 
         losses.of_steps(1)
 
 
+def test_first_steps_that_differ_are_no_mismatch_yet(losses: Losses) -> None:
+    """A scaler of fp16 gradients leaves out steps until its scale fits."""
+    weight = torch.ones((), requires_grad=True)
+    for passes in (1, 2, 2):
+        for _ in range(passes):
+            weight.backward()
+        losses.end_step(sgd(weight))
+    losses.check(1, more_come=True)
+    with pytest.raises(MismatchError, match="the case says 1, but backward was called on 2 losses a step"):
+        losses.check(1)
+
+
 def test_what_came_before_the_first_step_is_no_training(losses: Losses) -> None:
     """As a library that calls backward on a copy of the model, to count its operations."""
     model, copy = nn.Linear(2, 1), nn.Linear(2, 1)
