@@ -201,10 +201,8 @@ def _launch(place: Place, tell: Tell) -> list[Failure]:
     os.environ[FILES] = str(place.run_dir.files)
     plan = framework_of(case).plan(case)
     given = os.environ.get(JOB_VARIABLES, "").split()
-    ours = {
-        **node_variables(place.request.case, place.request.device),
-        **plan.environment,
-    }  # by the perfsuite that this process has
+    # By the perfsuite that this process has.
+    ours = {**node_variables(case, place.request.device), **plan.environment}
     for name, value in ours.items():
         if name not in given:
             os.environ[name] = value.replace(LAUNCH_DIR, str(place.run_dir.files))

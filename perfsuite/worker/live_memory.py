@@ -6,6 +6,7 @@ known only at the end of a step; so the log of a step is replayed then, and its 
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from perfsuite.results.counts import Phase, StepMemory
 from perfsuite.results.memory_log import Change, MemoryLog
+from perfsuite.worker.replicas import local
 
 PERMANENT = ("parameter", "gradient", "optimizer state")
 """Parts that a storage stays in, whatever is done with it."""
@@ -51,11 +53,8 @@ class LiveMemory:
 
     def see(self, tensor: Tensor, part: str, *, born: bool = False) -> None:
         """Note a tensor that an operator takes, or makes (`born`). `part` is used if it is new."""
-        try:
-            storage = tensor.untyped_storage()
-        except NotImplementedError:  # a sparse tensor has none
-            return
-        self._see_storage(storage, part, born=born)
+        if (storage := _storage(tensor)) is not None:
+            self._see_storage(storage, part, born=born)
 
     def resized(self, storage: Any, size: int) -> None:
         """Note that a storage is about to be resized to so many bytes."""
@@ -67,26 +66,20 @@ class LiveMemory:
 
     def communicated(self, tensor: Tensor) -> None:
         """Note that a tensor was part of a collective."""
-        number = self._numbers.get(tensor.untyped_storage()._cdata)
+        number = self.number(tensor)
         if number is not None and self._part[number] not in PERMANENT:
             self._part[number] = COMMUNICATION
 
     def assign(self, tensor: Any, part: str) -> None:
         """Say what a tensor is: one of `PERMANENT`. Of a DTensor that is this rank's shard."""
-        local: Tensor = getattr(tensor, "_local_tensor", tensor)
-        try:
-            storage = local.untyped_storage()
-        except NotImplementedError:
-            return
-        self._see_storage(storage, KEPT)
-        self._part[self._numbers[storage._cdata]] = part
+        if (storage := _storage(local(tensor))) is not None:
+            self._see_storage(storage, KEPT)
+            self._part[self._numbers[storage._cdata]] = part
 
     def number(self, tensor: Tensor) -> int | None:
         """Return what a tensor's storage is known by for as long as it lives; None if it was never seen."""
-        try:
-            return self._numbers.get(tensor.untyped_storage()._cdata)
-        except NotImplementedError:  # a sparse tensor has none
-            return None
+        storage = _storage(tensor)
+        return None if storage is None else self._numbers.get(storage._cdata)
 
     def end_step(self) -> StepMemory:
         """Replay the step that ends, and begin the next one."""
@@ -160,6 +153,13 @@ class LiveMemory:
             growth=now - start,
             allocations=self._allocations,
         )
+
+
+def _storage(tensor: Tensor) -> Any:
+    """Return a tensor's storage; None of a sparse one, which has none."""
+    with contextlib.suppress(NotImplementedError):
+        return tensor.untyped_storage()
+    return None
 
 
 class Resizes:

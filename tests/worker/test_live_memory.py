@@ -113,6 +113,7 @@ def test_a_sparse_tensor_has_no_storage(memory: LiveMemory) -> None:
     sparse = torch.eye(3).to_sparse()
     memory.see(sparse, "forward", born=True)
     memory.assign(sparse, "gradient")
+    memory.communicated(sparse)
     assert memory.end_step().peak == 0
 
 
