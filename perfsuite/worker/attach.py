@@ -30,8 +30,8 @@ from perfsuite.case.case import CaseFile
 from perfsuite.errors import MismatchError, ScriptError
 from perfsuite.results import agreement
 from perfsuite.results.rank_report import Failure, Observed, RankReport
-from perfsuite.results.run_dir import ANCESTOR_PID, LAUNCH_DIR, RUN_DIR, RunDir
-from perfsuite.worker import calls, deepspeed, leash, memory, stacks, timers
+from perfsuite.results.run_dir import ANCESTOR_PID, RUN_DIR, RunDir
+from perfsuite.worker import calls, deepspeed, leash, memory, script_errors, stacks, timers
 from perfsuite.worker.claim import Claim
 from perfsuite.worker.flops import count_known
 from perfsuite.worker.losses import Losses, before_backward
@@ -57,11 +57,6 @@ PASSES_WITHOUT_A_STEP = 100
 """Backward passes (or those of ten steps, if more) without an optimizer step, after which none will come."""
 
 
-_CAPTURED = (
-    "the script captures its optimizer's step in a CUDA graph. A replay calls no optimizer, whose step is "
-    "the clock: such training cannot be measured. Capture forward and backward alone, and call "
-    "optimizer.step() outside of the graph, or switch the graph off"
-)
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -164,7 +159,7 @@ class Attached:
         if self.is_over or not self._optimizers.is_clock(optimizer):
             return
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-            raise ScriptError(_CAPTURED)
+            raise ScriptError(script_errors.CAPTURED)
         self._before_step(optimizer, args, kwargs)
 
     def _after(self, optimizer: Any) -> None:
@@ -236,7 +231,7 @@ class Attached:
         standing = self._claim.stand() if self._may_be_rank() else "child"
         if standing == "second":
             self._claim.told_twice()
-            raise MismatchError(_twice(_number()))
+            raise MismatchError(script_errors.twice(_number()))
         self._is_next = standing == "next"
         self._is_child = standing == "child"
         return not self._is_child
@@ -289,11 +284,7 @@ class Attached:
         """End this process if it must be a rank, and not a helper process of one."""
         is_alone = self.case.topology.world_size == 1
         if self._may_be_rank() and ("RANK" in os.environ or dist.is_initialized() or is_alone):
-            raise ScriptError(
-                f"no optimizer of torch has stepped after {self._passes - 1} backward passes (the case "
-                f"says gradient_accumulation={self.case.gradient_accumulation}): the clock is the step "
-                "of a torch.optim.Optimizer, and what trains without one cannot be measured"
-            )
+            raise script_errors.no_optimizer(self._passes - 1, self.case.gradient_accumulation)
 
     def _finish(self, rank: Rank) -> None:
         """Write the report; then, with nothing left to lose, probe the device and write it again.
@@ -313,7 +304,7 @@ class Attached:
         rank.write(report)
         self.is_over = True
         if self._claim.is_twice():  # after it is written: the other process looks for it after it has told
-            failure = failure_of(MismatchError(_twice(report.rank)), report.rank)
+            failure = failure_of(MismatchError(script_errors.twice(report.rank)), report.rank)
             rank.write(report.replace(failure=failure))
         self._claim.over()
 
@@ -341,22 +332,10 @@ class Attached:
 
     def ended_early(self) -> ScriptError:
         """Return the error of a script that came to its end by itself."""
-        steps, clock = self.steps, self._optimizers.wanted
-        if not steps and clock is not None:
-            return ScriptError(f"clock={clock!r}: no such optimizer stepped. {self._optimizers.summary()}")
-        ended = f"the script ended after {steps} of {self.case.total_steps} optimizer steps"
-        several = f". {self._optimizers.summary()}" if len(self._optimizers.seen) > 1 else ""
-        if self.run_dir.is_first:
-            return ScriptError(
-                f"{ended}: lower max_warmup_steps or steps, or give it more data; or, where it goes on from "
-                f"files of an earlier run, have it keep them in {LAUNCH_DIR}, a new directory in each launch"
-                f"{several}"
-            )
-        return ScriptError(
-            f"{ended}, but not so in the launch before: that may have left files which this one went on "
-            f"from. Have the script keep its files in {LAUNCH_DIR} (in its arguments, command or env), a new "
-            f"directory in each launch{several}"
-        )
+        optimizers = self._optimizers
+        if not self.steps and optimizers.wanted is not None:
+            return script_errors.no_clock(optimizers)
+        return script_errors.ended_early(self.steps, self._last_step, optimizers, self.run_dir)
 
     @_guarded
     def crashed(self, error: BaseException) -> None:
@@ -425,14 +404,6 @@ def _probed(device: torch.device) -> dict[str, float]:
     with contextlib.suppress(Exception), on_device:
         return device_probe(device)
     return {}
-
-
-def _twice(rank: int) -> str:
-    return (
-        f"two processes of this command trained as rank {rank}: one process of each rank is measured, and "
-        "ended after its last measured step. Give each stage of training a case of its own; processes that "
-        "train together need a process group"
-    )
 
 
 def _report() -> RankReport:

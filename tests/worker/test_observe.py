@@ -184,7 +184,6 @@ def test_what_was_frozen_from_pythons_collector_is_found() -> None:
     gc.freeze()
     try:
         assert owner(sgd(*model.parameters())) is model
-        assert gc.get_freeze_count() > 0
     finally:
         gc.unfreeze()
 
