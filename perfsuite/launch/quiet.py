@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from perfsuite.case.hardware import Machine
+from perfsuite.errors import MachineError
 from perfsuite.launch import nvml_process
 from perfsuite.launch.cpu import Cpu, allowed_cores, read_cpu
 from perfsuite.launch.machine import visible_handles
@@ -190,7 +191,10 @@ class Neighbours:
     def during_launch(self, machine: Machine, devices: int) -> str:
         """Return who has used it since `launch_begins`. No process of the launch may still live."""
         if machine.device == "cuda":
-            return "; ".join(self.see_gpus(devices)) or "nobody is seen now"
+            try:
+                return "; ".join(self.see_gpus(devices)) or "nobody is seen now"
+            except MachineError as error:  # the launches were made: only who the others were is missing
+                return f"it is not known who: {error}"
         assert self._before is not None
         return who(self._before, self.see_cores(), os.getpid())
 

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from perfsuite.case.hardware import Machine
+from perfsuite.errors import MachineError
 from perfsuite.launch import quiet
 from perfsuite.launch.quiet import QUIET_S, Cores, Neighbours, cores, gpu_users, name_of, others, who
 from tests.samples import make_gpu_machine, make_machine
@@ -253,6 +254,15 @@ def test_who_was_there_during_a_launch_is_seen_after_it() -> None:
     assert world.neighbours.during_launch(GPU, 2) == "3,000 MiB held by x"
     world.until = 0
     assert world.neighbours.during_launch(GPU, 2) == "nobody is seen now"
+
+
+def test_a_driver_that_does_not_answer_after_a_launch_costs_only_who_was_there() -> None:
+    def see_gpus(devices: int) -> list[str]:
+        raise MachineError("NVML does not answer")
+
+    world = World(1000)
+    world.neighbours.see_gpus = see_gpus
+    assert world.neighbours.during_launch(GPU, 2) == "it is not known who: NVML does not answer"
 
 
 def test_gpus_that_cannot_be_asked_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
