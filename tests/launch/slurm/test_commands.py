@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -227,10 +228,11 @@ def test_switches(fake: Any, tmp_path: Path, printed: str) -> None:
 
 
 @pytest.fixture
-def slurm(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def slurm(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
-    return cluster
+    yield cluster
+    cluster.run("scancel", "--full", "--user=root")  # a test that failed may have left its job on the nodes
 
 
 @pytest.mark.launch
