@@ -143,6 +143,7 @@ import os, time, torch
 from pathlib import Path
 
 rank, one_is_stuck = os.environ["RANK"], Path(__file__).with_name("stuck1")
+torch.distributed.init_process_group("gloo")
 
 class Stuck(torch.nn.Linear):
     calls = 0

@@ -103,11 +103,17 @@ def test_what_an_agent_has_started_is_killed_without_a_mark_and_the_agent_is_not
         shell.communicate()
 
 
-def test_who_is_spared_lives(start: Started) -> None:
-    ours = start()
-    spared = {child.pid for child in psutil.Process().children()}
-    sweep(None, os.getpid(), spare=spared)
-    assert ours.poll() is None
+def test_who_is_spared_lives() -> None:
+    shell = subprocess.Popen(["sh", "-c", "sleep 1000 & sleep 1000 & echo; wait"], stdout=subprocess.PIPE)
+    try:
+        assert shell.stdout is not None
+        shell.stdout.readline()
+        spared, other = psutil.Process(shell.pid).children()
+        sweep(None, shell.pid, spare={spared.pid})
+        assert (spared.is_running(), other.is_running()) == (True, False)
+    finally:
+        sweep(None, shell.pid)
+        shell.communicate(timeout=20)
 
 
 def test_the_end_of_a_child_is_seen_though_an_interrupt_left_its_lock_held(start: Started) -> None:
