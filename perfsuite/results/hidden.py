@@ -16,7 +16,7 @@ from perfsuite.results.rank_report import RankReport
 
 OF_THE_FORMULA = 0.9
 """Share of the forward's FLOPs by formula that must be counted. The counts in this repository's baselines
-have 1.00 of it or more."""
+have 1.00 or more of forward and backward together."""
 OF_THE_GRADIENTS = 1e-4
 """Share of the gradients' bytes that ranks must exchange in a step. Compression sends more: PowerSGD of rank
 1 does so for matrices up to 20,000 wide. The norm of the gradients, or a loss, is less from 20,000 parameters
