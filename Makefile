@@ -13,10 +13,12 @@ DRY_CI = (accelerate-ddp or accelerate-fsdp1 or ddp-gpt2 or fsdp-shard_grad_op) 
 	or llama-3.1-8b and (trainer and ac_full or nanotron-dp4-tp4 and b4-bf16 and 4x4 or fsdp2-no_reshard) \
 	or llama-3.2-1b and ddp and 1x8 and (lora and not 4bit and not 8bit or selective-op) \
 	or llama-3-8b and every-2 and (fsdp2 or torchtitan)
+# compileall: once for the thousands of processes that import it
+TESTS = .venv/bin/python -m compileall -q perfsuite && .venv/bin/pytest tests --numprocesses=2 --dist=worksteal
 AS_PERFSUITE = -c user.name=perfsuite -c user.email=perfsuite@users.noreply.github.com
 export BASE CASES HARDWARE OUT REASON TAG
 
-.PHONY: bench dry dry-ci comparisons test versions test-lowest test-newest check unit docs dist mutants selftest gpu-day \
+.PHONY: bench dry dry-ci comparisons quick unit smoke test test-all versions test-lowest test-newest check docs dist mutants selftest gpu-day \
 	format figures history-figures pictures browser slurm clean night summary history keep pages site drift issue \
 	compare refresh propose git-login
 
@@ -29,9 +31,23 @@ comparisons: .venv/installed  ## the tiny twins of the published comparisons, on
 		--perf-store=.perfsuite/comparisons $(ARGS); status=$$?; \
 	.venv/bin/perfsuite report --comparison all --store .perfsuite/comparisons && exit $$status
 
-test: .venv/installed  ## lint, types, the documentation and the whole test suite
+quick: .venv/installed  ## the unit tests of the rooms that differ from BASE (main), and of those above (a minute)
+	tests=$$(.venv/bin/python -m tests.changed $(BASE)) && { [ -z "$$tests" ] || \
+		.venv/bin/pytest $$tests -m unit --numprocesses=2 $(ARGS) || [ $$? -eq 5 ]; }
+
+unit: .venv/installed  ## all tests that start no process (a minute)
+	$(TESTS) -m unit $(ARGS)
+
+smoke: .venv/installed  ## a launch of each framework, and the main paths (two minutes)
+	$(TESTS) -m smoke $(ARGS)
+
+test: .venv/installed  ## lint, types, the documentation, and all tests but those marked nightly (12 minutes)
 	$(MAKE) --jobs=2 --output-sync check docs
-	$(MAKE) unit
+	$(TESTS) -m "not nightly" $(ARGS)
+
+test-all: .venv/installed  ## as CI: those, too
+	$(MAKE) --jobs=2 --output-sync check docs
+	$(TESTS) $(ARGS)
 
 versions:  ## the tests on the lowest torch that pyproject.toml names, and on the newest: 8 GB, half an hour each
 	$(MAKE) test-lowest PYTHON=python3.11
@@ -44,10 +60,6 @@ check: .venv/installed
 	.venv/bin/lint-imports --no-logo
 	.venv/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	.venv/bin/zizmor --offline --persona pedantic .github
-
-unit: .venv/installed
-	.venv/bin/python -m compileall -q perfsuite  # once for the thousands of processes that import it
-	.venv/bin/pytest tests --numprocesses=2 $(ARGS)
 
 docs: .venv/installed  ## the documentation in build/docs, from build/docs/index.html on; warnings are errors
 	.venv/bin/sphinx-build --quiet --fail-on-warning --keep-going --doctree-dir build/doctrees docs build/docs

@@ -15,6 +15,9 @@ from perfsuite.launch.lock import LOCK_FILE
 from perfsuite.launch.machine import detect
 
 GPU_TESTS = Path(__file__).parent / "gpu"
+LAUNCHES = {"smoke", "launch", "nightly"}
+"""Marks of the tests that start processes. A smoke test or a nightly one is a `launch`, too."""
+LAYERS = {"unit", *LAUNCHES, "simulation", "browser"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,6 +32,15 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out the tests of GPUs where these are hidden."""
     return True if collection_path == GPU_TESTS and not _only_gpu_tests(config) else None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Give every test the mark of its layer: `unit` if it has no other, `launch` if it starts processes."""
+    marks = {mark.name for mark in item.iter_markers()}
+    if not marks & LAYERS:
+        item.add_marker("unit")
+    elif marks & LAUNCHES and "launch" not in marks:
+        item.add_marker("launch")
 
 
 def _only_gpu_tests(config: pytest.Config) -> bool:

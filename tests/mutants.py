@@ -239,9 +239,8 @@ def command(module: Path) -> str:
     folder = Path("tests", *module.parts[1:-1])
     file = folder / f"test_{module.name}"
     options = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
-    unit = "not launch and not simulation and not browser"
     tests = str(file if file.exists() else folder)
-    return shlex.join([sys.executable, "-m", "pytest", *options, "-m", unit, tests])
+    return shlex.join([sys.executable, "-m", "pytest", *options, "-m", "unit", tests])
 
 
 def changed_line(mutant: MutationSpec) -> str:

@@ -17,8 +17,6 @@ class NVMLError(Exception): ...
 def nvmlInit(): raise NVMLError("no driver")
 """
 IS_HIDDEN = "import os\ndef test_it():\n    assert os.environ['CUDA_VISIBLE_DEVICES'] == ''\n"
-HIDDEN = "import os\ndef test_it():\n    assert os.environ['CUDA_VISIBLE_DEVICES'] == ''\n"
-IS_SEEN = "import os\ndef test_it():\n    assert os.environ['CUDA_VISIBLE_DEVICES'] == '0'\n"
 HIDDEN = "CUDA_VISIBLE_DEVICES hides every GPU"
 
 
@@ -60,3 +58,36 @@ def test_tests_of_gpus_run_alone_and_are_skipped_where_there_is_none(
     result = project.runpytest_subprocess(asked, "-rs", "-p", "no:hypothesispytest")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["*it needs a GPU: NVML found no GPU: no driver*"])
+
+
+LAYERED = """
+import pytest
+
+def test_plain(): ...
+
+@pytest.mark.smoke
+def test_first(): ...
+
+@pytest.mark.launch
+def test_second(): ...
+
+@pytest.mark.nightly
+def test_third(): ...
+
+@pytest.mark.browser
+def test_page(): ...
+"""
+
+
+def test_every_test_has_the_mark_of_its_layer(pytester: pytest.Pytester) -> None:
+    shutil.copy(Path(__file__).with_name("conftest.py"), pytester.path)
+    pytester.makeini("[pytest]\nmarkers = unit\n launch\n smoke\n nightly\n browser")
+    pytester.makepyfile(LAYERED)
+    items, _ = pytester.inline_genitems("-p", "no:hypothesispytest")
+    assert {item.name: {mark.name for mark in item.iter_markers()} for item in items} == {
+        "test_plain": {"unit"},
+        "test_first": {"smoke", "launch"},
+        "test_second": {"launch"},
+        "test_third": {"nightly", "launch"},
+        "test_page": {"browser"},
+    }

@@ -1,0 +1,73 @@
+"""Names the tests that a change may break, for `make quick`.
+
+    python -m tests.changed [BASE]
+
+A room is a folder of perfsuite or a file next to it. The tests named are those of every room that has
+changed since HEAD left BASE (committed or not), those of every room that imports one of these, and those that
+import a changed helper of the tests. Prints nothing if nothing has changed.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePath
+
+import grimp
+
+ROOT = Path(__file__).parent.parent
+EVERYTHING = {"pyproject.toml", "constraints.txt", "conftest.py", "tests/conftest.py"}
+READ_BY = {
+    "docs": "test_docs",
+    "README.md": "test_docs",
+    ".github": "test_workflows",
+    "Makefile": "test_workflows",
+}
+"""Files and folders that are no Python, and the tests that read them."""
+
+
+def changed_files(base: str, root: Path = ROOT) -> set[str]:
+    """Return the files that differ from where HEAD left `base`, deleted and untracked ones too."""
+
+    def git(*arguments: str) -> list[str]:
+        command = ("git", "-C", str(root), *arguments)
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    (left_at,) = git("merge-base", "HEAD", base)
+    changed = git("diff", "--name-only", "--no-renames", left_at)
+    return {*changed, *git("ls-files", "--others", "--exclude-standard", "--full-name")}
+
+
+def affected_tests(files: Iterable[str]) -> list[str]:
+    """Return the test files and folders that changed `files` may break, as pytest takes them."""
+    files = set(files)
+    if files & EVERYTHING:
+        return ["tests"]
+    graph = grimp.build_graph("perfsuite", "tests", cache_dir=None)
+    reached = {"tests": set[str](), "perfsuite": set[str]()}
+    for file in files:
+        first, *below = PurePath(file).with_suffix("").parts
+        module = ".".join((first, *below)).removesuffix(".__init__")
+        if first in reached:
+            reached[first] |= {module}
+        if module in graph.modules:
+            reached[first] |= graph.find_downstream_modules(module)
+        elif (room := f"perfsuite.{below[0]}" if below else "") in graph.modules and first == "perfsuite":
+            reached[first] |= graph.find_downstream_modules(room, as_package=True)  # a template, or C++
+    rooms = {name.split(".")[1] for name in reached["perfsuite"] if name.startswith("perfsuite.")}
+    own = {path for room in rooms for path in _of_room(room)}
+    modules = reached["tests"] | {name for name in reached["perfsuite"] if name.startswith("tests.test_")}
+    modules |= {f"tests.{READ_BY[first]}" for file in files if (first := PurePath(file).parts[0]) in READ_BY}
+    own |= {PurePath(*name.split(".")).with_suffix(".py") for name in modules if ".test_" in name}
+    return sorted(str(each) for each in own if not own & set(each.parents) and (ROOT / each).exists())
+
+
+def _of_room(room: str) -> Iterator[PurePath]:
+    yield PurePath("tests", room)
+    for file in (ROOT / "tests").glob(f"test_{room}*.py"):
+        yield PurePath("tests", file.name)
+
+
+if __name__ == "__main__":
+    print(*affected_tests(changed_files(*sys.argv[1:2] or ["main"])))

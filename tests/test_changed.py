@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.changed import affected_tests, changed_files
+
+
+def git(root: Path, *arguments: str) -> None:
+    subprocess.run(["git", "-C", root, "-c", "user.name=t", "-c", "user.email=t@t", *arguments], check=True)
+
+
+@pytest.mark.launch
+def test_what_is_committed_changed_deleted_or_new_has_changed(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet", "--initial-branch=main")
+    for name in ("same", "edited", "deleted", "moved"):
+        (tmp_path / name).write_text(name)
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "--quiet", "-m", "first")
+    git(tmp_path, "switch", "--quiet", "-c", "other")
+    git(tmp_path, "mv", "moved", "here")
+    git(tmp_path, "commit", "--quiet", "-m", "second")
+    (tmp_path / "edited").write_text("anew")
+    (tmp_path / "deleted").unlink()
+    (tmp_path / "new").touch()
+    assert changed_files("main", tmp_path) == {"edited", "deleted", "moved", "here", "new"}
+
+
+def test_the_rooms_that_changed_are_tested_and_those_that_import_them() -> None:
+    tests = affected_tests(["perfsuite/report/text.py"])
+    assert {"tests/report", "tests/cli", "tests/plugin", "tests/test_session.py"} <= set(tests)
+    assert not {"tests/verdict", "tests/launch", "tests/case", "tests/test_git.py"} & set(tests)
+
+
+@pytest.mark.parametrize(
+    ("file", "tests"),
+    [
+        ("perfsuite/report/html/templates/page.html", {"tests/report", "tests/cli"}),
+        ("perfsuite/report/gone.py", {"tests/report", "tests/cli"}),
+        ("perfsuite/git.py", {"tests/test_git.py", "tests/history"}),
+        ("tests/history/test_trend.py", {"tests/history/test_trend.py"}),
+        ("tests/traces.py", {"tests/results/test_trace.py"}),
+        ("tests/conftest.py", {"tests"}),
+        ("pyproject.toml", {"tests"}),
+        ("docs/index.md", {"tests/test_docs.py"}),
+        ("Makefile", {"tests/test_workflows.py"}),
+    ],
+)
+def test_any_file_has_its_tests(file: str, tests: set[str]) -> None:
+    assert tests <= set(affected_tests([file]))
+
+
+def test_what_no_test_reads_has_none() -> None:
+    assert affected_tests(["CHANGELOG.md", "tests/history/test_gone.py"]) == []
