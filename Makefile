@@ -99,9 +99,10 @@ pictures: .venv/installed  ## docs/images/: the report of RESULTS or of the newe
 	.venv/bin/python -m tests.benchmarks.pictures $(RESULTS)
 	.venv/bin/python -m tests.benchmarks.history_picture
 
-browser:  ## Chromium for the tests and pictures that need one; installed only where that takes no password
+browser:  ## Chromium and the scripts of asv's pages for the tests and pictures that need them; as root, or installed before
 	command -v chromedriver || { apt-get update -qq && \
 	  apt-get install -qq -y --no-install-recommends chromium chromium-driver fonts-dejavu-core; }
+	npm install --silent --no-audit --no-fund --no-package-lock --prefix tests/history/asv
 
 slurm:  ## Slurm for the tests that need one (they run as root); installed only where that takes no password
 	command -v slurmctld && command -v slurmd && command -v srun && command -v munged && command -v ip || { \

@@ -150,6 +150,13 @@ def missing() -> str | None:
     return None if shutil.which("chromedriver") else "chromedriver is not installed: run `make browser`"
 
 
+def skip_or_fail(reason: str) -> None:
+    """Skip the test that needs what is not installed; where CI is set it fails."""
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """A fresh browser with an empty profile."""
@@ -170,9 +177,7 @@ def chromium() -> Iterator[Browser]:
 def browser() -> Iterator[Browser]:
     """A browser for all tests of a file. Without one they are skipped, or fail where CI is set."""
     if (reason := missing()) is not None:
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        skip_or_fail(reason)
     with chromium() as opened:
         yield opened
 

@@ -176,7 +176,7 @@ def export_asv(exported: Exported, out: Path) -> None:
 @app.command("publish")
 @_export("asv")
 def publish(exported: Exported, out: Path) -> None:
-    """Make asv's pages of a history in OUT/html. They load nothing from the internet."""
+    """Make asv's pages of a history in OUT/html. They load their scripts from a CDN."""
     pages = asv_pages.publish(out, commits=exported.commits)
     console().print(f"pages: {pages} (to look at them: python -m http.server --directory {pages})")
 

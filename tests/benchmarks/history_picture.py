@@ -24,6 +24,7 @@ from perfsuite import documents
 from perfsuite.history.trend import Trend, trend
 from perfsuite.results.session_file import SessionFile
 from tests.browser import chromium, served
+from tests.history.asv.local_scripts import use_local_scripts
 
 COMMITS, SLOWER = 16, 9
 """How many there are, one a day, and the first that is slower."""
@@ -127,6 +128,7 @@ def picture(pages: Path, found: Trend, file: Path) -> None:
     worse = [finding for finding in found.failing if finding.metric == metric]
     marked = {f"{finding.first_commit[:8]}-{finding.last_commit[:8]}" for finding in worse}
     shown = {"x-axis-scale": "date", "y-axis-scale": "zoom", "commits": sorted(marked)}
+    use_local_scripts(pages)
     with served(pages) as address, chromium() as browser:
         browser.screen(WIDTH, HEIGHT)
         browser.open(f"{address}/index.html#{BENCHMARKS[metric]}?{urlencode(shown, doseq=True)}")

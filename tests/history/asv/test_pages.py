@@ -1,25 +1,18 @@
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-import re
-import shutil
 from pathlib import Path
 
-import asv
 import pytest
 from typer.testing import CliRunner
 
 from perfsuite.cli import app as cli
 from perfsuite.errors import PublishError
-from perfsuite.history.asv import pages
 from perfsuite.history.asv.export import Source, export
-from perfsuite.history.asv.pages import LOCAL, VENDOR, make_local, publish
+from perfsuite.history.asv.pages import publish
 from tests.samples import make_case
 from tests.synthetic import Level, make_repository, write_history
 
-WWW = Path(asv.__file__).parent / "www"
 CASES = [make_case(hardware="h100", micro_batch=n) for n in (1, 2, 4, 8)]
 SLOWER, FASTER, LARGER, SAME = range(4)
 NIGHTS = 30
@@ -89,50 +82,6 @@ def test_what_asv_says_is_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "asv.conf.json").write_text("{}")
     with pytest.raises(PublishError, match=r"asv publish in .* ended with 1: .*No version specified"):
         publish(tmp_path, commits=frozenset())
-
-
-def local_copy(tmp_path: Path) -> str:
-    shutil.copy(WWW / "index.html", tmp_path)
-    make_local(tmp_path)
-    return (tmp_path / "index.html").read_text()
-
-
-def test_pages_load_nothing_from_elsewhere(tmp_path: Path) -> None:
-    page = local_copy(tmp_path)
-    loaded = re.findall(r'<(?:script|link|img)\b[^>]*(?:src|href)="([^"]*)"', page)
-    assert not [name for name in loaded if ":" in name]
-    vendored = {name.removeprefix("vendor/") for name in loaded if name.startswith("vendor/")}
-    assert vendored == set(LOCAL.values())
-    assert all((tmp_path / "vendor" / name).is_file() for name in vendored)
-    assert "integrity" not in page
-    assert "unladen" not in page
-
-
-def test_local_copies_are_what_asv_asks_for() -> None:
-    """By its own checksums, where it loads the same file: flot and stupidtable it takes minified."""
-    page = (WWW / "index.html").read_text()
-    same = 0
-    for name, integrity in re.findall(r'/([^"/]+)" integrity="([^"]*)"', page):
-        method, _, expected = integrity.partition("-")
-        digest = hashlib.new(method, (VENDOR / LOCAL[name]).read_bytes()).digest()
-        same += base64.b64encode(digest).decode() == expected
-        if "flot" not in name.replace("orderBars", "") and "stupidtable" not in name:
-            assert base64.b64encode(digest).decode() == expected, name
-    assert same == 5
-
-
-def test_every_copy_has_its_licence() -> None:
-    licences = {file.name.split(".")[1] for file in VENDOR.glob("LICENSE.*.txt")}
-    assert licences == {"jquery", "flot", "stupidtable", "md5", "bootstrap"}
-    assert "Released under the MIT license" in (VENDOR / "jquery.flot.orderBars.js").read_text()
-
-
-def test_a_script_without_a_local_copy_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "index.html").write_text('<script src="https://example.org/new.js"></script>')
-    with pytest.raises(
-        PublishError, match=r"loads what perfsuite has no copy of: https://example.org/new.js"
-    ):
-        pages.make_local(tmp_path)
 
 
 @pytest.mark.launch

@@ -10,6 +10,7 @@ import tests.browser
 from perfsuite.history.asv.export import Source, export
 from perfsuite.history.asv.pages import publish
 from tests.browser import Browser, served
+from tests.history.asv.local_scripts import use_local_scripts
 from tests.samples import make_case
 from tests.synthetic import Level, make_repository, write_history
 
@@ -47,7 +48,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         lambda case, night: Level(step_s=1.1 if case == 0 and night >= 15 else 1),
     )
     exported = export(Source(history=root / "history", repo=root / "repo"), root / "out")
-    with served(publish(root / "out", commits=exported.commits)) as url:
+    pages = publish(root / "out", commits=exported.commits)
+    use_local_scripts(pages)
+    with served(pages) as url:
         yield url
 
 

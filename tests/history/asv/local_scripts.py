@@ -1,0 +1,44 @@
+"""The scripts that asv's pages load from a CDN, from npm instead: browsers of tests have no internet.
+
+`make browser` installs them, by the package.json in this folder.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from tests.browser import skip_or_fail
+
+PACKAGES = Path(__file__).parent / "node_modules"
+FILES = {
+    "jquery-3.3.1.min.js": "jquery/dist/jquery.min.js",
+    "jquery.flot.min.js": "flot/jquery.flot.js",
+    "jquery.flot.time.min.js": "flot/jquery.flot.time.js",
+    "jquery.flot.selection.min.js": "flot/jquery.flot.selection.js",
+    "jquery.flot.categories.min.js": "flot/jquery.flot.categories.js",
+    "jquery.flot.orderBars.js": "flot-orderbars/js/jquery.flot.orderBars.js",
+    "stupidtable.min.js": "stupid-table-plugin/stupidtable.min.js",
+    "md5.min.js": "blueimp-md5/js/md5.min.js",
+    "bootstrap.min.js": "bootstrap/dist/js/bootstrap.min.js",
+    "bootstrap.min.css": "bootstrap/dist/css/bootstrap.min.css",
+}
+"""The file of a package for the name at the end of each address."""
+_LOADED = re.compile(r'(src|href)="https?://[^"]*/([^"/]+)" integrity=[^>]*>')
+
+
+def use_local_scripts(pages: Path) -> None:
+    """Let `index.html` of asv's pages load local copies.
+
+    Without them the test is skipped, or fails where CI is set. Raises KeyError for a script of no package.
+    """
+    if not PACKAGES.exists():
+        skip_or_fail("the scripts of asv's pages are not installed: run `make browser`")
+    index = pages / "index.html"
+    for file in FILES.values():
+        shutil.copy(PACKAGES / file, pages)
+    text = _LOADED.sub(
+        lambda found: f'{found[1]}="{Path(FILES[found[2]]).name}">', index.read_text(encoding="utf-8")
+    )
+    index.write_text(text, encoding="utf-8")
