@@ -70,4 +70,4 @@ def _of_room(room: str) -> Iterator[PurePath]:
 
 
 if __name__ == "__main__":
-    print(*affected_tests(changed_files(*sys.argv[1:2] or ["main"])))
+    print(*affected_tests(changed_files(sys.argv[1] if sys.argv[1:] else "main")))
