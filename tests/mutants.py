@@ -126,22 +126,6 @@ LEFT_OUT = {
         r'outcome = "regressed" if worsening >= 0 .*',
     ): "equivalent: the worsening is beyond the tolerance, hence not 0",
     (
-        "perfsuite/verdict/power.py",
-        r"trials: int = \d+,",
-    ): "so many trials take minutes",
-    (
-        "perfsuite/verdict/power.py",
-        r"for used in range\(1, len\(available\) \+ 2\):",
-    ): "equivalent: when all launches are used, the outcome is never `undecided`",
-    (
-        "perfsuite/verdict/power.py",
-        r".* - session_sigma \* rng\.normal\(\)",
-    ): "equivalent: the distribution is symmetric",
-    (
-        "perfsuite/verdict/power.py",
-        r".*\(rng\.random\(size\) <= 1 / 20\)",
-    ): "equivalent: no draw is just 1/20",
-    (
         "perfsuite/verdict/robust.py",
         r".*math\.sqrt\(degrees \* .* if exponent (<= 700|< 699|< 701) else math\.inf",
     ): "equivalent: either is beyond any figure, and Python's floats end at 709",

@@ -19,16 +19,25 @@ from perfsuite.cli.export import export
 from perfsuite.cli.github_issue import issue
 from perfsuite.cli.hardware import hardware
 from perfsuite.cli.judge import judge
-from perfsuite.cli.power import power
 from perfsuite.cli.report import report
 from perfsuite.cli.selftest import selftest
 from perfsuite.errors import PerfsuiteError
 from perfsuite.launch.slurm.settings import read_ini
 from perfsuite.report.terminal import console
 
+GONE = {
+    "power": "each report states the smallest change that the gate of a case can find",
+}
+"""Commands that were, and what is in their place."""
+
 
 class _Commands(TyperGroup):
     """All commands. A `PerfsuiteError` becomes a line on standard error and exit status 2."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if instead := GONE.get(args[0]):
+            ctx.fail(f"there is no command {args[0]} any more: {instead}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -81,7 +90,6 @@ app.add_typer(slurm.app, name="slurm", no_args_is_help=True)
 app.command()(hardware)
 app.command()(selftest)
 app.command()(doctor)
-app.command()(power)
 app.command()(compare)
 app.command()(bisect)
 app.command()(dry_run)

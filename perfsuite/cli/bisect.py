@@ -26,7 +26,7 @@ from perfsuite.cli.compare import (
     say,
 )
 from perfsuite.cli.dry_run import CASES, selected
-from perfsuite.cli.power import fraction
+from perfsuite.cli.fraction import fraction
 from perfsuite.compare import Comparison
 from perfsuite.errors import CaseError
 from perfsuite.git import git

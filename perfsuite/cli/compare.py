@@ -15,7 +15,7 @@ from perfsuite import documents
 from perfsuite.case.case import Case
 from perfsuite.case.fault import Fault
 from perfsuite.cli.dry_run import CASES, Expression, Ids, selected
-from perfsuite.cli.power import fraction
+from perfsuite.cli.fraction import fraction
 from perfsuite.compare import Comparison
 from perfsuite.errors import AllocationOverError, BusyError, CaseError, told
 from perfsuite.launch.arm import resolve

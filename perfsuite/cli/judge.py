@@ -29,8 +29,8 @@ from typing import Annotated, Any, BinaryIO
 import typer
 from pydantic import ConfigDict, FailFast, Field, ValidationError
 
+from perfsuite.cli.fraction import fraction
 from perfsuite.cli.judge_logs import LONGEST, StepLog, check_comparable, read_log
-from perfsuite.cli.power import fraction
 from perfsuite.documents import Data, explain
 from perfsuite.errors import CaseError, FileError
 from perfsuite.results.window import find_window

@@ -295,7 +295,7 @@ def in_short(results: Iterable[Measurement]) -> list[str]:
     if hidden := [result for result in quiet if blind(result)]:
         lines.append(
             f"blind: in {len(hidden)} of {plural(len(quiet), 'case')} noise hides changes as large as the "
-            f"tolerance; a baseline of more launches helps (perfsuite power). How large: {REST}"
+            f"tolerance; a baseline of more launches helps. How large: {REST}"
         )
     return lines
 

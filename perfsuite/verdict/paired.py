@@ -31,8 +31,7 @@ correction; and `same` must be likely without it, too.
 Sources:
 - Paired differences: Student, Biometrika 6 (1908) 1. Clipped means and variances: Huber, Robust Statistics
   (1981). Student's t by the normal: Wallace, Annals of Mathematical Statistics 30 (1959) 1121.
-- The constants were chosen by simulation with `perfsuite.verdict.paired_power`; test_paired_power.py checks
-  what they achieve.
+- The constants were chosen by simulation; tests/verdict/test_simulated_pairs.py checks what they achieve.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Decides whether a case is slower than its baseline, by a sequential test on whole launches.
 
 Pure functions, data in and decision out: no clock, no disk, no random numbers. Must not import
-torch, pytest, numpy or scipy: a pytest plugin imports it, and `power` runs it a million times.
+torch, pytest, numpy or scipy: a pytest plugin imports it, and simulations run it a million times.
 
 One launch (fresh processes, some 50 steps) is one observation: one positive number of seconds per
 step, lower is better. All arithmetic is on logarithms, so units cancel and changes are relative.
@@ -21,7 +21,7 @@ Sources:
 - Sigma is estimated, so Student's t replaces the normal: Wallace, Annals of Mathematical
   Statistics 30 (1959) 1121. The class's noise and today's spread are combined as in Smyth's
   moderated t: Statistical Applications in Genetics and Molecular Biology 3 (2004), article 3.
-The constants were chosen with `power.simulate`; test_power.py checks what they achieve.
+The constants were chosen by simulation; tests/verdict/test_simulated_gate.py checks what they achieve.
 """
 
 import math

@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 from perfsuite.verdict.differences import order
 from perfsuite.verdict.paired import MAX_PAIRS
-from perfsuite.verdict.paired_power import days, judge_day, simulate
 from perfsuite.verdict.sequential import MAX_LAUNCHES, Noise, decide, pooled_noise
+from tests.benchmarks.simulated_pairs import days, judge_day, simulate
 
 SIGMA, TOLERANCE = 0.01, 0.03
 MACHINES = {

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from perfsuite.cli.app import app
+from perfsuite.cli.app import GONE, app
 from perfsuite.results import baseline
 from perfsuite.results.store import BaselineStore
 from tests.samples import make_case, make_run
@@ -52,7 +52,6 @@ def test_help_names_the_exit_statuses() -> None:
 @pytest.mark.parametrize(
     ("words", "package", "purpose"),
     [
-        (["power", "--sigma", "1%"], "numpy", "to simulate launches"),
         (["history", "trend"], "numpy", "to look for trends"),
         (["history", "publish", "out"], "asv", "to publish a history"),
     ],
@@ -68,3 +67,10 @@ def test_a_command_whose_package_is_missing_names_its_extra(
         f"perfsuite {words[0]}: {purpose}: it needs the package {package}, which is not installed: "
         "pip install 'perfsuite[history]'\n"
     )
+
+
+@pytest.mark.parametrize("command", GONE)
+def test_a_command_that_is_gone_says_what_replaces_it(command: str) -> None:
+    done = CliRunner().invoke(app, [command, "--any", "thing"], env={"COLUMNS": "200"})
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"there is no command {command} any more: {GONE[command]}" in done.stderr

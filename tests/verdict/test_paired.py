@@ -1,4 +1,4 @@
-"""Each part of the paired procedure, and what holds for any pairs. Its rates are in test_paired_power.py."""
+"""Each part of the paired procedure, and what holds for any pairs; rates: test_simulated_pairs.py."""
 
 from __future__ import annotations
 

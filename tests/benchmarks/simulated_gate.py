@@ -2,7 +2,9 @@
 
 Draws baselines and launches, passes them to `decide` launch by launch until it decides, and counts the
 outcomes. For comparison it counts what most suites do: one sample against one baseline sample and a fixed
-threshold. Must not import torch or pytest; imports numpy, for the draws, inside a function only.
+threshold.
+
+    python -m tests.benchmarks.simulated_gate   # docs/statistics.md, "What this gate can detect"
 """
 
 import math
@@ -12,7 +14,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Literal
 
-from perfsuite.errors import CaseError
+import numpy as np
+
 from perfsuite.verdict.robust import SCALE_EFFICIENCY
 from perfsuite.verdict.sequential import MAX_LAUNCHES, Decision, Noise, decide, pooled_noise
 
@@ -155,7 +158,7 @@ def _groups(baseline_launches: int, pooled_degrees: int | None) -> int:
     """Return how many baselines give the noise about `pooled_degrees` degrees of freedom."""
     fewest = 3 if pooled_degrees is None else 2
     if baseline_launches < fewest:
-        raise CaseError(
+        raise ValueError(
             f"a baseline of {baseline_launches} shows no noise, expected {fewest} launches or more"
         )
     if pooled_degrees is None:
@@ -178,8 +181,6 @@ def _draws(
 
     `shape` is (number of baselines, launches in each).
     """
-    import numpy as np
-
     rng = np.random.default_rng(seed)
 
     def scatter(*size: int) -> Any:
@@ -211,3 +212,8 @@ def _row(drop: float, count: Counter[str], trials: int) -> PowerRow:
         fixed_5_percent=count["fixed_5_percent"] / trials,
         fixed_tolerance=count["fixed_tolerance"] / trials,
     )
+
+
+if __name__ == "__main__":
+    for each in (0.003, 0.01, 0.02):
+        print(f"{simulate(sigma=each)}\n")

@@ -1,7 +1,5 @@
 """Simulates what a paired comparison detects on a machine that drifts, with the same `decide` that judges.
 
-Must not import torch or pytest; imports numpy, for the draws, inside a function only.
-
 One simulated day is log(seconds) of 24 launches in a row: normal noise between launches, one launch in 20
 that is 10 % slow, and the machine's drift. A drift of d is a random walk of standard deviation d after 24
 launches; besides, a share 1.4 d of the launches begins a time of some 6 launches in which the machine is 5 to
@@ -17,6 +15,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
+
+import numpy as np
 
 from perfsuite.verdict.differences import order
 from perfsuite.verdict.paired import MAX_PAIRS, PairedDecision, decided
@@ -144,8 +144,6 @@ def days(
     sigma: float, drift: float, launches: int, *, two_speeds: float = 0.0, trials: int, seed: int
 ) -> Iterator[list[float]]:
     """Yield log(seconds) of the launches of unchanged code, in a row, for each trial."""
-    import numpy as np
-
     rng = np.random.default_rng(seed)
     walk = drift / math.sqrt(2 * MAX_PAIRS)
     for _ in range(trials):
@@ -169,8 +167,6 @@ def _followed(
     alone: Iterable[list[float]], probe_sigma: float, exponent: float, launches: int, seed: int
 ) -> Iterator[tuple[list[float], list[float]]]:
     """Add to each day's launches what follows a probe; yield them with log(probe seconds)."""
-    import numpy as np
-
     rng = np.random.default_rng([seed, 1])
     for logs in alone:
         probes = probe_sigma * rng.standard_normal(launches)

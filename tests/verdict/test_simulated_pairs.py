@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from perfsuite.verdict.paired_power import PairedTable, _followed, days, judge_day, simulate
+from tests.benchmarks.simulated_pairs import PairedTable, _followed, days, judge_day, simulate
 
 MODERATE = 0.015
 """A drift of 0.3 % a launch; in one launch of 48 a slower or faster time begins."""
 
 
 def test_without_scatter_each_change_has_one_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfsuite.verdict.paired_power.DISTURBED", 0.0)
+    monkeypatch.setattr("tests.benchmarks.simulated_pairs.DISTURBED", 0.0)
     table = simulate(sigma=1e-6, drift=0, changes=(-0.05, 0.0, 0.05), trials=3)
     faster, same, slower = table.rows
     assert (faster.faster, same.same, slower.slower) == (1, 1, 1)
@@ -25,11 +25,11 @@ def test_without_scatter_each_change_has_one_outcome(monkeypatch: pytest.MonkeyP
 
 
 def test_the_launches_scatter_and_drift_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfsuite.verdict.paired_power.DISTURBED", 0.0)
+    monkeypatch.setattr("tests.benchmarks.simulated_pairs.DISTURBED", 0.0)
     still = [value for logs in days(0.01, 0, 24, trials=400, seed=1) for value in logs]
     assert pstdev(still) == pytest.approx(0.01, rel=0.05)
     assert abs(fmean(still)) < 0.001
-    monkeypatch.setattr("perfsuite.verdict.paired_power.STEPS_FOR_DRIFT", 0.0)
+    monkeypatch.setattr("tests.benchmarks.simulated_pairs.STEPS_FOR_DRIFT", 0.0)
     last = [logs[-1] for logs in days(1e-9, 0.05, 24, trials=400, seed=1)]
     assert pstdev(last) == pytest.approx(0.05, rel=0.1)
 
@@ -41,7 +41,7 @@ def test_one_launch_in_20_is_10_percent_slow() -> None:
 
 
 def test_a_machine_that_drifts_has_slower_and_faster_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfsuite.verdict.paired_power.DISTURBED", 0.0)
+    monkeypatch.setattr("tests.benchmarks.simulated_pairs.DISTURBED", 0.0)
     changed = [abs(logs[12]) > 0.045 for logs in days(1e-9, 0.001, 24, trials=4000, seed=1)]
     assert fmean(changed) == pytest.approx(6 * 0.0014, rel=0.4)  # they begin as often, and last 6 launches
     sizes = [logs[12] for logs in days(1e-9, 0.01, 24, trials=2000, seed=1) if abs(logs[12]) > 0.045]

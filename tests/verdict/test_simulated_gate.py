@@ -9,9 +9,8 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from perfsuite.verdict import power
-from perfsuite.verdict.power import NoiseModel, PowerRow, PowerTable, _add, _draws, simulate
 from perfsuite.verdict.sequential import MAX_LAUNCHES, Noise, decide
+from tests.benchmarks.simulated_gate import NoiseModel, PowerRow, PowerTable, _add, _draws, simulate
 
 TRIALS = 2_000
 
@@ -282,7 +281,7 @@ def drawn(
     monkeypatch: pytest.MonkeyPatch, baselines: list[list[float]], today: list[float], **options: float
 ) -> PowerRow:
     """What one trial of these launches, in seconds, gives for unchanged code."""
-    monkeypatch.setattr(power, "_draws", lambda *_: iter([(baselines, today)]))
+    monkeypatch.setattr("tests.benchmarks.simulated_gate._draws", lambda *_: iter([(baselines, today)]))
     return simulate(sigma=0.01, drops=(0.0,), trials=1, **options).row(0.0)  # type: ignore[arg-type]
 
 
