@@ -37,7 +37,8 @@ def export(
 ) -> None:
     """Write tokens/s, peak memory and outcome of each case of a session for another program.
 
-    Figures of failed and unhealthy cases are left out, and the cases named on standard error.
+    Figures of failed and unhealthy cases are left out. These cases, and those whose counts are not known, are
+    named on standard error.
     """
     file = session or newest(store)
     content = documents.read(SessionDir(file).results if file.is_dir() else file, SessionFile)
@@ -54,6 +55,10 @@ def export(
         if not exports.figures(result):
             reason = result.no_evidence or "nothing of it was measured"
             console(stderr=True).print(f"no figures of {result.case_id}: {reason}", style="yellow")
+        elif (counts := exports.outcomes(result)["counts"]) == "not counted":
+            console(stderr=True).print(
+                f"{result.case_id}: {counts}, so a step may do other work", style="yellow"
+            )
     if output is None:
         typer.echo(text, nl=False)
     else:

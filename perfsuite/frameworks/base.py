@@ -233,6 +233,7 @@ EXTRAS: Mapping[str, str] = {
     **{package: package for package in TRAINING},
     "asv": "history",
     "numpy": "history",
+    "prometheus_client": "prometheus",
     "tensorboard": "tensorboard",
 }
 """Packages that are not installed with perfsuite, and the extra that installs them."""

@@ -1,10 +1,12 @@
-"""Writes what a session measured as other programs read it: `FORMATS`. Pure: no torch, no pytest, no disk.
+"""Writes what a session measured as other programs read it: `FORMATS`. Imports neither torch nor pytest.
 
-Each format holds the tokens/s and the peak memory of every case, and (but for Bencher's, which knows numbers
-only) its outcome. What was not measured is left out and is never 0. So are the figures of a case that is no
-evidence of its speed (`Measurement.no_evidence`): failed, unhealthy, or with an injected fault.
+Each format holds the tokens/s and the peak memory of every case. All but Bencher's, which knows numbers only,
+also hold its outcome and that of its counts: `passed` with `not counted` is half a verdict. What was not
+measured is left out and is never 0. A case that is no evidence of its speed (`Measurement.no_evidence`) has
+no figures: it failed, was unhealthy, or had an injected fault.
 
-Of a case that a session measured more than once, the last result is written: readers take one value a name.
+A case that a session measured more than once is written once, by its last result: readers take one value for
+a name.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from perfsuite.case.hardware import Machine
+from perfsuite.frameworks.base import require
 from perfsuite.report import summary
 from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, in_unit
-from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
 
 EXPORTED = (TOKENS_PER_S, PEAK_MEMORY)
@@ -25,7 +28,7 @@ HELP = {
     "tokens_per_s": "Tokens per second of the whole job, the median of its launches.",
     "samples_per_s": "Samples per second of the whole job, the median of its launches.",
     "peak_memory_bytes": "Peak memory of the rank that needed most, in bytes, the median of its launches.",
-    "outcome": "1 for the outcome of each case, which the label names.",
+    "outcome": "1 for the outcome of each case and that of its counts, which the labels name.",
 }
 
 
@@ -50,29 +53,38 @@ def figures(result: Measurement) -> dict[str, list[float]]:
     return {name: values for name, values in found.items() if values}
 
 
+def outcomes(result: Measurement) -> dict[str, str]:
+    """Return the outcome of a case, and that of its counts: `not counted` where nothing was known of them."""
+    counts = result.verdict.counts
+    return {
+        "outcome": summary.verdict(result),
+        "counts": "not counted" if counts is None else counts.outcome,
+    }
+
+
 def hud(session: SessionFile) -> str:
     """Return records of PyTorch's benchmark database, version 3: a JSON array, one record for each figure.
 
-    The fields are those of the table `oss_ci_benchmark_v3` of pytorch/test-infra; what it knows of commit and
-    workflow is added by whoever uploads. The outcome is a word, which the table has no number for: as in
-    PyTorch's own accuracy benchmarks its record has no `benchmark_values`, and the word in `extra_info`.
+    The fields are those of the table `oss_ci_benchmark_v3` of pytorch/test-infra. Whoever uploads adds what
+    it knows of commit and workflow. The table has no number for an outcome: as in PyTorch's own accuracy
+    benchmarks its record has no `benchmark_values`, and the words stand in `extra_info`.
     """
     records = []
     for result in newest(session):
         metrics: list[dict[str, Any]] = [
             {"name": name, "benchmark_values": values} for name, values in figures(result).items()
         ]
-        metrics.append({"name": "outcome", "extra_info": {"outcome": summary.verdict(result)}})
+        metrics.append({"name": "outcome", "extra_info": outcomes(result)})
         records += [{**_hud_case(session, result), "metric": metric} for metric in metrics]
     return json.dumps(records, indent=1, allow_nan=False) + "\n"
 
 
 def _hud_case(session: SessionFile, result: Measurement) -> dict[str, Any]:
-    """What the records of a case share. A case that was never launched is known by its id alone."""
+    """Return what the records of a case share; of one that was never launched its id, framework, outcome."""
     extra_info = {
         "perfsuite": session.perfsuite,
-        "outcome": summary.verdict(result),
         "hardware_class": result.hardware_class or session.machine.hardware_class,
+        **outcomes(result),
     }
     record: dict[str, Any] = {
         "benchmark": {"name": "perfsuite", "mode": "training", "extra_info": extra_info},
@@ -83,40 +95,43 @@ def _hud_case(session: SessionFile, result: Measurement) -> dict[str, Any]:
     run = result.runs[-1]
     record["benchmark"] |= {"dtype": run.case.precision, "extra_info": extra_info | run.case.parameters}
     record["model"]["type"] = run.case.model.name
-    record["runners"] = [_hud_runner(run)] * run.case.topology.nodes
+    record["runners"] = [_hud_runner(run.machine)] * run.case.topology.nodes
     if run.observed is not None and (torch := run.observed.environment.get("torch")) is not None:
         record["dependencies"] = {"torch": {"version": torch}}
     return record
 
 
-def _hud_runner(run: Run) -> dict[str, Any]:
-    """One machine of a launch; memory in GiB, of all its GPUs together, as the database has it."""
-    machine = run.machine
-    runner = {"name": machine.device_name, "type": machine.hardware_class}
-    if machine.device == "cpu":
-        gib = round(machine.memory_bytes / 2**30)
-        return {
-            **runner,
-            "cpu_info": machine.device_name,
-            "cpu_count": machine.devices,
-            "avail_mem_in_gb": gib,
-        }
-    gib = round(machine.memory_bytes * machine.devices / 2**30)
+def _hud_runner(machine: Machine) -> dict[str, Any]:
+    """Return one machine of a launch; memory in GiB, of all its GPUs together, as the database has it."""
+    kind, memory, each = ("cpu", "avail_mem_in_gb", 1)
+    if machine.device != "cpu":
+        kind, memory, each = ("gpu", "avail_gpu_mem_in_gb", machine.devices)
     return {
-        **runner,
-        "gpu_info": machine.device_name,
-        "gpu_count": machine.devices,
-        "avail_gpu_mem_in_gb": gib,
+        "name": machine.device_name,
+        "type": machine.hardware_class,
+        f"{kind}_info": machine.device_name,
+        f"{kind}_count": machine.devices,
+        memory: round(machine.memory_bytes * each / 2**30),
     }
 
 
 def openmetrics(session: SessionFile) -> str:
-    """Return gauges as OpenMetrics 1.0 text.
+    """Return gauges as OpenMetrics 1.0 text, which `prometheus_client` writes.
 
     Only what the older Prometheus text format has, too, is used: gauges without time stamps. A node exporter
-    reads its textfile directory as that older format.
+    reads its textfile directory as that older format. Raises `PackageError` without `prometheus_client`.
     """
-    samples: dict[str, list[str]] = {}
+    require("prometheus_client", purpose="to write OpenMetrics")
+    from prometheus_client import CollectorRegistry, Gauge
+    from prometheus_client.openmetrics.exposition import generate_latest
+
+    registry, gauges = CollectorRegistry(), dict[str, Gauge]()
+
+    def add(name: str, labels: dict[str, str], value: float) -> None:
+        if name not in gauges:
+            gauges[name] = Gauge(f"perfsuite_{name}", HELP[name], list(labels), registry=registry)
+        gauges[name].labels(**labels).set(value)
+
     for result in newest(session):
         labels = {
             "case": result.case_id,
@@ -124,29 +139,16 @@ def openmetrics(session: SessionFile) -> str:
             "hardware_class": result.hardware_class or session.machine.hardware_class,
         }
         for name, values in figures(result).items():
-            samples.setdefault(name, []).append(_sample(name, labels, median(values)))
-        labels["outcome"] = summary.verdict(result)
-        samples.setdefault("outcome", []).append(_sample("outcome", labels, 1))
-    lines = []
-    for name, of_name in samples.items():
-        lines += [f"# TYPE perfsuite_{name} gauge", f"# HELP perfsuite_{name} {HELP[name]}", *of_name]
-    return "\n".join([*lines, "# EOF"]) + "\n"
-
-
-def _sample(name: str, labels: Mapping[str, str], value: float) -> str:
-    """Write a sample, its labels' values escaped as OpenMetrics asks."""
-    escaped = {
-        label: text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-        for label, text in labels.items()
-    }
-    written = ",".join(f'{label}="{text}"' for label, text in escaped.items())
-    return f"perfsuite_{name}{{{written}}} {value!r}"
+            add(name, labels, median(values))
+        add("outcome", labels | outcomes(result), 1)
+    text: bytes = generate_latest(registry)  # type: ignore[no-untyped-call]
+    return text.decode()
 
 
 def bencher(session: SessionFile) -> str:
     """Return Bencher Metric Format JSON: the median of the launches, with the lowest and the highest of them.
 
-    The format holds numbers alone, so it names no outcome: a case without figures is left out.
+    The format holds numbers alone, so it names no outcome, and a case without figures is left out.
     """
     cases = {result.case_id: figures(result) for result in newest(session)}
     content = {
@@ -158,7 +160,7 @@ def bencher(session: SessionFile) -> str:
 
 
 def _bencher_metric(values: Sequence[float]) -> dict[str, float]:
-    """One launch has no bounds: they would say that it is exact."""
+    """Return a value with its bounds. One launch has none: they would say that it is exact."""
     bounds = {"lower_value": min(values), "upper_value": max(values)} if len(values) > 1 else {}
     return {"value": median(values), **bounds}
 

@@ -13,7 +13,7 @@ import pytest
 
 from perfsuite.frameworks.fake import Fake
 from perfsuite.report.export import FORMATS, bencher, figures, hud, newest, openmetrics
-from perfsuite.results.outcome import Verdict
+from perfsuite.results.outcome import CountCheck, Verdict
 from perfsuite.results.session_file import Measurement, SessionFile
 from tests.samples import IMAGES, make_case, make_figures, make_result, make_run
 from tests.sessions import KINDS, make_session
@@ -145,7 +145,10 @@ def test_hud_has_a_record_for_each_figure_with_the_value_of_each_launch() -> Non
         "benchmark_values": [run.figures.tokens_per_s for run in result.runs],
     }
     assert memory["metric"]["name"] == "peak_memory_bytes"
-    assert outcome["metric"] == {"name": "outcome", "extra_info": {"outcome": "passed"}}
+    assert outcome["metric"] == {
+        "name": "outcome",
+        "extra_info": {"outcome": "passed", "counts": "not counted"},
+    }
     for each in (speed, memory, outcome):
         assert each["benchmark"]["dtype"] == "bf16-mixed"
         assert each["benchmark"]["extra_info"]["hardware_class"] == "h100-80gb-sxm"
@@ -190,6 +193,25 @@ def test_openmetrics_has_gauges_with_the_case_the_class_and_the_outcome() -> Non
     value, labels = found["perfsuite_outcome", result.case_id]
     assert (value, labels["outcome"]) == (1, "passed")
     assert openmetrics(make_session(1)).endswith("\n# EOF\n")
+
+
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        (None, "not counted"),
+        (CountCheck(outcome="not counted", notes=("a CUDA graph was replayed",)), "not counted"),
+        (CountCheck(outcome="passed"), "passed"),
+    ],
+)
+def test_a_case_whose_counts_are_unknown_does_not_look_as_one_whose_counts_passed(
+    counts: CountCheck | None, told: str
+) -> None:
+    result = make_result(make_run())
+    result = result.replace(verdict=result.verdict.replace(outcome="passed", counts=counts))
+    session = session_of(result)
+    for each in records(session):
+        assert each["benchmark"]["extra_info"]["counts"] == told
+    assert samples(session)["perfsuite_outcome", result.case_id][1]["counts"] == told
 
 
 def test_labels_are_escaped() -> None:
@@ -249,7 +271,7 @@ def test_a_case_that_was_never_launched_has_an_outcome() -> None:
     result = make_result(make_run()).replace(runs=(), verdict=Verdict(outcome="failed", launches=0))
     session = session_of(result)
     (only,) = records(session)
-    assert only["metric"]["extra_info"] == {"outcome": "failed"}
+    assert only["metric"]["extra_info"] == {"outcome": "failed", "counts": "not counted"}
     assert "runners" not in only
     assert samples(session)["perfsuite_outcome", result.case_id][1]["outcome"] == "failed"
 
@@ -257,7 +279,7 @@ def test_a_case_that_was_never_launched_has_an_outcome() -> None:
 def test_an_excused_failure_is_named_by_its_excuse() -> None:
     result = make_result(make_run())
     result = result.replace(verdict=Verdict(outcome="failed", launches=1), excused="known issue")
-    assert records(session_of(result))[0]["metric"]["extra_info"] == {"outcome": "known issue"}
+    assert records(session_of(result))[0]["metric"]["extra_info"]["outcome"] == "known issue"
 
 
 def test_of_a_case_measured_twice_the_last_result_is_written() -> None:
