@@ -29,7 +29,7 @@ comparisons: .venv/installed  ## the tiny twins of the published comparisons, on
 	rm -rf .perfsuite/comparisons
 	.venv/bin/pytest bench_cases -m cpu --ignore bench_cases/test_cpu.py --perf-record-launches=1 \
 		--perf-store=.perfsuite/comparisons $(ARGS); status=$$?; \
-	.venv/bin/perfsuite report --comparison all --store .perfsuite/comparisons && exit $$status
+	.venv/bin/python -m bench_cases.published --store .perfsuite/comparisons && exit $$status
 
 quick: .venv/installed  ## the unit tests of the rooms that differ from BASE (main), and of those above (a minute)
 	tests=$$(.venv/bin/python -m tests.changed $(BASE)) && { [ -z "$$tests" ] || \

@@ -120,31 +120,6 @@ def test_a_report_is_written_on_request(suite: pytest.Pytester) -> None:
     assert summary.read_text().startswith("## perfsuite: 1 regressed")
 
 
-def test_a_report_shows_the_published_comparisons_of_its_cases(suite: pytest.Pytester) -> None:
-    twin = "fake-llama-tiny-s64-b4-fp32-1x2"
-    figure = {"quantity": "mfu", "value": 0.5, "reported": "50 %"}
-    row = {"settings": ["FSDP"], "devices": 8, "figures": [figure], "case": "other", "twin": twin}
-    table = {
-        "name": "x",
-        "title": "FSDP or 3D",
-        "source": "a blog",
-        "accelerator": "H100",
-        "conditions": "Llama",
-        "headings": ["framework"],
-        "rows": [row],
-    }
-    file = suite.path / "bench_cases" / "published.json"
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps({"schema_version": 1, "comparisons": [table]}))
-    assert run_cpu(suite, "--perf-report=out").ret == 0
-    for name in ("index.html", "summary.md"):
-        assert "FSDP or 3D" in (suite.path / "out" / name).read_text()
-    file.write_text("{")
-    broken = run_cpu(suite, "--perf-report=out")
-    assert broken.ret == pytest.ExitCode.USAGE_ERROR
-    broken.stderr.fnmatch_lines(["*published.json*"])
-
-
 def test_a_report_tells_what_was_skipped(suite: pytest.Pytester) -> None:
     suite.runpytest("-m", "a100", "--perf-report=out")
     assert "1 skipped" in (suite.path / "out" / "index.html").read_text()

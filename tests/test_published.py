@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bench_cases.published import Comparison, PublishedFile, compare
 from perfsuite import Case, documents
-from perfsuite.report.published import Comparison, PublishedFile, compare
 from tests.memory_rule import model_memory
 
 BENCH_CASES = Path(__file__).parent.parent / "bench_cases"

@@ -27,16 +27,21 @@ from perfsuite.report.terminal import console
 
 GONE = {
     "power": "each report states the smallest change that the gate of a case can find",
+    "report --comparison": "python -m bench_cases.published shows published comparisons",
+    "report --published": "python -m bench_cases.published shows published comparisons",
 }
-"""Commands that were, and what is in their place."""
+"""Commands and options that were, and what is in their place."""
 
 
 class _Commands(TyperGroup):
     """All commands. A `PerfsuiteError` becomes a line on standard error and exit status 2."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if instead := GONE.get(args[0]):
-            ctx.fail(f"there is no command {args[0]} any more: {instead}")
+        given = [word.partition("=")[0] for word in args]
+        for gone, instead in GONE.items():
+            command, *options = gone.split()
+            if given[0] == command and set(options) <= set(given):
+                ctx.fail(f"there is no `perfsuite {gone}` any more: {instead}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

@@ -15,16 +15,7 @@ from perfsuite.errors import FileError
 from perfsuite.report import markdown as markdown_report
 from perfsuite.report import preflight, summary
 from perfsuite.report.html import page
-from perfsuite.report.published import (
-    PUBLISHED,
-    ComparisonTable,
-    PublishedFile,
-    compare,
-    concerned,
-    latest,
-    rooflines,
-)
-from perfsuite.report.terminal import console, explanation, plain_table, table
+from perfsuite.report.terminal import console, explanation, table
 from perfsuite.report.text import relative
 from perfsuite.results.session_file import SessionFile
 from perfsuite.results.store import STORE, Store
@@ -37,14 +28,6 @@ def report(
             metavar="[RESULTS.json]...", help="Of one or more sessions. Default: the newest here."
         ),
     ] = None,
-    comparison: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A published comparison beside the newest result of each of its cases; or all. "
-            "Without it, HTML and Markdown show those in which the sessions measured a case."
-        ),
-    ] = None,
-    published: Annotated[Path, typer.Option(help="Where the published figures stand.")] = PUBLISHED,
     html: Annotated[Path | None, typer.Option(help="Write one self-contained page.")] = None,
     markdown: Annotated[str | None, typer.Option(help="Write a short summary; - is standard output.")] = None,
     store: Annotated[Path, typer.Option(help="Local store, where sessions are.")] = STORE,
@@ -58,51 +41,18 @@ def report(
     ] = False,
 ) -> None:
     """Show what sessions found out: in the terminal, as HTML, as Markdown; the exit status is no verdict."""
-    tables = _comparisons(comparison, published, files, store) if comparison else []
     to_terminal = html is None and markdown is None
-    if tables and to_terminal:
-        _show_comparisons(tables)
-        return
     sessions = [documents.read(file, SessionFile) for file in files or [newest(store)]]
-    if not comparison and not to_terminal and (published != PUBLISHED or published.exists()):
-        tables = concerned(documents.read(published, PublishedFile), sessions)
     if html is not None:
-        documents.write_text(html, page.render(sessions, tables))
+        documents.write_text(html, page.render(sessions))
         typer.echo(f"written: {html}", err=True)
     if markdown is not None and markdown != "-":
-        documents.write_text(Path(markdown), markdown_report.render(sessions, tables))
+        documents.write_text(Path(markdown), markdown_report.render(sessions))
         typer.echo(f"written: {markdown}", err=True)
     if markdown == "-":
-        typer.echo(markdown_report.render(sessions, tables))
+        typer.echo(markdown_report.render(sessions))
     elif to_terminal:
         _show(sessions, verbose=verbose)
-
-
-def _comparisons(
-    names: list[str], published: Path, files: list[Path] | None, store: Path
-) -> list[ComparisonTable]:
-    """Compare published figures with `files`, by default with every session of the store, which may be
-    empty."""
-    known = documents.read(published, PublishedFile)
-    wanted = known.comparisons if "all" in names else [known.find(name) for name in names]
-    sessions = [documents.read(file, SessionFile) for file in files or Store(store).results()]
-    results, limits = latest(sessions), rooflines(sessions)
-    return [compare(each, results, limits) for each in wanted]
-
-
-def _show_comparisons(tables: list[ComparisonTable]) -> None:
-    """Print the comparisons in the terminal."""
-    out = console()
-    for each in tables:
-        out.print(each.title, style="bold")
-        out.print(f"{each.source}. {each.conditions}.")
-        grid = plain_table(each.headers)
-        for cells in each.rows:
-            grid.add_row(*cells)
-        out.print(grid)
-        for note in each.notes:
-            out.print(f"- {note}")
-        out.print()
 
 
 def newest(store: Path) -> Path:

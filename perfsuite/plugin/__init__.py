@@ -30,12 +30,11 @@ from perfsuite.plugin.benchmark import (
     pytest_benchmark_update_machine_info as pytest_benchmark_update_machine_info,
 )
 from perfsuite.plugin.collection import EMPTY, NO_CASE, case_of, check_collected, has_marks, uses_bench
-from perfsuite.plugin.options import SESSION, max_pairs, options, published_comparisons, usage_error
+from perfsuite.plugin.options import SESSION, max_pairs, options, usage_error
 from perfsuite.plugin.options import pytest_addoption as pytest_addoption
 from perfsuite.report import summary
 from perfsuite.report import terminal as report
 from perfsuite.report.progress import Progress
-from perfsuite.report.published import PublishedFile, concerned
 from perfsuite.report.text import plural, printable, relative
 from perfsuite.results.outcome import STYLES
 from perfsuite.results.session_file import Measurement, SessionFile, Skipped
@@ -50,8 +49,6 @@ ENDED = pytest.StashKey[bool]()
 
 # Of the session:
 PROGRESS = pytest.StashKey[Progress]()
-COMPARISONS = pytest.StashKey[PublishedFile]()
-"""The published comparisons to show in a report."""
 SELECTED = pytest.StashKey[int]()
 """How many tests ask for a measurement."""
 UNDECIDED = pytest.StashKey[list[str]]()
@@ -66,7 +63,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: a perfsuite case meant for {name}")
     progress = config.stash[PROGRESS] = _progress(config)
     config.stash[SESSION] = _session(config, progress)
-    config.stash[COMPARISONS] = published_comparisons(config)
     config.pluginmanager.register(HoldsInterrupts(config))
     if not _is_worker(config):
         config.pluginmanager.register(CollectsFromWorkers(config))
@@ -522,7 +518,7 @@ def _write_files(config: pytest.Config, *, is_complete: bool) -> None:
     content = session_file(session, "complete" if is_complete else "interrupted")
     writes = [partial(documents.write, file, content) for file in files]
     if report_directory is not None:
-        writes.append(partial(_write_report, Path(report_directory), content, config.stash[COMPARISONS]))
+        writes.append(partial(_write_report, Path(report_directory), content))
     problems = []
     for write in writes:
         try:
@@ -533,13 +529,12 @@ def _write_files(config: pytest.Config, *, is_complete: bool) -> None:
         raise FileError("; ".join(problems))
 
 
-def _write_report(directory: Path, content: SessionFile, published: PublishedFile) -> None:
+def _write_report(directory: Path, content: SessionFile) -> None:
     from perfsuite.report import markdown  # not for every run of pytest: they import Jinja
     from perfsuite.report.html import page
 
-    tables = concerned(published, [content])
-    documents.write_text(directory / "index.html", page.render([content], tables))
-    documents.write_text(directory / "summary.md", markdown.render([content], tables))
+    documents.write_text(directory / "index.html", page.render([content]))
+    documents.write_text(directory / "summary.md", markdown.render([content]))
 
 
 def _nothing_measured(config: pytest.Config) -> bool:

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite import documents
 from perfsuite.case.fault import Fault
 from perfsuite.errors import PerfsuiteError
 from perfsuite.launch.quiet import WAIT_S
 from perfsuite.launch.slurm.settings import PREFIX, read_ini
-from perfsuite.report.published import PUBLISHED, PublishedFile
 from perfsuite.results.store import BASELINES, STORE
 from perfsuite.session import Options, Session
 from perfsuite.verdict.judge import Policy
@@ -295,15 +293,6 @@ def max_pairs(config: pytest.Config) -> int:
             f"--perf-max-pairs={text[:40]}: give a whole number from {MIN_CHANGED} to {MAX_PAIRS}"
         )
     return int(text)
-
-
-def published_comparisons(config: pytest.Config) -> PublishedFile:
-    """The comparisons that a report of this session is to show. Raises `UsageError` for a bad file."""
-    file = root_of(config) / PUBLISHED
-    if not config.getoption("--perf-report") or not file.exists():
-        return PublishedFile(comparisons=())
-    with usage_error():
-        return documents.read(file, PublishedFile)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,6 @@ from markupsafe import Markup
 
 from perfsuite.report import counts, preflight, profile, summary
 from perfsuite.report.columns import SPEED_CHANGE, extras, figure, of_cases, speed_in
-from perfsuite.report.published import ComparisonTable
 from perfsuite.report.scaling import HEADERS, scalings
 from perfsuite.report.text import sentence
 from perfsuite.results.metric import PEAK_MEMORY
@@ -43,8 +42,8 @@ class Table:
     """Number of leading columns that hold text; those after them are aligned to the right."""
 
 
-def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTable] = ()) -> str:
-    """Return counts, what needs somebody's attention with reasons, then, folded, the rest and comparisons."""
+def render(sessions: Sequence[SessionFile]) -> str:
+    """Return counts, what needs somebody's attention with reasons, then, folded, the rest."""
     results = [result for session in sessions for result in session.results]
     results.sort(key=lambda result: WORST_FIRST.index(summary.verdict(result)))
     urgent = [result for result in results if summary.verdict(result) not in QUIET]
@@ -83,10 +82,6 @@ def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTabl
         scalings=[
             (each.name, Table(headers=HEADERS, rows=each.rows(), text_columns=1))
             for each in scalings(results)
-        ],
-        comparisons=[
-            (each, Table(headers=each.headers, rows=each.rows, text_columns=len(each.headers)))
-            for each in comparisons
         ],
         max_rows=MAX_ROWS,
     )

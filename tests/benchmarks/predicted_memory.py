@@ -10,8 +10,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from bench_cases.published import Row
 from perfsuite.dry.driver import dry_run
-from perfsuite.report.published import Row
 from perfsuite.results.dry_facts import Fit
 from tests.test_published import BENCH_CASES, PUBLISHED, cases_of
 

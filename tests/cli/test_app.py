@@ -69,8 +69,8 @@ def test_a_command_whose_package_is_missing_names_its_extra(
     )
 
 
-@pytest.mark.parametrize("command", GONE)
-def test_a_command_that_is_gone_says_what_replaces_it(command: str) -> None:
-    done = CliRunner().invoke(app, [command, "--any", "thing"], env={"COLUMNS": "200"})
+@pytest.mark.parametrize("gone", GONE)
+def test_what_is_gone_says_what_replaces_it(gone: str) -> None:
+    done = CliRunner().invoke(app, [*gone.split(), "thing"], env={"COLUMNS": "200"})
     assert (done.exit_code, done.stdout) == (2, "")
-    assert f"there is no command {command} any more: {GONE[command]}" in done.stderr
+    assert f"there is no `perfsuite {gone}` any more: {GONE[gone]}" in done.stderr

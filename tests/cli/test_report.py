@@ -9,7 +9,6 @@ from perfsuite import documents
 from perfsuite.cli.app import app
 from perfsuite.cli.report import newest
 from perfsuite.errors import FileError
-from perfsuite.report.published import Comparison, PublishedFigure, PublishedFile, Row
 from perfsuite.results.preflight import NodePreflight, Preflight
 from perfsuite.results.session_file import SessionFile
 from tests.samples import make_machine
@@ -121,71 +120,3 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert shown.stderr.startswith(
         f"perfsuite report: {bad}: field schema_version: this perfsuite reads 1, got 99."
     )
-
-
-@pytest.fixture
-def published(tmp_path: Path) -> Path:
-    session = make_session(1)
-    case = session.results[0].case_id
-    figure = PublishedFigure(quantity="tokens_per_s", value=93600, reported="93.6K")
-    rows = [
-        Row(settings=(name,), devices=16, figures=(figure,), case=case_id)
-        for name, case_id in (("FSDP", case), ("3D", "fake-other"))
-    ]
-    comparison = Comparison(
-        name="fsdp-vs-3d",
-        title="FSDP or 3D",
-        source="a blog",
-        accelerator="H100 80GB",
-        conditions="Llama",
-        headings=("framework",),
-        rows=tuple(rows),
-        notes=("Read this.",),
-    )
-    documents.write(tmp_path / "published.json", PublishedFile(comparisons=(comparison,)))
-    write(tmp_path / "store" / "runs" / "20260101" / "results.json", session)
-    return tmp_path
-
-
-def test_a_comparison_shows_published_figures_beside_those_of_the_store(published: Path) -> None:
-    options = ("--published", published / "published.json", "--store", published / "store")
-    for name in ("fsdp-vs-3d", "all"):
-        shown = run("--comparison", name, *options)
-        assert shown.exit_code == 0
-        assert "FSDP or 3D\na blog. Llama.\n" in shown.stdout
-        fsdp, other = (line for line in shown.stdout.splitlines() if "93.6K" in line)
-        assert fsdp.split()[-1] == "passed"
-        assert "not run: needs 16 x H100 80GB" in other
-        assert "- Read this." in shown.stdout
-    page = published / "page.html"
-    assert run("--comparison", "all", "--html", page, *options).exit_code == 0
-    assert "FSDP or 3D" in page.read_text()
-    assert "Read this." in page.read_text()
-    markdown = run("--comparison", "all", "--markdown", "-", *options).stdout
-    assert markdown.startswith("## perfsuite: 1 passed")
-    assert "<details><summary>FSDP or 3D</summary>" in markdown
-
-
-def test_pages_show_the_comparisons_of_what_was_measured(
-    published: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(published)
-    assert "FSDP or 3D" not in run("--store", "store", "--markdown", "-").stdout
-    options = ("--store", "store", "--markdown", "-")
-    assert "FSDP or 3D" in run("--published", "published.json", *options).stdout
-    (published / "bench_cases").mkdir()
-    (published / "published.json").rename(published / "bench_cases" / "published.json")
-    assert "FSDP or 3D" in run(*options, "--html", "page.html").stdout
-    assert "FSDP or 3D" in (published / "page.html").read_text()
-    assert "FSDP or 3D" not in run("--store", "store").stdout
-    other = write(published / "other.json", make_session(0))
-    assert "FSDP or 3D" not in run(other, "--markdown", "-").stdout
-    missing = run("--published", "none.json", "--markdown", "-", "--store", "store")
-    assert missing.exit_code == 2
-    assert "none.json" in missing.stderr
-
-
-def test_an_unknown_comparison_names_the_known_ones(published: Path) -> None:
-    shown = run("--comparison", "x", "--published", published / "published.json")
-    assert shown.exit_code == 2
-    assert "unknown comparison 'x'. Known: fsdp-vs-3d." in shown.stderr

@@ -7,7 +7,6 @@ import pytest
 from markdown_it import MarkdownIt
 
 from perfsuite.report.markdown import MAX_EXPLAINED, MAX_ROWS, render, text
-from perfsuite.report.published import ComparisonTable
 from perfsuite.results.run import Health
 from perfsuite.results.session_file import Measurement, SessionFile, Skipped
 from tests.counted import BUCKETS, EXPLAINED, FULL_SIZE, make_check, make_counted, make_dry, make_finding
@@ -173,27 +172,6 @@ def test_text_is_read_back_as_it_was(value: str) -> None:
     assert table.rows == [["a"], [value]]
     assert parse(f"### {text(value)}").headings == [value]
     assert table.html == table.links == []
-
-
-def test_comparisons_are_folded_tables_with_source_and_notes() -> None:
-    table = ComparisonTable(
-        title="FSDP | 3D",
-        source="https://example.org",
-        conditions="Llama",
-        headers=("framework", "tokens/s, published"),
-        rows=(("FSDP", "93.6K"), ("a|b", "-")),
-        notes=("Read *this*.",),
-    )
-    markdown = render([make_session(0)], [table])
-    parsed = parse(markdown)
-    assert [row for row in parsed.rows if len(row) == 2][-3:] == [
-        ["framework", "tokens/s, published"],
-        ["FSDP", "93.6K"],
-        ["a|b", "-"],
-    ]
-    assert "<details><summary>FSDP &#124; 3D</summary>" in parsed.html
-    assert "Read *this*." in parsed.items
-    assert "https://example.org. Llama." in markdown
 
 
 def test_text_stands_on_one_line_and_mentions_nobody() -> None:

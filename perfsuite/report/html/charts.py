@@ -17,7 +17,6 @@ from statistics import quantiles
 
 from markupsafe import Markup
 
-from perfsuite.report.published import Pair
 from perfsuite.report.text import between, duration, percent
 from perfsuite.results.metric import described
 from perfsuite.results.outcome import Check
@@ -196,36 +195,6 @@ def interval(check: Check, *, key: str) -> Markup | None:
         f"{percent(check.change)}, 99 % interval {between((low, high))}, {check.allowed:.1%} allowed."
     )
     return _image(key, f"Change of {check.label}", description, body, width=width, height=height)
-
-
-def bars(pairs: Sequence[Pair], *, key: str, title: str, unit: str) -> Markup:
-    """Draw two bars for each pair, published hollow and measured solid, with their figures."""
-    top = max((value for pair in pairs for value in (pair.published, pair.measured or 0)), default=0)
-    row, bar, width, room = 58, 14, 480, 130
-    x = Scale(low=0, high=top or 1, start=0, end=width - room)
-    body = []
-    for number, pair in enumerate(pairs):
-        y = number * row
-        body.append(_text("label", 0, y + 14, pair.label))
-        each = [("published", pair.published)]
-        each += [("measured", pair.measured)] if pair.measured is not None else []
-        for place, (kind, value) in enumerate(each):
-            at = y + 20 + place * (bar + 3)
-            body.append(_rect(kind, 0.5, at, max(x(value), 1), bar))
-            body.append(_text("value", x(value) + 6, at + 11, f"{_figure(value)} {kind}"))
-    description = "; ".join(
-        f"{pair.label}: published {_figure(pair.published)}"
-        + (f", measured {_figure(pair.measured)}" if pair.measured is not None else "")
-        for pair in pairs
-    )
-    return _image(
-        key,
-        title,
-        f"In {unit}. {description}." if unit else f"{description}.",
-        body,
-        width=width,
-        height=row * len(pairs),
-    )
 
 
 def parts(sizes: Mapping[str, int], *, key: str, title: str) -> Markup:

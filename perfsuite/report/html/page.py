@@ -18,11 +18,9 @@ from markupsafe import Markup
 
 from perfsuite.report import preflight, summary
 from perfsuite.report.columns import Column, extras, of_cases
-from perfsuite.report.html import charts, tables
+from perfsuite.report.html import tables
 from perfsuite.report.html.case_view import CaseView, case_view, overview
-from perfsuite.report.html.charts import Figure
 from perfsuite.report.html.tables import Table
-from perfsuite.report.published import ComparisonTable
 from perfsuite.report.scaling import HEADERS, Scaling, scalings
 from perfsuite.report.text import sentence
 from perfsuite.results.outcome import STYLES, WORST_FIRST
@@ -30,7 +28,7 @@ from perfsuite.results.preflight import Preflight
 from perfsuite.results.session_file import SessionFile
 
 
-def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTable] = ()) -> str:
+def render(sessions: Sequence[SessionFile]) -> str:
     """Return the page of one or more sessions."""
     results = [result for session in sessions for result in session.results]
     unit = summary.speed_unit(results)
@@ -55,7 +53,6 @@ def render(sessions: Sequence[SessionFile], comparisons: Sequence[ComparisonTabl
         arms=any(session.arms for session in sessions),
         several_classes=len({view.hardware for view in views}) > 1,
         skipped=_skipped(sessions),
-        comparisons=[_comparison(number, each) for number, each in enumerate(comparisons, 1)],
         preflights=[_preflight(each) for session in sessions for each in session.preflights],
         scalings=[_scaled(each) for each in scalings(results)],
         styles=STYLES,
@@ -113,21 +110,6 @@ def _scaled(scaling: Scaling) -> tuple[str, Table]:
     caption = "Cases that differ in nodes alone; efficiency is the speed per device by that of the first row."
     figures = len(HEADERS) - 1
     return scaling.name, Table(caption=caption, headers=HEADERS, rows=scaling.rows(), figure_columns=figures)
-
-
-def _comparison(number: int, comparison: ComparisonTable) -> tuple[ComparisonTable, Table, Figure | None]:
-    caption = "What was published, and what was measured here beside it."
-    headers = comparison.headers
-    table = Table(
-        caption=caption, headers=headers, rows=list(comparison.rows), figure_columns=len(headers) - 1
-    )
-    if not comparison.pairs:
-        return comparison, table, None
-    title = f"{comparison.title}: published and measured"
-    key = f"comparison:{number}"
-    chart = charts.bars(comparison.pairs, key=key, title=title, unit=comparison.unit)
-    unit = f" in {comparison.unit}" if comparison.unit else ""
-    return comparison, table, Figure(chart=chart, caption=f"Published (hollow) and measured (solid){unit}.")
 
 
 def _own(name: str) -> str:

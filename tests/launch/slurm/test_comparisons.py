@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from bench_cases.published import compare
 from perfsuite import Case
 from perfsuite.launch.machine import detect_cpu
 from perfsuite.launch.slurm.launcher import SlurmLauncher
 from perfsuite.measure import launch_once
-from perfsuite.report.published import compare
 from perfsuite.results.store import BaselineStore
 from perfsuite.verdict.exact import check
 from tests.launch.slurm.allocation import Allocation

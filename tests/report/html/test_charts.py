@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from perfsuite.report.html import charts
 from perfsuite.report.html.charts import BUCKETS, Band, Scale, thin
-from perfsuite.report.published import Pair
 from perfsuite.results.outcome import Check
 from tests.samples import deterministic, make_run
 
@@ -218,15 +217,6 @@ def test_an_interval_without_end_reaches_the_edges() -> None:
 @pytest.mark.parametrize("change", [None, math.nan])
 def test_what_was_not_compared_has_no_interval(change: float | None) -> None:
     assert charts.interval(make_check(change=change, interval=None), key="k") is None
-
-
-def test_bars_are_as_long_as_their_figures() -> None:
-    pairs = [Pair(label="a <b>", published=1000, measured=500), Pair(label="c", published=250)]
-    svg = charts.bars(pairs, key="k", title="T", unit="tokens/s")
-    published, measured = parts(svg, "published"), parts(svg, "measured")
-    whole = float(published[0]["width"])
-    assert [float(bar["width"]) / whole for bar in (*measured, published[1])] == [0.5, 0.25]
-    assert told(svg)[1] == "In tokens/s. a <b>: published 1,000, measured 500; c: published 250."
 
 
 def test_parts_are_as_long_as_their_bytes_and_named() -> None:

@@ -14,7 +14,6 @@ from perfsuite.report import markdown
 from perfsuite.report.dry_facts import lines
 from perfsuite.report.html.page import render
 from perfsuite.report.preflight import NONE
-from perfsuite.report.published import ComparisonTable, Pair
 from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.metric import GATED
 from perfsuite.results.outcome import WORST_FIRST
@@ -215,46 +214,13 @@ def test_its_policy_allows_its_own_script_and_style_and_nothing_else(page: str) 
 
 
 def test_markup_in_data_stays_text() -> None:
-    comparison = ComparisonTable(
-        title=EVIL,
-        source=EVIL,
-        headers=(EVIL,),
-        rows=((EVIL,),),
-        unit=EVIL,
-        pairs=(Pair(label=EVIL, published=1),),
-    )
-    page = render([make_evil()], [comparison])
+    page = render([make_evil()])
     parsed = Page(page)
     assert [tag for tag, _ in parsed.elements].count("script") == 1
     assert not [tag for tag, attrs in parsed.elements if tag == "img" or "onerror" in attrs]
     assert "49" not in " ".join(text for _, text in parsed.texts if "alert" in text)
     assert EVIL in parsed.said("pre")[0]
     assert len(parsed.ids) == len(set(parsed.ids))
-
-
-def test_a_source_is_a_link_only_if_it_is_an_https_address() -> None:
-    def links(source: str) -> list[str | None]:
-        table = ComparisonTable(title="t", source=source, headers=("a",), rows=())
-        page = Page(render([], [table]))
-        return [attrs["href"] for tag, attrs in page.elements if tag == "a" and attrs["href"] != "#verdicts"]
-
-    assert links("https://example.org/x") == ["https://example.org/x"]
-    assert links("javascript:alert(1)") == []
-
-
-def test_comparisons_are_tables_and_bars() -> None:
-    table = ComparisonTable(
-        title="GPT-2 XL",
-        source="a paper",
-        headers=("strategy", "published", "here"),
-        rows=(("ddp", "1,000", "990"),),
-        unit="tokens/s",
-        pairs=(Pair(label="ddp", published=1000, measured=990),),
-    )
-    page = Page(render([], [table]))
-    assert "GPT-2 XL" in page.said("h3")
-    assert page.said("td") == ["1,000", "990"]
-    assert "In tokens/s. ddp: published 1,000, measured 990." in page.said("desc")
 
 
 def test_every_chart_has_a_title_and_a_description(page: str) -> None:

@@ -11,22 +11,12 @@ from selenium.webdriver import Keys
 
 import tests.browser
 from perfsuite.report.html.page import render
-from perfsuite.report.published import ComparisonTable, Pair
 from tests.browser import Browser
 from tests.report.html.test_page import make_evil
 from tests.sessions import make_explained, make_session
 
 browser = tests.browser.browser  # pytest finds a fixture by its name in the module
 pytestmark = pytest.mark.browser
-
-COMPARISON = ComparisonTable(
-    title="GPT-2 XL on 8 x A100-80GB",
-    source="https://example.org/report",
-    headers=("strategy", "published tokens/s", "measured tokens/s", "measured / published"),
-    rows=(("ddp", "12,345", "12,400", "1.00"),),
-    unit="tokens/s",
-    pairs=(Pair(label="ddp", published=12345, measured=12400),),
-)
 
 CONTRAST = """(() => {
   // WCAG 2.2, relative luminance; backgrounds laid over each other from the element up
@@ -59,7 +49,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "index.html"
     session = make_session()
     explained = [make_explained(each) if each.outcome == "regressed" else each for each in session.results]
-    page = render([session.replace(results=tuple(explained))], [COMPARISON])
+    page = render([session.replace(results=tuple(explained))])
     path.write_text(page, encoding="utf-8")
     return path
 

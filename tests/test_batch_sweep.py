@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite.report.batch_sweep import best_batch
+from bench_cases.published import best_batch
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Figures, Run
 from perfsuite.results.session_file import Measurement

@@ -1,23 +1,28 @@
-"""Puts published comparisons beside what was measured here. Imports neither torch nor pytest.
+"""Shows published comparisons next to what was measured here.
 
-A published figure is a reference with its source. It never gates, and a figure measured on other hardware, or
-by a tiny twin of the case, never stands in its place.
+    python -m bench_cases.published [NAME ...] [--store .perfsuite] [--results FILE ...] [--markdown]
+
+A published figure is a reference with its source. It never decides a verdict, and a figure measured on other
+hardware, or by a tiny twin of the case, never stands in its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import argparse
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
+from perfsuite import documents
 from perfsuite.documents import Data, Document
-from perfsuite.errors import CaseError
-from perfsuite.report import text
-from perfsuite.report.batch_sweep import best_batch
+from perfsuite.errors import CaseError, PerfsuiteError
+from perfsuite.report import markdown, text
+from perfsuite.report.terminal import console, plain_table
 from perfsuite.results.metric import (
     GPU_UTILISATION,
     MFU,
@@ -30,11 +35,12 @@ from perfsuite.results.metric import (
     TOKENS_PER_S_PER_DEVICE,
     Metric,
 )
+from perfsuite.results.outcome import UNMEASURED
 from perfsuite.results.roofline import Roofline
 from perfsuite.results.session_file import Measurement, SessionFile
+from perfsuite.results.store import STORE, Store
 
-PUBLISHED = Path("bench_cases/published.json")
-"""Where a repository keeps its `PublishedFile`."""
+PUBLISHED = Path(__file__).with_suffix(".json")
 
 QuantityName = Literal[
     "tokens_per_s",
@@ -140,31 +146,16 @@ class PublishedFile(Document):
         raise CaseError(f"unknown comparison {name!r}.{hint} Known: {', '.join(names)}.")
 
 
-class Pair(Data):
-    """A published figure and the one measured here, for two bars of a chart."""
-
-    label: str
-    published: float
-    measured: float | None = None
-    """None where nothing was measured: only the published bar is drawn."""
-
-
-class ComparisonTable(Data):
-    """A published table with what was measured beside it, ready to be shown anywhere."""
+@dataclass(frozen=True, kw_only=True)
+class ComparisonTable:
+    """A published table with what was measured next to it, as text."""
 
     title: str
     source: str
-    """Where it was published; an https address becomes a link."""
-    conditions: str = ""
-    """What all rows share."""
+    conditions: str
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    """Cells as text; the first of a row names it."""
-    unit: str = ""
-    """The unit of the pairs."""
-    pairs: tuple[Pair, ...] = ()
-    notes: tuple[str, ...] = ()
-    """What a reader must know to compare fairly."""
+    notes: tuple[str, ...]
 
 
 def latest(sessions: Sequence[SessionFile]) -> dict[str, Measurement]:
@@ -190,16 +181,6 @@ def rooflines(sessions: Sequence[SessionFile]) -> dict[str, Roofline]:
     return newest
 
 
-def concerned(published: PublishedFile, sessions: Sequence[SessionFile]) -> list[ComparisonTable]:
-    """Return the tables that have a row for a case of these sessions, or for a case's CPU twin."""
-    results, limits = latest(sessions), rooflines(sessions)
-    return [
-        compare(comparison, results, limits)
-        for comparison in published.comparisons
-        if any(row.case in {*results, *limits} or row.twins & results.keys() for row in comparison.rows)
-    ]
-
-
 def compare(
     comparison: Comparison, results: Mapping[str, Measurement], limits: Mapping[str, Roofline] | None = None
 ) -> ComparisonTable:
@@ -213,7 +194,7 @@ def compare(
     has_twins = any(row.twins & results.keys() for row in comparison.rows)
     label = QUANTITIES[first].label
     best = _best(comparison, results)
-    rows, pairs = [], []
+    rows = []
     for row in comparison.rows:
         result = results.get(row.case)
         published = _published(row, first)
@@ -232,8 +213,6 @@ def compare(
         if has_twins:
             cells.append(_twins(row, results))
         rows.append(tuple(cells))
-        if value is not None:
-            pairs.append(Pair(label=", ".join(row.settings), published=value, measured=measured))
     return ComparisonTable(
         title=comparison.title,
         source=comparison.source,
@@ -250,8 +229,6 @@ def compare(
         ),
         rows=tuple(rows),
         notes=(*comparison.notes, *dict.fromkeys(row.note for row in comparison.rows if row.note)),
-        unit=label,
-        pairs=tuple(pairs),
     )
 
 
@@ -337,3 +314,84 @@ def _best(comparison: Comparison, results: Mapping[str, Measurement]) -> set[str
             sweeps.setdefault(row.sweep, []).append(result)
     best = [best_batch(sweep) for sweep in sweeps.values()]
     return {result.case_id for result in best if result is not None}
+
+
+def best_batch(results: Sequence[Measurement]) -> Measurement | None:
+    """Return the case with most tokens/s whose allocator never had to retry. None if there is none.
+
+    An allocator that has to free its cache to serve a request slows the step, and the next larger batch
+    fails. Of equal speeds the smallest batch is best. A case that failed, was unhealthy, or counts no retries
+    (on a CPU) is never best. Raises `CaseError` if the cases differ in more than `micro_batch`.
+    """
+    others = {result.runs[0].case.replace(micro_batch=1).id for result in results if result.runs}
+    if len(others) > 1:
+        raise CaseError(f"cases of a sweep differ only in micro_batch, got {' and '.join(sorted(others))}")
+    fitting = [result for result in results if _fits(result)]
+    return max(fitting, key=_tokens_per_s_then_smallest, default=None)
+
+
+def _fits(result: Measurement) -> bool:
+    return (
+        result.outcome not in UNMEASURED
+        and result.figures.tokens_per_s is not None
+        and all(run.figures.alloc_retries == 0 for run in result.healthy_runs)
+    )
+
+
+def _tokens_per_s_then_smallest(result: Measurement) -> tuple[float, int]:
+    return result.figures.tokens_per_s or 0, -result.runs[0].case.micro_batch
+
+
+def as_markdown(table: ComparisonTable) -> str:
+    """Return a comparison as a Markdown section."""
+    grid = [table.headers, ("---",) * len(table.headers), *table.rows]
+    lines = ["| " + " | ".join(cells) + " |" for cells in _escaped(grid)]
+    notes = [f"- {markdown.text(note)}" for note in table.notes]
+    said = f"{table.source}. {table.conditions}."
+    return "\n".join([f"## {markdown.text(table.title)}", "", said, "", *lines, "", *notes, ""])
+
+
+def _escaped(rows: Iterable[Sequence[str]]) -> Iterable[list[str]]:
+    return ([markdown.text(cell) for cell in row] for row in rows)
+
+
+def show(table: ComparisonTable) -> None:
+    """Print a comparison in the terminal."""
+    out = console()
+    out.print(table.title, style="bold")
+    out.print(f"{table.source}. {table.conditions}.")
+    grid = plain_table(table.headers)
+    for cells in table.rows:
+        grid.add_row(*cells)
+    out.print(grid)
+    for note in table.notes:
+        out.print(f"- {note}")
+    out.print()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the comparisons that are named, or all, with the newest result of each of their cases."""
+    parser = argparse.ArgumentParser(prog="python -m bench_cases.published", description=main.__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of a comparison (default: all)")
+    parser.add_argument("--results", nargs="+", type=Path, help="results.json (default: all of the store)")
+    parser.add_argument("--store", type=Path, default=STORE, help="local store, where sessions are")
+    parser.add_argument("--markdown", action="store_true", help="write Markdown")
+    given = parser.parse_args(arguments)
+    try:
+        known = documents.read(PUBLISHED, PublishedFile)
+        wanted = [known.find(name) for name in given.names] or known.comparisons
+        files = given.results or Store(given.store).results()
+        sessions = [documents.read(file, SessionFile) for file in files]
+    except PerfsuiteError as error:
+        sys.exit(f"bench_cases.published: {error}")
+    results, limits = latest(sessions), rooflines(sessions)
+    for each in wanted:
+        table = compare(each, results, limits)
+        if given.markdown:
+            print(as_markdown(table))
+        else:
+            show(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,21 +1,22 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perfsuite.errors import CaseError
-from perfsuite.report.published import (
+from bench_cases import published
+from bench_cases.published import (
     Comparison,
-    Pair,
     PublishedFigure,
     PublishedFile,
     Row,
     compare,
-    concerned,
     latest,
     rooflines,
 )
+from perfsuite import documents
+from perfsuite.errors import CaseError
 from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.roofline import Roofline
@@ -72,20 +73,17 @@ def test_what_was_not_run_says_what_it_needs_and_shows_no_other_figure() -> None
         "verdict",
     )
     assert table.rows == (("FSDP", "4", "93.6K", "not run: needs 16 x H100 80GB", "-", "-"),)
-    assert table.pairs == (Pair(label="FSDP, 4", published=93600),)
 
 
 def test_a_measured_row_has_its_figure_its_ratio_and_its_verdict() -> None:
     table = compare(comparison(row()), {"a": measured(tokens_per_s=102960)})
     assert table.rows == (("FSDP", "4", "93.6K", "102,960", "1.10", "recorded"),)
-    assert table.pairs == (Pair(label="FSDP, 4", published=93600, measured=102960),)
 
 
 def test_a_twin_is_shown_apart_and_never_compared() -> None:
     table = compare(comparison(row(twin="twin")), {"twin": measured(tokens_per_s=5000)})
     assert table.headers[-1] == "CPU twin"
     assert table.rows[0][3:] == ("not run: needs 16 x H100 80GB", "-", "-", "5,000 tokens/s, recorded")
-    assert table.pairs == (Pair(label="FSDP, 4", published=93600),)
 
 
 def test_a_twin_over_two_nodes_is_shown_beside_the_other() -> None:
@@ -162,18 +160,6 @@ def test_the_newest_result_of_a_case_counts_and_never_one_with_a_fault() -> None
     assert [result.figures.tokens_per_s for result in found.values()] == [2]
 
 
-def test_a_session_concerns_the_tables_with_a_case_or_a_twin_of_it() -> None:
-    case = measured().case_id
-    tables = [
-        comparison(row(case="other"), row(case=case), title="case"),
-        comparison(row(case="other"), title="neither"),
-        comparison(row(case="other", twin=case), title="twin"),
-    ]
-    published = PublishedFile(comparisons=tuple(tables))
-    assert [table.title for table in concerned(published, [session(measured())])] == ["case", "twin"]
-    assert concerned(published, [session()]) == []
-
-
 def test_an_unknown_comparison() -> None:
     file = PublishedFile(comparisons=(comparison(row()), comparison(row(), name="gpt-on-v100")))
     assert file.find("x").name == "x"
@@ -227,6 +213,41 @@ def test_a_dry_run_gives_a_roofline_and_never_stands_for_a_measurement() -> None
     assert latest([old, new]) == {case_id: measured_first}
     assert rooflines([old, new]) == {case_id: LIMIT}
     assert rooflines([old, session(dry(None))]) == {}
-    published = PublishedFile(comparisons=(comparison(row(case_id)), comparison(row("other"))))
-    (table,) = concerned(published, [new])
-    assert table.rows[0][3] == "not run: needs 16 x H100 80GB"
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store with a measured case, which a published table has beside another."""
+    result = measured(tokens_per_s=102960)
+    rows = (row(case=result.case_id), row(case="other"))
+    file = PublishedFile(comparisons=(comparison(*rows, title="FSDP | 3D", notes=("Read *this*.",)),))
+    documents.write(tmp_path / "published.json", file)
+    monkeypatch.setattr(published, "PUBLISHED", tmp_path / "published.json")
+    documents.write(tmp_path / "store" / "runs" / "20260101" / "results.json", session(result))
+    return tmp_path / "store"
+
+
+def test_a_comparison_is_shown_with_what_the_store_holds(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    published.main(["x", "--store", str(store)])
+    shown = capsys.readouterr().out
+    assert "FSDP | 3D\na blog. Llama-3.1-8B.\n" in shown
+    here, other = (line for line in shown.splitlines() if "93.6K" in line)
+    assert "1.10" in here
+    assert "not run: needs 16 x H100" in other
+    assert "- Read *this*." in shown
+
+
+def test_a_comparison_is_a_table_in_markdown(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    published.main(["--markdown", "--results", *map(str, store.glob("runs/*/results.json"))])
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "## FSDP &#124; 3D"
+    assert "| FSDP | 4 | 93.6K | 102,960 | 1.10 | recorded |" in shown
+    assert "- Read &#42;this&#42;." in shown
+
+
+@pytest.mark.parametrize("words", [["nosuch"], ["--results", "none.json"]])
+def test_what_is_not_there_is_named(store: Path, words: list[str]) -> None:
+    with pytest.raises(SystemExit, match=r"bench_cases.published: .*(unknown comparison 'nosuch'|none.json)"):
+        published.main(words)
