@@ -3,41 +3,36 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from perfsuite.errors import CaseError
 from perfsuite.launch.slurm import submit as jobs
-from perfsuite.launch.slurm.settings import ENVIRONMENT, PREFIX, Ini, read_ini
-from perfsuite.launch.slurm.submit import Interrupted, Interrupts, Request, Submitted
+from perfsuite.launch.slurm.settings import ENVIRONMENT, PREFIX, Ini, read_ini, split
+from perfsuite.launch.slurm.submit import Interrupted, Interrupts, Submitted
 from perfsuite.report.terminal import console
 
 app = typer.Typer(help="Sessions on the nodes of a Slurm cluster.")
 
-Partition = Annotated[
-    str | None, typer.Option(envvar=f"{ENVIRONMENT}PARTITION", help="The partition to queue in.")
-]
-Account = Annotated[str | None, typer.Option(envvar=f"{ENVIRONMENT}ACCOUNT", help="The account to charge.")]
-Qos = Annotated[str | None, typer.Option(envvar=f"{ENVIRONMENT}QOS", help="The quality of service.")]
-Nodes = Annotated[str | None, typer.Option(envvar=f"{ENVIRONMENT}NODES", help="Nodes of the job.")]
-Time = Annotated[
-    str | None,
-    typer.Option(envvar=f"{ENVIRONMENT}TIME", help="The job's time limit as Slurm reads it: 90, or 1:30:00."),
-]
-Exclude = Annotated[
-    str | None, typer.Option(envvar=f"{ENVIRONMENT}EXCLUDE", help="Nodes not to use, such as n[1-2,7].")
-]
-Options = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--option",
-        envvar=f"{ENVIRONMENT}OPTIONS",
-        help="Any other option of sbatch, such as --option=--constraint=h100; may be repeated.",
-    ),
-]
+OF_SBATCH = ("partition", "account", "qos", "nodes", "time", "exclude")
+"""Settings that were, each of them an option of sbatch."""
+_NO_NODES = re.compile(r"(?:^| )(?:--nodes[= ]|-N[= ]?)(-\S*)")
+
+
+class _PytestBehindDashes(TyperCommand):
+    """Takes apart what is before `--`, options of sbatch, and what is behind it, arguments of pytest."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        before = args[: args.index("--")] if "--" in args else args
+        ctx.obj = args[len(before) + 1 :]
+        return super().parse_args(ctx, before)
+
+
 WaitStart = Annotated[
     str | None,
     typer.Option(
@@ -45,42 +40,43 @@ WaitStart = Annotated[
         help="Seconds after which a job that has not started is cancelled (default: it may queue for ever).",
     ),
 ]
-Arguments = Annotated[list[str] | None, typer.Argument(help="Arguments of pytest, behind --.")]
 
 
-@app.command()
-def submit(
-    arguments: Arguments = None,
-    partition: Partition = None,
-    account: Account = None,
-    qos: Qos = None,
-    nodes: Nodes = None,
-    time: Time = None,
-    exclude: Exclude = None,
-    option: Options = None,
-    wait_start: WaitStart = None,
-) -> None:
+@app.command(
+    cls=_PytestBehindDashes,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    options_metavar="[OPTIONS OF SBATCH] -- [ARGUMENTS OF PYTEST]",
+)
+def submit(ctx: typer.Context, wait_start: WaitStart = None) -> None:
     """Run pytest as one job of Slurm, follow its log, and end with its exit status.
 
-    What is not given here is taken from the environment, then from the ini keys perf_slurm_*. Ctrl-C cancels
-    the job.
+    Options of sbatch, such as --partition=gpu --nodes=2, stand in the ini key perf_slurm_options, in the
+    variable PERFSUITE_SLURM_OPTIONS and before the --; the later ones win. Ctrl-C cancels the job.
     """
-    words = arguments or []
-    ini = read_ini(Path.cwd())
-    request = Request(
-        partition=partition or ini.text("partition"),
-        account=account or ini.text("account"),
-        qos=qos or ini.text("qos"),
-        nodes=_nodes(nodes, ini),
-        time=time or ini.text("time"),
-        exclude=exclude or ini.text("exclude"),
-        options=tuple(option or ini.words("options")),
-    )
+    ini, pytest_arguments = read_ini(Path.cwd()), ctx.obj
+    options = _options(ini, ctx.args)
     wait_start_s = _wait_start_s(wait_start, ini)
     with Interrupts() as interrupts:
-        submitted = jobs.submit(request, words, directory=Path.cwd(), store=ini.store(words))
+        store = ini.store(pytest_arguments)
+        submitted = jobs.submit(options, pytest_arguments, directory=Path.cwd(), store=store)
         _say(f"job {submitted.id} is submitted, its log will be {submitted.log}")
         raise typer.Exit(_follow(submitted, interrupts, wait_start_s))
+
+
+def _options(ini: Ini, given: list[str]) -> list[str]:
+    """Return the options of sbatch. Raises `CaseError` for settings of old, and negative numbers of nodes."""
+    variable = f"{ENVIRONMENT}OPTIONS"
+    for name in OF_SBATCH:
+        for old, new in ((f"{ENVIRONMENT}{name.upper()}", variable), (PREFIX + name, f"{PREFIX}options")):
+            if old in os.environ or ini.values.get(old):
+                raise CaseError(f"there is no setting {old} any more: write --{name}=... into {new}")
+    options = [*ini.words("options"), *split(variable, os.environ.get(variable, "")), *given]
+    for word in options:
+        if word.partition("=")[0] == "--option":
+            raise CaseError("there is no --option any more: write the options of sbatch themselves")
+    if match := _NO_NODES.search(" ".join(options)):  # Slurm takes it for 1
+        raise CaseError(f"--nodes is {match[1]!r}, expected a number of nodes, or a range such as 2-4")
+    return options
 
 
 def _follow(submitted: Submitted, interrupts: Interrupts, wait_start_s: float | None) -> int:
@@ -92,15 +88,6 @@ def _follow(submitted: Submitted, interrupts: Interrupts, wait_start_s: float | 
     except KeyboardInterrupt:
         _say(f"left job {submitted.id}, which may still be there: scancel {submitted.id}")
     return interrupts.exit_status
-
-
-def _nodes(given: str | None, ini: Ini) -> str | None:
-    """Return the nodes to ask for. Raises `CaseError` for a negative number, which Slurm takes for 1."""
-    text = given or ini.text("nodes")
-    if text is None or not text.startswith("-"):
-        return text
-    name = "--nodes" if given else f"{PREFIX}nodes"
-    raise CaseError(f"{name} is {text!r}, expected a number of nodes, or a range such as 2-4")
 
 
 def _wait_start_s(given: str | None, ini: Ini) -> float | None:

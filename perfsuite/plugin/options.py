@@ -25,7 +25,7 @@ SESSION = pytest.StashKey[Session]()
 NO_BASELINE = ("record", "fail")
 MOST_DIGITS = 9
 """Of a whole number: with more it is a slip, and with some thousands Python does not read it."""
-SLURM_KEYS = ("partition", "account", "qos", "nodes", "time", "exclude", "options", "wait_start")
+SLURM_KEYS = ("options", "wait_start")
 """Ini keys, after `perf_slurm_`, that `perfsuite slurm submit` reads: pytest must know them, too."""
 SLURM_STEP_KEYS = ("srun_options", "python")
 """Ini keys, after `perf_slurm_`, that the launcher slurm reads."""

@@ -233,32 +233,48 @@ def test_a_killed_session_is_an_error(project: Path, cluster: Cluster) -> None:
     assert "ended by signal 9" in err
 
 
-def test_settings_come_from_the_command_line_then_the_environment_then_the_ini_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def asked_for(*options: str) -> list[str]:
-        """What `sbatch` is asked for, beside what is always the same."""
-        assert submit(*options)[0] == 2, "this one refuses"
-        words = (tmp_path / "words").read_text().splitlines()
-        return words[words.index("--no-requeue") + 1 :]
-
+@pytest.fixture
+def refusing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, in which a stand-in for `sbatch` writes down its words, and refuses."""
     (tmp_path / "sbatch").write_text("#!/bin/sh\nprintf '%s\\n' \"$@\" > words; exit 1\n")
     (tmp_path / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def asked_for(*options: str) -> list[str]:
+    """What `sbatch` is asked for, beyond what is always the same."""
+    assert submit(*options)[0] == 2, "this one refuses"
+    words = Path("words").read_text().splitlines()
+    return words[words.index("--no-requeue") + 1 : words.index(next(w for w in words if "--wrap" in w))]
+
+
+def test_options_of_sbatch_come_from_the_ini_file_the_environment_and_the_command_line(
+    refusing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert asked_for() == []
-    named = dict.fromkeys(("partition", "account", "qos", "nodes", "time", "exclude"), "ini")
-    keys = [f"perf_slurm_{name} = {value}\n" for name, value in named.items()]
-    (tmp_path / "pytest.ini").write_text(
-        "".join(["[pytest]\n", *keys, "perf_slurm_options = -c2 '-D a b'\n"])
-    )
-    assert asked_for() == [*(f"--{name}=ini" for name in named), "-c2", "-D a b"]
-    for name in named:
-        monkeypatch.setenv(f"PERFSUITE_SLURM_{name.upper()}", "env")
+    (refusing / "pytest.ini").write_text("[pytest]\nperf_slurm_options = -c2 '-D a b'\n")
+    assert asked_for() == ["-c2", "-D a b"]
     monkeypatch.setenv("PERFSUITE_SLURM_OPTIONS", "-c3 -s")
-    assert asked_for() == [*(f"--{name}=env" for name in named), "-c3", "-s"]
-    given = [f"--{name}=given" for name in named]
-    assert asked_for(*given, "--option=-c4", "--option=--comment=x y") == [*given, "-c4", "--comment=x y"]
+    given = ["--partition", "gpu", "--nodes=2", "--comment=x y"]
+    assert asked_for(*given, "--wait-start=3", "--", "-k", "a") == ["-c2", "-D a b", "-c3", "-s", *given]
+    assert "-m pytest --perf-launcher=slurm -k a\n" in (refusing / "words").read_text()
+
+
+@pytest.mark.parametrize("setting", ["PERFSUITE_SLURM_PARTITION", "perf_slurm_partition"])
+def test_a_setting_of_old_says_what_replaces_it(
+    refusing: Path, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    monkeypatch.setenv(setting, "gpu")
+    (refusing / "pytest.ini").write_text(f"[pytest]\n{setting} = gpu\n")
+    new = setting.replace("PARTITION", "OPTIONS").replace("partition", "options")
+    assert f"no setting {setting} any more: write --partition=... into {new}" in submit()[2]
+    assert not (refusing / "words").exists()
+
+
+def test_the_option_of_old_says_what_replaces_it(refusing: Path) -> None:
+    assert "write the options of sbatch themselves" in submit("--option=--mem=0", "--", "x")[2]
 
 
 def test_a_reader_of_the_log_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,8 +293,8 @@ def test_bad_seconds_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "perf_slurm_wait_start is '-1', expected a whole number of seconds" in submit()[2]
 
 
-def test_a_negative_number_of_nodes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert "--nodes is '-1', expected a number of nodes, or a range such as 2-4" in submit("--nodes=-1")[2]
-    (tmp_path / "pytest.ini").write_text("[pytest]\nperf_slurm_nodes = -2\n")
-    assert "perf_slurm_nodes is '-2', expected" in submit()[2]
+@pytest.mark.parametrize("words", [["--nodes=-1"], ["--nodes", "-1"], ["-N-1"], ["-N", "-1"]])
+def test_a_negative_number_of_nodes_is_refused(refusing: Path, words: list[str]) -> None:
+    assert "--nodes is '-1', expected a number of nodes, or a range such as 2-4" in submit(*words)[2]
+    (refusing / "pytest.ini").write_text("[pytest]\nperf_slurm_options = --nodes=-2\n")
+    assert "--nodes is '-2', expected" in submit()[2]

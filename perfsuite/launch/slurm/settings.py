@@ -53,7 +53,7 @@ class Ini:
         Raises `CaseError` for a text that a shell could not split.
         """
         value = self.values.get(PREFIX + name, "")
-        return list(map(str, value)) if isinstance(value, list) else _split(PREFIX + name, str(value))
+        return list(map(str, value)) if isinstance(value, list) else split(PREFIX + name, str(value))
 
     def directories(self) -> dict[str, str]:
         """The local store (`store`) and the reviewed baselines (`baselines`), where the file fixes them."""
@@ -109,11 +109,12 @@ def steps(directory: Path) -> Steps:
     ini = read_ini(directory)
     variable = f"{ENVIRONMENT}SRUN_OPTIONS"
     given = os.environ.get(variable)
-    options = ini.words("srun_options") if given is None else _split(variable, given)
+    options = ini.words("srun_options") if given is None else split(variable, given)
     return Steps(tuple(options), os.environ.get(f"{ENVIRONMENT}PYTHON") or ini.text("python"))
 
 
-def _split(name: str, text: str) -> list[str]:
+def split(name: str, text: str) -> list[str]:
+    """Split the text of a setting as a shell does. Raises `CaseError` where a shell could not."""
     try:
         return shlex.split(text)
     except ValueError as error:

@@ -2,11 +2,15 @@
 
 The job runs `python -m pytest` on the first node of its allocation, in the current directory and by this
 interpreter: both have to be on a file system that the nodes share.
+
+Why not `sbatch --wait`: it ends with 1 for a job that a signal ended, as pytest does for a failed test, and
+before all processes of the job are gone. Slurm would have to be asked all the same.
 """
 
 from __future__ import annotations
 
 import codecs
+import math
 import shlex
 import signal
 import sys
@@ -34,34 +38,6 @@ SILENCE_S = 600
 
 Say = Callable[[str], None]
 """Prints a line about the job."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What a job asks of Slurm; None leaves it to Slurm."""
-
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    nodes: str | None = None
-    time: str | None = None
-    exclude: str | None = None
-    options: tuple[str, ...] = ()
-    """Any other options of sbatch. They come last, and so win."""
-
-    @property
-    def words(self) -> list[str]:
-        """The options of sbatch. Nobody else runs on the nodes; a job that lost one does not start anew."""
-        named = {
-            "partition": self.partition,
-            "account": self.account,
-            "qos": self.qos,
-            "nodes": self.nodes,
-            "time": self.time,
-            "exclude": self.exclude,
-        }
-        given = [f"--{name}={value}" for name, value in named.items() if value is not None]
-        return ["--exclusive", "--no-requeue", *given, *self.options]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +86,10 @@ class Interrupts:
         self.number = number
 
 
-def submit(request: Request, arguments: Sequence[str], *, directory: Path, store: Path) -> Submitted:
+def submit(options: Sequence[str], arguments: Sequence[str], *, directory: Path, store: Path) -> Submitted:
     """Submit a session with these arguments of pytest, to run in `directory`; its log goes to the store.
+
+    `options` are those of sbatch. Nobody else runs on the nodes, and a job that lost one does not start anew.
 
     Raises `SlurmError` in Slurm's words if it is refused, `FileError` if the store cannot be written.
     """
@@ -125,26 +103,21 @@ def submit(request: Request, arguments: Sequence[str], *, directory: Path, store
         "--parsable",
         "--job-name=perfsuite",
         f"--output={str(logs).replace('%', '%%')}/%j.log",
-        *request.words,
-        text=script(arguments, directory),
+        "--exclusive",
+        "--no-requeue",
+        *options,
+        f"--wrap={script(arguments, directory)}",
     )
     job_id = told.strip().partition(";")[0]  # behind a semicolon stands the name of the cluster
     return Submitted(id=job_id, log=logs / f"{job_id}.log")
 
 
 def script(arguments: Sequence[str], directory: Path) -> str:
-    """The job's script. It changes directory itself: Slurm would run in /tmp where a node lacks it."""
+    """Return the job's commands. They change directory: Slurm would run in /tmp where a node lacks it."""
     chosen = any(argument.partition("=")[0] == LAUNCHER for argument in arguments)
     words = [sys.executable, "-m", "pytest", *([] if chosen else [f"{LAUNCHER}=slurm"]), *arguments]
-    return "\n".join(
-        [
-            "#!/bin/sh",
-            f"cd -- {shlex.quote(str(directory))} || exit 2",
-            "export PYTHONUNBUFFERED=1",
-            f"exec {shlex.join(words)}",
-            "",
-        ]
-    )
+    enter = f"cd -- {shlex.quote(str(directory))} || exit 2"
+    return f"{enter}; export PYTHONUNBUFFERED=1; exec {shlex.join(words)}"
 
 
 def follow(
@@ -163,13 +136,12 @@ def follow(
     """
     follower = _Follower(submitted, say, show)
     try:
-        follower.until_started(wait_start_s, interrupts.check)
-        job = follower.until_ended(interrupts.check)
+        job = follower.until_over(interrupts.check, wait_start_s)
     except Interrupted:
         say(f"cancelling job {submitted.id}; interrupt again to leave at once")
         follower.cancel()
         raise
-    say(f"job {submitted.id} ended: queued {follower.queued_s:.0f} s, ran {follower.ran_s:.0f} s")
+    say(f"job {submitted.id} ended: queued {job.queued_s or 0:.0f} s, ran {job.ran_s or 0:.0f} s")
     return _exit_status(job, submitted)
 
 
@@ -178,71 +150,55 @@ class _Follower:
 
     def __init__(self, submitted: Submitted, say: Say, show: Callable[[str], None]) -> None:
         self.id = submitted.id
-        self.queued_s = 0.0
-        self.ran_s = 0.0
         self._log = _Log(submitted.log, show)
         self._say = say
         self._answers = True
         self._answered = time.monotonic()
-        self._told = ""
+        self._reason: str | None = None
+        self._has_started = False
 
-    def until_started(self, wait_s: float | None, check: Callable[[], None]) -> None:
-        """Return when the job waits no more. Raises `SlurmError` after `wait_s`; it is then cancelled."""
-        began = time.monotonic()
-        until = None if wait_s is None else began + wait_s
-        job = self._until(self._has_started, check, until)
-        job = job or self._until(lambda job: True, check, None)  # it may have started just now
-        waited_s = time.monotonic() - began
-        assert job is not None
-        if not self._has_started(job):
-            self.cancel()
-            raise SlurmError(
-                f"job {self.id} has not started in {wait_s:g} s (--wait-start) and is cancelled. "
-                f"Why it waited, as Slurm says: {self._told or 'it did not say'}"
-            )
-        self.queued_s = waited_s if job.queued_s is None else job.queued_s
-        if job.nodes:
-            runs = "ran" if job.is_over else "runs"  # a short one may be over when Slurm is asked again
-            self._say(f"job {self.id} {runs} on {', '.join(job.nodes)} (queued {self.queued_s:.0f} s)")
+    def until_over(self, check: Callable[[], None], wait_start_s: float | None = None) -> Job:
+        """Return the job when all of its processes have ended, and its log is shown to the end.
 
-    def until_ended(self, check: Callable[[], None]) -> Job:
-        """Return the job when all of its processes have ended, and its log is shown to the end."""
-        began = time.monotonic()
-        job = self._until(_has_ended, check, None)
-        assert job is not None
-        self.ran_s = time.monotonic() - began if job.ran_s is None else job.ran_s
-        self._log.show()
-        return job
-
-    def cancel(self) -> None:
-        """Cancel the job and wait until it is gone. Raises `SlurmError` if Slurm does not cancel it."""
-        commands.patiently(time.monotonic() + CANCEL_S, commands.cancel, self.id)
-        self.until_ended(lambda: None)
-
-    def _has_started(self, job: Job) -> bool:
-        if job.is_waiting and job.reason is not None and job.reason != self._told:
-            self._told = job.reason
-            self._say(f"job {self.id} is queued: {job.reason}")
-        return not job.is_waiting
-
-    def _until(
-        self, condition: Callable[[Job], bool], check: Callable[[], None], until: float | None
-    ) -> Job | None:
-        """Return the job when a condition holds for it, or None at the time `until`."""
-        asked = -float("inf")
-        while until is None or time.monotonic() < until:
+        `check` is called again and again, and may raise. Raises `SlurmError` if the job has not started after
+        `wait_start_s`, and is cancelled.
+        """
+        began, asked = time.monotonic(), -math.inf
+        while True:
             check()
             self._log.show()
             if time.monotonic() - asked >= POLL_S:
                 asked = time.monotonic()
-                job = self._ask()
-                if job is not None and condition(job):
-                    return job
+                if (job := self._ask()) is not None:
+                    self._tell(job)
+                    if job.is_over and not job.is_completing:
+                        self._log.show()
+                        return job
+                    if job.is_waiting and wait_start_s is not None and asked - began >= wait_start_s:
+                        self.cancel()
+                        raise SlurmError(
+                            f"job {self.id} has not started in {wait_start_s:g} s (--wait-start) and is "
+                            f"cancelled. Why it waited, as Slurm says: {self._reason or 'it did not say'}"
+                        )
             time.sleep(TICK_S)
-        return None
+
+    def cancel(self) -> None:
+        """Cancel the job and wait until it is gone. Raises `SlurmError` if Slurm does not cancel it."""
+        commands.patiently(time.monotonic() + CANCEL_S, commands.cancel, self.id)
+        self.until_over(lambda: None)
+
+    def _tell(self, job: Job) -> None:
+        """Say why the job waits, and where it runs."""
+        if job.is_waiting and job.reason is not None and job.reason != self._reason:
+            self._reason = job.reason
+            self._say(f"job {self.id} is queued: {job.reason}")
+        if not job.is_waiting and not self._has_started and job.nodes:
+            self._has_started = True
+            runs = "ran" if job.is_over else "runs"  # a short one may be over when Slurm is asked again
+            self._say(f"job {self.id} {runs} on {', '.join(job.nodes)} (queued {job.queued_s or 0:.0f} s)")
 
     def _ask(self) -> Job | None:
-        """Return the job, or None if Slurm does not answer right now."""
+        """Return the job, or None if Slurm does not answer now. Raises `SlurmError` if it never does."""
         try:
             job = commands.job(self.id)
         except SlurmError as error:
@@ -254,8 +210,7 @@ class _Follower:
                 self._say(f"Slurm does not answer, asking again: {error}")
             self._answers = False
             return None
-        self._answers = True
-        self._answered = time.monotonic()
+        self._answers, self._answered = True, time.monotonic()
         return job
 
 
@@ -279,10 +234,6 @@ class _Log:
         self._read_bytes += len(new)
         if text := self._decoder.decode(new):
             self._show(text)
-
-
-def _has_ended(job: Job) -> bool:
-    return job.is_over and not job.is_completing
 
 
 def _exit_status(job: Job, submitted: Submitted) -> int:

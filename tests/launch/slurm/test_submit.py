@@ -17,7 +17,7 @@ from perfsuite.errors import FileError, SlurmError
 from perfsuite.launch.slurm import commands
 from perfsuite.launch.slurm import submit as jobs
 from perfsuite.launch.slurm.commands import Job
-from perfsuite.launch.slurm.submit import Interrupted, Interrupts, Request, Submitted, follow, script, submit
+from perfsuite.launch.slurm.submit import Interrupted, Interrupts, Submitted, follow, script, submit
 
 PENDING = Job(id="7", state="PENDING", state_words="PENDING", reason="Priority")
 RUNNING = Job(id="7", state="RUNNING", state_words="RUNNING", nodes=("n1", "n2"))
@@ -27,7 +27,6 @@ FAILED = replace(DONE, state="FAILED", state_words="FAILED", reason="NonZeroExit
 Answer = Job | SlurmError | Callable[[], Job]
 SBATCH = """#!/bin/sh
 printf '%s\\n' "$@" > called
-cat > script
 echo "$ANSWER"
 """
 
@@ -82,30 +81,21 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_request_in_words() -> None:
-    assert Request().words == ["--exclusive", "--no-requeue"]
-    request = Request(
-        partition="p", account="a", qos="q", nodes="2", time="1:00", exclude="n[1-2]", options=("--nodes=3",)
-    )
-    named = ["--partition=p", "--account=a", "--qos=q", "--nodes=2", "--time=1:00", "--exclude=n[1-2]"]
-    assert request.words == ["--exclusive", "--no-requeue", *named, "--nodes=3"]
-
-
 def test_a_job_is_submitted_with_its_log_in_the_store(sbatch: Path) -> None:
-    submitted = submit(Request(qos="q"), ["-k", "a b"], directory=sbatch, store=sbatch / "100%")
+    submitted = submit(["--qos=q"], ["-k", "a b"], directory=sbatch, store=sbatch / "100%")
     assert submitted == Submitted(id="4711", log=sbatch / "100%" / "slurm" / "4711.log")
     assert submitted.log.parent.is_dir()
     called = (sbatch / "called").read_text().splitlines()
     assert f"--output={sbatch}/100%%/slurm/%j.log" in called, "% has a meaning for Slurm"
-    assert {"--parsable", "--job-name=perfsuite", "--qos=q"} < set(called)
-    assert (sbatch / "script").read_text() == script(["-k", "a b"], sbatch)
+    assert {"--parsable", "--job-name=perfsuite", "--exclusive", "--no-requeue", "--qos=q"} < set(called)
+    assert (sbatch / "called").read_text().endswith(f"--wrap={script(['-k', 'a b'], sbatch)}\n")
 
 
 def test_the_number_of_a_job_on_one_of_several_clusters(
     sbatch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ANSWER", "4711;north")
-    assert submit(Request(), [], directory=sbatch, store=sbatch).id == "4711"
+    assert submit([], [], directory=sbatch, store=sbatch).id == "4711"
 
 
 @pytest.mark.launch
@@ -124,15 +114,15 @@ def test_the_script_runs_pytest_in_its_directory(tmp_path: Path) -> None:
 
 
 def test_the_launcher_is_slurm_unless_another_is_chosen(tmp_path: Path) -> None:
-    assert f"exec {sys.executable} -m pytest --perf-launcher=slurm -x\n" in script(["-x"], tmp_path)
+    assert f"exec {sys.executable} -m pytest --perf-launcher=slurm -x" in script(["-x"], tmp_path)
     for chosen in (["--perf-launcher=local"], ["--perf-launcher", "local"]):
-        assert f"exec {sys.executable} -m pytest {' '.join(chosen)}\n" in script(chosen, tmp_path)
+        assert f"exec {sys.executable} -m pytest {' '.join(chosen)}" in script(chosen, tmp_path)
 
 
 def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(FileError, match="where logs of jobs go, cannot be made: Not a directory"):
-        submit(Request(), [], directory=tmp_path, store=tmp_path / "file")
+        submit([], [], directory=tmp_path, store=tmp_path / "file")
 
 
 def test_the_job_is_told_from_queue_to_end(talk: Talk) -> None:
@@ -225,12 +215,6 @@ def test_a_queue_that_never_starts(talk: Talk) -> None:
 def test_a_job_that_starts_in_the_last_moment_is_kept(talk: Talk) -> None:
     assert talk.follow(RUNNING, DONE, wait_start_s=0) == 0
     assert talk.cancelled == []
-
-
-def test_the_last_question_may_be_the_first_that_is_told_why_it_waits(talk: Talk) -> None:
-    cancelled = replace(DONE, state="CANCELLED", state_words="CANCELLED")
-    with pytest.raises(SlurmError, match=r"Why it waited, as Slurm says: Priority$"):
-        talk.follow(PENDING, cancelled, wait_start_s=0)
 
 
 def test_a_controller_that_is_away_for_a_while_is_asked_again_to_cancel(
