@@ -6,7 +6,7 @@ one more launch in fresh processes. Imports neither torch nor pytest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -223,8 +223,6 @@ def _check(
     tolerance = metric.tolerance(runs[0].machine.device)
     if metric.judging(runs[0].machine.device) == "exact":
         return exact_check(metric, check, tolerance)
-    now = [metric.cost(value) for run in runs if (value := metric.of(run.figures)) is not None]
-    then = [metric.cost(value) for value in baseline.values(metric.name)]
     decided = partial(
         _decided,
         metric,
@@ -233,13 +231,31 @@ def _check(
         sessions=baseline.session_sizes(metric.name),
         policy=policy,
     )
+    now = [metric.cost(value) for run in runs if (value := metric.of(run.figures)) is not None]
+    then = [metric.cost(value) for value in baseline.values(metric.name)]
     raw = decided(now, then, noise.of(metric, corrected=False))
-    if metric not in PROBE_CORRECTED:
+    return _corrected_by_probe(metric, raw, runs, baseline, noise, decided)
+
+
+def _corrected_by_probe(
+    metric: Metric,
+    raw: Check,
+    runs: Sequence[Run],
+    baseline: Baseline,
+    noise: ClassNoise,
+    decided: Callable[[Sequence[float], Sequence[float], Noise | None], Check],
+) -> Check:
+    """Return the check with the machine's own drift taken out, which the probe of each launch tells.
+
+    `raw` is the check as measured, and `decided` makes a check of costs. `raw` it stays for a metric that
+    does not follow the probe, and where a launch has none. Both must agree where the probe's own software
+    changed, and for a regression while it is unknown how launches follow the probe.
+    """
+    now, then = [run.figures for run in runs], [launch.figures for launch in baseline.launches]
+    pairs_now, pairs_then = pairs(now, metric), pairs(then, metric)
+    lacks_probe = len(pairs_now) < len(now) or len(pairs_then) < len(baseline.values(metric.name))
+    if metric not in PROBE_CORRECTED or lacks_probe:
         return raw
-    pairs_now = pairs((run.figures for run in runs), metric)
-    pairs_then = pairs((launch.figures for launch in baseline.launches), metric)
-    if len(pairs_now) < len(now) or len(pairs_then) < len(then):
-        return raw  # a launch without a probe cannot be corrected
     exponent = noise.probe_exponent or 1.0
     costs = probe_corrected(pairs_then, pairs_now, exponent=exponent)
     corrected = decided(costs.launches, costs.baseline, noise.of(metric)).replace(probe_exponent=exponent)
