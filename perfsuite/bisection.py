@@ -40,19 +40,19 @@ MOST_TOLERANCE = 0.5
 
 
 class Step(Data):
-    """One candidate beside the good arm."""
+    """One candidate, compared with the good arm."""
 
     name: str
     """The commit, or the version."""
     outcome: Literal["good", "bad", "skipped"]
     """As `git bisect` has it. `skipped`: it cannot be told whether it is good."""
     change: float | None = None
-    """The metric beside that of the good arm: -0.05 is 5 % fewer tokens/s, +0.05 of memory 5 % more."""
+    """Relative change of the metric since the good arm: -0.05 is 5 % fewer tokens/s, +0.05 is more memory."""
     interval: tuple[float, float] | None = None
     """99 % interval of `change`."""
     launches: int = 0
     why: str = ""
-    """Of a skipped one."""
+    """Why it was skipped."""
 
 
 class BisectFile(Document):
@@ -61,7 +61,6 @@ class BisectFile(Document):
     schema_version: Literal[1] = 1
     case_id: str
     good: str
-    bad: str
     candidates: tuple[str, ...]
     """Everything after the good one up to the bad one, oldest first."""
     metric: str | None = None
@@ -91,19 +90,6 @@ class BisectFile(Document):
         left = [(abs(number - middle), name) for number, name in enumerate(suspects) if name not in tested]
         return min(left)[1] if left else None
 
-    def step(self, name: str) -> Step | None:
-        """The step that tested a candidate."""
-        return next((step for step in self.steps if step.name == name), None)
-
-    @property
-    def launches(self) -> int:
-        """Launches of all steps."""
-        return sum(step.launches for step in self.steps)
-
-
-class NotSlowerError(CaseError):
-    """The bad arm is not worse than the good one: there is nothing to find."""
-
 
 class UndecidedError(CaseError):
     """The machine was unhealthy, or too noisy to tell whether the bad arm is worse: it can be tried again."""
@@ -130,9 +116,9 @@ def search(
     """Test candidates until the first bad one is known, or only skipped ones are left.
 
     `known` is what was found out before; `save` is called after each step. `tolerance` is that of tokens/s
-    for the bad arm, None the usual one; later steps have their own. Raises `NotSlowerError` if the bad arm is
-    not worse, `UndecidedError` on an unhealthy machine or where noise hides whether the bad arm is worse, and
-    what `compare` raises.
+    for the bad arm, None the usual one; later steps have their own. Raises `CaseError` if the bad arm is not
+    worse, `UndecidedError` on an unhealthy machine or where noise hides whether it is, and what `compare`
+    raises.
     """
     good = history.arm(history.good)
     while (name := known.next) is not None:
@@ -145,55 +131,54 @@ def search(
 
 
 def _bad_tested(known: BisectFile, result: Measurement) -> BisectFile:
-    """What the bad arm tells: which metric to look at, and how large a change is half of its own."""
-    name = known.candidates[-1]
+    """Return what the bad arm tells: which metric to look at, and how large a change is half of its own."""
+    name, checks = known.candidates[-1], result.verdict.checks
     _check_measured(name, result)
-    worse = [
-        check for check in result.verdict.checks if check.outcome == "regressed" and check.change is not None
-    ]
+    worse = [check for check in checks if check.outcome == "regressed" and check.change is not None]
     if not worse:
-        vague = [each for each in result.verdict.checks if each.outcome == "inconclusive" and each.interval]
-        if vague:
-            why = f", {vague[0].note}" if vague[0].note else ""
-            raise UndecidedError(
-                f"{name} beside {known.good}: {vague[0].label} is inconclusive ({vague[0].change:+.1%}"
-                f"{why}). The launches differ too much to tell whether it is worse: give the case more steps "
-                "or use a quieter machine. Nothing was searched"
-            )
-        shown = result.verdict.check(TOKENS_PER_S.name)
-        by = "" if shown is None or shown.change is None else f" ({shown.change:+.1%} {shown.label})"
-        raise NotSlowerError(
-            f"{name} is not worse than {known.good}: {result.verdict.outcome}{by}. There is nothing to "
-            "search for, unless a lower --tolerance finds it"
-        )
+        raise _not_worse(name, known.good, result)
     check = next((each for each in worse if each.metric == TOKENS_PER_S.name), worse[0])
     assert check.change is not None
     half = min(math.sqrt(1 + described(check.metric).change(check.change)) - 1, MOST_TOLERANCE)
-    step = _step(name, "bad", check, result)
-    return known.replace(metric=check.metric, tolerance=half, steps=(step,))
+    return known.replace(metric=check.metric, tolerance=half, steps=(_step(name, "bad", check, result),))
+
+
+def _not_worse(name: str, good: str, result: Measurement) -> CaseError:
+    """Return the error that tells why the bad arm is not known to be worse."""
+    checks = result.verdict.checks
+    if vague := [check for check in checks if check.outcome == "inconclusive" and check.interval]:
+        why = f", {vague[0].note}" if vague[0].note else ""
+        return UndecidedError(
+            f"{name} compared with {good}: {vague[0].label} is inconclusive ({vague[0].change:+.1%}{why}). "
+            "The launches differ too much to tell whether it is worse: give the case more steps or use a "
+            "quieter machine. Nothing was searched"
+        )
+    shown = result.verdict.check(TOKENS_PER_S.name)
+    by = "" if shown is None or shown.change is None else f" ({shown.change:+.1%} {shown.label})"
+    return CaseError(
+        f"{name} is not worse than {good}: {result.verdict.outcome}{by}. There is nothing to search for, "
+        "unless a lower --tolerance finds it"
+    )
 
 
 def _tested(known: BisectFile, name: str, good: Arm, history: History, compare: Compare) -> Step:
     """Compare one candidate with the good arm. What cannot be built or run is skipped."""
+    assert known.metric is not None
     try:
         arm = history.arm(name)
     except (CaseError, GitError, PackageError) as error:
         return Step(name=name, outcome="skipped", why=str(error))
-    assert known.metric is not None
     result = compare(good, arm, known.tolerance, known.metric)
-    if result.verdict.outcome == "failed" and not any(run.failure for run in result.before):
-        why = "; ".join(result.verdict.reasons)
-        return Step(name=name, outcome="skipped", launches=result.verdict.launches, why=why)
+    verdict, check = result.verdict, result.verdict.check(known.metric)
+    skipped = Step(name=name, outcome="skipped", launches=verdict.launches)
+    if verdict.outcome == "failed" and not any(run.failure for run in result.before):
+        return skipped.replace(why="; ".join(verdict.reasons))
     _check_measured(name, result)
-    check = result.verdict.check(known.metric)
     if check is None:
-        launches = result.verdict.launches
-        return Step(name=name, outcome="skipped", launches=launches, why=f"it has no {known.metric}")
-    if check.outcome in ("passed", "improved"):
-        return _step(name, "good", check, result)
-    if check.outcome == "regressed":
-        return _step(name, "bad", check, result)
-    why = f"{check.label}: {check.outcome} after {plural(result.verdict.launches, 'launch')}"
+        return skipped.replace(why=f"it has no {known.metric}")
+    if check.outcome in ("passed", "improved", "regressed"):
+        return _step(name, "bad" if check.outcome == "regressed" else "good", check, result)
+    why = f"{check.label}: {check.outcome} after {plural(verdict.launches, 'launch')}"
     return _step(name, "skipped", check, result).replace(why=why)
 
 
@@ -209,26 +194,20 @@ def _check_measured(name: str, result: Measurement) -> None:
 
 
 def _step(name: str, outcome: Literal["good", "bad", "skipped"], check: Check, result: Measurement) -> Step:
-    return Step(
-        name=name,
-        outcome=outcome,
-        change=check.change,
-        interval=check.interval,
-        launches=result.verdict.launches,
-    )
+    launches = result.verdict.launches
+    return Step(name=name, outcome=outcome, change=check.change, interval=check.interval, launches=launches)
 
 
 # What is searched
 
 
 def of_commits(good: str, bad: str, *, root: Path, store: Path) -> History:
-    """The commits of the branch itself (first parents) between two arms, which differ in their commit alone.
+    """Return the commits of the branch itself (first parents) between two arms that differ in nothing else.
 
     Raises `CaseError` where they differ in more, or one does not come after the other.
     """
-    first, last = (
-        resolve(option, text, root=root, store=store) for option, text in (("--good", good), ("--bad", bad))
-    )
+    first = resolve("--good", good, root=root, store=store)
+    last = resolve("--bad", bad, root=root, store=store)
     if first.commit is None or last.commit is None:
         raise CaseError(f"{root} is no git repository: name two versions of a package by --package")
     if last.dirty:
@@ -257,11 +236,11 @@ def of_commits(good: str, bad: str, *, root: Path, store: Path) -> History:
 
 
 def of_versions(package: str, good: str, bad: str, *, root: Path, store: Path) -> History:
-    """The released versions of a package between two, each installed into a directory of its own in `store`.
+    """Return the released versions of a package between two, each to be installed into its own directory.
 
     Raises `CaseError` for what is no version, or not in this order, and `PackageError` if pip lists none.
     """
-    first, last = (_version(option, text) for option, text in (("--good", good), ("--bad", bad)))
+    first, last = _version("--good", good), _version("--bad", bad)
     if first >= last:
         raise CaseError(f"--good {good} is no older version of {package} than --bad {bad}")
     found = sorted(_released(package))
@@ -285,14 +264,14 @@ def _version(option: str, text: str) -> Version:
 
 
 def _released(package: str) -> list[Version]:
-    """Every version that pip finds, also in the indexes and directories that its settings name."""
+    """Return every version that pip finds, also in the indexes and directories that its settings name."""
     said = pip("index", "versions", "--pre", package)
     line = next((each for each in said.splitlines() if each.startswith("Available versions:")), "")
     return [Version(each.strip()) for each in line.partition(":")[2].split(",") if each.strip()]
 
 
 def _installed(requirement: str, store: Path) -> Path:
-    """The directory with a version of a package, and with what that needs and is another one here.
+    """Return the directory with a version of a package, and with those of its needs that differ here.
 
     Everything else stays as it is in this environment. It is installed once.
     """
@@ -312,7 +291,7 @@ def _installed(requirement: str, store: Path) -> Path:
 
 
 def state_file(store: Path, case: Case, history: History, good: Arm, *others: object) -> Path:
-    """Where a search is written down: one file for the same case, ends, environment and `others`.
+    """Return where a search is written down: one file for the same case, ends, environment and `others`.
 
     The environment is the interpreter with its variables and, where it is this one, every package in it.
     """
@@ -323,7 +302,7 @@ def state_file(store: Path, case: Case, history: History, good: Arm, *others: ob
 
 
 def begun(file: Path, case_id: str, history: History) -> BisectFile:
-    """The search that a file holds, or a new one. Raises `FileError` if it cannot be read.
+    """Return the search that a file holds, or a new one. Raises `FileError` if it cannot be read.
 
     What was skipped is tried again: a network may have been down.
     """
@@ -332,6 +311,4 @@ def begun(file: Path, case_id: str, history: History) -> BisectFile:
         if (found.case_id, found.candidates) != (case_id, history.candidates):
             raise FileError(f"{file} is of another search: delete it")
         return found.replace(steps=tuple(step for step in found.steps if step.outcome != "skipped"))
-    return BisectFile(
-        case_id=case_id, good=history.good, bad=history.candidates[-1], candidates=history.candidates
-    )
+    return BisectFile(case_id=case_id, good=history.good, candidates=history.candidates)

@@ -13,7 +13,7 @@ import typer
 
 from perfsuite import bisection as searching
 from perfsuite import documents
-from perfsuite.bisection import BisectFile, History, Step
+from perfsuite.bisection import BisectFile, Step
 from perfsuite.case.case import Case
 from perfsuite.cli.compare import (
     UNDECIDED,
@@ -90,10 +90,9 @@ def bisect(
         say(f"{len(known.steps)} steps are known from {file}")
 
     def compare(a: Arm, b: Arm, tolerance: float | None, metric: str | None) -> Measurement:
-        progress = Progress(line=say, cases=1)
         session = Comparison(
             options,
-            progress,
+            Progress(line=say, cases=1),
             host,
             arms=(a, b),
             max_pairs=max_pairs,
@@ -105,7 +104,8 @@ def bisect(
 
     def save(now: BisectFile) -> None:
         documents.write(file, now)
-        say(f"{_name(now.steps[-1].name)}: {as_text(now.steps[-1])}; {_left(now)}")
+        step, left = now.steps[-1], plural(len(now.suspects), "suspect")
+        say(f"{_name(step.name)}: {as_text(step)}; {left} left")
 
     try:
         found = searching.search(known, history, compare, save, tolerance=least)
@@ -115,7 +115,7 @@ def bisect(
     if json_output:
         typer.echo(json.dumps(documents.plain(found), indent=1))
     else:
-        typer.echo("\n".join(result_lines(found, history, package, root)))
+        typer.echo("\n".join(result_lines(found, package, root)))
     raise typer.Exit(0 if len(found.suspects) == 1 else UNDECIDED)
 
 
@@ -126,11 +126,6 @@ def _compared(session: Comparison, case: Case) -> Measurement:
         return result
     finally:
         session.lock.release()
-
-
-def _left(known: BisectFile) -> str:
-    count = len(known.suspects)
-    return f"{plural(count, 'suspect')} left"
 
 
 def _name(name: str) -> str:
@@ -146,23 +141,21 @@ def as_text(step: Step) -> str:
     return f"{step.outcome}, {percent(step.change)}{interval}, {plural(step.launches, 'launch')}"
 
 
-def result_lines(found: BisectFile, history: History, package: str | None, root: Path) -> list[str]:
+def result_lines(found: BisectFile, package: str | None, root: Path) -> list[str]:
     """Return what a search found, as lines of text."""
     *others, first = found.suspects
-    used = f"{plural(len(found.steps), 'step')}, {plural(found.launches, 'launch')}"
+    launches = sum(step.launches for step in found.steps)
+    used = f"{plural(len(found.steps), 'step')}, {plural(launches, 'launch')}"
+    skipped = [f"  skipped: {_name(step.name)}: {step.why}" for step in found.steps if step.why]
     if others:
         names = ", ".join(map(_name, found.suspects))
-        return [f"one of these is the first bad one: {names} ({used})", *_skipped(found)]
-    step = found.step(first)
-    assert step is not None
+        return [f"one of these is the first bad one: {names} ({used})", *skipped]
     assert found.metric is not None
-    what = git("log", "-1", "--format=%H %an %as%n    %s", first, cwd=root).rstrip() if not package else first
-    return [
-        f"the first bad {'version of ' + package if package else 'commit'}: {what}",
-        f"  {described(found.metric).label}: {as_text(step)} beside {_name(found.good)} ({used})",
-        *_skipped(found),
-    ]
+    step = next(step for step in found.steps if step.name == first)
+    told = f"version of {package}: {first}" if package else f"commit: {_commit(first, root)}"
+    change = f"{described(found.metric).label}: {as_text(step)}, compared with {_name(found.good)}"
+    return [f"the first bad {told}", f"  {change} ({used})", *skipped]
 
 
-def _skipped(found: BisectFile) -> list[str]:
-    return [f"  skipped: {_name(step.name)}: {step.why}" for step in found.steps if step.outcome == "skipped"]
+def _commit(name: str, root: Path) -> str:
+    return git("log", "-1", "--format=%H %an %as%n    %s", name, cwd=root).rstrip()

@@ -88,7 +88,7 @@ def test_the_first_bad_commit_is_named_with_its_change(launches: Launches) -> No
     assert first.startswith(f"the first bad commit: {every[FIRST_BAD]} Ada ")
     assert message.strip() == "change 9"
     assert change.startswith("  tokens/s: bad, -9.1% (99 % interval -")
-    assert change.endswith(f" launches beside {every[0][:12]} (5 steps, {launches.count} launches)")
+    assert change.endswith(f" launches, compared with {every[0][:12]} (5 steps, {launches.count} launches)")
     assert "16 suspects left" in result.stderr
 
 
