@@ -82,10 +82,8 @@ def simulate(
     after 24 launches. By `two_speeds` the slower launches of a machine with two speeds are slower, relative:
     0.1 is 10 %. With a `probe_sigma`, the standard deviation of log(probe seconds), there is a probe that the
     launches follow by the `exponent`; the judge is told of it if it `corrects`. With `slows_probe`, arm B
-    changes the probe as much as its steps. Raises ValueError for what cannot be simulated.
+    changes the probe as much as its steps.
     """
-    if trials < 1 or not changes:
-        raise ValueError(f"nothing to simulate: {trials} trials, {len(changes)} changes")
     counts = {change: Counter[str]() for change in changes}
     nearest = min(changes, key=abs)
     detectable = []

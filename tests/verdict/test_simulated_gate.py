@@ -4,13 +4,12 @@ Bounds of simulations leave room for the noise of 2,000 trials: 0.1 % is 2 of th
 """
 
 import math
-from collections import Counter
 from statistics import fmean, pstdev
 
 import pytest
 
-from perfsuite.verdict.sequential import MAX_LAUNCHES, Noise, decide
-from tests.benchmarks.simulated_gate import NoiseModel, PowerRow, PowerTable, _add, _draws, simulate
+from perfsuite.verdict.sequential import MAX_LAUNCHES
+from tests.benchmarks.simulated_gate import NoiseModel, PowerTable, _draws, simulate
 
 TRIALS = 2_000
 
@@ -26,44 +25,6 @@ def test_without_scatter_each_drop_has_one_outcome() -> None:
     assert [row.fixed_5_percent for row in table.rows] == [0, 0, 0, 1]
     assert table.blind == 0
     assert table.minimum_detectable_drop < 0.01
-
-
-def test_a_single_launch_more_than_the_fewest_may_be_allowed() -> None:
-    """Half of the sessions wait for it: the noise is as large as the tolerance."""
-    table = simulate(sigma=0.03, drops=(0.0,), max_launches=4, trials=20)
-    assert 3 < table.row(0.0).mean_launches <= 4
-    assert table.row(0.0).inconclusive > 0
-    assert table.blind == 1
-
-
-def test_drops_up_to_5_percent_are_simulated_by_default() -> None:
-    rows = simulate(sigma=1e-6, trials=1).rows
-    assert [row.drop for row in rows] == [0.0, 0.01, 0.02, 0.03, 0.05]
-
-
-def test_a_table_is_markdown_in_percent() -> None:
-    row = PowerRow(
-        drop=0.025,
-        passed=0.1,
-        improved=0.02,
-        regressed=0.7,
-        inconclusive=0.18,
-        mean_launches=3.456,
-        fixed_5_percent=0.2,
-        fixed_tolerance=0.3,
-    )
-    table = PowerTable(title="a gate", rows=(row,), minimum_detectable_drop=0.0234, blind=0.123)
-    assert table.row(0.025) is row
-    assert str(table).splitlines() == [
-        "a gate",
-        "",
-        "| true drop | regressed | inconclusive | passed | improved | launches"
-        " | fixed 5 % | fixed at tolerance |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-        "| 2.5 % | 70.000 | 18.000 | 10.000 | 2.000 | 3.46 | 20.00 | 30.00 |",
-        "",
-        "minimum detectable drop 2.34 % (median), blind in 12.3 %",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -131,13 +92,6 @@ def test_the_gate_is_told_what_it_knows_of_sessions() -> None:
         simulate(sigma=0.01, drops=(0.0,), trials=5, known_session_sigma=known) for known in (0.02, 0.0)
     )
     assert told.minimum_detectable_drop > 2 * untold.minimum_detectable_drop
-
-
-def test_it_states_what_it_can_detect_at_the_drop_nearest_to_none() -> None:
-    at_zero = simulate(sigma=0.02, drops=(0.0,), trials=9)
-    both = simulate(sigma=0.02, drops=(-0.4, 0.0, 0.3), trials=9)
-    assert both.minimum_detectable_drop == at_zero.minimum_detectable_drop
-    assert both.blind == at_zero.blind == 1
 
 
 @pytest.fixture(scope="module")
@@ -245,106 +199,3 @@ def test_equal_seeds_give_equal_tables() -> None:
     first = simulate(sigma=0.01, drops=(0.03,), trials=50, seed=7)
     assert simulate(sigma=0.01, drops=(0.03,), trials=50, seed=7) == first
     assert simulate(sigma=0.01, drops=(0.03,), trials=50, seed=8) != first
-
-
-def test_it_prints_as_markdown() -> None:
-    text = str(simulate(sigma=0.003, drops=(0.0, 0.05), trials=10))
-    assert "| 0 % | 0.000 | 0.000 | 100.000 | 0.000 | 1.00 |" in text
-    assert "minimum detectable drop" in text
-
-
-def test_what_cannot_be_simulated_is_named() -> None:
-    with pytest.raises(ValueError, match="nothing to simulate: 0 trials, 1 drops"):
-        simulate(sigma=0.01, drops=(0.0,), trials=0)
-    with pytest.raises(ValueError, match="noise model 'cauchy', expected one of"):
-        simulate(sigma=0.01, model="cauchy", trials=1)  # type: ignore[arg-type]
-    with pytest.raises(KeyError, match=r"drop 0\.04 was not simulated"):
-        simulate(sigma=0.003, drops=(0.0,), trials=1).row(0.04)
-
-
-def test_a_baseline_that_shows_no_noise_is_named() -> None:
-    with pytest.raises(ValueError, match="a baseline of 1 shows no noise, expected 2 launches or more"):
-        simulate(sigma=0.01, baseline_launches=1, trials=1)
-    with pytest.raises(ValueError, match="a baseline of 2 shows no noise, expected 3 launches or more"):
-        simulate(sigma=0.01, baseline_launches=2, pooled_degrees=None, trials=1)
-    assert simulate(sigma=0.01, baseline_launches=2, pooled_degrees=1, drops=(0.0,), trials=1).rows
-
-
-@pytest.mark.simulation
-def test_what_it_states_does_not_depend_on_the_largest_drop() -> None:
-    few = simulate(sigma=0.01, baseline_launches=5, pooled_degrees=None, drops=(0.0,), trials=200)
-    many = simulate(sigma=0.01, baseline_launches=5, pooled_degrees=None, drops=(0.0, 0.05), trials=200)
-    assert few.minimum_detectable_drop == many.minimum_detectable_drop
-
-
-def drawn(
-    monkeypatch: pytest.MonkeyPatch, baselines: list[list[float]], today: list[float], **options: float
-) -> PowerRow:
-    """What one trial of these launches, in seconds, gives for unchanged code."""
-    monkeypatch.setattr("tests.benchmarks.simulated_gate._draws", lambda *_: iter([(baselines, today)]))
-    return simulate(sigma=0.01, drops=(0.0,), trials=1, **options).row(0.0)  # type: ignore[arg-type]
-
-
-QUIET = [1.0, 1.001, 0.999, 1.002, 0.998]
-
-
-def test_todays_launches_are_compared_with_the_first_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
-    others = [[factor * seconds for seconds in QUIET] for factor in (2.0, 0.5)]
-    assert drawn(monkeypatch, [QUIET, *others], QUIET).passed == 1
-    assert drawn(monkeypatch, [others[0], QUIET, QUIET], QUIET).improved == 1
-    assert drawn(monkeypatch, [others[1], QUIET, QUIET], QUIET).regressed == 1
-
-
-@pytest.mark.parametrize(
-    ("first", "fixed_5_percent", "fixed_tolerance"), [(1.04, 0, 1), (1.06, 1, 1), (1.02, 0, 0)]
-)
-def test_a_fixed_threshold_sees_the_first_launch_of_each(
-    monkeypatch: pytest.MonkeyPatch, first: float, fixed_5_percent: int, fixed_tolerance: int
-) -> None:
-    row = drawn(monkeypatch, [QUIET, [2.0] * 5], [first, 1.2, 0.9, 1.2, 0.9])
-    assert (row.fixed_5_percent, row.fixed_tolerance) == (fixed_5_percent, fixed_tolerance)
-    later = drawn(monkeypatch, [[2.0, *QUIET], QUIET], [2 * first, *QUIET])
-    assert (later.fixed_5_percent, later.fixed_tolerance) == (fixed_5_percent, fixed_tolerance)
-
-
-@pytest.mark.parametrize(
-    ("single", "tolerance", "counted"),
-    [(0.05, 0.03, (0, 1)), (0.0501, 0.06, (1, 0)), (0.0625, 0.0625, (1, 0)), (0.0626, 0.0625, (1, 1))],
-)
-def test_a_change_of_just_a_fixed_threshold_is_not_above_it(
-    single: float, tolerance: float, counted: tuple[int, int]
-) -> None:
-    count = Counter[str]()
-    noise = Noise(sigma=0.01, degrees_of_freedom=30)
-    _add(count, decide([1.0], [1.0], tolerance=tolerance, noise=noise), single=single)
-    assert (count["fixed_5_percent"], count["fixed_tolerance"]) == counted
-
-
-def test_what_is_simulated_by_default() -> None:
-    options = {"drops": (0.0, 0.02), "trials": 3}
-    stated = simulate(
-        sigma=0.02,
-        tolerance=0.03,
-        baseline_launches=10,
-        pooled_degrees=30,
-        max_launches=MAX_LAUNCHES,
-        model="normal",
-        case_noise=1.0,
-        session_sigma=0.0,
-        known_session_sigma=0.0,
-        seed=0,
-        **options,  # type: ignore[arg-type]
-    )
-    assert simulate(sigma=0.02, **options) == stated  # type: ignore[arg-type]
-    assert "tolerance 3 %, 4 baselines of 10, " in stated.title
-
-
-def test_the_outcomes_of_all_trials_are_shares_of_one() -> None:
-    row = simulate(sigma=0.03, drops=(0.0,), max_launches=4, trials=20).row(0.0)
-    assert row.passed + row.improved + row.regressed + row.inconclusive == pytest.approx(1)
-    assert 0 < row.inconclusive < 1
-
-
-def test_without_a_drop_there_is_nothing_to_simulate() -> None:
-    with pytest.raises(ValueError, match="nothing to simulate: 5 trials, 0 drops"):
-        simulate(sigma=0.01, drops=(), trials=5)

@@ -154,17 +154,3 @@ def test_equal_seeds_give_equal_tables() -> None:
     first = simulate(sigma=0.01, changes=(0.03,), trials=30, seed=7)
     assert simulate(sigma=0.01, changes=(0.03,), trials=30, seed=7) == first
     assert simulate(sigma=0.01, changes=(0.03,), trials=30, seed=8) != first
-
-
-def test_the_shares_of_a_row_add_up_to_one() -> None:
-    row = simulate(sigma=0.03, changes=(0.0,), max_pairs=5, trials=30).row(0.0)
-    assert row.slower + row.faster + row.same + row.inconclusive == pytest.approx(1)
-    assert row.inconclusive > 0
-    assert 3 <= row.mean_pairs <= 5
-
-
-def test_what_cannot_be_simulated_is_named() -> None:
-    with pytest.raises(ValueError, match="nothing to simulate: 0 trials, 1 changes"):
-        simulate(sigma=0.01, changes=(0.0,), trials=0)
-    with pytest.raises(KeyError, match=r"change 0\.04 was not simulated"):
-        simulate(sigma=0.01, changes=(0.0,), trials=1).row(0.04)
