@@ -27,6 +27,7 @@ from perfsuite.report.terminal import console
 
 GONE = {
     "power": "each report states the smallest change that the gate of a case can find",
+    "history export-asv": "perfsuite history publish OUT --no-pages writes asv's files alone",
     "report --comparison": "python -m bench_cases.published shows published comparisons",
     "report --published": "python -m bench_cases.published shows published comparisons",
 }

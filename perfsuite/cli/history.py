@@ -1,4 +1,4 @@
-"""`perfsuite history add | list | export-asv | publish | trend`: keep what sessions measured, for years.
+"""`perfsuite history add | list | publish | trend`: keep what sessions measured, for years.
 
 Imports neither torch nor pytest.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -24,7 +24,7 @@ from perfsuite.history import store as history
 from perfsuite.history import trend as trends
 from perfsuite.history.asv import export as asv_export
 from perfsuite.history.asv import pages as asv_pages
-from perfsuite.history.asv.export import Exported, Source
+from perfsuite.history.asv.export import Source
 from perfsuite.history.store import StoredResult
 from perfsuite.history.trend import Finding, Trend
 from perfsuite.report.terminal import console, plain_table
@@ -41,19 +41,12 @@ History = Annotated[
 HardwareClass = Annotated[str, typer.Option("--hardware-class", help="Only these classes; * and ? match.")]
 CaseGlob = Annotated[str, typer.Option("--case", help="Only cases with such an id; * and ? match.")]
 Commit = Annotated[str, typer.Option("--commit", help="Only the commit whose hash begins so.")]
-Since = Annotated[
-    datetime | None, typer.Option("--since", formats=["%Y-%m-%d"], help="Only sessions from this day on.")
-]
-
-
-Repo = Annotated[Path, typer.Option("--repo", help="Full clone of the repository that holds the cases.")]
 Branch = Annotated[
     str, typer.Option("--branch", help="The branch whose commits are shown; that which is checked out.")
 ]
-CommitUrl = Annotated[
-    str, typer.Option("--commit-url", help="What a commit's hash is appended to, for links to it.")
+Since = Annotated[
+    datetime | None, typer.Option("--since", formats=["%Y-%m-%d"], help="Only sessions from this day on.")
 ]
-Out = Annotated[Path, typer.Argument(help="A directory of its own; what is there is brought up to date.")]
 
 
 @app.command()
@@ -139,59 +132,36 @@ def list_history(
     console().print(grid if grid.row_count else f"nothing in {history_dir} matches")
 
 
-def _export(
-    *packages: str,
-) -> Callable[[Callable[[Exported, Path], None]], Callable[..., None]]:
-    """Make a command of a function that uses an export: the options of both commands are defined here once.
-
-    `packages`: what the function needs. Without them nothing is exported.
-    """
-
-    def decorate(use: Callable[[Exported, Path], None]) -> Callable[..., None]:
-        def command(
-            out: Out,
-            history_dir: History = HISTORY,
-            repo: Repo = Path(),
-            branch: Branch = "",
-            commit_url: CommitUrl = "#",
-        ) -> None:
-            require(*packages, purpose="to publish a history")
-            source = Source(history=history_dir, repo=repo, branch=branch, commit_url=commit_url)
-            exported = asv_export.export(source, out)
-            _print_exported(exported, out)
-            use(exported, out)
-
-        command.__doc__ = use.__doc__
-        return command
-
-    return decorate
-
-
-@app.command("export-asv")
-@_export()
-def export_asv(exported: Exported, out: Path) -> None:
-    """Write a history as asv's files (asv.conf.json, results/): one machine per hardware class."""
-
-
-@app.command("publish")
-@_export("asv")
-def publish(exported: Exported, out: Path) -> None:
+@app.command()
+def publish(
+    out: Annotated[Path, typer.Argument(help="A directory of its own; what is there is brought up to date.")],
+    history_dir: History = HISTORY,
+    repo: Annotated[Path, typer.Option(help="Full clone of the repository that holds the cases.")] = Path(),
+    branch: Branch = "",
+    commit_url: Annotated[
+        str, typer.Option(help="What a commit's hash is appended to, for links to it.")
+    ] = "#",
+    no_pages: Annotated[
+        bool, typer.Option("--no-pages", help="Write only asv's own files: asv.conf.json, results/.")
+    ] = False,
+) -> None:
     """Make asv's pages of a history in OUT/html. They load their scripts from a CDN."""
-    pages = asv_pages.publish(out, commits=exported.commits)
-    console().print(f"pages: {pages} (to look at them: python -m http.server --directory {pages})")
-
-
-def _print_exported(exported: Exported, out: Path) -> None:
-    """Print what an export did, and which commits it left out."""
+    if not no_pages:
+        require("asv", purpose="to publish a history")
+    source = Source(history=history_dir, repo=repo, branch=branch, commit_url=commit_url)
+    exported = asv_export.export(source, out)
     _print_unplaced(exported.unplaced)
+    say = console().print
     if exported.unplaced:
-        console().print(
-            f"commits left out: {len(exported.unplaced)}, exported: {len(exported.commits)}", style="yellow"
-        )
-    console().print(
+        left_out = f"commits left out: {len(exported.unplaced)}, exported: {len(exported.commits)}"
+        say(left_out, style="yellow")
+    say(
         f"results in {out}: {exported.written} written, {exported.unchanged} unchanged, "
         f"{exported.removed} removed"
     )
+    if not no_pages:
+        html = asv_pages.publish(out, commits=exported.commits)
+        say(f"pages: {html} (to look at them: python -m http.server --directory {html})")
 
 
 @app.command()

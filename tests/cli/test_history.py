@@ -131,7 +131,6 @@ def test_every_command_has_its_name_and_its_own_help() -> None:
     for name, words in (
         ("add", "Add sessions to a history"),
         ("list", "What a history holds"),
-        ("export-asv", "Write a history as asv's files"),
         ("publish", "Make asv's pages of a history"),
         ("trend", "Find when a case got slower"),
     ):
@@ -163,4 +162,4 @@ def test_what_a_pytest_session_leaves_goes_all_the_way(here: Path) -> None:
     assert "added: .perfsuite/history/cpu-" in invoke("add").output
     assert "1 recorded" in invoke("list").output
     assert "2 series in 1 sessions" in invoke("trend", "--repo=.").output
-    assert "results in pages: 1 written" in invoke("export-asv", "pages").output
+    assert "results in pages: 1 written" in invoke("publish", "pages", "--no-pages").output
