@@ -67,7 +67,7 @@ QUANTITIES: Mapping[QuantityName, Metric] = {
     "gpu_utilisation": replace(GPU_UTILISATION, label="GPU usage", format="{:.1f} %".format),
     # Time per token over that of the row it is relative to; 1.2 is 20 % slower. See `_measured`.
     "relative_time": replace(TOKENS_PER_S, label="relative time", format="{:.2f}".format),
-    # The source does not say what the figure is: shown beside tokens/s, without a ratio.
+    # The source does not say what the figure is: shown next to tokens/s, without a ratio.
     "unstated": replace(TOKENS_PER_S, label="throughput", format="{:,.0f} tokens/s".format),
 }
 """The same figure here for each quantity that a source publishes, with the source's word for it."""
@@ -78,7 +78,7 @@ class PublishedFigure(Data):
 
     quantity: QuantityName
     value: float | None = None
-    """None where the row reports no number (out of memory), or one of an unstated unit."""
+    """None if the row reports no number (out of memory), or one of an unstated unit."""
     reported: str
 
 
@@ -116,12 +116,12 @@ class Comparison(Data):
     accelerator: str
     """As published, for example `H100 80GB`."""
     conditions: str
-    """What all rows share."""
+    """The conditions that all rows share."""
     headings: tuple[str, ...]
     """The columns of `Row.settings`."""
     rows: tuple[Row, ...] = Field(min_length=1)
     notes: tuple[str, ...] = ()
-    """What a reader must know to compare fairly."""
+    """Notes that a reader must know to compare fairly."""
 
     @property
     def quantities(self) -> list[QuantityName]:
@@ -184,7 +184,7 @@ def rooflines(sessions: Sequence[SessionFile]) -> dict[str, Roofline]:
 def compare(
     comparison: Comparison, results: Mapping[str, Measurement], limits: Mapping[str, Roofline] | None = None
 ) -> ComparisonTable:
-    """Return the published table with what was measured here beside each figure.
+    """Return the published table with the figure measured here next to each.
 
     `results` and `limits`, the rooflines of dry runs, are by case id.
     """
@@ -268,7 +268,7 @@ def _both(row: Row, quantity: QuantityName, results: Mapping[str, Measurement]) 
 
 
 def _shares(row: Row, result: Measurement | None, limit: Roofline | None) -> str:
-    """What is published and what was measured, as shares of the most that the accelerator can do."""
+    """Return the published and the measured speed as shares of the most that the accelerator can do."""
     published = None if limit is None else _published_share(row, limit)
     here = None if result is None else result.figures.roofline_share
     return " / ".join(

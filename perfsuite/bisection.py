@@ -64,7 +64,7 @@ class BisectFile(Document):
     candidates: tuple[str, ...]
     """Everything after the good one up to the bad one, oldest first."""
     metric: str | None = None
-    """What is worse in the bad arm, which every step looks at; None until the bad arm is tested."""
+    """The metric that is worse in the bad arm: every step looks at it. None until the bad arm is tested."""
     tolerance: float | None = None
     """How much the cost of that metric (seconds per token, bytes) may grow in each step: half of what the bad
     arm has lost (of the logarithm)."""
@@ -72,7 +72,10 @@ class BisectFile(Document):
 
     @property
     def suspects(self) -> tuple[str, ...]:
-        """What may be the first bad one, oldest first: the last is known to be bad, or is not tested yet."""
+        """The candidates one of which is the first bad one, oldest first.
+
+        The last of them is known to be bad, or is not tested yet.
+        """
         found = {step.name: step.outcome for step in self.steps}
         outcomes = [found.get(name) for name in self.candidates]
         last = outcomes.index("bad") if "bad" in outcomes else len(outcomes) - 1
@@ -81,7 +84,7 @@ class BisectFile(Document):
 
     @property
     def next(self) -> str | None:
-        """What to test next: the bad one first, then what is nearest to the middle; None at the end."""
+        """The candidate to test next: the bad one, then the one nearest to the middle; None at the end."""
         if self.metric is None:
             return self.candidates[-1]
         tested = {step.name for step in self.steps}
@@ -97,7 +100,7 @@ class UndecidedError(CaseError):
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """What is searched: how each candidate becomes an arm."""
+    """The candidates of a search, and how each becomes an arm."""
 
     good: str
     candidates: tuple[str, ...]
@@ -198,13 +201,13 @@ def _step(name: str, outcome: Literal["good", "bad", "skipped"], check: Check, r
     return Step(name=name, outcome=outcome, change=check.change, interval=check.interval, launches=launches)
 
 
-# What is searched
+# Candidates
 
 
 def of_commits(good: str, bad: str, *, root: Path, store: Path) -> History:
     """Return the commits of the branch itself (first parents) between two arms that differ in nothing else.
 
-    Raises `CaseError` where they differ in more, or one does not come after the other.
+    Raises `CaseError` if they differ in more, or if one does not come after the other.
     """
     first = resolve("--good", good, root=root, store=store)
     last = resolve("--bad", bad, root=root, store=store)

@@ -46,8 +46,8 @@ class Issue(NamedTuple):
 
     @property
     def subjects(self) -> list[str] | None:
-        """What it was opened or kept open for: ids of cases, and drifts. None if its list cannot be read, as
-        where somebody changed the text by hand."""
+        """The ids of cases and the drifts for which it is open. None if its list cannot be read, as when
+        somebody changed the text by hand."""
         match = _LISTED.search(self.body)
         try:
             listed = json.loads(match[1]) if match else None

@@ -92,7 +92,7 @@ def add(
 
 @dataclass
 class _Row:
-    """What the list shows of a case on a hardware class."""
+    """A row of the list: a case on a hardware class."""
 
     sessions: int = 0
     first: str = ""

@@ -46,12 +46,12 @@ class StoredCase(Document):
 
     @property
     def unit(self) -> Unit:
-        """What it counts. With samples, `StoredResult.tokens_per_step` is a number of samples."""
+        """The unit that it counts. With samples, `StoredResult.tokens_per_step` is a number of samples."""
         return "samples" if self.parameters.get("sequence_length") == NO_TOKENS else "tokens"
 
 
 class StoredResult(Data):
-    """What a session measured of one case: the median of each launch, in seconds or bytes."""
+    """The figures of one case in a session: the median of each launch, in seconds or bytes."""
 
     case: str
     """The name of its file in `cases/`, without `.json`."""
@@ -71,7 +71,7 @@ class StoredResult(Data):
 
 
 class StoredSession(Document):
-    """What one session measured on one hardware class at one commit."""
+    """The results of one session on one hardware class at one commit."""
 
     schema_version: Literal[1] = 1
     perfsuite: str
@@ -120,7 +120,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Added:
-    """What adding one `results.json` to a history did."""
+    """The result of adding one `results.json` to a history."""
 
     written: Sequence[Path]
     """New files. Empty if it had been added before, or if nothing of it can be kept."""
@@ -201,7 +201,7 @@ def places(
     """
     if not history.is_dir():
         raise FileError(f"no history in {history}. Add sessions to one: perfsuite history add")
-    hashes = "[0-9a-f]" * 40 + "*"  # other files may live beside: it may be a branch of a repository
+    hashes = "[0-9a-f]" * 40 + "*"  # other files may be there: it may be a branch of a repository
     sessions = [Place(file=file) for file in history.glob(f"{hardware_class}/{hashes}/*.json")]
     sessions = [place for place in sessions if place.commit.startswith(commit.lower())]
     sessions.sort(key=lambda place: place.file.name)

@@ -67,7 +67,7 @@ class Finding(Data):
     commits_between: int | None
     """Number of commits that may have made it; None without a repository."""
     environment: tuple[str, ...]
-    """What changed between these sessions: versions, settings, driver, the case itself."""
+    """The differences between these sessions: versions, settings, driver, the case itself."""
     worse: bool
     """Whether it costs more since."""
     accepted: bool
@@ -101,7 +101,7 @@ class Finding(Data):
 
 
 class Trend(Document):
-    """What `perfsuite history trend --json` prints."""
+    """The changes of a history, as `perfsuite history trend --json` prints them."""
 
     schema_version: Literal[1] = 1
     since: date
@@ -272,7 +272,7 @@ def _correlations(series: Mapping[tuple[str, str], _Series]) -> dict[tuple[str, 
 
 @dataclass(frozen=True, kw_only=True)
 class _Evidence:
-    """What all series share."""
+    """The evidence that all series share."""
 
     places: Sequence[Place]
     """Every session, in order."""

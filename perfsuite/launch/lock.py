@@ -27,14 +27,14 @@ from perfsuite.errors import BusyError, FileError
 from perfsuite.results.environment import SECRET
 
 LOCK_FILE = "PERFSUITE_LOCK"
-"""Environment variable: another lock file, for sessions that may run beside those with the usual one."""
+"""Environment variable with another lock file: its sessions do not wait for those of the usual one."""
 USUAL = Path("/tmp/perfsuite.lock")
 """The usual lock file, the same for every user: `tempfile.gettempdir()` may be a user's own."""
 POLL_S = 1.0
 _SECRET = re.compile(rf"(\w*({SECRET.pattern})\w*[= ])[^\s'\"]+", re.IGNORECASE)
 """The value of a variable or an option that looks like a secret: every user may read the file."""
 LONGEST = 4096
-"""Bytes that are read at the most of what another user may have written."""
+"""Most bytes that are read of the file: another user may have written it."""
 
 
 class Holder(Data):

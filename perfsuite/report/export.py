@@ -170,4 +170,4 @@ FORMATS: Mapping[str, Callable[[SessionFile], str]] = {
     "openmetrics": openmetrics,
     "bencher": bencher,
 }
-"""What writes each format, by its name on the command line."""
+"""The function that writes each format, by its name on the command line."""

@@ -1,4 +1,4 @@
-"""In which order two arms are launched, and how much launches differ that stand beside each other.
+"""The order in which two arms are launched, and the differences between neighbouring launches.
 
 Pure, standard library only. Must not import torch, pytest, numpy or scipy.
 
@@ -24,12 +24,12 @@ def order(pair: int) -> tuple[Literal["a", "b"], Literal["a", "b"]]:
 
 @dataclass(frozen=True)
 class Differences:
-    """Differences of logarithms between launches beside each other, in the order of the launches."""
+    """Differences of logarithms between neighbouring launches, in the order of the launches."""
 
     pairs: list[float]
     """log(B / A) of each pair."""
     neighbours: list[float]
-    """Of two neighbours of one arm, log(later / earlier): one fewer than pairs."""
+    """log(later / earlier) of two neighbouring launches of one arm: one fewer than pairs."""
 
     def without(self, others: "Differences", exponent: float) -> "Differences":
         """Return what is left of each after `exponent` times that of `others` is taken out."""

@@ -97,14 +97,14 @@ class PairedDecision:
     minimum_detectable: float
     """`minimum_detectable_difference` with this noise and the pairs that are allowed."""
     exponent: float = 0.0
-    """Of the correction by the probe (`perfsuite.verdict.probe_correction`); 0: not corrected."""
+    """Exponent of the correction by the probe (`perfsuite.verdict.probe_correction`); 0: not corrected."""
     disputed: tuple[PairedOutcome, PairedOutcome] | None = None
     """The outcomes without the correction and with it, where both are needed and differ at the last pair."""
 
 
 @dataclass(frozen=True)
 class _Evidence:
-    """What a look has to decide by."""
+    """The evidence of one look."""
 
     ordered: list[float]
     """log(B / A) of the pairs, sorted."""

@@ -45,7 +45,7 @@ Night = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What is exported: a history, and the repository that its commits belong to."""
+    """The history to export, and the repository that its commits belong to."""
 
     history: Path
     """Directory of the history."""
@@ -54,12 +54,12 @@ class Source:
     branch: str = ""
     """Branch whose commits are shown; by default the one that is checked out."""
     commit_url: str = "#"
-    """What a commit's hash is appended to, for links to it."""
+    """The address to which a commit's hash is appended, for links to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What an export did. Counts are files of results: one per hardware class and commit."""
+    """The result of an export. Counts are files of results: one per hardware class and commit."""
 
     written: int
     unchanged: int

@@ -52,7 +52,7 @@ class Slot(NamedTuple):
 
     @property
     def unit(self) -> Unit:
-        """What the case counts."""
+        """The unit that the case counts."""
         return "samples" if self.values[PARAMETERS.index("sequence_length")] == NO_TOKENS else "tokens"
 
 

@@ -46,7 +46,7 @@ class Submitted:
 
     id: str
     log: Path
-    """What it writes; there is no such file before it starts."""
+    """The file with all that it writes; it is not there before the job starts."""
 
 
 class Interrupted(Exception):
