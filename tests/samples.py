@@ -19,7 +19,7 @@ from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import Health, LaunchFile, Run
 from perfsuite.results.run_dir import RunDir
-from perfsuite.results.session_file import ArmFacts, Measurement, SessionFile
+from perfsuite.results.session_file import ArmFacts, Conditions, Measurement, Part, SessionFile
 from perfsuite.testing import make_case as make_case
 from perfsuite.testing import make_figures as make_figures
 from perfsuite.testing import make_launches as make_launches
@@ -142,8 +142,11 @@ def make_image_result(**figures: Any) -> Measurement:
 COMMIT = "0123abcd" * 5
 
 
-def write_session(directory: Path, *results: Measurement, **changes: Any) -> Path:
-    """`results.json` of a session that ran on a clean commit."""
+CONDITIONS = Conditions(changes=None, options={"--perf-inject": "nothing"}, environment={"torch": "2.13.0"})
+
+
+def make_session_file(*results: Measurement, **changes: Any) -> SessionFile:
+    """What a session of one part leaves that ran on a clean commit."""
     values: dict[str, Any] = {
         "perfsuite": "0.1",
         "status": "complete",
@@ -152,7 +155,15 @@ def write_session(directory: Path, *results: Measurement, **changes: Any) -> Pat
         "machine": make_machine(),
         "results": results,
         "skipped": (),
+        "conditions": CONDITIONS,
+        **changes,
     }
+    part = Part(started_at=values["started_at"], status=values["status"], cases=len(results))
+    return SessionFile(**{"parts": (part,), **values})
+
+
+def write_session(directory: Path, *results: Measurement, **changes: Any) -> Path:
+    """Write `make_session_file` as `results.json`."""
     file = directory / "results.json"
-    documents.write(file, SessionFile(**{**values, **changes}))
+    documents.write(file, make_session_file(*results, **changes))
     return file

@@ -16,7 +16,7 @@ from perfsuite.results.session_file import Measurement, SessionFile, Skipped
 from perfsuite.verdict.judge import Policy, judge
 from perfsuite.verdict.noise import class_noise
 from tests.counted import EXPLAINED, make_check, make_collective, make_counts, make_entries
-from tests.samples import make_gpu_machine
+from tests.samples import make_gpu_machine, make_session_file
 
 GIB = 2**30
 COUNTS = make_counts(
@@ -191,13 +191,12 @@ def make_session(cases: int = 14, kind_of: Callable[[int], str] | None = None) -
 
     kind_of = kind_of or some_of_each
     skipped = [make_gpu_case(1000 + number) for number in range(3)]
-    return SessionFile(
+    return make_session_file(
+        *(make_gpu_result(number, kind_of(number)) for number in range(cases)),
         perfsuite="0.1.0",
-        status="complete",
         started_at="2026-01-02T03:00:00+00:00",
         commit="0123456789abcdef0123456789abcdef01234567",
         machine=make_gpu_machine(),
-        results=tuple(make_gpu_result(number, kind_of(number)) for number in range(cases)),
         skipped=tuple(
             Skipped(
                 nodeid="n",

@@ -99,4 +99,4 @@ def write_history(
                 environments=(environment(night),),
                 results=tuple(results),
             )
-            store.keep(directory, session, dict(stored), f"{night:012x}")
+            store.keep(directory, session, dict(stored))

@@ -20,8 +20,8 @@ from perfsuite.errors import CaseError
 from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.roofline import Roofline
-from perfsuite.results.session_file import Measurement, SessionFile
-from tests.samples import make_case, make_figures, make_machine, make_result, make_run
+from perfsuite.results.session_file import Measurement
+from tests.samples import make_case, make_figures, make_result, make_run, make_session_file
 
 
 def row(case: str = "a", value: float | None = 93600, reported: str = "93.6K", **changes: Any) -> Row:
@@ -49,17 +49,6 @@ def comparison(*rows: Row, **changes: Any) -> Comparison:
 
 def measured(**figures: Any) -> Measurement:
     return make_result(make_run(figures=make_figures(**figures)), before=None)
-
-
-def session(*results: Measurement, started_at: str = "2026-01-01T00:00:00+00:00") -> SessionFile:
-    return SessionFile(
-        perfsuite="0.1",
-        status="complete",
-        started_at=started_at,
-        machine=make_machine(),
-        results=results,
-        skipped=(),
-    )
 
 
 def test_what_was_not_run_says_what_it_needs_and_shows_no_other_figure() -> None:
@@ -152,8 +141,10 @@ def test_notes_are_those_of_the_table_and_of_its_rows_once() -> None:
 
 
 def test_the_newest_result_of_a_case_counts_and_never_one_with_a_fault() -> None:
-    old, new = (session(measured(tokens_per_s=v), started_at=f"2026-01-0{v}T00:00:00+00:00") for v in (1, 2))
-    faulty = session(
+    old, new = (
+        make_session_file(measured(tokens_per_s=v), started_at=f"2026-01-0{v}T00:00:00+00:00") for v in (1, 2)
+    )
+    faulty = make_session_file(
         make_result(make_run(inject="slowdown=30%"), before=None), started_at="2026-01-03T00:00:00+00:00"
     )
     found = latest([new, faulty, old])
@@ -208,11 +199,14 @@ def test_a_measured_share_stands_beside_the_published_one() -> None:
 
 def test_a_dry_run_gives_a_roofline_and_never_stands_for_a_measurement() -> None:
     measured_first = measured(tokens_per_s=5)
-    old, new = session(measured_first), session(dry(), started_at="2026-02-01T00:00:00+00:00")
+    old, new = (
+        make_session_file(measured_first),
+        make_session_file(dry(), started_at="2026-02-01T00:00:00+00:00"),
+    )
     case_id = measured_first.case_id
     assert latest([old, new]) == {case_id: measured_first}
     assert rooflines([old, new]) == {case_id: LIMIT}
-    assert rooflines([old, session(dry(None))]) == {}
+    assert rooflines([old, make_session_file(dry(None))]) == {}
 
 
 @pytest.fixture
@@ -223,7 +217,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = PublishedFile(comparisons=(comparison(*rows, title="FSDP | 3D", notes=("Read *this*.",)),))
     documents.write(tmp_path / "published.json", file)
     monkeypatch.setattr(published, "PUBLISHED", tmp_path / "published.json")
-    documents.write(tmp_path / "store" / "runs" / "20260101" / "results.json", session(result))
+    documents.write(tmp_path / "store" / "runs" / "20260101" / "results.json", make_session_file(result))
     return tmp_path / "store"
 
 

@@ -64,11 +64,6 @@ class FrameworkOptions(Data):
         """Whether data-parallel ranks hold different parameters, so that these are not compared."""
         return False
 
-    @classmethod
-    def upgraded(cls, options: dict[str, Any]) -> dict[str, Any]:
-        """The options that an earlier version may have written into a file, in today's words."""
-        return options
-
     def slug(self) -> str:
         """The name and the options that are required or changed, for a case's id: unique per options."""
         return "-".join([self.name, *changed_fields(self)])
@@ -121,7 +116,7 @@ def parse(value: Any, info: ValidationInfo) -> FrameworkOptions:
     if kind is None:
         raise CaseError(not_installed(name, package))
     try:
-        return kind.model_validate(kind.upgraded(options))
+        return kind.model_validate(options)
     except ValidationError as error:
         known = ", ".join(kind.model_fields) or "none"
         raise CaseError(f"{explain(error)}. Options of {name}: {known}.") from None

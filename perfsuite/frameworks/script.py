@@ -155,13 +155,6 @@ class Script(Framework):
         """The rule that the user gives."""
         return self.loss
 
-    @classmethod
-    def upgraded(cls, options: dict[str, Any]) -> dict[str, Any]:
-        """In earlier versions `loss` was true or false."""
-        if isinstance(options.get("loss"), bool):
-            return {**options, "loss": "finite" if options["loss"] else None}
-        return options
-
     @property
     def tokens_vary(self) -> bool:
         """Whether the user says that they vary."""

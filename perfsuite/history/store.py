@@ -139,15 +139,10 @@ def add(history: Path, file: Path) -> Added:
         arms = " and ".join(repr(arm.text) for arm in session.arms)
         raise FileError(f"{file}: it compares {arms}, and is no session of one environment: leave it out")
     try:
-        digest = documents.digest(json.loads(documents.read_text(file)), 12)
         sessions, cases, left_out = _stored(session)
-    except (OSError, ValueError) as error:  # of a FIFO only one reader gets what is written
+    except ValueError as error:
         raise FileError(f"{file}: {error}") from None
-    written = [
-        # The file of a session changes where another part goes on with it; what a part measured does not.
-        keep(history, each, cases, documents.digest(documents.plain(each), 12) if session.parts else digest)
-        for each in sessions
-    ]
+    written = [keep(history, each, cases) for each in sessions]
     return Added(
         written=[path for path in written if path is not None],
         known=None in written,
@@ -156,7 +151,7 @@ def add(history: Path, file: Path) -> Added:
     )
 
 
-def keep(history: Path, session: StoredSession, cases: Mapping[str, StoredCase], digest: str) -> Path | None:
+def keep(history: Path, session: StoredSession, cases: Mapping[str, StoredCase]) -> Path | None:
     """Write a session and the cases it refers to: as far as it is not there yet.
 
     A session may be added while it runs, and later whole. Returns None, and writes nothing, if nothing of it
@@ -164,9 +159,6 @@ def keep(history: Path, session: StoredSession, cases: Mapping[str, StoredCase],
     """
     time = session.started_at.strftime("%Y%m%dT%H%M%SZ")
     directory = history / session.hardware_class / session.commit
-    target = directory / f"{time}-{digest}.json"
-    if target.exists():
-        return None
     known = [
         _resolved(there, result)
         for there in (documents.read(file, StoredSession) for file in directory.glob(f"{time}-*.json"))
@@ -175,9 +167,8 @@ def keep(history: Path, session: StoredSession, cases: Mapping[str, StoredCase],
     new = tuple(result for result in session.results if _resolved(session, result) not in known)
     if not new:
         return None
-    if len(new) < len(session.results):
-        session = session.replace(results=new)
-        target = directory / f"{time}-{documents.digest(documents.plain(session), 12)}.json"
+    session = session.replace(results=new)
+    target = directory / f"{time}-{documents.digest(documents.plain(session), 12)}.json"
     for name in {result.case for result in session.results}:
         if not (case_file := _case_file(history, name)).exists():
             _write(case_file, cases[name])
@@ -264,11 +255,8 @@ def _stored(session: SessionFile) -> tuple[list[StoredSession], dict[str, Stored
 
 def _began(session: SessionFile, result: Measurement) -> datetime:
     """Return when the part of the session began that measured a case. Raises ValueError for a bad time."""
-    times = [session.started_at, *(part.started_at for part in session.parts)]
-    parts = [datetime.fromisoformat(time).astimezone(UTC) for time in times]
-    if len(session.parts) < 2:
-        return parts[0]
-    launched = datetime.fromisoformat(result.runs[0].started_at)
+    parts = [datetime.fromisoformat(part.started_at).astimezone(UTC) for part in session.parts]
+    launched = datetime.fromisoformat(result.runs[0].started_at).astimezone(UTC)
     return max(began for began in parts if began <= max(launched, parts[0]))
 
 

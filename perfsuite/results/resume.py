@@ -59,8 +59,6 @@ def differences(then: SessionFile, now: SessionFile) -> list[str]:
     """
     if now.commit is None:
         return ["cases outside of git, where no commit says whether they are the same"]
-    if then.conditions is None:
-        return ["been written by an earlier perfsuite, which did not say what its verdicts hold for"]
     before, today = _told(then), _told(now)
     return [
         f"{name} {before.get(name, 'unset')}, not {today.get(name, 'unset')}"
@@ -71,14 +69,12 @@ def differences(then: SessionFile, now: SessionFile) -> list[str]:
 
 def _told(session: SessionFile) -> dict[str, str]:
     """What the verdicts of a session hold for, by name."""
-    conditions = session.conditions
-    assert conditions is not None
     return {
         "commit": str(session.commit)[:12],
-        "uncommitted changes": conditions.changes or "none",
+        "uncommitted changes": session.conditions.changes or "none",
         "hardware class": session.machine.hardware_class,
-        **conditions.options,
-        **conditions.environment,
+        **session.conditions.options,
+        **session.conditions.environment,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import computed_field, model_validator
+from pydantic import Field, computed_field, model_validator
 
 from perfsuite.case.case import Unit
 from perfsuite.case.hardware import Machine
@@ -172,12 +172,11 @@ class SessionFile(Document):
     """Of its newest part."""
     started_at: str
     """ISO 8601, with time zone: when its first part began."""
-    parts: tuple[Part, ...] = ()
-    """The oldest first; empty in files of an earlier perfsuite."""
+    parts: tuple[Part, ...] = Field(min_length=1)
+    """The oldest first."""
     dry: bool = False
     """Whether it launches nothing: all of its runs are dry."""
-    conditions: Conditions | None = None
-    """None in files of an earlier perfsuite."""
+    conditions: Conditions
     commit: str | None = None
     """The commit of the repository that holds the cases; None outside of git."""
     dirty: bool = False

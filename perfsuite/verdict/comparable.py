@@ -10,7 +10,6 @@ from perfsuite.results import health
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.metric import find
 from perfsuite.results.nodes import gpu_of
-from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.noise import is_size
 from perfsuite.verdict.robust import clipped_variance, sorted_logs, squares, t_quantile
@@ -128,14 +127,14 @@ def _less_power(run: Run, baseline: Baseline) -> list[str]:
 def differences(run: Run, baseline: Baseline) -> dict[str, tuple[str, str]]:
     """Settings that differ from a baseline's: the baseline's value and the run's, by name.
 
-    A setting that the baseline lacks was not observed by the earlier perfsuite that recorded it: it is listed
-    as a change of the environment (but for `trained`: see `_settings`).
+    A setting that the baseline lacks was not looked at when it was recorded, as that of a framework's newer
+    version: it is listed as a change of the environment.
     """
     settings = {"hardware class": (baseline.hardware_class, run.machine.hardware_class)}
     if run.flops is not None and baseline.flops is not None:
         settings["FLOP formula"] = (baseline.flops.formula, run.flops.formula)
     if run.observed is not None and baseline.observed is not None:
-        before, now = _settings(baseline.observed, run.observed), run.observed.settings
+        before, now = baseline.observed.settings, run.observed.settings
         settings |= {
             f"{OBSERVED}{key}": (then, now.get(key, NOT_OBSERVED)) for key, then in sorted(before.items())
         }
@@ -159,7 +158,7 @@ def library_choices(run: Run, baseline: Baseline) -> list[str]:
     """Settings that a library chose otherwise than at the baseline, or that only the baseline saw."""
     if run.observed is None or baseline.observed is None:
         return []
-    return changed_settings(_settings(baseline.observed, run.observed), run.observed.settings)
+    return changed_settings(baseline.observed.settings, run.observed.settings)
 
 
 def unexplained(run: Run, baseline: Baseline) -> list[str]:
@@ -169,12 +168,6 @@ def unexplained(run: Run, baseline: Baseline) -> list[str]:
     if run.observed.environment != baseline.observed.environment:
         return []
     return [f"{UNEXPLAINED}: {choice}" for choice in library_choices(run, baseline)]
-
-
-def _settings(then: Observed, now: Observed) -> dict[str, str]:
-    """The observed settings of a baseline. An earlier perfsuite left out `trained` if all parameters are."""
-    assumed = {"trained": "all"} if "trained" in now.settings else {}
-    return {**assumed, **then.settings}
 
 
 def changes(run: Run, baseline: Baseline) -> tuple[str, ...]:
@@ -202,7 +195,7 @@ def environment_changes(run: Run, baseline: Baseline) -> list[str]:
         for key in sorted({*before, *now})
         if before.get(key) != now.get(key)
     ]
-    known = _settings(baseline.observed, run.observed)
+    known = dict(baseline.observed.settings)
     if known.get("trained") == "all":  # they are of a model that is trained in part
         known |= dict.fromkeys(("adapters", "lora", "quantised_layers"), "")
     new = sorted((key, value) for key, value in run.observed.settings.items() if key not in known)

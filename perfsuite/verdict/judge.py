@@ -13,7 +13,7 @@ from statistics import median
 
 from perfsuite.results import health
 from perfsuite.results.baseline import Baseline
-from perfsuite.results.metric import CPU_S_PER_STEP, PEAK_MEMORY, TOKENS_PER_S, Metric, judged
+from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, Metric, judged
 from perfsuite.results.outcome import WORST_FIRST, Check, Outcome, Verdict
 from perfsuite.results.rank_report import FailureKind
 from perfsuite.results.run import Run
@@ -175,17 +175,10 @@ def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy:
     return verdict
 
 
-def _metrics(runs: Sequence[Run], baseline: Baseline) -> list[Metric]:
-    """What is judged of these launches.
-
-    CPU time only beside baselines that have it: those from before it was measured are as good as ever.
-    """
+def _metrics(runs: Sequence[Run], baseline: Baseline) -> Sequence[Metric]:
+    """What is judged of these launches beside the baseline."""
     figures = [run.figures for run in runs] + [launch.figures for launch in baseline.launches]
-    return [
-        metric
-        for metric in judged(figures, runs[0].machine.device)
-        if metric != CPU_S_PER_STEP or baseline.values(metric.name)
-    ]
+    return judged(figures, runs[0].machine.device)
 
 
 def _unlike(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:

@@ -19,7 +19,7 @@ from perfsuite.results.outcome import CountCheck, Profiled
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import Measurement, SessionFile
 from tests.counted import make_finding
-from tests.samples import BEFORE, make_case, make_machine, make_result, make_run, now
+from tests.samples import BEFORE, make_case, make_result, make_run, now, write_session
 
 URL = "https://example.org/runs/1"
 CLASS = "cpu-test-2c"
@@ -213,15 +213,7 @@ def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
     monkeypatch.setenv("OPEN", str(tmp_path / "open.json"))
-    session = SessionFile(
-        perfsuite="0.1",
-        status="complete",
-        started_at="2026-01-01T00:00:00+00:00",
-        machine=make_machine(),
-        results=(SLOW,),
-        skipped=(),
-    )
-    documents.write(tmp_path / "results.json", session)
+    write_session(tmp_path, SLOW, commit=None)
     return tmp_path
 
 

@@ -192,15 +192,6 @@ def test_a_script_in_here_has_the_same_id_however_its_path_is_written() -> None:
     assert Script(path="/elsewhere/train.py").slug() != Script(path="train.py").slug()
 
 
-def test_files_of_an_earlier_perfsuite_read_and_keep_their_ids() -> None:
-    """There `loss` was a flag."""
-    for flag, loss in ((True, "finite"), (False, None)):
-        case = case_of(Script(path="a.py", loss=loss))
-        stored = documents.plain(case)
-        assert Case.model_validate({**stored, "framework": {**stored["framework"], "loss": flag}}) == case
-    assert "-no_loss-" in case.id
-
-
 def test_the_id_names_what_runs_and_tells_arguments_apart() -> None:
     ids = {
         framework.slug()

@@ -6,20 +6,8 @@ from perfsuite.case.case import Topology
 from perfsuite.report import markdown, summary
 from perfsuite.report.html import page
 from perfsuite.report.scaling import scalings
-from perfsuite.results.session_file import Measurement, SessionFile
-from tests.samples import make_case, make_figures, make_machine, make_result, make_run
-
-
-def session(*results: Measurement) -> SessionFile:
-    return SessionFile(
-        perfsuite="0.1",
-        status="complete",
-        started_at="2026-01-02T03:04:05+00:00",
-        commit=None,
-        machine=make_machine(),
-        results=results,
-        skipped=(),
-    )
+from perfsuite.results.session_file import Measurement
+from tests.samples import make_case, make_figures, make_result, make_run, make_session_file
 
 
 def measured(nodes: int, *speeds: float, **changes: object) -> Measurement:
@@ -56,8 +44,8 @@ def test_other_machines_and_figures_that_prove_nothing_are_left_out() -> None:
 
 
 def test_every_report_shows_it() -> None:
-    both = session(measured(1, 1000.0), measured(2, 1900.0))
+    both = make_session_file(measured(1, 1000.0), measured(2, 1900.0))
     assert "Scaling over nodes" in page.render([both])
     assert "1,900 tokens/s" in markdown.render([both])
     assert any(line.startswith("scaling of ") for line in summary.in_short(both.results))
-    assert "Scaling" not in page.render([session(measured(1, 1000.0))])
+    assert "Scaling" not in page.render([make_session_file(measured(1, 1000.0))])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -7,33 +8,20 @@ import pytest
 
 from perfsuite.errors import FileError
 from perfsuite.results.resume import differences, ended, is_decided, newest
-from perfsuite.results.session_file import Conditions, Part, SessionFile
+from perfsuite.results.session_file import Part
 from perfsuite.results.store import Store
 from tests.samples import (
     COMMIT,
+    CONDITIONS,
     make_gpu_machine,
-    make_machine,
     make_result,
     make_run,
+    make_session_file,
     never_run,
     write_session,
 )
 
-CONDITIONS = Conditions(changes=None, options={"--perf-inject": "nothing"}, environment={"torch": "2.13.0"})
-
-
-def make_session(**changes: Any) -> SessionFile:
-    values: dict[str, Any] = {
-        "perfsuite": "0.1",
-        "status": "interrupted",
-        "started_at": "2026-01-02T03:04:05+00:00",
-        "commit": COMMIT,
-        "machine": make_machine(),
-        "results": (),
-        "skipped": (),
-        "conditions": CONDITIONS,
-    }
-    return SessionFile(**{**values, **changes})
+make_session = partial(make_session_file, status="interrupted")
 
 
 def test_sessions_of_one_commit_machine_environment_and_options_do_not_differ() -> None:
@@ -59,12 +47,10 @@ def test_what_differs_is_named_with_both_values(changes: dict[str, Any], said: s
     assert differences(make_session(), make_session(**changes)) == [said]
 
 
-def test_outside_of_git_and_after_an_earlier_perfsuite_nothing_goes_on() -> None:
+def test_outside_of_git_nothing_goes_on() -> None:
     assert differences(make_session(commit=None), make_session(commit=None)) == [
         "cases outside of git, where no commit says whether they are the same"
     ]
-    (reason,) = differences(make_session(conditions=None), make_session())
-    assert reason.startswith("been written by an earlier perfsuite")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +84,7 @@ def test_a_verdict_on_the_code_is_kept_and_one_on_the_machine_is_not(
 def test_the_newest_session_of_the_store_goes_on(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for name in ("20260101-000000-000000", "20260102-000000-000000"):
-        write_session(store.sessions / name, conditions=CONDITIONS)
+        write_session(store.sessions / name)
     found = newest(store, make_session())
     assert found.directory.name == "20260102-000000-000000"
     assert found.content.commit == COMMIT
@@ -106,10 +92,10 @@ def test_the_newest_session_of_the_store_goes_on(tmp_path: Path) -> None:
 
 def test_dry_runs_are_no_session_to_go_on_with(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    write_session(store.sessions / "20260101-000000-000000", conditions=CONDITIONS)
+    write_session(store.sessions / "20260101-000000-000000")
     dry = make_result(make_run(dry=True), before=None)
-    write_session(store.sessions / "20260102-000000-000000", dry, conditions=CONDITIONS)
-    write_session(store.sessions / "20260103-000000-000000", conditions=CONDITIONS, dry=True)
+    write_session(store.sessions / "20260102-000000-000000", dry)
+    write_session(store.sessions / "20260103-000000-000000", dry=True)
     assert newest(store, make_session()).directory.name == "20260101-000000-000000"
 
 
@@ -117,7 +103,7 @@ def test_why_no_session_goes_on_is_one_line(tmp_path: Path) -> None:
     store = Store(tmp_path)
     with pytest.raises(FileError, match=f"no session in {store.sessions}"):
         newest(store, make_session())
-    file = write_session(store.sessions / "20260101-000000-000000", conditions=CONDITIONS)
+    file = write_session(store.sessions / "20260101-000000-000000")
     other = CONDITIONS.replace(options={}, environment=dict.fromkeys("abcdef", "1"))
     with pytest.raises(FileError) as caught:
         newest(store, make_session(conditions=other))

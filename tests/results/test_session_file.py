@@ -24,9 +24,9 @@ from tests.samples import (
     DISTURBED,
     NOISE,
     make_image_result,
-    make_machine,
     make_result,
     make_run,
+    make_session_file,
     make_shared,
     never_run,
     now,
@@ -108,14 +108,7 @@ MESSY = now(tokens_per_s=math.nan, mfu=math.inf).replace(
 
 def strict(results: Sequence[Measurement], *skipped: Skipped, status: Any = "complete") -> dict[str, Any]:
     """As read back by a parser that knows no NaN."""
-    written = SessionFile(
-        perfsuite="0.1",
-        status=status,
-        started_at="2026-01-02T03:04:05+00:00",
-        machine=make_machine(),
-        results=tuple(results),
-        skipped=skipped,
-    )
+    written = make_session_file(*results, status=status, commit=None, skipped=skipped)
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "results.json"
         documents.write(file, written)

@@ -78,19 +78,15 @@ def test_unlike_things_are_not_compared_and_both_values_are_named(
 
 
 def test_a_setting_that_was_not_looked_at_when_the_baseline_was_recorded_is_a_change() -> None:
-    """As after an update of perfsuite, which must not make every baseline useless."""
+    """As after an update of a framework's package, which must not make every baseline useless."""
     run = make_run(observed=Observed(settings={"wrapper": "x", "attention_kernel": "math"}, environment={}))
     before = make_run(observed=Observed(settings={"wrapper": "x"}, environment={}))
     verdict = judged([run], from_runs([before] * 3))
     assert (verdict.outcome, verdict.changed) == ("passed", ("attention_kernel: not looked at -> math",))
 
 
-@pytest.mark.parametrize("before", [{}, {"trained": "all"}])
-def test_a_baseline_that_says_nothing_of_what_was_trained_trained_all(before: dict[str, str]) -> None:
-    """As those of an earlier perfsuite."""
-    then = from_runs([make_run(observed=Observed(settings=before, environment={}))] * 3)
-    verdict = judged([make_run(observed=Observed(settings={"trained": "all"}, environment={}))], then)
-    assert (verdict.outcome, verdict.changed) == ("passed", ())
+def test_of_adapters_where_all_was_trained_only_that_is_told() -> None:
+    then = from_runs([make_run(observed=Observed(settings={"trained": "all"}, environment={}))] * 3)
     adapters = {"trained": "adapters only", "adapters": "2", "lora": "rank 4", "quantised_layers": "0"}
     verdict = judged([make_run(observed=Observed(settings=adapters, environment={}))], then)
     assert (verdict.failure, verdict.changed) == ("unlike", ())

@@ -444,12 +444,6 @@ def test_cpu_time_is_not_corrected_by_the_probe() -> None:
     assert (check.outcome, check.probe_exponent) == ("passed", None)
 
 
-def test_a_baseline_from_before_cpu_time_is_as_good_as_ever() -> None:
-    before = session(usual())
-    assert session(usual(cpu_s_per_step=0.1)) == before
-    assert before.outcome == "passed"
-
-
 def test_beside_a_gpu_cpu_time_is_not_judged() -> None:
     slower = usual(cpu_s_per_step=0.9, machine=H100)
     before = from_runs(usual(cpu_s_per_step=0.1, machine=H100)[:5])
