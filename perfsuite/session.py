@@ -482,7 +482,7 @@ class Session:
     def _profile_of(self, known: FoundBaseline) -> TakenProfile | None:
         """The profile that belongs to a baseline; None without one."""
         try:
-            profile = self.baselines.profiles.of(known)
+            profile = self.baselines.profile_of(known)
         except FileError as error:
             return TakenProfile(why_none=str(error))
         return None if profile is None else TakenProfile(profile=profile)

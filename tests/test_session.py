@@ -1074,7 +1074,7 @@ def test_what_is_recorded_has_its_profile_beside_it(tmp_path: Path, monkeypatch:
     assert result.verdict.profiled is None
     found = ours.session.baselines.find(ours.run.machine.hardware_class, TRAINS)
     assert found is not None
-    assert ours.session.baselines.profiles.of(found) == launch_profile(EAGER)
+    assert ours.session.baselines.profile_of(found) == launch_profile(EAGER)
 
 
 @pytest.mark.parametrize(("share", "outcome"), [(0.0, "recorded"), (0.9, "not counted")])

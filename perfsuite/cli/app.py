@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from perfsuite.cli import baseline, history, slurm
+from perfsuite.cli import history, slurm
+from perfsuite.cli.baseline import commands as baseline
 from perfsuite.cli.bisect import bisect
 from perfsuite.cli.compare import compare
 from perfsuite.cli.doctor import doctor

@@ -47,17 +47,32 @@ class Acceptance(Data):
     reason: str | None = None
 
 
-class Baseline(Document):
+class BaselineDocument(Document):
+    """Something that later launches of a case are compared with: its file is `<folder>/<case id>.json`."""
+
+    case: Case
+
+    @property
+    def folder(self) -> str:
+        """What it depends on beside the case, as a name: a hardware class, or the target of counts."""
+        raise NotImplementedError
+
+
+class Baseline(BaselineDocument):
     """`<hardware class>/<case id>.json`: what a case reached when it was accepted."""
 
     schema_version: Literal[1] = 1
     hardware_class: str
-    case: Case
     launches: tuple[BaselineLaunch, ...] = Field(min_length=1)
     flops: Flops | None = None
     observed: Observed | None = None
     recorded_at: str
     accepted: Acceptance | None = None
+
+    @property
+    def folder(self) -> str:
+        """The hardware class."""
+        return self.hardware_class
 
     def values(self, figure: str) -> list[float]:
         """A figure of each launch that has it, in the order of the launches."""

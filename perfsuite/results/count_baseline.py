@@ -1,7 +1,7 @@
 """Baselines of counts: what a step of a case did when that was accepted or recorded. Pure.
 
 They belong to no machine: the same code does the same work on every CPU, and on every GPU of one
-architecture. Their files are read and written by `perfsuite.results.store.CountStore`.
+architecture. Their files are read and written by `perfsuite.results.store.BaselineFiles`.
 Imports neither torch nor pytest.
 """
 
@@ -13,10 +13,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
-from perfsuite.documents import Document, lines, plain
-from perfsuite.results.baseline import Acceptance
+from perfsuite.documents import lines, plain
+from perfsuite.results.baseline import Acceptance, BaselineDocument
 from perfsuite.results.counts import RankCounts, of_rank
 from perfsuite.results.quantities import differing
 from perfsuite.results.run import Run
@@ -28,13 +27,12 @@ OF_A_GPU = ["cuda", "cudnn", "triton"]
 _BUILD = re.compile(r"\+(cpu|cu\d+)$")
 
 
-class CountBaseline(Document):
+class CountBaseline(BaselineDocument):
     """`counts/<target>/<case id>.json`: what a step of a case did."""
 
     schema_version: Literal[1] = 1
     target: str
     """See `target_of`."""
-    case: Case
     counts: tuple[RankCounts, ...] = Field(min_length=1)
     """Of the newest launch."""
     unsteady: tuple[str, ...] = ()
@@ -48,6 +46,11 @@ class CountBaseline(Document):
     def as_json(self) -> str:
         """As other documents, but each collective, and what is counted by name, in one line."""
         return lines(plain(self)) + "\n"
+
+    @property
+    def folder(self) -> str:
+        """The target."""
+        return self.target
 
     @property
     def method(self) -> str:

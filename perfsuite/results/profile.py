@@ -13,9 +13,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from perfsuite.case.case import Case
 from perfsuite.documents import Data, Document, lines, plain
-from perfsuite.results.baseline import Baseline
+from perfsuite.results.baseline import Baseline, BaselineDocument
 from perfsuite.results.counts import spans
 
 METHOD = "profile-2"
@@ -170,15 +169,19 @@ class RankProfileFile(Document):
     profile: Profile
 
 
-class ProfileBaseline(Document):
+class ProfileBaseline(BaselineDocument):
     """`profiles/<hardware class>/<case id>.json`: the profile that belongs to a baseline of times."""
 
     schema_version: Literal[1] = 1
     hardware_class: str
-    case: Case
     profile: LaunchProfile
     of_baseline: str
     """When that baseline's launches were made, as it says itself: a newer one has another profile."""
+
+    @property
+    def folder(self) -> str:
+        """The hardware class."""
+        return self.hardware_class
 
     def as_json(self) -> str:
         """As other documents, but each operator in one line."""

@@ -26,17 +26,17 @@ import itertools
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from perfsuite import documents
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.documents import Document
 from perfsuite.errors import FileError, ReportError
-from perfsuite.results.baseline import Baseline
+from perfsuite.results.baseline import Baseline, BaselineDocument
 from perfsuite.results.collect import collect_profile
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.profile import LaunchProfile, ProfileBaseline
@@ -50,33 +50,32 @@ COUNTS = "counts"
 """The folder of the baselines of counts, beside those of hardware classes."""
 PROFILES = "profiles"
 """The folder of the profiles that belong to baselines."""
-
-
 _REPETITION = re.compile(r"\.\d+$")
 """At the end of a directory's name: that of a case measured again in one session. No id ends so."""
 
 
-class FoundBaseline(NamedTuple):
+B = TypeVar("B", bound=BaselineDocument)
+
+
+class Found(NamedTuple, Generic[B]):
     """A baseline, and the file that it stands in."""
 
-    baseline: Baseline
+    baseline: B
     file: Path
 
 
-class FoundCounts(NamedTuple):
-    """A baseline of counts, and the file that it stands in."""
-
-    baseline: CountBaseline
-    file: Path
+FoundBaseline = Found[Baseline]
+FoundCounts = Found[CountBaseline]
 
 
 @dataclass(frozen=True)
-class _Directories:
-    """A directory of reviewed files, and one of files recorded on this machine; each file in a folder."""
+class BaselineFiles(Generic[B]):
+    """Baselines of one kind, each in a folder. A reviewed one is found before one recorded here."""
 
     reviewed: Path
     local: Path | None = None
     """None: only reviewed ones are looked at."""
+    kind: type[B] = field(kw_only=True)
 
     def __str__(self) -> str:
         """The directories, for messages: `baselines or .perfsuite/baselines`."""
@@ -107,43 +106,58 @@ class _Directories:
             for file in sorted(each.glob(f"{case_ids}.json"))
         ]
 
-    def _first(self, folder: str, case_id: str) -> Path | None:
-        """The file of a case that counts: the reviewed one if there is one."""
-        files = (_file(directory, folder, case_id) for directory in self._directories)
-        return next(filter(is_there, files), None)
+    def read(self, file: Path) -> B:
+        """The baseline in a file. Raises `FileError`, also if it is that of another case or folder.
+
+        A file must stand where its content says: what it is found by is its place.
+        """
+        known = documents.read(file, self.kind)
+        if (file.parent.name, file.stem) != (known.folder, known.case.id):
+            raise FileError(
+                f"{file}: it holds the baseline of {known.case.id} on {known.folder}. "
+                "A file must stand where its content says; move it or delete it."
+            )
+        return known
+
+    def find(self, folder: str, case: Case) -> Found[B] | None:
+        """The baseline of `case`, or None. Raises `FileError` if the first file that there is is bad."""
+        files = (_file(directory, folder, case.id) for directory in self._directories)
+        file = next(filter(is_there, files), None)
+        return None if file is None else Found(self.read(file), file)
+
+    def write_reviewed(self, known: B) -> Path:
+        """Write a baseline that somebody accepted; returns its file. Raises `FileError`."""
+        return _written(self.reviewed_file(known.folder, known.case.id), known)
+
+    def write_local(self, known: B) -> Path:
+        """Write a baseline that was merely recorded; returns its file. Raises `FileError`."""
+        return _written(self.local_file(known.folder, known.case.id), known)
 
 
 @dataclass(frozen=True)
-class BaselineStore(_Directories):
-    """Baselines in folders named by hardware class: a reviewed one is found before a local one."""
+class BaselineStore(BaselineFiles[Baseline]):
+    """Baselines of times and memory in folders named by hardware class, and the other kinds below them."""
+
+    kind: type[Baseline] = field(default=Baseline, kw_only=True)
 
     @property
-    def counts(self) -> CountStore:
-        """The baselines of counts that stand beside these."""
-        return CountStore(self.reviewed / COUNTS, self.local / COUNTS if self.local is not None else None)
+    def counts(self) -> BaselineFiles[CountBaseline]:
+        """The baselines of counts, in folders named by target."""
+        return BaselineFiles(*self._below(COUNTS), kind=CountBaseline)
 
     @property
-    def profiles(self) -> ProfileStore:
-        """The profiles that belong to these baselines."""
-        return ProfileStore(
-            self.reviewed / PROFILES, self.local / PROFILES if self.local is not None else None
-        )
+    def profiles(self) -> BaselineFiles[ProfileBaseline]:
+        """The profiles that belong to baselines, in folders named by hardware class."""
+        return BaselineFiles(*self._below(PROFILES), kind=ProfileBaseline)
 
-    def write_reviewed(self, baseline: Baseline) -> Path:
-        """Write a baseline that somebody accepted; returns its file. Raises `FileError`."""
-        return _write(self.reviewed_file(baseline.hardware_class, baseline.case.id), baseline)
+    def _below(self, folder: str) -> tuple[Path, Path | None]:
+        return self.reviewed / folder, None if self.local is None else self.local / folder
 
-    def write_local(self, baseline: Baseline) -> Path:
-        """Write a baseline that was merely recorded; returns its file. Raises `FileError`."""
-        return _write(self.local_file(baseline.hardware_class, baseline.case.id), baseline)
-
-    def find(self, hardware_class: str, case: Case) -> FoundBaseline | None:
-        """The baseline of `case`, or None. Raises `FileError` if the first file that there is is bad."""
-        if (file := self._first(hardware_class, case.id)) is None:
-            return None
-        baseline = documents.read(file, Baseline)
-        _check_place(file, baseline.case, baseline.hardware_class)
-        return FoundBaseline(baseline, file)
+    def profile_of(self, found: FoundBaseline) -> LaunchProfile | None:
+        """The profile of a baseline; None if it has none, or only an earlier one. Raises `FileError`."""
+        file = found.file.parent.parent / PROFILES / found.file.parent.name / found.file.name
+        known = self.profiles.read(file) if is_there(file) else None
+        return known.profile if known and known.of_baseline == found.baseline.recorded_at else None
 
     def hardware_classes(self) -> list[str]:
         """The classes that have baselines, sorted."""
@@ -164,49 +178,6 @@ class BaselineStore(_Directories):
         return baselines
 
 
-@dataclass(frozen=True)
-class CountStore(_Directories):
-    """Baselines of counts in folders named by target: a reviewed one is found before a local one."""
-
-    def write_reviewed(self, baseline: CountBaseline) -> Path:
-        """Write counts that somebody accepted; returns their file. Raises `FileError`."""
-        return _write(self.reviewed_file(baseline.target, baseline.case.id), baseline)
-
-    def write_local(self, baseline: CountBaseline) -> Path:
-        """Write counts that were merely recorded; returns their file. Raises `FileError`."""
-        return _write(self.local_file(baseline.target, baseline.case.id), baseline)
-
-    def find(self, target: str, case: Case) -> FoundCounts | None:
-        """The counts of `case`, or None. Raises `FileError` if the first file that there is is bad."""
-        if (file := self._first(target, case.id)) is None:
-            return None
-        baseline = documents.read(file, CountBaseline)
-        _check_place(file, baseline.case, baseline.target)
-        return FoundCounts(baseline, file)
-
-
-@dataclass(frozen=True)
-class ProfileStore(_Directories):
-    """Profiles of baselines, in folders named by hardware class."""
-
-    def write_reviewed(self, profile: ProfileBaseline) -> Path:
-        """Write the profile of a baseline that somebody accepted; returns its file. Raises `FileError`."""
-        return _write(self.reviewed_file(profile.hardware_class, profile.case.id), profile)
-
-    def write_local(self, profile: ProfileBaseline) -> Path:
-        """Write the profile of a baseline that was recorded; returns its file. Raises `FileError`."""
-        return _write(self.local_file(profile.hardware_class, profile.case.id), profile)
-
-    def of(self, found: FoundBaseline) -> LaunchProfile | None:
-        """The profile of a baseline; None if it has none, or only an earlier one. Raises `FileError`."""
-        file = found.file.parent.parent / PROFILES / found.file.parent.name / found.file.name
-        if not is_there(file):
-            return None
-        known = documents.read(file, ProfileBaseline)
-        _check_place(file, known.case, known.hardware_class)
-        return known.profile if known.of_baseline == found.baseline.recorded_at else None
-
-
 def is_there(file: Path) -> bool:
     """Whether there is a file, or a link: one that leads nowhere is an error to be seen, and no absence."""
     return os.path.lexists(file)
@@ -216,17 +187,8 @@ def _file(directory: Path, folder: str, case_id: str) -> Path:
     return directory / folder / f"{case_id}.json"
 
 
-def _check_place(file: Path, case: Case, folder: str) -> None:
-    """Raise `FileError` if a file holds the baseline of another case or folder than it stands for."""
-    if (file.parent.name, file.stem) != (folder, case.id):
-        raise FileError(
-            f"{file}: it holds the baseline of {case.id} on {folder}. "
-            "A file must stand where its content says; move it or delete it."
-        )
-
-
-def _write(file: Path, baseline: Document) -> Path:
-    documents.write(file, baseline)
+def _written(file: Path, known: Document) -> Path:
+    documents.write(file, known)
     return file
 
 

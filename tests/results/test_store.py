@@ -345,15 +345,15 @@ def test_a_profile_stands_beside_its_baseline_and_belongs_to_no_newer_one(
 ) -> None:
     known = from_runs([make_run()] * 5)
     found = FoundBaseline(known, baselines.write_local(known))
-    assert baselines.profiles.of(found) is None
+    assert baselines.profile_of(found) is None
     file = baselines.profiles.write_local(of_baseline(known, launch_profile()))
     assert file.relative_to(found.file.parent.parent).parts == ("profiles", *found.file.parts[-2:])
-    assert baselines.profiles.of(found) == launch_profile()
-    assert baselines.profiles.of(FoundBaseline(known.replace(recorded_at="2027-01-01"), found.file)) is None
+    assert baselines.profile_of(found) == launch_profile()
+    assert baselines.profile_of(FoundBaseline(known.replace(recorded_at="2027-01-01"), found.file)) is None
     reviewed = FoundBaseline(known, baselines.write_reviewed(known))
-    assert baselines.profiles.of(reviewed) is None
+    assert baselines.profile_of(reviewed) is None
     assert baselines.profiles.write_reviewed(of_baseline(known, launch_profile())).exists()
-    assert baselines.profiles.of(reviewed) == launch_profile()
+    assert baselines.profile_of(reviewed) == launch_profile()
     assert baselines.hardware_classes() == [known.hardware_class]
 
 

@@ -10,7 +10,7 @@ from perfsuite import FSDP, documents
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Failure
-from tests.cli.baselines import CASE, MACHINE, REVIEWED, invoke, measured
+from tests.cli.baseline.launches import CASE, MACHINE, REVIEWED, invoke, measured
 from tests.samples import DISTURBED, make_gpu_machine
 from tests.twin_counts import BYTES, GATHERED, GATHERED_AGAIN, REDUCED, compiled, counts, launch
 

@@ -9,7 +9,7 @@ from perfsuite import documents
 from perfsuite.case.case import CaseFile
 from perfsuite.results.profile import ProfileBaseline, RankProfileFile
 from perfsuite.results.run_dir import RunDir
-from tests.cli.baselines import CASE, MACHINE, REVIEWED, accepted, invoke, measured
+from tests.cli.baseline.launches import CASE, MACHINE, REVIEWED, accepted, invoke, measured
 from tests.traces import EAGER, launch_profile, make_profile, unseen_profile
 from tests.twin_counts import launch
 

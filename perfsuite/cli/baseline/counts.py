@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.table import Table
-from rich.text import Text
 
-from perfsuite.cli.baseline_times import Refused
+from perfsuite.cli.baseline.shown import Shown, accepted_cells, accepted_lines
+from perfsuite.cli.baseline.times import Refused
 from perfsuite.dry import limits
 from perfsuite.errors import PerfsuiteError
 from perfsuite.report.terminal import console, plain_table
@@ -21,37 +21,24 @@ from perfsuite.results.counts import Counts, RankCounts, of_rank
 from perfsuite.results.outcome import Finding
 from perfsuite.results.quantities import PEAK, Group, quantities
 from perfsuite.results.run import Run
-from perfsuite.results.store import CountStore
+from perfsuite.results.store import BaselineFiles
 from perfsuite.verdict import exact
 from perfsuite.verdict.count_sentences import amount
 
-HEADINGS = (
-    "counts on",
-    "case",
-    "collectives",
-    "FLOP",
-    "kernels",
-    "live tensors",
-    "launches",
-    "from",
-    "accepted",
-)
 
-
-def cells(shown: CountBaseline) -> list[str]:
+def _cells(known: CountBaseline) -> list[str]:
     """Return the cells of a baseline's row in the list: of the first rank."""
-    counts = shown.counts[0].counts
+    counts = known.counts[0].counts
     peak = PEAK.value(counts)
     return [
-        shown.target,
-        shown.case.id,
+        known.target,
+        known.case.id,
         amount(sum(each.bytes for each in counts.collectives), "bytes"),
         amount(sum(counts.flops.values()), "FLOP"),
         amount(sum(counts.kernels.values()), "calls"),
         "not counted" if peak is None else amount(peak, "bytes"),
-        str(shown.launches),
-        shown.recorded_at[:10],
-        "local" if shown.accepted is None else f"by {shown.accepted.by}",
+        str(known.launches),
+        *accepted_cells(known.recorded_at, known.accepted),
     ]
 
 
@@ -74,7 +61,7 @@ def _is_whole(run: Run) -> bool:
 
 
 def accepted(
-    reviewed: CountStore, newest_session: Sequence[Run], acceptance: Acceptance
+    reviewed: BaselineFiles[CountBaseline], newest_session: Sequence[Run], acceptance: Acceptance
 ) -> CountBaseline | None:
     """Make the counts of the newest session's launches a baseline of their case, and show what it changes.
 
@@ -96,7 +83,7 @@ def accepted(
         raise Refused(
             f"{lost} not counted in the newest session, but in the baseline: count all of them first"
         )
-    console().print(before_after(before, now))
+    console().print(COUNTS.before_after(before, now))
     if before is not None and not acceptance.reason:
         _require_reason(before, now)
     return now
@@ -121,27 +108,16 @@ def _other_method(before: CountBaseline, now: CountBaseline) -> str:
     return f"counted by the method {now.method!r}, before by {before.method!r}: not comparable"
 
 
-def title(shown: CountBaseline) -> Text:
-    """Return the case and what its counts depend on."""
-    return Text.assemble((shown.case.id, "bold"), f" counted on {shown.target}")
-
-
-def before_after(before: CountBaseline | None, now: CountBaseline | None) -> Text:
-    """Show what differs in a step, in the sentences of a verdict."""
-    either = now or before
-    assert either is not None
-    lines = [
+def _changes(before: CountBaseline | None, now: CountBaseline | None) -> list[str]:
+    """Return what differs in a step, in the sentences of a verdict."""
+    return [
         f"launches: {before.launches if before else 'new'} -> {now.launches if now else 'removed'}",
-        *(_changes(before, now) if before and now else []),
+        *(_counts_changed(before, now) if before and now else []),
         *(_unsteady(now) if now else []),
     ]
-    shown = title(either)
-    for line in lines:
-        shown.append(f"\n  {line}")
-    return shown
 
 
-def _changes(before: CountBaseline, now: CountBaseline) -> list[str]:
+def _counts_changed(before: CountBaseline, now: CountBaseline) -> list[str]:
     if before.method != now.method:
         return [_other_method(before, now)]
     findings = exact.differences(before, now)
@@ -157,21 +133,18 @@ def _sentence(finding: Finding, now: CountBaseline) -> str:
     return finding.sentence if len(now.counts) == 1 else f"{finding.sentence} (ranks {finding.ranks})"
 
 
-def details(shown: CountBaseline) -> list[str]:
+def _details(known: CountBaseline) -> list[str]:
     """Return lines: who accepted the counts, of how many launches and versions they are, what is unsteady."""
-    lines = []
-    if (accepted := shown.accepted) is not None:
-        lines += [
-            f"accepted by {accepted.by} on {accepted.date} at {accepted.commit or 'no commit'}",
-            f"reason: {accepted.reason or 'none given'}",
-        ]
-    versions = ", ".join(f"{name} {version}" for name, version in shown.versions.items()) or "not observed"
-    lines.append(f"of {plural(shown.launches, 'launch')}; versions: {versions}")
-    return lines + _unsteady(shown)
+    versions = ", ".join(f"{name} {version}" for name, version in known.versions.items()) or "not observed"
+    return [
+        *accepted_lines(known.accepted),
+        f"of {plural(known.launches, 'launch')}; versions: {versions}",
+        *_unsteady(known),
+    ]
 
 
-def _unsteady(shown: CountBaseline) -> list[str]:
-    return [f"not judged, because its launches differ: {', '.join(shown.unsteady)}"] if shown.unsteady else []
+def _unsteady(known: CountBaseline) -> list[str]:
+    return [f"not judged, because its launches differ: {', '.join(known.unsteady)}"] if known.unsteady else []
 
 
 def table(entry: RankCounts) -> Table:
@@ -195,3 +168,15 @@ def _rest(counts: Counts) -> list[tuple[str, str, str]]:
         for field, value in (quantity.read(counts) or {}).items()
         if value
     ]
+
+
+COUNTS = Shown(
+    on="counted on",
+    headings=(
+        *("counts on", "case", "collectives", "FLOP", "kernels", "live tensors"),
+        *("launches", "from", "accepted"),
+    ),
+    cells=_cells,
+    details=_details,
+    changes=_changes,
+)

@@ -8,7 +8,7 @@ import pytest
 from perfsuite.results.baseline import from_runs
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Health
-from tests.cli.baselines import CASE, MACHINE, accepted, invoke, keep, measured
+from tests.cli.baseline.launches import CASE, MACHINE, accepted, invoke, keep, measured
 from tests.packages import Packages
 from tests.samples import make_figures, make_run, write_session
 

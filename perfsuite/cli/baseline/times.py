@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rich.text import Text
-
+from perfsuite.cli.baseline.shown import Shown, accepted_cells, accepted_lines
 from perfsuite.errors import PerfsuiteError
 from perfsuite.report import summary, text
 from perfsuite.report.terminal import console
@@ -32,7 +31,6 @@ from perfsuite.verdict.noise import class_noise
 
 MAX_WORSENING = 0.005
 """Largest worsening of a baseline that needs no reason, relative."""
-HEADINGS = ("hardware class", "case", "tokens/s", "memory", "launches", "from", "accepted")
 
 
 class Launch(NamedTuple):
@@ -48,35 +46,47 @@ class Refused(PerfsuiteError):
     """These runs cannot become a baseline."""
 
 
-def cells(shown: Baseline) -> list[str]:
-    """Return the cells of a baseline's row in the list."""
-    median = shown.median(TOKENS_PER_S.name)
+def _cells(known: Baseline) -> list[str]:
+    median = known.median(TOKENS_PER_S.name)
     return [
-        shown.hardware_class,
-        shown.case.id,
-        "not measured" if median is None else summary.speed(median, shown.case.unit, "tokens"),
-        amount(shown.median(PEAK_MEMORY.name), PEAK_MEMORY.unit),
-        str(len(shown.launches)),
-        shown.recorded_at[:10],
-        "local" if shown.accepted is None else f"by {shown.accepted.by}",
+        known.hardware_class,
+        known.case.id,
+        "not measured" if median is None else summary.speed(median, known.case.unit, "tokens"),
+        amount(known.median(PEAK_MEMORY.name), PEAK_MEMORY.unit),
+        str(len(known.launches)),
+        *accepted_cells(known.recorded_at, known.accepted),
     ]
 
 
-def details(shown: Baseline) -> list[str]:
+def _details(known: Baseline) -> list[str]:
     """Return lines: who accepted a baseline, its launches, and what it ran with."""
-    lines = []
-    if (accepted := shown.accepted) is not None:
-        lines += [
-            f"accepted by {accepted.by} on {accepted.date} at {accepted.commit or 'no commit'}",
-            f"reason: {accepted.reason or 'none given'}",
-        ]
-    for metric in metrics_of(_figures(shown)):
-        values = ", ".join(text.value(metric, value) for value in shown.values(metric.name))
-        label = metric.counting(shown.case.unit).label
-        lines.append(f"{label}: {values or 'not measured'}{_noise(shown, metric)}")
-    if (observed := shown.observed) is not None:
+    lines = accepted_lines(known.accepted)
+    for metric in metrics_of(_figures(known)):
+        values = ", ".join(text.value(metric, value) for value in known.values(metric.name))
+        label = metric.counting(known.case.unit).label
+        lines.append(f"{label}: {values or 'not measured'}{_noise(known, metric)}")
+    if (observed := known.observed) is not None:
         for name, entries in (("settings", observed.settings), ("environment", observed.environment)):
             lines.append(f"{name}: " + ", ".join(f"{key}={value}" for key, value in entries.items()))
+    return lines
+
+
+def _changes(before: Baseline | None, now: Baseline | None) -> list[str]:
+    """Return each metric of a baseline before and after, with the noise between launches."""
+    either = now or before
+    assert either is not None
+    lines = [f"launches: {_launches(before) if before else 'new'} -> {_launches(now) if now else 'removed'}"]
+    for metric in metrics_of(_figures(before, now)):
+        old = before.median(metric.name) if before else None
+        new = now.median(metric.name) if now else None
+        if old is None and new is None:
+            continue
+        label = metric.counting(either.case.unit).label
+        change = f" ({text.percent(new / old - 1)})" if old and new else ""
+        lines.append(
+            f"{label}: {text.value(metric, old) if before else 'new'}{_noise(before, metric)} -> "
+            f"{text.value(metric, new) if now else 'removed'}{_noise(now, metric)}{change}"
+        )
     return lines
 
 
@@ -104,7 +114,7 @@ def accepted(
     runs = [launch.run for launch in chosen]
     now = baseline.from_runs(runs, sessions=[launch.session for launch in chosen], accepted=acceptance)
     out = console()
-    out.print(before_after(before, now))
+    out.print(TIMES.before_after(before, now))
     if why:
         out.print(f"  left out: {why}")
     if changed := _changed_among(runs):
@@ -168,45 +178,26 @@ def _is_worse(metric: Metric, old: float, new: float, allowed: float) -> bool:
     return more > less * (1 + allowed)
 
 
-def title(shown: Baseline) -> Text:
-    """Return the case and its machine."""
-    return Text.assemble((shown.case.id, "bold"), f" on {shown.hardware_class}")
-
-
-def before_after(before: Baseline | None, now: Baseline | None) -> Text:
-    """Show each metric of a baseline before and after, with the noise between launches."""
-    either = now or before
-    assert either is not None
-    shown = title(either)
-    shown.append(
-        f"\n  launches: {_launches(before) if before else 'new'} -> {_launches(now) if now else 'removed'}"
-    )
-    for metric in metrics_of(_figures(before, now)):
-        old = before.median(metric.name) if before else None
-        new = now.median(metric.name) if now else None
-        if old is None and new is None:
-            continue
-        label = metric.counting(either.case.unit).label
-        change = f" ({text.percent(new / old - 1)})" if old and new else ""
-        shown.append(
-            f"\n  {label}: {text.value(metric, old) if before else 'new'}{_noise(before, metric)} -> "
-            f"{text.value(metric, new) if now else 'removed'}{_noise(now, metric)}{change}"
-        )
-    return shown
-
-
 def _figures(*baselines: Baseline | None) -> list[Figures]:
     """Return the figures of every launch of these baselines."""
     return [launch.figures for shown in baselines if shown is not None for launch in shown.launches]
 
 
-def _launches(shown: Baseline) -> str:
+def _launches(known: Baseline) -> str:
     """Return the number of launches and of their sessions."""
-    sessions = len({launch.session for launch in shown.launches})
-    return f"{len(shown.launches)} of {plural(sessions, 'session')}"
+    sessions = len({launch.session for launch in known.launches})
+    return f"{len(known.launches)} of {plural(sessions, 'session')}"
 
 
 def _noise(shown: Baseline | None, metric: Metric) -> str:
     """Return the standard deviation between the launches of one baseline; nothing if they are too few."""
     known = class_noise([shown]).of(metric) if shown is not None else None
     return f" +- {known.sigma:.1%}" if known is not None else ""
+
+
+TIMES = Shown(
+    headings=("hardware class", "case", "tokens/s", "memory", "launches", "from", "accepted"),
+    cells=_cells,
+    details=_details,
+    changes=_changes,
+)

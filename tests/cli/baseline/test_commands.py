@@ -6,7 +6,7 @@ from pathlib import Path
 from perfsuite.results import baseline
 from perfsuite.results.rank_report import Observed
 from perfsuite.results.store import BaselineStore
-from tests.cli.baselines import CASE, LOCAL, MACHINE, REVIEWED, accepted, invoke, keep, measured
+from tests.cli.baseline.launches import CASE, LOCAL, MACHINE, REVIEWED, accepted, invoke, keep, measured
 from tests.samples import IMAGES, make_machine, make_run
 
 

@@ -1,0 +1,177 @@
+"""Which launches of the local store become reviewed baselines, and who accepts them.
+
+Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import getpass
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from perfsuite import documents
+from perfsuite.cli.baseline import counts as of_counts
+from perfsuite.cli.baseline import times as of_times
+from perfsuite.cli.baseline.times import Launch
+from perfsuite.errors import FileError, GitError
+from perfsuite.git import git
+from perfsuite.report.terminal import console
+from perfsuite.results.baseline import MIN_ACCEPTED, Acceptance
+from perfsuite.results.count_baseline import target_of
+from perfsuite.results.profile import LaunchProfile, of_baseline
+from perfsuite.results.run import Run
+from perfsuite.results.run_dir import RunDir, launches_in
+from perfsuite.results.session_file import SessionFile
+from perfsuite.results.store import BaselineStore, SessionDir, Store
+
+
+def measured(
+    store: Store, hardware_class: str | None, pattern: str, sessions: int
+) -> dict[str, list[Launch]]:
+    """The launches of each case on one hardware class, or on all classes of the newest session.
+
+    Raises `FileError` if there are none.
+    """
+
+    def case_and_class(run: Run) -> str | None:
+        measured_on = run.machine.hardware_class
+        is_meant = not run.dry and hardware_class in (None, measured_on)
+        return f"{run.case.id} on {measured_on}" if is_meant else None
+
+    if runs := _runs(store, pattern, sessions, case_and_class):
+        newest = max(launch.session for launches in runs.values() for launch in launches)
+        classes = {_class_of(launches) for launches in runs.values() if launches[-1].session == newest}
+        return {key: launches for key, launches in runs.items() if _class_of(launches) in classes}
+    where = "" if hardware_class is None else f" on {hardware_class}"
+    raise FileError(
+        f"no measured run of a case matching {pattern!r}{where} in {store.sessions}. "
+        f"Measure first: pytest bench_cases --perf-min-launches={MIN_ACCEPTED} -m ..."
+    )
+
+
+def _class_of(launches: list[Launch]) -> str:
+    return launches[0].run.machine.hardware_class
+
+
+def counted(store: Store, pattern: str, sessions: int) -> dict[str, list[Launch]]:
+    """The counted launches of each case and target. Raises `FileError` if there are none."""
+
+    def case_and_target(run: Run) -> str | None:
+        target = target_of(run.machine, dry=run.dry)
+        return f"{run.case.id} counted on {target}" if of_counts.can_be_accepted(run) else None
+
+    if runs := _runs(store, pattern, sessions, case_and_target):
+        return runs
+    raise FileError(
+        f"no counted launch of a case matching {pattern!r} in {store.sessions}. "
+        "Measure first, without --perf-no-counts: pytest bench_cases -m ..."
+    )
+
+
+def _runs(
+    store: Store, pattern: str, sessions: int, key_of: Callable[[Run], str | None]
+) -> dict[str, list[Launch]]:
+    """Read the launches of matching cases in the newest sessions of each key, oldest first; those without a
+    key are left out. Names bad files and leaves them out."""
+    by_key: dict[str, dict[str, list[tuple[RunDir, Run]]]] = {}
+    for session, run_dir in store.launches(pattern):
+        try:
+            run = documents.read(run_dir.run, Run)
+        except FileError as error:
+            console().print(f"left out: {error}", style="yellow")
+            continue
+        if (key := key_of(run)) is not None:
+            by_key.setdefault(key, {}).setdefault(session, []).append((run_dir, run))
+    healthy_in = functools.cache(functools.partial(_healthy_in, store))
+    return {
+        key: [
+            Launch(run, session, run_dir.path in healthy_in(session))
+            for session in sorted(by_session)[-sessions:]
+            for run_dir, run in by_session[session]
+        ]
+        for key, by_session in by_key.items()
+    }
+
+
+def _healthy_in(store: Store, session: str) -> set[Path]:
+    """The directories of the launches that a session judged, and did not set aside.
+
+    None of a case in which a launch failed: then the others were not judged. None of a session whose
+    `results.json` cannot be read: it is named.
+    """
+    of_session = SessionDir(store.sessions / session)
+    try:
+        results = documents.read(of_session.results, SessionFile).results
+    except FileError as error:
+        console().print(f"left out: {error}", style="yellow")
+        return set()
+    return {
+        run_dir.path
+        for result in results
+        if result.verdict.failure != "error" and all(run.failure is None for run in result.runs)
+        for run_dir in launches_in(of_session.path / Path(result.directory).name)
+        if run_dir.number not in result.verdict.unhealthy_launches
+    }
+
+
+def accept(
+    reviewed: BaselineStore,
+    launches: list[Launch],
+    reason: str | None,
+    store: Store | None,
+    another_machine: bool,
+) -> list[Path]:
+    """Make these launches the reviewed baselines of their case, show what changes, and return the files.
+
+    `store` is where they are; None: only what they counted becomes one. Raises `PerfsuiteError`, and writes
+    none, if they cannot be, or if they need a reason.
+    """
+    acceptance, newest = _acceptance(reason), launches[-1].session
+    times = None
+    if store is not None:
+        times = of_times.accepted(reviewed, launches, acceptance, another_machine=another_machine)
+    of_newest = [launch.run for launch in launches if launch.session == newest]
+    profile = None if store is None or times is None else _profile(store, newest, times.case.id)
+    if profile is not None and profile.unseen is not None:
+        console().print(f"counts are left out: {profile.unseen}", style="yellow")
+        counts = None
+    else:
+        counts = of_counts.accepted(reviewed.counts, of_newest, acceptance)
+    files = [] if times is None else [reviewed.write_reviewed(times)]
+    files += [] if counts is None else [reviewed.counts.write_reviewed(counts)]
+    if times is not None and profile is not None:
+        files.append(reviewed.profiles.write_reviewed(of_baseline(times, profile)))
+    return files
+
+
+def _profile(store: Store, session: str, case_id: str) -> LaunchProfile | None:
+    """The profile that a session took of a case; None, and why is said, if it cannot be read."""
+    try:
+        return store.profile(session, case_id)
+    except FileError as error:
+        console().print(f"left out: {error}", style="yellow")
+        return None
+
+
+def _login() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a user without a name
+        return f"uid {os.getuid()}"
+
+
+def _acceptance(reason: str | None) -> Acceptance:
+    """Return who accepts, when, at which commit, and why: git's user name, or else that of the login."""
+    commit: str | None = None
+    by = _login()
+    with contextlib.suppress(GitError):
+        commit = git("rev-parse", "HEAD", cwd=Path()).strip()
+    with contextlib.suppress(GitError):
+        by = git("config", "user.name", cwd=Path()).strip()
+    return Acceptance(
+        by=by, date=datetime.now(UTC).isoformat(timespec="seconds"), commit=commit, reason=reason
+    )

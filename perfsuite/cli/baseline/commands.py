@@ -1,0 +1,176 @@
+"""The commands `perfsuite baseline list | show | diff | accept`. Imports neither torch nor pytest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from perfsuite import documents
+from perfsuite.cli.baseline.accept import accept as write_accepted
+from perfsuite.cli.baseline.accept import counted, measured
+from perfsuite.cli.baseline.counts import COUNTS, table
+from perfsuite.cli.baseline.profiles import PROFILES, lines
+from perfsuite.cli.baseline.shown import B, Shown
+from perfsuite.cli.baseline.times import TIMES, Refused
+from perfsuite.errors import FileError, PerfsuiteError
+from perfsuite.git import git
+from perfsuite.launch.machine import detect
+from perfsuite.report.terminal import console, plain_table
+from perfsuite.results.store import BASELINES, STORE, BaselineFiles, BaselineStore, Found, Store, is_there
+
+app = typer.Typer(help="Reviewed baselines: what each case reached when somebody accepted it.")
+
+BaselinesOption = Annotated[Path, typer.Option("--baselines", help="Directory of reviewed baselines.")]
+StoreOption = Annotated[Path, typer.Option("--store", help="Local store, where runs are.")]
+HardwareClass = Annotated[
+    str | None, typer.Option("--hardware-class", help="Another class than this machine's.")
+]
+CaseGlob = Annotated[str, typer.Argument(help="Case ids; * and ? match.")]
+
+
+@app.command("list")
+def list_baselines(baselines: BaselinesOption = BASELINES, store: StoreOption = STORE) -> None:
+    """Every baseline, reviewed or merely recorded here: of times and memory, then of counts."""
+    known = BaselineStore(baselines, Store(store).baselines)
+    tables = [table for table in (_listed(TIMES, known), _listed(COUNTS, known.counts)) if table.row_count]
+    for each in tables:
+        console().print(each)
+    if not tables:
+        console().print(f"no baselines in {known}")
+
+
+def _listed(shown: Shown[B], known: BaselineFiles[B]) -> Table:
+    """Return a row of each baseline of a kind."""
+    grid = plain_table(shown.headings, overflow="fold")
+    for file in known.files():
+        grid.add_row(*shown.cells(known.read(file)))
+    return grid
+
+
+@app.command()
+def show(
+    case: CaseGlob,
+    baselines: BaselinesOption = BASELINES,
+    store: StoreOption = STORE,
+    hardware_class: HardwareClass = None,
+) -> None:
+    """One or more baselines in full: launches, noise, settings, environment, who accepted them and why.
+
+    Then what their steps were counted to do, on every target: counts belong to no machine.
+    """
+    known = BaselineStore(baselines, Store(store).baselines)
+    machine_class = hardware_class or detect().hardware_class
+    files, count_files = known.files(machine_class, case), known.counts.files(case_ids=case)
+    if not files and not count_files:
+        raise FileError(
+            f"no baseline matches {case!r} on {machine_class} in {known}; see: perfsuite baseline list"
+        )
+    for file in files:
+        times = known.read(file)
+        profile = known.profile_of(Found(times, file))
+        _show(TIMES, times, file, [] if profile is None else lines(profile))
+    for file in count_files:
+        counts = known.counts.read(file)
+        _show(COUNTS, counts, file)
+        for entry in counts.counts:
+            console().print(table(entry))
+
+
+def _show(shown: Shown[B], known: B, file: Path, more: Sequence[str] = ()) -> None:
+    """Print a baseline in full."""
+    console().print(shown.title(known))
+    for line in (f"file: {file}", *shown.details(known), *more):
+        console().print(f"  {line}")
+
+
+@app.command()
+def diff(
+    ref: Annotated[str, typer.Argument(help="A git commit, branch or tag to compare with.")] = "HEAD",
+    baselines: BaselinesOption = BASELINES,
+) -> None:
+    """What changed in the reviewed baselines since a git ref, in figures rather than lines."""
+    root = Path(git("rev-parse", "--show-toplevel", cwd=Path()).strip())
+    known = BaselineStore(baselines.resolve())
+    listed = git("diff", "--name-only", "--no-renames", ref, "--", str(known), cwd=root)
+    listed += git("ls-files", "--others", "--exclude-standard", "--", str(known), cwd=root)
+    files = [root / name for name in sorted(set(listed.splitlines())) if name.endswith(".json")]
+    if not files:
+        console().print(f"no baseline changed since {ref}")
+    for file in files:
+        if file.parent.parent == known.profiles.reviewed:
+            told = _changed(PROFILES, known.profiles, ref, file, root)
+        elif file.parent.parent == known.counts.reviewed:
+            told = _changed(COUNTS, known.counts, ref, file, root)
+        else:
+            told = _changed(TIMES, known, ref, file, root)
+        console().print(told)
+
+
+def _changed(shown: Shown[B], known: BaselineFiles[B], ref: str, file: Path, root: Path) -> Text:
+    """Return what differs between a baseline at a commit and today's. Raises `Refused` for a bad one."""
+    name, before = str(file.relative_to(root)), None
+    if git("ls-tree", "--name-only", "--full-tree", ref, "--", name, cwd=root).strip():
+        try:
+            content = json.loads(git("show", f"{ref}:{name}", cwd=root))
+            before = known.kind.model_validate(content, context=documents.FROM_FILE)
+        except ValueError as error:
+            raise Refused(f"{name} at {ref} is no baseline that this perfsuite reads: {error}") from None
+    return shown.before_after(before, documents.read(file, known.kind) if is_there(file) else None)
+
+
+@app.command()
+def accept(
+    case: CaseGlob = "*",
+    baselines: BaselinesOption = BASELINES,
+    store: StoreOption = STORE,
+    hardware_class: Annotated[
+        str | None, typer.Option("--hardware-class", help="This class, not those of the newest session.")
+    ] = None,
+    reason: Annotated[str | None, typer.Option(help="Why it may be slower or larger than before.")] = None,
+    another_machine: Annotated[
+        bool,
+        typer.Option(
+            "--another-machine",
+            help="Take also launches set aside only because the machine was not as at the baseline.",
+        ),
+    ] = False,
+    sessions: Annotated[
+        int, typer.Option(help="Take the launches of so many sessions, the newest ones.", min=1)
+    ] = 1,
+    counts: Annotated[
+        bool, typer.Option("--counts", help="Accept what was counted, and no times: of any machine.")
+    ] = False,
+) -> None:
+    """Accept measured runs as the reviewed baseline of their case, and say which files to commit.
+
+    Takes the launches that the newest session that measured a case judged as healthy, at least 5, on the
+    hardware classes of the newest session of all. `--sessions 3` takes also those of the two before, so that
+    the baseline knows how much one day differs from another. Launches whose settings differ from the newest
+    one's are left out. What the newest session counted is accepted with them, and the profile that
+    `--perf-explain` took in it. `--counts` accepts what was counted alone: one launch is enough, on whatever
+    machine, healthy or not. Exit status 1 if a case was not accepted.
+    """
+    local = Store(store)
+    runs = counted(local, case, sessions) if counts else measured(local, hardware_class, case, sessions)
+    written, refused = [], []
+    for case_id, launches in sorted(runs.items()):
+        try:
+            reviewed = BaselineStore(baselines)
+            written += write_accepted(reviewed, launches, reason, None if counts else local, another_machine)
+        except PerfsuiteError as error:
+            refused.append(f"{case_id}: {error}")
+    out = console()
+    for file in written:
+        out.print(f"written: {file}")
+    if written:
+        out.print("Review and commit: git add " + " ".join(map(str, written)))
+    for why in refused:
+        console(stderr=True).print(f"not accepted: {why}", style="red")
+    if refused:
+        raise typer.Exit(1)
