@@ -118,8 +118,7 @@ format: .venv/installed
 	.venv/bin/ruff format .
 
 night: .venv/installed  ## HARDWARE=h100 OUT=out: doctor, self-test, every case of that hardware, report
-	.venv/bin/perfsuite hardware --expect "$$HARDWARE"
-	.venv/bin/perfsuite doctor --quick || [ $$? -eq 1 ]
+	.venv/bin/perfsuite doctor --quick --expect "$$HARDWARE" || [ $$? -eq 3 ]
 	.venv/bin/perfsuite selftest || [ $$? -eq 3 ]
 	.venv/bin/pytest bench_cases -m "$$HARDWARE" --perf-no-baseline=fail --perf-explain --perf-max-launches=6 \
 		--perf-min-judged=90% --perf-report="$$OUT" --perf-json="$$OUT/results.json" $(ARGS)
@@ -178,7 +177,7 @@ issue: .venv/installed  ## RUN_URL=...: open, update or close the issue of each 
 	.venv/bin/perfsuite github-issue $(NIGHTS) $(addprefix --trend ,$(wildcard nights/trend/trend.json))
 
 compare: .venv/installed  ## BASE=main HARDWARE=h100: launch that commit and this one in turn, and compare them
-	.venv/bin/perfsuite hardware --expect "$$HARDWARE"
+	.venv/bin/perfsuite doctor --quick --expect "$$HARDWARE" || [ $$? -eq 3 ]
 	rm -rf .perfsuite/base
 	git worktree prune
 	git worktree add --force --detach .perfsuite/base "$$BASE"
@@ -187,8 +186,7 @@ compare: .venv/installed  ## BASE=main HARDWARE=h100: launch that commit and thi
 		--perf-report "$$OUT" $(ARGS)
 
 refresh: .venv/installed  ## HARDWARE=h100 CASES='fsdp2 and not 8b' REASON='torch 2.14': new reviewed baselines
-	.venv/bin/perfsuite hardware --expect "$$HARDWARE"
-	.venv/bin/perfsuite doctor || [ $$? -eq 1 ]
+	.venv/bin/perfsuite doctor --expect "$$HARDWARE" || [ $$? -ne 2 ]
 	rm -rf .perfsuite/refresh
 	.venv/bin/pytest bench_cases -m "$$HARDWARE" -k "$$CASES" --perf-min-launches=10 --perf-explain --perf-report "$$OUT" \
 		--perf-store=.perfsuite/refresh $(ARGS) || [ $$? -eq 1 ]

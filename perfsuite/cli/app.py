@@ -14,19 +14,19 @@ from perfsuite.cli import history, slurm
 from perfsuite.cli.baseline import commands as baseline
 from perfsuite.cli.bisect import bisect
 from perfsuite.cli.compare import compare
-from perfsuite.cli.doctor import doctor
+from perfsuite.cli.doctor.command import doctor
 from perfsuite.cli.dry_run import dry_run
 from perfsuite.cli.export import export
 from perfsuite.cli.github_issue import issue
-from perfsuite.cli.hardware import hardware
 from perfsuite.cli.judge import judge
 from perfsuite.cli.report import report
-from perfsuite.cli.selftest import selftest
+from perfsuite.cli.selftest.command import selftest
 from perfsuite.errors import PerfsuiteError
 from perfsuite.launch.slurm.settings import read_ini
 from perfsuite.report.terminal import console
 
 GONE = {
+    "hardware": "perfsuite doctor --quick says what machine this is; --expect MARKER is its option",
     "power": "each report states the smallest change that the gate of a case can find",
     "history export-asv": "perfsuite history publish OUT --no-pages writes asv's files alone",
     "report --comparison": "python -m bench_cases.published shows published comparisons",
@@ -61,8 +61,8 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     help="Performance regression tests for distributed training.\n\nExit status: 0, or 1 for a finding (a "
-    "worsening, a fault that was not caught, a case that was not accepted), or 2 for an error; compare, "
-    "bisect and selftest end with 3 where they cannot tell.",
+    "worsening, a fault that was not caught, a check that failed), or 2 for an error; compare, bisect, "
+    "doctor and selftest end with 3 where they cannot tell.",
     no_args_is_help=True,
     cls=_Commands,
 )
@@ -94,7 +94,6 @@ def _defaults(command: Any, known: dict[str, str]) -> dict[str, Any]:
 app.add_typer(baseline.app, name="baseline", no_args_is_help=True)
 app.add_typer(history.app, name="history", no_args_is_help=True)
 app.add_typer(slurm.app, name="slurm", no_args_is_help=True)
-app.command()(hardware)
 app.command()(selftest)
 app.command()(doctor)
 app.command()(compare)

@@ -14,7 +14,7 @@ case "${1:-}" in
 1)
     say "what the machine is"
     nvidia-smi -q -d POWER,CLOCK,PERFORMANCE,ECC | head -80
-    "${perfsuite[@]}" hardware
+    "${perfsuite[@]}" doctor --quick
     say "does it run"
     timeout 90 "${measure[@]}" $day -k smoke --perf-record-launches=1
     say "is the clock true"

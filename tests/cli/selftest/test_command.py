@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from typer.testing import CliRunner
 
 from perfsuite import Case
 from perfsuite.case import torch_build
 from perfsuite.case.hardware import Machine
-from perfsuite.cli import selftest as command
 from perfsuite.cli.app import app
-from perfsuite.cli.selftest_faults import Answer
+from perfsuite.cli.checks import Row, Status
+from perfsuite.cli.selftest import command
 from perfsuite.errors import BusyError
 from perfsuite.launch.lock import MachineLock
 from tests.samples import make_gpu_machine
@@ -30,27 +32,27 @@ def test_the_self_test_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("answer", "status", "last"),
+    ("answer", "code", "last"),
     [
-        ("caught", 0, "every fault was caught, and a clean run was not"),
-        ("missed", 1, "the gate does not catch what it must: do not trust its verdicts here"),
-        ("untried", 3, "part of the gate could not be tried"),
+        ("pass", 0, "every fault was caught, and a clean run was not"),
+        ("fail", 1, "the gate does not catch what it must: do not trust its verdicts here"),
+        ("unknown", 3, "part of the gate could not be tried"),
     ],
 )
 def test_the_self_test_ends_with_its_answer(
-    answer: Answer, status: int, last: str, monkeypatch: pytest.MonkeyPatch
+    answer: Status, code: int, last: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[bool] = []
 
-    def answered(case: Case, machine: Machine, say: object) -> Answer:
+    def answered(case: Case, machine: Machine) -> Iterator[Row]:
         with pytest.raises(BusyError):
             MachineLock().take(print, wait=False)
         held.append(True)
-        return answer
+        yield Row(check="inject nan", status=answer, found="x")
 
     monkeypatch.setattr(command, "inject_all", answered)
     result = CliRunner().invoke(app, ["selftest", "--framework", "fake"])
-    assert result.exit_code == status
+    assert result.exit_code == code
     assert result.stdout.splitlines()[-1].startswith(last)
     assert held, "no session measured beside it"
     again = MachineLock()

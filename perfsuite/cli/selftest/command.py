@@ -5,12 +5,14 @@ Imports neither torch nor pytest.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Annotated
 
 import typer
 
-from perfsuite.cli.selftest_faults import Answer, inject_all, small_case, worst
-from perfsuite.cli.selftest_structure import inject_structural
+from perfsuite.cli.checks import Row, end, show, worst
+from perfsuite.cli.selftest.faults import inject_all, small_case
+from perfsuite.cli.selftest.structure import inject_structural
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.lock import machine_lock
@@ -18,8 +20,13 @@ from perfsuite.launch.machine import detect
 from perfsuite.launch.requirements import unsupported, wrong_torch
 from perfsuite.report.terminal import console
 
-UNTRIED = 3
-"""Exit status if part of the gate could not be tried: nothing speaks against it."""
+WIDTH = 40
+"""Columns of the name of a fault."""
+ANSWERS = {
+    "pass": ("every fault was caught, and a clean run was not", "green"),
+    "fail": ("the gate does not catch what it must: do not trust its verdicts here", "red"),
+    "unknown": ("part of the gate could not be tried: see the reasons above", "yellow"),
+}
 
 
 def selftest(
@@ -39,18 +46,14 @@ def selftest(
     case = small_case(machine).replace(framework=framework)
     if (reason := unsupported(case, machine) or wrong_torch(case, machine)) is not None:
         raise CaseError(f"the self-test cannot run here: {reason}")
+    rows: list[Row] = []
     with machine_lock(out.print):
-        answers: list[Answer] = [inject_all(case, machine, out.print)]
+        tried = [inject_all(case, machine)]
         if framework_of(case).plan(case).needs_torch:
-            answers.append(inject_structural(machine, out.print))
-    answer = worst(answers)
-    if answer == "missed":
-        out.print("the gate does not catch what it must: do not trust its verdicts here", style="red")
-        raise typer.Exit(1)
-    if answer == "untried":
-        out.print(
-            "part of the gate could not be tried: see the reasons above",
-            style="yellow",
-        )
-        raise typer.Exit(UNTRIED)
-    out.print("every fault was caught, and a clean run was not")
+            tried.append(inject_structural(machine))
+        for row in chain(*tried):
+            show(row, WIDTH)
+            rows.append(row)
+    answer, style = ANSWERS[worst(rows)]
+    out.print(answer, style=style)
+    end(rows)

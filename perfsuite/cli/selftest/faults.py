@@ -6,13 +6,13 @@ A gate that was never seen to fail a case is not known to work. Imports neither 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from perfsuite.case.case import Case, Topology
 from perfsuite.case.hardware import Machine
+from perfsuite.cli.checks import Row, checked, failed, passed, unknown
 from perfsuite.frameworks.base import framework_of
 from perfsuite.measure import Reference, measure
 from perfsuite.report.text import plural
@@ -67,14 +67,6 @@ HANG_TIMEOUT_S = {"cpu": 45, "cuda": 120}
 UNHEALTHY_ATTEMPTS = 3
 """How often a fault is tried on a machine that is unhealthy, which says nothing about the gate."""
 
-Answer = Literal["caught", "missed", "untried"]
-"""Result of one injection. `untried`: the machine was unhealthy each time, or cannot run its case."""
-
-
-def worst(answers: Iterable[Answer]) -> Answer:
-    """Return `missed` if one is; else `untried` if one is; else `caught`."""
-    return max(answers, key=("caught", "untried", "missed").index)
-
 
 def small_case(machine: Machine) -> Case:
     """Return a small and short case that trains for real: on every GPU here, or on two cores."""
@@ -93,69 +85,47 @@ def small_case(machine: Machine) -> Case:
 
 
 def inject_all(
-    case: Case,
-    machine: Machine,
-    say: Callable[[str], None],
-    *,
-    expectations: tuple[Expectation, ...] = EXPECTED,
-) -> Answer:
-    """Record a baseline, then try each fault, and last the case without a fault.
+    case: Case, machine: Machine, *, expectations: tuple[Expectation, ...] = EXPECTED
+) -> Iterator[Row]:
+    """Record a baseline, then try each fault, and last the case without a fault. Yields a row of each.
 
-    Returns `missed` if one verdict was wrong; else `untried` if one fault could not be judged; else `caught`.
-    `say` is called with a line for each.
+    A row is `unknown` if the machine was unhealthy, which says nothing about the gate.
     """
     with tempfile.TemporaryDirectory(prefix="perfsuite-selftest-") as directory:
         root = Path(directory)
         policy = Policy(record_launches=BASELINE_LAUNCHES)
         runs, verdict = measure(case, machine, root / "baseline", Reference(policy=policy))
-        say(f"baseline: {verdict.outcome} from {plural(len(runs), 'launch')}")
+        found = f"{verdict.outcome} from {plural(len(runs), 'launch')}"
         if verdict.outcome != "recorded":
-            say("\n".join(verdict.reasons))
-            return "untried" if verdict.outcome == "unhealthy" else "missed"
+            row = unknown if verdict.outcome == "unhealthy" else failed
+            yield row("baseline", found, "; ".join(verdict.reasons))
+            return
+        yield passed("baseline", found)
         recorded = baseline.from_runs(verdict.healthy(runs))
-        answers = [
-            _try(case, machine, root, expected, recorded, say)
-            for expected in (*expectations, CLEAN)  # last, so that a process that a fault left would show
-        ]
-        return worst(answers)
+        for expected in (*expectations, CLEAN):  # last, so that a process that a fault left would show
+            yield _tried(case, machine, root, expected, recorded)
 
 
-def _try(
-    case: Case,
-    machine: Machine,
-    root: Path,
-    expected: Expectation,
-    recorded: Baseline,
-    say: Callable[[str], None],
-) -> Answer:
+def _tried(case: Case, machine: Machine, root: Path, expected: Expectation, recorded: Baseline) -> Row:
     """Measure the case with one fault against the recorded baseline, and compare the verdict."""
-    name = expected.inject or "nothing"
+    name = f"inject {expected.inject or 'nothing'}"
     if expected.inject == "hang":
         needs_torch = framework_of(case).plan(case).needs_torch
         case = case.replace(timeout_s=HANG_TIMEOUT_S[machine.device] if needs_torch else 3)
-    noise = class_noise([recorded])
+    reference = Reference(baseline=recorded, noise=class_noise([recorded]))
     for attempt in range(1, UNHEALTHY_ATTEMPTS + 1):
-        runs, verdict = measure(
-            case,
-            machine,
-            root / f"{name}-{attempt}",
-            Reference(baseline=recorded, noise=noise),
-            inject=expected.inject,
-        )
+        directory = root / f"{expected.inject}-{attempt}"
+        runs, verdict = measure(case, machine, directory, reference, inject=expected.inject)
         if verdict.outcome != "unhealthy":
             break
-        say(f"... inject {name}: the machine was unhealthy: {verdict.reasons[-1]}")
     else:
-        say(f"??? inject {name}: the machine was unhealthy {UNHEALTHY_ATTEMPTS} times, so nothing is known")
-        return "untried"
-    is_met = expected.is_met(verdict)
-    found = verdict.outcome if verdict.failure is None else f"{verdict.outcome} ({verdict.failure})"
+        found = f"the machine was unhealthy {UNHEALTHY_ATTEMPTS} times, so nothing is known"
+        return unknown(name, found, verdict.reasons[-1])
+    found = verdict.outcome + (f" ({verdict.failure})" if verdict.failure else "")
     wanted = " or ".join(expected.outcomes) + (f" ({expected.failure})" if expected.failure else "")
-    line = f"inject {name}: {found} after {plural(len(runs), 'launch')}"
-    if is_met:
-        say(f"ok  {line}")
-        return "caught"
-    say(f"BAD {line}, expected {wanted}")
-    for reason in verdict.reasons:
-        say(f"    {reason}")
-    return "missed"
+    return checked(
+        name,
+        f"{found} after {plural(len(runs), 'launch')}",
+        ok=expected.is_met(verdict),
+        advice="; ".join((f"expected {wanted}", *verdict.reasons)),
+    )

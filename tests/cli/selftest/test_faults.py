@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from perfsuite import Case, Fake
-from perfsuite.cli.selftest_faults import EXPECTED, Expectation, inject_all, small_case
+from perfsuite.cli.checks import Row
+from perfsuite.cli.selftest.faults import EXPECTED, Expectation, inject_all, small_case
 from perfsuite.launch.machine import detect, gpu_machine
 from perfsuite.launch.requirements import unsupported
 
@@ -12,10 +13,9 @@ FAKE: Case = small_case(detect()).replace(framework=Fake())
 
 @pytest.mark.launch
 def test_every_fault_is_caught_and_a_clean_run_is_not() -> None:
-    said: list[str] = []
-    assert inject_all(FAKE, detect(), said.append) == "caught"
-    assert len(said) == 1 + len(EXPECTED) + 1
-    assert all(line.startswith("ok ") for line in said[1:])
+    rows = list(inject_all(FAKE, detect()))
+    assert len(rows) == 1 + len(EXPECTED) + 1
+    assert {row.status for row in rows} == {"pass"}
 
 
 @pytest.mark.launch
@@ -28,26 +28,24 @@ def test_every_fault_is_caught_and_a_clean_run_is_not() -> None:
     ],
 )
 def test_a_fault_that_is_not_caught_as_it_must_fails_the_self_test(blind: Expectation) -> None:
-    said: list[str] = []
-    assert inject_all(FAKE, detect(), said.append, expectations=(blind,)) == "missed"
-    assert said[1].startswith("BAD ")
+    _, missed, clean = inject_all(FAKE, detect(), expectations=(blind,))
+    assert (missed.check, missed.status, clean.status) == (f"inject {blind.inject}", "fail", "pass")
+    assert str(missed.advice).startswith(f"expected {blind.outcomes[0]}")
 
 
 @pytest.mark.launch
 def test_a_machine_that_stays_unhealthy_is_not_a_broken_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     """The baseline is recorded in quiet; then others use the machine."""
-    said: list[str] = []
+    seen: list[Row] = []
     monkeypatch.setattr(
-        "perfsuite.results.health.machine_problems", lambda health, machine: ["hot"] if said else []
+        "perfsuite.results.health.machine_problems", lambda health, machine: ["hot"] if seen else []
     )
     slow = Expectation(inject="slowdown=60%", outcomes=("regressed",))
     crash = Expectation(inject="crash", outcomes=("failed",), failure="crash")
-    assert inject_all(FAKE, detect(), said.append, expectations=(slow, crash)) == "untried"
-    assert "??? inject slowdown=60%: the machine was unhealthy 3 times, so nothing is known" in said
-    assert any(line.startswith("ok  inject crash") for line in said), "a failure is one on any machine"
-    wrong = Expectation(inject="crash", outcomes=("failed",), failure="timeout")
-    said.clear()
-    assert inject_all(FAKE, detect(), said.append, expectations=(slow, wrong)) == "missed"
+    for row in inject_all(FAKE, detect(), expectations=(slow, crash)):
+        seen.append(row)
+    assert [row.status for row in seen] == ["pass", "unknown", "pass", "unknown"], "a crash is one anywhere"
+    assert seen[1].found == "the machine was unhealthy 3 times, so nothing is known"
 
 
 def test_it_runs_on_every_gpu_of_any_kind() -> None:

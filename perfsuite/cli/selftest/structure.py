@@ -7,7 +7,7 @@ neither torch nor pytest.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,14 +15,13 @@ from perfsuite.case.case import Case, Topology
 from perfsuite.case.fault import Structural
 from perfsuite.case.hardware import Machine
 from perfsuite.case.model import Model
-from perfsuite.cli.selftest_faults import Answer, worst
+from perfsuite.cli.checks import Row, checked, failed, unknown
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.fsdp2 import FSDP2
 from perfsuite.frameworks.script import Script
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
 from perfsuite.results import count_baseline
-from perfsuite.results.outcome import Finding
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
 
@@ -113,23 +112,20 @@ def bases(machine: Machine, directory: Path) -> tuple[Base, ...]:
     )
 
 
-def inject_structural(machine: Machine, say: Callable[[str], None]) -> Answer:
-    """Try each fault, and each case without one, by one launch. `say` is called with a line for each.
+def inject_structural(machine: Machine) -> Iterator[Row]:
+    """Try each fault, and each case without one, by one launch. Yields a row of each.
 
-    What cannot run on this machine is said and left out. Returns the worst answer.
+    A row is `unknown` if its case cannot run on this machine.
     """
-    answers: set[Answer] = {"caught"}
     with tempfile.TemporaryDirectory(prefix="perfsuite-selftest-") as directory:
         for base in bases(machine, Path(directory)):
             if (reason := unsupported(base.case, machine)) is not None:
-                say(f"... inject {', '.join(base.faults)}: not tried here: {reason}")
-                answers.add("untried")
+                yield from (unknown(f"inject {kind}", "not tried here", reason) for kind in base.faults)
                 continue
-            answers.update(_tried(base, machine, Path(directory), say))
-    return worst(answers)
+            yield from _tried(base, machine, Path(directory))
 
 
-def _tried(base: Base, machine: Machine, directory: Path, say: Callable[[str], None]) -> Iterator[Answer]:
+def _tried(base: Base, machine: Machine, directory: Path) -> Iterator[Row]:
     """Try the faults of one base beside a launch without any."""
 
     def launched(name: str, inject: str | None = None) -> Run:
@@ -137,29 +133,23 @@ def _tried(base: Base, machine: Machine, directory: Path, say: Callable[[str], N
 
     before = launched("before")
     if before.failure is not None or not before.counts:
-        say(f"BAD {base.case.id}: {_why_nothing_counted(before)}")
-        yield "missed"
+        yield failed(base.case.framework.name, _why_nothing_counted(before))
         return
     for kind, field in base.faults.items():
-        yield _said(f"inject {kind}", launched(kind, kind), before, field, say)
-    yield _said(f"{base.case.framework.name} without a fault", launched("clean"), before, None, say)
+        yield _row(f"inject {kind}", launched(kind, kind), before, field)
+    yield _row(f"{base.case.framework.name} without a fault", launched("clean"), before, None)
 
 
-def _said(name: str, run: Run, before: Run, field: str | None, say: Callable[[str], None]) -> Answer:
-    """Say what the gate finds in a launch: `caught` if that is a finding on `field`; if None, no finding."""
-    findings: tuple[Finding, ...] = ()
-    is_counted = run.failure is None and bool(run.counts)
-    if is_counted:
-        check = exact.check([run], count_baseline.from_runs([before]))
-        findings = check.findings if check is not None else ()
-        named = [finding for finding in findings if field is not None and field in finding.field]
-        if (field is None and not findings) or named:
-            say(f"ok  {name}: {named[0].sentence if named else 'the counts are the same'}")
-            return "caught"
-    say(f"BAD {name}: expected {field or 'no finding'}")
-    for line in [each.sentence for each in findings] if is_counted else [_why_nothing_counted(run)]:
-        say(f"    {line}")
-    return "missed"
+def _row(name: str, run: Run, before: Run, field: str | None) -> Row:
+    """Return what the gate finds in a launch: it passes if that is `field`; for None, if it is nothing."""
+    expected = f"expected {field or 'no finding'}"
+    if run.failure is not None or not run.counts:
+        return failed(name, _why_nothing_counted(run), expected)
+    check = exact.check([run], count_baseline.from_runs([before]))
+    findings = check.findings if check is not None else ()
+    named = [finding for finding in findings if field is not None and field in finding.field]
+    found = "; ".join(each.sentence for each in (named[:1] or findings)) or "the counts are the same"
+    return checked(name, found, ok=bool(named) if field else not findings, advice=expected)
 
 
 def _why_nothing_counted(run: Run) -> str:

@@ -1,0 +1,69 @@
+"""The rows of `perfsuite doctor` and `selftest`: what was checked, what was found, and what to do about it.
+
+Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import typer
+from rich.text import Text
+
+from perfsuite.documents import Data
+from perfsuite.report.terminal import console
+
+Status = Literal["pass", "fail", "unknown"]
+STYLES: dict[Status, str] = {"pass": "green", "fail": "red", "unknown": "yellow"}
+EXIT: dict[Status, int] = {"pass": 0, "unknown": 3, "fail": 1}
+"""The exit status of a command by the worst of its rows, the best first."""
+
+
+class Row(Data):
+    """The result of one check."""
+
+    check: str
+    status: Status
+    found: str
+    advice: str | None = None
+    """What to do if it did not pass."""
+
+
+def passed(check: str, found: str) -> Row:
+    """Return the row of a check that passed."""
+    return Row(check=check, status="pass", found=found)
+
+
+def failed(check: str, found: str, advice: str | None = None) -> Row:
+    """Return the row of a check that failed."""
+    return Row(check=check, status="fail", found=found, advice=advice)
+
+
+def unknown(check: str, found: str, advice: str | None = None) -> Row:
+    """Return the row of a check that could not tell."""
+    return Row(check=check, status="unknown", found=found, advice=advice)
+
+
+def checked(check: str, found: str, *, ok: bool, advice: str) -> Row:
+    """Return a row that passes, or fails with the advice."""
+    return passed(check, found) if ok else failed(check, found, advice)
+
+
+def show(row: Row, width: int) -> None:
+    """Print a row, and its advice below; checks take `width` columns."""
+    style, out = STYLES[row.status], console()
+    out.print(Text.assemble((f"{row.status:<9}", style), (f"{row.check:<{width}}", "bold"), row.found))
+    if row.advice is not None:
+        out.print(Text(f"{'':<{9 + width}}-> {row.advice}", style=style))
+
+
+def end(rows: Iterable[Row]) -> None:
+    """End the command: with status 1 if a check failed, with 3 if one could not tell."""
+    if status := EXIT[worst(rows)]:
+        raise typer.Exit(status)
+
+
+def worst(rows: Iterable[Row]) -> Status:
+    """Return the worst status of some rows."""
+    return max((row.status for row in rows), key=[*EXIT].index, default="pass")

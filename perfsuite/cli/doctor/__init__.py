@@ -1,0 +1,1 @@
+"""`perfsuite doctor`: is this machine good? Its checks by what they look at."""

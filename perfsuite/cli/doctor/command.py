@@ -1,0 +1,87 @@
+"""`perfsuite doctor`: checks the machine, and shows a table or JSON. Imports neither torch nor pytest."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from perfsuite import documents
+from perfsuite.case.hardware import Machine, hardware_error
+from perfsuite.cli.checks import Row, end, show
+from perfsuite.cli.doctor import gpus, machine, noise, torch
+from perfsuite.errors import CaseError
+from perfsuite.launch.lock import machine_lock
+from perfsuite.launch.machine import detect, detect_cpu
+from perfsuite.report.terminal import console
+
+
+def doctor(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="look at the machine only: no training, some seconds")
+    ] = False,
+    expect: Annotated[
+        str | None, typer.Option(help="a marker, such as h100: exit status 2 unless it selects cases here")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="the rows as JSON on standard output")] = False,
+) -> None:
+    """What machine is this, and does it measure truly? Run it before the first night here.
+
+    Names the hardware class and the markers that select cases here. Looks at torch, driver, permissions and
+    other processes; trains a small model to compare clocks and memory counters; then makes some launches on
+    every device for their noise. Exit status 1 if a check fails; 3 if one cannot tell, as while others use
+    the machine.
+    """
+    found, err = _expected(expect), console(stderr=True)
+    with contextlib.nullcontext() if quick else machine_lock(err.print):
+        rows = examine(found, quick=quick, say=lambda text: err.print(f"perfsuite doctor: {text} ..."))
+    if as_json:
+        typer.echo(
+            json.dumps({"schema_version": 1, "rows": [documents.plain(row) for row in rows]}, indent=1)
+        )
+    else:
+        width = max(len(row.check) for row in rows) + 2
+        for row in rows:
+            show(row, width)
+        failed, unknown = (sum(row.status == status for row in rows) for status in ("fail", "unknown"))
+        console().print(f"{len(rows) - failed - unknown} passed, {failed} failed, {unknown} unknown")
+    end(rows)
+
+
+def _expected(marker: str | None) -> Machine:
+    """Return this machine, for `cpu` without its GPUs. Raises `CaseError` if the marker selects no cases."""
+    if marker is None:
+        return detect()
+    if (error := hardware_error(marker)) is not None:
+        raise CaseError(f"--expect {marker}: {error}")
+    found = detect_cpu("not looked at: --expect cpu") if marker == "cpu" else detect()
+    if (reason := machine.why_not(found, marker)) is not None:
+        raise CaseError(f"no {marker} here: {reason}" + (f"; {found.note}" if found.note else ""))
+    return found
+
+
+def examine(found: Machine, *, quick: bool, say: Callable[[str], None] = lambda text: None) -> list[Row]:
+    """Run all checks of a machine. `say` is called with what is being done now: it may take minutes."""
+    rows = [
+        *machine.machine_rows(found),
+        *machine.system_rows(found),
+        *gpus.gpu_rows(found),
+        machine.neighbours_row(found),
+        machine.extensions_row(),
+    ]
+    say("importing torch" if quick else "training a small model in one process, bare and under the clock")
+    probed = torch.probe(found, quick=quick)
+    if isinstance(probed, Row):
+        return [*rows, probed]
+    rows += torch.torch_rows(probed.torch, found)
+    if probed.memory is not None:
+        rows.append(torch.memory_row(probed.memory))
+    if probed.clock is not None:
+        rows += torch.clock_rows(probed.clock)
+    failed = {row.check for row in rows if row.status == "fail"}
+    if not quick and not failed & {"torch and GPUs", "extensions"}:  # with these, no launch is measured
+        rows += noise.launch_rows(found, say)
+    return rows

@@ -1,0 +1,150 @@
+"""How the GPUs are set up, by NVML, and whether they are as fast as each other and as their data sheet.
+
+Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from perfsuite.case.hardware import Machine
+from perfsuite.cli.checks import Row, checked, failed, passed, unknown
+from perfsuite.launch.job import JobProcesses
+from perfsuite.launch.nvml import Gpus
+from perfsuite.results.health import laggard
+from perfsuite.results.rank_report import RankReport
+from perfsuite.results.run import DeviceHealth
+
+MIN_SHARE_OF_PEAK = 0.4
+"""Smallest share of the data sheet's dense peak in a 4096 x 4096 matmul: any healthy card exceeds it."""
+FABRIC_IS_UP = (3, 0)
+"""State and status of a GPU whose NVLink fabric is set up: NVML_GPU_FABRIC_STATE_COMPLETED, NVML_SUCCESS."""
+
+
+def gpu_rows(machine: Machine, nvml: Any | None = None) -> list[Row]:
+    """Check how the GPUs are set up, and whether a card is faulty, by NVML. `nvml` is `pynvml` by default."""
+    if machine.device == "cpu":
+        return []
+    if nvml is None:
+        nvml = importlib.import_module("pynvml")
+    gpus = Gpus(nvml, machine.devices, JobProcesses())  # nothing is launched
+    cards = gpus.cards(gpus.used_bytes())
+    fabric = gpus.fabric_states()
+    notes = [*gpus.notes(), *(f"{card.name}: {fault}" for card in cards for fault in card.memory_faults)]
+    gpus.finish()
+    if len(cards) < machine.devices:
+        return [unknown("NVML", "; ".join(notes), "ask nvidia-smi why")]
+    return [
+        failed("GPU hardware", "; ".join(notes), "see to the card first")
+        if notes
+        else passed("GPU hardware", "no fault is known to the driver"),
+        _power_row(cards),
+        _alike_row("clocks", [_mhz(card) for card in cards]),
+        _alike_row("ECC", [_on(card.ecc) for card in cards]),
+        _alike_row("persistence mode", [_on(card.persistence) for card in cards]),
+        *_nvlink_rows(cards, fabric),
+    ]
+
+
+def _nvlink_rows(cards: Sequence[DeviceHealth], fabric: Sequence[tuple[int, int] | None]) -> list[Row]:
+    """Check the links between GPUs, where there are any, and the fabric of their switches."""
+    rows = []
+    if any(card.nvlinks is not None for card in cards):
+        rows.append(_alike_row("NVLink", [_nvlinks(card) for card in cards]))
+    if any(fabric):
+        wrong = [card.name for card, state in zip(cards, fabric, strict=True) if state != FABRIC_IS_UP]
+        advice = "start NVIDIA's Fabric Manager (systemctl status nvidia-fabricmanager), and see dmesg"
+        found = f"not initialized: {', '.join(wrong)}" if wrong else "initialized"
+        rows.append(checked("NVLink fabric", found, ok=not wrong, advice=advice))
+    return rows
+
+
+def _nvlinks(card: DeviceHealth) -> str | None:
+    """The NVLinks of a GPU that are up, and those that are not."""
+    down = f", {card.nvlinks_down} down" if card.nvlinks_down else ""
+    return None if card.nvlinks is None else f"{card.nvlinks} up{down}"
+
+
+def _power_row(cards: Sequence[DeviceHealth]) -> Row:
+    known = [(card.name, card.power_limit_w, card.power_limit_default_w) for card in cards]
+    low = [
+        f"{name} is limited to {limit:.0f} W, its default is {usual:.0f} W"
+        for name, limit, usual in known
+        if limit is not None and usual is not None and limit < usual
+    ]
+    if low:
+        advice = "raise it (nvidia-smi -pl) before baselines are recorded: it sets how fast these GPUs train"
+        return unknown("power limit", "; ".join(low), advice)
+    limits = sorted({f"{limit:.0f} W" for _, limit, _ in known if limit is not None})
+    if not limits:
+        return unknown("power limit", "NVML does not tell it")
+    return passed("power limit", ", ".join(limits))
+
+
+def _alike_row(check: str, values: Sequence[str | None]) -> Row:
+    """Check that a setting is the same on all GPUs; `values` are theirs, None where NVML does not tell it."""
+    known = {value for value in values if value is not None}
+    if not known:
+        return unknown(check, "NVML does not tell it")
+    if len(known) == 1:
+        return passed(check, known.pop())
+    each = ", ".join(f"GPU {index}: {value or 'unknown'}" for index, value in enumerate(values))
+    return failed(check, each, "set all GPUs alike: the slowest one sets the pace of a step")
+
+
+def _mhz(card: DeviceHealth) -> str | None:
+    """Describe the clock limits of a GPU; None if NVML does not tell them."""
+    if card.sm_clock_limit_mhz is None:
+        return None
+    locked = "" if card.sm_clock_set_mhz is None else f", application clock {card.sm_clock_set_mhz:.0f} MHz"
+    return f"SM up to {card.sm_clock_limit_mhz:.0f} MHz{locked}"
+
+
+def _on(flag: bool | None) -> str | None:
+    return None if flag is None else "on" if flag else "off"
+
+
+def device_rows(reports: Sequence[RankReport], machine: Machine) -> list[Row]:
+    """Compare the rates of the GPUs in the same pieces of work: slowest with fastest, and with the data
+    sheet.
+
+    On a CPU there are no rows: its ranks share the cores, so that their rates say nothing about a device.
+    """
+    if machine.device == "cpu":
+        return []
+    rows = []
+    for name in sorted({name for report in reports for name in report.device_probe}):
+        by_rank: dict[int, list[float]] = {}
+        for report in reports:
+            if name in report.device_probe:
+                by_rank.setdefault(report.rank, []).append(report.device_probe[name])
+        rows.append(_device_row(name, {rank: median(values) for rank, values in by_rank.items()}, machine))
+    return rows
+
+
+def _device_row(name: str, rates: dict[int, float], machine: Machine) -> Row:
+    lowest, highest = min(rates.values()), max(rates.values())
+    found = f"{lowest:.4g} to {highest:.4g} over {len(rates)} GPUs" if len(rates) > 1 else f"{lowest:.4g}"
+    if (lag := laggard(rates)) is not None:
+        rank, _, behind = lag
+        advice = (
+            f"GPU {rank} is {behind:.0%} slower than the fastest: look at its clocks, its power limit, its "
+            "link, and who else uses it"
+        )
+        return failed(name, found, advice)
+    peak = machine.peak_flops("bf16") if name == "matmul_tflops" else None
+    if peak is not None:
+        share = lowest * 1e12 / peak
+        found += f", {share:.0%} of the data sheet's peak"
+        if share < MIN_SHARE_OF_PEAK:
+            advice = f"at least {MIN_SHARE_OF_PEAK:.0%} is usual: look at clocks, power limit and temperature"
+            return failed(name, found, advice)
+    elif len(rates) == 1:
+        advice = (
+            "there is no other GPU here to compare it with: compare it with another machine of this class"
+        )
+        return unknown(name, found, advice)
+    return passed(name, found)

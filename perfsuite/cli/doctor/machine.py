@@ -1,0 +1,133 @@
+"""What machine this is, what a process may do on it, who else uses it, and which extensions it has.
+
+Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from perfsuite import extensions
+from perfsuite.case.framework import built_in
+from perfsuite.case.framework import load as load_framework
+from perfsuite.case.hardware import ACCELERATORS, Machine
+from perfsuite.cli.checks import Row, failed, passed, unknown
+from perfsuite.extensions import BUILT_IN_LAUNCHERS, FRAMEWORKS, GROUPS, LAUNCHERS, METRICS
+from perfsuite.launch.quiet import Neighbours
+from perfsuite.report.progress import silent
+from perfsuite.results import metric
+
+SHARED_MEMORY_BYTES = 2**30
+"""Least size of /dev/shm: NCCL's ranks on one machine use it, and a container gets 64 MiB by default."""
+
+
+def machine_rows(machine: Machine) -> list[Row]:
+    """Name the machine, what could not be found out about it, and the markers that select cases here."""
+    devices = "GPUs" if machine.device == "cuda" else "cores"
+    found = (
+        f"{machine.hardware_class}: {machine.devices} {devices}, {machine.device_name}, "
+        f"{machine.memory_bytes / 2**30:.0f} GiB"
+    )
+    rows = [passed("machine", found)]
+    if machine.device == "cuda":
+        peak = machine.peak_flops("bf16")
+        rows.append(
+            unknown("peak FLOP/s", "unknown, so there is no MFU", machine.note)
+            if peak is None or machine.product is None
+            else passed("peak FLOP/s", f"{peak / 1e12:g} TFLOP/s dense at 16 bit ({machine.product.source})")
+        )
+    elif machine.note is not None:
+        rows.append(passed("GPUs", machine.note))
+    here = [f"-m {name}" for name in ACCELERATORS if why_not(machine, name) is None]
+    return [*rows, passed("cases run here", f"{', '.join(here)} (why not another: --expect MARKER)")]
+
+
+def why_not(machine: Machine, hardware: str) -> str | None:
+    """Say why cases meant for that hardware do not run here, or None. CPU cases run on GPU machines, too."""
+    return None if hardware == "cpu" else machine.why_not(hardware)
+
+
+def system_rows(machine: Machine, *, root: Path = Path("/")) -> list[Row]:
+    """Check the limits and permissions of this process, from /proc and /sys under `root`."""
+    rows = [_cores_row(machine, root), _peak_reset_row(machine, root), _ptrace_row(root)]
+    if machine.device == "cuda" and machine.devices > 1:
+        rows.append(_shared_memory_row(root))
+    return rows
+
+
+def _cores_row(machine: Machine, root: Path) -> Row:
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return passed("cores", f"{cores}, and no limit of a cgroup is to be seen")
+    if quota == "max" or int(quota) >= cores * int(period):
+        return passed("cores", f"{cores}, all of their time")
+    return (failed if machine.device == "cpu" else unknown)(
+        "cores",
+        f"{cores} cores are visible, and a cgroup grants the time of {int(quota) / int(period):.1f}",
+        "start the container with whole cores (--cpuset-cpus) in place of a share of their time: "
+        "a process that has used its share stands still until the next period",
+    )
+
+
+def _peak_reset_row(machine: Machine, root: Path) -> Row:
+    file = root / "proc/self/clear_refs"
+    if os.access(file, os.W_OK):
+        return passed("peak memory reset", f"{file} can be written")
+    return (failed if machine.device == "cpu" else unknown)(
+        "peak memory reset",
+        f"{file} cannot be written: peaks on a CPU hold what building the model needed",
+        "run in a container whose /proc is not read-only, or compare GPU memory alone",
+    )
+
+
+def _ptrace_row(root: Path) -> Row:
+    try:
+        scope = int((root / "proc/sys/kernel/yama/ptrace_scope").read_text())
+    except (OSError, ValueError):
+        scope = 0
+    if scope == 0 or (os.geteuid() == 0 and scope < 3):
+        return passed("ptrace", f"allowed (ptrace_scope {scope})")
+    return passed("ptrace", f"limited (ptrace_scope {scope}) to root: the stacks of a hang do not need it")
+
+
+def _shared_memory_row(root: Path) -> Row:
+    try:
+        space = os.statvfs(root / "dev/shm")
+    except OSError as error:
+        return unknown("shared memory", f"/dev/shm: {error.strerror}")
+    size = space.f_blocks * space.f_frsize
+    if size >= SHARED_MEMORY_BYTES:
+        return passed("shared memory", f"/dev/shm holds {size / 2**30:.0f} GiB")
+    return failed(
+        "shared memory",
+        f"/dev/shm holds {size / 2**20:.0f} MiB",
+        "NCCL needs more: start the container with --ipc=host or --shm-size=8g",
+    )
+
+
+def neighbours_row(machine: Machine, neighbours: Neighbours | None = None) -> Row:
+    """Check that nobody else uses the cores, or holds memory of the GPUs, now: alone it may be good."""
+    watched = Neighbours(say=silent, show=silent) if neighbours is None else neighbours
+    others = watched.look(machine, machine.devices)
+    if not others:
+        return passed("other processes", "none uses the machine")
+    advice = "end them, or measure at another hour: launches beside them are set aside"
+    return unknown("other processes", "; ".join(others), advice)
+
+
+def extensions_row() -> Row:
+    """Import what other packages add to perfsuite: each must have a name of its own, and be of its kind."""
+    problems = [
+        *extensions.problems(FRAMEWORKS, built_in(), load_framework),
+        *extensions.problems(METRICS, (), lambda extension: metric.find(extension.name)),
+        *extensions.problems(LAUNCHERS, BUILT_IN_LAUNCHERS, lambda extension: extension.load()),
+    ]
+    names = [f"{each.name} of {each.package}" for group in GROUPS for each in extensions.installed(group)]
+    if problems:
+        return failed(
+            "extensions", "; ".join(problems), "mend or remove these packages: what needs them fails"
+        )
+    return passed("extensions", ", ".join(names) or "none installed")

@@ -1,0 +1,128 @@
+"""Whether torch, its clock and its memory counters are to be trusted here: asked of a process of their own.
+
+Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median, quantiles
+
+from perfsuite import documents
+from perfsuite.case import torch_build
+from perfsuite.case.hardware import Machine
+from perfsuite.cli.checks import Row, checked, failed, passed, unknown
+from perfsuite.errors import FileError
+from perfsuite.frameworks.base import missing_package
+from perfsuite.worker.doctor_probe import ClockFacts, DoctorFile, MemoryFacts, TorchFacts
+
+PROBE_TIMEOUT_S = 600
+"""Deadline of the process that imports torch and trains."""
+MAX_WALL_DIFFERENCE = 0.01
+"""Largest difference between the sum of the steps and the host's clock over the same steps, relative."""
+MAX_PROFILER_DIFFERENCE = 0.03
+"""Largest difference between the median step and the profiler's, relative: profiling slows a step down a
+little."""
+MAX_OVERHEAD = 0.01
+"""Largest share of a step's time that measuring may add."""
+MAX_PEAK_DIFFERENCE = 0.05
+"""Largest relative error of peak memory. On a CPU memory comes in pages, and the rest of the process
+allocates."""
+
+
+def probe(machine: Machine, *, quick: bool) -> DoctorFile | Row:
+    """Import torch and train in a separate process. Returns what it measured, or the row of its failure."""
+    if (problem := torch_build.wrong_build(machine)) is not None:
+        return failed("torch", problem)
+    if not quick and (missing := missing_package("transformers")) is not None:
+        return failed(
+            "torch", f"to check it, {missing}", "run the command above, then perfsuite doctor again"
+        )
+    with tempfile.TemporaryDirectory(prefix="perfsuite-doctor-") as directory:
+        file = Path(directory) / "probe.json"
+        words = [sys.executable, "-m", "perfsuite.worker.doctor_probe", str(file), machine.device]
+        try:
+            ended = subprocess.run(
+                [*words, *(["--quick"] * quick)],
+                capture_output=True,
+                text=True,
+                timeout=PROBE_TIMEOUT_S,
+                check=False,
+            )
+            return documents.read(file, DoctorFile)
+        except subprocess.TimeoutExpired:
+            said = f"no answer in {PROBE_TIMEOUT_S} s"
+        except FileError:
+            said = (ended.stderr.strip().splitlines() or [f"it ended with status {ended.returncode}"])[-1]
+    return failed(
+        "torch",
+        f"a process that imports torch and trains failed: {said}",
+        f"run it yourself: {' '.join(words[:3])} /tmp/probe.json {machine.device}",
+    )
+
+
+def torch_rows(torch: TorchFacts, machine: Machine) -> list[Row]:
+    """Check that the installed torch, the driver and the GPUs fit together."""
+    build = "without CUDA" if torch.cuda is None else f"for CUDA {torch.cuda}"
+    rows = [passed("torch", f"{torch.version}, built {build}")]
+    if machine.device == "cpu":
+        return rows
+    check = "torch and GPUs"
+    if torch.devices == machine.devices:
+        found = f"torch reaches {torch.devices} GPUs, driver {machine.driver}, NCCL {torch.nccl}"
+        return [*rows, passed(check, found)]
+    reason = torch.error or f"torch reaches {torch.devices} GPUs"
+    found = f"NVML sees {machine.devices} GPUs (driver {machine.driver}), {reason}"
+    advice = "install a torch for a CUDA that this driver knows (pip install torch), or a newer driver"
+    return [*rows, failed(check, found, advice)]
+
+
+def memory_row(memory: MemoryFacts) -> Row:
+    """Compare the peak that perfsuite reads with what was allocated."""
+    return checked(
+        "peak memory",
+        f"read {memory.read / 2**20:.1f} MiB of {memory.expected / 2**20:.1f} ({memory.method})",
+        ok=abs(memory.read - memory.expected) <= MAX_PEAK_DIFFERENCE * memory.expected,
+        advice="do not trust memory figures of this machine; look at the row above, and report it",
+    )
+
+
+def clock_rows(clock: ClockFacts) -> list[Row]:
+    """Compare the clock with the host's and the profiler's, and check what measuring costs."""
+    difference = median(clock.wall) - 1
+    rows = [
+        checked(
+            "clock",
+            f"the steps sum to the host's clock {difference:+.2%} (median of {len(clock.wall)} blocks)",
+            ok=abs(difference) <= MAX_WALL_DIFFERENCE,
+            advice="times of this machine are not to be trusted: look at its clock source",
+        )
+    ]
+    if clock.profiler_s is not None:
+        difference = clock.step_s / clock.profiler_s - 1
+        rows.append(
+            checked(
+                "clock and profiler",
+                f"median step {1e3 * clock.step_s:.2f} ms, by the profiler {difference:+.1%}",
+                ok=abs(difference) <= MAX_PROFILER_DIFFERENCE,
+                advice="look at a trace of one step (torch.profiler) before a night",
+            )
+        )
+    return [*rows, _overhead_row(clock)]
+
+
+def _overhead_row(clock: ClockFacts) -> Row:
+    """Check by how much measuring lengthens a step; unknown if the quarter of the blocks with the least is
+    fine."""
+    low, middle, high = (ratio - 1 for ratio in quantiles(clock.overhead, n=4, method="inclusive"))
+    check = "cost of measuring"
+    found = f"{middle:+.1%} of a step (middle half {low:+.1%} to {high:+.1%})"
+    if abs(middle) <= MAX_OVERHEAD:
+        return passed(check, found)
+    if low <= MAX_OVERHEAD:
+        return unknown(check, found, "the machine scatters too much to tell: look again when it is quiet")
+    advice = f"measuring costs more than {MAX_OVERHEAD:.0%} of these short steps: take longer ones"
+    return failed(check, found, advice)

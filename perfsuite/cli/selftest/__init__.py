@@ -1,0 +1,1 @@
+"""`perfsuite selftest`: does the gate catch every fault?"""

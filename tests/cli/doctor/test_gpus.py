@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import pytest
+
+from perfsuite.cli.checks import Row
+from perfsuite.cli.doctor.gpus import device_rows, gpu_rows
+from tests.launch.fake_nvml import Nvml
+from tests.samples import make_gpu_machine, make_machine, make_report
+
+H100 = make_gpu_machine()
+
+
+def on_two_gpus(**changes: object) -> dict[str, Row]:
+    """The rows of a machine whose second GPU answers otherwise."""
+    return {row.check: row for row in gpu_rows(make_gpu_machine(count=2), Nvml({}, changes))}
+
+
+def test_gpus_that_are_set_up_alike_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    rows = on_two_gpus()
+    assert {check: (row.status, row.found) for check, row in rows.items()} == {
+        "GPU hardware": ("pass", "no fault is known to the driver"),
+        "power limit": ("pass", "700 W"),
+        "clocks": ("pass", "SM up to 1980 MHz, application clock 1980 MHz"),
+        "ECC": ("pass", "on"),
+        "persistence mode": ("pass", "on"),
+        "NVLink": ("pass", "18 up"),
+        "NVLink fabric": ("pass", "initialized"),
+    }
+    assert gpu_rows(make_machine()) == []
+
+
+@pytest.mark.parametrize(
+    ("function", "answer", "check", "said"),
+    [
+        ("nvmlDeviceGetEnforcedPowerLimit", 500_000, "power limit", "limited to 500 W, its default is 700 W"),
+        (
+            "nvmlDeviceGetTotalEccErrors",
+            2,
+            "GPU hardware",
+            "GPU 1 (00000000:1C:00.0): 2 errors of its memory that ECC could not correct",
+        ),
+        (
+            "nvmlDeviceGetApplicationsClock",
+            1200,
+            "clocks",
+            "GPU 1: SM up to 1980 MHz, application clock 1200",
+        ),
+        ("nvmlDeviceGetEccMode", [0, 0], "ECC", "GPU 0: on, GPU 1: off"),
+        ("nvmlDeviceGetPersistenceMode", 0, "persistence mode", "GPU 0: on, GPU 1: off"),
+        ("nvmlDeviceGetRemappedRows", (0, 0, 0, 1), "GPU hardware", "have the card replaced"),
+    ],
+)
+def test_a_gpu_that_is_unlike_the_others_is_named(
+    function: str, answer: object, check: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    rows = on_two_gpus(**{function: (answer,)})
+    assert [name for name, row in rows.items() if row.status != "pass"] == [check]
+    assert rows[check].status == ("unknown" if check == "power limit" else "fail")
+    assert said in rows[check].found
+
+
+def test_a_gpu_without_all_of_its_nvlinks_or_its_fabric_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    rows = on_two_gpus(nvmlDeviceGetNvLinkState=(1,) * 17 + (0,), fabric=(1, 0))
+    assert (rows["NVLink"].status, rows["NVLink"].found) == ("fail", "GPU 0: 18 up, GPU 1: 17 up, 1 down")
+    fabric = rows["NVLink fabric"]
+    assert (fabric.status, fabric.found) == ("fail", "not initialized: GPU 1 (00000000:1C:00.0)")
+    assert "nvidia-fabricmanager" in str(fabric.advice)
+
+
+def test_gpus_without_nvlink_have_no_row_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    on_pcie = {"nvmlDeviceGetNvLinkState": Nvml.NVMLError_NotSupported("Not Supported"), "fabric": (0, 0)}
+    rows = gpu_rows(make_gpu_machine(count=2), Nvml(on_pcie, on_pcie))
+    assert not [row.check for row in rows if "NVLink" in row.check]
+
+
+def test_what_nvml_does_not_tell_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    no = Nvml.NVMLError_NotSupported("Not Supported")
+    silent = {"nvmlDeviceGetEccMode": no, "nvmlDeviceGetEnforcedPowerLimit": no}
+    rows = {row.check: row.status for row in gpu_rows(make_gpu_machine(count=1), Nvml(silent))}
+    assert (rows["ECC"], rows["power limit"]) == ("unknown", "unknown")
+    [row] = gpu_rows(make_gpu_machine(count=1), Nvml({}, init=Nvml.NVMLError("Driver Not Loaded")))
+    assert (row.check, row.status) == ("NVML", "unknown")
+    assert "Driver Not Loaded" in row.found
+
+
+def test_one_slow_gpu_of_eight_is_named() -> None:
+    reports = [
+        make_report(rank, device_probe={"copy_gb_s": 3000.0 if rank != 3 else 2400.0, "matmul_tflops": 700.0})
+        for rank in range(8)
+    ]
+    copy, matmul = device_rows(reports, H100)
+    assert (copy.status, copy.found) == ("fail", "2400 to 3000 over 8 GPUs")
+    assert "GPU 3 is 20% slower than the fastest" in str(copy.advice)
+    assert (matmul.status, matmul.found) == ("pass", "700 to 700 over 8 GPUs, 71% of the data sheet's peak")
+    assert device_rows(reports, make_machine()) == []
+
+
+def test_a_single_gpu_is_compared_with_its_data_sheet_alone() -> None:
+    report = make_report(device_probe={"copy_gb_s": 3000.0, "matmul_tflops": 300.0})
+    copy, matmul = device_rows([report], make_gpu_machine(count=1))
+    assert (copy.status, matmul.status) == ("unknown", "fail")
+    assert "30% of the data sheet's peak" in matmul.found

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from perfsuite.cli.checks import Row
+from perfsuite.cli.doctor import machine as checks
+from perfsuite.cli.doctor.machine import extensions_row, machine_rows, neighbours_row, system_rows
+from perfsuite.launch.quiet import Neighbours
+from tests.packages import Packages
+from tests.samples import make_gpu_machine, make_machine
+
+H100 = make_gpu_machine()
+
+
+def statuses(rows: list[Row]) -> dict[str, str]:
+    return {row.check: row.status for row in rows}
+
+
+def linux(directory: Path, **files: str) -> Path:
+    """A root with just these files; `__` stands for a slash."""
+    for name, text in {"proc__self__clear_refs": "", **files}.items():
+        path = directory / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return directory
+
+
+def test_a_gpu_that_is_not_in_the_table_is_unknown() -> None:
+    rows = {row.check: row for row in machine_rows(make_gpu_machine("NVIDIA Imaginary X1"))}
+    assert rows["peak FLOP/s"].status == "unknown"
+    assert "add it to PRODUCTS" in str(rows["peak FLOP/s"].advice)
+
+
+def test_the_machine_is_named_with_its_peak_and_the_markers_that_select_cases_here() -> None:
+    rows = machine_rows(H100)
+    assert [(row.status, row.found) for row in rows] == [
+        ("pass", "h100-80gb-sxm: 8 GPUs, NVIDIA H100 80GB HBM3, 80 GiB"),
+        ("pass", f"989.5 TFLOP/s dense at 16 bit ({H100.product.source if H100.product else ''})"),
+        ("pass", "-m cpu, -m gpu, -m h100 (why not another: --expect MARKER)"),
+    ]
+    note = "NVML found no GPU: it is not there"
+    assert [row.found for row in machine_rows(make_machine(note=note))[1:]] == [
+        note,
+        "-m cpu (why not another: --expect MARKER)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("quota", "status"), [("max 100000", "pass"), ("400000000 100000", "pass"), ("50000 100000", "fail")]
+)
+def test_a_container_grants_all_of_the_visible_cores_time(quota: str, status: str, tmp_path: Path) -> None:
+    root = linux(tmp_path)
+    assert "no limit" in system_rows(make_machine(), root=root)[0].found
+    (root / "sys/fs/cgroup").mkdir(parents=True)
+    (root / "sys/fs/cgroup/cpu.max").write_text(quota)
+    cores = system_rows(make_machine(), root=root)[0]
+    assert cores.status == status
+    assert system_rows(H100, root=root)[0].status == {"fail": "unknown"}.get(status, status)
+    assert "no limit" not in cores.found
+    if status == "fail":
+        visible = len(os.sched_getaffinity(0))
+        assert cores.found == f"{visible} cores are visible, and a cgroup grants the time of 0.5"
+        assert "--cpuset-cpus" in str(cores.advice)
+
+
+def test_a_peak_that_cannot_be_reset_fails(tmp_path: Path) -> None:
+    assert statuses(system_rows(make_machine(), root=linux(tmp_path)))["peak memory reset"] == "pass"
+    (tmp_path / "proc/self/clear_refs").unlink()
+    assert statuses(system_rows(make_machine(), root=tmp_path))["peak memory reset"] == "fail"
+    assert statuses(system_rows(H100, root=tmp_path))["peak memory reset"] == "unknown"
+
+
+def test_shared_memory_matters_to_several_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = linux(tmp_path)
+    assert "shared memory" not in statuses(system_rows(make_gpu_machine(count=1), root=root))
+    assert statuses(system_rows(H100, root=root))["shared memory"] == "unknown"
+    (root / "dev/shm").mkdir(parents=True)
+    monkeypatch.setattr(checks, "SHARED_MEMORY_BYTES", 1)
+    assert statuses(system_rows(H100, root=root))["shared memory"] == "pass"
+    monkeypatch.setattr(checks, "SHARED_MEMORY_BYTES", 2**80)
+    [row] = [row for row in system_rows(H100, root=root) if row.check == "shared memory"]
+    assert row.status == "fail"
+    assert "--shm-size" in str(row.advice)
+
+
+def test_who_else_uses_the_machine() -> None:
+    others: list[str] = []
+    seen = Neighbours(say=print, show=print, see_gpus=lambda devices: others, sleep=lambda seconds: None)
+    assert neighbours_row(H100, seen).status == "pass"
+    others.append("2,048 MiB of GPU 3 held by python (pid 7)")
+    row = neighbours_row(H100, seen)
+    assert (row.status, row.found) == ("unknown", "2,048 MiB of GPU 3 held by python (pid 7)")
+
+
+def test_limited_ptrace_is_told_and_fails_nothing(tmp_path: Path) -> None:
+    root = linux(tmp_path, proc__sys__kernel__yama__ptrace_scope="3")
+    [row] = [row for row in system_rows(make_machine(), root=root) if row.check == "ptrace"]
+    assert (row.status, "the stacks of a hang do not need it" in row.found) == ("pass", True)
+
+
+EXTENSION = """
+from typing import ClassVar
+from perfsuite.frameworks.fake import Fake
+
+class Mine(Fake):
+    name: ClassVar[str] = "{name}"
+"""
+
+
+def test_no_extension(packages: Packages) -> None:
+    row = extensions_row()
+    assert (row.check, row.status, row.found) == ("extensions", "pass", "none installed")
+
+
+def test_good_extensions_are_listed(packages: Packages) -> None:
+    packages.install("perf-mine", EXTENSION.format(name="mine"), frameworks="mine = perf_mine:Mine")
+    packages.install("perf-k8s", "K8s = object()", launchers="k8s = perf_k8s:K8s")
+    row = extensions_row()
+    assert (row.status, row.found) == ("pass", "mine of perf-mine, k8s of perf-k8s")
+
+
+@pytest.mark.parametrize(
+    ("code", "entry_points", "said"),
+    [
+        ("", {"launchers": "local = perf_mine:X"}, "taken twice: by perfsuite itself, and by perf-mine 1.5"),
+        (
+            EXTENSION.format(name="ddp"),
+            {"frameworks": "ddp = perf_mine:Mine"},
+            "taken twice: by perfsuite itself",
+        ),
+        (
+            EXTENSION.format(name="x"),
+            {"frameworks": "mine = perf_mine:Mine"},
+            "Mine.name is 'x': set it to 'mine'",
+        ),
+        ("M = 3", {"metrics": "m = perf_mine:M"}, "it is a int"),
+        ("1 / 0", {"launchers": "m = perf_mine:M"}, "cannot be imported: ZeroDivisionError"),
+    ],
+)
+def test_bad_extensions_say_what_is_wrong(
+    packages: Packages, code: str, entry_points: dict[str, str], said: str
+) -> None:
+    packages.install("perf-mine", code, **entry_points)
+    row = extensions_row()
+    assert row.status == "fail"
+    assert said in row.found
+    assert "pip uninstall perf-mine" in row.found
+    assert row.advice is not None
