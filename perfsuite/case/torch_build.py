@@ -38,6 +38,15 @@ def release() -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def summary() -> str:
+    """Return a line about the installed torch."""
+    build = installed()
+    if not build:
+        return "not installed"
+    cuda = build.get("cuda")
+    return f"{build['__version__']}, built {'without CUDA' if cuda is None else f'for CUDA {cuda}'}"
+
+
 def wrong_build(machine: Machine) -> str | None:
     """Return why the installed torch cannot train on `machine` and what to do, or None.
 
