@@ -2,7 +2,7 @@
 
 After R. Baviskar, "How Data Parallelism & Hardware Affect Speed": GPT-2 large (batch 11) and XL (batch 5) on
 a DGX with 8 x A100-80GB, by `accelerate launch` and here by torch's own wrappers, too. The model fits on one
-GPU either way. The published times are in published.json: `perfsuite report --comparison ddp-vs-fsdp`.
+GPU either way. The published times are in published.json: `python -m bench_cases.published ddp-vs-fsdp`.
 """
 
 import pytest

@@ -4,7 +4,7 @@ After M. Xia and A. Wettig, "Distributed Training with Model Parallel" (2023): g
 down by 20 %"; mixed precision, flash attention, LoRA and QLoRA save memory; weights, gradients and Adam need
 2 N + 2 N + 12 N bytes (`tests/memory_rule.py`). No figures for the others are published there.
 
-    perfsuite report --comparison efficient-finetuning
+    python -m bench_cases.published efficient-finetuning
 
 Clocks and temperature of a GPU settle in seconds: on an H100 each case warms up for some 10 s and is measured
 for 20 s or more, by the step times that its FLOPs let expect. What fits on one H200 is measured there, too.

@@ -2,8 +2,8 @@
 
 The figures as published, with their sources, are in published.json:
 
-    perfsuite report --comparison fsdp-vs-3d-parallelism
-    perfsuite report --comparison lighton-mamba
+    python -m bench_cases.published fsdp-vs-3d-parallelism
+    python -m bench_cases.published lighton-mamba
 """
 
 from pathlib import Path

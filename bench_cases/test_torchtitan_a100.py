@@ -1,6 +1,6 @@
 """torchtitan's Llama 2 and 3 on 64 A100, by torchtitan itself and by our own FSDP2.
 
-The figures as published are in published.json: `perfsuite report --comparison torchtitan-llama`.
+The figures as published are in published.json: `python -m bench_cases.published torchtitan-llama`.
 """
 
 import pytest
