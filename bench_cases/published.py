@@ -23,6 +23,7 @@ from perfsuite.documents import Data, Document
 from perfsuite.errors import CaseError, PerfsuiteError
 from perfsuite.report import markdown, text
 from perfsuite.report.terminal import console, plain_table
+from perfsuite.results.dry_facts import Roofline
 from perfsuite.results.metric import (
     GPU_UTILISATION,
     MFU,
@@ -36,7 +37,6 @@ from perfsuite.results.metric import (
     Metric,
 )
 from perfsuite.results.outcome import UNMEASURED
-from perfsuite.results.roofline import Roofline
 from perfsuite.results.session_file import Measurement, SessionFile
 from perfsuite.results.store import STORE, Store
 

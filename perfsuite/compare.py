@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from perfsuite.analysis.health import is_shared
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch import driving
-from perfsuite.launch.base import node_variables
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.measure import is_free, launch_once, with_others_named
-from perfsuite.results.health import is_shared
+from perfsuite.node.cpu import node_variables
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir

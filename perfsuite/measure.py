@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Literal
 
 from perfsuite import documents
+from perfsuite.analysis.collect import collect, collect_profile
+from perfsuite.analysis.health import is_shared, machine_problems
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError, ReportError
@@ -29,9 +31,7 @@ from perfsuite.launch.base import Job, Launcher, OnProgress, no_progress
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.results.baseline import Baseline
-from perfsuite.results.collect import collect, collect_profile
 from perfsuite.results.count_baseline import CountBaseline
-from perfsuite.results.health import is_shared, machine_problems
 from perfsuite.results.metric import recorded
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.profile import TakenProfile

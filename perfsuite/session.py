@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from perfsuite import __version__, documents, git
+from perfsuite.analysis.health import all_shared, is_shared
 from perfsuite.case import torch_build
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
@@ -36,18 +37,17 @@ from perfsuite.launch.arm import HERE, Arm
 from perfsuite.launch.base import Launcher, Listener
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.lock import MachineLock
-from perfsuite.launch.machine import detect_cpu
 from perfsuite.launch.preflight import preflight
 from perfsuite.launch.quiet import WAIT_S, Neighbours
 from perfsuite.launch.requirements import unsupported, wrong_torch
 from perfsuite.measure import Reference, WhenShared, measure, profile_once
+from perfsuite.node.machine import detect_cpu
 from perfsuite.report import preflight as report
 from perfsuite.report.text import plural
 from perfsuite.results import baseline, count_baseline, environment, resume
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.count_baseline import target_of
 from perfsuite.results.counts import COUNTED_STEP
-from perfsuite.results.health import is_shared
 from perfsuite.results.outcome import UNJUDGED, UNMEASURED, Verdict
 from perfsuite.results.preflight import Preflight
 from perfsuite.results.profile import TakenProfile, of_baseline
@@ -611,6 +611,7 @@ class Session:
             verdict=verdict,
             baseline_file=str(file) if file else None,
             directory=str(self._case_directory(case)),
+            shared=all_shared(verdict, runs),
             excused=excuse(
                 case,
                 verdict,

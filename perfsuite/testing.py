@@ -24,9 +24,9 @@ from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.base import Framework, framework_of
 from perfsuite.frameworks.fake import Fake
-from perfsuite.launch.machine import detect_cpu
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
+from perfsuite.node.machine import detect_cpu
 from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.rank_report import FailureKind, Memory, RankReport
 from perfsuite.results.run import Figures, Run
@@ -228,7 +228,7 @@ from pathlib import Path
 from perfsuite import documents
 from perfsuite.case.case import CaseFile
 from perfsuite.frameworks import framework_of
-from perfsuite.launch.machine import detect_cpu
+from perfsuite.node.machine import detect_cpu
 case = documents.read(Path(sys.argv[1]), CaseFile).case
 framework = framework_of(case)
 framework.unsupported(case, detect_cpu("check_framework")), framework.check(case), framework.plan(case)

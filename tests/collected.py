@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perfsuite import documents
-from perfsuite.results.collect import collect
+from perfsuite.analysis.collect import collect
 from perfsuite.results.rank_report import Failure, Flops
 from perfsuite.results.run import Health, LaunchFile, Run
 from perfsuite.results.run_dir import RunDir

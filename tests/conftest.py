@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from perfsuite.launch.lock import LOCK_FILE
-from perfsuite.launch.machine import detect
+from perfsuite.node.machine import detect
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 LAUNCHES = {"smoke", "launch", "nightly"}

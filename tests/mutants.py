@@ -36,7 +36,8 @@ ENOUGH = 0.92
 MODULES = (
     "perfsuite/case/hardware.py",
     "perfsuite/launch/hang.py",
-    "perfsuite/launch/health.py",
+    "perfsuite/node/health_sampler.py",
+    "perfsuite/analysis",
     "perfsuite/results",
     "perfsuite/verdict",
 )
@@ -54,15 +55,15 @@ LEFT_OUT = {
         r'"[^"]+": Accelerator\(.*',
     ): "a datasheet's figures: a test would be a copy",
     (
-        "perfsuite/results/agreement.py",
+        "perfsuite/analysis/agreement.py",
         r".*reports\[ -1\]\.(tokens_per_step|world_size).*",
     ): "collect has checked that all ranks say the same",
     (
-        "perfsuite/results/agreement.py",
+        "perfsuite/analysis/agreement.py",
         r".*(evidence\[ -?1\]|of_ranks\[ -1\])\.data_parallel.*",
     ): "the case says it, the same for all ranks",
     (
-        "perfsuite/results/agreement.py",
+        "perfsuite/analysis/agreement.py",
         r"self\.tokens = fmean\(evidence\.tokens or -?1 .*",
     ): "ranks without tokens are left out before",
     (
@@ -70,23 +71,23 @@ LEFT_OUT = {
         r"if tenth <= 1:",
     ): "of ten steps each mean is over one",
     (
-        "perfsuite/results/collect.py",
+        "perfsuite/analysis/collect.py",
         r".*reports\[ -1\]\.(world_size|loss|step_s)\b.*",
     ): "the ranks have just been found to agree",
     (
-        "perfsuite/results/collect.py",
+        "perfsuite/analysis/collect.py",
         r".*strict=False\).*",
     ): "checked just before: as many values of each rank",
     (
-        "perfsuite/results/collect.py",
+        "perfsuite/analysis/collect.py",
         r"\)\.most_common\( ?(2\)\[0|1\)\[ -1)\]\[0\]",
     ): "the same first entry",
     (
-        "perfsuite/results/figures.py",
+        "perfsuite/analysis/figures.py",
         r".*in zip\(steps, (lag|behind), strict=False\).*",
     ): "both have one entry a rank",
     (
-        "perfsuite/results/health.py",
+        "perfsuite/analysis/health.py",
         r".*\.get\(name, -1\).*",
     ): "no share is below 0, and both are no throttling",
     (
@@ -98,11 +99,11 @@ LEFT_OUT = {
         r"return sorted\(.*key=lambda each: each\.number or -?1\)",
     ): "only for mypy: None is left out before",
     (
-        "perfsuite/results/stacks.py",
+        "perfsuite/analysis/stack_reader.py",
         r"innermost = place\.splitlines\(\)\[ 0:2\]",
     ): "the head of a stack names no file",
     (
-        "perfsuite/results/window.py",
+        "perfsuite/analysis/window.py",
         r"middle = \(start - count\) // 2",
     ): "the same step, counted from the end",
     (
@@ -162,28 +163,28 @@ LEFT_OUT = {
         r"warm_up_s = -?1\.0 if self\._longest_s else self\._longest_warm_up_s",
     ): "equivalent: three times as long is less than `HANG_S`",
     (
-        "perfsuite/launch/health.py",
+        "perfsuite/node/health_sampler.py",
         r"@dataclass\((frozen=False, kw_only=True|frozen=True, kw_only=False)\)",
     ): "equivalent: nothing changes a sample or gives its fields by position",
-    ("perfsuite/launch/health.py", r"/,"): "`*` of a signature: nothing is computed",
+    ("perfsuite/node/health_sampler.py", r"/,"): "`*` of a signature: nothing is computed",
     (
-        "perfsuite/launch/health.py",
+        "perfsuite/node/health_sampler.py",
         r"self\._slowest_s = -?1\.0",
     ): "equivalent: only what exceeds `SILENT_S` counts",
     (
-        "perfsuite/launch/health.py",
+        "perfsuite/node/health_sampler.py",
         r"self\._step, self\._sampled_at, self\._whole_at = -?\d, -EVERY_S, -WHOLE_EVERY_S",
     ): "equivalent: the first sample is due anyway, and counts when the second step does",
     (
-        "perfsuite/launch/health.py",
+        "perfsuite/node/health_sampler.py",
         r"while any\(\(size or -?1\) > HELD_BYTES .*",
     ): "equivalent: so little is no more than `HELD_BYTES`",
     (
-        "perfsuite/launch/health.py",
+        "perfsuite/node/health_sampler.py",
         r"self\._newest_step = -1",
     ): "equivalent: no step to a sampler, as 0 is",
     (
-        "perfsuite/launch/health.py",
+        "perfsuite/node/health_sampler.py",
         r".*zip\(.*, strict=False\).*",
     ): "equivalent: every look and the cards are of the same GPUs",
 }

@@ -25,7 +25,7 @@ def arguments(process: psutil.Process) -> list[str]:
 
 def agent_among(processes: Iterable[psutil.Process]) -> psutil.Process | None:
     """The first of some processes that is an agent of perfsuite. A rank that it forked has its words, too."""
-    agents = [each for each in processes if "perfsuite.launch.agent" in arguments(each)]
+    agents = [each for each in processes if "perfsuite.node.agent" in arguments(each)]
     return min(agents, key=_started_at, default=None)
 
 

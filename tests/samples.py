@@ -8,11 +8,12 @@ from typing import Any
 from hypothesis import settings
 
 from perfsuite import documents
+from perfsuite.analysis.health import all_shared
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.case.hardware import Machine
 from perfsuite.case.model import Model
 from perfsuite.frameworks.script import Script
-from perfsuite.launch.machine import gpu_machine
+from perfsuite.node.machine import gpu_machine
 from perfsuite.results.baseline import from_runs
 from perfsuite.results.metric import GATED
 from perfsuite.results.outcome import Verdict
@@ -87,7 +88,8 @@ def make_result(
         "baseline_file": None,
         "directory": "/tmp/runs/x",
     }
-    return Measurement(**{**values, **changes})
+    values |= changes
+    return Measurement(**{"shared": all_shared(values["verdict"], runs), **values})
 
 
 DISTURBED = Health(samples=40, seconds=10, steps=25, foreign_cpu=0.6)

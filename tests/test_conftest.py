@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.launch.machine import detect
+from perfsuite.node.machine import detect
 
 NO_DRIVER = """
 class NVMLError(Exception): ...
@@ -37,7 +37,7 @@ def test_no_test_here_sees_a_gpu() -> None:
 
 @pytest.mark.launch
 def test_no_process_that_a_test_starts_sees_a_gpu() -> None:
-    code = "from perfsuite.launch.machine import detect; print(detect().note)"
+    code = "from perfsuite.node.machine import detect; print(detect().note)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == f"{HIDDEN}\n"
 

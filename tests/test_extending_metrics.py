@@ -15,8 +15,8 @@ from perfsuite.case.case import Case
 from perfsuite.extensions import METRICS
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.fake import Fake
-from perfsuite.launch.machine import detect_cpu
 from perfsuite.measure import launch_once
+from perfsuite.node.machine import detect_cpu
 from perfsuite.report import markdown
 from perfsuite.report.html import page
 from perfsuite.report.summary import properties

@@ -15,9 +15,9 @@ import pytest
 
 from perfsuite import DDP, Case, Fake, Script, Topology
 from perfsuite.launch import hang
-from perfsuite.launch.machine import detect
-from perfsuite.launch.processes import JOB_MARK
 from perfsuite.measure import launch_once
+from perfsuite.node.machine import detect
+from perfsuite.node.processes import JOB_MARK
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir

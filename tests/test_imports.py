@@ -31,11 +31,11 @@ WORKER_ONLY = (
     "perfsuite.frameworks.nanotron.pretend",
     "perfsuite.frameworks.nanotron.trainer",
     "perfsuite.frameworks.torchtitan.trainer",
-    "perfsuite.launch.preload",
+    "perfsuite.node.preload",
     "perfsuite.worker.",
 )
 """How the names of modules begin that may load torch when they are imported."""
-MOST_ENTRIES = 22
+MOST_ENTRIES = 24
 
 NO_TEST_FILE = {
     "perfsuite.cli.baseline.shown": "what it shows is read by tests of cli/baseline",
@@ -44,6 +44,7 @@ NO_TEST_FILE = {
     "perfsuite.dry.group": "run by dry/test_rank.py, and by every dry run",
     "perfsuite.frameworks.nanotron.pretend": "compared with real launches by dry/test_rank.py",
     "perfsuite.launch.base": "a Protocol: test_session.py implements it",
+    "perfsuite.results.preflight": "fields without code: analysis/test_bad_nodes.py reads them",
     "perfsuite.results.rank_report": "fields without code: every launch writes and reads them",
     "perfsuite.worker.startup.sitecustomize": "run by frameworks/test_script.py",
 }
@@ -75,7 +76,7 @@ def test_what_the_driver_imports_loads_no_torch() -> None:
     loading = loading_torch()
     assert "perfsuite.worker.attach" in loading
     assert not {module for module in loading if not module.startswith(WORKER_ONLY)}
-    assert not loading & {"perfsuite.worker.leash", "perfsuite.worker.main", "perfsuite.worker.stacks"}
+    assert not loading & {"perfsuite.worker.leash", "perfsuite.worker.main", "perfsuite.worker.stack_writer"}
 
 
 def test_the_first_glance_is_short() -> None:
@@ -102,7 +103,7 @@ for library in libraries.split():
     with contextlib.suppress(ImportError):
         importlib.import_module(library)
 warnings.simplefilter("error")
-import perfsuite.results.collect
+import perfsuite.analysis.collect
 for module in sys.argv[1:]:
     sys.stdout.flush()
     if not (child := os.fork()):
@@ -146,7 +147,7 @@ def test_the_driver_side_never_loads_torch() -> None:
 @pytest.mark.launch
 def test_the_worker_never_loads_pytest_nor_what_pretends_a_gpu() -> None:
     loaded = modules_after(
-        "import perfsuite.worker.main, perfsuite.launch.agent, perfsuite.launch.preload\n"
+        "import perfsuite.worker.main, perfsuite.node.agent, perfsuite.node.preload\n"
         "import perfsuite.worker.observe, perfsuite.worker.counting"
     )
     assert "torch" in loaded

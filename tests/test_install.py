@@ -21,8 +21,8 @@ from packaging.utils import canonicalize_name
 
 from perfsuite import Case, Fake, Model, Script, Topology, documents
 from perfsuite.case.case import CaseFile
-from perfsuite.launch.machine import detect
 from perfsuite.measure import launch_once
+from perfsuite.node.machine import detect
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
 
@@ -220,5 +220,5 @@ def test_the_worker_needs_no_more(rank: Path, tmp_path: Path) -> None:
     words = (str(rank), "-m", "perfsuite.worker", str(tmp_path))
     run(*words, cwd=tmp_path, RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
     assert documents.read(run_dir.rank(0), RankReport).failure is None
-    modules = ("perfsuite.launch.agent", "perfsuite.worker.attach", "perfsuite.worker.observe")
+    modules = ("perfsuite.node.agent", "perfsuite.worker.attach", "perfsuite.worker.observe")
     run(str(rank), "-c", f"import {', '.join(modules)}", cwd=tmp_path)

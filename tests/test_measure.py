@@ -17,9 +17,9 @@ from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.script import Script
 from perfsuite.launch.arm import Arm
 from perfsuite.launch.local import LocalLauncher
-from perfsuite.launch.machine import detect_cpu
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.measure import Reference, WhenShared, launch_once, measure, profile_once
+from perfsuite.node.machine import detect_cpu
 from perfsuite.results import baseline
 from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Failure, RankReport

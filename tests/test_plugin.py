@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from perfsuite import documents, measure, session
+from perfsuite.analysis import collect
 from perfsuite.case import torch_build
 from perfsuite.case.case import Case, CaseList
 from perfsuite.case.hardware import Machine
@@ -24,9 +25,8 @@ from perfsuite.errors import MachineError
 from perfsuite.launch import local, lock
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.lock import MachineLock
-from perfsuite.launch.machine import gpu_machine
 from perfsuite.launch.quiet import Neighbours
-from perfsuite.results import collect
+from perfsuite.node.machine import gpu_machine
 from perfsuite.results.counts import Counts, merged
 from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.results.run import Run

@@ -17,9 +17,8 @@ from bench_cases.published import (
 )
 from perfsuite import documents
 from perfsuite.errors import CaseError
-from perfsuite.results.dry_facts import DryFacts
+from perfsuite.results.dry_facts import DryFacts, Roofline
 from perfsuite.results.rank_report import Failure
-from perfsuite.results.roofline import Roofline
 from perfsuite.results.session_file import Measurement
 from tests.samples import make_case, make_figures, make_result, make_run, make_session_file
 

@@ -17,7 +17,7 @@ from perfsuite.errors import AllocationOverError, BusyError, CaseError, Perfsuit
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.launch import local
 from perfsuite.launch.lock import MachineLock
-from perfsuite.launch.machine import gpu_machine
+from perfsuite.node.machine import gpu_machine
 from perfsuite.report.progress import Progress
 from perfsuite.report.summary import interruption, reason
 from perfsuite.results import baseline

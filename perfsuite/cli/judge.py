@@ -29,11 +29,11 @@ from typing import Annotated, Any, BinaryIO
 import typer
 from pydantic import ConfigDict, FailFast, Field, ValidationError
 
+from perfsuite.analysis.window import find_window
 from perfsuite.cli.fraction import fraction
 from perfsuite.cli.judge_logs import LONGEST, StepLog, check_comparable, read_log
 from perfsuite.documents import Data, explain
 from perfsuite.errors import CaseError, FileError
-from perfsuite.results.window import find_window
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Decision, Noise, decide, pooled_noise
 
 LONGEST_LINE = 64 * 2**20
@@ -89,7 +89,7 @@ class BadLine:
 def seconds_per_step(series: Sequence[float]) -> float:
     """Return the median of a launch's steps after warm-up, in seconds.
 
-    The end of warm-up is found as in a real launch (`perfsuite.results.window`), after at most 20 steps and
+    The end of warm-up is found as in a real launch (`perfsuite.analysis.window`), after at most 20 steps and
     at most two sevenths of the steps. Under 15 steps it is not looked for, and the median is that of all
     steps.
     """

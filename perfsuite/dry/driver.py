@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from perfsuite import documents
+from perfsuite.analysis.cause import with_log
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.case.hardware import Machine
 from perfsuite.dry import limits
@@ -21,8 +22,7 @@ from perfsuite.dry.fit import facts_of
 from perfsuite.dry.machine import Device, pretended
 from perfsuite.errors import DryRunError, FileError
 from perfsuite.frameworks.base import framework_of
-from perfsuite.launch.processes import KILL_S, wait_for
-from perfsuite.results.cause import with_log
+from perfsuite.node.processes import KILL_S, wait_for
 from perfsuite.results.counts import merged
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import Run

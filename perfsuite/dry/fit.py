@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perfsuite.analysis.roofline import roofline
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.dry.allocator import replay
@@ -15,7 +16,6 @@ from perfsuite.results.counts import Counts, merged
 from perfsuite.results.dry_facts import DryFacts, Fit, FitWord, Part
 from perfsuite.results.memory_log import MemoryLog
 from perfsuite.results.rank_report import RankReport
-from perfsuite.results.roofline import roofline
 
 MIB = 1 << 20
 TIGHT_FROM = 0.8

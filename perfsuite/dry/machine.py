@@ -8,7 +8,7 @@ from perfsuite.case.case import Case, Topology
 from perfsuite.case.hardware import PRODUCTS, Machine
 from perfsuite.dry import guard
 from perfsuite.errors import DryRunError
-from perfsuite.launch.machine import gpu_machine
+from perfsuite.node.machine import gpu_machine
 
 Device = Literal["cuda", "cpu"]
 ANY_GPU = "NVIDIA H100 80GB HBM3"

@@ -1,1 +1,1 @@
-"""Start, watch and end one launch of a case on this machine."""
+"""The driver's side of launches: start them, watch them from here, end them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -38,19 +37,6 @@ class Job:
     """Where its agents run, and so its scripts; None: where this process does."""
 
 
-def node_variables(case: Case, device: str) -> dict[str, str]:
-    """Return the variables that depend on the node: each rank's share of its cores, and the interface.
-
-    On a GPU, what a user has set wins. On a CPU it does not: the number of threads is part of what is
-    measured there.
-    """
-    topology = case.topology
-    threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // topology.processes_per_node))}
-    if device == "cuda":
-        return {name: value for name, value in threads.items() if name not in os.environ}
-    return threads if topology.nodes > 1 else {**threads, "GLOO_SOCKET_IFNAME": "lo"}
-
-
 @runtime_checkable
 class Launcher(Protocol):
     """Starts jobs on the nodes that it knows. One is chosen by `--perf-launcher NAME`.
@@ -76,7 +62,7 @@ class Launcher(Protocol):
 
         Returns why the job was ended before its ranks had ended, or what its scheduler says of its end; None
         where neither is known. How ranks ended is in their reports.
-        Every node runs `python -m perfsuite.launch.agent RUNDIR` (`perfsuite.launch.driving`). Raises
+        Every node runs `python -m perfsuite.node.agent RUNDIR` (`perfsuite.launch.driving`). Raises
         `AllocationOverError` where no further job can be started, and `LaunchError` where processes stay.
         """
 

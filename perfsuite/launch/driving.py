@@ -20,9 +20,9 @@ from perfsuite.case.case import Case
 from perfsuite.frameworks.base import NCCL_AFTER_S, framework_of
 from perfsuite.launch.base import Job, OnProgress
 from perfsuite.launch.hang import HangDetector
-from perfsuite.launch.lease import Beats, text_of
-from perfsuite.launch.machine import CUDA_ORDER
-from perfsuite.launch.processes import POLL_S, wait_for
+from perfsuite.node.lease import Beats, text_of
+from perfsuite.node.machine import CUDA_ORDER
+from perfsuite.node.processes import POLL_S, wait_for
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, JOB_VARIABLES, RunDir
 
@@ -36,7 +36,7 @@ NCCL_HEARTBEAT_S = 480
 
 def agent_command(job: Job) -> list[str]:
     """Return the command that each node runs."""
-    return [job.python, "-m", "perfsuite.launch.agent", str(job.run_dir.path.resolve())]
+    return [job.python, "-m", "perfsuite.node.agent", str(job.run_dir.path.resolve())]
 
 
 @contextlib.contextmanager

@@ -19,8 +19,8 @@ from typing import ClassVar
 from perfsuite.case.hardware import Machine
 from perfsuite.launch.base import Job, OnProgress, no_progress
 from perfsuite.launch.driving import agent_command, drive, environment, prepare, started
-from perfsuite.launch.machine import detect
-from perfsuite.launch.processes import JOB_MARK, KILL_S, has_ended, not_killed, sweep, wait_for
+from perfsuite.node.machine import detect
+from perfsuite.node.processes import JOB_MARK, KILL_S, has_ended, not_killed, sweep, wait_for
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run_dir import ANCESTOR_PID
 

@@ -1,8 +1,8 @@
 """Looks at nodes before the first launch of a session on them: what each of them can do, and their links.
 
 A preflight is a job like a launch: the same launcher, agents and ranks, with `CaseFile.preflight` set. Its
-ranks train nothing, they probe (`perfsuite.worker.preflight.node_probe`). What that means is judged by
-`perfsuite.results.preflight`. Driver side; imports neither torch nor pytest.
+ranks train nothing, they probe (`perfsuite.worker.node_probe.node_probe`). What that means is judged by
+`perfsuite.analysis.bad_nodes`. Driver side; imports neither torch nor pytest.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from perfsuite import documents
+from perfsuite.analysis.bad_nodes import judged
+from perfsuite.analysis.cause import first_cause, is_peer
+from perfsuite.analysis.figures import lowest_device_probe
 from perfsuite.case.case import Case, CaseFile, Topology
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.launch.base import Job, Launcher
-from perfsuite.results.cause import first_cause, is_peer
-from perfsuite.results.figures import lowest_device_probe
-from perfsuite.results.preflight import NodePreflight, Preflight, judged
+from perfsuite.results.preflight import NodePreflight, Preflight
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import LaunchFile
 from perfsuite.results.run_dir import RunDir

@@ -1,6 +1,6 @@
 """Sees who else uses the machine between two launches, and waits until nobody does. Driver side.
 
-Imports neither torch nor pytest, and pynvml only inside functions. Quiet is what `perfsuite.launch.health`
+Imports neither torch nor pytest, and pynvml only inside functions. Quiet is what `perfsuite.analysis.health`
 calls healthy: on a CPU the share of the cores' time that others use, on GPUs the memory that they hold.
 Nothing of a job runs meanwhile, so whoever is seen, but for this process, is another.
 """
@@ -19,12 +19,12 @@ from typing import Any
 
 import psutil
 
+from perfsuite.analysis.health import FOREIGN_CPU_SHARE, FOREIGN_MEMORY_BYTES, HELD_BYTES, STEAL_SHARE
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import MachineError
-from perfsuite.launch import nvml_process
-from perfsuite.launch.cpu import Cpu, allowed_cores, read_cpu
-from perfsuite.launch.machine import visible_handles
-from perfsuite.results.health import FOREIGN_CPU_SHARE, FOREIGN_MEMORY_BYTES, HELD_BYTES, STEAL_SHARE
+from perfsuite.node import nvml_process
+from perfsuite.node.cpu import Cpu, allowed_cores, read_cpu
+from perfsuite.node.machine import visible_handles
 
 QUIET_S = 5.0
 """Seconds without any other user after which the machine counts as quiet."""

@@ -12,10 +12,10 @@ from perfsuite.case.case import Unit
 from perfsuite.report import counts, summary, text
 from perfsuite.report.summary import speed, speed_change
 from perfsuite.results.counts import Counts
-from perfsuite.results.figures import median_figures
 from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, Metric, extra_metrics
 from perfsuite.results.outcome import Check
 from perfsuite.results.quantities import Unit as CountUnit
+from perfsuite.results.run import Figures
 from perfsuite.results.session_file import Measurement
 from perfsuite.verdict.count_sentences import amount
 
@@ -124,7 +124,7 @@ def compared(unit: Unit) -> list[Column]:
     metric = TOKENS_PER_S.counting(unit)
 
     def of_a(result: Measurement) -> float | None:
-        return metric.of(median_figures([run.figures for run in result.healthy_before]))
+        return metric.of(Figures.median_of(run.figures for run in result.healthy_before))
 
     def show(result: Measurement, value: float) -> str:
         return speed(value, result.unit, unit)

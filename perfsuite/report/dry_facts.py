@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from perfsuite.case.case import Unit
 from perfsuite.report.text import amount, duration, rate
-from perfsuite.results.dry_facts import DryFacts, Fit
-from perfsuite.results.roofline import Roofline
+from perfsuite.results.dry_facts import DryFacts, Fit, Roofline
 
 
 def lines(facts: DryFacts, unit: Unit = "tokens") -> list[str]:

@@ -1,4 +1,4 @@
-"""What was measured, as files, and how the files of one launch become one document."""
+"""What was measured, as files."""
 
 from perfsuite.results.metric import Metric, MetricRecorder
 from perfsuite.results.run import Figures, Run

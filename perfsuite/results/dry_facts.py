@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal
 
 from perfsuite.documents import Data
-from perfsuite.results.roofline import Roofline
 
 FitWord = Literal["fits", "tight", "does not fit"]
 
@@ -49,6 +48,52 @@ class Fit(Data):
     def most(self) -> int:
         """Bytes with which the allocator never has to give back its cache, all ranges at their upper end."""
         return max(self.reserved, self.built) + sum(part.high for part in self.beside)
+
+
+class Roofline(Data):
+    """What one step takes at least, on the rank that needs most; bytes and FLOPs are that rank's."""
+
+    flops: int
+    """Recomputation included."""
+    peak_flops: float
+    """Dense, at the case's precision, per second."""
+    wire_bytes: float
+    """Over the link between GPUs of one machine, in one direction."""
+    link_bytes_per_s: float | None
+    """Of that link in one direction; None where no datasheet gives it: then the wire takes no time here."""
+    between_machines_bytes: float
+    """Of groups that span machines, whose link is unknown: they take no time here."""
+    tokens: int
+    """Of all ranks in one step; samples where the case has no tokens."""
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds of computation at the peak."""
+        return self.flops / self.peak_flops
+
+    @property
+    def wire_s(self) -> float:
+        """Seconds of communication between the GPUs of one machine."""
+        return self.wire_bytes / self.link_bytes_per_s if self.link_bytes_per_s else 0.0
+
+    @property
+    def step_s(self) -> float:
+        """Seconds that a step takes at least."""
+        return max(self.compute_s, self.wire_s)
+
+    @property
+    def bound_by(self) -> Literal["computation", "communication"]:
+        """Which of the two limits is the larger."""
+        return "computation" if self.compute_s >= self.wire_s else "communication"
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The most tokens/s of all ranks together."""
+        return self.tokens / self.step_s
+
+    def share(self, tokens_per_s: float) -> float:
+        """Return which share of the most a speed of all ranks together is: 1 is the roofline."""
+        return tokens_per_s / self.tokens_per_s
 
 
 class DryFacts(Data):

@@ -1,8 +1,8 @@
 """What a profile of a few steps comes to: where a step's time goes, and every call that it makes. Pure data.
 
 A launch of its own is profiled, and nothing of it is judged (`perfsuite.worker.profiling`). Of a trace of
-many megabytes remain some kilobytes (`perfsuite.results.trace`), which are kept with a baseline. Times are in
-microseconds a step. Imports neither torch nor pytest.
+many megabytes remain some kilobytes (`perfsuite.analysis.trace`), which are kept with a baseline. Times are
+in microseconds a step. Imports neither torch nor pytest.
 """
 
 from __future__ import annotations

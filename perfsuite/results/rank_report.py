@@ -77,7 +77,7 @@ class Observed(Data):
 
 
 class Evidence(Data):
-    """What one rank observed for questions that need all ranks (`perfsuite.results.agreement`)."""
+    """What one rank observed for questions that need all ranks (`perfsuite.analysis.agreement`)."""
 
     data_parallel: int = Field(ge=1)
     """Ranks that see different data."""
@@ -136,7 +136,7 @@ class RankReport(Document):
     evidence: Evidence | None = None
     device_probe: dict[str, float] = Field(default_factory=dict)
     """What the device could do before the workload was built, or after a script was measured
-    (`perfsuite.worker.preflight`)."""
+    (`perfsuite.worker.node_probe`)."""
     extra: dict[str, float] = Field(default_factory=dict)
     """What the recorders of other packages' metrics returned in this rank, by the metric's name."""
     counts: Counts | None = None

@@ -3,7 +3,8 @@ pytest."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from statistics import median
 from typing import Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
@@ -76,7 +77,7 @@ class DeviceHealth(Data):
 
 
 class Health(Data):
-    """The machine while steps were being made, warm-up included: sampled by `perfsuite.launch.health`."""
+    """The machine while steps were being made, warm-up included (`perfsuite.node.health_sampler`)."""
 
     node: str | None = None
     """Of several nodes the one that others used most: `foreign_cpu` and `steal` are its own. Else None."""
@@ -141,7 +142,7 @@ class Figures(Data):
     tflops_per_device: float | None = None
     mfu: float | None = None
     roofline_share: float | None = None
-    """Share of the most tokens/s that the accelerator can do (`perfsuite.results.roofline`), 0 to 1."""
+    """Share of the most tokens/s that the accelerator can do (`perfsuite.analysis.roofline`), 0 to 1."""
     gpu_utilisation: float | None = None
     """Percent, mean over devices."""
     sm_clock_mhz: float | None = None
@@ -170,6 +171,15 @@ class Figures(Data):
         """Make figures from values by name: the inverse of `by_name`."""
         extra = {name: value for name, value in values.items() if name not in _FIELDS}
         return cls(**{name: value for name, value in values.items() if name in _FIELDS}, extra=extra)
+
+    @classmethod
+    def median_of(cls, launches: Iterable[Figures]) -> Figures:
+        """Return the median of each figure over the launches that have it."""
+        values: dict[str, list[float]] = {}
+        for figures in launches:
+            for name, value in figures.by_name().items():
+                values.setdefault(name, []).append(value)
+        return cls.of({name: median(each) for name, each in values.items()})
 
     @model_serializer(mode="wrap")
     def _without_empty_extra(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:

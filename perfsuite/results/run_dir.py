@@ -87,7 +87,7 @@ class RunDir:
 
     @property
     def lease(self) -> Path:
-        """The driver's sign of life and what it wants (`perfsuite.launch.lease`)."""
+        """The driver's sign of life and what it wants (`perfsuite.node.lease`)."""
         return self.path / "lease"
 
     @property
@@ -162,7 +162,7 @@ class RunDir:
         return _by_number(self.path.glob("rank-*.log"))
 
     def stacks(self, rank: int | None, pid: int, node: int = 0) -> Path:
-        """The file into which that process writes its stacks when asked (`perfsuite.worker.stacks`)."""
+        """The file into which that process writes its stacks when asked (`perfsuite.worker.stack_writer`)."""
         return self.path / f"stacks-{node}-{'unknown' if rank is None else rank}-{pid}.txt"
 
     def all_stacks(self, node: int | None = None) -> list[tuple[int | None, int, Path]]:

@@ -11,8 +11,6 @@ from perfsuite.case.hardware import Machine
 from perfsuite.documents import Data, Document
 from perfsuite.results.counts import RankCounts
 from perfsuite.results.dry_facts import DryFacts
-from perfsuite.results.figures import median_figures
-from perfsuite.results.health import is_shared
 from perfsuite.results.outcome import UNMEASURED, Excuse, Outcome, Verdict
 from perfsuite.results.preflight import Preflight
 from perfsuite.results.profile import TakenProfile
@@ -38,6 +36,8 @@ class Measurement(Data):
     profile_before: TakenProfile | None = None
     """What it was compared with: the profile of the baseline, or of arm A."""
     excused: Excuse | None = None
+    shared: bool = False
+    """Whether others used the machine in the launches that are shown: their figures prove nothing."""
 
     @property
     def hardware_class(self) -> str | None:
@@ -64,13 +64,6 @@ class Measurement(Data):
         if self.outcome in UNMEASURED:
             return f"{self.outcome}, which measures nothing"
         return None
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def shared(self) -> bool:
-        """Whether others used the machine in the launches that are shown: their figures prove nothing."""
-        none_is_healthy = not self.verdict.healthy(self.runs)
-        return none_is_healthy and any(is_shared(run.health, run.machine) for run in self.runs)
 
     @property
     def dry(self) -> bool:
@@ -108,7 +101,7 @@ class Measurement(Data):
     @property
     def figures(self) -> Figures:
         """The median of each figure over the healthy launches that have it."""
-        return median_figures([run.figures for run in self.healthy_runs])
+        return Figures.median_of(run.figures for run in self.healthy_runs)
 
     @model_validator(mode="before")
     @classmethod

@@ -25,7 +25,7 @@ import contextlib
 import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
@@ -35,9 +35,8 @@ from typing import Generic, NamedTuple, TypeVar
 from perfsuite import documents
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.documents import Document
-from perfsuite.errors import FileError, ReportError
+from perfsuite.errors import FileError
 from perfsuite.results.baseline import Baseline, BaselineDocument
-from perfsuite.results.collect import collect_profile
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.profile import LaunchProfile, ProfileBaseline
 from perfsuite.results.run_dir import RunDir, launches_in
@@ -282,8 +281,8 @@ class Store:
         """The `results.json` of every session, oldest first."""
         return sorted(self.sessions.glob("*/results.json"), key=lambda file: _by_age(file.parent))
 
-    def profile(self, session: str, case_id: str) -> LaunchProfile | None:
-        """The profile that a session took of a case, of the newest launch that has one; None without one.
+    def profiled(self, session: str, case_id: str) -> Iterator[RunDir]:
+        """The launches that a session made for a profile of a case, newest first.
 
         One with an injected fault is none of the case's. Raises `FileError` for a bad file.
         """
@@ -291,13 +290,10 @@ class Store:
         every = (of_session.case(case_id, repetition) for repetition in itertools.count())
         for directory in reversed([*itertools.takewhile(Path.exists, every)]):
             run_dir = RunDir.of_profile(directory)
-            if not run_dir.case.exists():
-                continue
-            request = documents.read(run_dir.case, CaseFile)
-            if request.case.id == case_id and request.inject is None:
-                with contextlib.suppress(ReportError):
-                    return collect_profile(run_dir, None)
-        return None
+            if run_dir.case.exists():
+                request = documents.read(run_dir.case, CaseFile)
+                if request.case.id == case_id and request.inject is None:
+                    yield run_dir
 
     def launches(self, case_ids: str = "*") -> list[StoredLaunch]:
         """The launches of cases whose ids match a pattern of `fnmatch`: oldest session first, then by number.

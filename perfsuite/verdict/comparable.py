@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+from perfsuite.analysis import health
+from perfsuite.analysis.nodes import gpu_of
 from perfsuite.case.case import NOT_IN_ID
 from perfsuite.case.hardware import AND
-from perfsuite.results import health
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.metric import find
-from perfsuite.results.nodes import gpu_of
 from perfsuite.results.run import Run
 from perfsuite.verdict.noise import is_size
 from perfsuite.verdict.robust import clipped_variance, sorted_logs, squares, t_quantile

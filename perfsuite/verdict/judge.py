@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 
-from perfsuite.results import health
+from perfsuite.analysis import health
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, Metric, judged
 from perfsuite.results.outcome import WORST_FIRST, Check, Outcome, Verdict

@@ -26,17 +26,17 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from perfsuite import documents
+from perfsuite.analysis import agreement
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import MismatchError, ScriptError
-from perfsuite.results import agreement
 from perfsuite.results.rank_report import Failure, Observed, RankReport
 from perfsuite.results.run_dir import ANCESTOR_PID, RUN_DIR, RunDir
-from perfsuite.worker import calls, deepspeed, leash, memory, script_errors, stacks, timers
+from perfsuite.worker import calls, deepspeed, leash, memory, script_errors, stack_writer, timers
 from perfsuite.worker.claim import Claim
 from perfsuite.worker.flops import count_known
 from perfsuite.worker.losses import Losses, before_backward
+from perfsuite.worker.node_probe import device_probe
 from perfsuite.worker.optimizers import Optimizers
-from perfsuite.worker.preflight import device_probe
 from perfsuite.worker.rank import (
     LEAVE_S,
     Rank,
@@ -96,7 +96,7 @@ def attach() -> None:
     """
     run_dir = RunDir(Path(os.environ[RUN_DIR]))
     keep_a_descriptor()
-    stacks.listen(run_dir, int(os.environ["RANK"]) if "RANK" in os.environ else None)
+    stack_writer.listen(run_dir, int(os.environ["RANK"]) if "RANK" in os.environ else None)
     attached = Attached(run_dir, documents.read(run_dir.case, CaseFile))
     show = sys.excepthook
 
@@ -258,7 +258,8 @@ class Attached:
             rank.notes.append(
                 f"another process trained as rank {rank.report.rank} before, and ended without being measured"
             )
-        stacks.listen(self.run_dir, rank.report.rank)  # known only now if the script starts its own processes
+        # The rank is known only now if the script starts its own processes.
+        stack_writer.listen(self.run_dir, rank.report.rank)
         device = device_of(optimizer) if self.request.device == "cuda" else torch.device("cpu")
         counters = _cuda_memory(rank, device) if device.type == "cuda" else self._host_memory
         timer, probe = timers.clock_for(device)

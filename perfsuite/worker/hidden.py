@@ -1,7 +1,7 @@
 """Finds work of the counted step that its dispatch mode did not see. Worker side; imports torch.
 
 The rules hold for any training: what they find is missing in the counts, which are then no evidence
-(`perfsuite.results.hidden` adds what only all ranks together show). The mode sees no CUDA graph that is
+(`perfsuite.analysis.hidden` adds what only all ranks together show). The mode sees no CUDA graph that is
 replayed, no other thread or process, nothing that passes torch's dispatcher by. None of the rules finds work
 that trains nothing, exchanges nothing and leaves no trace here: only a clock sees that.
 """

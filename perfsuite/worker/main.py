@@ -1,6 +1,6 @@
 """One rank whose training loop is ours: build the case, train under the clock, write `rank-N.json`.
 
-Started by `perfsuite.launch.agent`, or by any torchrun as `python -m perfsuite.worker RUNDIR`.
+Started by `perfsuite.node.agent`, or by any torchrun as `python -m perfsuite.worker RUNDIR`.
 Worker side; imports torch only inside functions, and no pytest.
 """
 
@@ -20,10 +20,10 @@ from perfsuite.case.case import Case, CaseFile
 from perfsuite.frameworks.base import NCCL_AFTER_S
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
-from perfsuite.worker import leash, stacks
+from perfsuite.worker import leash, stack_writer
 from perfsuite.worker.flops import count_known
 from perfsuite.worker.memory import memory_for
-from perfsuite.worker.preflight import all_reduce_probe, device_probe, node_probe
+from perfsuite.worker.node_probe import all_reduce_probe, device_probe, node_probe
 from perfsuite.worker.profiling import ProfileTaken
 from perfsuite.worker.rank import (
     LEAVE_S,
@@ -43,7 +43,7 @@ def main(path: str) -> None:
     report = empty_report(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     leash.die_with_parent()
     keep_a_descriptor()
-    stacks.listen(run_dir, report.rank)
+    stack_writer.listen(run_dir, report.rank)
     try:
         rank = Rank(run_dir, documents.read(run_dir.case, CaseFile), report)
         if rank.request.preflight:

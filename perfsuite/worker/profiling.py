@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from perfsuite import documents
+from perfsuite.analysis.trace import reduced
 from perfsuite.errors import ReportError
 from perfsuite.results.profile import PROFILED_STEPS, RankProfileFile
 from perfsuite.results.run_dir import RunDir
-from perfsuite.results.trace import reduced
 
 WARM_STEPS = 1
 """Steps in which the profiler is there and records nothing: its own start takes time."""

@@ -69,7 +69,7 @@ class Rank:
         self.device: Any = None
         """The `torch.device` that it trains on; there since `build`, None in a simulated job."""
         self.device_probe: dict[str, float] = {}
-        """Rates of the device (`perfsuite.worker.preflight`)."""
+        """Rates of the device (`perfsuite.worker.node_probe`)."""
         self.notes: list[str] = []
         """What a reader of the figures has to know."""
         self._extra: ExtraMetrics | None = None
@@ -331,7 +331,7 @@ def _give_back_the_descriptor() -> None:
 def write_failure(run_dir: RunDir, report: RankReport, failure: Failure) -> None:
     """Write why a rank has measured nothing; `report` is an empty one. Raises nothing.
 
-    Where no report can be written, the rank's log tells it (`perfsuite.results.cause`).
+    Where no report can be written, the rank's log tells it (`perfsuite.analysis.cause`).
     """
     try:
         try:

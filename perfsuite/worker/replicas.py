@@ -1,6 +1,6 @@
 """What a rank tells so that the driver sees whether data-parallel ranks train one model. Imports torch.
 
-`perfsuite.results.agreement` compares it, in the driver.
+`perfsuite.analysis.agreement` compares it, in the driver.
 """
 
 from __future__ import annotations

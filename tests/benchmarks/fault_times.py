@@ -26,9 +26,9 @@ from perfsuite.errors import AllocationOverError
 from perfsuite.launch import hang
 from perfsuite.launch.base import Launcher
 from perfsuite.launch.local import LocalLauncher
-from perfsuite.launch.machine import detect_cpu
 from perfsuite.launch.slurm.launcher import JOB_ID, SlurmLauncher
 from perfsuite.measure import launch_once
+from perfsuite.node.machine import detect_cpu
 from perfsuite.results.run_dir import RunDir
 from tests.launch.slurm.allocation import Allocation
 from tests.processes import agent_among

@@ -17,9 +17,9 @@ from pathlib import Path
 from statistics import quantiles
 
 from perfsuite import Case, Model, Script, Topology
-from perfsuite.launch.machine import detect_cpu
 from perfsuite.launch.slurm.launcher import JOB_ID, SlurmLauncher
 from perfsuite.measure import launch_once
+from perfsuite.node.machine import detect_cpu
 from tests.launch.slurm.allocation import Allocation
 from tests.slurm_cluster import slurm_cluster
 

@@ -10,7 +10,7 @@ from perfsuite.case.hardware import (
     Machine,
     hardware_error,
 )
-from perfsuite.launch.machine import detect_cpu, gpu_machine
+from perfsuite.node.machine import detect_cpu, gpu_machine
 from tests.samples import make_gpu_machine, make_machine
 
 GIB = 2**30

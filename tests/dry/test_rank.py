@@ -10,8 +10,8 @@ import pytest
 
 from perfsuite import DDP, FSDP2, Case, Topology, documents
 from perfsuite.dry.driver import dry_run
-from perfsuite.launch.machine import detect_cpu
 from perfsuite.measure import launch_once
+from perfsuite.node.machine import detect_cpu
 from perfsuite.results.count_baseline import CountBaseline, versions_of
 from perfsuite.results.counts import Counts, RankCounts, of_rank
 from perfsuite.results.run import Run

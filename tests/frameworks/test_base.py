@@ -28,9 +28,9 @@ from perfsuite import (
 )
 from perfsuite.errors import PackageError
 from perfsuite.frameworks.base import EXTRAS, missing_package, require
-from perfsuite.launch.machine import detect
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
+from perfsuite.node.machine import detect
 from perfsuite.results.run import Run
 from perfsuite.verdict.settings import ASKED, CHOSEN
 from perfsuite.worker import flops

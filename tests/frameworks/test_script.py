@@ -16,9 +16,9 @@ from perfsuite.errors import CaseError
 from perfsuite.frameworks import Command, framework_of
 from perfsuite.launch import driving
 from perfsuite.launch.base import Job
-from perfsuite.launch.machine import detect
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
+from perfsuite.node.machine import detect
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir

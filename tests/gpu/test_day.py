@@ -95,8 +95,8 @@ def test_smoke_of_kernels_in_a_profile(tmp_path: Path, is_replayed: bool) -> Non
     import torch
     from torch.profiler import ProfilerActivity, profile, schedule
 
+    from perfsuite.analysis.trace import reduced
     from perfsuite.results.profile import PROFILED_STEPS, UNSEEN
-    from perfsuite.results.trace import reduced
 
     model: Any = torch.nn.Linear(1024, 1024, device="cuda")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

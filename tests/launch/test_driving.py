@@ -24,7 +24,7 @@ def test_every_node_runs_the_agent_on_the_same_directory(tmp_path: Path) -> None
     assert driving.agent_command(job(tmp_path)) == [
         "python3",
         "-m",
-        "perfsuite.launch.agent",
+        "perfsuite.node.agent",
         str(tmp_path),
     ]
 

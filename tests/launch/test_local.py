@@ -21,9 +21,9 @@ from perfsuite.errors import FileError, LaunchError
 from perfsuite.launch import driving, hang, local
 from perfsuite.launch.base import Job
 from perfsuite.launch.local import LocalLauncher
-from perfsuite.launch.machine import detect
-from perfsuite.launch.processes import JOB_MARK
 from perfsuite.measure import launch_once
+from perfsuite.node.machine import detect
+from perfsuite.node.processes import JOB_MARK
 from perfsuite.results.run import LaunchFile, Run
 from perfsuite.results.run_dir import RunDir
 from tests.processes import agent_among, wait_until
@@ -61,7 +61,7 @@ def driver(tmp_path: Path, case: Case, inject: str | None) -> subprocess.Popen[b
     code = (
         "import sys, pathlib; from perfsuite import documents, Case\n"
         "from perfsuite.measure import launch_once\n"
-        "from perfsuite.launch.machine import detect\n"
+        "from perfsuite.node.machine import detect\n"
         f"case = documents.read(pathlib.Path({str(tmp_path / 'the-case.json')!r}), Case)\n"
         f"launch_once(case, detect(), pathlib.Path({str(tmp_path / 'run')!r}), inject={inject!r})\n"
     )
@@ -275,7 +275,7 @@ def test_ranks_die_with_a_killed_launcher_even_if_nobody_sweeps(tmp_path: Path) 
     run_dir = RunDir(tmp_path)
     documents.write(run_dir.case, CaseFile(case=FAKE, device="cpu", inject="hang"))
     with subprocess.Popen(
-        [sys.executable, "-m", "perfsuite.launch.agent", str(tmp_path)],
+        [sys.executable, "-m", "perfsuite.node.agent", str(tmp_path)],
         stdin=subprocess.PIPE,
         env={**os.environ, "PERFSUITE_TEST": str(tmp_path), JOB_MARK: "x"},
         start_new_session=True,

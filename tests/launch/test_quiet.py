@@ -94,7 +94,7 @@ def test_this_machines_cores_can_be_read() -> None:
     ("words", "name"),
     [
         (["/usr/bin/python3", "-u", "/home/a/train.py", "--lr=1"], "python3 train.py"),
-        (["python", "-m", "perfsuite.launch.agent", "/runs"], "python perfsuite.launch.agent"),
+        (["python", "-m", "perfsuite.node.agent", "/runs"], "python perfsuite.node.agent"),
         (["bash", "-c", "secret words"], "bash"),
         (["python", "-X", "-uc", "import secret", "words"], "python"),
         (["x\x1b[2J" + "y" * 60], "x?[2J" + "y" * 35),

@@ -8,8 +8,8 @@ import pytest
 
 from perfsuite import DDP, Fake, LoRA, Model, Nanotron, Topology
 from perfsuite.case import torch_build
-from perfsuite.launch.machine import detect
 from perfsuite.launch.requirements import unsupported, wrong_torch
+from perfsuite.node.machine import detect
 from tests.samples import make_case, make_gpu_machine, make_machine
 
 SMALL = make_case(framework=DDP())

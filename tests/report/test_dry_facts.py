@@ -7,8 +7,7 @@ import pytest
 from perfsuite.report.dry_facts import lines
 from perfsuite.report.html.page import render
 from perfsuite.report.terminal import explanation
-from perfsuite.results.dry_facts import DryFacts, Fit, Part
-from perfsuite.results.roofline import Roofline
+from perfsuite.results.dry_facts import DryFacts, Fit, Part, Roofline
 from tests.samples import make_result, make_run
 from tests.sessions import make_session
 

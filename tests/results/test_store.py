@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from perfsuite import documents
+from perfsuite.analysis.collect import newest_profile
 from perfsuite.case.case import CaseFile, Topology
 from perfsuite.errors import FileError
 from perfsuite.results import baseline
@@ -359,7 +360,7 @@ def test_a_profile_stands_beside_its_baseline_and_belongs_to_no_newer_one(
 
 def test_the_profile_of_a_session_is_the_newest_that_has_no_fault(tmp_path: Path) -> None:
     store, case = Store(tmp_path), make_run().case
-    assert store.profile("1", case.id) is None
+    assert newest_profile(store.profiled("1", case.id)) is None
     for name, inject, profile in (
         (case.id, None, make_profile()),
         (f"{case.id}.2", None, EAGER),
@@ -375,4 +376,4 @@ def test_the_profile_of_a_session_is_the_newest_that_has_no_fault(tmp_path: Path
         for rank in range(case.topology.world_size if profile else 0):
             assert profile is not None
             documents.write(run_dir.profile(rank), RankProfileFile(profile=profile))
-    assert store.profile("1", case.id) == launch_profile(*[EAGER] * case.topology.world_size)
+    assert newest_profile(store.profiled("1", case.id)) == launch_profile(*[EAGER] * case.topology.world_size)

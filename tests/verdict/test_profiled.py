@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from perfsuite.analysis.trace import reduced
 from perfsuite.results.profile import TakenProfile, Work
-from perfsuite.results.trace import reduced
 from perfsuite.verdict.profiled import MOST_CALLS, compared, explained
 from tests.traces import cpu_trace, event, gpu_trace, launch_profile, make_profile, taken
 

@@ -16,7 +16,7 @@ from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.nanotron import Nanotron
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
-from perfsuite.worker import leash, stacks
+from perfsuite.worker import leash, stack_writer
 from perfsuite.worker import main as worker
 from perfsuite.worker.rank import LEAVE_S, WAIT_S, Rank
 from tests.samples import make_case, make_report
@@ -33,7 +33,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(leash, "die_with_parent", lambda: None)
-    monkeypatch.setattr(stacks, "listen", lambda run_dir, rank: None)
+    monkeypatch.setattr(stack_writer, "listen", lambda run_dir, rank: None)
     return RunDir(tmp_path)
 
 

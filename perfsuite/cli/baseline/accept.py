@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from perfsuite import documents
+from perfsuite.analysis.collect import newest_profile
 from perfsuite.cli.baseline import counts as of_counts
 from perfsuite.cli.baseline import times as of_times
 from perfsuite.cli.baseline.times import Launch
@@ -151,7 +152,7 @@ def accept(
 def _profile(store: Store, session: str, case_id: str) -> LaunchProfile | None:
     """The profile that a session took of a case; None, and why is said, if it cannot be read."""
     try:
-        return store.profile(session, case_id)
+        return newest_profile(store.profiled(session, case_id))
     except FileError as error:
         console().print(f"left out: {error}", style="yellow")
         return None

@@ -20,7 +20,7 @@ from perfsuite.cli.baseline.shown import B, Shown
 from perfsuite.cli.baseline.times import TIMES, Refused
 from perfsuite.errors import FileError, PerfsuiteError
 from perfsuite.git import git
-from perfsuite.launch.machine import detect
+from perfsuite.node.machine import detect
 from perfsuite.report.terminal import console, plain_table
 from perfsuite.results.store import BASELINES, STORE, BaselineFiles, BaselineStore, Found, Store, is_there
 

@@ -15,7 +15,7 @@ from perfsuite.cli.checks import Row, end, show
 from perfsuite.cli.doctor import gpus, machine, noise, torch
 from perfsuite.errors import CaseError
 from perfsuite.launch.lock import machine_lock
-from perfsuite.launch.machine import detect, detect_cpu
+from perfsuite.node.machine import detect, detect_cpu
 from perfsuite.report.terminal import console
 
 

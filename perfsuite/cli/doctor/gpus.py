@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from perfsuite.analysis.health import laggard
 from perfsuite.case.hardware import Machine
 from perfsuite.cli.checks import Row, checked, failed, passed, unknown
-from perfsuite.launch.job import JobProcesses
-from perfsuite.launch.nvml import Gpus
-from perfsuite.results.health import laggard
+from perfsuite.node.job_processes import JobProcesses
+from perfsuite.node.nvml import Gpus
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import DeviceHealth
 

@@ -16,8 +16,8 @@ from perfsuite.cli.selftest.structure import inject_structural
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.lock import machine_lock
-from perfsuite.launch.machine import detect
 from perfsuite.launch.requirements import unsupported, wrong_torch
+from perfsuite.node.machine import detect
 from perfsuite.report.terminal import console
 
 WIDTH = 40

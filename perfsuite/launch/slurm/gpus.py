@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from perfsuite.errors import MachineError
-from perfsuite.launch.slurm.describe import GRANTED_GPUS, Described
+from perfsuite.node.describe import GRANTED_GPUS, Described
 
 GPU_REQUESTS = frozenset(
     [

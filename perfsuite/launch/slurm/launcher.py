@@ -2,7 +2,7 @@
 `srun`. Driver side; imports neither torch nor pytest.
 
 What ends whom: `srun` passes its stdin on to the agents, which end their part of the job when it closes; if
-`srun` was killed with this process, the text in `RunDir.lease` changes no more (`perfsuite.launch.lease`).
+`srun` was killed with this process, the text in `RunDir.lease` changes no more (`perfsuite.node.lease`).
 While this process lives, it asks Slurm for the step by name and cancels it, until Slurm knows of none:
 `srun` may have been killed, and its exit status says nothing for certain.
 """
@@ -27,16 +27,16 @@ from typing import ClassVar
 from perfsuite import documents
 from perfsuite.case.hardware import AllocatedNode, Allocation, Machine
 from perfsuite.errors import AllocationOverError, FileError, LaunchError, MachineError, SlurmError
-from perfsuite.launch import lease
-from perfsuite.launch.agent import NODE_VARIABLE
 from perfsuite.launch.base import Job, OnProgress, no_progress
 from perfsuite.launch.driving import agent_command, drive, environment, prepare, started
-from perfsuite.launch.processes import JOB_MARK, KILL_S, wait_for
 from perfsuite.launch.slurm import commands
 from perfsuite.launch.slurm.commands import POLL_S, patiently
-from perfsuite.launch.slurm.describe import Described
 from perfsuite.launch.slurm.gpus import for_srun, of_each_node, refuse_other_gpus
 from perfsuite.launch.slurm.settings import steps
+from perfsuite.node import lease
+from perfsuite.node.agent import NODE_VARIABLE
+from perfsuite.node.describe import Described
+from perfsuite.node.processes import JOB_MARK, KILL_S, wait_for
 from perfsuite.results.environment import variables
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import LaunchFile
@@ -139,7 +139,7 @@ class SlurmLauncher:
 
     def _describe(self, probe: Path) -> list[Described]:
         python = self._settings.python or sys.executable
-        words = [python, "-m", "perfsuite.launch.slurm.describe", str(probe.resolve())]
+        words = [python, "-m", "perfsuite.node.describe", str(probe.resolve())]
         srun = self._srun(len(self.nodes), "perfsuite-describe", "--input=none")
         done = commands.ask(*srun, *words, answer_s=DESCRIBE_S, environment=for_srun(os.environ))
         found = [Described.model_validate_json(line) for line in done.splitlines() if line.startswith("{")]

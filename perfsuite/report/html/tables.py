@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from perfsuite.analysis.health import BAD_REASONS
 from perfsuite.report.html import charts
 from perfsuite.report.text import amount, baseline, between, detectable, duration, measured, percent, value
-from perfsuite.results.health import BAD_REASONS
 from perfsuite.results.metric import (
     CPU_S_PER_STEP,
     STEP_JITTER,

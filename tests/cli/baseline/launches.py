@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from perfsuite import documents
 from perfsuite.cli import app as cli
-from perfsuite.launch.machine import detect
+from perfsuite.node.machine import detect
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile

@@ -7,7 +7,7 @@ import pytest
 from perfsuite.case import torch_build
 from perfsuite.cli.checks import Row
 from perfsuite.cli.doctor.torch import clock_rows, memory_row, probe, torch_rows
-from perfsuite.launch.machine import detect
+from perfsuite.node.machine import detect
 from perfsuite.worker.doctor_probe import ClockFacts, DoctorFile, MemoryFacts, TorchFacts
 from tests.samples import make_gpu_machine, make_machine
 

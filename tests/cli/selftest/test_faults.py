@@ -5,8 +5,8 @@ import pytest
 from perfsuite import Case, Fake
 from perfsuite.cli.checks import Row
 from perfsuite.cli.selftest.faults import EXPECTED, Expectation, inject_all, small_case
-from perfsuite.launch.machine import detect, gpu_machine
 from perfsuite.launch.requirements import unsupported
+from perfsuite.node.machine import detect, gpu_machine
 
 FAKE: Case = small_case(detect()).replace(framework=Fake())
 
@@ -38,7 +38,7 @@ def test_a_machine_that_stays_unhealthy_is_not_a_broken_gate(monkeypatch: pytest
     """The baseline is recorded in quiet; then others use the machine."""
     seen: list[Row] = []
     monkeypatch.setattr(
-        "perfsuite.results.health.machine_problems", lambda health, machine: ["hot"] if seen else []
+        "perfsuite.analysis.health.machine_problems", lambda health, machine: ["hot"] if seen else []
     )
     slow = Expectation(inject="slowdown=60%", outcomes=("regressed",))
     crash = Expectation(inject="crash", outcomes=("failed",), failure="crash")

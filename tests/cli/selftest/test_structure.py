@@ -11,7 +11,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.cli.checks import Row, worst
 from perfsuite.cli.selftest import structure
 from perfsuite.cli.selftest.structure import Base, bases, inject_structural
-from perfsuite.launch.machine import detect
+from perfsuite.node.machine import detect
 from perfsuite.results.counts import Counts, RankCounts
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run

@@ -10,9 +10,9 @@ import yaml
 from perfsuite import Case, Nanotron, Topology
 from perfsuite.errors import CaseError, FileError
 from perfsuite.frameworks.nanotron.config import TrainingConfig
-from perfsuite.launch.machine import detect_cpu
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
+from perfsuite.node.machine import detect_cpu
 from perfsuite.results.run import Run
 from perfsuite.verdict.settings import ASKED, CHOSEN
 from tests.samples import make_case

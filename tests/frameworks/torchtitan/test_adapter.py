@@ -9,9 +9,9 @@ from pydantic import ValidationError
 from perfsuite import Case, Topology, TorchTitan, documents
 from perfsuite.case import torch_build
 from perfsuite.case.case import LoRA
-from perfsuite.launch.machine import detect, detect_cpu
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
+from perfsuite.node.machine import detect, detect_cpu
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir

@@ -8,9 +8,9 @@ import pytest
 
 from bench_cases.published import compare
 from perfsuite import Case
-from perfsuite.launch.machine import detect_cpu
 from perfsuite.launch.slurm.launcher import SlurmLauncher
 from perfsuite.measure import launch_once
+from perfsuite.node.machine import detect_cpu
 from perfsuite.results.store import BaselineStore
 from perfsuite.verdict.exact import check
 from tests.launch.slurm.allocation import Allocation

@@ -4,8 +4,8 @@ import pytest
 
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import MachineError
-from perfsuite.launch.slurm.describe import Described
 from perfsuite.launch.slurm.gpus import of_each_node, refuse_other_gpus
+from perfsuite.node.describe import Described
 
 
 def described(seen: int, granted: int | None) -> Described:

@@ -19,9 +19,9 @@ from perfsuite.launch import hang
 from perfsuite.launch.base import Job, OnProgress, no_progress
 from perfsuite.launch.slurm import commands
 from perfsuite.launch.slurm import launcher as launching
-from perfsuite.launch.slurm.describe import Described
 from perfsuite.launch.slurm.launcher import SlurmLauncher
 from perfsuite.measure import launch_once
+from perfsuite.node.describe import Described
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import LaunchFile, Run
 from perfsuite.results.run_dir import RunDir
@@ -162,8 +162,8 @@ def test_steps_have_options_and_an_interpreter_of_their_own(
     assert launcher.machine(tmp_path).nodes == 2
     assert launch_once(FAKE, machine(), tmp_path / "launch", launcher=launcher).failure is None
     assert told.read_text().splitlines() == [
-        *2 * ["2 perfsuite.launch.slurm.describe"],
-        *2 * ["2 perfsuite.launch.agent"],
+        *2 * ["2 perfsuite.node.describe"],
+        *2 * ["2 perfsuite.node.agent"],
     ]
 
 
@@ -310,7 +310,7 @@ import sys
 from pathlib import Path
 from perfsuite import documents, Case
 from perfsuite.case.hardware import Machine
-from perfsuite.launch import lease
+from perfsuite.node import lease
 from perfsuite.launch.slurm.launcher import SlurmLauncher
 from perfsuite.measure import launch_once
 lease.LOST_S = 3

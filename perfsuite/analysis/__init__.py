@@ -1,0 +1,1 @@
+"""What judges or reduces the files of launches: figures, traces, health, why one failed."""

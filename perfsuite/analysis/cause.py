@@ -1,0 +1,216 @@
+"""Finds why a launch failed, from the reports of its ranks, its launcher and its logs.
+
+Driver side; imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import get_args
+
+from perfsuite.analysis import stack_reader
+from perfsuite.case.case import Case
+from perfsuite.results.rank_report import UNREPORTED, Failure, FailureKind, RankReport
+from perfsuite.results.run import OomKills
+from perfsuite.results.run_dir import RunDir
+
+PEERS_SAY = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "sigterm",
+    "signalexception",
+    "connection was likely closed",
+    "remote process exited or there was a network error",
+    "ncclremoteerror",
+    "watchdog caught collective operation timeout",
+    "nccl communicator was aborted",
+)
+"""What a healthy rank says when another one died, by gloo, NCCL, torch's store or its launcher: never the
+cause."""
+WATCHDOG_SAYS = "watchdog caught collective operation timeout"
+"""What NCCL's process group writes when a collective hung for as long as the group allows."""
+ELASTIC_SAYS = re.compile(r"[A-Z]\d{4} [\d:.]+ \d+ torch/(distributed/elastic|multiprocessing)/")
+"""The beginning of a line in which torch's launcher says that a rank has ended."""
+PROFILER_SAYS = re.compile(r"(USDT|INFO|STAGE|WARNING):\d{4}-\d\d-\d\d [\d:]+ \d+:\d+ \w+\.cpp:\d+\] ")
+"""The beginning of a line in which torch's profiler says that it begins or ends: no error."""
+UNREPORTED_FAILURE = re.compile(rf"{UNREPORTED} ({'|'.join(get_args(FailureKind))}): (.*)$", re.MULTILINE)
+"""What a rank writes into its log that failed and could not write its report."""
+KILLED = re.compile(r"SIGKILL|[Ss]ignal:? (9|Killed)|exit ?code:? -9")
+"""What is said of a process that was killed: by perfsuite's agent, torch's launcher and its `DataLoader`."""
+LEAST_FREE_BYTES = 2**16
+"""Free bytes of a disk below which a report finds no room."""
+MOST_OF_ANOTHER = 300
+"""Characters that are shown of what the first failed rank of another node said."""
+LOG_TAIL_LINES = 60
+"""Lines of each log that a failure shows."""
+LOG_TAIL_BYTES = 2**18
+"""Bytes from the end of a log in which these lines are looked for."""
+
+
+def first_cause(
+    reports: Mapping[int, RankReport], ended: Sequence[Failure], run_dir: RunDir, case: Case
+) -> Failure | None:
+    """The cause of a failed launch; None if every rank reported a measurement.
+
+    It is the earliest failure that does not merely report the death of another rank. `ended` says how
+    processes ended, by the launcher.
+    """
+    by_ranks = [report.failure for report in reports.values() if report.failure is not None]
+    missing = [rank for rank in range(case.topology.world_size) if rank not in reports]
+    silent = [failure for failure in ended if failure.rank in missing or (failure.rank is None and missing)]
+    hung = {failure.at: line for failure in by_ranks if (line := _watchdog_line(_text(failure))) is not None}
+    by_watchdog = []
+    for failure in silent:  # the watchdog ends a process from a thread, which leaves no report, only a log
+        written = [_end(log) for log in _logs(failure, run_dir)]
+        if (line := _watchdog_line("\n".join([_text(failure), *written]))) is not None:
+            by_watchdog.append(failure)
+            hung[failure.at] = line
+    silent = [_as_logged(failure, run_dir) for failure in silent if failure not in by_watchdog]
+    causes = [each for each in by_ranks + silent if not is_peer(each)]
+    if causes:
+        return _earliest(causes, case)
+    if (behind := _behind(reports, case)) is not None:
+        return behind
+    if hung:
+        at = min(hung)
+        return Failure(kind="timeout", message=f"NCCL's watchdog ended a hang: {hung[at]}", at=at)
+    if not missing:
+        return min(by_ranks, key=lambda failure: failure.at, default=None)
+    return _missing_ranks(missing, by_ranks, run_dir, case)
+
+
+def _earliest(causes: Sequence[Failure], case: Case) -> Failure:
+    """The earliest failure. With the first one of another node, if there is one: clocks may disagree."""
+    first, *others = sorted(causes, key=lambda failure: failure.at)
+
+    def node(failure: Failure) -> int | None:
+        return None if failure.rank is None else failure.rank // case.topology.processes_per_node
+
+    apart = (each for each in others if None not in (node(each), node(first)) and node(each) != node(first))
+    if (other := next(apart, None)) is None or other.message == first.message:
+        return first
+    said = (other.message.strip().splitlines() or [""])[0][:MOST_OF_ANOTHER]
+    known = f"{first.message} (by the clocks of two nodes, before rank {other.rank} of another one: {said})"
+    return first.replace(message=known)
+
+
+def _as_logged(failure: Failure, run_dir: RunDir) -> Failure:
+    """The failure of a process as its log tells it, where it could not write a report."""
+    said = [found for log in _logs(failure, run_dir) if (found := UNREPORTED_FAILURE.search(_end(log)))]
+    if not said:
+        return failure
+    return Failure.model_validate({**dict(failure), "kind": said[0][1], "message": said[0][2]})
+
+
+def _behind(reports: Mapping[int, RankReport], case: Case) -> Failure | None:
+    """The failure of a rank whose clock stopped while others made all their steps, and then left it alone."""
+    total = case.total_steps
+    ahead = [rank for rank, report in reports.items() if len(report.step_s) == total]
+    for rank, report in sorted(reports.items()):
+        if ahead and report.failure is not None and report.steps is not None and report.steps < total:
+            message = (
+                f"rank {rank} had made {report.steps} of {total} optimizer steps when rank {ahead[0]} had "
+                "made all: is its optimizer replaced on the way, or has it less data? "
+                f"It then said: {report.failure.message}"
+            )
+            return report.failure.replace(message=message)
+    return None
+
+
+def with_oom_kills(failure: Failure, kills: OomKills) -> Failure:
+    """The failure of a process; `out_of_memory` if it was killed, and the kernel killed for want of memory.
+
+    `kills` are those of its node, or of all nodes. Kills outside of the agent's control group may be others'.
+    """
+    if failure.kind not in ("crash", "error") or KILLED.search(_text(failure)) is None:
+        return failure
+    if kills.of_group:
+        why = (
+            f"the kernel killed it, as memory had run out (oom_kill of its control group: +{kills.of_group})"
+        )
+        return failure.replace(kind="out_of_memory", message=f"{failure.message}: {why}")
+    if kills.of_machine:
+        meanwhile = f"the kernel killed for want of memory (oom_kill in /proc/vmstat: +{kills.of_machine})"
+        return failure.replace(message=f"{failure.message}; meanwhile {meanwhile}: was it this process?")
+    return failure
+
+
+def _missing_ranks(missing: list[int], by_ranks: Sequence[Failure], run_dir: RunDir, case: Case) -> Failure:
+    """The failure of ranks that left no report. `by_ranks` only tell that another rank was gone."""
+    ranks = f"rank {', '.join(map(str, missing))} of {case.topology.world_size}"
+    if shutil.disk_usage(run_dir.path).free < LEAST_FREE_BYTES:
+        message = f"no report from {ranks}: no space is left on the disk of {run_dir.path}. Make room there."
+        return Failure(kind="error", rank=missing[0], message=message)
+    nodes = sorted({rank // case.topology.processes_per_node for rank in missing})
+    if dead := [node for node in nodes if not run_dir.launch(node).exists()]:
+        who = "the agent" if case.topology.nodes == 1 else f"the agent of node {', '.join(map(str, dead))}"
+        message = f"{who} died before {ranks} had reported: was it killed? See {run_dir.path}"
+        return Failure(kind="missing_report", rank=missing[0], message=message)
+    if by_ranks:
+        message = f"{ranks} died without a report; rank {by_ranks[0].rank} then said: {by_ranks[0].message}"
+        return Failure(kind="crash", rank=missing[0], message=message)
+    return Failure(
+        kind="missing_report", rank=missing[0], message=f"no report from {ranks}: see {run_dir.path}"
+    )
+
+
+def is_peer(failure: Failure) -> bool:
+    """Whether a failure only reports that another rank died."""
+    text = _text(failure).lower()
+    return any(phrase in text for phrase in PEERS_SAY)
+
+
+def _text(failure: Failure) -> str:
+    return f"{failure.message}\n{failure.traceback}"
+
+
+def _logs(failure: Failure, run_dir: RunDir) -> list[Path]:
+    """The log of the rank that failed; the ranks of a command write to their agent's."""
+    return run_dir.all_agent_logs() if failure.rank is None else [run_dir.rank_log(failure.rank)]
+
+
+def _watchdog_line(text: str) -> str | None:
+    """The line in which NCCL's watchdog says that a collective hung."""
+    return next((line.strip() for line in text.splitlines() if WATCHDOG_SAYS in line.lower()), None)
+
+
+def with_log(failure: Failure, run_dir: RunDir) -> Failure:
+    """The failure; where it has no traceback, with what the processes wrote.
+
+    That is the stacks of a job that hung, and the last lines of the failed rank's log, or of every rank's
+    where none is named.
+    """
+    if failure.traceback and "\n" in failure.traceback:
+        return failure
+    logs = run_dir.all_rank_logs() if failure.rank is None else [run_dir.rank_log(failure.rank)]
+    tails = [(log.name, _tail(log)) for log in logs]
+    agents = [(log.name, _tail(log)) for log in [*run_dir.all_agent_logs(), run_dir.scheduler_log]]
+    if any(tail for _, tail in tails):  # a rank says why: that a process ended is no news then
+        agents = [(name, _without_elastic(tail)) for name, tail in agents]
+    tails += agents
+    written = [f"last lines of {name}:\n{tail}" for name, tail in tails if tail]
+    if where := stack_reader.read_stacks(run_dir):
+        written.insert(0, where)
+    return failure.replace(traceback="\n".join(written) or "no process wrote anything")
+
+
+def _without_elastic(tail: str) -> str:
+    return "\n".join(line for line in tail.splitlines() if ELASTIC_SAYS.match(line) is None).strip()
+
+
+def _tail(path: Path) -> str:
+    lines = [line for line in _end(path).splitlines() if PROFILER_SAYS.match(line) is None]
+    return "\n".join(lines[-LOG_TAIL_LINES:])
+
+
+def _end(path: Path) -> str:
+    """The last `LOG_TAIL_BYTES` of a file; empty if there is none."""
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
+        return file.read().decode(errors="replace")

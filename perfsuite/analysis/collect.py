@@ -1,0 +1,333 @@
+"""Makes one `Run` out of the files of a launch, or one profile.
+
+Driver side; imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+
+from perfsuite import documents
+from perfsuite.analysis import agreement
+from perfsuite.analysis.cause import first_cause, is_peer, with_log, with_oom_kills
+from perfsuite.analysis.figures import (
+    extra_figures,
+    figures_of,
+    in_tf32,
+    job_steps,
+    lowest_device_probe,
+    settling_notes,
+)
+from perfsuite.analysis.health import gpu_setup
+from perfsuite.analysis.hidden import hidden
+from perfsuite.analysis.nodes import UNKNOWN, with_nodes
+from perfsuite.analysis.window import UNMEASURED_STEPS, find_window, settled
+from perfsuite.case.case import Case, CaseFile
+from perfsuite.case.framework import LossRule
+from perfsuite.case.hardware import Machine
+from perfsuite.errors import FileError, ReportError
+from perfsuite.results.counts import COUNTED_STEP, merged
+from perfsuite.results.metric import find
+from perfsuite.results.profile import LaunchProfile, RankProfileFile
+from perfsuite.results.profile import merged as merged_profiles
+from perfsuite.results.rank_report import SIMULATED_CLOCK, Failure, Observed, RankReport
+from perfsuite.results.run import LaunchFile, OomKills, Run
+from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, RunDir
+
+WALL_CLOCK_AGREES = 0.05
+"""Relative difference of a rank's wall clock and the sum of its steps from which a note tells it."""
+LARGE_LOG_BYTES = 100 * 2**20
+"""Bytes of a log from which a note tells them."""
+NO_TF32_PEAK = "no MFU: matmuls in fp32 ran in TF32 here, and the peak that is known is that of fp32"
+LOSS_STEPS = 3
+"""Fewest steps at each end whose mean losses are compared, to see whether the loss falls; a tenth of all
+steps if that is more. In 48 runs of 12 steps (the tiny models, learning rates 1e-3 and 1e-4) the loss falls
+by this rule in all of them; by the first and the last step alone, it did not in 2."""
+LOSS_NOT_OBSERVED = (
+    "loss not observed, as the case asks for: training that no longer learns would not be seen"
+)
+
+
+def collect(
+    run_dir: RunDir,
+    machine: Machine,
+    *,
+    started_at: str,
+    duration_s: float,
+    failure: Failure | None,
+) -> Run:
+    """Make one run out of the reports of a launch's ranks.
+
+    `failure` is why the launch was killed, or None. It is ignored, but for a note, if every rank had already
+    written its report. What went wrong in the launch is the `failure` of the run; this raises `FileError`
+    only if the driver's own `case.json` cannot be read.
+    """
+    request = documents.read(run_dir.case, CaseFile)
+    bare = Run(
+        case=request.case,
+        machine=machine,
+        started_at=started_at,
+        duration_s=round(duration_s, 3),
+        inject=request.inject,
+    )
+    try:
+        agents = _agents(run_dir, request.case)
+        bare = with_nodes(bare, agents, {})
+        reports = _reports(run_dir, request.case)
+    except FileError as error:
+        unread = Failure(kind="missing_report", message=str(error))
+        return bare.replace(failure=unread if failure is None else with_log(failure, run_dir))
+    per_node = request.case.topology.processes_per_node
+    bare = with_nodes(bare, agents, {rank // per_node: report.host for rank, report in reports.items()})
+    ended = [each for agent in agents.values() for each in agent.failures]
+    bare = bare.replace(notes=(*bare.notes, *_log_notes(run_dir)))
+    cause = _cause(reports, ended, run_dir, request.case, failure)
+    if cause is not None:
+        return bare.replace(failure=with_oom_kills(cause, _oom_kills(agents, cause, per_node)))
+    ranks = [reports[rank] for rank in sorted(reports)]
+    try:
+        run = _measured(bare, ranks, request)
+    except ReportError as error:
+        return bare.replace(failure=Failure(kind="ranks_disagree", message=str(error)))
+    run = run.replace(notes=(*run.notes, *_notes_on_the_end(ended, failure)))
+    return _with_training_checked(run, ranks)
+
+
+def _cause(
+    reports: Mapping[int, RankReport],
+    ended: Sequence[Failure],
+    run_dir: RunDir,
+    case: Case,
+    failure: Failure | None,
+) -> Failure | None:
+    """Why a launch failed, with the end of the log; None if every rank has reported without a failure."""
+    cause = first_cause(reports, ended, run_dir, case)
+    if cause is None:
+        return None
+    by_ranks = [report.failure for report in reports.values() if report.failure is not None]
+    if failure is not None and (cause not in by_ranks or is_peer(cause)):
+        # Ranks report secondary errors when they are killed; prefer the reason for killing.
+        cause = failure
+    return with_log(cause, run_dir)
+
+
+def _oom_kills(agents: Mapping[int, LaunchFile], cause: Failure, per_node: int) -> OomKills:
+    """The kills for want of memory on the node of a failure; on all nodes if it has none."""
+    seen = [
+        agent.oom_kills
+        for node, agent in agents.items()
+        if cause.rank is None or node == cause.rank // per_node
+    ]
+    return OomKills(
+        of_group=sum(each.of_group for each in seen), of_machine=sum(each.of_machine for each in seen)
+    )
+
+
+def _log_notes(run_dir: RunDir) -> list[str]:
+    """Notes of logs that fill a disk when every launch leaves one."""
+    logs = [*run_dir.all_rank_logs(), *run_dir.all_agent_logs()]
+    large = [(log, size) for log in logs if (size := log.stat().st_size) > LARGE_LOG_BYTES]
+    return [f"{log.name} has {size / 2**20:,.0f} MiB, and is kept: {log}" for log, size in large]
+
+
+def collect_profile(run_dir: RunDir, failure: Failure | None) -> LaunchProfile:
+    """What the profiles of a launch's ranks come to; `failure` as for `collect`.
+
+    Raises `ReportError`, which says why, if a rank has none, and `FileError` for a bad file.
+    """
+    case = documents.read(run_dir.case, CaseFile).case
+    files = [run_dir.profile(rank) for rank in range(case.topology.world_size)]
+    if all(file.exists() for file in files):
+        found = [documents.read(file, RankProfileFile) for file in files]
+        return merged_profiles(
+            {rank: each.profile for rank, each in enumerate(found)}, method=found[0].method
+        )
+    reports = _reports(run_dir, case)
+    ended = [each for agent in _agents(run_dir, case).values() for each in agent.failures]
+    if (cause := _cause(reports, ended, run_dir, case, failure) or failure) is not None:
+        raise ReportError(f"{cause.kind}: {cause.message}")
+    notes = list(dict.fromkeys(note for report in reports.values() for note in report.notes))
+    raise ReportError("; ".join(notes) or "no rank wrote a profile")
+
+
+def newest_profile(run_dirs: Iterable[RunDir]) -> LaunchProfile | None:
+    """Return the profile of the first launch that has one; None if none has."""
+    for run_dir in run_dirs:
+        with contextlib.suppress(ReportError):
+            return collect_profile(run_dir, None)
+    return None
+
+
+def _agents(run_dir: RunDir, case: Case) -> dict[int, LaunchFile]:
+    """What the agents wrote, by the number of their node. Raises `FileError` for a bad file."""
+    files = run_dir.all_launches(case.topology.nodes)
+    return {node: documents.read(file, LaunchFile) for node, file in files.items()}
+
+
+def _reports(run_dir: RunDir, case: Case) -> dict[int, RankReport]:
+    """The reports that were written, by rank. Raises `FileError` for a bad one."""
+    paths = [(rank, run_dir.rank(rank)) for rank in range(case.topology.world_size)]
+    return {rank: documents.read(path, RankReport) for rank, path in paths if path.exists()}
+
+
+def _notes_on_the_end(ended: Sequence[Failure], failure: Failure | None) -> list[str]:
+    """What went wrong after every rank had written its report: the measurement stands, but it is told."""
+    notes = []
+    if ended:
+        who = ", ".join(
+            crash.message if crash.rank is None else f"rank {crash.rank}: {crash.message}" for crash in ended
+        )
+        notes.append(f"died after its report was written: {who}")
+    if failure is not None:
+        notes.append(f"every rank had reported, but the job did not end: {failure.message}")
+    return notes
+
+
+def _with_training_checked(run: Run, ranks: Sequence[RankReport]) -> Run:
+    """The run; failed if a clock, the ranks' models, their tokens or the loss are not as they should be."""
+    case = run.case
+    unlike = (
+        agreement.clock_differs(ranks)
+        or agreement.trained_apart(ranks, case)
+        or agreement.tokens_differ(ranks, case)
+    )
+    if unlike is not None:
+        return run.replace(failure=Failure(kind="mismatch", message=unlike))
+    if (rule := case.framework.asks_of_loss) is None:
+        return run.replace(notes=(*run.notes, LOSS_NOT_OBSERVED))
+    return run.replace(failure=_bad_loss(run.loss, rule, case))
+
+
+def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
+    """The run with what its ranks measured. Raises `ReportError` where they disagree."""
+    case, peak_flops = bare.case, request.peak_flops
+    _check_agreement(reports, case)
+    if reports[0].clock == SIMULATED_CLOCK:
+        bare = bare.replace(health=None)  # whatever the machine did, nothing was computed on it
+    elif bare.health is None:
+        bare = bare.replace(health=UNKNOWN)
+    series = job_steps([report.step_s for report in reports])
+    counted = {report.rank: report.counts for report in reports if report.counts is not None}
+    why_hidden = hidden(reports, case)
+    unmeasured = COUNTED_STEP if counted else UNMEASURED_STEPS
+    if bare.machine.device == "cuda":
+        unmeasured = settled(series, unmeasured)
+    window = find_window(series, case.max_warmup_steps, unmeasured=unmeasured)
+    run = bare.replace(
+        step_s=tuple(series),
+        probe_s=tuple(max(probes) for probes in zip(*(report.probe_s for report in reports), strict=True)),
+        cpu_s=tuple(sum(ranks) for ranks in zip(*(report.cpu_s for report in reports), strict=True)),
+        loss=tuple(fmean(losses) for losses in zip(*(report.loss for report in reports), strict=True)),
+        window=(window.start, window.stop),
+        memory=tuple(report.memory for report in reports if report.memory is not None),
+        flops=reports[0].flops,
+        observed=_with_machine(reports[0].observed, bare),
+        device_probe=lowest_device_probe(reports),
+        rank_probes=tuple(report.device_probe for report in reports),
+        counts=() if why_hidden else merged(counted),
+        hidden=why_hidden,
+        notes=(
+            *bare.notes,
+            *_notes(reports, steady=window.steady),
+            *_rank_notes(reports),
+            *agreement.token_notes(reports, case),
+        ),
+    )
+    if in_tf32(run):
+        run, peak_flops = run.replace(notes=(*run.notes, NO_TF32_PEAK)), None
+    run = run.replace(figures=figures_of(run, reports, peak_flops), notes=(*run.notes, *settling_notes(run)))
+    metrics = [metric for name in request.metrics if (metric := find(name)) is not None]
+    return run.replace(figures=run.figures.replace(extra=extra_figures(run, reports, metrics)))
+
+
+def _rank_notes(reports: list[RankReport]) -> list[str]:
+    """The notes of all ranks, equal ones once."""
+    return list(dict.fromkeys(note for report in reports for note in report.notes))
+
+
+def _with_machine(observed: Observed | None, run: Run) -> Observed | None:
+    """What a worker observed, with what it does not know: the driver, and how its GPUs are set up.
+
+    The directory of the flight recorder is left out, as every launch has another.
+    """
+    if observed is None:
+        return None
+    kept = {name: value for name, value in observed.environment.items() if name != FLIGHT_RECORDER_FILE}
+    driver = {"driver": run.machine.driver} if run.machine.driver is not None else {}
+    return observed.replace(environment={**kept, **driver, **gpu_setup(run.health)})
+
+
+def _check_agreement(reports: list[RankReport], case: Case) -> None:
+    """Raise `ReportError` where the reports are not those of one job that ran this case."""
+    of_ranks: dict[str, Sequence[object]] = {
+        "the number of steps": [len(report.step_s) for report in reports],
+        "the number of losses": [len(report.loss) for report in reports],
+        "the number of probes": [len(report.probe_s) for report in reports],
+        "the number of CPU times": [len(report.cpu_s) for report in reports],
+        "tokens per step": [report.tokens_per_step for report in reports],
+        "the world size": [report.world_size for report in reports],
+        "the clock": [report.clock for report in reports],
+    }
+    for what, values in of_ranks.items():
+        if len(set(values)) > 1:
+            each = ", ".join(f"rank {r.rank}: {value}" for r, value in zip(reports, values, strict=True))
+            raise ReportError(f"ranks disagree on {what} ({each})")
+    world, nodes = case.topology.world_size, case.topology.nodes
+    if reports[0].world_size != world:
+        raise ReportError(f"a world size of {world} was asked for, {reports[0].world_size} ran")
+    if (ranks := [report.rank for report in reports]) != list(range(world)):
+        raise ReportError(f"the files of ranks 0 to {world - 1} hold the reports of {ranks}")
+    if nodes > 1 and len(hosts := {report.host for report in reports}) != nodes:
+        raise ReportError(f"{nodes} nodes were asked for, the ranks ran on {', '.join(sorted(hosts))}")
+    for report in reports:
+        if bad := [seconds for seconds in report.step_s if not 0 < seconds < math.inf]:
+            raise ReportError(f"rank {report.rank}: a step cannot take {bad[0]} s")
+    if reports[0].loss and len(reports[0].loss) != case.total_steps:
+        raise ReportError(f"{case.total_steps} losses were asked for, {len(reports[0].loss)} were recorded")
+    if len(reports[0].step_s) != case.total_steps:
+        raise ReportError(f"{case.total_steps} steps were asked for, {len(reports[0].step_s)} were made")
+
+
+def _notes(reports: list[RankReport], *, steady: bool) -> list[str]:
+    """Notes for a reader of the figures: on drift, clocks that differ, memory that is nearly full or 0."""
+    notes = []
+    if not steady:
+        notes.append("step times were still drifting at the end: raise max_warmup_steps or steps")
+    for report in reports:
+        summed = sum(report.step_s)
+        if abs(report.wall_s - summed) > WALL_CLOCK_AGREES * report.wall_s:
+            wall = f"{report.wall_s:.3f} s"
+            notes.append(f"rank {report.rank}: the steps sum to {summed:.3f} s, the wall clock says {wall}")
+    retries = max((report.memory.alloc_retries or 0 for report in reports if report.memory), default=0)
+    if retries:
+        notes.append(f"{retries} allocator retries: memory is nearly full, which slows steps down")
+    if all(report.memory is not None and report.memory.peak == 0 for report in reports):
+        notes.append(
+            "a peak memory of 0 bytes cannot be compared: what was trained stayed within the slack of the "
+            "level before it was built; take a larger model or micro_batch"
+        )
+    return notes
+
+
+def _bad_loss(loss: Sequence[float], rule: LossRule, case: Case) -> Failure | None:
+    """The failure of a loss that is missing or no number, or does not fall where the rule asks for it."""
+    if not loss:
+        return Failure(kind="loss", message="no loss was recorded")
+    bad = [step for step, value in enumerate(loss) if not math.isfinite(value)]
+    if bad:
+        return Failure(kind="loss", message=f"the loss is {loss[bad[0]]} at step {bad[0]}")
+    count = max(LOSS_STEPS, len(loss) // 10)
+    first, last = fmean(loss[:count]), fmean(loss[-count:])
+    if rule == "finite" or last < first:
+        return None
+    advice = "give more steps or another learning_rate"
+    if not case.framework.builds_model:
+        advice = 'say loss="finite" where it need not (random data, a learning rate that warms up, a GAN)'
+    return Failure(
+        kind="loss",
+        message=f"the loss does not fall: {first:.4f} is the mean of the first {count} steps, "
+        f"{last:.4f} that of the last {count}: {advice}",
+    )

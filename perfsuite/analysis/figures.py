@@ -1,0 +1,191 @@
+"""Computes the figures of one launch from the reports of its ranks. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import fmean, median, quantiles
+
+from perfsuite.analysis.roofline import roofline
+from perfsuite.analysis.window import SETTLED_WARMUP_S, SETTLED_WINDOW_S, UNMEASURED_STEPS
+from perfsuite.errors import ReportError
+from perfsuite.results.counts import COUNTED_STEP
+from perfsuite.results.metric import Metric
+from perfsuite.results.rank_report import RankReport
+from perfsuite.results.run import Figures, Health, Run
+
+
+def job_steps(step_s: Sequence[Sequence[float]]) -> list[float]:
+    """Seconds of each step of the job, from the seconds of each step of each rank.
+
+    The job has finished a step when the last rank has: C(i) is the largest over ranks of the sum of their
+    first i steps, and step i took C(i) - C(i-1). What stalls one rank after its last collective of a step,
+    and is waiting in the next step of the others, counts once; the largest step over ranks would count it
+    twice.
+    """
+    behind = [0.0] * len(step_s)
+    """For each rank: C(i-1) minus the sum of its own first i-1 steps."""
+    series = []
+    for steps in zip(*step_s, strict=True):
+        took = max(step - lag for step, lag in zip(steps, behind, strict=True))
+        behind = [lag - step + took for step, lag in zip(steps, behind, strict=True)]
+        series.append(took)
+    return series
+
+
+def lowest_device_probe(reports: list[RankReport]) -> dict[str, float]:
+    """The device probe of the slowest rank, figure by figure: the lowest, as all of them are rates."""
+    names = sorted({name for report in reports for name in report.device_probe})
+    return {name: min(r.device_probe[name] for r in reports if name in r.device_probe) for name in names}
+
+
+def in_tf32(run: Run) -> bool:
+    """Whether matmuls of a case in fp32 ran in a lower precision on a GPU."""
+    settings = run.observed.settings if run.observed is not None else {}
+    is_lower = settings.get("fp32_matmul", "ieee") != "ieee"
+    return run.case.precision == "fp32" and run.machine.device == "cuda" and is_lower
+
+
+def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) -> Figures:
+    """The figures of a run whose steps are known.
+
+    `peak_flops` is the peak of one device in FLOP/s; None where it is not known: nor are MFU and the share of
+    the roofline.
+    """
+    steps = run.measured_steps
+    tokens_per_step = reports[0].tokens_per_step
+    own = [report.own_tokens_per_s for report in reports if report.own_tokens_per_s is not None]
+    ranks = run.case.topology.world_size
+    p50, mean = median(steps), fmean(steps)
+    p95 = quantiles(steps, n=20, method="inclusive")[-1]
+    tokens_per_s = tokens_per_step / p50
+    achieved = run.flops.per_token * tokens_per_s / ranks if run.flops is not None else None
+    is_known = peak_flops is not None
+    limit = roofline(run.counts, run.case, run.machine, tokens_per_step) if is_known else None
+    tail = max(1, len(run.loss) // 10)
+    reserved = [memory.reserved for memory in run.memory if memory.reserved is not None]
+    retries = [memory.alloc_retries for memory in run.memory if memory.alloc_retries is not None]
+    probes, cpu_s = (series[run.window[0] : run.window[1]] for series in (run.probe_s, run.cpu_s))
+    return Figures(
+        tokens_per_s=tokens_per_s,
+        tokens_per_s_per_device=tokens_per_s / ranks,
+        tokens_per_s_mean=tokens_per_step / mean,
+        own_tokens_per_s=median(own) if own else None,
+        step_s_p50=p50,
+        step_s_p95=p95,
+        step_s_mean=mean,
+        step_jitter=p95 / p50,
+        probe_s_p50=median(probes) if probes else None,
+        cpu_s_per_step=median(cpu_s) if cpu_s else None,
+        peak_memory_bytes=max(memory.peak for memory in run.memory) if len(run.memory) == ranks else None,
+        reserved_memory_bytes=max(reserved, default=None),
+        alloc_retries=max(retries, default=None),
+        tflops_per_device=achieved / 1e12 if achieved is not None else None,
+        mfu=achieved / peak_flops if achieved is not None and peak_flops is not None else None,
+        roofline_share=limit.share(tokens_per_s) if limit is not None else None,
+        gpu_utilisation=_gpu_utilisation(run.health),
+        sm_clock_mhz=_sm_clock_mhz(run),
+        device_memory_bytes=_device_memory_bytes(run.health),
+        energy_per_token_j=_energy_per_token_j(run.health, tokens_per_step),
+        loss_first=run.loss[0] if run.loss else None,
+        loss_last=fmean(run.loss[-tail:]) if run.loss else None,
+    )
+
+
+def extra_figures(run: Run, reports: Sequence[RankReport], metrics: Sequence[Metric]) -> dict[str, float]:
+    """Return the values of other packages' metrics by name, out of a run with figures and its rank reports.
+
+    Raises `ReportError` where ranks differ that must not, or where a metric's `read` fails.
+    """
+    values = {}
+    for metric in metrics:
+        value = _of_ranks(metric, reports) if metric.read is None else _read(metric, run)
+        if value is not None:
+            values[metric.name] = value
+    return values
+
+
+def _of_ranks(metric: Metric, reports: Sequence[RankReport]) -> float | None:
+    """The value of a launch; None if no rank recorded one."""
+    values = {report.rank: report.extra[metric.name] for report in reports if metric.name in report.extra}
+    if not values:
+        return None
+    if metric.across_ranks == "equal" and len(set(values.values())) > 1:
+        each = ", ".join(f"rank {rank}: {value:g}" for rank, value in values.items())
+        raise ReportError(f"ranks disagree on {metric.name} ({each}), which has to be equal on all ranks")
+    return float(_ACROSS_RANKS[metric.across_ranks](list(values.values())))
+
+
+_ACROSS_RANKS: dict[str, Callable[[Sequence[float]], float]] = {
+    "max": max,
+    "min": min,
+    "sum": sum,
+    "mean": fmean,
+    "equal": max,
+}
+
+
+def _read(metric: Metric, run: Run) -> float | None:
+    assert metric.read is not None
+    try:
+        value = metric.read(run)
+        return None if value is None else float(value)
+    except Exception as error:
+        raise ReportError(
+            f"metric {metric.name!r} could not be read out of the launch: {type(error).__name__}: {error}. "
+            "Mend the package that brings it, or uninstall it"
+        ) from error
+
+
+def settling_notes(run: Run) -> list[str]:
+    """The options to raise where a GPU is measured before its clock and temperature settle.
+
+    They settle in seconds, while a case counts in steps.
+    """
+    if run.machine.device == "cpu":
+        return []
+    measured_s, step_s = sum(run.measured_steps), median(run.measured_steps)
+    first = COUNTED_STEP if run.counts else UNMEASURED_STEPS
+    warmup_s = sum(run.step_s[first : run.window[0]])
+    wanted = []
+    if measured_s < SETTLED_WINDOW_S:
+        wanted.append(f"steps={_tens(SETTLED_WINDOW_S / step_s)}")
+    if warmup_s < SETTLED_WARMUP_S:
+        wanted.append(f"max_warmup_steps={_tens(first + SETTLED_WARMUP_S / step_s)}")
+    if not wanted:
+        return []
+    return [
+        f"the measured window is {measured_s:.0f} s, after {warmup_s:.0f} s of warm-up: a GPU's "
+        f"clocks and temperature settle in 30 to 60 s; set {' and '.join(wanted)}, or more"
+    ]
+
+
+def _tens(steps: float) -> int:
+    return 10 * math.ceil(steps / 10)
+
+
+def _sm_clock_mhz(run: Run) -> float | None:
+    samples = run.health.sm_clocks_mhz if run.health is not None else ()
+    clocks = [clock for step, clock in samples if run.window[0] < step <= run.window[1]]
+    return median(clocks) if clocks else None
+
+
+def _device_memory_bytes(health: Health | None) -> float | None:
+    devices = health.devices if health is not None else ()
+    return max((d.job_memory_bytes for d in devices if d.job_memory_bytes is not None), default=None)
+
+
+def _gpu_utilisation(health: Health | None) -> float | None:
+    devices = health.devices if health is not None else ()
+    shares = [device.utilisation for device in devices if device.utilisation is not None]
+    return fmean(shares) if shares else None
+
+
+def _energy_per_token_j(health: Health | None, tokens_per_step: int) -> float | None:
+    """Energy per token in joules: of all GPUs, over the steps made meanwhile; None if a GPU has no figure."""
+    if health is None or not health.devices or not health.steps or not tokens_per_step:
+        return None
+    energies = [device.energy_j for device in health.devices if device.energy_j is not None]
+    if len(energies) < len(health.devices):
+        return None
+    return sum(energies) / (health.steps * tokens_per_step)

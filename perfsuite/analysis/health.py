@@ -1,0 +1,181 @@
+"""Decides from readings of a machine whether it, rather than the code, was slow. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from perfsuite.case.hardware import Machine
+from perfsuite.results.outcome import Verdict
+from perfsuite.results.run import DeviceHealth, Health, Run
+
+THROTTLED_SHARE = 0.05
+"""Largest share of samples in which a healthy GPU may be throttled."""
+FOREIGN_MEMORY_BYTES = 256 * 2**20
+"""Most GPU memory of other processes: a monitor holds less, a program that computes holds more."""
+FOREIGN_CPU_SHARE = 0.20
+"""Largest share of the cores' time that other processes may use: on 2 cores less than half of one."""
+HELD_BYTES = 2**30
+"""Most memory of a GPU in use before a launch: a desktop holds less, a job that did not end holds more."""
+FREE_S = 30.0
+"""Most seconds to wait before a launch until the GPUs' memory is free: a driver cleans up after a process."""
+STEAL_SHARE = 0.10
+"""Largest share of the cores' time that the hypervisor may take."""
+POWER_LIMIT = "gpu_power_limit_w"
+"""Key of a run's environment: the enforced power limit; of GPUs that differ, each, in ascending order."""
+BAD_REASONS = ("HwSlowdown", "HwThermalSlowdown", "SwThermalSlowdown", "HwPowerBrakeSlowdown")
+"""Throttle reasons of a machine that is too hot or short of power. The others, SwPowerCap above all, are how
+GPUs normally run."""
+DEVICE_LAG = 0.10
+"""How much slower the slowest GPU may be than the fastest in the same piece of work, relative."""
+NOT_SAMPLED = "the machine's health is unknown: no sample was taken while steps were made"
+NO_FABRIC = "system not yet initialized"
+"""CUDA's error 802: of GPUs with NVSwitch, the Fabric Manager does not run."""
+HARDWARE_FAULTS = (
+    "uncorrectable ecc",
+    "uncorrectable nvlink",
+    "nvlink error",
+    "gpu is lost",
+    "fallen off the bus",
+    "unspecified launch failure",
+    NO_FABRIC,
+    "nvrm: xid",
+    "xid error",
+)
+"""Messages of CUDA, NCCL and NVML about a broken card or link. An unspecified launch failure may also be a
+bug in a kernel."""
+
+
+def gpu_setup(health: Health | None) -> dict[str, str]:
+    """The settings of the GPUs by name; where GPUs differ, each value once."""
+    cards = health.devices if health is not None else ()
+    values: dict[str, list[float | bool | None]] = {
+        POWER_LIMIT: [card.power_limit_w for card in cards],
+        "gpu_sm_clock_limit_mhz": [card.sm_clock_limit_mhz for card in cards],
+        "gpu_sm_clock_set_mhz": [card.sm_clock_set_mhz for card in cards],
+        "gpu_ecc": [card.ecc for card in cards],
+        "gpu_persistence": [card.persistence for card in cards],
+        "gpu_nvlinks": [card.nvlinks for card in cards],
+    }
+    known = {name: sorted({value for value in each if value is not None}) for name, each in values.items()}
+    return {name: ", ".join(map(_setup, each)) for name, each in known.items() if each}
+
+
+def _setup(value: float | bool) -> str:
+    return ("off", "on")[value] if isinstance(value, bool) else f"{value:g}"
+
+
+def hardware_fault(text: str) -> str | None:
+    """The first line of a failed job's messages that names a hardware fault, or None."""
+    lines = (line.strip() for line in text.splitlines())
+    return next((line for line in lines if any(fault in line.lower() for fault in HARDWARE_FAULTS)), None)
+
+
+def machine_problems(health: Health | None, machine: Machine) -> list[str]:
+    """Reasons to discard a launch because of its machine, with the values; empty if it was healthy."""
+    if health is None:
+        return []
+    found = [reason for device in health.devices for reason in _unhealthy_gpu(device)]
+    found += _lost_nvlinks(health.devices)
+    whose = "the cores' time" + (f" of {health.node}" if health.node else "")
+    if machine.device == "cuda":
+        found += _few_cores(health, whose)
+    else:
+        if _exceeds(health.foreign_cpu, FOREIGN_CPU_SHARE):
+            found.append(
+                f"other processes used {health.foreign_cpu:.0%} of {whose} "
+                f"(at most {FOREIGN_CPU_SHARE:.0%} is healthy)"
+            )
+        if _exceeds(health.steal, STEAL_SHARE):
+            found.append(
+                f"the hypervisor took {health.steal:.0%} of {whose} "
+                f"(steal; at most {STEAL_SHARE:.0%} is healthy)"
+            )
+    return found
+
+
+def unknown_health(health: Health | None) -> list[str]:
+    """The reason to discard a launch that was not sampled; none where nothing was computed (None)."""
+    return [] if health is None or health.samples else [NOT_SAMPLED]
+
+
+def laggard(rates: Mapping[int, float]) -> tuple[int, int, float] | None:
+    """The slowest rank, the fastest, and by what share the slowest is slower, if that is beyond `DEVICE_LAG`.
+
+    `rates` are those of the ranks' GPUs in one piece of work, by rank.
+    """
+    slowest, fastest = (choose(rates, key=rates.__getitem__) for choose in (min, max))
+    lag = 1 - rates[slowest] / rates[fastest]
+    return (slowest, fastest, lag) if lag > DEVICE_LAG else None
+
+
+def is_shared(health: Health | None, machine: Machine) -> bool:
+    """Whether others used the machine beyond what is healthy: that may end soon, unlike throttling."""
+    if health is None:
+        return False
+    if machine.device == "cpu":
+        return _exceeds(health.foreign_cpu, FOREIGN_CPU_SHARE) or _exceeds(health.steal, STEAL_SHARE)
+    return any(
+        _exceeds(device.foreign_memory_bytes, FOREIGN_MEMORY_BYTES)
+        or _exceeds(device.held_before_bytes, HELD_BYTES)
+        for device in health.devices
+    )
+
+
+def all_shared(verdict: Verdict, runs: Sequence[Run]) -> bool:
+    """Whether no launch was on a healthy machine, and others used it in one: the figures prove nothing."""
+    return not verdict.healthy(runs) and any(is_shared(run.health, run.machine) for run in runs)
+
+
+def _exceeds(value: float | None, bound: float) -> bool:
+    """Whether a reading is beyond a bound; one that the machine does not give never is."""
+    return value is not None and value > bound
+
+
+def _few_cores(health: Health, whose: str) -> list[str]:
+    """What is wrong if others leave less than a core to each rank: kernels are then launched too late."""
+    ranks = sum(device.node == health.node for device in health.devices)
+    if health.foreign_cpu is None or health.cores is None or not ranks or health.cores < ranks:
+        return []
+    left = (1 - health.foreign_cpu) * health.cores / ranks
+    if left >= 1:
+        return []
+    return [
+        f"other processes used {health.foreign_cpu:.0%} of {whose}, which leaves {left:.2g} of "
+        f"{health.cores} cores to each of {ranks} ranks (at least 1 is healthy)"
+    ]
+
+
+def _lost_nvlinks(devices: Sequence[DeviceHealth]) -> list[str]:
+    """What is wrong with GPUs that have NVLink, and fewer links than another of the same node."""
+    most: dict[str | None, int] = {}
+    for device in devices:
+        most[device.node] = max(device.nvlinks or 0, most.get(device.node, 0))
+    return [
+        f"{device.name}: {device.nvlinks} of its NVLinks are up, of another GPU's {most[device.node]}"
+        for device in devices
+        if device.nvlinks is not None and device.nvlinks < most[device.node]
+    ]
+
+
+def _unhealthy_gpu(device: DeviceHealth) -> list[str]:
+    found = [f"{device.name}: {fault}" for fault in device.memory_faults]
+    shares = [(name, (device.throttled or {}).get(name, 0)) for name in BAD_REASONS]
+    if bad := [f"{name} in {share:.0%}" for name, share in shares if share > THROTTLED_SHARE]:
+        facts = [f"at most {THROTTLED_SHARE:.0%} is healthy"]
+        if device.temperature_c is not None:
+            facts.append(f"up to {device.temperature_c:.0f} °C")
+        if device.sm_clock_mhz is not None:
+            facts.append(f"median clock {device.sm_clock_mhz:.0f} MHz")
+        found.append(f"{device.name} was throttled: {', '.join(bad)} of samples ({'; '.join(facts)})")
+    if (foreign := device.foreign_memory_bytes) is not None and foreign > FOREIGN_MEMORY_BYTES:
+        held = f"{foreign / 2**20:,.0f} MiB"
+        let_pass = f"{FOREIGN_MEMORY_BYTES / 2**20:.0f} MiB"
+        found.append(f"{device.name} was shared: other processes held {held} (at most {let_pass})")
+    if (before := device.held_before_bytes) is not None and before > HELD_BYTES:
+        pids = ", ".join(map(str, device.held_before_by))
+        found.append(
+            f"{device.name}: {before / 2**30:.1f} GiB held before the launch by "
+            f"{f'pid {pids}' if pids else 'no process that NVML lists'} "
+            f"(at most {HELD_BYTES / 2**30:.0f} GiB is healthy; waited {FREE_S:.0f} s)"
+        )
+    return found

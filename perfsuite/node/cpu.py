@@ -1,0 +1,87 @@
+"""Reads how the cores of this machine spend their time, from /proc.
+
+Driver side; imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+from perfsuite.case.case import Case
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cpu:
+    """What the cores that a job may use have done, all together, in seconds since boot."""
+
+    processes_s: float
+    """In processes of anybody, without interrupts, which are nobody's."""
+    steal_s: float
+    """Taken by the hypervisor."""
+    total_s: float
+
+
+def allowed_cores() -> set[int]:
+    """Return the numbers of the cores that this process, and so a job, may use."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def node_variables(case: Case, device: str) -> dict[str, str]:
+    """Return the variables that depend on the node: each rank's share of its cores, and the interface.
+
+    On a GPU, what a user has set wins. On a CPU it does not: the number of threads is part of what is
+    measured there.
+    """
+    topology = case.topology
+    threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // topology.processes_per_node))}
+    if device == "cuda":
+        return {name: value for name, value in threads.items() if name not in os.environ}
+    return threads if topology.nodes > 1 else {**threads, "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def bind(pid: int, cores: frozenset[int]) -> None:
+    """Let a process that has just begun run on these cores alone, with all that it starts.
+
+    Not where this process is bound itself: whoever did that, as a user or Slurm, has chosen for the job.
+    """
+    allowed = allowed_cores()
+    if not cores & allowed or len(allowed) < (os.cpu_count() or 1):
+        return
+    with contextlib.suppress(OSError):  # it has ended
+        os.sched_setaffinity(pid, cores & allowed)
+
+
+def read_cpu(stat: Path, cores: set[int]) -> Cpu | None:
+    """Read /proc/stat (proc_stat(5)). Return None if there is none, or it has another format.
+
+    `psutil.cpu_times(percpu=True)` has the same figures, but without the numbers of the cores: it would take
+    one core for another where a core is offline.
+    """
+    processes = steal = total = 0
+    try:
+        with stat.open() as file:
+            for line in takewhile(lambda line: line.startswith("cpu"), file):
+                name, *ticks = line.split()
+                if name == "cpu" or int(name[3:]) not in cores:
+                    continue
+                user, nice, system, idle, iowait, irq, softirq, stolen = map(int, ticks[:8])
+                processes += user + nice + system
+                steal += stolen
+                total += user + nice + system + idle + iowait + irq + softirq + stolen
+    except (OSError, ValueError):
+        return None
+    per_s = os.sysconf("SC_CLK_TCK")
+    return Cpu(processes_s=processes / per_s, steal_s=steal / per_s, total_s=total / per_s)
+
+
+def read_pressure(file: Path) -> float | None:
+    """Read `some avg10` of /proc/pressure/cpu, in percent. Return None if the kernel does not tell it."""
+    try:
+        some = file.read_text().split("avg10=", 1)[1]
+        return float(some.split(maxsplit=1)[0])
+    except (OSError, ValueError, IndexError):
+        return None

@@ -1,0 +1,311 @@
+"""Samples the health of the machine beside a run: clocks, power, memory, other processes.
+
+Runs in the agent of each node; imports neither torch nor pytest, and pynvml only inside functions.
+
+GPUs are read through NVML (`perfsuite.node.nvml`), cores through /proc (`perfsuite.node.cpu`). A reading
+that a device does not give is None, never 0. Samples count while steps are being made: from the first
+finished step that is seen to the last one, warm-up included. Where that is too short, from the beginning of
+the training on, or on a CPU of the launch. `perfsuite.analysis.health` judges them.
+
+A call of NVML may wait for a driver that no longer answers: a thread samples, so that the agent never waits
+for NVML.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, Literal
+
+from perfsuite.analysis.health import FREE_S, HELD_BYTES
+from perfsuite.node.cpu import Cpu, allowed_cores, read_cpu, read_pressure
+from perfsuite.node.job_processes import RESCAN_S, JobProcesses
+from perfsuite.node.nvml import Gpu, Gpus
+from perfsuite.results.run import DeviceHealth, Health
+
+EVERY_S = 0.25
+"""Seconds between samples. One is also taken when the step moves, so that the first and the last are at the
+end of a step: rank 0 tells its steps at most twice a second."""
+WHOLE_EVERY_S = 1.0
+"""Seconds between samples of what changes slowly: utilisation, temperature, memory and processes."""
+LOOK_S = 0.06
+"""Seconds between looks at how many steps are finished."""
+FREE_POLL_S = 0.5
+"""Seconds between looks at the memory of the GPUs, until it is free before a launch."""
+SILENT_S = 5.0
+"""Seconds in which NVML should have answered: it does in milliseconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sample:
+    at: float
+    step: int
+    gpus: tuple[Gpu, ...]
+    cpu: Cpu | None
+    job_s: float
+    """CPU seconds of the job since its start."""
+    load: float | None
+    pressure: float | None
+
+
+class Sampler:
+    """Samples the machine beside one launch. The first `devices` visible GPUs are the job's.
+
+    `nvml` is the module `pynvml`, or None on a machine without GPU.
+    """
+
+    def __init__(
+        self,
+        *,
+        devices: int = 0,
+        nvml: Any | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+        proc: Path = Path("/proc"),
+    ) -> None:
+        self._clock, self._sleep, self._proc = clock, sleep, proc
+        self._cores = allowed_cores()
+        self._job = JobProcesses()
+        self._gpus = Gpus(nvml, devices, self._job) if nvml is not None else None
+        self._cards: tuple[DeviceHealth, ...] = ()
+        self.near_cores: tuple[frozenset[int], ...] = ()
+        """The cores near each GPU of the job, once that is prepared; empty where they are unknown."""
+        self._slowest_s = 0.0
+        self._counted: list[_Sample] = []
+        self._pending: list[_Sample] = []
+        self._step, self._sampled_at, self._whole_at = 0, -EVERY_S, -WHOLE_EVERY_S
+        self._first: _Sample | None = None
+        """Of the beginning of the training; on a CPU, until that is seen, of the launch's."""
+        self._has_begun = False
+
+    def prepare(self) -> None:
+        """Wait before the launch, at most `FREE_S`, until the GPUs are free of earlier jobs."""
+        if self._gpus is None:
+            return
+        until = self._clock() + FREE_S
+        held = self._gpus.used_bytes()
+        while any((size or 0) > HELD_BYTES for size in held) and self._clock() < until:
+            self._sleep(FREE_POLL_S)
+            held = self._gpus.used_bytes()
+        self._cards = self._gpus.cards(held)
+        self.near_cores = self._gpus.near_cores()
+
+    def begin(self, launcher_pid: int) -> None:
+        """Take this process and its descendants for the job."""
+        self._job.begin(launcher_pid)
+
+    def sample(self, step: int | None, *, is_last: bool = False) -> None:
+        """Take a sample if it is time for one. Called often, with the number of steps finished so far: None
+        before the training begins. `is_last`: the job is over, so that it is time if the step has moved.
+
+        Only samples between two steps count: none before the first step, and none after the last one or in a
+        hang, when `step` no longer moves.
+        """
+        now = self._clock()
+        if not step:
+            self._sample_first(now, has_begun=step is not None)
+            return
+        wait = EVERY_S if step == self._step else 0 if is_last else EVERY_S / 4
+        if now - self._sampled_at < wait:
+            return
+        self._sampled_at = now
+        self._pending.append(self._read(now, step, rescan=is_last))
+        if step > self._step:
+            self._step = step
+            self._counted += self._pending
+            self._pending.clear()
+
+    def _sample_first(self, now: float, *, has_begun: bool) -> None:
+        """Sample the beginning. GPUs are not read before the job's processes are on them."""
+        if self._has_begun or (not has_begun and (self._first or self._gpus)):
+            return
+        self._has_begun = has_begun
+        self._first = self._read(now, 0, rescan=True)
+
+    def finish(self) -> Health | None:
+        """Let NVML go. Return what was seen, None if nothing was."""
+        if self._gpus is None:
+            return self.seen(())
+        notes = self._gpus.notes()
+        self._gpus.finish()
+        return self.seen(notes)
+
+    def seen(self, notes: tuple[str, ...]) -> Health | None:
+        """Return what was seen so far with these notes, None if there is neither."""
+        if self._slowest_s > SILENT_S:
+            notes = (*notes, f"NVML took {self._slowest_s:.0f} s to answer: look at dmesg")
+        counted = (
+            self._counted if len(self._counted) > 1 or self._first is None else [self._first, *self._counted]
+        )
+        if len(counted) > 1:
+            return _health(counted, self._cards, notes, self._cores)
+        if self._cards or notes:
+            return Health(samples=0, seconds=0, steps=0, devices=self._cards, notes=notes)
+        return None
+
+    def _read_gpus(self, step: int, *, whole: bool) -> tuple[Gpu, ...]:
+        if self._gpus is None:
+            return ()
+        began = self._clock()
+        if whole := whole or not self._counted or began - self._whole_at >= WHOLE_EVERY_S:
+            self._whole_at = began
+        gpus = self._gpus.read(under_load=step > 0, whole=whole)
+        self._slowest_s = max(self._slowest_s, self._clock() - began)
+        return gpus
+
+    def _read(self, now: float, step: int, *, rescan: bool) -> _Sample:
+        if rescan or now - self._job.scanned_at >= RESCAN_S:
+            self._job.scan(now)
+        return _Sample(
+            at=now,
+            step=step,
+            gpus=self._read_gpus(step, whole=rescan),
+            cpu=read_cpu(self._proc / "stat", self._cores),
+            job_s=self._job.cpu_s(),
+            load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+            pressure=read_pressure(self._proc / "pressure" / "cpu"),
+        )
+
+
+class Watch:
+    """Samples in a thread of the agent, which never waits longer than `SILENT_S` for NVML to answer."""
+
+    def __init__(self, sampler: Sampler, progress: Path) -> None:
+        self._sampler, self._progress = sampler, progress
+        self._error: str | None = None
+        self._is_prepared, self._is_over = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._work, name="perfsuite-health", daemon=True)
+
+    def begin(self) -> None:
+        """Prepare the sampler, then sample. Returns when the job may start, even if NVML does not answer."""
+        self._sampler.begin(os.getpid())
+        self._thread.start()
+        self._is_prepared.wait(FREE_S + SILENT_S)
+
+    @property
+    def near_cores(self) -> tuple[frozenset[int], ...]:
+        """The cores near each GPU of the job, if NVML has told them by now."""
+        return self._sampler.near_cores
+
+    def finish(self) -> Health | None:
+        """Stop sampling and return what was seen. If NVML does not answer even now, it is left alone."""
+        self._is_over.set()
+        if self._thread.ident is not None:  # it has begun
+            self._thread.join(SILENT_S)
+        if self._thread.is_alive():
+            silent = "NVML does not answer (a GPU that is lost?): look at `nvidia-smi` and dmesg"
+            return self._sampler.seen((silent,))
+        return self._sampler.finish() if self._error is None else self._sampler.seen((self._error,))
+
+    def _work(self) -> None:
+        try:
+            self._sampler.prepare()
+            self._is_prepared.set()
+            self._sampler.sample(None)
+            while not self._is_over.wait(LOOK_S):
+                self._sampler.sample(self._steps())
+            self._sampler.sample(self._steps(), is_last=True)
+        except Exception as error:  # the launch is worth more than its health
+            self._error = f"the machine's health is unknown: {type(error).__name__}: {error}"
+            self._is_prepared.set()
+
+    def _steps(self) -> int | None:
+        """Return how many steps rank 0 has finished, by the file that it writes; None before it trains."""
+        with contextlib.suppress(OSError, ValueError):
+            steps, _ = self._progress.read_text().split()
+            return int(steps)
+        return None
+
+
+def sampler(device: Literal["cpu", "cuda"], devices: int) -> Sampler:
+    """Return a sampler for a job on the first `devices` devices of this machine."""
+    if device == "cpu":
+        return Sampler()
+    import pynvml
+
+    return Sampler(devices=devices, nvml=pynvml)
+
+
+def _health(
+    samples: Sequence[_Sample], cards: Sequence[DeviceHealth], notes: tuple[str, ...], cores: set[int]
+) -> Health:
+    first, last = samples[0], samples[-1]
+    seconds = last.at - first.at
+    gpus = list(zip(*(sample.gpus for sample in samples), strict=True))
+    cards = cards or [DeviceHealth(index=index) for index in range(len(gpus))]
+    return Health(
+        cores=len(cores),
+        samples=len(samples),
+        seconds=round(seconds, 3),
+        steps=last.step - first.step,
+        devices=tuple(_device(card, readings, seconds) for card, readings in zip(cards, gpus, strict=True)),
+        sm_clocks_mhz=tuple(
+            (step, median(clocks))
+            for step, group in groupby(samples, key=lambda sample: sample.step)
+            if (clocks := [clock for sample in group if (clock := _slowest_clock(sample)) is not None])
+        ),
+        load_average=_mean(sample.load for sample in samples),
+        cpu_pressure=_mean(sample.pressure for sample in samples),
+        notes=notes,
+        **_cpu_shares(first, last),
+    )
+
+
+def _cpu_shares(first: _Sample, last: _Sample) -> dict[str, float | None]:
+    """Return shares of the cores' time over all samples at once: the kernel counts in ticks of 10 ms."""
+    if first.cpu is None or last.cpu is None or last.cpu.total_s <= first.cpu.total_s:
+        return {}
+    total = last.cpu.total_s - first.cpu.total_s
+    job = max(0.0, last.job_s - first.job_s)
+    busy = last.cpu.processes_s - first.cpu.processes_s
+    steal = last.cpu.steal_s - first.cpu.steal_s
+    shares = {"job_cpu": job / total, "foreign_cpu": (busy - job) / total, "steal": steal / total}
+    return {name: round(min(max(share, 0.0), 1.0), 4) for name, share in shares.items()}
+
+
+def _slowest_clock(sample: _Sample) -> float | None:
+    return min((gpu.sm_clock_mhz for gpu in sample.gpus if gpu.sm_clock_mhz is not None), default=None)
+
+
+def _device(card: DeviceHealth, readings: Sequence[Gpu], seconds: float) -> DeviceHealth:
+    clocks = [reading.sm_clock_mhz for reading in readings if reading.sm_clock_mhz is not None]
+    reasons = [reading.reasons for reading in readings if reading.reasons is not None]
+    names = sorted({name for active in reasons for name in active})
+    power_w = _mean(reading.power_w for reading in readings)
+    used = max((r.used_bytes for r in readings if r.used_bytes is not None), default=None)
+    held = card.held_before_bytes
+    return card.replace(
+        sm_clock_mhz=median(clocks) if clocks else None,
+        sm_clock_mhz_min=min(clocks, default=None),
+        utilisation=_mean(reading.utilisation for reading in readings),
+        power_w=power_w,
+        energy_j=_energy_j(readings, power_w, seconds),
+        temperature_c=max((r.temperature_c for r in readings if r.temperature_c is not None), default=None),
+        throttled={name: round(fmean(name in active for active in reasons), 4) for name in names}
+        if reasons
+        else None,
+        foreign_memory_bytes=max(
+            (r.foreign_bytes for r in readings if r.foreign_bytes is not None), default=None
+        ),
+        job_memory_bytes=None if used is None or held is None else max(0, used - held),
+    )
+
+
+def _energy_j(readings: Sequence[Gpu], power_w: float | None, seconds: float) -> float | None:
+    """Return the joules by the device's counter; if it has none (before Volta), mean power times seconds."""
+    before, after = readings[0].energy_j, readings[-1].energy_j
+    if before is not None and after is not None and after > before:
+        return round(after - before, 3)
+    return None if power_w is None else round(power_w * seconds, 3)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(fmean(known), 3) if known else None

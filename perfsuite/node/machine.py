@@ -1,0 +1,263 @@
+"""What this machine is: its GPUs by NVML, or its processor. Imports neither torch nor pytest."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import platform
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from perfsuite.case.hardware import AND, PRODUCTS, Machine
+from perfsuite.errors import MachineError
+from perfsuite.node import nvml_process
+
+AMD_DRIVER = Path("/dev/kfd")
+"""A device file that exists where Linux drives an AMD GPU."""
+
+
+HIDDEN = ("", "-1")
+"""Values of CUDA_VISIBLE_DEVICES that hide every GPU."""
+CUDA_ORDER = "PCI_BUS_ID"
+"""The value of CUDA_DEVICE_ORDER with which CUDA numbers GPUs as NVML does."""
+
+
+def detect() -> Machine:
+    """Return this machine. GPUs are found through NVML, so that torch need not be imported.
+
+    Raises `MachineError` if a visible GPU cannot be measured on: one that NVML cannot read, one that is split
+    by MIG, or one of several unlike GPUs in an order that NVML does not know; and if NVML does not answer.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN or not nvml_process.has_library():
+        return detect_here()
+    return Machine.model_validate(nvml_process.ask("perfsuite.node.machine"))
+
+
+def detect_here() -> Machine:
+    """Return what `detect` does, by asking NVML in this process, however long it takes to answer."""
+    try:
+        return _detect_gpu()
+    except _NoGpu as reason:
+        amd = f"; there is an AMD GPU ({AMD_DRIVER}), perfsuite measures on NVIDIA's only"
+        return detect_cpu(f"{reason}{amd if AMD_DRIVER.exists() else ''}")
+
+
+class _NoGpu(Exception):
+    """No GPU was found; the text says why."""
+
+
+def _detect_gpu() -> Machine:
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN:
+        raise _NoGpu("CUDA_VISIBLE_DEVICES hides every GPU")
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise _NoGpu(f"NVML found no GPU: {error}") from error
+    try:
+        handles = visible_handles(pynvml)
+        if not handles:
+            raise _NoGpu("NVML found a driver but no GPU")
+        names, memory = [], []
+        for index, handle in enumerate(handles):
+            with _readable(pynvml, str(index), handle):
+                names.append(text(pynvml.nvmlDeviceGetName(handle)))
+                memory.append(_memory_bytes(pynvml, handle))
+            _refuse_mig(pynvml, index, handle)
+        _refuse_other_order(pynvml)
+        driver = text(pynvml.nvmlSystemGetDriverVersion())
+    finally:
+        pynvml.nvmlShutdown()
+    own = [size for size in memory if size is not None]
+    machine = gpu_machine(
+        sorted(set(names)),
+        count=len(handles),
+        memory_bytes=min(own, default=psutil.virtual_memory().total),
+        driver=driver,
+    )
+    if len(own) == len(memory):
+        return machine
+    shared = "NVML tells no memory of the GPU, as where it shares the machine's: that is taken for it"
+    return machine.replace(note="; ".join(filter(None, [machine.note, shared])))
+
+
+def visible_handles(pynvml: Any) -> list[Any]:
+    """Return NVML's handles of the GPUs that CUDA_VISIBLE_DEVICES leaves; NVML itself sees every GPU.
+
+    Raises `MachineError` if NVML cannot read one of them.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = pynvml.nvmlDeviceGetCount()
+    if visible is None:
+        return [_by_index(pynvml, index) for index in range(count)]
+    handles = []
+    for entry in map(str.strip, visible.split(",")):
+        handle = _named(pynvml, entry, count)
+        if handle is None:
+            break  # CUDA, too, ignores everything from the first bad entry on
+        handles.append(handle)
+    if not handles:
+        raise _NoGpu(f"CUDA_VISIBLE_DEVICES={visible} names none of the {count} GPUs")
+    return handles
+
+
+def _by_index(pynvml: Any, index: int) -> Any:
+    with _readable(pynvml, str(index)):
+        return pynvml.nvmlDeviceGetHandleByIndex(index)
+
+
+def _named(pynvml: Any, entry: str, count: int) -> Any | None:
+    """Return the handle of an entry of CUDA_VISIBLE_DEVICES: an index, a UUID, or how one UUID begins."""
+    if entry.isdigit():
+        return _by_index(pynvml, int(entry)) if int(entry) < count else None
+    unknown = (pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument)
+    with _readable(pynvml, entry), contextlib.suppress(*unknown):
+        return pynvml.nvmlDeviceGetHandleByUUID(entry)
+    if not entry.startswith("GPU-"):
+        return None
+    found = []
+    for index in range(count):
+        with contextlib.suppress(pynvml.NVMLError):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            if text(pynvml.nvmlDeviceGetUUID(handle)).startswith(entry):
+                found.append(handle)
+    return found[0] if len(found) == 1 else None
+
+
+def pci_bus_id(pynvml: Any, handle: Any) -> str | None:
+    """Return the PCI bus id of a card, as `nvidia-smi` prints it; None if NVML does not tell."""
+    try:
+        return text(pynvml.nvmlDeviceGetPciInfo(handle).busId)
+    except Exception:
+        return None
+
+
+@contextlib.contextmanager
+def _readable(pynvml: Any, gpu: str, handle: Any = None) -> Iterator[None]:
+    """Turn what NVML says of one GPU into a `MachineError` that names it."""
+    try:
+        yield
+    except pynvml.NVMLError as error:
+        raise MachineError(
+            f"{_gpu_name(pynvml, gpu, handle)} cannot be read: {error}. Look at `nvidia-smi` and dmesg, then "
+            f"mend it, or measure without it: {_without(pynvml, gpu)}"
+        ) from error
+
+
+def _gpu_name(pynvml: Any, gpu: str, handle: Any) -> str:
+    bus_id = pci_bus_id(pynvml, handle) if handle is not None else None
+    return f"GPU {gpu}" + (f" ({bus_id})" if bus_id else "")
+
+
+def _without(pynvml: Any, gpu: str) -> str:
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return f"take it out of CUDA_VISIBLE_DEVICES={visible}"
+    others = [str(other) for other in range(pynvml.nvmlDeviceGetCount()) if str(other) != gpu]
+    return f"CUDA_VISIBLE_DEVICES={','.join(others)}"
+
+
+def _memory_bytes(pynvml: Any, handle: Any) -> int | None:
+    """Return the GPU's memory; None if it has none of its own, as in a GB10 or a Jetson."""
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except pynvml.NVMLError_NotSupported:
+        return None
+
+
+def _refuse_mig(pynvml: Any, index: int, handle: Any) -> None:
+    """Raise `MachineError` for a GPU that MIG splits: CUDA sees an instance, not the card that NVML names."""
+    try:
+        is_split = pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+    except pynvml.NVMLError:  # a card without MIG, or an instance
+        return
+    if is_split:
+        raise MachineError(
+            f"{_gpu_name(pynvml, str(index), handle)} is split by MIG, so it is not what its name says: name "
+            "an instance (CUDA_VISIBLE_DEVICES=MIG-..., as `nvidia-smi -L` lists them), or switch MIG off "
+            f"(`nvidia-smi -i {pci_bus_id(pynvml, handle) or index} -mig 0`)"
+        )
+
+
+def _refuse_other_order(pynvml: Any) -> None:
+    """Raise `MachineError` for unlike GPUs in another order: others would be watched than train."""
+    order = os.environ.get("CUDA_DEVICE_ORDER", CUDA_ORDER)
+    if order == CUDA_ORDER:
+        return
+    names = set()
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        with contextlib.suppress(pynvml.NVMLError):
+            names.add(text(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index))))
+    if len(names) > 1:
+        raise MachineError(
+            f"CUDA_DEVICE_ORDER={order} on a machine with unlike GPUs ({', '.join(sorted(names))}): NVML "
+            f"numbers them by PCI bus, so others would be watched than train; unset it, or set {CUDA_ORDER}"
+        )
+
+
+def text(value: str | bytes) -> str:
+    """Return a text of NVML's, which some versions of pynvml give as bytes."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def gpu_machine(names: list[str], *, count: int, memory_bytes: int, driver: str | None) -> Machine:
+    """Return a machine with `count` GPUs of these NVML names. An unknown name gets a class but no peak."""
+    name = AND.join(names)
+    product = PRODUCTS.get(name)
+    note = None
+    if product is not None:
+        hardware_class = product.hardware_class
+        if product.peak_16bit is None:
+            note = f"the peak FLOP/s of {name} is unknown ({product.source}), so MFU is left out"
+    else:
+        note = (
+            f"GPU {name!r} is not in perfsuite's table, so its peak FLOP/s is unknown and MFU is left out; "
+            "add it to PRODUCTS in perfsuite/case/hardware.py with its datasheet"
+        )
+        hardware_class = f"{_slug(name)}-{round(memory_bytes / 2**30)}gb"
+    return Machine(
+        device="cuda",
+        device_name=name,
+        hardware_class=hardware_class,
+        devices=count,
+        memory_bytes=memory_bytes,
+        driver=driver,
+        note=note,
+    )
+
+
+def detect_cpu(reason: str) -> Machine:
+    """Return this machine without its GPUs. `reason` says why, and becomes the machine's note."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    name = _cpu_name()
+    return Machine(
+        device="cpu",
+        device_name=name,
+        hardware_class=f"cpu-{_slug(name)}-{cores}c",
+        devices=cores,
+        memory_bytes=psutil.virtual_memory().total,
+        note=reason,
+    )
+
+
+@functools.cache
+def _cpu_name() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found.group(1).strip() if found else platform.machine() or "unknown"
+
+
+def _slug(name: str) -> str:
+    name = re.sub(r"\((r|tm)\)|\bcpu\b|@.*|processor|nvidia", " ", name.lower())
+    return re.sub(r"[^a-z0-9]+", "-", name).strip("-") or "unknown"
+
+
+if __name__ == "__main__":
+    nvml_process.answer(lambda: detect_here().model_dump(mode="json"))

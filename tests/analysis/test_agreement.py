@@ -1,0 +1,303 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite.analysis import agreement
+from perfsuite.analysis.collect import NO_TF32_PEAK, collect
+from perfsuite.case.case import Case, Topology
+from perfsuite.frameworks.script import Script
+from perfsuite.results.rank_report import Evidence, Flops, Observed, RankReport
+from perfsuite.results.run import Run
+from tests.samples import IMAGES, make_case, make_gpu_machine, make_machine, make_report, write_launch
+
+
+def reports(*evidence: Evidence | None, **changes: Any) -> list[RankReport]:
+    return [make_report(rank, evidence=each, **changes) for rank, each in enumerate(evidence)]
+
+
+def told(*norms: float, **changes: Any) -> Evidence:
+    """Of parameters a, b, ... that had the norm 10 before."""
+    replicated = {name: (10.0, norm) for name, norm in zip("abc", norms, strict=False)}
+    return Evidence(**{"data_parallel": 2, "collectives": 25, "replicated": replicated, **changes})
+
+
+def run_of(case: Case, directory: Path, ranks: list[RankReport]) -> Run:
+    return collect(
+        write_launch(directory, *ranks, case=case), make_machine(), started_at="", duration_s=1, failure=None
+    )
+
+
+# --- time --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("elapsed_s", "uptime_s", "is_told"),
+    [
+        (2.5, 2.5, False),
+        (2.5, None, False),
+        (2.5, 2.9, False),
+        (100.0, 104.9, False),
+        (0.25, 2.5, True),
+        (2.5, 0.25, True),
+        (100.0, 106.0, True),
+    ],
+)
+def test_a_clock_that_is_not_the_kernel_s_measures_nothing(
+    tmp_path: Path, elapsed_s: float, uptime_s: float | None, is_told: bool
+) -> None:
+    ranks = [make_report(0), make_report(1, elapsed_s=elapsed_s, uptime_s=uptime_s)]
+    run = run_of(make_case(), tmp_path, ranks)
+    assert (run.failure is not None) == is_told
+    if run.failure is not None:
+        assert run.failure.kind == "mismatch"
+        assert run.failure.message.startswith(
+            f"rank 1: its clock says that the training took {elapsed_s:.2f} s, the kernel's uptime "
+            f"{uptime_s:.2f} s"
+        )
+
+
+# --- one model --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("replicas", ["agree", "differ"])
+def test_ranks_that_exchange_nothing_trained_apart(replicas: str) -> None:
+    said = agreement.trained_apart(
+        reports(told(11, collectives=0), told(11, collectives=0)), case_of(replicas=replicas)
+    )
+    assert said == (
+        "the 2 ranks trained apart: no collective ran after the first step. Their gradients are not "
+        "exchanged: wrap the whole model in DDP or FSDP, or all-reduce its gradients."
+    )
+
+
+def test_replicas_that_moved_apart_are_named() -> None:
+    said = agreement.trained_apart(reports(told(11, 11, 11), told(11, 11.02, 11.5)), case_of())
+    assert said is not None
+    assert said.startswith("the 2 ranks trained apart: 2 of 3 parameters are not the same on all of them")
+    assert "after the last step, as b. Their gradients are not exchanged" in said
+    assert said.endswith(
+        "If they are not to be the same: with tensor or pipeline parallelism, say data_parallel=, the number "
+        "of ranks that see different data; with experts or embeddings that each rank has its own of, or "
+        "replicas that are averaged now and then, say Script(replicas='differ'), and they are not compared"
+    )
+
+
+def test_replicas_that_differ_on_purpose_are_not_compared(tmp_path: Path) -> None:
+    apart = reports(told(11, 11), told(11, 13), tokens_per_step=CLAIMED)
+    assert agreement.trained_apart(apart, case_of()) is not None
+    assert run_of(case_of(replicas="differ"), tmp_path, apart).failure is None
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        [told(11, 12), told(11, 12)],
+        [told(11.0, 12), told(11.001, 12)],  # another order of sums
+        [told(1e6, 2e6), told(1e6 + 0.4, 2e6 + 0.9)],
+        [told(11), Evidence(data_parallel=2, collectives=9)],  # split by hand: not whole everywhere
+        [told(11, collectives=None), told(11, collectives=None)],  # a backend that does not count
+        [told(11, collectives=0), told(11)],
+        [told(11, collectives=0, data_parallel=1), told(13, collectives=0, data_parallel=1)],
+        [told(11, collectives=0)],
+        [None, None],
+        [told(11, collectives=0), None],
+    ],
+)
+def test_ranks_that_train_one_model_or_do_not_tell(ranks: list[Evidence | None]) -> None:
+    assert agreement.trained_apart(reports(*ranks), case_of()) is None
+
+
+@pytest.mark.parametrize(("norm", "is_apart"), [(99.0, False), (98.9, True), (101.1, True)])
+def test_replicas_may_differ_by_a_hundredth_of_what_training_moved(norm: float, is_apart: bool) -> None:
+    """Parameter "a" goes from 0 to 100 on one rank, and to `norm` on the other."""
+    moved = [Evidence(data_parallel=2, collectives=25, replicated={"a": (0.0, end)}) for end in (100.0, norm)]
+    assert (agreement.trained_apart(reports(*moved), case_of()) is not None) is is_apart
+
+
+def test_what_training_moved_is_that_of_the_rank_where_it_moved_most() -> None:
+    """Parameter "a" goes from 0 to 100 on one rank, and hardly anywhere on the other."""
+    moved = [
+        Evidence(data_parallel=2, collectives=25, replicated={"a": norms})
+        for norms in ((0.0, 100.0), (99.5, 99.25))
+    ]
+    assert agreement.trained_apart(reports(*moved), case_of()) is None
+
+
+@pytest.mark.parametrize(("norm", "is_apart"), [(2e6 - 1, False), (2e6 - 1.01, True)])
+def test_rounding_explains_one_part_in_two_million_of_the_larger_norm(norm: float, is_apart: bool) -> None:
+    """Of parameters that training did not move at all."""
+    still = [Evidence(data_parallel=2, collectives=25, replicated={"a": (end, end)}) for end in (2e6, norm)]
+    assert (agreement.trained_apart(reports(*still), case_of()) is not None) is is_apart
+
+
+def test_ranks_that_trained_apart_are_no_measurement(tmp_path: Path) -> None:
+    run = run_of(make_case(), tmp_path, reports(told(11), told(13)))
+    assert run.failure is not None
+    assert run.failure.kind == "mismatch"
+    assert "trained apart" in run.failure.message
+
+
+# --- tokens -----------------------------------------------------------------------------------------------
+
+CLAIMED = 256
+"""Tokens a step of `make_case` on two ranks: 64 x 2 each."""
+
+
+def saw(*tokens: int | None, **changes: Any) -> list[RankReport]:
+    values = {"data_parallel": 2, "forwards": 1, **changes}
+    return reports(*(Evidence(tokens=count, **values) for count in tokens))
+
+
+def case_of(**options: Any) -> Case:
+    return make_case(framework=Script(path="train.py", **options))
+
+
+def test_tokens_as_claimed_need_no_word(tmp_path: Path) -> None:
+    run = run_of(make_case(), tmp_path, saw(128, 128))
+    assert (run.failure, run.notes) == (None, ())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "changes"),
+    [
+        ((256, 256), {"forwards": 2}),  # accumulation of two
+        ((100, 120), {}),
+        ((100, 100), {"data_parallel": 1}),  # split layers: both see the same
+        ((512, 512), {"data_parallel": 1}),
+    ],
+)
+def test_tokens_that_the_model_was_not_given_are_a_mismatch(tokens: tuple[int, ...], changes: Any) -> None:
+    ranks = [report.replace(tokens_per_step=256) for report in saw(*tokens, **changes)]
+    said = agreement.tokens_differ(ranks, case_of())
+    assert said is not None
+    assert "Correct the case; or say Script(tokens='vary')" in said
+    assert agreement.token_notes(ranks, case_of()) == (), "no second word, which is not true"
+
+
+def test_the_message_names_claim_sight_and_remedy(tmp_path: Path) -> None:
+    run = run_of(case_of(), tmp_path, saw(90, 110, padding=20))
+    assert run.failure is not None
+    assert (run.failure.kind, run.failure.message) == (
+        "mismatch",
+        "tokens: the case claims 256 a step (sequence_length x micro_batch x gradient_accumulation = "
+        "64 x 2 x 1, on 2 data-parallel ranks), but the model was given 200, 20% of them padding in the "
+        "second step, by 1 calls a rank. Correct the case; or say Script(tokens='vary') if their number "
+        "varies from step to step: tokens/s then counts what the case claims",
+    )
+
+
+def test_sequences_may_be_split_among_ranks() -> None:
+    """Context parallelism: each of two ranks is given one half of the same sequences."""
+    ranks = [report.replace(tokens_per_step=256) for report in saw(128, 128, data_parallel=1)]
+    assert agreement.tokens_differ(ranks, case_of()) is None
+    assert agreement.token_notes(ranks, case_of()) == (
+        "tokens/s counts 256 tokens a step; the model was given that in the second step where each of the 2 "
+        "ranks has its own part of them, as with context or sequence parallelism",
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "padding", "note"),
+    [
+        (
+            (127, 127),
+            {},
+            0,
+            ("tokens/s counts 256 tokens a step; the model was given 254 in the second step",),
+        ),
+        (
+            (128, 128),
+            {},
+            64,
+            (
+                "tokens/s counts 256 tokens a step; the model was given 256, 50% of them padding in the "
+                "second step",
+            ),
+        ),
+        (
+            (50, 60),
+            {"tokens": "vary"},
+            0,
+            (
+                "tokens/s counts 256 tokens a step, which the case says vary; the model was given 110 in "
+                "the second step",
+            ),
+        ),
+        ((None, None), {}, 0, ()),  # images
+        ((128, None), {}, 0, ()),  # the second stage of a pipeline
+    ],
+)
+def test_other_tokens_are_a_note(
+    tmp_path: Path, tokens: tuple[int | None, ...], options: Any, padding: int, note: tuple[str, ...]
+) -> None:
+    run = run_of(case_of(**options), tmp_path, saw(*tokens, padding=padding))
+    assert (run.failure, run.notes) == (None, note)
+
+
+# --- MFU -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("precision", "matmul", "known"),
+    [("fp32", "tf32", False), ("fp32", "ieee", True), ("bf16", "tf32", True)],
+)
+def test_no_mfu_of_fp32_in_tf32(tmp_path: Path, precision: Any, matmul: str, known: bool) -> None:
+    seen = Observed(settings={"fp32_matmul": matmul}, environment={})
+    flops = Flops(formula="palm-1", per_token=2e9, parameters=3, matmul_parameters=2)
+    case = make_case(hardware="gpu", precision=precision, topology=Topology(processes_per_node=2))
+    ranks = [make_report(rank, observed=seen, flops=flops) for rank in (0, 1)]
+    run_dir = write_launch(tmp_path, *ranks, case=case, peak_flops=67e12)
+    run = collect(run_dir, make_gpu_machine(), started_at="", duration_s=1, failure=None)
+    assert (run.figures.mfu is not None) == known
+    assert run.figures.tflops_per_device
+    assert (NO_TF32_PEAK in run.notes) == (not known)
+
+
+def test_a_case_that_counts_samples_claims_no_tokens() -> None:
+    """What a model of tables is given in integers is not its samples."""
+    ranks = reports(*[told(11, tokens=9, padding=3, forwards=1)] * 2)
+    assert agreement.tokens_differ(ranks, make_case()) is not None
+    assert agreement.tokens_differ(ranks, IMAGES) is None
+    assert agreement.token_notes(ranks, IMAGES) == ()
+
+
+def test_samples_that_the_case_does_not_claim_are_a_note(tmp_path: Path) -> None:
+    """No more: the first dimension of what a model is called with need not be its samples."""
+    claimed = make_report(0).tokens_per_step
+    for samples, noted in ((claimed // 2, False), (claimed // 4, True), (None, False)):
+        ranks = reports(*[told(11, samples=samples)] * 2)
+        run = run_of(IMAGES, tmp_path / str(samples), ranks)
+        assert run.failure is None
+        assert any("was called with" in note for note in run.notes) == noted
+    (note,) = agreement.token_notes(reports(*[told(11, samples=3)] * 2), IMAGES)
+    assert note == (
+        f"samples/s counts {claimed} samples a step (micro_batch x gradient_accumulation on 2 data-parallel "
+        "ranks); the model was called with 6 in the second step, by the first dimension of its input: "
+        "correct the case if these are its samples"
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "is_other"), [(244, True), (245, False), (250, False), (255, False), (256, True)]
+)
+def test_tokens_may_differ_by_a_fiftieth_of_what_the_case_claims(tokens: int, is_other: bool) -> None:
+    [alone] = reports(Evidence(data_parallel=1, tokens=tokens), tokens_per_step=250, world_size=1)
+    assert (agreement.tokens_differ([alone], case_of()) is not None) is is_other
+    assert bool(agreement.token_notes([alone], case_of())) is (tokens != 250 and not is_other)
+
+
+def test_ranks_that_tell_nothing_were_given_the_tokens_that_are_claimed() -> None:
+    silent = reports(None, None)
+    assert agreement.tokens_differ(silent, case_of()) is None
+    assert agreement.token_notes(silent, case_of()) == ()
+
+
+def test_sequences_may_be_split_among_some_of_the_ranks() -> None:
+    """Two data-parallel groups of two ranks, each with a half of its group's sequences."""
+    ranks = [report.replace(world_size=4) for report in saw(64, 64, 64, 64)]
+    assert agreement.tokens_differ(ranks, case_of()) is None
+    [note] = agreement.token_notes(ranks, case_of())
+    assert "where each of the 4 ranks has its own part of them" in note

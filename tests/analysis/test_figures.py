@@ -1,0 +1,376 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from statistics import fmean, quantiles
+from typing import Any
+
+import pytest
+
+from perfsuite.analysis.figures import (
+    _energy_per_token_j,
+    _gpu_utilisation,
+    extra_figures,
+    figures_of,
+    in_tf32,
+    job_steps,
+    lowest_device_probe,
+    settling_notes,
+)
+from perfsuite.errors import ReportError
+from perfsuite.results.counts import Counts, RankCounts
+from perfsuite.results.metric import Metric
+from perfsuite.results.rank_report import Flops, Memory, Observed
+from perfsuite.results.run import DeviceHealth, Figures, Health, Run
+from tests.analysis.test_health import make_health
+from tests.collected import FLOPS, collected, on_gpu
+from tests.counted import make_counts, make_entries
+from tests.samples import make_case, make_gpu_machine, make_machine, make_report, make_run, write_launch
+
+
+def make_metric(**changes: Any) -> Metric:
+    values = {"name": "x", "label": "x", "unit": "", "better": "lower", "judged": "shown", "recorder": object}
+    return Metric(**{**values, **changes})
+
+
+def merged(metric: Metric, *values: float | None) -> dict[str, float]:
+    reports = [
+        make_report(rank, world_size=len(values), extra={} if value is None else {"x": value, "y": 9.0})
+        for rank, value in enumerate(values)
+    ]
+    return extra_figures(make_run(), reports, [metric])
+
+
+@pytest.mark.parametrize(
+    ("across_ranks", "expected"), [("max", 4.0), ("min", 1.0), ("sum", 7.0), ("mean", 7 / 3)]
+)
+def test_the_value_of_a_launch_is_made_of_those_of_its_ranks(across_ranks: str, expected: float) -> None:
+    assert merged(make_metric(across_ranks=across_ranks), 2.0, 4.0, 1.0) == {"x": pytest.approx(expected)}
+
+
+def test_ranks_without_a_value_are_left_out() -> None:
+    assert merged(make_metric(across_ranks="mean"), None, 4.0) == {"x": 4.0}
+    assert merged(make_metric(), None, None) == {}
+
+
+def test_ranks_that_have_to_be_equal_are_or_it_is_an_error() -> None:
+    metric = make_metric(across_ranks="equal")
+    assert merged(metric, 2.0, 2.0) == {"x": 2.0}
+    with pytest.raises(ReportError, match=r"ranks disagree on x \(rank 0: 2, rank 1: 3\), which has to"):
+        merged(metric, 2.0, 3.0)
+
+
+def test_a_metric_is_read_out_of_the_whole_run() -> None:
+    def steps(run: Run) -> float | None:
+        return len(run.step_s) or None
+
+    metric = make_metric(recorder=None, read=steps)
+    assert extra_figures(make_run(), [make_report()], [metric]) == {"x": 25.0}
+    assert extra_figures(make_run(step_s=()), [make_report()], [metric]) == {}
+
+
+def test_an_error_of_read_names_the_metric_and_says_what_to_do() -> None:
+    def fails(run: Run) -> float:
+        raise KeyError("clock")
+
+    metric = make_metric(recorder=None, read=fails)
+    with pytest.raises(
+        ReportError, match=r"metric 'x' could not be read out of the launch: KeyError: 'clock'\. Mend"
+    ):
+        extra_figures(make_run(), [], [metric])
+
+
+def test_medians_are_over_the_launches_that_have_a_figure() -> None:
+    launches = [
+        Figures(tokens_per_s=1, mfu=0.4, extra={"x": 5}),
+        Figures(tokens_per_s=3, extra={"x": 7}),
+        Figures(tokens_per_s=math.inf, extra={"y": 1}),
+    ]
+    assert Figures.median_of(launches) == Figures(tokens_per_s=3, mfu=0.4, extra={"x": 6, "y": 1})
+    assert Figures.median_of([]) == Figures()
+
+
+def test_utilisation_and_energy_are_those_of_the_gpus_that_tell() -> None:
+    devices = tuple(
+        DeviceHealth(index=index, utilisation=90.0 + index, energy_j=3000.0 + index) for index in range(3)
+    )
+    told = make_health(devices=devices)
+    assert _gpu_utilisation(told) == 91
+    assert _energy_per_token_j(told, 100) == pytest.approx(9003 / 1900)
+    silent = make_health(devices=(*devices, DeviceHealth(index=3)))
+    assert _gpu_utilisation(silent) == 91
+    assert _energy_per_token_j(silent, 100) is None
+    for nothing in (None, make_health()):
+        assert _gpu_utilisation(nothing) is None
+        assert _energy_per_token_j(nothing, 100) is None
+
+
+def synchronous(work_s: list[list[float]], late_s: list[list[float]]) -> list[list[float]]:
+    """Step times by rank of a job whose ranks meet in a collective in each step: before it rank r works for
+    `work_s[r][i]`, after it, until its optimizer steps, for `late_s[r][i]`."""
+    at = [0.0] * len(work_s)
+    taken: list[list[float]] = [[] for _ in work_s]
+    for step in range(len(work_s[0])):
+        meet = max(at[rank] + work[step] for rank, work in enumerate(work_s))
+        for rank, late in enumerate(late_s):
+            taken[rank].append(meet + late[step] - at[rank])
+            at[rank] = meet + late[step]
+    return taken
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_a_stall_counts_once_though_the_other_ranks_see_it_a_step_later(tmp_path: Path, ranks: int) -> None:
+    work, late = ([[seconds] * 25 for _ in range(ranks)] for seconds in (0.09, 0.01))
+    for rank in range(ranks):
+        late[rank][6 + 2 * rank] += 1.0  # each has a hiccup of its own, after its last collective
+    steps = synchronous(work, late)
+    assert sum(max(each) for each in zip(*steps, strict=True)) == pytest.approx(2.5 + 2 * ranks)  # twice
+    reports = [make_report(rank, step_s=tuple(each), world_size=ranks) for rank, each in enumerate(steps)]
+    case = make_case(topology={"processes_per_node": ranks})
+    run = collected(write_launch(tmp_path, *reports, case=case))
+    assert sum(run.step_s) == pytest.approx(max(map(sum, steps)))
+    assert sum(run.step_s) == pytest.approx(2.5 + ranks)
+    assert run.figures.step_s_p50 == pytest.approx(0.1)
+    assert run.window == (2, 25)
+
+
+def test_of_one_rank_or_of_equal_ones_the_steps_are_its_own_to_the_last_digit() -> None:
+    steps = [0.1 + 1e-7 * step**2 for step in range(50)]
+    assert job_steps([steps]) == steps
+    assert job_steps([steps] * 8) == steps
+
+
+def test_a_rank_that_starts_late_waits_less_in_the_first_step_only() -> None:
+    work = [[0.1] * 20, [0.1] * 20]
+    early, late = synchronous(work, [[0.0] * 20] * 2)
+    early[0] += 3.0  # its clock began before the other's
+    assert job_steps([early, late]) == pytest.approx([3.1] + [0.1] * 19)
+
+
+def test_figures_are_those_of_the_window(tmp_path: Path) -> None:
+    measured = [0.1 + 0.0001 * step for step in range(22)]
+    steps = (5.0, 4.0, 3.0, *measured)
+    probes = (9.0,) * 3 + (0.02,) * 22
+    reports = [make_report(rank, step_s=steps, probe_s=probes) for rank in (0, 1)]
+    run = collected(write_launch(tmp_path, *reports))
+    figures = run.figures
+    assert run.window == (3, 25)
+    assert run.measured_steps == tuple(measured)
+    assert figures.step_s_p50 == pytest.approx(0.10105)
+    assert figures.step_s_p95 == pytest.approx(quantiles(measured, n=20, method="inclusive")[18])
+    assert figures.step_s_mean == pytest.approx(fmean(measured))
+    assert figures.tokens_per_s == pytest.approx(256 / 0.10105)
+    assert figures.step_jitter == pytest.approx(quantiles(measured, n=20, method="inclusive")[18] / 0.10105)
+    assert figures.tokens_per_s_mean == pytest.approx(256 / fmean(measured))
+    assert figures.probe_s_p50 == 0.02
+
+
+def test_a_stall_shows_in_the_mean_and_not_in_the_median(tmp_path: Path) -> None:
+    steps = (0.1,) * 15 + (10.0,) + (0.1,) * 9
+    run = collected(write_launch(tmp_path, *(make_report(rank, step_s=steps) for rank in (0, 1))))
+    assert run.figures.tokens_per_s == pytest.approx(2560)
+    assert run.figures.tokens_per_s_mean == pytest.approx(256 * 23 / 12.2)
+    assert run.figures.step_jitter == 1  # one stall in 25 steps lies beyond the 95th percentile
+
+
+def test_uneven_steps_show_in_the_jitter(tmp_path: Path) -> None:
+    steps = (0.1,) * 20 + (0.3,) * 5
+    run = collected(write_launch(tmp_path, *(make_report(rank, step_s=steps) for rank in (0, 1))))
+    assert run.figures.step_jitter == pytest.approx(3)
+
+
+def test_the_loss_is_the_mean_over_ranks_and_the_last_one_over_the_last_tenth(tmp_path: Path) -> None:
+    first = make_report(0, loss=tuple(8.0 - step * 0.1 for step in range(25)))
+    second = make_report(1, loss=tuple(6.0 - step * 0.1 for step in range(25)))
+    run = collected(write_launch(tmp_path, first, second))
+    assert run.loss == pytest.approx([7.0 - step * 0.1 for step in range(25)])
+    assert run.figures.loss_first == pytest.approx(7.0)
+    assert run.figures.loss_last == pytest.approx((4.7 + 4.6) / 2)
+
+
+def test_memory_is_that_of_the_rank_that_used_most(tmp_path: Path) -> None:
+    one = Memory(peak=10, reserved=40, alloc_retries=0, method="x")
+    other = Memory(peak=20, reserved=30, alloc_retries=2, method="x")
+    run = collected(write_launch(tmp_path, make_report(0, memory=one), make_report(1, memory=other)))
+    figures = run.figures
+    assert run.memory == (one, other)
+    assert (figures.peak_memory_bytes, figures.reserved_memory_bytes, figures.alloc_retries) == (20, 40, 2)
+    assert run.notes == ("2 allocator retries: memory is nearly full, which slows steps down",)
+
+
+def test_memory_that_one_rank_did_not_tell_is_no_figure(tmp_path: Path) -> None:
+    run = collected(write_launch(tmp_path, make_report(0), make_report(1, memory=None)))
+    assert run.failure is None
+    assert run.figures.peak_memory_bytes is None
+    assert run.figures.reserved_memory_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("flops", "peak_flops", "tflops", "mfu"),
+    [
+        (FLOPS, 10e12, 2.56, 0.256),
+        (FLOPS, None, 2.56, None),
+        (None, 10e12, None, None),
+    ],
+)
+def test_mfu_only_where_the_peak_is_known(
+    tmp_path: Path, flops: Flops | None, peak_flops: float | None, tflops: float | None, mfu: float | None
+) -> None:
+    reports = [make_report(rank, flops=flops) for rank in (0, 1)]
+    figures = collected(write_launch(tmp_path, *reports, peak_flops=peak_flops)).figures
+    assert figures.tflops_per_device == (None if tflops is None else pytest.approx(tflops))
+    assert figures.mfu == (None if mfu is None else pytest.approx(mfu))
+
+
+@pytest.mark.parametrize(("peak_flops", "share"), [(67e12, 0.5), (None, None)])
+def test_the_share_of_the_roofline_only_where_the_peak_is_known(
+    peak_flops: float | None, share: float | None
+) -> None:
+    counts = RankCounts(ranks=(0, 1), counts=Counts(flops={"forward": round(0.1 * 67e12)}))
+    run = make_run(machine=make_gpu_machine(), step_s=(0.2,) * 3, window=(0, 3), counts=(counts,))
+    figures = figures_of(run, [make_report(tokens_per_step=256)], peak_flops)
+    assert figures.roofline_share == (None if share is None else pytest.approx(share))
+
+
+@pytest.mark.parametrize(
+    ("step_s", "note"),
+    [
+        (
+            0.19,
+            "the measured window is 4 s, after 1 s of warm-up: a GPU's clocks and temperature "
+            "settle in 30 to 60 s; set steps=110 and max_warmup_steps=60, or more",
+        ),
+        (
+            1.0,
+            "the measured window is 20 s, after 3 s of warm-up: a GPU's clocks and temperature "
+            "settle in 30 to 60 s; set max_warmup_steps=20, or more",
+        ),
+        (3.4, None),
+    ],
+)
+def test_a_gpu_that_is_measured_before_it_settles_is_a_note(
+    tmp_path: Path, step_s: float, note: str | None
+) -> None:
+    reports = [make_report(rank, step_s=(step_s,) * 25) for rank in (0, 1)]
+    run_dir = write_launch(tmp_path, *reports)
+    assert on_gpu(run_dir).notes == (() if note is None else (note,))
+    assert collected(run_dir).notes == ()
+
+
+def test_of_a_gpu_the_clock_in_the_window_and_the_memory_by_nvml_are_figures(tmp_path: Path) -> None:
+    run_dir = write_launch(tmp_path, *(make_report(rank, clock="cuda events") for rank in (0, 1)))
+    health = Health(
+        samples=5,
+        seconds=2.0,
+        steps=20,
+        devices=(DeviceHealth(index=0, job_memory_bytes=7), DeviceHealth(index=1, job_memory_bytes=9)),
+        sm_clocks_mhz=((2, 1980), (5, 1980), (6, 1700), (9, 1750), (25, 1720)),
+    )
+    run = on_gpu(run_dir, health)
+    assert run.window == (5, 25)
+    assert (run.figures.sm_clock_mhz, run.figures.device_memory_bytes) == (1720, 9)
+    run = on_gpu(run_dir, health.replace(devices=(), sm_clocks_mhz=((1, 1980),)))
+    assert (run.figures.sm_clock_mhz, run.figures.device_memory_bytes) == (None, None)
+
+
+def test_ranks_of_unequally_many_steps_are_an_error() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        job_steps([[0.1, 0.1], [0.1]])
+
+
+def test_of_the_device_probe_each_figure_is_that_of_the_slowest_rank_that_has_it() -> None:
+    probes: list[dict[str, float]] = [{"matmul": 7.0, "copy": 2.0}, {"matmul": 5.0}, {"copy": 3.0}]
+    reports = [make_report(rank, device_probe=probe) for rank, probe in enumerate(probes)]
+    assert lowest_device_probe(reports) == {"copy": 2.0, "matmul": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("precision", "on_gpu", "matmul", "expected"),
+    [
+        ("fp32", True, "tf32", True),
+        ("fp32", True, "ieee", False),
+        ("fp32", True, None, False),
+        ("fp32", False, "tf32", False),
+        ("bf16", True, "tf32", False),
+        ("bf16", False, "tf32", False),
+        ("bf16", True, "ieee", False),
+    ],
+)
+def test_only_fp32_on_a_gpu_runs_in_tf32(
+    precision: Any, on_gpu: bool, matmul: str | None, expected: bool
+) -> None:
+    settings = {} if matmul is None else {"fp32_matmul": matmul}
+    run = make_run(
+        case=make_case(precision=precision),
+        machine=make_gpu_machine() if on_gpu else make_machine(),
+        observed=Observed(settings=settings, environment={}),
+    )
+    assert in_tf32(run) is expected
+    assert not in_tf32(run.replace(observed=None))
+
+
+@pytest.mark.parametrize(
+    ("losses", "last"), [(3, 1), (9, 1), (10, 1), (19, 1), (20, 1.5), (29, 1.5), (30, 2)]
+)
+def test_the_last_loss_is_the_mean_of_a_tenth_of_the_steps_and_of_one_at_least(
+    losses: int, last: float
+) -> None:
+    run = make_run(loss=tuple(float(step) for step in range(losses, 0, -1)))
+    figures = figures_of(run, [make_report()], None)
+    assert (figures.loss_first, figures.loss_last) == (losses, last)
+
+
+def test_probes_are_those_of_the_window() -> None:
+    run = make_run(step_s=(0.1,) * 8, probe_s=(1.0, 2.0, 4.0, 5.0, 7.0, 20.0, 30.0, 40.0), window=(2, 5))
+    assert figures_of(run, [make_report()], None).probe_s_p50 == 5
+    assert figures_of(run.replace(probe_s=()), [make_report()], None).probe_s_p50 is None
+
+
+def test_the_cpu_time_is_that_of_the_median_step_of_the_window() -> None:
+    run = make_run(step_s=(0.1,) * 8, cpu_s=(9.0, 9.0, 0.4, 0.6, 0.5, 9.0, 9.0, 9.0), window=(2, 5))
+    assert figures_of(run, [make_report()], None).cpu_s_per_step == 0.5
+    assert figures_of(run.replace(cpu_s=()), [make_report()], None).cpu_s_per_step is None
+
+
+def test_what_the_framework_reports_is_the_median_over_the_ranks_that_report() -> None:
+    reports = [make_report(rank, own_tokens_per_s=speed) for rank, speed in enumerate((100.0, None, 400.0))]
+    assert figures_of(make_run(), reports, None).own_tokens_per_s == 250
+    assert figures_of(make_run(), reports[1:2], None).own_tokens_per_s is None
+
+
+@pytest.mark.parametrize(
+    ("step_s", "start", "measured", "counted", "options"),
+    [
+        (2.0, 7, 10, False, []),
+        (2.0, 6, 10, False, ["max_warmup_steps=10"]),
+        (2.0, 9, 10, True, []),
+        (2.0, 8, 10, True, ["max_warmup_steps=10"]),
+        (2.0, 7, 9, False, ["steps=10"]),
+        (1.0, 10, 20, False, ["max_warmup_steps=20"]),
+        (1.999, 7, 10, False, ["steps=20", "max_warmup_steps=10"]),
+    ],
+)
+def test_ten_seconds_of_warm_up_and_twenty_measured_settle_a_gpu(
+    step_s: float, start: int, measured: int, counted: bool, options: list[str]
+) -> None:
+    """Warm-up begins with the first step that may be measured: the third, or the fifth where steps count."""
+    counts = make_entries(make_counts()) if counted else ()
+    window = (start, start + measured)
+    run = make_run(machine=make_gpu_machine(), step_s=(step_s,) * 30, window=window, counts=counts)
+    warmup_s = step_s * (start - (4 if counted else 2))
+    assert [note.partition(": a GPU")[0] for note in settling_notes(run)] == (
+        [f"the measured window is {measured * step_s:.0f} s, after {warmup_s:.0f} s of warm-up"]
+        if options
+        else []
+    )
+    assert [f"set {' and '.join(options)}, or more" in note for note in settling_notes(run)] == (
+        [True] if options else []
+    )
+
+
+def test_energy_per_token_needs_gpus_steps_and_tokens() -> None:
+    known = make_health({"energy_j": 3800.0})
+    assert _energy_per_token_j(known, 100) == 2
+    assert _energy_per_token_j(known.replace(steps=0), 100) is None
+    assert _energy_per_token_j(known.replace(devices=()), 100) is None
+    assert _energy_per_token_j(known, 0) is None

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import pytest
+
+from perfsuite.analysis.trace import LONGEST_NAME, reduced
+from perfsuite.errors import ReportError
+from perfsuite.results.profile import Profile, Work
+from tests.traces import GLOO, MAIN, annotation, cpu_step, cpu_trace, event, gpu_trace, steps
+
+
+def work(profile: Profile, name: str) -> Work:
+    (found,) = [each for each in (*profile.operators, *profile.kernels) if each.name == name]
+    return found
+
+
+def work_of(profile: Profile, sync: str) -> Work:
+    (found,) = [each for each in profile.host_syncs if each.name == sync]
+    return found
+
+
+def test_the_parts_of_a_step_on_a_cpu_add_up_to_it() -> None:
+    split = reduced(cpu_trace(), "cpu").split
+    assert split.step_us == 1000
+    assert split.data_wait_us == 100
+    assert split.compute_us == 300  # of the main thread: what gloo's thread copies is communication
+    assert split.optimizer_us == 100
+    assert split.exposed_us == {"all_reduce": 300}
+    assert split.hidden_us == {"all_reduce": 100}
+    assert split.other_us == 200
+    assert sum(split.parts().values()) == split.step_us
+
+
+def test_operators_have_their_own_time_and_calls_without_what_repeats_them() -> None:
+    profile = reduced(cpu_trace(), "cpu")
+    assert profile.steps == 3
+    assert work(profile, "aten::linear") == Work(name="aten::linear", calls=1, us=50)
+    assert work(profile, "aten::addmm").us == 150
+    assert work(profile, "AddmmBackward0").us == 5
+    assert not any(each.name.startswith(("autograd::engine", "ProfilerStep")) for each in profile.operators)
+    assert not profile.kernels
+    assert not profile.unsteady
+
+
+@pytest.mark.parametrize(
+    ("of_one", "of_all"),
+    [
+        ("FSDP::all_gather (layers.{})", "FSDP::all_gather"),
+        ("FSDP::backward_prefetch for layers.{}", "FSDP::backward_prefetch"),
+        ("## Call CompiledFxGraph f3a{} ##", "## Call CompiledFxGraph"),
+        ("triton_poi_fused_add_{}", "triton_poi_fused_add"),
+    ],
+)
+def test_of_a_name_the_layer_the_graph_or_the_number_is_left_out(of_one: str, of_all: str) -> None:
+    layers = [event(of_one.format(layer), 20 + 10 * layer, 5) for layer in range(4)]
+    profile = reduced([*cpu_trace(), *layers], "cpu")
+    assert work(profile, of_all).calls == pytest.approx(4 / 3, abs=1e-3)
+
+
+def test_a_rank_that_waits_for_a_collective_computes_nothing() -> None:
+    """As tensor parallelism does: the main thread waits while gloo's threads communicate."""
+    waits = [event("_c10d_functional::wait_tensor", 1000 * number + 430, 250) for number in range(3)]
+    split = reduced([*cpu_trace(), *waits], "cpu").split
+    assert split.compute_us == 300
+    assert split.exposed_us == {"all_reduce": 300}
+
+
+def test_calls_that_are_not_the_same_in_each_step_are_unsteady() -> None:
+    profile = reduced([*cpu_trace(), event("aten::once", 950, 5)], "cpu")
+    assert profile.unsteady == ("aten::once",)
+    assert "aten::once" not in profile.calls()
+
+
+def test_without_a_step_after_them_the_last_one_ends_itself() -> None:
+    events = [*steps(3), *(each for number in range(3) for each in cpu_step(1000 * number))]
+    assert reduced(events, "cpu").split.step_us == pytest.approx(2990 / 3, abs=0.1)
+
+
+def test_a_host_read_is_a_synchronisation() -> None:
+    reads = [event("aten::_local_scalar_dense", 1000 * number + 950, 5) for number in range(3)]
+    profile = reduced([*cpu_trace(), *reads], "cpu")
+    assert profile.host_syncs == (Work(name="aten::_local_scalar_dense", calls=1, us=5),)
+
+
+def test_the_parts_of_a_step_on_a_gpu_are_those_of_its_own_time() -> None:
+    split = reduced(gpu_trace(), "cuda").split
+    assert split.step_us == 1000
+    assert split.compute_us == 400
+    assert split.optimizer_us == 100
+    assert split.exposed_us == {"all_gather": 200}
+    assert split.hidden_us == {"all_gather": 100}
+    assert split.data_wait_us == 50
+    assert split.idle_us == 250
+    assert split.other_us == 0
+    assert sum(split.parts().values()) == split.step_us
+
+
+def test_a_kernel_belongs_to_the_step_that_launched_it() -> None:
+    """The last step's kernels begin when the host is past it; those of the step after are not counted."""
+    profile = reduced(gpu_trace(), "cuda")
+    assert [(each.name, each.calls, each.us) for each in profile.kernels] == [
+        ("cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu>", 1, 400),
+        ("ncclDevKernel_AllGather_RING_LL", 1, 300),
+        ("at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >", 1, 100),
+    ]
+    assert not profile.unsteady
+
+
+def test_kernels_that_operators_launched_are_seen_and_collectives_are_not_asked_for() -> None:
+    assert reduced(gpu_trace(sync=True), "cuda").split.unseen == 0
+
+
+@pytest.mark.parametrize(
+    ("launch", "cat", "at", "thread"),
+    [
+        ("cudaGraphLaunch", "cuda_runtime", 60, MAIN),
+        ("cudaGraphLaunch", "cuda_runtime", 10, MAIN),  # as inductor does, inside of a node of autograd
+        ("cuGraphLaunch", "cuda_driver", 10, MAIN),
+        ("cudaLaunchKernel", "cuda_runtime", 60, MAIN),  # as a package's code that asks no dispatcher
+        ("cudaLaunchKernel", "cuda_runtime", 10, MAIN + 10),  # in another thread, while an operator runs
+    ],
+)
+def test_kernels_of_a_graph_and_of_no_operator_are_told(launch: str, cat: str, at: int, thread: int) -> None:
+    """Two at once take their time once."""
+    hidden = []
+    for number in range(4):
+        begin, asked = 1000 * number, 900 + number
+        hidden += [
+            event(launch, begin + at, 2, cat, thread, correlation=asked),
+            event("void fused(int)", begin + 1210, 60, "kernel", 7, correlation=asked),
+            event("void fused2(int)", begin + 1230, 90, "kernel", 9, correlation=asked),
+            annotation("FSDP::root_pre_forward", begin + 55, 40),
+        ]
+    split = reduced([*gpu_trace(), *hidden], "cuda").split
+    assert split.unseen_us == pytest.approx(110, abs=0.1)
+    assert split.unseen == pytest.approx(split.unseen_us / split.busy_us)
+
+
+def test_what_was_launched_before_the_trace_began_is_of_no_step() -> None:
+    late = event("void k<int>(int)", 510, 200, "kernel", 7, correlation=4711)
+    profile = reduced([*gpu_trace(), late], "cuda")
+    assert "k<int>" not in profile.calls()
+    assert profile.split == reduced(gpu_trace(), "cuda").split
+
+
+def test_synchronisations_on_a_gpu_are_reads_waits_and_copies_to_the_host() -> None:
+    assert not reduced(gpu_trace(), "cuda").host_syncs
+    syncs = reduced(gpu_trace(sync=True), "cuda").host_syncs
+    assert {each.name: each.calls for each in syncs} == {
+        "aten::_local_scalar_dense": 1,
+        "cudaStreamSynchronize": 1,
+        "Memcpy DtoH (Device -> Pageable)": 1,
+    }
+
+
+def test_neither_a_value_on_the_host_nor_a_copy_to_pinned_memory_is_waited_for() -> None:
+    """As AdamW reads its `step`, and as offloaded activations leave the device."""
+    free = []
+    for number in range(3):
+        at, asked = 1000 * number, 500 + number
+        free += [
+            event("aten::_local_scalar_dense", at + 120, 5),
+            event("cudaMemcpyAsync", at + 140, 5, "cuda_runtime", correlation=asked),
+            event("Memcpy DtoH (Device -> Pinned)", at + 1110, 2, "gpu_memcpy", 7, correlation=asked),
+        ]
+    profile = reduced([*gpu_trace(), *free], "cuda")
+    assert not profile.host_syncs
+    assert profile.calls()["aten::_local_scalar_dense"] == 1
+    both = reduced([*gpu_trace(sync=True), *free], "cuda")
+    assert both.calls()["aten::_local_scalar_dense"] == 2, "of which one waits"
+    assert work_of(both, "aten::_local_scalar_dense").calls == 1
+
+
+def test_a_batch_that_is_copied_early_does_not_end_the_steps() -> None:
+    """On a stream of its own, before the device is done with the steps."""
+    early = [
+        event("cudaMemcpyAsync", 3010, 5, "cuda_runtime", correlation=900),
+        event("Memcpy HtoD (Pinned -> Device)", 3012, 40, "gpu_memcpy", 22, correlation=900),
+        event("cudaLaunchKernel", 3020, 5, "cuda_runtime", correlation=901),
+        event("void normalise<float>(int)", 3052, 20, "kernel", 22, correlation=901),
+    ]
+    assert reduced([*gpu_trace(), *early], "cuda").split.step_us == 1000
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(x)", "reduce_scatter"),
+        ("ncclDevKernel_AllReduce_Sum_f32_TREE_LL(x)", "all_reduce"),
+        ("ncclDevKernel_SendRecv(x)", "send_recv"),
+        ("ncclKernel_Broadcast_RING_LL_Sum_int8_t(x)", "broadcast"),
+        ("ncclSymkDevKernel_AllGather_LL(x)", "all_gather"),
+        ("ncclDevKernel_AllToAll(x)", "all_to_all"),
+    ],
+)
+def test_a_kernel_of_nccl_is_communication(kernel: str, kind: str) -> None:
+    alone = event(kernel, 1310, 40, "kernel", 20, correlation=2)
+    assert kind in reduced([*gpu_trace(), alone], "cuda").split.exposed_us
+
+
+@pytest.mark.parametrize(
+    ("full", "name"),
+    [
+        ("void k<float>(int)", "k<float>"),
+        ("void k<f(at::Iter&)::{lambda()#3}>(int, g(x))", "k<f(at::Iter&)::{lambda()#3}>"),
+        ("void (anonymous namespace)::adam<4, (Mode)0>(Lists)", "anonymous::adam<4, (Mode)0>"),
+        ("nvjet_sm90_tst_256x128", "nvjet_sm90_tst_256x128"),
+        ("k)", "k)"),
+        ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD (Device -> Device)"),
+    ],
+)
+def test_a_kernel_s_name_is_told_without_its_parameters(full: str, name: str) -> None:
+    kernel = event(full, 600, 5, "kernel", 7, correlation=1)
+    assert name in {each.name for each in reduced([*gpu_trace(), kernel], "cuda").kernels}
+
+
+def test_long_names_are_cut_and_stay_apart() -> None:
+    long = [
+        event("void k<" + "x" * 1000 + f"{end}>(int)", 600, 5, "kernel", 7, correlation=1) for end in "ab"
+    ]
+    names = [each.name for each in reduced([*gpu_trace(), *long], "cuda").kernels]
+    assert sorted(map(len, names))[-2:] == [LONGEST_NAME] * 2
+
+
+def test_a_trace_without_steps_or_kernels_is_refused() -> None:
+    with pytest.raises(ReportError, match="no step"):
+        reduced(cpu_step(0), "cpu")
+    with pytest.raises(ReportError, match="no kernel of a GPU"):
+        reduced(cpu_trace(), "cuda")
+
+
+def test_two_collectives_at_once_count_once() -> None:
+    other = event("gloo:broadcast", 400, 200, "user_annotation", GLOO + 1)
+    split = reduced([*cpu_trace(), other], "cpu").split
+    assert sum(split.parts().values()) == pytest.approx(split.step_us)

@@ -1,0 +1,180 @@
+"""Stands in for NVML, with what a H100 answers, and for the time that passes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+from perfsuite.node.health_sampler import EVERY_S, Sampler
+from perfsuite.results.run import Health
+
+GIB = 2**30
+OWN, OTHER = os.getpid(), 4_000_000  # the job is this test's process; no Linux has the other one
+
+
+class NVMLError(Exception):
+    pass
+
+
+class NotSupported(NVMLError):
+    pass
+
+
+class FunctionNotFound(NVMLError):
+    pass
+
+
+def using(pid: int, used: int | None) -> SimpleNamespace:
+    return SimpleNamespace(pid=pid, usedGpuMemory=used)
+
+
+# What a H100 SXM answers while it trains: at its power limit, which is how it is meant to run.
+TRAINING: dict[str, Any] = {
+    "nvmlDeviceGetClockInfo": (1755, 1980, 1740, 1770, 1755),
+    "nvmlDeviceGetUtilizationRates": tuple(SimpleNamespace(gpu=gpu, memory=45) for gpu in (98, 100)),
+    "nvmlDeviceGetPowerUsage": (684_512, 699_871, 691_020, 675_313, 688_400),
+    "nvmlDeviceGetTotalEnergyConsumption": range(9_000_000_000, 9_100_000_000, 172_500),
+    "nvmlDeviceGetTemperature": (61, 63, 64, 63),
+    "nvmlDeviceGetCurrentClocksEventReasons": (0x4,),
+    "nvmlDeviceGetComputeRunningProcesses": ([using(OWN, 60 * GIB)],),
+    "nvmlDeviceGetMemoryInfo": (SimpleNamespace(used=4 * 2**20), SimpleNamespace(used=63 * GIB + 4 * 2**20)),
+    "nvmlDeviceGetCpuAffinity": (NotSupported("Not Supported"),),
+    "nvmlDeviceGetUUID": ("GPU-8932f937",),
+    "nvmlDeviceGetSerial": ("1654123000001",),
+    "nvmlDeviceGetEnforcedPowerLimit": (700_000,),
+    "nvmlDeviceGetPowerManagementDefaultLimit": (700_000,),
+    "nvmlDeviceGetPowerManagementLimitConstraints": ([200_000, 700_000],),
+    "nvmlDeviceGetMaxClockInfo": (1980,),
+    "nvmlDeviceGetApplicationsClock": (1980,),
+    "nvmlDeviceGetEccMode": ([1, 1],),
+    "nvmlDeviceGetPersistenceMode": (1,),
+    "nvmlDeviceGetTotalEccErrors": (0,),
+    "nvmlDeviceGetRemappedRows": ((0, 0, 0, 0),),
+    "nvmlDeviceGetRetiredPagesPendingStatus": (0,),
+    "nvmlDeviceGetNvLinkState": (1,),
+    "nvmlDeviceGetNvLinkErrorCounter": (0,),
+    "nvmlDeviceGetCurrPcieLinkWidth": (16,),
+    "nvmlDeviceGetMaxPcieLinkWidth": (16,),
+    "nvmlDeviceGetCurrPcieLinkGeneration": (5,),
+    "nvmlDeviceGetMaxPcieLinkGeneration": (5,),
+}
+CARD: dict[str, Any] = {
+    "pci_bus_id": "00000000:1B:00.0",
+    "uuid": "GPU-8932f937",
+    "serial": "1654123000001",
+    "power_limit_w": 700,
+    "power_limit_default_w": 700,
+    "power_limit_max_w": 700,
+    "sm_clock_limit_mhz": 1980,
+    "sm_clock_set_mhz": 1980,
+    "ecc": True,
+    "persistence": True,
+    "nvlinks": 18,
+    "nvlinks_down": 0,
+    "nvlink_errors": 0,
+    "held_before_bytes": 4 * 2**20,
+    "held_before_by": (OWN,),
+}
+
+
+class FabricInfo(ctypes.Structure):
+    """The fields of nvmlGpuFabricInfo_t that are read."""
+
+    _fields_: ClassVar = [("status", ctypes.c_int), ("state", ctypes.c_ubyte)]
+
+
+class Nvml:
+    """Stands in for the module pynvml: every device gives its recorded answers, one after the other."""
+
+    NVMLError = NVMLError
+    NVMLError_NotSupported = NotSupported
+    NVMLError_FunctionNotFound = FunctionNotFound
+    NVML_CLOCK_SM = 1
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
+    NVML_VOLATILE_ECC = 0
+    NVML_TEMPERATURE_GPU = 0
+    nvmlMemory_v2 = 33554472
+    NVML_NVLINK_MAX_LINKS = 18
+    NVML_NVLINK_ERROR_DL_REPLAY = 0
+    NVML_NVLINK_ERROR_DL_RECOVERY = 1
+    c_nvmlGpuFabricInfo_t = FabricInfo
+
+    def __init__(self, *devices: dict[str, Any], init: Exception | None = None) -> None:
+        self.devices = [{**TRAINING, **changes} for changes in devices]
+        self.calls: list[tuple[str, int]] = []
+        self.initialised = 0
+        self.init_error = init
+
+    def nvmlInit(self) -> None:
+        if self.init_error is not None:
+            raise self.init_error
+        self.initialised += 1
+
+    def nvmlShutdown(self) -> None:
+        if not self.initialised:
+            raise NVMLError("Uninitialized")
+        self.initialised -= 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.devices)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetPciInfo(self, handle: int) -> SimpleNamespace:
+        return SimpleNamespace(busId=f"00000000:{0x1B + handle:02X}:00.0".encode())
+
+    def nvmlDeviceGetGpuFabricInfo(self, handle: int, info: Any) -> int:
+        """Answer as every NVSwitch system whose Fabric Manager runs: completed, without an error."""
+        info._obj.state, info._obj.status = self.devices[handle].get("fabric", (3, 0))
+        return 0
+
+    def __getattr__(self, function: str) -> Any:
+        if function not in {*TRAINING, "nvmlDeviceGetCurrentClocksThrottleReasons"}:
+            raise AttributeError(function)
+
+        def answer(handle: int, *arguments: int) -> Any:
+            asked = self.calls.count((function, handle))
+            self.calls.append((function, handle))
+            answers = self.devices[handle].get(function, NotSupported("Not Supported"))
+            value = answers[asked % len(answers)] if isinstance(answers, Sequence) else answers
+            if isinstance(value, Exception):
+                raise value
+            return value
+
+        return answer
+
+
+class Clock:
+    """Moves only when told."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def watched(
+    nvml: Nvml, *, samples: int = 20, devices: int | None = None, proc: Path = Path("/nowhere")
+) -> Health:
+    """What a sampler says that was asked every quarter of a second, a step finished in each.
+
+    Of the cores it knows nothing: others use them in a time that has nothing to do with its clock.
+    """
+    clock = Clock()
+    sampler = Sampler(devices=devices or len(nvml.devices), nvml=nvml, clock=clock, proc=proc)
+    sampler.prepare()
+    sampler.begin(OWN)
+    for step in range(1, samples + 1):
+        sampler.sample(step)
+        clock.now += EVERY_S
+    found = sampler.finish()
+    assert found is not None
+    assert nvml.initialised == 0
+    assert Health.model_validate_json(found.model_dump_json()) == found
+    return found

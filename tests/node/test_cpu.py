@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from perfsuite.node.cpu import Cpu, allowed_cores, bind, read_cpu, read_pressure
+
+
+def stat(*cores: tuple[int, ...]) -> str:
+    """Of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal and the two of guests."""
+    lines = [f"cpu{index} {' '.join(map(str, (*ticks, 0, 0)))}" for index, ticks in enumerate(cores)]
+    return "\n".join(["cpu 9 9 9 9 9 9 9 9 9 9", *lines, "intr 9 9 9", "cpufake 1", ""])
+
+
+@pytest.fixture(autouse=True)
+def _ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sysconf", {"SC_CLK_TCK": 100}.__getitem__)
+
+
+def test_each_column_counts_where_it_belongs(tmp_path: Path) -> None:
+    """user, nice, system, idle, iowait, irq, softirq, steal."""
+    file = tmp_path / "stat"
+    file.write_text(stat((100, 200, 400, 800, 1600, 3200, 6400, 12800)))
+    assert read_cpu(file, {0}) == Cpu(processes_s=7, steal_s=128, total_s=255)
+
+
+def test_only_the_cores_of_the_job_count_also_where_one_is_offline(tmp_path: Path) -> None:
+    cores = [(100 * 2**index, *[0] * 7) for index in range(4)]
+    file = tmp_path / "stat"
+    file.write_text("\n".join(line for line in stat(*cores).splitlines() if not line.startswith("cpu1")))
+    assert read_cpu(file, {2}) == Cpu(processes_s=4, steal_s=0, total_s=4)
+    assert read_cpu(file, {0, 3}) == Cpu(processes_s=9, steal_s=0, total_s=9)
+
+
+@pytest.mark.parametrize("content", [None, "cpu0 1 2", "cpu0 a b c d e f g h"])
+def test_what_is_no_stat_is_unknown(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "stat").write_text(content)
+    assert read_cpu(tmp_path / "stat", {0}) is None
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs Linux")
+def test_this_machine_is_read_as_psutil_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    before = psutil.cpu_times()
+    cpu = read_cpu(Path("/proc/stat"), set(range(psutil.cpu_count() or 1)))
+    after = psutil.cpu_times()
+    assert cpu is not None
+    rounding_s = 0.01 * 8 * (psutil.cpu_count() or 1)
+    busy = [times.user + times.nice + times.system for times in (before, after)]
+    assert busy[0] - rounding_s <= cpu.processes_s <= busy[1] + rounding_s
+    assert before.steal - rounding_s <= cpu.steal_s <= after.steal + rounding_s
+    assert allowed_cores() <= set(range(psutil.cpu_count() or 1))
+
+
+@pytest.mark.parametrize(
+    ("content", "percent"),
+    [
+        ("some avg10=12.50 avg60=6.84 avg300=6.67 total=24\nfull avg10=1.00 avg60=0\n", 12.5),
+        ("", None),
+        ("some avg60=1.0", None),
+        ("some avg10=", None),
+        ("some avg10=much", None),
+        (None, None),
+    ],
+)
+def test_pressure_is_that_of_the_last_ten_seconds(
+    tmp_path: Path, content: str | None, percent: float | None
+) -> None:
+    if content is not None:
+        (tmp_path / "cpu").write_text(content)
+    assert read_pressure(tmp_path / "cpu") == percent
+
+
+@pytest.fixture
+def sleeping() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_process_is_kept_on_the_cores_near_its_gpu(
+    monkeypatch: pytest.MonkeyPatch, sleeping: subprocess.Popen[bytes]
+) -> None:
+    first, *others = sorted(os.sched_getaffinity(0))
+    monkeypatch.setattr(os, "cpu_count", lambda: 1 + len(others))
+    for unknown in (frozenset[int](), frozenset({1_000_000})):
+        bind(sleeping.pid, unknown)
+        assert os.sched_getaffinity(sleeping.pid) == {first, *others}
+    bind(sleeping.pid, frozenset({first, 1_000_000}))
+    assert os.sched_getaffinity(sleeping.pid) == {first}
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="nothing can be taken from one core")
+def test_what_a_user_or_slurm_has_bound_stays_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, sleeping: subprocess.Popen[bytes]
+) -> None:
+    allowed = os.sched_getaffinity(0)
+    monkeypatch.setattr(os, "cpu_count", lambda: len(allowed) + 1)
+    bind(sleeping.pid, frozenset({min(allowed)}))
+    assert os.sched_getaffinity(sleeping.pid) == allowed
+
+
+def test_a_process_that_has_ended_is_not_bound(sleeping: subprocess.Popen[bytes]) -> None:
+    sleeping.kill()
+    sleeping.wait()
+    bind(sleeping.pid, frozenset(os.sched_getaffinity(0)))

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from perfsuite.node import lease
+from perfsuite.node.lease import LEASE_S, Beats, Lease
+
+AGENT = """
+import sys, time
+from pathlib import Path
+from perfsuite.node.lease import Lease
+Lease(Path(sys.argv[1]), lambda: print("end", flush=True), lambda why: print(why, flush=True)).hold()
+print(repr(sys.stdin.read()), flush=True)
+time.sleep(600)
+"""
+
+
+def begun(directory: Path) -> Path:
+    """The file of a launch that is prepared."""
+    file = directory / "lease"
+    file.write_text(lease.text_of(0, "go"))
+    return file
+
+
+@contextlib.contextmanager
+def agent(file: Path, lost_s: str | None = None) -> Iterator[subprocess.Popen[str]]:
+    environment = {**os.environ, **({} if lost_s is None else {LEASE_S: lost_s})}
+    pipe = subprocess.PIPE
+    words = [sys.executable, "-c", AGENT, str(file)]
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, env=environment) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_the_text_changes_until_the_driver_has_no_more_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "BEAT_S", 0.01)
+    file = begun(tmp_path)
+    texts: set[str] = set()
+    with Beats(file):
+        while len(texts) < 4:
+            texts.add(file.read_text())
+    assert all(text.endswith(" go \n") for text in texts)
+    last = file.read_text()
+    time.sleep(0.05)
+    assert file.read_text() == last
+
+
+def test_a_text_is_written_over_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that grows needs space on the disk, and a new one may stay unseen on NFS."""
+    monkeypatch.setattr(lease, "BEAT_S", 0.01)
+    file = begun(tmp_path)
+    with Beats(file) as beats:
+        before = file.stat()
+        beats.end_job()
+        while not file.read_text().endswith(" end\n"):
+            pass
+        after = file.stat()
+    assert (before.st_ino, before.st_size) == (after.st_ino, after.st_size)
+
+
+def test_a_directory_that_is_gone_ends_no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "BEAT_S", 0.01)
+    with Beats(begun(tmp_path)) as beats:
+        (tmp_path / "lease").unlink()
+        beats.end_job()
+        time.sleep(0.05)
+        assert beats._thread.is_alive()
+
+
+def test_an_agent_sees_that_its_stdin_ends(tmp_path: Path) -> None:
+    with agent(tmp_path / "lease") as process:
+        assert said(process) == "''", "what it starts finds nothing there"
+        assert process.stdin is not None
+        process.stdin.close()
+        assert said(process) == "the driver is gone: its end of stdin is closed"
+
+
+def test_an_agent_sees_that_the_text_changes_no_more(tmp_path: Path) -> None:
+    file = begun(tmp_path)
+    with agent(file, "3") as process:
+        with Beats(file):
+            said(process)
+            assert process.stdout is not None
+            told, _, _ = select.select([process.stdout], [], [], 4)
+            assert not told, "it says nothing while the text changes"
+        assert said(process) == "no sign of the driver for 3 s"
+
+
+def test_an_agent_is_told_to_end(tmp_path: Path) -> None:
+    file = begun(tmp_path)
+    with Beats(file) as beats, agent(file) as process:
+        said(process)
+        beats.end_job()
+        assert said(process) == "end"
+
+
+def test_a_driver_on_the_same_machine_may_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-Z, or a debugger: it is not dead, and the kernel would tell if it were."""
+    monkeypatch.setattr(lease, "LOOK_S", 0.001)
+    now = iter(range(10**9))
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    monkeypatch.delenv(LEASE_S, raising=False)
+    file = tmp_path / "lease"
+    file.write_text("0000000000 go \n")
+    lost: list[str] = []
+    ended = threading.Event()
+    watching = threading.Thread(target=Lease(file, ended.set, lost.append)._hold_text)
+    watching.start()
+    while next(now) < 10 * lease.LOST_S:
+        time.sleep(0.001)
+    file.write_text("0000000001 end\n")
+    watching.join()
+    assert ended.is_set()
+    assert lost == []

@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from perfsuite.analysis.health import BAD_REASONS, machine_problems
+from perfsuite.node import nvml
+from perfsuite.node.health_sampler import EVERY_S, Sampler
+from tests.node.fake_nvml import (
+    GIB,
+    OTHER,
+    OWN,
+    TRAINING,
+    Clock,
+    FunctionNotFound,
+    NotSupported,
+    Nvml,
+    NVMLError,
+    using,
+    watched,
+)
+from tests.samples import make_gpu_machine
+
+UNCORRECTED = "that ECC could not correct: reset the GPU"
+SLOW_COPIES = "copies from and to the host are slower"
+SPIN = "import time\nuntil = time.monotonic() + 20\nwhile time.monotonic() < until: pass"
+
+
+def test_other_processes_on_the_gpu_are_foreign() -> None:
+    processes = [using(OWN, 60 * GIB), using(OTHER, 12 * GIB), using(OTHER + 1, 1 * GIB)]
+    alone = processes[:1]
+    found = watched(Nvml({"nvmlDeviceGetComputeRunningProcesses": (alone, processes, alone)}))
+    assert found.devices[0].foreign_memory_bytes == 13 * GIB
+    assert machine_problems(found, make_gpu_machine(count=1)) == [
+        "GPU 0 (00000000:1B:00.0) was shared: other processes held 13,312 MiB (at most 256 MiB)"
+    ]
+
+
+def test_a_child_that_was_born_since_the_last_look_is_not_foreign() -> None:
+    clock = Clock()
+    nvml = Nvml({"nvmlDeviceGetComputeRunningProcesses": ([using(OWN, GIB)],)})
+    sampler = Sampler(devices=1, nvml=nvml, clock=clock)
+    sampler.begin(OWN)
+    sampler.sample(1)
+    with subprocess.Popen([sys.executable, "-c", SPIN]) as child:
+        listed = ([using(OWN, GIB), using(child.pid, GIB)],)
+        nvml.devices[0]["nvmlDeviceGetComputeRunningProcesses"] = listed
+        clock.now += EVERY_S
+        sampler.sample(2)
+        child.kill()
+    found = sampler.finish()
+    assert found is not None
+    assert found.devices[0].foreign_memory_bytes == 0
+
+
+def test_in_a_container_the_own_job_is_not_called_foreign() -> None:
+    nvml = Nvml({"nvmlDeviceGetComputeRunningProcesses": ([using(OTHER, 60 * GIB)],)})
+    found = watched(nvml)
+    assert found.devices[0].foreign_memory_bytes is None
+    assert len(found.notes) == 1
+    assert "GPU 0: NVML does not list this job's own processes" in found.notes[0]
+    assert machine_problems(found, make_gpu_machine(count=1)) == []
+
+
+def test_a_container_that_lists_nobody_leaves_it_open_too() -> None:
+    found = watched(Nvml({}, {"nvmlDeviceGetComputeRunningProcesses": ([],)}))
+    assert [device.foreign_memory_bytes for device in found.devices] == [0, None]
+    assert "GPU 1: NVML does not list" in found.notes[0]
+
+
+def test_foreign_memory_that_mig_does_not_tell_counts_as_none() -> None:
+    listed = ([using(OWN, None), using(OTHER, None)],)
+    found = watched(Nvml({"nvmlDeviceGetComputeRunningProcesses": listed}))
+    assert found.devices[0].foreign_memory_bytes == 0
+
+
+FIELDS = {
+    "nvmlDeviceGetClockInfo": {"sm_clock_mhz", "sm_clock_mhz_min"},
+    "nvmlDeviceGetUtilizationRates": {"utilisation"},
+    "nvmlDeviceGetPowerUsage": {"power_w"},
+    "nvmlDeviceGetTemperature": {"temperature_c"},
+    "nvmlDeviceGetCurrentClocksEventReasons": {"throttled"},
+    "nvmlDeviceGetComputeRunningProcesses": {"foreign_memory_bytes"},
+    "nvmlDeviceGetMemoryInfo": {"held_before_bytes", "job_memory_bytes"},
+    "nvmlDeviceGetUUID": {"uuid"},
+    "nvmlDeviceGetSerial": {"serial"},
+    "nvmlDeviceGetEnforcedPowerLimit": {"power_limit_w"},
+    "nvmlDeviceGetPowerManagementDefaultLimit": {"power_limit_default_w"},
+    "nvmlDeviceGetPowerManagementLimitConstraints": {"power_limit_max_w"},
+    "nvmlDeviceGetMaxClockInfo": {"sm_clock_limit_mhz"},
+    "nvmlDeviceGetApplicationsClock": {"sm_clock_set_mhz"},
+    "nvmlDeviceGetEccMode": {"ecc"},
+    "nvmlDeviceGetPersistenceMode": {"persistence"},
+    "nvmlDeviceGetNvLinkErrorCounter": {"nvlink_errors"},
+    "nvmlDeviceGetRemappedRows": set(),
+    "nvmlDeviceGetRetiredPagesPendingStatus": set(),
+    "nvmlDeviceGetMaxPcieLinkWidth": set(),
+    "nvmlDeviceGetCurrPcieLinkGeneration": set(),
+}
+
+
+@pytest.mark.parametrize("function", FIELDS)
+def test_what_a_gpu_does_not_support_is_none_and_nothing_else_is(function: str) -> None:
+    nvml = Nvml({function: NotSupported("Not Supported")})
+    found = watched(nvml)
+    device = found.devices[0].model_dump(exclude={"node"})
+    assert {name for name, value in device.items() if value is None} == FIELDS[function]
+    assert found.notes == ()
+    assert nvml.calls.count((function, 0)) == 1  # it is not asked in vain again
+    assert machine_problems(found, make_gpu_machine(count=1)) == []
+
+
+def test_an_old_driver_is_asked_by_the_old_name() -> None:
+    old = {
+        "nvmlDeviceGetCurrentClocksEventReasons": FunctionNotFound("Function Not Found"),
+        "nvmlDeviceGetCurrentClocksThrottleReasons": (0x1, 0x20, 0x80, 0x800),
+    }
+    assert watched(Nvml(old)).devices[0].throttled == {
+        "GpuIdle": 0.25,
+        "SwThermalSlowdown": 0.25,
+        "HwPowerBrakeSlowdown": 0.25,
+        "0x800": 0.25,
+    }
+
+
+def test_an_error_is_noted_once_and_the_other_samples_count() -> None:
+    found = watched(Nvml({"nvmlDeviceGetTemperature": (60, NVMLError("GPU is lost"), 70)}))
+    assert found.devices[0].temperature_c == 70
+    assert found.notes == ("GPU 0 (00000000:1B:00.0): nvmlDeviceGetTemperature: GPU is lost",)
+
+
+def test_what_is_no_error_of_nvml_is_noted_too() -> None:
+    """As pynvml's NVMLLibraryMismatchError, which is a plain Exception."""
+    mismatch = Exception("Unversioned function called and the pyNVML version does not match the NVML lib")
+    found = watched(Nvml({"nvmlDeviceGetComputeRunningProcesses": mismatch}))
+    assert found.devices[0].foreign_memory_bytes is None
+    (note,) = found.notes
+    assert note.startswith("GPU 0 (00000000:1B:00.0): nvmlDeviceGetComputeRunningProcesses: Unversioned")
+
+
+def test_only_the_jobs_gpus_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,2")
+    nvml = Nvml({}, {"nvmlDeviceGetTemperature": (41,)}, {}, {"nvmlDeviceGetTemperature": (43,)})
+    found = watched(nvml, devices=2)
+    assert [(device.index, device.temperature_c) for device in found.devices] == [(0, 43), (1, 41)]
+
+
+def test_the_bits_are_those_of_the_library() -> None:
+    import pynvml
+
+    named = {
+        bit: name.removeprefix("nvmlClocksThrottleReason")
+        for name, bit in vars(pynvml).items()
+        if name.startswith("nvmlClocksThrottleReason")
+        and not name.endswith(("All", "None", "UserDefinedClocks"))
+    }
+    assert named == nvml.REASONS
+    assert set(BAD_REASONS) <= set(named.values())
+
+
+def test_the_stand_in_has_the_names_of_the_library() -> None:
+    import pynvml
+
+    mine = {name for name in {*vars(Nvml), *TRAINING} if name.startswith(("nvml", "NVML"))}
+    assert mine <= set(vars(pynvml))
+    assert hasattr(pynvml, "nvmlDeviceGetCurrentClocksThrottleReasons")
+    constants = (
+        *("NVML_CLOCK_SM", "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_TEMPERATURE_GPU"),
+        *("NVML_VOLATILE_ECC", "nvmlMemory_v2"),
+        *("NVML_NVLINK_ERROR_DL_REPLAY", "NVML_NVLINK_ERROR_DL_RECOVERY"),
+    )
+    assert [getattr(Nvml, name) for name in constants] == [getattr(pynvml, name) for name in constants]
+
+
+@pytest.mark.parametrize(
+    ("function", "answer", "note"),
+    [
+        ("RemappedRows", (0, 1, 1, 0), "rows of its memory wait to be remapped: reset the GPU"),
+        ("RetiredPagesPendingStatus", 1, "pages of its memory wait to be retired: reset the GPU"),
+        ("CurrPcieLinkWidth", 4, f"PCIe width x4, it can have x16: {SLOW_COPIES}"),
+        ("CurrPcieLinkGeneration", 1, f"PCIe generation 1, it can have 5: {SLOW_COPIES}"),
+    ],
+)
+def test_what_may_go_on_with_a_card_is_noted(function: str, answer: Any, note: str) -> None:
+    wrong = {f"nvmlDeviceGet{function}": (answer,)}
+    seen = watched(Nvml({}, wrong))
+    assert seen.notes == (f"GPU 1 (00000000:1C:00.0): {note}",)
+    assert [card.memory_pending for card in seen.devices] == [(), () if "PCIe" in note else (note,)]
+    assert machine_problems(seen, make_gpu_machine(count=2)) == []
+
+
+@pytest.mark.parametrize(
+    ("function", "answer", "fault"),
+    [
+        ("TotalEccErrors", 2, f"2 errors of its memory {UNCORRECTED}"),
+        ("RemappedRows", (0, 9, 0, 1), "a row of its memory could not be remapped: have the card replaced"),
+    ],
+)
+def test_a_faulty_memory_is_unhealthy_on_one_machine_too(function: str, answer: Any, fault: str) -> None:
+    seen = watched(Nvml({}, {f"nvmlDeviceGet{function}": (answer,)}))
+    assert machine_problems(seen, make_gpu_machine(count=2)) == [f"GPU 1 (00000000:1C:00.0): {fault}"]
+    assert seen.notes == (), "which would say it twice"
+
+
+@pytest.mark.parametrize(
+    ("states", "links", "why"),
+    [
+        ((1,) * 17 + (0,), [(18, 0), (17, 1)], ["17 of its NVLinks are up, of another GPU's 18"]),
+        ((1,) * 12 + (NVMLError("Invalid Argument"),), [(18, 0), (12, 0)], ["12 of its NVLinks are up"]),
+        ((0,), [(18, 0), (None, None)], []),  # as a card of two that no bridge connects
+        (NotSupported("Not Supported"), [(18, 0), (None, None)], []),
+        ((1,), [(18, 0), (18, 0)], []),
+    ],
+)
+def test_a_gpu_that_has_lost_an_nvlink_is_unhealthy(states: Any, links: list[Any], why: list[str]) -> None:
+    seen = watched(Nvml({}, {"nvmlDeviceGetNvLinkState": states}))
+    assert [(card.nvlinks, card.nvlinks_down) for card in seen.devices] == links
+    said = machine_problems(seen, make_gpu_machine(count=2))
+    assert len(said) == len(why)
+    assert all(f"GPU 1 (00000000:1C:00.0): {each}" in told for each, told in zip(why, said, strict=True))
+    assert seen.notes == ()
+
+
+def test_errors_of_nvlinks_are_counted() -> None:
+    (card,) = watched(Nvml({"nvmlDeviceGetNvLinkErrorCounter": (2, *(0,) * 34, 3)})).devices
+    assert card.nvlink_errors == 5
+
+
+def test_memory_that_is_held_on_gpus_beside_the_jobs_is_noted() -> None:
+    held = {"nvmlDeviceGetMemoryInfo": (SimpleNamespace(used=61 * GIB),)}
+    seen = watched(Nvml({}, held, {}), devices=1)
+    assert seen.notes == (
+        "61.0 GiB held on 00000000:1C:00.0, a GPU of this machine that is none of the job's: what runs there "
+        "shares cores, power and PCIe with it",
+    )
+    assert machine_problems(seen, make_gpu_machine(count=3)) == []
+
+
+@pytest.mark.parametrize(
+    ("cores", "masks", "near"),
+    [
+        (8, [[0x0F], [0xF0]], [{0, 1, 2, 3}, {4, 5, 6, 7}]),
+        (96, [[1 << 63, 0b101]], [{63, 64, 66}]),
+        (8, [NotSupported("Not Supported"), [0xF0]], [set(), {4, 5, 6, 7}]),
+        (8, [NVMLError("Unknown Error")], [set()]),
+    ],
+)
+def test_the_cores_near_each_gpu(
+    monkeypatch: pytest.MonkeyPatch, cores: int, masks: list[Any], near: list[set[int]]
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    nvml = Nvml(*({"nvmlDeviceGetCpuAffinity": (mask,)} for mask in masks))
+    sampler = Sampler(devices=len(masks), nvml=nvml)
+    assert sampler.near_cores == ()
+    sampler.prepare()
+    assert sampler.near_cores == tuple(map(frozenset, near))

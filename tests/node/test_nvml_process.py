@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from perfsuite.case.hardware import Machine
+from perfsuite.errors import MachineError
+from perfsuite.launch import quiet
+from perfsuite.node import machine, nvml_process
+from tests.samples import make_gpu_machine
+
+
+@pytest.fixture
+def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for the interpreter of the child: a shell script, to be written, on a machine with NVML."""
+    file = tmp_path / "python"
+    monkeypatch.setattr(sys, "executable", str(file))
+    monkeypatch.setattr(nvml_process, "has_library", lambda: True)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return file
+
+
+def says(child: Path, *lines: str) -> None:
+    child.write_text("\n".join(["#!/bin/sh", *lines, ""]))
+    child.chmod(0o755)
+
+
+def test_a_machine_and_its_users_are_asked_for_in_a_process_of_its_own(child: Path) -> None:
+    gpus = make_gpu_machine()
+    says(child, 'echo "$@" > $0.asked', f"echo '{{\"answer\": {gpus.model_dump_json()}}}'")
+    assert machine.detect() == gpus
+    asked = child.with_name("python.asked")
+    assert asked.read_text() == "-m perfsuite.node.machine\n"
+    says(child, 'echo "$@" > $0.asked', 'echo a warning; echo \'{"answer": ["9 MiB of GPU 0"]}\'')
+    assert quiet.see_gpus(4) == ["9 MiB of GPU 0"]
+    assert asked.read_text() == "-m perfsuite.launch.quiet 4\n"
+
+
+def test_an_nvml_that_does_not_answer_is_an_error_and_nobody_waits_for_it(
+    child: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert nvml_process.ANSWER_S == 30
+    monkeypatch.setattr(nvml_process, "ANSWER_S", 0.2)
+    says(child, "exec sleep 600")
+    with pytest.raises(MachineError, match=r"NVML does not answer within 0 s .*: see dmesg"):
+        machine.detect()
+    with pytest.raises(MachineError, match="NVML does not answer"):
+        quiet.see_gpus(1)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (['echo \'{"error": "GPU 3 cannot be read"}\''], "^GPU 3 cannot be read$"),
+        (["echo oh no >&2; exit 1"], r"the process that asks NVML failed: oh no\. Run it: .*python -m "),
+        (["exit 3"], "failed: exit code 3"),
+    ],
+)
+def test_what_a_child_cannot_answer_is_an_error(child: Path, lines: list[str], said: str) -> None:
+    says(child, *lines)
+    with pytest.raises(MachineError, match=said):
+        machine.detect()
+
+
+def test_no_process_is_started_where_nothing_can_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without NVML's library, and where the GPUs are hidden."""
+    monkeypatch.setattr(nvml_process, "ask", lambda *words: pytest.fail("a process was started"))
+    monkeypatch.setattr(nvml_process, "LIBRARY", "no-such-library.so")
+    assert quiet.see_gpus(1) == []
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert machine.detect().device == "cpu"
+    monkeypatch.setattr(nvml_process, "has_library", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert machine.detect().device == "cpu"
+
+
+def test_a_child_prints_its_answer_or_its_error(capsys: pytest.CaptureFixture[str]) -> None:
+    def lost() -> None:
+        raise MachineError("GPU 3 cannot be read")
+
+    nvml_process.answer(lambda: ["2 GPUs"])
+    nvml_process.answer(lost)
+    assert capsys.readouterr().out == '{"answer": ["2 GPUs"]}\n{"error": "GPU 3 cannot be read"}\n'
+
+
+@pytest.mark.launch
+def test_a_real_child_answers() -> None:
+    assert Machine.model_validate(nvml_process.ask("perfsuite.node.machine")) == machine.detect_here()
+    assert nvml_process.ask("perfsuite.launch.quiet", "1") == []

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from perfsuite.errors import LaunchError
+from perfsuite.node import processes
+from perfsuite.node.processes import JOB_MARK, descendants, has_ended, marked, sweep, wait_for
+
+
+class Started:
+    """Starts a process with an environment of its own, in a session of its own."""
+
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def __call__(self, **environment: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+        self.processes.append(process)
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process
+
+
+@pytest.fixture
+def start() -> Iterator[Started]:
+    started = Started()
+    yield started
+    for process in started.processes:
+        process.kill()
+        process.communicate()
+
+
+def pids(found: list[psutil.Process]) -> list[int]:
+    return [process.pid for process in found]
+
+
+@pytest.fixture
+def mark() -> str:
+    """The mark of a job that no other test has."""
+    return uuid.uuid4().hex
+
+
+def test_only_the_living_of_one_job_are_found_and_killed(start: Started, mark: str) -> None:
+    mine, zombie = start(**{JOB_MARK: mark}), start(**{JOB_MARK: mark})
+    others, strangers = start(**{JOB_MARK: f"{mark}-2"}), start()
+    assert pids(marked(mark)) == [mine.pid, zombie.pid]
+    zombie.kill()
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+    assert pids(marked(mark)) == [mine.pid]
+    sweep(mark)
+    assert not psutil.pid_exists(mine.pid)
+    assert marked(mark) == []
+    assert (others.poll(), strangers.poll()) == (None, None)
+    assert pids(marked(f"{mark}-2")) == [others.pid]
+
+
+def test_who_sweeps_does_not_kill_itself(mark: str) -> None:
+    code = (
+        f"from perfsuite.node.processes import marked, sweep; print(len(marked({mark!r})), end=' ')\n"
+        f"sweep({mark!r}); print('lives')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, JOB_MARK: mark}, capture_output=True, check=True
+    )
+    assert done.stdout == b"0 lives\n"
+
+
+def test_what_an_agent_has_started_is_killed_without_a_mark_and_the_agent_is_not(
+    start: Started, mark: str
+) -> None:
+    shell = subprocess.Popen(
+        ["sh", "-c", "env -i setsid sleep 1000 & sleep 1000 & echo; wait"], stdout=subprocess.PIPE
+    )
+    stranger = start()
+    try:
+        assert shell.stdout is not None
+        shell.stdout.readline()
+        first = psutil.Process(shell.pid).children(recursive=True)
+        assert len(first) >= 2
+        sweep(mark, shell.pid)
+        assert [process for process in first if process.is_running()] == []
+        assert stranger.poll() is None
+        assert shell.wait(20) == 0, "it has waited for both"
+        assert descendants(shell.pid) == []
+    finally:
+        shell.kill()
+        shell.communicate()
+
+
+def test_who_is_spared_lives() -> None:
+    shell = subprocess.Popen(["sh", "-c", "sleep 1000 & sleep 1000 & echo; wait"], stdout=subprocess.PIPE)
+    try:
+        assert shell.stdout is not None
+        shell.stdout.readline()
+        spared, other = psutil.Process(shell.pid).children()
+        sweep(None, shell.pid, spare={spared.pid})
+        assert (spared.is_running(), other.is_running()) == (True, False)
+    finally:
+        sweep(None, shell.pid)
+        shell.communicate(timeout=20)
+
+
+def test_the_end_of_a_child_is_seen_though_an_interrupt_left_its_lock_held(start: Started) -> None:
+    child, other = start(), start()
+    child._waitpid_lock.acquire()  # type: ignore[attr-defined]
+    assert not wait_for(child, 0.01)
+    assert not has_ended(child)
+    child.kill()
+    assert wait_for(child, 20)
+    assert child.returncode == -signal.SIGKILL
+    other.kill()
+    os.waitpid(other.pid, 0)
+    assert has_ended(other), "somebody has waited for it before"
+
+
+def test_who_cannot_be_killed_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stuck:
+        """A process in a system call that never returns: one of a lost GPU, say."""
+
+        pid = 4711
+
+        def kill(self) -> None:
+            raise psutil.NoSuchProcess(self.pid)
+
+    now = 0.0
+
+    def wait_procs(left: list[Any], timeout: float) -> None:
+        nonlocal now
+        now += timeout
+
+    monkeypatch.setattr(processes, "marked", lambda mark: [Stuck()])
+    monkeypatch.setattr(psutil, "wait_procs", wait_procs)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with pytest.raises(LaunchError, match="processes 4711 of this job cannot be killed") as caught:
+        sweep("mine")
+    assert "look at dmesg" in str(caught.value)
+    assert now == processes.KILL_S + 5

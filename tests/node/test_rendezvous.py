@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from perfsuite.errors import LaunchError
+from perfsuite.node import rendezvous
+from perfsuite.results.run_dir import RunDir
+
+
+def test_one_node_needs_no_name() -> None:
+    assert rendezvous.host_name(1) == "127.0.0.1"
+    assert rendezvous.host_name(2) == socket.gethostname()
+
+
+def test_node_0_chooses_a_port_that_the_others_are_told_of(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    run_dir.endpoint.touch()
+    with ThreadPoolExecutor() as pool, socket.socket() as listens, socket.socket() as another:
+        other = pool.submit(lambda: rendezvous.meeting(run_dir, 1, 1).__enter__())
+        with rendezvous.meeting(run_dir, 0, 1) as variables:
+            assert other.result() == variables
+            address = (variables["MASTER_ADDR"], int(variables["MASTER_PORT"]))
+            with pytest.raises(OSError, match="Address already in use"):
+                another.bind(("127.0.0.2", address[1]))  # on every address: torch listens on all of them
+            listens.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listens.bind(address)
+            listens.listen()
+    assert address[0] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("half", ["", "n1:29", None])
+def test_what_node_0_has_not_told_in_full_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: str | None
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(time, "monotonic", lambda: sum(slept))
+    run_dir = RunDir(tmp_path)
+    if half is not None:
+        run_dir.endpoint.write_text(half)
+    with pytest.raises(LaunchError, match="node 0 has not told within 300 s where ranks meet"):
+        rendezvous.read_endpoint(run_dir)
+    assert sum(slept) == pytest.approx(rendezvous.MEET_S, abs=1)

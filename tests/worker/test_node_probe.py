@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from perfsuite import documents
+from perfsuite.analysis.collect import collect
+from perfsuite.results.run import Run
+from perfsuite.worker import node_probe
+from perfsuite.worker.node_probe import all_reduce_probe, device_probe, pair_rounds
+from tests.samples import make_machine, make_report, write_launch
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As in a worker, whose threads are shared out."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """A process group of one."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_one_rank_has_nobody_to_reduce_with() -> None:
+    probed = device_probe(CPU)
+    assert list(probed) == ["matmul_tflops", "copy_gb_s"]
+    assert 1e-4 < probed["matmul_tflops"] < 100
+    assert 0.05 < probed["copy_gb_s"] < 5000
+
+
+@pytest.mark.usefixtures("alone")
+def test_with_peers_the_all_reduce_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(buffer: torch.Tensor, group: None) -> None:
+        assert buffer.nbytes == 4 * 2**20
+        time.sleep(0.004)
+
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "all_reduce", slow)
+    assert 0.05 < device_probe(CPU)["all_reduce_gb_s"] < 4 * 2**20 / 0.004 / 1e9
+    assert 0.05 < all_reduce_probe(CPU)["all_reduce_gb_s"] < 4 * 2**20 / 0.004 / 1e9
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_best_of_twenty_all_reduces_after_a_barrier_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of them are disturbed: what the links can do is what the best one shows."""
+    called: list[str] = []
+    now = [0.0]
+
+    def all_reduce(buffer: torch.Tensor, group: None) -> None:
+        called.append("all_reduce")
+        now[0] += 0.001 if called.count("all_reduce") == 9 else 0.01
+
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "barrier", lambda group: called.append("barrier"))
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    assert all_reduce_probe(CPU) == {"all_reduce_gb_s": pytest.approx(4 * 2**20 / 0.001 / 1e9, rel=1e-3)}
+    assert called == ["barrier"] + ["all_reduce"] * 21  # one of them a warm-up
+
+
+@pytest.mark.usefixtures("alone")
+def test_one_rank_has_no_links_to_probe() -> None:
+    assert all_reduce_probe(CPU) == {}
+
+
+def test_the_workloads_random_numbers_and_memory_are_left_alone() -> None:
+    assert not dist.is_initialized()  # which it does not need
+    device_probe(CPU)  # the libraries' own buffers are there from now on
+    state, before = torch.get_rng_state(), psutil.Process().memory_info().rss
+    device_probe(CPU)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert psutil.Process().memory_info().rss - before < 8 * 2**20
+
+
+def test_importing_it_does_not_import_torch() -> None:
+    code = "import perfsuite.worker.node_probe, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_run_keeps_the_slowest_ranks_rates(tmp_path: Path) -> None:
+    fast = make_report(0, device_probe={"matmul_tflops": 2.0, "copy_gb_s": 5.0})
+    slow = make_report(1, device_probe={"matmul_tflops": 3.0, "copy_gb_s": 4.0})
+    run_dir = write_launch(tmp_path, fast, slow)
+    run = collect(run_dir, make_machine(), started_at="now", duration_s=1.0, failure=None)
+    assert run.device_probe == {"matmul_tflops": 2.0, "copy_gb_s": 4.0}
+    documents.write(run_dir.run, run)
+    assert documents.read(run_dir.run, Run).device_probe == run.device_probe
+
+
+@pytest.mark.parametrize("nodes", range(2, 9))
+def test_every_pair_of_neighbours_talks_once_and_no_node_to_two_at_a_time(nodes: int) -> None:
+    rounds = pair_rounds(nodes)
+    ring = [(0, 1)] if nodes == 2 else [(node, (node + 1) % nodes) for node in range(nodes)]
+    assert sorted(pair for pairs in rounds for pair in pairs) == sorted(ring)
+    for pairs in rounds:
+        busy = [node for pair in pairs for node in pair]
+        assert len(set(busy)) == len(busy)
+    assert len(rounds) <= 3
+
+
+THREE_NODES = """
+import os, sys
+rank, directory = int(sys.argv[1]), sys.argv[2]
+import torch, torch.distributed as dist
+from perfsuite.worker import node_probe
+torch.set_num_threads(1)
+node_probe.ROUNDS = 2
+dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=3)
+rounds = []
+probed = node_probe.node_probe(torch.device("cpu"), 3, rounds.append)
+print(rounds, sorted(probed), all(rate > 0 for rate in probed.values()))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.launch
+def test_three_nodes_are_a_ring(tmp_path: Path) -> None:
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", THREE_NODES, str(rank), str(tmp_path)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(3)
+    ]
+    told = [process.communicate(timeout=300)[0] for process in ranks]
+    names = ["all_reduce_gb_s", "copy_gb_s", "matmul_tflops", "next_gb_s", "previous_gb_s"]
+    assert told == [f"[1, 2] {names} True\n"] * 3
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_best_round_and_in_it_the_best_matmul_is_what_a_node_can_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever others do on it in the other rounds, and in most of this one."""
+    rounds: list[int] = []
+    times = iter([[9.0, 9.0, 9.0], [8.0], [9.0, 2.0, 9.0], [4.0], *[[9.0, 9.0, 9.0], [8.0]] * 8])
+    monkeypatch.setattr(node_probe, "_cpu_seconds", lambda work, repeats: next(times))
+    monkeypatch.setattr(node_probe, "_neighbour_probe", lambda device, nodes: {"next_gb_s": 1.0})
+    assert node_probe.node_probe(CPU, 2, rounds.append) == {
+        "matmul_tflops": pytest.approx(2 * 384**3 / 2.0 / 1e12, rel=1e-3),
+        "copy_gb_s": pytest.approx(2 * 64 * 2**20 / 4.0 / 1e9, rel=1e-3),
+        "next_gb_s": 1.0,
+    }
+    assert rounds == list(range(1, 11))
+
+
+@pytest.mark.parametrize(("rank", "next_pair", "previous_pair"), [(0, 0, 2), (3, 1, 0), (4, 2, 1)])
+def test_all_ranks_of_two_nodes_reduce_together(
+    monkeypatch: pytest.MonkeyPatch, rank: int, next_pair: int, previous_pair: int
+) -> None:
+    """Of three nodes with two ranks each: every rank makes each group, and measures in its own two."""
+    groups: list[list[int]] = []
+
+    def new_group(ranks: list[int]) -> int:
+        groups.append(sorted(ranks))
+        return len(groups)
+
+    monkeypatch.setattr(dist, "get_world_size", lambda: 6)
+    monkeypatch.setattr(dist, "get_rank", lambda: rank)
+    monkeypatch.setattr(dist, "new_group", new_group)
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    monkeypatch.setattr(node_probe, "_all_reduce_gb_s", lambda device, seconds, group: float(group))
+    probed = node_probe._neighbour_probe(CPU, 3)
+    assert groups == [[0, 1, 2, 3], [2, 3, 4, 5], [0, 1, 4, 5]]
+    assert probed == {"next_gb_s": next_pair + 1, "previous_gb_s": previous_pair + 1}
