@@ -777,7 +777,7 @@ def test_only_shared_figures_excuse_that_nothing_was_judged(tmp_path: Path) -> N
     ours.options = replace(ours.options, allow_shared=True)
     ours.results = [never_run()]
     assert ours.nothing_measured
-    throttled = make_shared().replace(runs=(make_run(),))
+    throttled = make_shared().replace(runs=(make_run(),), shared=False)
     empty = make_shared().replace(runs=(make_run(health=DISTURBED, window=(0, 0)),))
     ours.results = [throttled, empty]
     assert ours.nothing_measured
