@@ -4,7 +4,7 @@ import pytest
 
 from perfsuite.cli.checks import Row
 from perfsuite.cli.doctor.gpus import device_rows, gpu_rows
-from tests.launch.fake_nvml import Nvml
+from tests.node.fake_nvml import Nvml
 from tests.samples import make_gpu_machine, make_machine, make_report
 
 H100 = make_gpu_machine()
