@@ -9,77 +9,51 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from perfsuite.case.case import Case, KnownIssue, LoRA, Topology
-    from perfsuite.case.catalog import MODELS
-    from perfsuite.case.hardware import Machine
-    from perfsuite.case.model import Model
-    from perfsuite.errors import CaseError, PerfsuiteError
-    from perfsuite.frameworks.accelerate import Accelerate
-    from perfsuite.frameworks.base import Framework
-    from perfsuite.frameworks.ddp import DDP
-    from perfsuite.frameworks.fake import Fake
-    from perfsuite.frameworks.fsdp import FSDP
-    from perfsuite.frameworks.fsdp2 import FSDP2
-    from perfsuite.frameworks.lightning import Lightning
-    from perfsuite.frameworks.nanotron import Nanotron
-    from perfsuite.frameworks.script import Script
-    from perfsuite.frameworks.torchtitan import TorchTitan
-    from perfsuite.frameworks.trainer import Trainer
-    from perfsuite.results.session_file import Measurement
+if TYPE_CHECKING:  # each name `as` itself is public to type checkers
+    from perfsuite.case.case import Case as Case
+    from perfsuite.case.case import KnownIssue as KnownIssue
+    from perfsuite.case.case import LoRA as LoRA
+    from perfsuite.case.case import Topology as Topology
+    from perfsuite.case.catalog import MODELS as MODELS
+    from perfsuite.case.hardware import Machine as Machine
+    from perfsuite.case.model import Model as Model
+    from perfsuite.errors import CaseError as CaseError
+    from perfsuite.errors import PerfsuiteError as PerfsuiteError
+    from perfsuite.frameworks.accelerate import Accelerate as Accelerate
+    from perfsuite.frameworks.base import Framework as Framework
+    from perfsuite.frameworks.ddp import DDP as DDP
+    from perfsuite.frameworks.fake import Fake as Fake
+    from perfsuite.frameworks.fsdp import FSDP as FSDP
+    from perfsuite.frameworks.fsdp2 import FSDP2 as FSDP2
+    from perfsuite.frameworks.lightning import Lightning as Lightning
+    from perfsuite.frameworks.nanotron import Nanotron as Nanotron
+    from perfsuite.frameworks.script import Script as Script
+    from perfsuite.frameworks.torchtitan import TorchTitan as TorchTitan
+    from perfsuite.frameworks.trainer import Trainer as Trainer
+    from perfsuite.results.session_file import Measurement as Measurement
 
 __version__ = "0.1.0"
 """The one place of the version: `pyproject.toml` reads it here."""
 
-__all__ = [
-    "DDP",
-    "FSDP",
-    "FSDP2",
-    "MODELS",
-    "Accelerate",
-    "Case",
-    "CaseError",
-    "Fake",
-    "Framework",
-    "KnownIssue",
-    "Lightning",
-    "LoRA",
-    "Machine",
-    "Measurement",
-    "Model",
-    "Nanotron",
-    "PerfsuiteError",
-    "Script",
-    "Topology",
-    "TorchTitan",
-    "Trainer",
-    "__version__",
-]
-
-_MODULES = {
-    "MODELS": "case.catalog",
-    "Accelerate": "frameworks.accelerate",
-    "Case": "case.case",
-    "CaseError": "errors",
-    "DDP": "frameworks.ddp",
-    "FSDP": "frameworks.fsdp",
-    "FSDP2": "frameworks.fsdp2",
-    "Fake": "frameworks.fake",
-    "Framework": "frameworks.base",
-    "KnownIssue": "case.case",
-    "Lightning": "frameworks.lightning",
-    "LoRA": "case.case",
-    "Machine": "case.hardware",
-    "Measurement": "results.session_file",
-    "Model": "case.model",
-    "Nanotron": "frameworks.nanotron",
-    "PerfsuiteError": "errors",
-    "Script": "frameworks.script",
-    "Topology": "case.case",
-    "TorchTitan": "frameworks.torchtitan",
-    "Trainer": "frameworks.trainer",
+_NAMES = {
+    "case.case": ["Case", "KnownIssue", "LoRA", "Topology"],
+    "case.catalog": ["MODELS"],
+    "case.hardware": ["Machine"],
+    "case.model": ["Model"],
+    "errors": ["CaseError", "PerfsuiteError"],
+    "frameworks.base": ["Framework"],
+    "results.session_file": ["Measurement"],
 }
-"""The module of each public name, below this package."""
+"""The public names but those of frameworks, by their module below this package."""
+_FRAMEWORKS = (
+    *("Accelerate", "DDP", "FSDP", "FSDP2", "Fake"),
+    *("Lightning", "Nanotron", "Script", "TorchTitan", "Trainer"),
+)
+"""Each is in a module of its own, called as the class is."""
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES |= {name: f"frameworks.{name.lower()}" for name in _FRAMEWORKS}
+
+__all__ = sorted([*_MODULES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:

@@ -27,22 +27,7 @@ FROM_FILE = {"from_file": True}
 """The validation context of data from a file: it may name a framework that is not installed here."""
 
 
-if TYPE_CHECKING:  # a type checker shall see the fields in calls, not **values
-    _DataType = type(BaseModel)
-else:
-
-    class _DataType(type(BaseModel)):
-        def __call__(cls, **values: Any) -> Any:
-            """Make an object as `cls(...)` does. Only such calls raise `CaseError`, as pydantic makes nested
-            objects without them: their errors keep the path to the field."""
-            __tracebackhide__ = True  # pytest shows the line of the user's file
-            try:
-                return super().__call__(**values)
-            except ValidationError as error:
-                raise CaseError(f"{cls.__name__}: {explain(error, tuple(cls.model_fields))}") from None
-
-
-class Data(BaseModel, metaclass=_DataType):  # type: ignore[metaclass]  # dynamic to a type checker
+class Data(BaseModel):
     """Frozen, keyword-only data without unknown fields. Raises `CaseError` on bad values."""
 
     model_config = ConfigDict(
@@ -52,6 +37,20 @@ class Data(BaseModel, metaclass=_DataType):  # type: ignore[metaclass]  # dynami
         ser_json_inf_nan="strings",
         defer_build=True,  # most processes use few of the kinds that they import
     )
+
+    if not TYPE_CHECKING:  # a type checker shall see the fields in calls, not **values
+
+        def __init__(self, **values: Any) -> None:
+            __tracebackhide__ = True  # pytest shows the line of the user's file
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise CaseError(
+                    f"{type(self).__name__}: {explain(error, tuple(type(self).model_fields))}"
+                ) from None
+
+        # So pydantic makes nested objects without it, and their errors keep the path to the field.
+        __init__.__pydantic_base_init__ = True
 
     def replace(self, **changes: Any) -> Self:
         """A copy with `changes`, validated as a new object is."""
