@@ -87,7 +87,7 @@ dry-ci:  ## some of them that cover every framework, judged by the reviewed coun
 selftest: .venv/installed  ## inject every fault into real training, and see each caught (some minutes)
 	.venv/bin/perfsuite selftest
 
-gpu-day: .venv/installed  ## OUT=out: what only a GPU can show, in four parts (40 minutes; docs/gpu-day.md)
+gpu-day: .venv/installed  ## OUT=out: what only a GPU can show, in four parts (40 minutes; docs/develop/gpu-day.md)
 	for part in 1 2 3 4; do tests/gpu/day.sh $$part "$$OUT"; done
 
 figures: .venv/installed  ## what perfsuite itself costs

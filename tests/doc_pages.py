@@ -6,6 +6,7 @@ A mark is an HTML comment before a block, which neither GitHub nor the site show
     <!-- file: cases/test_a.py -->  the block is written to this file, from the root of the project
     <!-- exits: 1 -->               each command ends with this exit status, not with 0
     <!-- shows: regressed -->       the last command prints this
+    <!-- sample: table -->          the block is a report that `make samples` writes
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ NEEDS = {
     "slurm": "a Slurm cluster",
     "browser": "a browser, or a server that runs until it is stopped",
 }
-MARKS = frozenset({"needs", "file", "exits", "shows"})
+MARKS = frozenset({"needs", "file", "exits", "shows", "sample"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,5 +118,5 @@ def pages() -> list[Page]:
     return [
         Page(ROOT / "README.md"),
         Page(ROOT / "CONTRIBUTING.md"),
-        *map(Page, sorted((ROOT / "docs").glob("*.md"))),
+        *map(Page, sorted((ROOT / "docs").rglob("*.md"))),
     ]

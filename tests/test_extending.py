@@ -1,4 +1,4 @@
-"""The page docs/extending.md, done as it says: its package is written, installed, and measured with."""
+"""The page docs/develop/extending.md, done as it says: its package is written, installed, and measured with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
+PAGE = Path(__file__).parents[1] / "docs" / "develop" / "extending.md"
 FILE = re.compile(r"<!-- file: (\S+) -->\n(?:<!-- [^\n]* -->\n)?\n```\w+\n(.*?)```", re.DOTALL)
 SHELL = re.compile(r"```shell\n(.*?)```", re.DOTALL)
 

@@ -1,4 +1,4 @@
-"""The page docs/extending-metrics.md, done as it says: its package is installed, and measured with."""
+"""The page docs/develop/extending-metrics.md, done as it says: its package is installed, and measured with."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.packages import Packages
 from tests.samples import BEFORE, NOISE, make_case, make_result
 from tests.sessions import make_session
 
-PAGE = Path(__file__).parents[1] / "docs" / "extending-metrics.md"
+PAGE = Path(__file__).parents[1] / "docs" / "develop" / "extending-metrics.md"
 FILE = re.compile(r"<!-- file: (\S+) -->\n\n```\w+\n(.*?)```", re.DOTALL)
 
 

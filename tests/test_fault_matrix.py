@@ -1,4 +1,4 @@
-"""The tables of `docs/faults.md` and the tests that inject faults: each row has a test, each test a row."""
+"""The tables of `docs/evidence/faults.md` and the tests that inject faults: each row has a test, each test a row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfsuite.results.outcome import Outcome
 from perfsuite.results.rank_report import FailureKind
 
 TESTS = Path(__file__).parent
-PAGE = TESTS.parent / "docs" / "faults.md"
+PAGE = TESTS.parent / "docs" / "evidence" / "faults.md"
 COLUMNS = ["fault", "how it is seen", "what is reported", "what survives"]
 
 

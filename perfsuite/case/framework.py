@@ -225,7 +225,7 @@ def _check_findable(kind: type[FrameworkOptions]) -> None:
         raise CaseError(
             f"{kind.__name__} stands in {kind.__module__}, where ranks, which look for {name!r}, do not find "
             f'it: add [project.entry-points."{FRAMEWORKS}"] {name} = "{kind.__module__}:{kind.__name__}" '
-            "to the pyproject.toml of its package and pip install -e that (docs/extending.md); "
+            "to the pyproject.toml of its package and pip install -e that (docs/develop/extending.md); "
             "a training loop of your own needs no framework, but a Script"
         )
 

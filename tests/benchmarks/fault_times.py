@@ -1,4 +1,4 @@
-"""How long perfsuite takes from a fault to its verdict: the table of docs/faults.md (7 minutes).
+"""How long perfsuite takes from a fault to its verdict: the table of docs/evidence/faults.md (7 minutes).
 
 Two ranks of a small Llama train under DDP, on this machine and over the two nodes of the emulated cluster of
 the tests. A rank or an agent is killed, or what holds the job is taken away, once both ranks run; a hang

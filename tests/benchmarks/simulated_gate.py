@@ -4,7 +4,7 @@ Draws baselines and launches, passes them to `decide` launch by launch until it 
 outcomes. For comparison it counts what most suites do: one sample against one baseline sample and a fixed
 threshold.
 
-    python -m tests.benchmarks.simulated_gate   # docs/statistics.md, "What this gate can detect"
+    python -m tests.benchmarks.simulated_gate   # docs/evidence/statistics.md, "What a gate can detect"
 """
 
 import math

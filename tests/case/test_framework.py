@@ -256,7 +256,7 @@ def test_a_class_that_no_rank_would_find(packages: Packages) -> None:
     with pytest.raises(CaseError) as caught:
         make_case(framework=Mine())
     assert 'add [project.entry-points."perfsuite.frameworks"] mine = "' in str(caught.value)
-    assert "pip install -e that (docs/extending.md)" in str(caught.value)
+    assert "pip install -e that (docs/develop/extending.md)" in str(caught.value)
     packages.install("perf-mine", SIMULATED, frameworks="mine = perf_mine:Mine")
     with pytest.raises(CaseError, match="Mine stands in"):  # another class has that name
         make_case(framework=Mine())

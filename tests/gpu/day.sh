@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One part of the first day on a GPU: tests/gpu/day.sh 1|2|3|4 [DIRECTORY]. docs/gpu-day.md says what to expect.
+# One part of the first day on a GPU: tests/gpu/day.sh 1|2|3|4 [DIRECTORY]. docs/develop/gpu-day.md says what to expect.
 # Each part is whole and ends within ten minutes. PYTHON names the interpreter, .venv/bin/python by default.
 set -u
 cd "$(dirname "$0")/../.."
