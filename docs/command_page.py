@@ -1,4 +1,4 @@
-"""Writes `commands.md` from the commands themselves: `python docs/command_page.py` (`make samples` runs it, too)."""
+"""Writes `commands.md` from the commands themselves: `python docs/command_page.py`, or `make samples`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ HEAD = """# Commands
 <!-- Made by `python docs/command_page.py` from the commands themselves. -->
 
 A command ends with exit status 0, with 1 for a finding (a worsening, a check that failed, a case that was not
-accepted), or with 2 and a message for an error. `compare`, `bisect`, `doctor` and `selftest` end with 3 if they cannot
-tell. The ini keys `perf_store` and `perf_baselines` are the defaults of `--store` and `--baselines`.
+accepted), or with 2 and a message for an error. `compare`, `bisect`, `doctor` and `selftest` end with 3 if they
+cannot tell. The ini keys `perf_store` and `perf_baselines` are the defaults of `--store` and `--baselines`.
 """
 
 

@@ -61,7 +61,8 @@ def blocks(language: str) -> list[Block]:
 def docs_module(name: str) -> Any:
     """A script of the folder `docs`, which is no package."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -1,4 +1,4 @@
-"""The page docs/develop/extending.md, done as it says: its package is written, installed, and measured with."""
+"""The page docs/develop/extending.md, done as it says: its package is written, installed and used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page docs/develop/extending-metrics.md, done as it says: its package is installed, and measured with."""
+"""The page docs/develop/extending-metrics.md, done as it says: its package is installed and used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of `docs/evidence/faults.md` and the tests that inject faults: each row has a test, each test a row."""
+"""The tables of `docs/evidence/faults.md`: each row has a test that injects the fault, each test a row."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Hard failures, each injected into real processes: typed, named by their cause, and no process is left.
 
-`docs/evidence/faults.md` lists them with those that other files inject: a test of a fault has the mark `fault`.
+`docs/evidence/faults.md` lists them with those of other files: a test of a fault has the mark `fault`.
 """
 
 from __future__ import annotations

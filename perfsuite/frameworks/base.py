@@ -2,7 +2,8 @@
 
 A framework is one file or folder in `perfsuite/frameworks/`, named as the framework is, which holds one
 subclass of `Framework`; being there is what registers it. Another package names its subclass as an entry
-point (docs/develop/extending.md). This module imports neither torch nor pytest; `build` imports torch when called.
+point (docs/develop/extending.md). This module imports neither torch nor pytest; `build` imports torch when
+called.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The memory that dry runs predict beside what was published: the table of docs/evidence/memory.md (15 minutes).
+"""The memory that dry runs predict beside what was published: docs/evidence/memory.md (15 minutes).
 
 Each row of the comparison `gpt-on-v100` (4 x V100-16GB, Lightning's FSDP) is run dry. Published is what the
 allocator held, without what lies beside it: rows whose allocator had to retry tell 14,992 MB, on a card that
