@@ -25,10 +25,10 @@ from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement
 from perfsuite.results.store import FoundBaseline, SessionDir, Store
 from perfsuite.session import Session, check_same
-from perfsuite.verdict.combined import with_unseen
-from perfsuite.verdict.compared import ARM_A, ARM_B, judge_pairs, unhealthy_pairs
-from perfsuite.verdict.differences import order
-from perfsuite.verdict.paired import MAX_PAIRS
+from perfsuite.verdict.arms import ARM_A, ARM_B, judge_pairs, unhealthy_pairs
+from perfsuite.verdict.overall import with_unseen
+from perfsuite.verdict.paired_test import MAX_PAIRS
+from perfsuite.verdict.pairs import order
 from perfsuite.verdict.profiled import explained
 
 

@@ -57,7 +57,7 @@ from perfsuite.results.session_file import (
     ArmFacts,
     Conditions,
     Measurement,
-    Part,
+    PytestRun,
     SessionFile,
     Skipped,
     Status,
@@ -71,11 +71,11 @@ from perfsuite.results.store import (
     Store,
     is_there,
 )
-from perfsuite.verdict.combined import with_counts, with_unseen
 from perfsuite.verdict.exact import counted
 from perfsuite.verdict.excuse import excuse
 from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.noise import ClassNoise, class_noise
+from perfsuite.verdict.overall import with_counts, with_unseen
 from perfsuite.verdict.profiled import explained
 
 MIN_RECORDED = 3
@@ -758,7 +758,7 @@ class DrySession(Session):
 def session_file(session: Session, status: Status) -> SessionFile:
     """Everything that a session found out, in all its parts."""
     earlier = session.earlier
-    part = Part(started_at=session.started_at, status=status, cases=session.measured)
+    part = PytestRun(started_at=session.started_at, status=status, cases=session.measured)
     return SessionFile(
         perfsuite=__version__,
         status=status,

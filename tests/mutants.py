@@ -119,7 +119,7 @@ LEFT_OUT = {
         r".*zip\(spreads, means, strict=False\).*",
     ): "equivalent: both have one value for each tenth",
     (
-        "perfsuite/verdict/comparable.py",
+        "perfsuite/verdict/comparability.py",
         r".* abs\(math\.log\(today / then\)\) >= DEVICE_PROBE_SLOWER:",
     ): "equivalent: no quotient has a logarithm of just 0.1",
     (

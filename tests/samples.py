@@ -20,14 +20,14 @@ from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import Health, LaunchFile, Run
 from perfsuite.results.run_dir import RunDir
-from perfsuite.results.session_file import ArmFacts, Conditions, Measurement, Part, SessionFile
+from perfsuite.results.session_file import ArmFacts, Conditions, Measurement, PytestRun, SessionFile
 from perfsuite.testing import make_case as make_case
 from perfsuite.testing import make_figures as make_figures
 from perfsuite.testing import make_launches as make_launches
 from perfsuite.testing import make_machine as make_machine
 from perfsuite.testing import make_report as make_report
 from perfsuite.testing import make_run as make_run
-from perfsuite.verdict.compared import judge_pairs
+from perfsuite.verdict.arms import judge_pairs
 from perfsuite.verdict.judge import Policy, judge
 from perfsuite.verdict.noise import ClassNoise
 from perfsuite.verdict.sequential import Noise
@@ -160,7 +160,7 @@ def make_session_file(*results: Measurement, **changes: Any) -> SessionFile:
         "conditions": CONDITIONS,
         **changes,
     }
-    part = Part(started_at=values["started_at"], status=values["status"], cases=len(results))
+    part = PytestRun(started_at=values["started_at"], status=values["status"], cases=len(results))
     return SessionFile(**{"parts": (part,), **values})
 
 

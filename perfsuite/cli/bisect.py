@@ -40,7 +40,7 @@ from perfsuite.results.session_file import Measurement
 from perfsuite.results.store import BASELINES, STORE
 from perfsuite.session import Host, Options, session_file
 from perfsuite.verdict.judge import Policy
-from perfsuite.verdict.paired import MAX_PAIRS
+from perfsuite.verdict.paired_test import MAX_PAIRS
 
 
 def bisect(

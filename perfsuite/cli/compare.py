@@ -30,7 +30,7 @@ from perfsuite.results.session_file import SessionFile, Status
 from perfsuite.results.store import BASELINES, STORE
 from perfsuite.session import Host, Options, session_file
 from perfsuite.verdict.judge import Policy
-from perfsuite.verdict.paired import MAX_PAIRS, MIN_CHANGED
+from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_CHANGED
 
 UNDECIDED = 3
 """Exit status where no case is slower, and one is not decided: inconclusive, or on an unhealthy machine."""

@@ -18,7 +18,7 @@ import typer
 
 from perfsuite import documents
 from perfsuite.errors import GitHubError
-from perfsuite.history.trend import Finding, Trend
+from perfsuite.history.trend import Drift, Trend
 from perfsuite.report import markdown
 from perfsuite.report.counts import findings
 from perfsuite.report.profile import because
@@ -73,7 +73,7 @@ def steps(
     results: Sequence[Measurement],
     issue: Issue | None,
     run_url: str,
-    drifts: Sequence[Finding] | None = None,
+    drifts: Sequence[Drift] | None = None,
 ) -> list[Step]:
     """Return the calls of `gh` after a night: none, or those that open, update or close an issue.
 
@@ -117,7 +117,7 @@ def _is_good(result: Measurement) -> bool:
     return result.outcome in ("passed", "improved") and not is_hidden
 
 
-def _subject(finding: Finding) -> str:
+def _subject(finding: Drift) -> str:
     return f"{_DRIFT}{finding.case}, {finding.metric}"
 
 
@@ -135,7 +135,7 @@ def _of_result(result: Measurement) -> str:
     return "\n  - ".join([heading, *map(_plain, lines)])
 
 
-def _of_drift(finding: Finding) -> str:
+def _of_drift(finding: Drift) -> str:
     heading = (
         f"- {_code(finding.case)}: **worse** over many nights; a baseline measured since would accept it"
     )

@@ -26,7 +26,7 @@ from perfsuite.history.asv import export as asv_export
 from perfsuite.history.asv import pages as asv_pages
 from perfsuite.history.asv.export import Source
 from perfsuite.history.store import StoredResult
-from perfsuite.history.trend import Finding, Trend
+from perfsuite.history.trend import Drift, Trend
 from perfsuite.report.terminal import console, plain_table
 from perfsuite.report.text import amount
 from perfsuite.results.store import BASELINES, STORE, Store
@@ -230,7 +230,7 @@ def _print_unplaced(unplaced: Mapping[str, str]) -> None:
         console().print(f"left out: commit {commit[:12]}: {reason}", style="yellow")
 
 
-def _finding(finding: Finding) -> Text:
+def _finding(finding: Drift) -> Text:
     """Describe a change: of what, by how much, when, and what else changed."""
     change, *rest = finding.sentences()
     return Text.assemble(

@@ -13,7 +13,7 @@ from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.dry.allocator import replay
 from perfsuite.results.counts import Counts, merged
-from perfsuite.results.dry_facts import DryFacts, Fit, FitWord, Part
+from perfsuite.results.dry_facts import DryFacts, Fit, FitWord, MemoryPart
 from perfsuite.results.memory_log import MemoryLog
 from perfsuite.results.rank_report import RankReport
 
@@ -22,7 +22,7 @@ TIGHT_FROM = 0.8
 """Share of the card. The rest is for what is not predicted: driver and ECC keep 1 to 6 % of the nominal
 memory, kernels take scratch memory, and each stream has free blocks of its own."""
 
-CONTEXT = Part(
+CONTEXT = MemoryPart(
     name="CUDA context",
     low=300 * MIB,
     high=1400 * MIB,
@@ -91,13 +91,13 @@ def facts_of(reports: Sequence[RankReport], case: Case, machine: Machine) -> Dry
     )
 
 
-def _nccl(counts: Counts) -> tuple[Part, ...]:
+def _nccl(counts: Counts) -> tuple[MemoryPart, ...]:
     """The buffers of the groups in which the step communicates, all of them together."""
     groups = {(each.ranks, each.apart) for each in counts.collectives if each.ranks > 1}
     if not groups:
         return ()
     return (
-        Part(
+        MemoryPart(
             name=f"NCCL, {len(groups)} communicator{'s' if len(groups) > 1 else ''}",
             low=len(groups) * NCCL_LOW,
             high=len(groups) * NCCL_HIGH,

@@ -55,7 +55,7 @@ _MAD_OF_DIFFERENCES = round(NormalDist().inv_cdf(0.75), 4) * math.sqrt(2)
 """Median absolute difference of two normal values of standard deviation 1."""
 
 
-class Change(Data):
+class ChangePoint(Data):
     """A change of level between two neighbouring points of a series."""
 
     index: int
@@ -133,12 +133,12 @@ class _Fit:
         near: Floats = places[costs <= costs[step.middle - start - 1] + (Z_99 * self.noise) ** 2]
         return near
 
-    def change(self, step: _Step, origin: float) -> Change:
+    def change(self, step: _Step, origin: float) -> ChangePoint:
         """Convert a step to the unit of the series. `origin` is the logarithm that was subtracted from
         all."""
         near = self.places(step)
         half = t_quantile(Z_99, self.degrees) * step.error
-        return Change(
+        return ChangePoint(
             index=step.middle,
             earliest=int(near.min()),
             latest=int(near.max()),
@@ -163,7 +163,9 @@ def correlation(series: Sequence[float]) -> float:
     return min(max((next_but_one / next_one) ** 2 - 1, 0.0), 0.9) if next_one else 0.0
 
 
-def changes(series: Sequence[float], *, min_change: float, correlation: float = 0.0) -> list[Change]:
+def change_points(
+    series: Sequence[float], *, min_change: float, correlation: float = 0.0
+) -> list[ChangePoint]:
     """Find changes of level by at least `min_change` (relative), oldest first. Values must be above 0.
 
     `correlation` is that of neighbours, as the function `correlation` estimates it, from 0 to 0.9.

@@ -20,7 +20,7 @@ from perfsuite import documents, git
 from perfsuite.documents import Data, Document
 from perfsuite.errors import FileError
 from perfsuite.history import changepoint, store
-from perfsuite.history.changepoint import Change
+from perfsuite.history.changepoint import ChangePoint
 from perfsuite.history.store import Place, StoredResult, StoredSession
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, Metric
@@ -48,13 +48,13 @@ memory. Good and bad weeks (AR(1) with 0.7) make a false alarm in 18 % of series
 assumed, in 1 % with 0.3; a step of 5 % at 1 % noise is then found after 8 nights instead of 3."""
 
 
-class Finding(Data):
+class Drift(Data):
     """A change of level in one metric of one case on one hardware class."""
 
     hardware_class: str
     case: str
     metric: MetricName
-    change: Change
+    change: ChangePoint
     """Its indices count the sessions of this series."""
     first_day: date
     """Day of the last session before the change, at 99 % confidence."""
@@ -110,14 +110,14 @@ class Trend(Document):
     """Number of sessions that were read."""
     series: int
     """Number of series: metrics of cases on hardware classes."""
-    findings: tuple[Finding, ...]
+    findings: tuple[Drift, ...]
     """Changes since that day and, without `--since`, older ones that are open; the largest worsening
     first."""
     unplaced: dict[str, str]
     """Commits whose sessions are left out, and why."""
 
     @property
-    def failing(self) -> list[Finding]:
+    def failing(self) -> list[Drift]:
         """Worsenings that are still there and that nobody accepted."""
         return [finding for finding in self.findings if finding.open]
 
@@ -285,13 +285,13 @@ class _Evidence:
     baselines: BaselineStore
     """The reviewed baselines."""
 
-    def findings(self, hardware_class: str, case: str, series: _Series) -> list[Finding]:
+    def findings(self, hardware_class: str, case: str, series: _Series) -> list[Drift]:
         """Find the changes of each metric of one case on one hardware class."""
         found = []
         for metric, values in series.by_metric.items():
             correlation = self.correlations.get((hardware_class, metric), UNKNOWN_CORRELATION[metric])
             measured = [index for index, value in enumerate(values) if value is not None]
-            changes = changepoint.changes(
+            changes = changepoint.change_points(
                 [value for value in values if value is not None],
                 min_change=MIN_CHANGE,
                 correlation=correlation,
@@ -306,7 +306,7 @@ class _Evidence:
                 accepted = worse and _accepts(file, METRICS[metric], (before, min(after, newest)), _day(last))
                 still_worse = newest >= before * (1 + MIN_CHANGE)
                 found.append(
-                    Finding(
+                    Drift(
                         hardware_class=hardware_class,
                         case=case,
                         metric=metric,

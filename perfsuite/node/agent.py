@@ -88,7 +88,7 @@ Tell = Callable[[Sequence[Failure]], None]
 
 
 @dataclass(frozen=True)
-class Place:
+class AgentJob:
     """The part of a job that runs on this node."""
 
     run_dir: RunDir
@@ -124,22 +124,22 @@ def main(path: str) -> int:
     os.environ[NODE] = os.environ.get(os.environ.get(NODE_VARIABLE, ""), "0")
     run_dir = RunDir(Path(path))
     try:
-        place = Place(run_dir, documents.read(run_dir.case, CaseFile), int(os.environ[NODE]))
+        place = AgentJob(run_dir, documents.read(run_dir.case, CaseFile), int(os.environ[NODE]))
         failures = _watched(place)
     finally:
         _sweep()
     return 1 if failures else 0
 
 
-def _watched(place: Place) -> list[Failure]:
+def _watched(place: AgentJob) -> list[Failure]:
     """Run the job beside a sampler of the node's health, as long as the driver lives and wants it."""
     from perfsuite.node.health_sampler import (  # needs psutil: ranks load this module and must not
-        Watch,
+        HealthWatch,
         sampler,
     )
 
     per_node, device = place.per_node, place.request.device
-    watch = Watch(sampler(device, per_node), place.run_dir.progress)
+    watch = HealthWatch(sampler(device, per_node), place.run_dir.progress)
     killed_before = oom_kills()
     ending = threading.Lock()  # never given back by whoever ends the job: this thread, or that of the lease
 
@@ -182,21 +182,21 @@ def _watched(place: Place) -> list[Failure]:
     return failures
 
 
-def _wait_for_peers(place: Place) -> None:
+def _wait_for_peers(place: AgentJob) -> None:
     """Wait until every node has written its stacks: ranks whose peers are killed end before they can."""
     until = time.monotonic() + PEERS_S
     while not all(_is_over(place, node) for node in range(place.nodes)) and time.monotonic() < until:
         time.sleep(POLL_S)
 
 
-def _is_over(place: Place, node: int) -> bool:
+def _is_over(place: AgentJob, node: int) -> bool:
     try:
         return documents.read(place.run_dir.launch(node), LaunchFile).is_over
     except FileError:
         return False
 
 
-def _launch(place: Place, tell: Tell) -> list[Failure]:
+def _launch(place: AgentJob, tell: Tell) -> list[Failure]:
     """Run this node's part of the job. `tell` is told what has failed while other ranks still run."""
     case = place.request.case
     place.run_dir.files.mkdir(exist_ok=True)  # another node may have made it
@@ -268,7 +268,9 @@ def _model_code(request: CaseFile) -> dict[str, str]:
     return {MODEL_CODE: " ".join([f"transformers.models.{name}.modeling_{name}", *adapters])}
 
 
-def _fork(place: Place, process: type[BaseProcess], meeting: Mapping[str, str], tell: Tell) -> list[Failure]:
+def _fork(
+    place: AgentJob, process: type[BaseProcess], meeting: Mapping[str, str], tell: Tell
+) -> list[Failure]:
     """Start ranks of perfsuite's worker by a fork: of this process, or of the server that has torch."""
     path = str(place.run_dir.path)
     ranks = {
@@ -304,14 +306,14 @@ def _server_ended() -> str | None:
     return None
 
 
-def _bind(place: Place, ranks: Mapping[int, P]) -> None:
+def _bind(place: AgentJob, ranks: Mapping[int, P]) -> None:
     """Keep each rank on the cores near its GPU: host-bound steps are slower on those of another socket."""
     for each, cores in zip(ranks.values(), place.near_cores, strict=False):
         if each.pid is not None:
             cpu.bind(each.pid, cores)
 
 
-def _run(command: Command, place: Place, tell: Tell) -> list[Failure]:
+def _run(command: Command, place: AgentJob, tell: Tell) -> list[Failure]:
     """Run a command whose Python processes find `perfsuite.worker.startup`, once or once per rank."""
     startup = str(Path(worker.__file__).parent / "startup")
     first = {"PYTHONPATH": startup, "PATH": str(Path(sys.executable).parent)}
@@ -341,7 +343,7 @@ def _run(command: Command, place: Place, tell: Tell) -> list[Failure]:
         return _wait(ranks, subprocess.Popen.poll, place, partial(_script_ended, place), tell)
 
 
-def _run_once(command: Command, place: Place, environment: Mapping[str, str]) -> list[Failure]:
+def _run_once(command: Command, place: AgentJob, environment: Mapping[str, str]) -> list[Failure]:
     process = _start(command, place.run_dir, environment, None)
     ours, stay = _children(), Stay(place)
     while not wait_for(process, POLL_S):
@@ -384,7 +386,7 @@ def _moved(word: str) -> str:
     return worktree + word.removeprefix(top) if is_moved else word
 
 
-def _rank(place: Place, rank: int) -> dict[str, str]:
+def _rank(place: AgentJob, rank: int) -> dict[str, str]:
     """Return torchrun's environment variables (torch's docs, "torchrun", "Environment Variables").
 
     Those that say where ranks meet are `rendezvous.meeting`'s; there rank 0 listens, and no agent.
@@ -411,7 +413,7 @@ def _rank(place: Place, rank: int) -> dict[str, str]:
 class Stay:
     """How long ranks may stay: `STAY_S` after every rank of the job has reported."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: AgentJob) -> None:
         world = range(place.request.case.topology.world_size)
         self._missing = [place.run_dir.rank(rank) for rank in world]
         self._until = float("inf")
@@ -428,7 +430,7 @@ class Stay:
 def _wait(
     ranks: Mapping[int, P],
     code_of: Callable[[P], int | None],
-    place: Place,
+    place: AgentJob,
     say: Callable[[int, bool], str | None],
     tell: Tell,
 ) -> list[Failure]:
@@ -472,13 +474,13 @@ def _rank_ended(code: int, is_reported: bool) -> str | None:
     return _exit_code(code) if code else None  # that a report is missing the driver sees
 
 
-def _script_ended(place: Place, code: int, is_reported: bool) -> str | None:
+def _script_ended(place: AgentJob, code: int, is_reported: bool) -> str | None:
     if is_reported:
         return _exit_code(code) if code else None
     return _ended(place, "the script", code)
 
 
-def _ended(place: Place, what: str, code: int) -> str:
+def _ended(place: AgentJob, what: str, code: int) -> str:
     """How a script or command ended without a report, and how far rank 0 is known to have come."""
     ended, total = f"{what} ended with {_exit_code(code)}", place.request.case.total_steps
     steps = place.run_dir.steps_seen()

@@ -174,7 +174,7 @@ class Sampler:
         )
 
 
-class Watch:
+class HealthWatch:
     """Samples in a thread of the agent, which never waits longer than `SILENT_S` for NVML to answer."""
 
     def __init__(self, sampler: Sampler, progress: Path) -> None:

@@ -17,7 +17,7 @@ from perfsuite.launch.slurm.settings import PREFIX, read_ini
 from perfsuite.results.store import BASELINES, STORE
 from perfsuite.session import Options, Session
 from perfsuite.verdict.judge import Policy
-from perfsuite.verdict.paired import MAX_PAIRS, MIN_CHANGED
+from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_CHANGED
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES
 
 SESSION = pytest.StashKey[Session]()

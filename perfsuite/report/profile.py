@@ -11,7 +11,7 @@ from perfsuite.report.text import plural
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.profile import StepSplit
 from perfsuite.results.session_file import Measurement
-from perfsuite.verdict.combined import THE_SAME
+from perfsuite.verdict.overall import THE_SAME
 from perfsuite.verdict.profiled import NOT_IN_EACH_STEP
 
 

@@ -16,7 +16,7 @@ from perfsuite.report.text import detectable, percent, plural, rate
 from perfsuite.results.metric import TOKENS_PER_S, in_unit
 from perfsuite.results.outcome import QUIET, WORST_FIRST, Check, Outcome, Verdict
 from perfsuite.results.session_file import ArmFacts, Measurement, SessionFile
-from perfsuite.verdict.comparable import UNEXPLAINED
+from perfsuite.verdict.comparability import UNEXPLAINED
 from perfsuite.verdict.count_sentences import arrow
 
 MARKS = ("shared", "blind", "not counted", "dry run")

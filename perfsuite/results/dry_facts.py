@@ -9,7 +9,7 @@ from perfsuite.documents import Data
 FitWord = Literal["fits", "tight", "does not fit"]
 
 
-class Part(Data):
+class MemoryPart(Data):
     """Memory of the device that no tensor of the step holds, as a range in bytes."""
 
     name: str
@@ -33,7 +33,7 @@ class Fit(Data):
     """The same with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`."""
     built: int = 0
     """The parameters of the whole model, where a rank has them on its device before they are sharded."""
-    beside: tuple[Part, ...]
+    beside: tuple[MemoryPart, ...]
     """What lies beside the caching allocator."""
     card: int
     """The memory of the device."""

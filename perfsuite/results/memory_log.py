@@ -8,7 +8,7 @@ from typing import NamedTuple
 from perfsuite.results.counts import Phase
 
 
-class Change(NamedTuple):
+class MemoryChange(NamedTuple):
     """A storage is born, dies, or takes another size."""
 
     storage: int
@@ -23,11 +23,11 @@ class MemoryLog(NamedTuple):
 
     at_start: tuple[int, ...]
     """Bytes of those that lived when the first of the steps began, by number; 0 for one that did not."""
-    steps: tuple[tuple[Change, ...], ...]
+    steps: tuple[tuple[MemoryChange, ...], ...]
     """What happened in each step, in this order."""
 
     @property
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[MemoryChange]:
         """What happened in all steps."""
         return (change for step in self.steps for change in step)
 

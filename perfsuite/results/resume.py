@@ -11,7 +11,7 @@ from perfsuite import documents
 from perfsuite.errors import FileError
 from perfsuite.results.outcome import Outcome
 from perfsuite.results.rank_report import FailureKind
-from perfsuite.results.session_file import Measurement, Part, SessionFile
+from perfsuite.results.session_file import Measurement, PytestRun, SessionFile
 from perfsuite.results.store import SessionDir, Store
 
 OUTCOMES_OF_THE_MACHINE: frozenset[Outcome] = frozenset({"unhealthy", "undecided"})
@@ -90,6 +90,6 @@ def is_decided(result: Measurement) -> bool:
     )
 
 
-def ended(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+def ended(parts: tuple[PytestRun, ...]) -> tuple[PytestRun, ...]:
     """Return the parts of a session that goes on: one that still says `running` was killed."""
     return tuple(part.replace(status="interrupted") if part.status == "running" else part for part in parts)

@@ -116,7 +116,7 @@ Status = Literal["complete", "interrupted", "running"]
 """How a session ended. `running`: not yet, or it was killed (SIGKILL, a power cut) and could not say so."""
 
 
-class Part(Data):
+class PytestRun(Data):
     """One run of pytest. A session has several where `--perf-resume` went on with it."""
 
     started_at: str
@@ -165,7 +165,7 @@ class SessionFile(Document):
     """Of its newest part."""
     started_at: str
     """ISO 8601, with time zone: when its first part began."""
-    parts: tuple[Part, ...] = Field(min_length=1)
+    parts: tuple[PytestRun, ...] = Field(min_length=1)
     """The oldest first."""
     dry: bool = False
     """Whether it launches nothing: all of its runs are dry."""

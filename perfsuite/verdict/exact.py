@@ -92,7 +92,7 @@ def check(runs: Sequence[Run], baseline: CountBaseline | None, file: str | None 
     )
 
 
-def differences(baseline: CountBaseline, now: CountBaseline) -> tuple[Finding, ...]:
+def count_differences(baseline: CountBaseline, now: CountBaseline) -> tuple[Finding, ...]:
     """What differs in another baseline of the same case, judged whatever the versions."""
     return _findings(baseline, [now.counts], judges_versions=True)
 

@@ -17,10 +17,10 @@ from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, Metric, judged
 from perfsuite.results.outcome import WORST_FIRST, Check, Outcome, Verdict
 from perfsuite.results.rank_report import FailureKind
 from perfsuite.results.run import Run
-from perfsuite.verdict.comparable import (
-    changes,
+from perfsuite.verdict.comparability import (
     launch_problems,
     library_choices,
+    run_changes,
     same_stack,
     unexplained,
     unlike,
@@ -99,7 +99,7 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
         changed=(
             *library_choices(newest, baseline),
             *scaled(runs, baseline),
-            *changes(newest, baseline),
+            *run_changes(newest, baseline),
         ),
     )
 

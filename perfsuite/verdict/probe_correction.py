@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from perfsuite.verdict.differences import SHARED_LAUNCH, Differences
+from perfsuite.verdict.pairs import SHARED_LAUNCH, Differences
 from perfsuite.verdict.robust import middle, sorted_logs
 from perfsuite.verdict.sequential import Noise, pooled_noise
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from perfsuite.results.counts import Phase, StepMemory
-from perfsuite.results.memory_log import Change, MemoryLog
+from perfsuite.results.memory_log import MemoryChange, MemoryLog
 from perfsuite.worker.replicas import local
 
 PERMANENT = ("parameter", "gradient", "optimizer state")
@@ -43,12 +43,12 @@ class LiveMemory:
         self._part: list[str] = []
         """What it is, as far as is known, by number."""
         self._at_first: list[int] = []
-        self._steps: list[list[Change]] = []
+        self._steps: list[list[MemoryChange]] = []
         self._begin()
 
     def _begin(self) -> None:
         self._start = list(self._bytes)
-        self._changes: list[Change] = []
+        self._changes: list[MemoryChange] = []
         self._allocations = 0
 
     def see(self, tensor: Tensor, part: str, *, born: bool = False) -> None:
@@ -118,7 +118,7 @@ class LiveMemory:
         growth = size - self._bytes[number]
         if growth:
             self._bytes[number] = size
-            self._changes.append(Change(number, growth, self._phase()))
+            self._changes.append(MemoryChange(number, growth, self._phase()))
             self._allocations += growth > 0
 
     def _died(self, address: int) -> None:

@@ -17,8 +17,8 @@ from perfsuite.results.profile import RankProfileFile
 from perfsuite.results.rank_report import Evidence, Failure, Memory, Observed
 from perfsuite.results.run import DeviceHealth, Health
 from perfsuite.results.run_dir import RunDir
-from perfsuite.verdict.comparable import launch_problems
-from perfsuite.verdict.compared import unhealthy_pairs
+from perfsuite.verdict.arms import unhealthy_pairs
+from perfsuite.verdict.comparability import launch_problems
 from tests.collected import COMMAND_FAILED, FLOPS, TIMEOUT, collected, crash, failure_of, on_gpu
 from tests.packages import Packages
 from tests.samples import make_case, make_machine, make_report, write_launch

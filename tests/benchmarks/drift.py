@@ -44,7 +44,9 @@ for line in sys.stdin:
 
 def ours(series: Sequence[float]) -> list[tuple[int, float]]:
     """`perfsuite history trend`."""
-    return [(change.index, change.relative) for change in changepoint.changes(series, min_change=MIN_CHANGE)]
+    return [
+        (change.index, change.relative) for change in changepoint.change_points(series, min_change=MIN_CHANGE)
+    ]
 
 
 def asvs(series: Sequence[float]) -> list[tuple[int, float]]:

@@ -18,8 +18,8 @@ from statistics import median
 
 import numpy as np
 
-from perfsuite.verdict.differences import order
-from perfsuite.verdict.paired import MAX_PAIRS, PairedDecision, decided
+from perfsuite.verdict.paired_test import MAX_PAIRS, PairedDecision, decided
+from perfsuite.verdict.pairs import order
 
 DISTURBED = 0.05
 """Share of launches that are slow, whatever the drift."""

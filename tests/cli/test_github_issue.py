@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from perfsuite import documents
 from perfsuite.cli.app import app
 from perfsuite.cli.github_issue import LABEL, Issue, Step, steps, title
-from perfsuite.history.changepoint import Change
-from perfsuite.history.trend import Finding, Trend
+from perfsuite.history.changepoint import ChangePoint
+from perfsuite.history.trend import Drift, Trend
 from perfsuite.results.outcome import CountCheck, Profiled
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import Measurement, SessionFile
@@ -41,16 +41,14 @@ def crashed(message: str, **changes: Any) -> Measurement:
     return make_result(make_run(failure=Failure(kind="crash", message=message)), **changes)
 
 
-def told(
-    *results: Measurement, issue: Issue | None = None, drifts: list[Finding] | None = None
-) -> list[Step]:
+def told(*results: Measurement, issue: Issue | None = None, drifts: list[Drift] | None = None) -> list[Step]:
     return steps(CLASS, results, issue, URL, drifts)
 
 
-def drift(case: str = CASE) -> Finding:
+def drift(case: str = CASE) -> Drift:
     place = {"index": 9, "earliest": 8, "latest": 10}
-    change = Change(**place, before=1.0, after=1.02, relative=0.02, interval=(0.01, 0.03))
-    return Finding(
+    change = ChangePoint(**place, before=1.0, after=1.02, relative=0.02, interval=(0.01, 0.03))
+    return Drift(
         hardware_class=CLASS,
         case=case,
         metric="peak memory",

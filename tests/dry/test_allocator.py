@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from perfsuite.dry import allocator
 from perfsuite.dry.allocator import Block, CachingAllocator, Replayed, replay
-from perfsuite.results.memory_log import Change, MemoryLog
+from perfsuite.results.memory_log import MemoryChange, MemoryLog
 from tests.samples import deterministic
 
 KIB, MIB = 1 << 10, 1 << 20
 
 
 def log(*changes: tuple[int, int], at_start: tuple[int, ...] = ()) -> MemoryLog:
-    return MemoryLog(at_start, (tuple(Change(storage, size, "forward") for storage, size in changes),))
+    return MemoryLog(at_start, (tuple(MemoryChange(storage, size, "forward") for storage, size in changes),))
 
 
 def state(cache: CachingAllocator) -> tuple[int, int]:
@@ -177,7 +177,7 @@ def test_a_storage_that_grows_holds_both_blocks_for_a_moment() -> None:
 
 
 def test_the_second_step_uses_what_the_first_one_left() -> None:
-    step = tuple(Change(0, size, "forward") for size in (50 * MIB, -50 * MIB))
+    step = tuple(MemoryChange(0, size, "forward") for size in (50 * MIB, -50 * MIB))
     assert replay(MemoryLog((), (step, step))).reserved == 50 * MIB
 
 

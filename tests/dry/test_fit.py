@@ -7,11 +7,11 @@ from perfsuite.dry.fit import facts_of, judge, predict, workspace_bytes
 from perfsuite.report.dry_facts import lines
 from perfsuite.results.counts import Collective, Counts
 from perfsuite.results.dry_facts import DryFacts, Fit
-from perfsuite.results.memory_log import Change, MemoryLog
+from perfsuite.results.memory_log import MemoryChange, MemoryLog
 from tests.samples import make_case, make_gpu_machine, make_machine, make_report
 
 MIB, GIB = 1 << 20, 1 << 30
-LOG = MemoryLog((10 * GIB,), ((Change(1, 4 * GIB, "forward"), Change(1, -4 * GIB, "backward")),))
+LOG = MemoryLog((10 * GIB,), ((MemoryChange(1, 4 * GIB, "forward"), MemoryChange(1, -4 * GIB, "backward")),))
 
 
 def gather(ranks: int, apart: int) -> Collective:

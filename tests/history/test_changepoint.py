@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 
-from perfsuite.history.changepoint import Change, changes, correlation
+from perfsuite.history.changepoint import ChangePoint, change_points, correlation
 
 
 def series(*levels: tuple[int, float], noise: float = 0.01, seed: int = 0) -> list[float]:
@@ -16,8 +16,8 @@ def series(*levels: tuple[int, float], noise: float = 0.01, seed: int = 0) -> li
     return [level * math.exp(noise * luck.gauss(0, 1)) for nights, level in levels for _ in range(nights)]
 
 
-def found(values: Sequence[float], min_change: float = 0.005) -> list[Change]:
-    return changes(values, min_change=min_change)
+def found(values: Sequence[float], min_change: float = 0.005) -> list[ChangePoint]:
+    return change_points(values, min_change=min_change)
 
 
 def test_a_step_is_found_with_its_place_size_and_levels() -> None:
@@ -113,10 +113,10 @@ def test_steps_do_not_make_neighbours_alike() -> None:
 def test_a_change_among_alike_neighbours_must_be_clearer() -> None:
     values = series((60, 1.0), (14, 1.025))
     assert len(found(values)) == 1
-    assert changes(values, min_change=0.005, correlation=0.6) == []
+    assert change_points(values, min_change=0.005, correlation=0.6) == []
 
 
-def told(change: Change) -> tuple[float, ...]:
+def told(change: ChangePoint) -> tuple[float, ...]:
     return (change.index, change.earliest, change.latest, change.before, change.after, *change.interval)
 
 
@@ -152,7 +152,7 @@ def test_changes_are_what_they_were(
     values: list[float], alike: float, expected: list[tuple[float, ...]]
 ) -> None:
     """Pinned: a difference here is another noise, threshold or interval."""
-    seen = changes(values, min_change=0.005, correlation=alike)
+    seen = change_points(values, min_change=0.005, correlation=alike)
     assert [told(change) for change in seen] == [pytest.approx(each, abs=1e-6) for each in expected]
 
 
@@ -183,7 +183,7 @@ def test_good_and_bad_weeks_are_no_changes() -> None:
     for share in (0.3, 0.6):
         histories = [good_and_bad_weeks(share, 365, seed) for seed in range(100)]
         alike = median(correlation(values) for values in histories)
-        alarms = [changes(values, min_change=0.005, correlation=alike) for values in histories]
+        alarms = [change_points(values, min_change=0.005, correlation=alike) for values in histories]
         assert sum(map(bool, alarms)) <= 3
     assert sum(bool(found(values)) for values in histories) > 50  # what the correction is for
 

@@ -14,7 +14,7 @@ from perfsuite.history import store
 from perfsuite.history.store import StoredResult, StoredSession
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Run
-from perfsuite.results.session_file import Measurement, Part
+from perfsuite.results.session_file import Measurement, PytestRun
 from tests.samples import (
     ARMS,
     COMMIT,
@@ -132,8 +132,8 @@ def test_what_a_part_of_a_session_measured_is_kept_once_though_another_part_went
     first, second = "2026-01-02T03:04:05+00:00", "2026-01-02T09:00:00+00:00"
     early = kept(RUN.replace(started_at="2026-01-02T03:04:05+00:00"))
     late = kept(RUN.replace(started_at="2026-01-02T09:00:01+00:00", case=make_case(micro_batch=4)))
-    killed = Part(started_at=first, status="running", cases=1)
-    went_on = (killed.replace(status="interrupted"), Part(started_at=second, status="complete", cases=1))
+    killed = PytestRun(started_at=first, status="running", cases=1)
+    went_on = (killed.replace(status="interrupted"), PytestRun(started_at=second, status="complete", cases=1))
     add_one(tmp_path, early, parts=(killed,), status="running")
     added = add_one(tmp_path, early, late, parts=went_on)
     assert (added.known, added.kept, len(added.written)) == (True, 2, 1)
@@ -145,7 +145,7 @@ def test_what_a_part_of_a_session_measured_is_kept_once_though_another_part_went
 
 def test_a_session_that_was_added_while_it_ran_is_kept_once(tmp_path: Path) -> None:
     first, second = kept(RUN), kept(RUN.replace(case=make_case(micro_batch=4)))
-    running = Part(started_at="2026-01-02T03:04:05+00:00", status="running", cases=1)
+    running = PytestRun(started_at="2026-01-02T03:04:05+00:00", status="running", cases=1)
     add_one(tmp_path, first, parts=(running,), status="running")
     whole = (running.replace(status="complete", cases=2),)
     assert len(add_one(tmp_path, first, second, parts=whole).written) == 1

@@ -15,7 +15,7 @@ from perfsuite.case.case import Case
 from perfsuite.cli import app as cli
 from perfsuite.errors import FileError
 from perfsuite.history import changepoint, store
-from perfsuite.history.changepoint import Change
+from perfsuite.history.changepoint import ChangePoint
 from perfsuite.history.trend import Trend, _differences, trend
 from perfsuite.results import baseline
 from tests.samples import IMAGES, make_case, make_figures, make_run
@@ -332,11 +332,11 @@ def test_the_correlation_of_a_machine_is_estimated_from_30_sessions_on(
     used: list[float] = []
     monkeypatch.setattr(changepoint, "correlation", lambda series: 0.25)
 
-    def changes(series: Sequence[float], *, min_change: float, correlation: float) -> list[Change]:
+    def changes(series: Sequence[float], *, min_change: float, correlation: float) -> list[ChangePoint]:
         used.append(correlation)
         return []
 
-    monkeypatch.setattr(changepoint, "changes", changes)
+    monkeypatch.setattr(changepoint, "change_points", changes)
     write_history(tmp_path / "history", commits[:29], CASES[:1])
     trend(tmp_path / "history")
     write_history(tmp_path / "history", commits[29:30], CASES[:1], first=29)

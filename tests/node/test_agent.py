@@ -25,7 +25,7 @@ from perfsuite.frameworks.base import Command
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.script import Script
 from perfsuite.node import agent, cpu, health_sampler, rendezvous
-from perfsuite.node.agent import Place
+from perfsuite.node.agent import AgentJob
 from perfsuite.node.health_sampler import Sampler
 from perfsuite.node.lease import Lease
 from perfsuite.node.processes import JOB_MARK
@@ -58,7 +58,7 @@ def test_the_fork_server_of_a_cpu_loads_the_models_code(
 
 def test_a_rank_of_a_script_has_torchruns_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """`torchrun --nproc-per-node 2` sets these (torch's docs, "torchrun", "Environment Variables")."""
-    place = Place(RunDir(Path("d")), CaseFile(case=SCRIPT, device="cpu"))
+    place = AgentJob(RunDir(Path("d")), CaseFile(case=SCRIPT, device="cpu"))
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
     monkeypatch.setenv(name, "3")
     assert agent._rank(place, 0)[name] == "3", "a user's own"
@@ -123,7 +123,7 @@ def passing(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def wait(run_dir: RunDir, *ranks: Process) -> list[Failure]:
     running: dict[int, Any] = dict(enumerate(ranks))
-    place = Place(run_dir, CaseFile(case=SCRIPT, device="cpu"))
+    place = AgentJob(run_dir, CaseFile(case=SCRIPT, device="cpu"))
     say = partial(agent._script_ended, place)
     told: list[int] = []
     failures = agent._wait(running, Process.poll, place, say, lambda so_far: told.append(len(so_far)))
@@ -225,7 +225,7 @@ class OfADeadServer:
 def test_a_fork_server_that_was_killed_is_the_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passing: list[float], starts: bool
 ) -> None:
-    place = Place(RunDir(tmp_path), CaseFile(case=SCRIPT, device="cpu"))
+    place = AgentJob(RunDir(tmp_path), CaseFile(case=SCRIPT, device="cpu"))
     monkeypatch.setattr(OfADeadServer, "starts", starts)
     kind: Any = OfADeadServer
     with subprocess.Popen(["sleep", "1000"]) as server:
@@ -277,7 +277,7 @@ def test_a_rank_that_reported_a_failure_leaves_the_others_some_seconds(
 
 
 def run(command: Command, run_dir: RunDir) -> list[Failure]:
-    return agent._run(command, Place(run_dir, CaseFile(case=SCRIPT, device="cpu")), lambda failures: None)
+    return agent._run(command, AgentJob(run_dir, CaseFile(case=SCRIPT, device="cpu")), lambda failures: None)
 
 
 def python(code: str, directory: Path, *, starts_ranks: bool = True) -> Command:
@@ -407,7 +407,7 @@ def test_an_agent_that_is_told_to_end_ends_well_however_long_its_ranks_take_to_d
     ranks_are_killed, ended = threading.Event(), threading.Event()
     codes: list[int] = []
 
-    def launch(place: Place, tell: agent.Tell) -> list[Failure]:
+    def launch(place: AgentJob, tell: agent.Tell) -> list[Failure]:
         ranks_are_killed.wait()
         killed = [Failure(kind="crash", message="exit code -9 (SIGKILL)", rank=0)]
         tell(killed)
@@ -429,7 +429,7 @@ def test_an_agent_that_is_told_to_end_ends_well_however_long_its_ranks_take_to_d
     monkeypatch.setattr(agent, "_launch", launch)
     monkeypatch.setattr(agent, "_sweep", sweep)
     monkeypatch.setattr(os, "_exit", end)
-    place = Place(RunDir(tmp_path), CaseFile(case=SCRIPT, device="cpu"))
+    place = AgentJob(RunDir(tmp_path), CaseFile(case=SCRIPT, device="cpu"))
     returned: list[Any] = []
     threading.Thread(target=lambda: returned.append(agent._watched(place)), daemon=True).start()
     assert ended.wait(20)
@@ -440,11 +440,11 @@ def test_an_agent_that_is_told_to_end_ends_well_however_long_its_ranks_take_to_d
 def test_a_failure_is_on_disk_while_other_ranks_run_and_its_node_is_not_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = Place(RunDir(tmp_path), CaseFile(case=SCRIPT, device="cpu"))
+    place = AgentJob(RunDir(tmp_path), CaseFile(case=SCRIPT, device="cpu"))
     crash = Failure(kind="crash", message="exit code -9 (SIGKILL)", rank=0, at=1.0)
     seen: list[LaunchFile] = []
 
-    def launch(place: Place, tell: agent.Tell) -> list[Failure]:
+    def launch(place: AgentJob, tell: agent.Tell) -> list[Failure]:
         tell([crash])
         seen.append(documents.read(place.run_dir.launch(0), LaunchFile))
         assert not agent._is_over(place, 0)
@@ -462,9 +462,9 @@ def test_what_stops_an_agent_is_a_failure_of_the_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, where: str
 ) -> None:
     case = SCRIPT.replace(topology=Topology(nodes=nodes, processes_per_node=1))
-    place = Place(RunDir(tmp_path), CaseFile(case=case, device="cpu"))
+    place = AgentJob(RunDir(tmp_path), CaseFile(case=case, device="cpu"))
 
-    def launch(place: Place, tell: agent.Tell) -> NoReturn:
+    def launch(place: AgentJob, tell: agent.Tell) -> NoReturn:
         raise LaunchError("node 0 has not told")
 
     monkeypatch.setattr(Lease, "hold", lambda self: None)
@@ -489,17 +489,17 @@ def test_ranks_are_bound_to_the_cores_near_their_gpus(
         def start(self) -> None:
             pass
 
-    def launch(place: Place, tell: agent.Tell) -> list[Failure]:
+    def launch(place: AgentJob, tell: agent.Tell) -> list[Failure]:
         places.append(place)
         return []
 
     bound: list[tuple[int, frozenset[int]]] = []
-    places: list[Place] = []
+    places: list[AgentJob] = []
     two_sockets = Nvml(*({"nvmlDeviceGetCpuAffinity": (mask,)} for mask in ([0b0011], [0b1100])))
     monkeypatch.setattr(Lease, "hold", lambda self: None)
     monkeypatch.setattr(health_sampler, "sampler", lambda *_: Sampler(devices=2, nvml=two_sockets))
     monkeypatch.setattr(agent, "_launch", launch)
-    agent._watched(Place(RunDir(tmp_path), CaseFile(case=SCRIPT, device="cuda")))
+    agent._watched(AgentJob(RunDir(tmp_path), CaseFile(case=SCRIPT, device="cuda")))
 
     monkeypatch.setattr(cpu, "bind", lambda pid, cores: bound.append((pid, cores)))
     monkeypatch.setattr(agent, "_wait", lambda *_: [])
@@ -537,7 +537,7 @@ def test_a_node_that_ends_the_job_waits_for_the_stacks_of_the_other_nodes(
 ) -> None:
     """Ranks end when those of another node are killed, and then they write no stacks."""
     case = SCRIPT.replace(topology=Topology(nodes=2, processes_per_node=1))
-    place = Place(RunDir(tmp_path), CaseFile(case=case, device="cpu"), node=1)
+    place = AgentJob(RunDir(tmp_path), CaseFile(case=case, device="cpu"), node=1)
     documents.write(place.run_dir.launch(1), LaunchFile())
 
     def sleep(seconds: float) -> None:

@@ -18,7 +18,7 @@ import pytest
 from perfsuite.analysis.health import FREE_S, machine_problems
 from perfsuite.node import health_sampler
 from perfsuite.node.cpu import Cpu
-from perfsuite.node.health_sampler import EVERY_S, Sampler, Watch
+from perfsuite.node.health_sampler import EVERY_S, HealthWatch, Sampler
 from perfsuite.node.nvml import Gpu
 from perfsuite.results.run import DeviceHealth, Health
 from tests.node.fake_nvml import CARD, GIB, OTHER, OWN, Clock, NotSupported, Nvml, NVMLError, using, watched
@@ -178,7 +178,7 @@ def test_steps_are_read_from_the_file_of_rank_0(tmp_path: Path, monkeypatch: pyt
                 seen.set()
             (tmp_path / "progress").write_text("" if step == 3 else "3 256")
 
-    watch = Watch(Listener(), tmp_path / "progress")
+    watch = HealthWatch(Listener(), tmp_path / "progress")
     watch.begin()
     assert seen.wait(60)
     watch.finish()
@@ -186,7 +186,7 @@ def test_steps_are_read_from_the_file_of_rank_0(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_watch_that_never_began_has_seen_nothing(tmp_path: Path) -> None:
-    assert Watch(Sampler(), tmp_path / "progress").finish() is None
+    assert HealthWatch(Sampler(), tmp_path / "progress").finish() is None
 
 
 def test_a_machine_gets_its_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ def test_nobody_waits_for_an_nvml_that_does_not_answer(
                 answered.wait()
             return super().__getattr__(function)
 
-    watch = Watch(Sampler(devices=1, nvml=Silent({})), progress(tmp_path, 1))
+    watch = HealthWatch(Sampler(devices=1, nvml=Silent({})), progress(tmp_path, 1))
     assert watch._thread.daemon, "nor does the agent when it ends"
     watch.begin()
     asked.wait()
@@ -243,7 +243,7 @@ def test_nobody_waits_for_an_nvml_that_does_not_answer(
 def test_a_launch_waits_until_memory_should_be_free_and_nvml_should_have_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch = Watch(Sampler(devices=1, nvml=Nvml({})), progress(tmp_path, 0))
+    watch = HealthWatch(Sampler(devices=1, nvml=Nvml({})), progress(tmp_path, 0))
     waited: list[float] = []
     wait = watch._is_prepared.wait
 
@@ -259,7 +259,7 @@ def test_a_launch_waits_until_memory_should_be_free_and_nvml_should_have_told(
 
 def test_a_launch_without_a_step_is_not_sampled_at_its_end(tmp_path: Path) -> None:
     nvml = Nvml({})
-    watch = Watch(Sampler(devices=1, nvml=nvml), tmp_path / "no progress")
+    watch = HealthWatch(Sampler(devices=1, nvml=nvml), tmp_path / "no progress")
     watch.begin()
     watch.finish()
     assert ("nvmlDeviceGetUUID", 0) in nvml.calls
@@ -285,7 +285,7 @@ def test_a_job_is_launched_though_nvml_is_silent_before_it(
         def nvmlInit(self) -> None:
             answered.wait()
 
-    watch = Watch(Sampler(devices=1, nvml=Silent({})), progress(tmp_path, 1))
+    watch = HealthWatch(Sampler(devices=1, nvml=Silent({})), progress(tmp_path, 1))
     watch.begin()
     found = watch.finish()
     answered.set()
@@ -318,7 +318,7 @@ def test_an_answer_that_takes_long_is_noted() -> None:
 def test_a_sampler_that_breaks_ends_no_launch(tmp_path: Path) -> None:
     sampler = Sampler(devices=1, nvml=Nvml({}))
     sampler._job.cpu_s = lambda: 1 / 0  # type: ignore[method-assign]
-    watch = Watch(sampler, progress(tmp_path, 1))
+    watch = HealthWatch(sampler, progress(tmp_path, 1))
     watch.begin()
     watch._thread.join()
     found = watch.finish()

@@ -7,7 +7,7 @@ import pytest
 from perfsuite.report.dry_facts import lines
 from perfsuite.report.html.page import render
 from perfsuite.report.terminal import explanation
-from perfsuite.results.dry_facts import DryFacts, Fit, Part, Roofline
+from perfsuite.results.dry_facts import DryFacts, Fit, MemoryPart, Roofline
 from tests.samples import make_result, make_run
 from tests.sessions import make_session
 
@@ -18,7 +18,7 @@ FIT = Fit(
     allocated=61 * GIB,
     reserved=64 * GIB,
     reserved_expandable=62 * GIB,
-    beside=(Part(name="CUDA context", low=GIB // 4, high=GIB // 2, source="s"),),
+    beside=(MemoryPart(name="CUDA context", low=GIB // 4, high=GIB // 2, source="s"),),
     card=80 * GIB,
     verdict="tight",
 )

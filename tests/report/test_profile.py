@@ -6,7 +6,7 @@ from perfsuite.report import markdown, profile, terminal
 from perfsuite.results.outcome import Profiled, Verdict
 from perfsuite.results.profile import TakenProfile
 from perfsuite.results.session_file import Measurement
-from perfsuite.verdict.combined import THE_SAME
+from perfsuite.verdict.overall import THE_SAME
 from perfsuite.verdict.profiled import NOT_IN_EACH_STEP
 from tests.samples import make_compared, make_result, now
 from tests.sessions import make_session

@@ -27,8 +27,8 @@ from perfsuite.report.text import percent
 from perfsuite.results.outcome import CountCheck
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Health
-from perfsuite.results.session_file import Part
-from perfsuite.verdict.comparable import UNEXPLAINED
+from perfsuite.results.session_file import PytestRun
+from perfsuite.verdict.comparability import UNEXPLAINED
 from perfsuite.verdict.noise import ClassNoise
 from tests.counted import BUCKETS, HOST_READ, make_check, make_counted, make_dry
 from tests.samples import (
@@ -115,8 +115,8 @@ def test_a_session_that_runs_or_was_killed_says_which_case_was_measured() -> Non
 
 
 def test_the_parts_of_a_session_that_went_on_are_told() -> None:
-    first = Part(started_at="2026-01-02T03:04:05+00:00", status="interrupted", cases=12)
-    second = Part(started_at="2026-01-02T05:06:07+00:00", status="complete", cases=1)
+    first = PytestRun(started_at="2026-01-02T03:04:05+00:00", status="interrupted", cases=12)
+    second = PytestRun(started_at="2026-01-02T05:06:07+00:00", status="complete", cases=1)
     session = make_session(0)
     assert "parts" not in provenance(session.replace(parts=(first,)))
     assert provenance(session.replace(parts=(first, second)))["parts"] == (

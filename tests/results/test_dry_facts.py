@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from perfsuite.results.dry_facts import Fit, Part
+from perfsuite.results.dry_facts import Fit, MemoryPart
 
 
 def test_the_range_of_a_need() -> None:
@@ -11,7 +11,10 @@ def test_the_range_of_a_need() -> None:
         allocated=100,
         reserved=130,
         reserved_expandable=110,
-        beside=(Part(name="a", low=5, high=10, source="s"), Part(name="b", low=1, high=4, source="s")),
+        beside=(
+            MemoryPart(name="a", low=5, high=10, source="s"),
+            MemoryPart(name="b", low=1, high=4, source="s"),
+        ),
         card=200,
         verdict="fits",
     )

@@ -8,7 +8,7 @@ import pytest
 
 from perfsuite.errors import FileError
 from perfsuite.results.resume import differences, ended, is_decided, newest
-from perfsuite.results.session_file import Part
+from perfsuite.results.session_file import PytestRun
 from perfsuite.results.store import Store
 from tests.samples import (
     COMMIT,
@@ -118,7 +118,7 @@ def test_why_no_session_goes_on_is_one_line(tmp_path: Path) -> None:
 
 def test_a_part_that_still_says_running_was_killed() -> None:
     parts = [
-        Part(started_at="2026-01-02T03:04:05+00:00", status=status, cases=3)
+        PytestRun(started_at="2026-01-02T03:04:05+00:00", status=status, cases=3)
         for status in ("complete", "running", "interrupted")
     ]
     assert [part.status for part in ended(tuple(parts))] == ["complete", "interrupted", "interrupted"]

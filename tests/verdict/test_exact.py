@@ -398,5 +398,5 @@ def test_findings_are_sorted_by_outcome_and_by_their_share_of_the_whole() -> Non
 
 def test_two_baselines_are_compared_whatever_their_versions() -> None:
     now = baseline_of(launch(counts(kernels={"forward": 9999}), torch="2.14.0"))
-    (finding,) = exact.differences(baseline_of(), now)
+    (finding,) = exact.count_differences(baseline_of(), now)
     assert (finding.outcome, finding.field) == ("regressed", "kernels")

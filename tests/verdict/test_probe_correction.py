@@ -4,7 +4,7 @@ from statistics import fmean
 
 import pytest
 
-from perfsuite.verdict.differences import Differences
+from perfsuite.verdict.pairs import Differences
 from perfsuite.verdict.probe_correction import (
     Pair,
     corrected_noise,

@@ -6,8 +6,8 @@ from perfsuite.results.baseline import from_runs
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
-from perfsuite.verdict.combined import with_counts
-from perfsuite.verdict.comparable import UNEXPLAINED
+from perfsuite.verdict.comparability import UNEXPLAINED
+from perfsuite.verdict.overall import with_counts
 from perfsuite.verdict.settings import ASKED, CHOSEN, is_unlike
 from tests.twin_counts import baseline_of, counts
 from tests.verdict.judging import judged, session, usual

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from perfsuite.results.counts import Phase
-from perfsuite.results.memory_log import Change
+from perfsuite.results.memory_log import MemoryChange
 from perfsuite.worker.live_memory import LiveMemory, Resizes
 
 
@@ -98,7 +98,7 @@ def test_resizing_frees_and_takes_memory(memory: LiveMemory) -> None:
     assert flat.untyped_storage().nbytes() == 32
     step = memory.end_step()
     assert step.at_peak == {"unsharded": 32}
-    assert memory.log().steps == ((Change(0, -16, "forward"), Change(0, 32, "forward")),)
+    assert memory.log().steps == ((MemoryChange(0, -16, "forward"), MemoryChange(0, 32, "forward")),)
 
 
 def test_resizing_is_seen_only_inside(memory: LiveMemory) -> None:
@@ -127,7 +127,7 @@ def test_the_log_tells_births_and_deaths_by_number(memory: LiveMemory) -> None:
     memory.end_step()
     log = memory.log()
     assert log.at_start == (4,)
-    assert log.steps == ((Change(1, 8, "forward"),), (Change(1, -8, "forward"),))
+    assert log.steps == ((MemoryChange(1, 8, "forward"),), (MemoryChange(1, -8, "forward"),))
 
 
 def test_a_forgotten_storage_tells_nothing(memory: LiveMemory) -> None:

@@ -98,7 +98,7 @@ def _require_reason(before: CountBaseline, now: CountBaseline) -> None:
     """Raise `Refused` if a step does more than before, or cannot be compared."""
     if before.method != now.method:
         raise Refused(f"{_other_method(before, now)}: say why with --reason")
-    worse = [finding for finding in exact.differences(before, now) if finding.outcome == "regressed"]
+    worse = [finding for finding in exact.count_differences(before, now) if finding.outcome == "regressed"]
     if worse:
         others = f" and {plural(len(worse) - 1, 'count')} more" if len(worse) > 1 else ""
         raise Refused(f"a step does more ({worse[0].sentence}){others}: say why with --reason")
@@ -120,7 +120,7 @@ def _changes(before: CountBaseline | None, now: CountBaseline | None) -> list[st
 def _counts_changed(before: CountBaseline, now: CountBaseline) -> list[str]:
     if before.method != now.method:
         return [_other_method(before, now)]
-    findings = exact.differences(before, now)
+    findings = exact.count_differences(before, now)
     versions = exact.changed_versions(before.versions, now.versions)
     return [
         *([f"versions: {', '.join(versions)}"] if versions else []),

@@ -25,7 +25,7 @@ from perfsuite.results.metric import (
 )
 from perfsuite.results.run import Figures, Run
 from perfsuite.results.store import BaselineStore
-from perfsuite.verdict.comparable import differences, environment_changes, launch_problems
+from perfsuite.verdict.comparability import environment_changes, launch_problems, setting_differences
 from perfsuite.verdict.loss import loss_differs
 from perfsuite.verdict.noise import class_noise
 
@@ -140,7 +140,7 @@ def _choose(
             left_out["set aside by their session, or not judged"] += 1
         elif launch_problems(run, newest if another_machine else before):
             left_out["unhealthy"] += 1
-        elif newest is not None and (unlike := differences(run, newest)):
+        elif newest is not None and (unlike := setting_differences(run, newest)):
             reasons = (f"{key} is {its!r}, the newest's {usual!r}" for key, (usual, its) in unlike.items())
             left_out[f"unlike the newest ({'; '.join(reasons)})"] += 1
         else:

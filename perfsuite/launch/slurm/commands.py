@@ -57,7 +57,7 @@ _TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class SlurmJob:
     """What Slurm tells of a job. Times are texts as Slurm prints them, by the clock of its controller."""
 
     id: str
@@ -166,24 +166,24 @@ def patiently(until: float, ask: Callable[[str], T], about: str) -> T:
             time.sleep(POLL_S)
 
 
-def job(job_id: str) -> Job:
+def job(job_id: str) -> SlurmJob:
     """What Slurm tells of a job; one in state `FORGOTTEN` if Slurm does not know it. Raises `SlurmError`."""
     try:
         printed = ask("scontrol", "show", "job", job_id, "--oneliner")
     except SlurmError as error:
         if _UNKNOWN_JOB not in str(error):
             raise
-        return Job(id=job_id, state=FORGOTTEN, state_words="no longer known to Slurm")
+        return SlurmJob(id=job_id, state=FORGOTTEN, state_words="no longer known to Slurm")
     told = fields(printed)
     nodes = told.get("NodeList")
     return parse_job(job_id, told, () if nodes is None else hostnames(nodes))
 
 
-def parse_job(job_id: str, told: Mapping[str, str], nodes: tuple[str, ...]) -> Job:
+def parse_job(job_id: str, told: Mapping[str, str], nodes: tuple[str, ...]) -> SlurmJob:
     """Make a job of the fields of `scontrol show job` and its expanded nodes."""
     words = told.get("JobState", "UNKNOWN")
     status, signal = _exit_code(told.get("ExitCode"))
-    return Job(
+    return SlurmJob(
         id=job_id,
         state=_state(words),
         state_words=words,

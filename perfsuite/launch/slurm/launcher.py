@@ -82,7 +82,7 @@ class SlurmLauncher:
         return self._allocated.nodes
 
     @cached_property
-    def _allocated(self) -> commands.Job:
+    def _allocated(self) -> commands.SlurmJob:
         """What Slurm told of the allocation when it was first asked."""
         return patiently(time.monotonic() + END_S, commands.job, self.job_id)
 

@@ -22,7 +22,7 @@ from types import FrameType, TracebackType
 
 from perfsuite.errors import FileError, SlurmError
 from perfsuite.launch.slurm import commands
-from perfsuite.launch.slurm.commands import Job
+from perfsuite.launch.slurm.commands import SlurmJob
 
 LOGS = "slurm"
 """The folder of the local store that holds the logs of jobs."""
@@ -157,7 +157,7 @@ class _Follower:
         self._reason: str | None = None
         self._has_started = False
 
-    def until_over(self, check: Callable[[], None], wait_start_s: float | None = None) -> Job:
+    def until_over(self, check: Callable[[], None], wait_start_s: float | None = None) -> SlurmJob:
         """Return the job when all of its processes have ended, and its log is shown to the end.
 
         `check` is called again and again, and may raise. Raises `SlurmError` if the job has not started after
@@ -187,7 +187,7 @@ class _Follower:
         commands.patiently(time.monotonic() + CANCEL_S, commands.cancel, self.id)
         self.until_over(lambda: None)
 
-    def _tell(self, job: Job) -> None:
+    def _tell(self, job: SlurmJob) -> None:
         """Say why the job waits, and where it runs."""
         if job.is_waiting and job.reason is not None and job.reason != self._reason:
             self._reason = job.reason
@@ -197,7 +197,7 @@ class _Follower:
             runs = "ran" if job.is_over else "runs"  # a short one may be over when Slurm is asked again
             self._say(f"job {self.id} {runs} on {', '.join(job.nodes)} (queued {job.queued_s or 0:.0f} s)")
 
-    def _ask(self) -> Job | None:
+    def _ask(self) -> SlurmJob | None:
         """Return the job, or None if Slurm does not answer now. Raises `SlurmError` if it never does."""
         try:
             job = commands.job(self.id)
@@ -236,7 +236,7 @@ class _Log:
             self._show(text)
 
 
-def _exit_status(job: Job, submitted: Submitted) -> int:
+def _exit_status(job: SlurmJob, submitted: Submitted) -> int:
     """Return that of pytest. Raises `SlurmError` if the job did not end by pytest's end."""
     failed_itself = job.state == "FAILED" and job.reason in (None, "NonZeroExitCode")
     if (job.state == "COMPLETED" or failed_itself) and job.exit_status is not None and not job.exit_signal:

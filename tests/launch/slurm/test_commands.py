@@ -11,7 +11,7 @@ import pytest
 
 from perfsuite.errors import SlurmError
 from perfsuite.launch.slurm import commands
-from perfsuite.launch.slurm.commands import Job, fields, parse_duration_s, parse_job
+from perfsuite.launch.slurm.commands import SlurmJob, fields, parse_duration_s, parse_job
 from tests.processes import wait_until
 from tests.slurm_cluster import Cluster
 
@@ -49,11 +49,11 @@ NEWER = (
 """With what later versions added: ReqTRES, AllocTRES, TresPerNode, StepMgrEnabled and others."""
 
 
-def parsed(line: str, nodes: tuple[str, ...] = ()) -> Job:
+def parsed(line: str, nodes: tuple[str, ...] = ()) -> SlurmJob:
     return parse_job("1", fields(line), nodes)
 
 
-def in_state(words: str, **others: str) -> Job:
+def in_state(words: str, **others: str) -> SlurmJob:
     return parse_job("1", {"JobState": words, **others}, ())
 
 

@@ -16,15 +16,15 @@ import pytest
 from perfsuite.errors import FileError, SlurmError
 from perfsuite.launch.slurm import commands
 from perfsuite.launch.slurm import submit as jobs
-from perfsuite.launch.slurm.commands import Job
+from perfsuite.launch.slurm.commands import SlurmJob
 from perfsuite.launch.slurm.submit import Interrupted, Interrupts, Submitted, follow, script, submit
 
-PENDING = Job(id="7", state="PENDING", state_words="PENDING", reason="Priority")
-RUNNING = Job(id="7", state="RUNNING", state_words="RUNNING", nodes=("n1", "n2"))
-COMPLETING = Job(id="7", state="COMPLETING", state_words="COMPLETING", exit_status=0, exit_signal=0)
-DONE = Job(id="7", state="COMPLETED", state_words="COMPLETED", exit_status=0, exit_signal=0)
+PENDING = SlurmJob(id="7", state="PENDING", state_words="PENDING", reason="Priority")
+RUNNING = SlurmJob(id="7", state="RUNNING", state_words="RUNNING", nodes=("n1", "n2"))
+COMPLETING = SlurmJob(id="7", state="COMPLETING", state_words="COMPLETING", exit_status=0, exit_signal=0)
+DONE = SlurmJob(id="7", state="COMPLETED", state_words="COMPLETED", exit_status=0, exit_signal=0)
 FAILED = replace(DONE, state="FAILED", state_words="FAILED", reason="NonZeroExitCode", exit_status=5)
-Answer = Job | SlurmError | Callable[[], Job]
+Answer = SlurmJob | SlurmError | Callable[[], SlurmJob]
 SBATCH = """#!/bin/sh
 printf '%s\\n' "$@" > called
 echo "$ANSWER"
@@ -46,7 +46,7 @@ class Talk:
         monkeypatch.setattr(commands, "cancel", self.cancelled.append)
 
     def follow(
-        self, *answers: Job | SlurmError | Callable[[], Job], wait_start_s: float | None = None
+        self, *answers: SlurmJob | SlurmError | Callable[[], SlurmJob], wait_start_s: float | None = None
     ) -> int:
         self.answers = list(answers)
         with Interrupts() as interrupts:
@@ -54,12 +54,12 @@ class Talk:
                 self.submitted, interrupts, say=self.said.append, show=self._show, wait_start_s=wait_start_s
             )
 
-    def _job(self, job_id: str) -> Job:
+    def _job(self, job_id: str) -> SlurmJob:
         assert job_id == "7"
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, SlurmError):
             raise answer
-        return answer if isinstance(answer, Job) else answer()
+        return answer if isinstance(answer, SlurmJob) else answer()
 
     def _show(self, text: str) -> None:
         self.shown += text
@@ -155,11 +155,11 @@ def test_what_the_job_writes_is_shown_to_the_last_byte(talk: Talk) -> None:
     first, second = "1 passed in 2 µs\n".encode()[:-3], "1 passed in 2 µs\n".encode()[-3:]
     assert first[-1] == 0xC2, "half of a letter"
 
-    def ended() -> Job:
+    def ended() -> SlurmJob:
         log.write_bytes(log.read_bytes() + second)
         return DONE
 
-    def began() -> Job:
+    def began() -> SlurmJob:
         log.write_bytes(first)
         return RUNNING
 
@@ -186,12 +186,14 @@ def test_the_exit_status_is_that_of_pytest(talk: Talk) -> None:
         ),
         (replace(FAILED, reason="JobLaunchFailure"), "FAILED (JobLaunchFailure)"),
         (
-            Job(id="7", state=commands.FORGOTTEN, state_words="no longer known to Slurm"),
+            SlurmJob(id="7", state=commands.FORGOTTEN, state_words="no longer known to Slurm"),
             "no longer known to Slurm",
         ),
     ],
 )
-def test_a_job_that_ended_otherwise_is_an_error_that_names_the_log(talk: Talk, job: Job, why: str) -> None:
+def test_a_job_that_ended_otherwise_is_an_error_that_names_the_log(
+    talk: Talk, job: SlurmJob, why: str
+) -> None:
     with pytest.raises(SlurmError) as caught:
         talk.follow(RUNNING, job)
     assert str(caught.value) == f"job 7 is over: {why}. What it wrote is in {talk.submitted.log}"
@@ -200,7 +202,7 @@ def test_a_job_that_ended_otherwise_is_an_error_that_names_the_log(talk: Talk, j
 def test_a_queue_that_never_starts(talk: Talk) -> None:
     talk.answers = [PENDING]
 
-    def cancelled_or_pending() -> Job:
+    def cancelled_or_pending() -> SlurmJob:
         return replace(DONE, state="CANCELLED", state_words="CANCELLED") if talk.cancelled else PENDING
 
     with pytest.raises(SlurmError) as caught:
@@ -235,7 +237,7 @@ def test_a_controller_that_is_away_for_a_while_is_asked_again_to_cancel(
 
 
 def test_an_interrupt_cancels_the_job_and_waits_for_its_end(talk: Talk) -> None:
-    def interrupted() -> Job:
+    def interrupted() -> SlurmJob:
         os.kill(os.getpid(), signal.SIGTERM)
         return RUNNING
 
@@ -248,7 +250,7 @@ def test_an_interrupt_cancels_the_job_and_waits_for_its_end(talk: Talk) -> None:
 
 
 def test_a_second_interrupt_leaves_at_once(talk: Talk) -> None:
-    def interrupted() -> Job:
+    def interrupted() -> SlurmJob:
         os.kill(os.getpid(), signal.SIGINT)
         return RUNNING
 

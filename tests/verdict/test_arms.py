@@ -11,9 +11,9 @@ from perfsuite.documents import plain
 from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Health, Run
-from perfsuite.verdict.combined import THE_SAME
-from perfsuite.verdict.compared import judge_pairs, unhealthy_pairs
-from perfsuite.verdict.paired import MAX_PAIRS
+from perfsuite.verdict.arms import judge_pairs, unhealthy_pairs
+from perfsuite.verdict.overall import THE_SAME
+from perfsuite.verdict.paired_test import MAX_PAIRS
 from tests.samples import DISTURBED, make_figures, make_launches, make_run
 from tests.twin_counts import GATHERED, REDUCED, counts, launch
 from tests.verdict.judging import H100, USUAL, check_of, outcomes, with_loss

@@ -3,7 +3,7 @@
 Pure functions, data in and decision out: no clock, no disk, no random numbers. Must not import torch, pytest,
 numpy or scipy.
 
-Arms A and B are launched in turn and judged by pairs of launches (`perfsuite.verdict.differences`). All
+Arms A and B are launched in turn and judged by pairs of launches (`perfsuite.verdict.pairs`). All
 arithmetic is on logarithms of costs (seconds per step, bytes; lower is better). `decide` looks at the pairs
 so far and returns one of
 
@@ -40,7 +40,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
-from perfsuite.verdict.differences import SHARED_LAUNCH, Differences, differences
+from perfsuite.verdict.pairs import SHARED_LAUNCH, Differences, pair_differences
 from perfsuite.verdict.probe_correction import paired_exponent
 from perfsuite.verdict.robust import (
     SCALE_EFFICIENCY,
@@ -136,12 +136,12 @@ def decide(
     of B, if the probe runs through the same software in both. Raises ValueError for a value out of range.
     """
     _check(a, b, tolerance, max_pairs)
-    costs = differences(a, b)
+    costs = pair_differences(a, b)
     plain = _decision(costs, tolerance, max_pairs)
     if probes is None:
         return plain
     _check(*probes, tolerance, max_pairs)
-    probe = differences(*probes)
+    probe = pair_differences(*probes)
     exponent = paired_exponent(costs, probe)
     if not exponent:
         return plain

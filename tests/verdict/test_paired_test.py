@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.verdict import paired
-from perfsuite.verdict.paired import (
+from perfsuite.verdict import paired_test
+from perfsuite.verdict.paired_test import (
     MAX_PAIRS,
     MIN_CHANGED,
     MIN_PAIRS,
@@ -71,7 +71,7 @@ def test_a_change_is_one_that_nearly_all_pairs_show() -> None:
 )
 def test_how_many_pairs_need_not_show_a_change(pairs: int, missing: int, is_shown: bool) -> None:
     toward = [0.003] * missing + [0.01] * (pairs - missing)
-    assert paired._is_shown_by_all(toward, 0.01) == is_shown
+    assert paired_test._is_shown_by_all(toward, 0.01) == is_shown
 
 
 def test_what_was_decided_stays_whatever_is_launched_for_another_metric() -> None:

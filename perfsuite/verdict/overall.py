@@ -74,10 +74,10 @@ def _explained(timed: Verdict, counts: CountCheck | None, run: Run) -> str | Non
     """
     if counts is None or not counts.compared or all(each.outcome != "regressed" for each in timed.checks):
         return None
-    return first_cause(counts, "regressed", run)
+    return likely_cause(counts, "regressed", run)
 
 
-def first_cause(counts: CountCheck, outcome: Literal["regressed", "improved"], run: Run) -> str:
+def likely_cause(counts: CountCheck, outcome: Literal["regressed", "improved"], run: Run) -> str:
     """What may best explain that a case `outcome`: the largest change of that kind, else of any.
 
     `run` is one of its launches.

@@ -11,7 +11,7 @@ from perfsuite.case.model import Model
 from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.rank_report import Flops, Observed
 from perfsuite.results.run import DeviceHealth, Health, Node, Run
-from perfsuite.verdict.comparable import changes, differences, launch_problems
+from perfsuite.verdict.comparability import launch_problems, run_changes, setting_differences
 from perfsuite.verdict.judge import MAX_UNHEALTHY
 from tests.samples import (
     DISTURBED,
@@ -201,7 +201,7 @@ def test_a_probe_may_be_as_slow_as_the_baselines_own_launches_scatter(
     assert session([today] * 3, from_runs(before)).outcome == outcome
 
 
-def on_gpus(*rates: float, **changes: Any) -> Run:
+def on_gpus(*rates: float, **run_changes: Any) -> Run:
     """A launch on eight GPUs of two nodes, of which each copied at its rate before the workload."""
     case = make_case(topology=Topology(nodes=2, processes_per_node=4))
     cards = tuple(
@@ -214,7 +214,7 @@ def on_gpus(*rates: float, **changes: Any) -> Run:
         nodes=(Node(name="n1"), Node(name="n2")),
         health=Health(samples=9, seconds=9, steps=9, devices=cards),
         rank_probes=tuple({"copy": rate} for rate in rates),
-        **changes,
+        **run_changes,
     )
 
 
@@ -372,7 +372,7 @@ def test_a_flop_formula_that_one_side_lacks_is_no_difference(has_formula: bool) 
     flops = Flops(formula="palm-1", per_token=1, parameters=1, matmul_parameters=1)
     with_formula, without = make_run(flops=flops), make_run()
     now, before = (with_formula, without) if has_formula else (without, with_formula)
-    assert differences(now, from_runs([before])) == {}
+    assert setting_differences(now, from_runs([before])) == {}
 
 
 @pytest.mark.parametrize(("probe_s", "is_healthy"), [(1.26, False), (1.25, False), (1.24, True)])
@@ -436,18 +436,18 @@ def test_a_power_limit_may_be_lower_by_exactly_one_percent(now: str, problems: i
     ],
 )
 def test_a_probe_that_differs_by_a_tenth_is_told(today: float | None, said: tuple[str, ...]) -> None:
-    assert changes(run_with(probe_s_p50=today), PROBED) == said
+    assert run_changes(run_with(probe_s_p50=today), PROBED) == said
 
 
 @pytest.mark.parametrize("before", [None, 0.0])
 def test_a_probe_that_was_no_size_at_the_baseline_is_no_change(before: float | None) -> None:
-    assert changes(run_with(probe_s_p50=0.01), from_runs([run_with(probe_s_p50=before)] * 3)) == ()
+    assert run_changes(run_with(probe_s_p50=0.01), from_runs([run_with(probe_s_p50=before)] * 3)) == ()
 
 
 @pytest.mark.parametrize(("grown_mib", "is_told"), [(256, False), (256.5, True)])
 def test_memory_outside_the_allocator_may_grow_by_exactly_256_mib(grown_mib: float, is_told: bool) -> None:
     before, now = (run_with(device_memory_bytes=1e9 + mib * 2.0**20) for mib in (0, grown_mib))
-    assert bool(changes(now, from_runs([before] * 3))) == is_told
+    assert bool(run_changes(now, from_runs([before] * 3))) == is_told
 
 
 @pytest.mark.parametrize(("now", "before"), [(2.0**40, None), (None, 2.0**30)])
@@ -455,12 +455,12 @@ def test_memory_outside_the_allocator_that_one_side_lacks_is_no_change(
     now: float | None, before: float | None
 ) -> None:
     baseline = from_runs([run_with(device_memory_bytes=before)] * 3)
-    assert changes(run_with(device_memory_bytes=now), baseline) == ()
+    assert run_changes(run_with(device_memory_bytes=now), baseline) == ()
 
 
 def test_metrics_that_nothing_measures_any_more_are_told_in_order() -> None:
     one, other = (run_with(extra=dict.fromkeys(names, 1.0)) for names in (("zz_gone",), ("aa_gone",)))
-    assert changes(make_run(), from_runs([one, other, one])) == tuple(
+    assert run_changes(make_run(), from_runs([one, other, one])) == tuple(
         f"metric {name}: in the baseline; the package that measures it is not installed, so it is not judged"
         for name in ("aa_gone", "zz_gone")
     )
@@ -472,15 +472,15 @@ def on_nodes(*names: str) -> Run:
 
 def test_nodes_that_measured_nothing_of_the_baseline_are_listed() -> None:
     before = from_runs([on_nodes("n1", "n2"), on_nodes("n2", "n3")])
-    assert changes(on_nodes("n3", "n1"), before) == ()
-    assert changes(on_nodes("n2", "n7"), before) == (
+    assert run_changes(on_nodes("n3", "n1"), before) == ()
+    assert run_changes(on_nodes("n2", "n7"), before) == (
         "nodes: n7 measured nothing of the baseline, which is of n1, n2, n3",
     )
-    assert changes(on_nodes("n8", "n7"), before) == (
+    assert run_changes(on_nodes("n8", "n7"), before) == (
         "nodes: n8, n7 measured nothing of the baseline, which is of n1, n2, n3",
     )
 
 
 def test_a_baseline_that_names_no_nodes_says_nothing_of_them() -> None:
-    assert changes(on_nodes("n1", "n2"), from_runs([make_run()])) == ()
-    assert changes(make_run(), from_runs([on_nodes("n1", "n2")])) == ()
+    assert run_changes(on_nodes("n1", "n2"), from_runs([make_run()])) == ()
+    assert run_changes(make_run(), from_runs([on_nodes("n1", "n2")])) == ()

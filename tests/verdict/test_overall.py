@@ -8,7 +8,7 @@ from perfsuite.case.case import Topology
 from perfsuite.results.outcome import Check, CountCheck, Outcome, Verdict
 from perfsuite.results.profile import TakenProfile
 from perfsuite.results.run import Run
-from perfsuite.verdict.combined import NOTHING_TO_COMPARE, THE_SAME, first_cause, with_counts, with_unseen
+from perfsuite.verdict.overall import NOTHING_TO_COMPARE, THE_SAME, likely_cause, with_counts, with_unseen
 from tests.samples import make_case, make_gpu_machine, make_run
 from tests.traces import taken, unseen_profile
 from tests.twin_counts import baseline_of, counts, launch
@@ -89,7 +89,7 @@ def test_a_slower_case_says_what_changed_first_or_that_nothing_did(run: Any, exp
 def test_what_to_look_at_fits_the_machine(processes: int, look_at: str) -> None:
     case = make_case(topology=Topology(processes_per_node=processes))
     run = make_run(case=case, machine=make_gpu_machine())
-    assert first_cause(CountCheck(outcome="passed"), "regressed", run) == f"{THE_SAME} {look_at}"
+    assert likely_cause(CountCheck(outcome="passed"), "regressed", run) == f"{THE_SAME} {look_at}"
 
 
 def test_what_grew_explains_before_what_is_otherwise_split_and_what_shrank() -> None:

@@ -40,7 +40,7 @@ class Differences:
         return Differences(pairs, neighbours)
 
 
-def differences(a: Sequence[float], b: Sequence[float]) -> Differences:
+def pair_differences(a: Sequence[float], b: Sequence[float]) -> Differences:
     """Return the differences between launches of which `a[k]` and `b[k]` are pair k, in `order(k)`.
 
     `a` and `b` are costs above 0, in one unit.

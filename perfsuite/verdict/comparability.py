@@ -124,7 +124,7 @@ def _less_power(run: Run, baseline: Baseline) -> list[str]:
     return [f"the GPUs' power limit is {now:g} W, at the baseline it was {then:g} W (`nvidia-smi -pl`)"]
 
 
-def differences(run: Run, baseline: Baseline) -> dict[str, tuple[str, str]]:
+def setting_differences(run: Run, baseline: Baseline) -> dict[str, tuple[str, str]]:
     """Settings that differ from a baseline's: the baseline's value and the run's, by name.
 
     A setting that the baseline lacks was not looked at when it was recorded, as that of a framework's newer
@@ -149,7 +149,7 @@ def unlike(run: Run, baseline: Baseline) -> dict[str, tuple[str, str]]:
     """Those `differences` that make a run incomparable with a baseline: all but what a library chose."""
     return {
         key: (then, now)
-        for key, (then, now) in differences(run, baseline).items()
+        for key, (then, now) in setting_differences(run, baseline).items()
         if not key.startswith(OBSERVED) or is_unlike(key.removeprefix(OBSERVED), then, now)
     }
 
@@ -170,7 +170,7 @@ def unexplained(run: Run, baseline: Baseline) -> list[str]:
     return [f"{UNEXPLAINED}: {choice}" for choice in library_choices(run, baseline)]
 
 
-def changes(run: Run, baseline: Baseline) -> tuple[str, ...]:
+def run_changes(run: Run, baseline: Baseline) -> tuple[str, ...]:
     """Everything that changed since the baseline and may explain a verdict, but lets launches be compared."""
     return (
         *environment_changes(run, baseline),

@@ -23,12 +23,12 @@ from perfsuite.results.outcome import WORST_FIRST, Check, CountCheck, Outcome, V
 from perfsuite.results.rank_report import FailureKind
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
-from perfsuite.verdict.combined import first_cause
-from perfsuite.verdict.comparable import changes, differences, launch_problems, same_stack
+from perfsuite.verdict.comparability import launch_problems, run_changes, same_stack, setting_differences
 from perfsuite.verdict.judge import MAX_UNHEALTHY, disagreement, exact_check, why_failed
 from perfsuite.verdict.loss import loss_differs, scaled
 from perfsuite.verdict.noise import PROBE_CORRECTED, is_size
-from perfsuite.verdict.paired import MAX_PAIRS, MIN_PAIRS, PairedDecision, PairedOutcome, decided
+from perfsuite.verdict.overall import likely_cause
+from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_PAIRS, PairedDecision, PairedOutcome, decided
 
 ARM_A, ARM_B = "arm A", "arm B"
 OUTCOMES: dict[PairedOutcome, Outcome] = {
@@ -103,7 +103,7 @@ def judge_pairs(
         launches=launches,
         unhealthy_launches=tuple(problems),
         reasons=(*verdict.reasons, *_other_settings(b[-1], known), *set_aside),
-        changed=(*scaled(b, known), *changes(b[-1], known)),
+        changed=(*scaled(b, known), *run_changes(b[-1], known)),
         against=ARM_A,
     )
 
@@ -117,7 +117,7 @@ def _other_settings(run: Run, known: Baseline) -> tuple[str, ...]:
     """Settings that the workers of both arms observed to differ: a finding, and no reason to refuse."""
     return tuple(
         f"settings differ: {name.removeprefix('observed ')} is {then!r} in {ARM_A} and {now!r} in {ARM_B}"
-        for name, (then, now) in differences(run, known).items()
+        for name, (then, now) in setting_differences(run, known).items()
     )
 
 
@@ -266,4 +266,4 @@ def _explained(checks: Sequence[Check], counts: CountCheck | None, run: Run) -> 
     outcomes = {check.outcome for check in checks}
     if counts is None or not counts.compared or not outcomes & {"regressed", "improved"}:
         return None
-    return first_cause(counts, "regressed" if "regressed" in outcomes else "improved", run)
+    return likely_cause(counts, "regressed" if "regressed" in outcomes else "improved", run)
