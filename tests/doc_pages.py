@@ -4,7 +4,7 @@ A mark is an HTML comment before a block, which neither GitHub nor the site show
 
     <!-- needs: gpu -->             a test cannot run the commands; `NEEDS` lists the reasons
     <!-- file: cases/test_a.py -->  the block is written to this file, from the root of the project
-    <!-- exits: 1 -->               each command ends with this exit status, not with 0
+    <!-- exits: 1 -->               each command ends with this exit status (`0 or 3`: with one of these)
     <!-- shows: regressed -->       the last command prints this
     <!-- sample: table -->          the block is a report that `make samples` writes
 """

@@ -185,7 +185,7 @@ def test_commands_on_pages_run(page: Page, template: Path, tmp_path: Path) -> No
         for command in block.commands:
             done = run(command, root)
             said = f"{block.where}: {command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-            assert done.returncode == int(block.marks.get("exits", "0")), said
+            assert str(done.returncode) in block.marks.get("exits", "0").split(" or "), said
         assert block.marks.get("shows", "") in done.stdout, said
 
 
