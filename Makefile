@@ -82,7 +82,7 @@ dry: .venv/installed  ## every case that is not for a CPU, at its full size with
 	.venv/bin/pytest bench_cases --perf-dry -m "not cpu" --numprocesses=2 --benchmark-disable $(ARGS)
 
 dry-ci:  ## some of them that cover every framework, judged by the reviewed counts (minutes)
-	$(MAKE) dry ARGS='-k "$(DRY_CI)" --perf-no-baseline=fail $(ARGS)'
+	$(MAKE) dry ARGS='-k "$(DRY_CI)" --perf-missing-baseline=fail $(ARGS)'
 
 selftest: .venv/installed  ## inject every fault into real training, and see each caught (some minutes)
 	.venv/bin/perfsuite selftest
@@ -120,7 +120,7 @@ format: .venv/installed
 night: .venv/installed  ## HARDWARE=h100 OUT=out: doctor, self-test, every case of that hardware, report
 	.venv/bin/perfsuite doctor --quick --expect "$$HARDWARE" || [ $$? -eq 3 ]
 	.venv/bin/perfsuite selftest || [ $$? -eq 3 ]
-	.venv/bin/pytest bench_cases -m "$$HARDWARE" --perf-no-baseline=fail --perf-explain --perf-max-launches=6 \
+	.venv/bin/pytest bench_cases -m "$$HARDWARE" --perf-missing-baseline=fail --perf-explain --perf-max-launches=6 \
 		--perf-min-judged=90% --perf-report="$$OUT" --perf-json="$$OUT/results.json" $(ARGS)
 
 summary:  ## OUT: what is shown on the job's own page; of a night that was cut short, what it had measured

@@ -2,7 +2,7 @@
 
     good  c1  c2  ...  bad     the one in the middle is compared with the good arm, then the next middle, ...
 
-Each step is a comparison of two arms (`perfsuite.compare`). Every step is written down at once: the same
+Each step is a comparison of two arms (`session.against_arm`). Every step is written down at once: the same
 search, started again, goes on where it was. Imports neither torch nor pytest.
 """
 

@@ -61,49 +61,53 @@ class Reference:
     """How many launches the verdict may cost."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Launching:
+    """How launches are made, of whatever case."""
+
+    launcher: Launcher = field(default_factory=LocalLauncher)
+    """What starts them: on this machine, unless another is given."""
+    arm: Arm = HERE
+    """The environment of their processes."""
+    inject: str | None = None
+    """A fault to inject."""
+    counts: bool = True
+    """Count what a step does."""
+    neighbours: Neighbours | None = None
+    """Names who else used the machine in a launch, and waits for them."""
+    when_shared: WhenShared = "again"
+    on_launch: Callable[[Case, int], None] = lambda case, number: None
+    """Is called with the number of each launch of a case, from 1 on, before it."""
+    on_progress: OnProgress = no_progress
+
+
+USUAL = Launching()
+
+
 def measure(
     case: Case,
     machine: Machine,
     directory: Path,
     reference: Reference,
+    how: Launching = USUAL,
     *,
     runs: list[Run] | None = None,
-    inject: str | None = None,
-    counts: bool = True,
-    launcher: Launcher | None = None,
-    neighbours: Neighbours | None = None,
-    when_shared: WhenShared = "again",
-    on_launch: Callable[[int], None] = lambda number: None,
-    on_progress: OnProgress = no_progress,
 ) -> tuple[list[Run], Verdict]:
     """Launch `case` until its launches decide. Returns them with their verdict, which is never `undecided`.
 
-    Each run is appended to `runs`, an empty list: what an error or an interrupt leaves is there. `on_launch`
-    is called with the number of each launch, from 1 on, before it. `neighbours`, if given, names who else
-    used the machine in a launch, and waits for them.
+    Each run is appended to `runs`, an empty list: what an error or an interrupt leaves is there.
     """
     runs = [] if runs is None else runs
     while True:
         number = len(runs) + 1
-        on_launch(number)
-        if neighbours is not None:
-            neighbours.launch_begins(machine)
-        launch_directory = RunDir.of_launch(directory, number).path
-        run = launch_once(
-            case,
-            machine,
-            launch_directory,
-            inject=inject,
-            counts=counts,
-            launcher=launcher,
-            on_progress=on_progress,
-        )
+        run, others = launch_watched(case, machine, RunDir.of_launch(directory, number).path, number, how)
         runs.append(run)
-        others = neighbours if run.failure is None and is_shared(run.health, machine) else None
-        if others is not None:
-            runs[-1] = with_others_named(run, number, others)
         verdict = judge(runs, reference.baseline, reference.noise, reference.policy)
-        if verdict.outcome == "undecided" and others is not None and not is_free(run, others, when_shared):
+        if (
+            verdict.outcome == "undecided"
+            and others is not None
+            and not is_free(run, others, how.when_shared)
+        ):
             # While others stay, more launches would be in vain: one unhealthy launch is enough for a verdict.
             policy = replace(reference.policy, max_unhealthy=1)
             verdict = judge(runs, reference.baseline, reference.noise, policy)
@@ -124,12 +128,23 @@ def needs_another(case: Case, runs: list[Run], verdict: Verdict, reference: Refe
     return found is not None and found.outcome in ("regressed", "improved")
 
 
-def with_others_named(run: Run, number: int, others: Neighbours) -> Run:
-    """The launch with a note of who else used the machine. Says so at once, too."""
-    seen = others.during_launch(run.machine, run.case.topology.processes_per_node)
+def launch_watched(
+    case: Case, machine: Machine, directory: Path, number: int, how: Launching
+) -> tuple[Run, Neighbours | None]:
+    """Launch `case` once, as launch `number`, and name who else used the machine in a note, and at once.
+
+    Returns also who can wait for those others; None if there were none.
+    """
+    how.on_launch(case, number)
+    if how.neighbours is not None:
+        how.neighbours.launch_begins(machine)
+    run = launch_once(case, machine, directory, how)
+    if how.neighbours is None or run.failure is not None or not is_shared(run.health, machine):
+        return run, None
+    seen = how.neighbours.during_launch(run.machine, run.case.topology.processes_per_node)
     why = "; ".join(machine_problems(run.health, run.machine))
-    others.say(f"launch {number} of {run.case.id} is no evidence: {why}; seen: {seen}")
-    return run.replace(notes=(*run.notes, f"seen beside launch {number}: {seen}"))
+    how.neighbours.say(f"launch {number} of {run.case.id} is no evidence: {why}; seen: {seen}")
+    return run.replace(notes=(*run.notes, f"seen beside launch {number}: {seen}")), how.neighbours
 
 
 def is_free(run: Run, others: Neighbours, when_shared: WhenShared) -> bool:
@@ -139,20 +154,9 @@ def is_free(run: Run, others: Neighbours, when_shared: WhenShared) -> bool:
     return when_shared == "again"
 
 
-def launch_once(
-    case: Case,
-    machine: Machine,
-    directory: Path,
-    *,
-    inject: str | None = None,
-    counts: bool = True,
-    arm: Arm = HERE,
-    launcher: Launcher | None = None,
-    on_progress: OnProgress = no_progress,
-) -> Run:
+def launch_once(case: Case, machine: Machine, directory: Path, how: Launching = USUAL) -> Run:
     """Launch `case` once in fresh processes and collect what its ranks measured.
 
-    They are those of `arm`. `launcher` starts them, on this machine unless another is given.
     All files of the launch are in `directory`. What went wrong in a rank is in the `failure` of the run.
     Raises `CaseError` for a case that its framework refuses, and `FileError` if `directory` holds a launch.
     """
@@ -160,13 +164,13 @@ def launch_once(
         case=case,
         device=machine.device,
         peak_flops=machine.peak_flops(case.precision),
-        inject=inject,
-        counts=counts,
+        inject=how.inject,
+        counts=how.counts,
         metrics=tuple(metric.name for metric in recorded()),
     )
     run_dir = RunDir(directory)
     started_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-    failure = _launch(request, machine, run_dir, arm, launcher, on_progress)
+    failure = _launch(request, machine, run_dir, how, how.on_progress)
     run = collect(
         run_dir,
         machine,
@@ -181,23 +185,15 @@ def launch_once(
     return run
 
 
-def profile_once(
-    case: Case,
-    machine: Machine,
-    directory: Path,
-    *,
-    inject: str | None = None,
-    arm: Arm = HERE,
-    launcher: Launcher | None = None,
-) -> TakenProfile:
+def profile_once(case: Case, machine: Machine, directory: Path, how: Launching = USUAL) -> TakenProfile:
     """Launch `case` once more to have some of its steps profiled; arguments are those of `launch_once`.
 
     The launch ends when they are recorded, and nothing of it is judged. What went wrong is in the result.
     """
     run_dir = RunDir(directory)
-    request = CaseFile(case=case, device=machine.device, inject=inject, counts=False, profile=True)
+    request = CaseFile(case=case, device=machine.device, inject=how.inject, counts=False, profile=True)
     try:
-        failure = _launch(request, machine, run_dir, arm, launcher, no_progress)
+        failure = _launch(request, machine, run_dir, how, no_progress)
         profile = collect_profile(run_dir, failure)
     except (FileError, ReportError) as error:
         return TakenProfile(why_none=str(error))
@@ -206,12 +202,7 @@ def profile_once(
 
 
 def _launch(
-    request: CaseFile,
-    machine: Machine,
-    run_dir: RunDir,
-    arm: Arm,
-    launcher: Launcher | None,
-    on_progress: OnProgress,
+    request: CaseFile, machine: Machine, run_dir: RunDir, how: Launching, on_progress: OnProgress
 ) -> Failure | None:
     """Launch what `request` says. Raises `CaseError` and `FileError` as `launch_once` does."""
     framework_of(request.case).check(request.case)
@@ -225,11 +216,11 @@ def _launch(
         run_dir=run_dir,
         case=request.case,
         machine=machine,
-        python=arm.python,
-        variables=arm.variables,
-        directory=arm.directory,
+        python=how.arm.python,
+        variables=how.arm.variables,
+        directory=how.arm.directory,
     )
     try:
-        return (launcher or LocalLauncher()).launch(job, on_progress)
+        return how.launcher.launch(job, on_progress)
     finally:
         shutil.rmtree(run_dir.checkpoints, ignore_errors=True)

@@ -113,8 +113,8 @@ def make_shared() -> Measurement:
 
 
 def never_run() -> Measurement:
-    """As with `--perf-no-baseline=fail` where there is none."""
-    reason = "no baseline on cpu-test-2c in baselines, and --perf-no-baseline=fail"
+    """As with `--perf-missing-baseline=fail` where there is none."""
+    reason = "no baseline on cpu-test-2c in baselines, and --perf-missing-baseline=fail"
     return Measurement(
         nodeid="n",
         case_id=make_case().id,

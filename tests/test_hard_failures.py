@@ -15,7 +15,7 @@ import pytest
 
 from perfsuite import DDP, Case, Fake, Script, Topology
 from perfsuite.launch import hang
-from perfsuite.measure import launch_once
+from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect
 from perfsuite.node.processes import JOB_MARK
 from perfsuite.results.rank_report import Failure
@@ -85,7 +85,7 @@ def failure_of(run: Run) -> Failure:
 def test_a_rank_that_breaks_down_is_named_with_its_kind(
     tmp_path: Path, inject: str, kind: str, words: str
 ) -> None:
-    failure = failure_of(launch_once(FAKE, detect(), tmp_path, inject=inject))
+    failure = failure_of(launch_once(FAKE, detect(), tmp_path, Launching(inject=inject)))
     assert failure.kind == kind
     assert words in failure.message
     assert failure.rank == (None if kind == "loss" else 1)
@@ -118,7 +118,9 @@ def writer_of(log: Path) -> psutil.Process | None:
 def test_a_rank_that_is_killed_is_the_cause_and_not_its_peer_that_lost_the_connection(tmp_path: Path) -> None:
     """Rank 1 sleeps at step 5, and rank 0 waits for it in a collective."""
     listen = kill_once(lambda: writer_of(RunDir(tmp_path).rank_log(1)), from_step=1)
-    run = launch_once(FAKE.replace(framework=DDP()), detect(), tmp_path, inject="hang", on_progress=listen)
+    run = launch_once(
+        FAKE.replace(framework=DDP()), detect(), tmp_path, Launching(inject="hang", on_progress=listen)
+    )
     failure = failure_of(run)
     assert (failure.kind, failure.rank, failure.message) == ("crash", 1, "exit code -9 (SIGKILL)")
 
@@ -132,7 +134,7 @@ def test_a_launcher_that_is_killed_is_the_cause(tmp_path: Path) -> None:
             return None
         return agent_among(psutil.Process().children())
 
-    run = launch_once(FAKE, detect(), tmp_path, inject="hang", on_progress=kill_once(launcher))
+    run = launch_once(FAKE, detect(), tmp_path, Launching(inject="hang", on_progress=kill_once(launcher)))
     failure = failure_of(run)
     assert failure.kind == "missing_report"
     assert failure.message.startswith("the agent died before rank ")

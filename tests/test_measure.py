@@ -18,7 +18,7 @@ from perfsuite.frameworks.script import Script
 from perfsuite.launch.arm import Arm
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.quiet import Neighbours
-from perfsuite.measure import Reference, WhenShared, launch_once, measure, profile_once
+from perfsuite.measure import Launching, Reference, WhenShared, launch_once, measure, profile_once
 from perfsuite.node.machine import detect_cpu
 from perfsuite.results import baseline
 from perfsuite.results.counts import Counts
@@ -46,7 +46,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
         directories: list[Path] = []
         left = list(ends)
 
-        def launch(case: Any, machine: Any, directory: Path, **options: Any) -> Run:
+        def launch(case: Any, machine: Any, directory: Path, how: Launching) -> Run:
             directories.append(directory)
             end = left.pop(0)
             if isinstance(end, BaseException):
@@ -130,7 +130,9 @@ def test_a_script_that_failed_or_may_have_one_launch_has_no_second_one(
 def test_a_case_is_launched_until_it_is_decided(launches: Launches, tmp_path: Path) -> None:
     directories = launches(*make_launches(1, 1.01, 0.99))
     numbers: list[int] = []
-    runs, verdict = measure(CASE, MACHINE, tmp_path, Reference(), on_launch=numbers.append)
+    runs, verdict = measure(
+        CASE, MACHINE, tmp_path, Reference(), Launching(on_launch=lambda case, number: numbers.append(number))
+    )
     assert (verdict.outcome, verdict.launches, len(runs)) == ("recorded", 3, 3)
     assert numbers == [1, 2, 3]
     assert directories == [RunDir.of_launch(tmp_path, number).path for number in numbers]
@@ -161,7 +163,9 @@ def test_what_an_error_or_an_interrupt_leaves_is_in_the_list(
 def test_a_launch_that_nobody_disturbed_waits_for_nobody(launches: Launches, tmp_path: Path) -> None:
     launches(*[make_run()] * 3)
     others = Others()
-    runs, verdict = measure(CASE, MACHINE, tmp_path, Reference(), neighbours=others, when_shared="wait")
+    runs, verdict = measure(
+        CASE, MACHINE, tmp_path, Reference(), Launching(neighbours=others, when_shared="wait")
+    )
     assert (verdict.outcome, others.begun, others.waits, others.said) == ("recorded", 3, 0, [])
     assert all(run.notes == () for run in runs)
 
@@ -175,7 +179,9 @@ def test_what_is_done_after_a_launch_beside_others(
 ) -> None:
     launches(*[BESIDE_OTHERS] * 3)
     others = Others(end=end)
-    runs, verdict = measure(CASE, MACHINE, tmp_path, Reference(), neighbours=others, when_shared=when_shared)
+    runs, verdict = measure(
+        CASE, MACHINE, tmp_path, Reference(), Launching(neighbours=others, when_shared=when_shared)
+    )
     assert (verdict.outcome, len(runs), others.waits) == ("unhealthy", made, waits)
     assert runs[0].notes == ("seen beside launch 1: train (pid 4711) on 2",)
     assert others.said[0] == (
@@ -187,20 +193,25 @@ def test_what_is_done_after_a_launch_beside_others(
 def test_after_others_have_gone_the_launches_decide(launches: Launches, tmp_path: Path) -> None:
     launches(BESIDE_OTHERS, *[make_run()] * 3)
     others = Others()
-    _, verdict = measure(CASE, MACHINE, tmp_path, Reference(), neighbours=others, when_shared="wait")
+    _, verdict = measure(
+        CASE, MACHINE, tmp_path, Reference(), Launching(neighbours=others, when_shared="wait")
+    )
     assert (verdict.outcome, verdict.unhealthy_launches, others.waits) == ("recorded", (1,), 1)
 
 
 def test_a_failure_beside_others_is_a_verdict_at_once(launches: Launches, tmp_path: Path) -> None:
     launches(BESIDE_OTHERS.replace(failure=Failure(kind="crash", message="x")))
     others = Others()
-    _, verdict = measure(CASE, MACHINE, tmp_path, Reference(), neighbours=others, when_shared="wait")
+    _, verdict = measure(
+        CASE, MACHINE, tmp_path, Reference(), Launching(neighbours=others, when_shared="wait")
+    )
     assert (verdict.outcome, verdict.failure, others.waits, others.said) == ("failed", "crash", 0, [])
 
 
 def test_who_asks_for_no_neighbours_launches_again(launches: Launches, tmp_path: Path) -> None:
     launches(*[BESIDE_OTHERS] * 3)
-    runs, verdict = measure(CASE, MACHINE, tmp_path, Reference(), when_shared="wait")
+    how = Launching(when_shared="wait")
+    runs, verdict = measure(CASE, MACHINE, tmp_path, Reference(), how)
     assert (verdict.outcome, len(runs), runs[0].notes) == ("unhealthy", 3, ())
 
 
@@ -274,7 +285,7 @@ def test_a_slower_collective_of_a_script_is_named_first(tmp_path: Path) -> None:
     script = Script(path=str(tmp_path / "train.py"))
     case = make_case(framework=script, hardware="cpu", max_warmup_steps=3, steps=10, timeout_s=300)
     before, now = (
-        profile_once(case, detect_cpu("cpu"), tmp_path / size, arm=Arm(given={"MESSAGE": size}))
+        profile_once(case, detect_cpu("cpu"), tmp_path / size, Launching(arm=Arm(given={"MESSAGE": size})))
         for size in ("1000", "20000000")
     )
     assert before.why_none is now.why_none is None
@@ -288,7 +299,7 @@ def test_a_slower_collective_of_a_script_is_named_first(tmp_path: Path) -> None:
 @pytest.mark.launch
 def test_a_profiled_launch_ends_after_its_steps_and_leaves_the_trace_of_each_rank(tmp_path: Path) -> None:
     case = make_case(model="llama-tiny", framework=DDP(), steps=1000, max_warmup_steps=3, timeout_s=300)
-    taken = profile_once(case, detect_cpu("cpu"), tmp_path, inject="host-read")
+    taken = profile_once(case, detect_cpu("cpu"), tmp_path, Launching(inject="host-read"))
     assert taken.why_none is None
     assert taken.profile is not None
     (entry,) = taken.profile.ranks

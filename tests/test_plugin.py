@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from perfsuite import documents, measure, session
+from perfsuite import documents, measure
 from perfsuite.analysis import collect
 from perfsuite.case import torch_build
 from perfsuite.case.case import Case, CaseList
@@ -31,6 +31,7 @@ from perfsuite.results.counts import Counts, merged
 from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile
+from perfsuite.session import against_baseline, dry, host
 from tests.processes import arguments
 from tests.samples import DISTURBED, make_run
 from tests.suite import CASES, OTHER, edit_baseline, local_baseline, read_json, run_cpu
@@ -152,7 +153,7 @@ def test_unlike_settings_are_refused_with_both_values(suite: pytest.Pytester) ->
 def test_an_improvement_fails_on_request(suite: pytest.Pytester) -> None:
     run_cpu(suite)
     edit_baseline(suite, tokens_per_s=0.7)
-    assert run_cpu(suite, "--perf-strict-improved").ret == 1
+    assert run_cpu(suite, "--perf-strict=improved").ret == 1
 
 
 def test_what_is_not_known_is_inconclusive_and_fails_on_request(suite: pytest.Pytester) -> None:
@@ -166,7 +167,7 @@ def test_what_is_not_known_is_inconclusive_and_fails_on_request(suite: pytest.Py
     result.stdout.fnmatch_lines(
         ["*INCONCLUSIVE*", "*too few launches are in the baselines*", "*1 inconclusive*"]
     )
-    assert run_cpu(suite, "--perf-strict-inconclusive").ret == 1
+    assert run_cpu(suite, "--perf-strict=inconclusive").ret == 1
 
 
 def test_a_stall_regresses_though_the_median_does_not(suite: pytest.Pytester) -> None:
@@ -241,9 +242,9 @@ def test_an_injected_run_needs_a_baseline_and_is_never_recorded(suite: pytest.Py
 
 @pytest.mark.fault("baseline is missing")
 def test_a_missing_baseline_can_fail(suite: pytest.Pytester) -> None:
-    strict = run_cpu(suite, "--perf-no-baseline=fail")
+    strict = run_cpu(suite, "--perf-missing-baseline=fail")
     assert strict.ret == 1
-    strict.stdout.fnmatch_lines(["*no baseline on cpu-*--perf-no-baseline=fail*"])
+    strict.stdout.fnmatch_lines(["*no baseline on cpu-*--perf-missing-baseline=fail*"])
     assert not list(suite.path.glob(".perfsuite/baselines/*/*"))
 
 
@@ -350,10 +351,10 @@ def test_a_night_skips_no_case_that_this_hardware_could_run_once(
     reviewed.parent.mkdir(parents=True)
     file.rename(reviewed)
     reason = "it needs 2 cores (one per process), this machine has 1"
-    monkeypatch.setattr(session, "unsupported", lambda case, machine: reason)
+    monkeypatch.setattr(host, "unsupported", lambda case, machine: reason)
     assert run_cpu(suite).ret == 1  # nothing measured
-    night = run_cpu(suite, "--perf-no-baseline=fail", "--perf-json=out.json")
-    night.stdout.fnmatch_lines([f"*{reason}; but there is *{file.name}, and --perf-no-baseline=fail*"])
+    night = run_cpu(suite, "--perf-missing-baseline=fail", "--perf-json=out.json")
+    night.stdout.fnmatch_lines([f"*{reason}; but there is *{file.name}, and --perf-missing-baseline=fail*"])
     night.assert_outcomes(errors=1)
     assert read_json(suite)["results"][0]["verdict"]["failure"] == "error"
 
@@ -386,7 +387,7 @@ def test_one_case_in_two_tests_is_measured_twice(suite: pytest.Pytester) -> None
         import dataclasses
         import pytest
         from perfsuite import Case, Fake, Topology
-        from perfsuite.plugin import SESSION
+        from perfsuite.plugin.keys import SESSION
         FAKE = Case(model="llama-tiny", framework=Fake(), sequence_length=64, micro_batch=4,
                     topology=Topology(processes_per_node=2), hardware="cpu", timeout_s=60)
         @pytest.mark.parametrize("case", [FAKE])
@@ -395,7 +396,7 @@ def test_one_case_in_two_tests_is_measured_twice(suite: pytest.Pytester) -> None
         @pytest.mark.parametrize("case", [FAKE.replace(micro_batch=8)])
         def test_two(bench, case, request):
             session = request.config.stash[SESSION]
-            session.options = dataclasses.replace(session.options, inject="exit")
+            session.setup.options = dataclasses.replace(session.setup.options, inject="exit")
             bench(FAKE)
         """
     )
@@ -558,11 +559,12 @@ def test_how_many_cases_were_judged_is_the_last_line_and_too_few_fail(
 ) -> None:
     told: list[Outcome] = ["inconclusive", "unhealthy", "passed"]
 
-    def measured(case: Case, *args: Any, **options: Any) -> tuple[list[Run], Verdict]:
-        options["on_launch"](1)
-        return [make_run(case=case)], Verdict(outcome=told[case.micro_batch - 1], launches=1)
+    def measured(case: Case, *args: Any, runs: list[Run]) -> tuple[list[Run], Verdict]:
+        args[-1].on_launch(case, 1)
+        runs.append(make_run(case=case))
+        return runs, Verdict(outcome=told[case.micro_batch - 1], launches=1)
 
-    monkeypatch.setattr(session, "measure", measured)
+    monkeypatch.setattr(against_baseline, "measure", measured)
     three = "[FAKE.replace(micro_batch=number) for number in (1, 2, 3)]"
     suite.makepyfile(test_cases=CASES.replace("[FAKE, A100]", three))
     result = run_cpu(suite, *given)
@@ -598,12 +600,12 @@ def held() -> Iterator[MachineLock]:
 def test_two_sessions_measure_one_after_the_other(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, held: MachineLock
 ) -> None:
-    refused = suite.runpytest_subprocess("-m", "cpu", "--perf-no-wait", "-W", "error")
+    refused = suite.runpytest_subprocess("-m", "cpu", "--perf-busy=fail", "-W", "error")
     assert refused.ret == pytest.ExitCode.INTERRUPTED
     refused.stdout.fnmatch_lines(["*perfsuite: another session measures on this machine (pid *"])
     assert not list(suite.path.glob(".perfsuite/runs/*"))
     assert suite.runpytest("--collect-only").ret == 0
-    assert run_cpu(suite, "--perf-no-wait", "--perf-no-baseline=fail").ret == 1, "it launches nothing"
+    assert run_cpu(suite, "--perf-busy=fail", "--perf-missing-baseline=fail").ret == 1, "it launches nothing"
 
     def holder(descriptor: int) -> str:
         held.release()  # it ends just now
@@ -615,7 +617,7 @@ def test_two_sessions_measure_one_after_the_other(
     assert queued.ret == 0
     queued.stdout.fnmatch_lines(
         [
-            "perfsuite: waiting for another session on this machine: pid * (--perf-no-wait fails instead)",
+            "perfsuite: waiting for another session on this machine: pid * (--perf-busy=fail fails instead)",
             "perfsuite: [[]1/1] fake-* launched",
         ]
     )
@@ -693,14 +695,14 @@ def test_an_error_that_nobody_expected_stands_in_every_report(suite: pytest.Pyte
     suite.makepyfile(
         test_cases="""
         import pytest
-        import perfsuite.session
+        from perfsuite.session import against_baseline
         from perfsuite import Case, Fake, Topology
         FAKE = Case(model="llama-tiny", framework=Fake(), sequence_length=64, micro_batch=4,
                     topology=Topology(processes_per_node=2), hardware="cpu", timeout_s=60)
-        real = perfsuite.session.measure
+        real = against_baseline.measure
         def measure(case, *args, **options):
             return real(case, *args, **options) if case.micro_batch != 2 else {}["in a launch"]
-        perfsuite.session.measure = measure
+        against_baseline.measure = measure
         def unsupported(self, case, machine):
             return None if case.micro_batch != 3 else {}["before"]
         Fake.unsupported = unsupported
@@ -736,7 +738,8 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing(suite: pytest.Pyteste
         test_cases="""
         import os, pytest, signal, threading, time
         from pathlib import Path
-        import perfsuite.session
+        from dataclasses import replace
+        from perfsuite.session import against_baseline
         from perfsuite import Case, Fake, Topology
         FAKE = Case(model="llama-tiny", framework=Fake(), sequence_length=64, micro_batch=4,
                     topology=Topology(processes_per_node=2), hardware="cpu", timeout_s=60)
@@ -747,9 +750,10 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing(suite: pytest.Pyteste
         def test_two(bench, case, monkeypatch):
             signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
             def measure(*args, **options):
-                return real(*args, **{**options, "inject": "hang"})
-            real = perfsuite.session.measure
-            monkeypatch.setattr(perfsuite.session, "measure", measure)
+                *others, how = args
+                return real(*others, replace(how, inject="hang"), **options)
+            real = against_baseline.measure
+            monkeypatch.setattr(against_baseline, "measure", measure)
             def interrupt():
                 while not list(Path(".perfsuite").glob("runs/*/fake-*b8*/launch-1/rank-1.log")):
                     time.sleep(0.05)
@@ -865,7 +869,7 @@ def dry_flops(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         machine = pretended(case)[0]
         return make_run(case=case, machine=machine, dry=True, step_s=(), window=(0, 0), counts=counts)
 
-    monkeypatch.setattr(session, "dry_run", dry_run)
+    monkeypatch.setattr(dry, "dry_run", dry_run)
     monkeypatch.setattr(guard, "why_not", lambda: None)
     return flops
 
@@ -915,9 +919,11 @@ def test_a_dry_run_is_not_profiled_whatever_the_ini_file_says(
 
 def test_dry_runs_want_a_baseline_on_request(suite: pytest.Pytester, dry_flops: list[int]) -> None:
     suite.makepyfile(test_cases=DRY_CASES)
-    result = suite.runpytest("--perf-dry", "-m", "h100", "--perf-no-baseline=fail")
+    result = suite.runpytest("--perf-dry", "-m", "h100", "--perf-missing-baseline=fail")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["*no baseline of counts for dry-sm90 in *, and --perf-no-baseline=fail*"])
+    result.stdout.fnmatch_lines(
+        ["*no baseline of counts for dry-sm90 in *, and --perf-missing-baseline=fail*"]
+    )
 
 
 def test_what_cannot_be_run_dry_is_skipped_with_the_reason(suite: pytest.Pytester) -> None:

@@ -229,7 +229,7 @@ def test_no_session_goes_on_while_it_runs(measured: pytest.Pytester) -> None:
     lock = MachineLock()
     lock.take(print)
     try:
-        refused = measured.runpytest_subprocess("-m", "cpu", "--perf-resume", "--perf-no-wait")
+        refused = measured.runpytest_subprocess("-m", "cpu", "--perf-resume", "--perf-busy=fail")
     finally:
         lock.release()
     assert refused.ret == pytest.ExitCode.INTERRUPTED

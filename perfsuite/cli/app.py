@@ -26,6 +26,8 @@ from perfsuite.launch.slurm.settings import read_ini
 from perfsuite.report.terminal import console
 
 GONE = {
+    "compare --a": "write --against",
+    "compare --b": "write --arm",
     "hardware": "perfsuite doctor --quick says what machine this is; --expect MARKER is its option",
     "power": "each report states the smallest change that the gate of a case can find",
     "history export-asv": "perfsuite history publish OUT --no-pages writes asv's files alone",

@@ -15,31 +15,32 @@ from perfsuite import bisection as searching
 from perfsuite import documents
 from perfsuite.bisection import BisectFile, Step
 from perfsuite.case.case import Case
-from perfsuite.cli.compare import (
-    UNDECIDED,
+from perfsuite.cli.cases import (
+    CASES,
     Cases,
-    LauncherName,
+    Launcher,
     LocalStore,
     MaxPairs,
-    Tolerance,
     WaitQuiet,
+    options,
+    read,
     say,
+    selected,
 )
-from perfsuite.cli.dry_run import CASES, selected
+from perfsuite.cli.compare import UNDECIDED, Tolerance
 from perfsuite.cli.fraction import fraction
-from perfsuite.compare import Comparison
 from perfsuite.errors import CaseError
 from perfsuite.git import git
 from perfsuite.launch.arm import Arm
-from perfsuite.launch.launchers import launcher
-from perfsuite.launch.quiet import WAIT_S
+from perfsuite.launch.launchers import launcher as launcher_of
 from perfsuite.report.progress import Progress
 from perfsuite.report.text import between, percent, plural
 from perfsuite.results.metric import described
 from perfsuite.results.session_file import Measurement
-from perfsuite.results.store import BASELINES, STORE
-from perfsuite.session import Host, Options, session_file
-from perfsuite.verdict.judge import Policy
+from perfsuite.session.against_arm import AgainstArm
+from perfsuite.session.host import Host
+from perfsuite.session.session import Session, session_file
+from perfsuite.session.setup import Setup
 from perfsuite.verdict.paired_test import MAX_PAIRS
 
 
@@ -52,11 +53,11 @@ def bisect(
     ] = None,
     cases: Cases = CASES,
     tolerance: Tolerance = None,
-    max_pairs: MaxPairs = MAX_PAIRS,
+    max_pairs: MaxPairs = None,
     json_output: Annotated[bool, typer.Option("--json", help="for machines: every step")] = False,
-    store: LocalStore = STORE,
-    launcher_name: LauncherName = "",
-    wait_quiet: WaitQuiet = int(WAIT_S),
+    store: LocalStore = None,
+    launcher: Launcher = None,
+    wait_quiet: WaitQuiet = None,
 ) -> None:
     """Since which commit, or which version of a package, is a case slower? Goes on where it was cut short.
 
@@ -65,42 +66,34 @@ def bisect(
     """
     root = Path.cwd()
     least = None if tolerance is None else fraction("--tolerance", tolerance)
+    most = read("max-pairs", max_pairs) or MAX_PAIRS
+    chosen_options = options(store=store, wait_quiet=wait_quiet)
+    directory = chosen_options.store
     [chosen] = selected(cases, [case], None)
     if package is None:
-        history = searching.of_commits(good, bad, root=root, store=store)
+        history = searching.of_commits(good, bad, root=root, store=directory)
     else:
-        history = searching.of_versions(package, good, bad, root=root, store=store)
-    host = Host(launcher(launcher_name), store)
+        history = searching.of_versions(package, good, bad, root=root, store=directory)
+    host = Host(launcher_of(launcher), directory)
     if (reason := host.why_not(chosen)) is not None:
         raise CaseError(f"{case}: {reason}")
-    options = Options(
-        root=root, store=store, baselines=BASELINES, policy=Policy(), inject=None, wait_quiet_s=wait_quiet
-    )
     file = searching.state_file(
-        store,
+        directory,
         chosen,
         history,
         history.arm(history.good),
         host.machine_for(chosen).hardware_class,
         tolerance,
-        max_pairs,
+        most,
     )
     known = searching.begun(file, case, history)
     if known.steps:
         say(f"{len(known.steps)} steps are known from {file}")
 
     def compare(a: Arm, b: Arm, tolerance: float | None, metric: str | None) -> Measurement:
-        session = Comparison(
-            options,
-            Progress(line=say, cases=1),
-            host,
-            arms=(a, b),
-            max_pairs=max_pairs,
-            tolerance=tolerance,
-            metric=metric,
-            explains=False,
-        )
-        return _compared(session, chosen)
+        setup = Setup(chosen_options, Progress(line=say, cases=1), host)
+        way = AgainstArm(setup, (a, b), max_pairs=most, tolerance=tolerance, metric=metric, explains=False)
+        return _compared(Session(setup, way), chosen)
 
     def save(now: BisectFile) -> None:
         documents.write(file, now)
@@ -119,13 +112,13 @@ def bisect(
     raise typer.Exit(0 if len(found.suspects) == 1 else UNDECIDED)
 
 
-def _compared(session: Comparison, case: Case) -> Measurement:
+def _compared(session: Session, case: Case) -> Measurement:
     try:
         result = session.measure(case, case.id)
         documents.write(session.directory.results, session_file(session, "complete"))
         return result
     finally:
-        session.lock.release()
+        session.setup.lock.release()
 
 
 def _name(name: str) -> str:

@@ -99,11 +99,11 @@ class MachineLock:
             if not wait:
                 raise BusyError(
                     f"another session measures on this machine ({holder}; {file} is locked): "
-                    "run again when it has ended, or without --perf-no-wait to queue"
+                    "run again when it has ended, or without --perf-busy=fail to queue"
                 )
             if holder != told:
                 told = holder
-                say(f"waiting for another session on this machine: {holder} (--perf-no-wait fails instead)")
+                say(f"waiting for another session on this machine: {holder} (--perf-busy=fail fails instead)")
             self._sleep(POLL_S)
 
 

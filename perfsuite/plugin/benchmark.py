@@ -16,7 +16,7 @@ import pytest
 from perfsuite import documents
 from perfsuite.errors import PerfsuiteError
 from perfsuite.frameworks.base import TRAINING
-from perfsuite.plugin.options import SESSION
+from perfsuite.plugin.keys import SESSION
 
 
 class ReplayClock:
@@ -82,7 +82,7 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
     """Add hardware and framework versions to pytest-benchmark's JSON. A machine that cannot be told is left
     out: other benchmarks than ours may run there."""
     with contextlib.suppress(PerfsuiteError):
-        machine_info["hardware"] = documents.plain(config.stash[SESSION].host.machine)
+        machine_info["hardware"] = documents.plain(config.stash[SESSION].setup.host.machine)
     versions = {}
     for package in TRAINING:
         with contextlib.suppress(PackageNotFoundError):

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Generator
 from difflib import get_close_matches
+from pathlib import Path
 
 import pytest
 
-from perfsuite.case.case import Case
+from perfsuite import documents
+from perfsuite.case.case import Case, CaseList
 from perfsuite.case.hardware import ACCELERATORS
-from perfsuite.plugin.options import check_root, usage_error
-from perfsuite.session import check_same
+from perfsuite.errors import BusyError, PerfsuiteError
+from perfsuite.plugin.keys import PROGRESS, SELECTED, SESSION, usage_error
+from perfsuite.plugin.options import check_root
+from perfsuite.plugin.terminal import terminal_of
+from perfsuite.session.host import Host
+from perfsuite.session.session import Session, check_same
 
 EMPTY = pytest.StashKey[bool]()
 """Of a test: whether its parametrization found no case. pytest would skip it."""
@@ -39,6 +46,74 @@ def uses_bench(item: pytest.Item) -> bool:
 def has_marks(item: pytest.Item) -> bool:
     """Whether a test has marks of its own, by which somebody may have deselected it."""
     return any(mark.name != "parametrize" for mark in item.iter_markers())
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """A case is shown by its own id."""
+    return val.id if isinstance(val, Case) else None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark each test with the hardware that its case is meant for, so that `-m` selects on it."""
+    if (case := case_of(item)) is not None:
+        for marker in case.markers:
+            item.add_marker(marker)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, object, object]:
+    """Check what was collected, before anything is deselected.
+
+    A test that lost its cases has no hardware either. It is left whatever `-m` selects: else nobody would see
+    that it measures nothing.
+    """
+    check_collected(config, items)
+    lost = [item for item in items if EMPTY in item.stash and not has_marks(item)]
+    result = yield
+    if config.option.markexpr and not config.option.keyword:
+        items += [item for item in lost if item not in items]
+    return result
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Count the benchmarks that were selected; find out whether a terminal can show their progress."""
+    host, progress = session.config.stash[SESSION].setup.host, session.config.stash[PROGRESS]
+    benchmarks = [item for item in session.items if uses_bench(item)]
+    session.config.stash[SELECTED] = len(benchmarks)
+    terminal = terminal_of(session.config)
+    progress.is_live = terminal is not None and terminal.isatty
+    if benchmarks and not session.config.option.collectonly:
+        cases = map(case_of, benchmarks)
+        with usage_error():
+            progress.cases = sum(case is None or _may_run(host, case) for case in cases)
+            if session.config.getoption("--perf-resume"):
+                progress.cases -= _resume(session.config.stash[SESSION], benchmarks)
+    if (file := session.config.getoption("--perf-cases")) is not None:
+        by_id = {case.id: case for case in filter(None, map(case_of, benchmarks))}
+        with usage_error():
+            documents.write(Path(file), CaseList(cases=tuple(by_id.values())))
+
+
+def _may_run(host: Host, case: Case) -> bool:
+    """Whether the test of a case will launch it, as far as is known before. Raises `CaseError`."""
+    try:
+        return host.why_not(case) is None
+    except PerfsuiteError:
+        raise
+    except Exception:  # its own test tells it
+        return True
+
+
+def _resume(session: Session, benchmarks: list[pytest.Item]) -> int:
+    """Go on with the newest session. Return how many of these tests have their result already."""
+    try:
+        session.resume()
+    except BusyError as error:
+        pytest.exit(f"perfsuite: {error}")
+    found = [(case, item.nodeid) for item in benchmarks if (case := case_of(item)) is not None]
+    return sum(session.earlier_result(case, nodeid) is not None for case, nodeid in found)
 
 
 def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -56,8 +56,8 @@ QUIET = frozenset(word for word, style in STYLES.items() if style.quiet)
 
 UNMEASURED: frozenset[Outcome] = frozenset({"failed", "unhealthy"})
 """Outcomes that say nothing about the speed of the code."""
-UNJUDGED: frozenset[Outcome] = frozenset({"inconclusive", "unhealthy"})
-"""Outcomes that neither pass nor fail the code, and yet no test."""
+UNJUDGED: frozenset[Outcome] = frozenset({"inconclusive", "unhealthy", "recorded"})
+"""Outcomes that say neither that the code is as good as before nor that it is worse."""
 
 
 class Check(Data):

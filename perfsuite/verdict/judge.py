@@ -83,7 +83,8 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
         verdict = Verdict(outcome="undecided", launches=len(runs))
     else:
         if len(runs) >= policy.most:  # also with those set aside: no healthy one can be added
-            policy = replace(policy, max_launches=len(healthy))
+            most = len(healthy)
+            policy = replace(policy, max_launches=most, record_launches=min(policy.record_launches, most))
         verdict = _judge_healthy(healthy, baseline, noise, policy)
     set_aside = tuple(f"launch {number} set aside: {'; '.join(why)}" for number, why in problems.items())
     verdict = verdict.replace(

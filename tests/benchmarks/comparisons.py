@@ -20,13 +20,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from perfsuite import Case, Model, Script, Topology
-from perfsuite.compare import Comparison
 from perfsuite.launch.arm import here
 from perfsuite.report.progress import Progress
 from perfsuite.results.metric import CPU_S_PER_STEP, TOKENS_PER_S
 from perfsuite.results.outcome import Verdict
-from perfsuite.session import Host, Options
-from perfsuite.verdict.judge import Policy
+from perfsuite.session.against_arm import AgainstArm
+from perfsuite.session.host import Host
+from perfsuite.session.options import Options
+from perfsuite.session.session import Session
+from perfsuite.session.setup import Setup
 
 BURSTS = """
 import time
@@ -65,27 +67,21 @@ def bursts() -> Iterator[None]:
 
 
 def compare(case: Case, directory: Path, *, inject: str | None, tolerance: float) -> Verdict:
-    """Compare this environment with itself, as `perfsuite compare --a .` does."""
+    """Compare this environment with itself, as `perfsuite compare --against .` does."""
     options = Options(
         root=directory,
         store=directory / "store",
         baselines=directory / "baselines",
-        policy=Policy(),
         inject=inject,
         wait_quiet_s=0,
     )
-    session = Comparison(
-        options,
-        Progress(line=lambda line: None, cases=1),
-        Host(shared=options.store),
-        arms=(here(directory), here(directory)),
-        tolerance=tolerance,
-        explains=False,
-    )
+    setup = Setup(options, Progress(line=lambda line: None, cases=1), Host(shared=options.store))
+    arms = here(directory), here(directory)
+    session = Session(setup, AgainstArm(setup, arms, tolerance=tolerance, explains=False))
     try:
         return session.measure(case, case.id).verdict
     finally:
-        session.lock.release()
+        session.setup.lock.release()
 
 
 def told(verdict: Verdict, metric: str) -> str:

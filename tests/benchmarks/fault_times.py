@@ -27,7 +27,7 @@ from perfsuite.launch import hang
 from perfsuite.launch.base import Launcher
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.slurm.launcher import JOB_ID, SlurmLauncher
-from perfsuite.measure import launch_once
+from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect_cpu
 from perfsuite.results.run_dir import RunDir
 from tests.launch.slurm.allocation import Allocation
@@ -74,9 +74,8 @@ def seconds(case: Case, machine: Machine, launcher: Launcher, breaks: Breaks | N
         fault = Fault(RunDir(Path(name) / "run"), breaks)
         let_pass = 0
         try:
-            run = launch_once(
-                case, machine, fault._run_dir.path, inject="hang", launcher=launcher, on_progress=fault.look
-            )
+            how = Launching(inject="hang", launcher=launcher, on_progress=fault.look)
+            run = launch_once(case, machine, fault._run_dir.path, how)
         except AllocationOverError:
             kind = "the session ends"
         else:

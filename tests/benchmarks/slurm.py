@@ -18,7 +18,7 @@ from statistics import quantiles
 
 from perfsuite import Case, Model, Script, Topology
 from perfsuite.launch.slurm.launcher import JOB_ID, SlurmLauncher
-from perfsuite.measure import launch_once
+from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect_cpu
 from tests.launch.slurm.allocation import Allocation
 from tests.slurm_cluster import slurm_cluster
@@ -62,7 +62,7 @@ def by_perfsuite(script: Path, step: Path, directory: Path) -> None:
         steps=50,
     )
     machine = detect_cpu("of two nodes").replace(nodes=2)
-    run = launch_once(case, machine, directory, launcher=SlurmLauncher())
+    run = launch_once(case, machine, directory, Launching(launcher=SlurmLauncher()))
     if run.failure is not None:
         raise RuntimeError(run.failure.message)
 

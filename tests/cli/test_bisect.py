@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from perfsuite import compare
+from perfsuite import measure
 from perfsuite.cli.app import app
 from perfsuite.dry import cases
 from perfsuite.git import git
-from perfsuite.launch.arm import Arm
 from perfsuite.launch.lock import MachineLock
+from perfsuite.measure import Launching
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
 from tests.samples import DISTURBED, make_case, make_figures, make_machine, make_run
@@ -30,9 +30,9 @@ class Launches:
         self.count = 0
         self.is_disturbed = False
 
-    def __call__(self, case: Any, machine: Any, directory: Path, *, arm: Arm, **others: Any) -> Run:
+    def __call__(self, case: Any, machine: Any, directory: Path, how: Launching) -> Run:
         self.count += 1
-        where = arm.directory or Path()
+        where = how.arm.directory or Path()
         text = (where / "step_ms.txt").read_text()
         if text == "broken":
             return make_run(failure=Failure(kind="crash", message="boom", at=0.0))
@@ -54,7 +54,7 @@ def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launches:
     monkeypatch.setattr("perfsuite.launch.local.detect", make_machine)
     monkeypatch.setattr(MachineLock, "take", lambda self, say, wait=True: None)
     stand_in = Launches()
-    monkeypatch.setattr(compare, "launch_once", stand_in)
+    monkeypatch.setattr(measure, "launch_once", stand_in)
     return stand_in
 
 

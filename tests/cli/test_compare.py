@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from perfsuite.cli.app import app
-from perfsuite.compare import Comparison
 from perfsuite.dry import cases
 from perfsuite.errors import AllocationOverError, CaseError
 from perfsuite.git import git
 from perfsuite.launch.lock import MachineLock
 from perfsuite.results.outcome import Outcome, Verdict
-from perfsuite.results.session_file import Measurement
+from perfsuite.session.against_arm import AgainstArm
+from perfsuite.session.way import Judged, Trial
 from tests.samples import make_case, make_machine, make_run
 from tests.synthetic import make_repository
 
@@ -41,31 +40,24 @@ class Verdicts:
 
     def __init__(self) -> None:
         self.outcome: Outcome = "passed"
-        self.sessions: list[Comparison] = []
+        self.ways: list[AgainstArm] = []
         self.error: Exception | None = None
 
-    def __call__(self, session: Comparison, case: Any, nodeid: str) -> Measurement:
-        self.sessions.append(session)
+    def __call__(self, way: AgainstArm, trial: Trial) -> Judged:
+        self.ways.append(way)
         if self.error is not None:
             raise self.error
-        return Measurement(
-            nodeid=nodeid,
-            case_id=case.id,
-            framework="fake",
-            runs=(make_run(),) * 3,
-            before=(make_run(),) * 3,
-            verdict=Verdict(
-                outcome=self.outcome, launches=6, against="arm A", changed=("torch: 2.13.0 -> 2.14.0",)
-            ),
-            baseline_file=None,
-            directory="out",
-        )
+        way.setup.listener.begin(trial.case.id, 20, 1)
+        trial.runs += [make_run()] * 3
+        trial.before += [make_run()] * 3
+        changed = ("torch: 2.13.0 -> 2.14.0",)
+        return Judged(Verdict(outcome=self.outcome, launches=6, against="arm A", changed=changed))
 
 
 @pytest.fixture
 def verdicts(monkeypatch: pytest.MonkeyPatch) -> Verdicts:
     stand_in = Verdicts()
-    monkeypatch.setattr(Comparison, "_measure", lambda *arguments: stand_in(*arguments))
+    monkeypatch.setattr(AgainstArm, "judge", lambda *arguments: stand_in(*arguments))
     return stand_in
 
 
@@ -81,32 +73,32 @@ def test_the_exit_status_says_whether_arm_b_is_worse(
     verdicts: Verdicts, outcome: Outcome, status: int
 ) -> None:
     verdicts.outcome = outcome
-    assert command("--a", ".", CASE.id).exit_code == status
+    assert command("--against", ".", CASE.id).exit_code == status
 
 
 def test_what_the_session_is_asked_for(verdicts: Verdicts) -> None:
     options = ("--tolerance", "3%", "--max-pairs", "5", "--inject", "slowdown=10%", "--wait-quiet", "7")
-    assert command("--a", "main~1 X=1", "--b", "Y=2", *options, CASE.id).exit_code == 0
-    (session,) = verdicts.sessions
-    assert (session.tolerance, session.max_pairs) == (0.03, 5)
-    assert (session.options.inject, session.options.wait_quiet_s) == ("slowdown=10%", 7)
-    a, b = session.arms
+    assert command("--against", "main~1 X=1", "--arm", "Y=2", *options, CASE.id).exit_code == 0
+    (way,) = verdicts.ways
+    assert (way.tolerance, way.max_pairs) == (0.03, 5)
+    assert (way.setup.options.inject, way.setup.options.wait_quiet_s) == ("slowdown=10%", 7)
+    a, b = way.arms
     assert (a.commit, a.given) == (git("rev-parse", "main~1", cwd=Path()).strip(), {"X": "1"})
     assert (b.directory, b.given) == (None, {"Y": "2"})
 
 
 def test_a_case_that_cannot_run_here_is_skipped_with_its_reason(verdicts: Verdicts) -> None:
-    result = command("--a", ".", "-k", "any")
+    result = command("--against", ".", "-k", "any")
     assert result.exit_code == 0
     assert f"{GPU_CASE.id}: " in result.stderr
-    assert len(verdicts.sessions) == 2
+    assert len(verdicts.ways) == 2
     (file,) = Path().glob(".perfsuite/compare/*/results.json")
     assert [skip["case_id"] for skip in json.loads(file.read_text())["skipped"]] == [GPU_CASE.id]
 
 
 def test_nothing_measured_is_not_decided(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [GPU_CASE])
-    assert command("--a", ".", "-k", "any").exit_code == 3
+    assert command("--against", ".", "-k", "any").exit_code == 3
 
 
 @pytest.mark.parametrize(
@@ -120,29 +112,29 @@ def test_a_case_with_an_error_is_a_failed_one_and_the_next_is_measured(
     verdicts: Verdicts, error: Exception, said: str
 ) -> None:
     verdicts.error = error
-    result = command("--a", ".", CASE.id, OTHER.id)
+    result = command("--against", ".", CASE.id, OTHER.id)
     assert result.exit_code == 1
-    assert len(verdicts.sessions) == 2
+    assert len(verdicts.ways) == 2
     assert f"{CASE.id}: {said}" in result.stderr
 
 
 def test_a_case_that_is_named_and_cannot_run_here_is_an_error(verdicts: Verdicts) -> None:
-    result = command("--a", ".", CASE.id, GPU_CASE.id)
+    result = command("--against", ".", CASE.id, GPU_CASE.id)
     assert result.exit_code == 2
     assert f"{GPU_CASE.id}: it is meant for h100" in " ".join(result.stderr.split())
-    assert verdicts.sessions == []
+    assert verdicts.ways == []
 
 
 def test_what_was_compared_is_shown_though_the_allocation_is_over(
     verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def measure(session: Comparison, case: Any, nodeid: str) -> Measurement:
-        if case.id == OTHER.id:
+    def judge(way: AgainstArm, trial: Trial) -> Judged:
+        if trial.case.id == OTHER.id:
             raise AllocationOverError("the Slurm job 7 is over")
-        return verdicts(session, case, nodeid)
+        return verdicts(way, trial)
 
-    monkeypatch.setattr(Comparison, "_measure", measure)
-    result = command("--a", ".", CASE.id, OTHER.id)
+    monkeypatch.setattr(AgainstArm, "judge", judge)
+    result = command("--against", ".", CASE.id, OTHER.id)
     assert result.exit_code == 2
     assert CASE.id in result.stdout
     (file,) = Path().glob(".perfsuite/compare/*/results.json")
@@ -150,7 +142,7 @@ def test_what_was_compared_is_shown_though_the_allocation_is_over(
 
 
 def test_the_report_is_that_of_a_session(verdicts: Verdicts) -> None:
-    result = command("--a", "X=1", "--report", "out", "--json", CASE.id)
+    result = command("--against", "X=1", "--report", "out", "--json", CASE.id)
     told = json.loads(result.stdout)
     assert [arm["text"] for arm in told["arms"]] == ["X=1", "."]
     assert len(told["results"][0]["before"]) == 3
@@ -158,18 +150,19 @@ def test_the_report_is_that_of_a_session(verdicts: Verdicts) -> None:
     page = Path("out/index.html").read_text()
     assert "Launches of arm A" in page
     assert "Not as in arm A" in page
-    assert f"perfsuite compare --a X=1 --b . {CASE.id}" in page
+    assert f"perfsuite compare --against X=1 --arm . {CASE.id}" in page
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--a", "nosuch", CASE.id), "--a 'nosuch': 'nosuch' is no commit of"),
-        (("--a", ".", "--b", "", CASE.id), "--b is empty: give ."),
-        (("--a", "."), "name the cases by their ids, or select them by -k: one of both"),
-        (("--a", ".", "--tolerance", "0", CASE.id), "--tolerance is '0', expected above 0%"),
-        (("--a", ".", "--inject", "nosuch", CASE.id), "nosuch"),
-        (("--a", ".", "--launcher", "nosuch", CASE.id), "there is no launcher 'nosuch'"),
+        (("--against", "nosuch", CASE.id), "--against 'nosuch': 'nosuch' is no commit of"),
+        (("--against", ".", "--arm", "", CASE.id), "--arm is empty: give ."),
+        (("--a", ".", CASE.id), "there is no `perfsuite compare --a` any more: write --against"),
+        (("--against", "."), "name the cases by their ids, or select them by -k: one of both"),
+        (("--against", ".", "--tolerance", "0", CASE.id), "--tolerance is '0', expected above 0%"),
+        (("--against", ".", "--inject", "nosuch", CASE.id), "nosuch"),
+        (("--against", ".", "--launcher", "nosuch", CASE.id), "there is no launcher 'nosuch'"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(arguments: tuple[str, ...], words: str) -> None:
@@ -180,7 +173,7 @@ def test_what_cannot_be_compared_is_refused(arguments: tuple[str, ...], words: s
 
 @pytest.mark.launch
 def test_simulated_training_in_a_worktree_is_compared(tmp_path: Path) -> None:
-    result = command("--a", "main~1", "--inject", "slowdown=40%", "--wait-quiet", "0", CASE.id)
+    result = command("--against", "main~1", "--inject", "slowdown=40%", "--wait-quiet", "0", CASE.id)
     told = " ".join(result.stdout.split())
     assert result.exit_code == 1, result.output
     assert "28.6% fewer" in told

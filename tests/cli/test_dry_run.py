@@ -61,7 +61,7 @@ class DryRuns:
 @pytest.fixture
 def dry_runs(monkeypatch: pytest.MonkeyPatch) -> DryRuns:
     runs = DryRuns()
-    monkeypatch.setattr("perfsuite.session.dry_run", runs)
+    monkeypatch.setattr("perfsuite.session.dry.dry_run", runs)
     return runs
 
 
@@ -139,7 +139,7 @@ def test_a_case_that_is_refused_costs_the_others_nothing(dry_runs: DryRuns) -> N
         return dry_runs(case, *arguments, **options)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("perfsuite.session.dry_run", refusing)
+        patch.setattr("perfsuite.session.dry.dry_run", refusing)
         result = command(COMPILED.id, CASE.id)
     assert result.exit_code == 2
     assert "not by a dry run: torch.compile" in result.stderr

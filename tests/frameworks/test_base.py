@@ -29,7 +29,7 @@ from perfsuite import (
 from perfsuite.errors import PackageError
 from perfsuite.frameworks.base import EXTRAS, missing_package, require
 from perfsuite.launch.requirements import unsupported
-from perfsuite.measure import launch_once
+from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect
 from perfsuite.results.run import Run
 from perfsuite.verdict.settings import ASKED, CHOSEN
@@ -51,7 +51,7 @@ FULL = FSDP(sharding_strategy="FULL_SHARD")
 
 
 def measured(case: Case, directory: Path, inject: str | None = None) -> Run:
-    result = launch_once(case, detect(), directory, inject=inject)
+    result = launch_once(case, detect(), directory, Launching(inject=inject))
     if inject is None:
         assert result.failure is None, f"{result.failure.message}\n{result.failure.traceback}"
     if result.observed is not None:

@@ -17,7 +17,7 @@ from perfsuite.frameworks import Command, framework_of
 from perfsuite.launch import driving
 from perfsuite.launch.base import Job
 from perfsuite.launch.requirements import unsupported
-from perfsuite.measure import launch_once
+from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Run
@@ -111,7 +111,7 @@ def script(directory: Path, text: str, name: str = "train.py") -> str:
 
 
 def measured(case: Case, directory: Path, inject: str | None = None) -> Run:
-    result = launch_once(case, detect(), directory / "run", inject=inject)
+    result = launch_once(case, detect(), directory / "run", Launching(inject=inject))
     if inject is None:
         assert result.failure is None, f"{result.failure.message}\n{result.failure.traceback}"
     if result.observed is not None:

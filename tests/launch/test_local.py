@@ -21,7 +21,7 @@ from perfsuite.errors import FileError, LaunchError
 from perfsuite.launch import driving, hang, local
 from perfsuite.launch.base import Job
 from perfsuite.launch.local import LocalLauncher
-from perfsuite.measure import launch_once
+from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect
 from perfsuite.node.processes import JOB_MARK
 from perfsuite.results.run import LaunchFile, Run
@@ -60,10 +60,11 @@ def driver(tmp_path: Path, case: Case, inject: str | None) -> subprocess.Popen[b
     """Another process that runs a case, so that it can be killed."""
     code = (
         "import sys, pathlib; from perfsuite import documents, Case\n"
-        "from perfsuite.measure import launch_once\n"
+        "from perfsuite.measure import Launching, launch_once\n"
         "from perfsuite.node.machine import detect\n"
         f"case = documents.read(pathlib.Path({str(tmp_path / 'the-case.json')!r}), Case)\n"
-        f"launch_once(case, detect(), pathlib.Path({str(tmp_path / 'run')!r}), inject={inject!r})\n"
+        f"directory = pathlib.Path({str(tmp_path / 'run')!r})\n"
+        f"launch_once(case, detect(), directory, Launching(inject={inject!r}))\n"
     )
     (tmp_path / "the-case.json").write_text(case.model_dump_json())
     return subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PERFSUITE_TEST": str(tmp_path)})
@@ -81,7 +82,7 @@ def test_a_launch_runs_every_rank_and_leaves_nothing(tmp_path: Path, monkeypatch
 @pytest.mark.fault("case takes too long")
 def test_the_deadline_kills_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
-    measured = launch_once(FAKE.replace(timeout_s=2), detect(), tmp_path, inject="hang")
+    measured = launch_once(FAKE.replace(timeout_s=2), detect(), tmp_path, Launching(inject="hang"))
     assert measured.failure is not None
     assert measured.failure.kind == "timeout"
     assert "2 s" in measured.failure.message
@@ -101,7 +102,7 @@ def test_a_hang_is_seen_by_the_absence_of_steps_and_every_rank_says_where_it_is(
 ) -> None:
     monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
     monkeypatch.setattr(hang, "HANG_S", 2)
-    measured = launch_once(case, detect(), tmp_path, inject="hang")
+    measured = launch_once(case, detect(), tmp_path, Launching(inject="hang"))
     assert measured.failure is not None
     assert measured.failure.kind == "timeout"
     assert re.match(
@@ -223,7 +224,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        launch_once(FAKE, detect(), tmp_path, inject="hang", on_progress=interrupt)
+        launch_once(FAKE, detect(), tmp_path, Launching(inject="hang", on_progress=interrupt))
     assert processes_of(tmp_path) == []
 
 
@@ -253,7 +254,7 @@ def test_sigkill_of_the_launcher_leaves_nothing(
             launcher.send_signal(signal.SIGKILL)
             killed.append(launcher)
 
-    measured = launch_once(case, detect(), tmp_path, inject="hang", on_progress=kill_launcher)
+    measured = launch_once(case, detect(), tmp_path, Launching(inject="hang", on_progress=kill_launcher))
     assert killed
     assert measured.failure is not None
     assert measured.failure.kind == "missing_report"
@@ -356,7 +357,7 @@ def test_where_a_rank_of_a_script_fails_the_others_do_not_go_on(tmp_path: Path) 
     ],
 )
 def test_each_fault_is_told_apart(tmp_path: Path, inject: str, kind: str | None, words: str) -> None:
-    measured = launch_once(FAKE, detect(), tmp_path, inject=inject)
+    measured = launch_once(FAKE, detect(), tmp_path, Launching(inject=inject))
     if kind is None:
         assert measured.failure is None
         assert measured.figures.peak_memory_bytes is None
@@ -367,7 +368,7 @@ def test_each_fault_is_told_apart(tmp_path: Path, inject: str, kind: str | None,
 
 
 def test_the_failing_ranks_own_traceback_is_kept(tmp_path: Path) -> None:
-    measured = launch_once(FAKE, detect(), tmp_path, inject="crash")
+    measured = launch_once(FAKE, detect(), tmp_path, Launching(inject="crash"))
     assert measured.failure is not None
     assert measured.failure.rank == 1
     assert "_break_down" in str(measured.failure.traceback)
@@ -422,7 +423,7 @@ def test_a_process_with_an_empty_environment_and_a_session_of_its_own_does_not_s
 
     stops = pytest.raises(KeyboardInterrupt) if then == "stays" else contextlib.nullcontext()
     with stops:
-        launch_once(case, detect(), tmp_path / "run", on_progress=interrupt)
+        launch_once(case, detect(), tmp_path / "run", Launching(on_progress=interrupt))
     left = [process for process in psutil.process_iter() if process.pid == int(escaped.read_text())]
     for process in left:
         process.kill()

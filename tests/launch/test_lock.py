@@ -61,7 +61,7 @@ def test_a_session_waits_for_another_until_that_dies_and_says_for_whom() -> None
         ours.take(said.append)
     (line,) = said
     assert line.startswith(f"waiting for another session on this machine: pid {other.pid} of ")
-    assert f": -c bench_cases in {os.getcwd()} (--perf-no-wait fails instead)" in line
+    assert f": -c bench_cases in {os.getcwd()} (--perf-busy=fail fails instead)" in line
     assert len(naps) == 3
     ours.release()
 
@@ -72,7 +72,7 @@ def test_who_does_not_want_to_wait_is_told_who_measures(file: Path) -> None:
         MachineLock().take(print, wait=False)
     assert f"another session measures on this machine (pid {other.pid} of " in str(caught.value)
     assert f"{file} is locked" in str(caught.value)
-    assert "run again when it has ended, or without --perf-no-wait to queue" in str(caught.value)
+    assert "run again when it has ended, or without --perf-busy=fail to queue" in str(caught.value)
 
 
 @pytest.mark.usefixtures("file")

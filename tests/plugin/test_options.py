@@ -39,7 +39,7 @@ def test_the_share_that_must_be_judged_is_a_choice(
         ("--perf-min-launches=" + 5000 * "9", "--perf-min-launches=9999*: give a whole number, 1 or more*"),
         ("--perf-wait-quiet=" + 5000 * "9", "--perf-wait-quiet=9999*: give a whole number, 0 or more*"),
         *(
-            (f"--perf-{name}={300 * 'a'}", f"--perf-{name}=aaaa*: File name too long: give another path")
+            (f"--perf-{name}={300 * 'a'}", f"--perf-{name}=aaaa*: give another path: File name too long")
             for name in ("json", "report", "store", "baselines", "cases")
         ),
     ],
@@ -67,9 +67,9 @@ def test_bad_options_are_usage_errors(suite: pytest.Pytester) -> None:
     [
         (
             ["--perf-against=.", "--perf-dry"],
-            "--perf-against=. with --perf-dry: two arms",
+            "--perf-against with --perf-dry: two arms",
         ),
-        (["--perf-against=.", "--perf-resume"], "--perf-against=. with --perf-resume: two arms"),
+        (["--perf-against=.", "--perf-resume"], "--perf-against with --perf-resume: two arms"),
         (["--perf-against=nosuch"], "--perf-against 'nosuch': 'nosuch' is no commit of"),
         (["--perf-max-pairs=5"], "--perf-max-pairs is for --perf-against: add that, or leave it out"),
         (["--perf-against=.", "--perf-max-pairs=2"], "--perf-max-pairs=2: give a whole number from 5 to 12"),
@@ -115,7 +115,7 @@ def test_no_value_of_an_option_moves_the_root(
 def test_settings_that_pytest_does_not_read_for_an_options_value_are_said(
     suite: pytest.Pytester, tmp_path: Path
 ) -> None:
-    suite.makeini("[pytest]\nperf_no_baseline = fail\n")
+    suite.makeini("[pytest]\nperf_missing_baseline = fail\n")
     (tmp_path / "out").mkdir()
     hidden = suite.runpytest("--collect-only", "--perf-report", str(tmp_path / "out"))
     assert hidden.ret == pytest.ExitCode.USAGE_ERROR
@@ -153,6 +153,6 @@ def test_the_same_command_twice_is_judged_by_the_same_reviewed_baseline(
     reviewed = suite.path / "baselines" / local.parent.name / local.name
     out = tmp_path / "results.json"
     for _ in range(2):
-        run_cpu(suite, "--perf-json", str(out), "--perf-no-baseline=fail")
+        run_cpu(suite, "--perf-json", str(out), "--perf-missing-baseline=fail")
         (result,) = json.loads(out.read_text())["results"]
         assert (result["outcome"], result["baseline_file"]) == ("passed", str(reviewed))

@@ -147,7 +147,7 @@ def test_an_interrupted_session_says_so() -> None:
 
 def test_what_did_not_run_is_told_with_its_reason() -> None:
     parsed = parse(render([make_session(0).replace(results=(never_run(),))]))
-    assert parsed.items == ["no baseline on cpu-test-2c in baselines, and --perf-no-baseline=fail"]
+    assert parsed.items == ["no baseline on cpu-test-2c in baselines, and --perf-missing-baseline=fail"]
     assert parsed.rows[-1][1] == "it needs 2 nodes of 8, this is one machine"
 
 

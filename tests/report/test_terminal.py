@@ -280,7 +280,7 @@ def test_explanation_of_an_unhealthy_machine_tells_of_each_launch() -> None:
 def test_explanation_of_a_case_that_was_never_launched() -> None:
     assert explanation(never_run()).splitlines() == [
         f"{make_case().id}: failed after 0 launches",
-        "  no baseline on cpu-test-2c in baselines, and --perf-no-baseline=fail",
+        "  no baseline on cpu-test-2c in baselines, and --perf-missing-baseline=fail",
         "  files of the launches: /tmp/runs/x",
     ]
 

@@ -324,11 +324,19 @@ def test_without_a_baseline_as_many_launches_are_recorded_as_tell_their_noise() 
         ({"record_launches": 5}, 5),
         ({"min_launches": 6}, 6),
         ({"record_launches": 5, "min_launches": 2}, 5),
+        ({"record_launches": 5, "max_launches": 4}, 4),
     ],
 )
 def test_policy_says_how_many_launches_are_recorded(policy: dict[str, int], launches: int) -> None:
     verdict = session(usual(), None, QUIET, **policy)
     assert (verdict.outcome, verdict.launches) == ("recorded", launches)
+
+
+def test_launches_that_are_set_aside_are_none_of_those_that_a_baseline_may_cost() -> None:
+    beside = make_run(health=DISTURBED)
+    runs = [*usual()[:2], beside, beside, *usual()[2:]]
+    verdict = session(runs, None, QUIET, max_launches=4)
+    assert (verdict.outcome, verdict.launches, verdict.unhealthy_launches) == ("recorded", 4, (3, 4))
 
 
 def test_nothing_is_unhealthy_where_there_is_nothing_to_compare_the_machine_with() -> None:

@@ -14,7 +14,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.cli.checks import Row, checked, failed, passed, unknown
 from perfsuite.cli.doctor.gpus import device_rows
 from perfsuite.cli.selftest.faults import small_case
-from perfsuite.measure import Reference, measure
+from perfsuite.measure import Launching, Reference, measure
 from perfsuite.report.text import plural
 from perfsuite.results import baseline
 from perfsuite.results.metric import TOKENS_PER_S
@@ -41,7 +41,7 @@ def launch_rows(machine: Machine, say: Callable[[str], None]) -> list[Row]:
             machine,
             Path(directory),
             Reference(policy=Policy(record_launches=LAUNCHES)),
-            on_launch=lambda number: say(f"launch {number} of {case.id}"),
+            Launching(on_launch=lambda case, number: say(f"launch {number} of {case.id}")),
         )
         files = [file for launch in launches_in(Path(directory)) for file in launch.all_ranks()]
         reports = [documents.read(file, RankReport) for file in files]

@@ -14,7 +14,7 @@ from perfsuite.case.case import Case, Topology
 from perfsuite.case.hardware import Machine
 from perfsuite.cli.checks import Row, checked, failed, passed, unknown
 from perfsuite.frameworks.base import framework_of
-from perfsuite.measure import Reference, measure
+from perfsuite.measure import Launching, Reference, measure
 from perfsuite.report.text import plural
 from perfsuite.results import baseline
 from perfsuite.results.baseline import Baseline
@@ -115,7 +115,7 @@ def _tried(case: Case, machine: Machine, root: Path, expected: Expectation, reco
     reference = Reference(baseline=recorded, noise=class_noise([recorded]))
     for attempt in range(1, UNHEALTHY_ATTEMPTS + 1):
         directory = root / f"{expected.inject}-{attempt}"
-        runs, verdict = measure(case, machine, directory, reference, inject=expected.inject)
+        runs, verdict = measure(case, machine, directory, reference, Launching(inject=expected.inject))
         if verdict.outcome != "unhealthy":
             break
     else:

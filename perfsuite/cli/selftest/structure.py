@@ -20,7 +20,7 @@ from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.fsdp2 import FSDP2
 from perfsuite.frameworks.script import Script
 from perfsuite.launch.requirements import unsupported
-from perfsuite.measure import launch_once
+from perfsuite.measure import Launching, launch_once
 from perfsuite.results import count_baseline
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
@@ -129,7 +129,7 @@ def _tried(base: Base, machine: Machine, directory: Path) -> Iterator[Row]:
     """Try the faults of one base beside a launch without any."""
 
     def launched(name: str, inject: str | None = None) -> Run:
-        return launch_once(base.case, machine, directory / f"{base.case.id}-{name}", inject=inject)
+        return launch_once(base.case, machine, directory / f"{base.case.id}-{name}", Launching(inject=inject))
 
     before = launched("before")
     if before.failure is not None or not before.counts:

@@ -228,7 +228,7 @@ def _command(result: Measurement, session: SessionFile) -> str:
         fault = ["--inject", inject] if inject else []
         tolerance = _own_tolerance(result)
         return shlex.join(
-            ["perfsuite", "compare", "--a", a.text, "--b", b.text, *fault, *tolerance, result.case_id]
+            ["perfsuite", "compare", "--against", a.text, "--arm", b.text, *fault, *tolerance, result.case_id]
         )
     if result.dry:
         device = [f"--device={result.runs[-1].machine.device}"] if result.runs else []

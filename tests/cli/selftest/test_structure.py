@@ -11,6 +11,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.cli.checks import Row, worst
 from perfsuite.cli.selftest import structure
 from perfsuite.cli.selftest.structure import Base, bases, inject_structural
+from perfsuite.measure import Launching
 from perfsuite.node.machine import detect
 from perfsuite.results.counts import Counts, RankCounts
 from perfsuite.results.rank_report import Failure
@@ -27,8 +28,8 @@ def base(case: Case = CASE, field: str = "host reads in forward") -> Base:
 def told(monkeypatch: pytest.MonkeyPatch, tried: Base, runs: dict[str | None, Run]) -> list[Row]:
     """The rows, where a launch with a fault is one of `runs`, and None is one without."""
 
-    def launch_once(case: Case, machine: Machine, directory: Path, *, inject: str | None) -> Run:
-        return runs[inject]
+    def launch_once(case: Case, machine: Machine, directory: Path, how: Launching) -> Run:
+        return runs[how.inject]
 
     monkeypatch.setattr(structure, "launch_once", launch_once)
     monkeypatch.setattr(structure, "bases", lambda machine, directory: (tried,))

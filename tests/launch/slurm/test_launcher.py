@@ -20,7 +20,7 @@ from perfsuite.launch.base import Job, OnProgress, no_progress
 from perfsuite.launch.slurm import commands
 from perfsuite.launch.slurm import launcher as launching
 from perfsuite.launch.slurm.launcher import SlurmLauncher
-from perfsuite.measure import launch_once
+from perfsuite.measure import Launching, launch_once
 from perfsuite.node.describe import Described
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import LaunchFile, Run
@@ -51,9 +51,8 @@ def machine() -> Machine:
 def launched(
     case: Case, directory: Path, *, inject: str | None = None, on_progress: OnProgress = no_progress
 ) -> Run:
-    return launch_once(
-        case, machine(), directory, inject=inject, launcher=SlurmLauncher(), on_progress=on_progress
-    )
+    how = Launching(inject=inject, launcher=SlurmLauncher(), on_progress=on_progress)
+    return launch_once(case, machine(), directory, how)
 
 
 def failure_of(run: Run) -> Failure:
@@ -144,7 +143,7 @@ def test_however_gpus_were_asked_for_a_step_has_all_of_each_node(
     ):
         launcher.machine(tmp_path)
     on_one_node = FAKE.replace(topology=Topology(nodes=1, processes_per_node=1))
-    run = launch_once(on_one_node, machine(), tmp_path / "launch", launcher=launcher)
+    run = launch_once(on_one_node, machine(), tmp_path / "launch", Launching(launcher=launcher))
     assert run.failure is None
 
 
@@ -160,7 +159,7 @@ def test_steps_have_options_and_an_interpreter_of_their_own(
     monkeypatch.setenv("PERFSUITE_SLURM_PYTHON", str(python))
     launcher = SlurmLauncher()
     assert launcher.machine(tmp_path).nodes == 2
-    assert launch_once(FAKE, machine(), tmp_path / "launch", launcher=launcher).failure is None
+    assert launch_once(FAKE, machine(), tmp_path / "launch", Launching(launcher=launcher)).failure is None
     assert told.read_text().splitlines() == [
         *2 * ["2 perfsuite.node.describe"],
         *2 * ["2 perfsuite.node.agent"],
@@ -312,12 +311,12 @@ from perfsuite import documents, Case
 from perfsuite.case.hardware import Machine
 from perfsuite.node import lease
 from perfsuite.launch.slurm.launcher import SlurmLauncher
-from perfsuite.measure import launch_once
+from perfsuite.measure import Launching, launch_once
 lease.LOST_S = 3
 directory = Path(sys.argv[1])
 case = documents.read(directory / "the-case.json", Case)
 machine = documents.read(directory / "machine.json", Machine)
-launch_once(case, machine, directory / "launch", inject="hang", launcher=SlurmLauncher())
+launch_once(case, machine, directory / "launch", Launching(inject="hang", launcher=SlurmLauncher()))
 """
 
 
@@ -401,13 +400,13 @@ def test_a_launch_is_kept_though_its_step_does_not_end_and_the_next_one_waits_fo
     with monkeypatch.context() as patched:
         patched.setattr(commands, "steps", steps)
         patched.setattr(launching, "END_S", 0.5)
-        assert launch_once(FAKE, machine(), tmp_path / "kept", launcher=launcher).failure is None
+        assert launch_once(FAKE, machine(), tmp_path / "kept", Launching(launcher=launcher)).failure is None
         with pytest.raises(SlurmError, match="still busy"):
-            launch_once(FAKE, machine(), tmp_path / "next", launcher=launcher)
+            launch_once(FAKE, machine(), tmp_path / "next", Launching(launcher=launcher))
         assert len(set(asked)) == 1, "no step was begun beside it"
         with pytest.raises(SlurmError, match="still busy"):
             launched(FAKE, tmp_path / "failed", inject="exit")
-    assert launch_once(FAKE, machine(), tmp_path / "then", launcher=launcher).failure is None
+    assert launch_once(FAKE, machine(), tmp_path / "then", Launching(launcher=launcher)).failure is None
 
 
 @pytest.mark.parametrize(

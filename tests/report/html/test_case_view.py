@@ -105,7 +105,7 @@ def test_a_comparison_with_a_tolerance_of_its_own_is_repeated_with_it() -> None:
     assert "--tolerance" not in view(compared, ARMS).command
     checks = tuple(each.replace(allowed=TOKENS_PER_S.bound(0.03)) for each in compared.verdict.checks)
     own = compared.replace(verdict=compared.verdict.replace(checks=checks))
-    again = f"perfsuite compare --a 'main X=1' --b . --tolerance 3% {compared.case_id}"
+    again = f"perfsuite compare --against 'main X=1' --arm . --tolerance 3% {compared.case_id}"
     assert view(own, ARMS).command == again
 
 

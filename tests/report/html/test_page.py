@@ -370,7 +370,7 @@ def test_a_comparison_of_arms_shows_the_launches_of_both() -> None:
     assert "Not as in arm A" in said.said("h4")
     assert "B vs A (99 %)" in page
     assert re.search(r">arm B</th>\s*<th[^>]*>arm A</th>", page)
-    assert said.said("pre")[0].startswith("perfsuite compare --a 'main X=1' --b . fake-")
+    assert said.said("pre")[0].startswith("perfsuite compare --against 'main X=1' --arm . fake-")
     assert len(said.ids) == len(set(said.ids))
 
 

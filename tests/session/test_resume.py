@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from perfsuite.errors import FileError
-from perfsuite.results.resume import differences, ended, is_decided, newest
 from perfsuite.results.session_file import PytestRun
 from perfsuite.results.store import Store
+from perfsuite.session.resume import differences, ended, is_decided, newest
 from tests.samples import (
     COMMIT,
     CONDITIONS,

@@ -8,24 +8,31 @@ from typing import Any
 
 import pytest
 
-from perfsuite import compare, documents, session
+from perfsuite import documents
+from perfsuite import measure as flow
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
-from perfsuite.compare import Comparison
 from perfsuite.errors import FileError
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.launch.arm import Arm
 from perfsuite.launch.local import LocalLauncher
-from perfsuite.measure import launch_once
+from perfsuite.measure import Launching, launch_once
 from perfsuite.report.progress import Progress
+from perfsuite.results.outcome import Verdict
 from perfsuite.results.profile import TakenProfile
 from perfsuite.results.rank_report import Failure, FailureKind
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile
-from perfsuite.session import Host, Options, session_file
-from perfsuite.verdict.judge import Policy
+from perfsuite.session import against_arm, way
+from perfsuite.session.against_arm import AgainstArm
+from perfsuite.session.host import Host
+from perfsuite.session.options import Options
+from perfsuite.session.preflights import Preflights
+from perfsuite.session.session import Session, session_file
+from perfsuite.session.setup import Setup
+from perfsuite.session.way import Trial
 from tests.samples import DISTURBED, make_case, make_figures, make_machine, make_run
-from tests.test_session import Unlocked
+from tests.session.making import Unlocked
 from tests.traces import EAGER, taken, unseen_profile
 from tests.twin_counts import launch
 
@@ -43,13 +50,11 @@ class Launches:
         self.disturbed: set[int] = set()
         self.failing = ""
 
-    def __call__(
-        self, case: Case, machine: Machine, directory: Path, *, arm: Arm, inject: str | None, **others: Any
-    ) -> Run:
-        name = "AB"[ARMS.index(arm)]
+    def __call__(self, case: Case, machine: Machine, directory: Path, how: Launching) -> Run:
+        name = "AB"[ARMS.index(how.arm)]
         self.order += name
         self.directories.append("/".join(directory.parts[-2:]))
-        self.injected.append(inject)
+        self.injected.append(how.inject)
         if name in self.failing:
             return make_run(failure=Failure(kind="crash", message="boom", at=0.0))
         speed = 1000.0 * (1 + 0.001 * (len(self.order) % 3)) / (self.slower if name == "B" else 1.0)
@@ -61,24 +66,25 @@ class Launches:
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     stand_in = Launches()
-    monkeypatch.setattr(compare, "launch_once", stand_in)
+    monkeypatch.setattr(flow, "launch_once", stand_in)
     return stand_in
 
 
-def make_comparison(directory: Path, **options: Any) -> Comparison:
+def make_comparison(
+    directory: Path, *, arms: tuple[Arm, Arm] = ARMS, explains: bool = True, **options: Any
+) -> Session:
     chosen = Options(
         root=directory,
         store=directory / "store",
         baselines=directory / "baselines",
-        policy=Policy(),
         wait_quiet_s=0,
         **options,
     )
     host = Host(LocalLauncher())
     host.machine = make_machine()
-    ours = Comparison(chosen, Progress(line=lambda text: None, live=lambda text: None), host, arms=ARMS)
-    ours.lock = Unlocked()
-    return ours
+    setup = Setup(chosen, Progress(line=lambda text: None, live=lambda text: None), host)
+    setup.lock = Unlocked()
+    return Session(setup, AgainstArm(setup, arms, explains=explains))
 
 
 def test_launches_alternate_until_they_decide(tmp_path: Path, launches: Launches) -> None:
@@ -98,11 +104,12 @@ def test_launches_alternate_until_they_decide(tmp_path: Path, launches: Launches
 def test_the_probe_corrects_only_where_nothing_but_the_code_differs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], corrects: bool
 ) -> None:
+    monkeypatch.setattr(flow, "launch_once", lambda *arguments: make_run())
     told: dict[str, Any] = {}
-    monkeypatch.setattr(compare, "judge_pairs", lambda a, b, **options: told.update(options))
-    ours = make_comparison(tmp_path)
-    ours.arms = Arm(text="main", moved=("/top", "/worktree"), paths=("/worktree",)), Arm(given=variables)
-    ours._judge()
+    verdict = Verdict(outcome="passed", launches=2)
+    monkeypatch.setattr(against_arm, "judge_pairs", lambda a, b, **options: told.update(options) or verdict)
+    arms = Arm(text="main", moved=("/top", "/worktree"), paths=("/worktree",)), Arm(given=variables)
+    make_comparison(tmp_path, arms=arms).way.judge(Trial(make_case(), make_machine(), tmp_path))
     assert told["corrects"] == corrects
 
 
@@ -127,9 +134,9 @@ def test_arms_that_are_the_same_environment_are_said_to_be_before_anything_is_la
     tmp_path: Path, launches: Launches, a: Arm, b: Arm, inject: str | None, same: str | None
 ) -> None:
     said: list[str] = []
-    ours = make_comparison(tmp_path, inject=inject)
-    ours.arms, ours.listener = (a, b), Progress(line=said.append, live=lambda text: None)
-    ours._say_if_same(make_case(), make_machine())
+    ours = make_comparison(tmp_path, arms=(a, b), inject=inject)
+    ours.setup.listener = Progress(line=said.append, live=lambda text: None)
+    ours.way.refused(Trial(make_case(), make_machine(), tmp_path))
     told = f"arms A and B are the same environment{same}: this comparison can only show noise"
     assert [told in line for line in said] == [True] * (same is not None)
 
@@ -170,9 +177,9 @@ class Failing(Launches):
 
     kinds: tuple[FailureKind, FailureKind] = ("out_of_memory", "out_of_memory")
 
-    def __call__(self, *arguments: Any, arm: Arm, **others: Any) -> Run:
-        run = super().__call__(*arguments, arm=arm, **others)
-        kind = self.kinds[ARMS.index(arm)]
+    def __call__(self, case: Case, machine: Machine, directory: Path, how: Launching) -> Run:
+        run = super().__call__(case, machine, directory, how)
+        kind = self.kinds[ARMS.index(how.arm)]
         return run if run.failure is None else run.replace(failure=run.failure.replace(kind=kind))
 
 
@@ -194,7 +201,7 @@ def test_a_failure_that_arm_a_does_not_have_is_never_excused(
 ) -> None:
     stand_in = Failing()
     stand_in.failing, stand_in.kinds = failing, kinds
-    monkeypatch.setattr(compare, "launch_once", stand_in)
+    monkeypatch.setattr(flow, "launch_once", stand_in)
     result = make_comparison(tmp_path).measure(make_case(may_run_out_of_memory=True), "test")
     assert (result.outcome, result.excused) == ("failed", excused)
 
@@ -202,7 +209,7 @@ def test_a_failure_that_arm_a_does_not_have_is_never_excused(
 def test_nodes_that_a_preflight_found_bad_are_not_launched_on(
     tmp_path: Path, launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Comparison, "_unfit_nodes", lambda self, case, machine: ("n2: slow",))
+    monkeypatch.setattr(Preflights, "problems", lambda self, case, machine: ("n2: slow",))
     result = make_comparison(tmp_path).measure(make_case(), "test")
     assert (result.outcome, result.verdict.reasons, launches.order) == ("unhealthy", ("n2: slow",), "")
 
@@ -233,7 +240,7 @@ def test_an_interrupt_leaves_what_was_measured(tmp_path: Path, monkeypatch: pyte
             raise KeyboardInterrupt
         return stand_in(*arguments, **options)
 
-    monkeypatch.setattr(compare, "launch_once", interrupted)
+    monkeypatch.setattr(flow, "launch_once", interrupted)
     ours = make_comparison(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         ours.measure(make_case(), "test")
@@ -250,7 +257,7 @@ def test_an_error_leaves_the_launches_of_both_arms(tmp_path: Path, monkeypatch: 
             raise FileError("the disk is full")
         return stand_in(*arguments, **options)
 
-    monkeypatch.setattr(compare, "launch_once", broken)
+    monkeypatch.setattr(flow, "launch_once", broken)
     stand_in.disturbed = {1}
     ours = make_comparison(tmp_path)
     with pytest.raises(FileError):
@@ -265,7 +272,7 @@ def test_what_is_saved_while_a_case_runs_holds_no_launch_of_another(
     ours = make_comparison(tmp_path)
     ours.measure(make_case(), "first")
     saved: list[int] = []
-    monkeypatch.setattr(ours, "save", lambda: saved.append(len(ours.unjudged)))
+    monkeypatch.setattr(ours, "save", lambda: saved.append(len(ours.launches)))
     ours.measure(make_case(micro_batch=5), "second")
     assert saved[0] == 0
 
@@ -276,7 +283,7 @@ def test_the_variables_of_an_arm_reach_its_ranks(tmp_path: Path) -> None:
     case = make_case(model="llama-tiny", framework=DDP(), steps=10, max_warmup_steps=2, timeout_s=300)
     machine = Host(LocalLauncher()).machine_for(case)
     arm = Arm(given={"OMP_NUM_THREADS": "3", "NCCL_ALGO": "Ring"})
-    run = launch_once(case, machine, tmp_path / "launch", arm=arm)
+    run = launch_once(case, machine, tmp_path / "launch", Launching(arm=arm))
     assert run.failure is None
     assert run.observed is not None
     assert {name: run.observed.environment.get(name) for name in arm.given} == arm.given
@@ -291,11 +298,11 @@ def profiles(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Stands in for launches that are made for a profile: eager attention in arm B."""
     made: list[dict[str, Any]] = []
 
-    def profile_once(case: Case, machine: Machine, directory: Path, **options: Any) -> TakenProfile:
-        made.append({"directory": "/".join(directory.parts[-2:]), **options})
-        return taken() if options["arm"] == ARMS[0] else taken(EAGER)
+    def profile_once(case: Case, machine: Machine, directory: Path, how: Launching) -> TakenProfile:
+        made.append({"directory": "/".join(directory.parts[-2:]), "inject": how.inject})
+        return taken() if how.arm == ARMS[0] else taken(EAGER)
 
-    monkeypatch.setattr(session, "profile_once", profile_once)
+    monkeypatch.setattr(way, "profile_once", profile_once)
     return made
 
 
@@ -316,15 +323,15 @@ def test_arms_that_differ_are_profiled_once_more_each(
 def test_the_arm_is_named_of_which_a_profile_says_that_its_counts_lack_work(
     tmp_path: Path, launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def profile_once(*args: object, arm: Arm, **options: object) -> TakenProfile:
-        return taken() if arm == ARMS[0] else taken(unseen_profile(0.43))
+    def profile_once(case: Case, machine: Machine, directory: Path, how: Launching) -> TakenProfile:
+        return taken() if how.arm == ARMS[0] else taken(unseen_profile(0.43))
 
-    monkeypatch.setattr(session, "profile_once", profile_once)
+    monkeypatch.setattr(way, "profile_once", profile_once)
 
     def counted(*args: Any, **options: Any) -> Run:
         return launches(*args, **options).replace(counts=launch().counts)
 
-    monkeypatch.setattr(compare, "launch_once", counted)
+    monkeypatch.setattr(flow, "launch_once", counted)
     launches.slower = 1.4
     counts = make_comparison(tmp_path).measure(TRAINS, "test").verdict.counts
     assert counts is not None
@@ -346,7 +353,6 @@ def test_arms_are_not_profiled_that_are_alike_or_train_nothing_or_in_a_bisect(
     case: Case,
 ) -> None:
     launches.slower = slower
-    ours = make_comparison(tmp_path)
-    ours.explains = explains
+    ours = make_comparison(tmp_path, explains=explains)
     assert ours.measure(case, "test").verdict.profiled is None
     assert not profiles

@@ -5,14 +5,19 @@ Imports neither torch nor pytest.
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import NamedTuple
 
 from perfsuite import documents
+from perfsuite.case.case import Case
+from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError
+from perfsuite.results.count_baseline import target_of
 from perfsuite.results.outcome import Outcome
 from perfsuite.results.rank_report import FailureKind
 from perfsuite.results.session_file import Measurement, PytestRun, SessionFile
-from perfsuite.results.store import SessionDir, Store
+from perfsuite.results.store import BaselineStore, SessionDir, Store
 
 OUTCOMES_OF_THE_MACHINE: frozenset[Outcome] = frozenset({"unhealthy", "undecided"})
 FAILURES_OF_THE_MACHINE: frozenset[FailureKind] = frozenset(
@@ -93,3 +98,27 @@ def is_decided(result: Measurement) -> bool:
 def ended(parts: tuple[PytestRun, ...]) -> tuple[PytestRun, ...]:
     """Return the parts of a session that goes on: one that still says `running` was killed."""
     return tuple(part.replace(status="interrupted") if part.status == "running" else part for part in parts)
+
+
+def holds(result: Measurement, case: Case, machine: Machine, baselines: BaselineStore) -> bool:
+    """Return whether a case keeps its result of an earlier part of its session.
+
+    It does not where nothing was decided about the code, and where another baseline counts now than it was
+    judged by, or one that cannot be read.
+    """
+    is_of_case = all(documents.plain(run.case) == documents.plain(case) for run in result.runs)
+    if not is_decided(result) or not is_of_case:
+        return False
+    counts = result.verdict.counts
+    with contextlib.suppress(FileError):
+        found = baselines.find(machine.hardware_class, case)
+        counted = baselines.counts.find(target_of(machine, dry=False), case)
+        return _is_judged_by(result.baseline_file, found and found.file) and _is_judged_by(
+            None if counts is None else counts.baseline_file, counted and counted.file
+        )
+    return False
+
+
+def _is_judged_by(before: str | None, now: Path | None) -> bool:
+    """Return whether a result that was judged by one file, or by none, would be judged by the same today."""
+    return before in (None, None if now is None else str(now))

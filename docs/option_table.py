@@ -1,0 +1,36 @@
+"""Writes the table of pytest's options into `options.md`: `python docs/option_table.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from perfsuite.session.option_table import OPTIONS, Option
+
+PAGE = Path(__file__).with_name("options.md")
+BEGIN, END = "<!-- options: made by docs/option_table.py -->\n", "<!-- options end -->\n"
+
+
+def row(option: Option) -> str:
+    """A row of the table."""
+    value = option.metavar.replace("|", "\\|")
+    spelled = option.spelled + (f"={value}" if "|" in value else f" {value}" if value else "")
+    default = option.told if "`" in option.told else f"`{option.told}`" if option.default else option.told
+    meaning = f"{option.help[0].upper()}{option.help[1:]}" + (f". {option.page}" if option.page else "")
+    key = f"`{option.key}`" if option.ini else ""
+    return f"| `{spelled}` | {key} | {default} | {meaning} |"
+
+
+def table() -> str:
+    """The table of all options that people use."""
+    rows = [row(option) for option in OPTIONS if not option.hidden]
+    return "\n".join(["| option | ini key | default | meaning |", "| --- | --- | --- | --- |", *rows, ""])
+
+
+def written(page: str) -> str:
+    """The page with the table as it is now."""
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text()))

@@ -1,0 +1,135 @@
+"""Compares two arms: launches them in turn. Neither needs a baseline, and none is written.
+
+    A B, B A, A B, ...  -->  pairs of launches  -->  judge_pairs: undecided: one more pair
+
+Arm A is what is compared with, arm B what may be slower. Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+from perfsuite.case.case import Case
+from perfsuite.frameworks.base import framework_of
+from perfsuite.launch import driving
+from perfsuite.launch.arm import Arm
+from perfsuite.launch.quiet import Neighbours
+from perfsuite.measure import Launching, is_free, launch_watched
+from perfsuite.node.cpu import node_variables
+from perfsuite.results.outcome import Excuse, Verdict
+from perfsuite.results.run import Run
+from perfsuite.results.run_dir import RunDir
+from perfsuite.results.session_file import Measurement
+from perfsuite.session.setup import Setup
+from perfsuite.session.way import Judged, Trial, excused, take_profile
+from perfsuite.verdict.arms import ARM_A, ARM_B, judge_pairs, unhealthy_pairs
+from perfsuite.verdict.overall import with_unseen
+from perfsuite.verdict.paired_test import MAX_PAIRS
+from perfsuite.verdict.pairs import order
+from perfsuite.verdict.profiled import explained
+
+
+@dataclass
+class AgainstArm:
+    """Compares one case after another in two arms, A and B. A fault is injected into arm B alone."""
+
+    setup: Setup
+    arms: tuple[Arm, Arm]
+    max_pairs: int = MAX_PAIRS
+    tolerance: float | None = None
+    """Of `metric` (None: of tokens/s), as a share; None: as a gate has it on this kind of device."""
+    explains: bool = True
+    """Have both arms profiled, in one more launch of each, if they differ."""
+    metric: str | None = None
+    """Pairs are made until this one is decided; None: until tokens/s and all others are."""
+    dry: ClassVar[bool] = False
+
+    def reviewed_file(self, case: Case) -> Path:
+        """Where the reviewed baseline of times of a case stands, or would."""
+        hardware_class = self.setup.host.machine_for(case).hardware_class
+        return self.setup.baselines.reviewed_file(hardware_class, case.id)
+
+    def refused(self, trial: Trial) -> None:
+        """Refuse nothing: no baseline is needed. Says if both arms are one environment."""
+        a, b = self.arms
+        device = trial.machine.device
+        usual = {**driving.usual(trial.case, device), **node_variables(trial.case, device)}
+        if self.setup.options.inject is None and a.acts_as(b, usual):
+            given = " and ".join(sorted({*a.given, *b.given}))
+            no_effect = f", {given} has no effect" if given else ""
+            self.setup.listener.say(
+                f"{trial.case.id}: arms A and B are the same environment{no_effect}: this comparison can "
+                "only show noise"
+            )
+
+    def judge(self, trial: Trial) -> Judged:
+        """Launch pairs until they decide. A pair that is no evidence is made again, in the same order."""
+        while True:
+            others = self._launch_pair(trial)
+            verdict = self._verdict(trial)
+            if verdict.outcome == "undecided" and others is not None and not self._is_free(trial, others):
+                # While others stay, more launches would be in vain: one pair is enough for a verdict.
+                verdict = self._verdict(trial, max_unhealthy=1)
+            if verdict.outcome != "undecided":
+                return Judged(verdict, excused=_excuse(trial, verdict))
+
+    def _is_free(self, trial: Trial, others: Neighbours) -> bool:
+        """Whether to launch another pair after one during which others used the machine."""
+        return is_free(trial.runs[-1], others, self.setup.options.when_shared)
+
+    def _launch_pair(self, trial: Trial) -> Neighbours | None:
+        """Launch each arm once. Returns who tells of others that used the machine; None if nobody did."""
+        pair = len(trial.before) + 1
+        others, made = None, dict[str, Run]()
+        for arm in order(len(trial.before) - len(unhealthy_pairs(trial.before, trial.runs))):
+            directory = RunDir.of_launch(trial.directory / arm, pair).path
+            number = 2 * (pair - 1) + len(made) + 1
+            made[arm], beside = launch_watched(
+                trial.case, trial.machine, directory, number, self._launching(arm)
+            )
+            others = beside or others
+        trial.before.append(made["a"])
+        trial.runs.append(made["b"])
+        return others
+
+    def _launching(self, arm: str) -> Launching:
+        """How an arm, `a` or `b`, is launched."""
+        how = replace(self.setup.launching, arm=self.arms["ab".index(arm)])
+        return how if arm == "b" else replace(how, inject=None)
+
+    def _verdict(self, trial: Trial, **changes: int) -> Verdict:
+        return judge_pairs(
+            trial.before,
+            trial.runs,
+            tolerance=self.tolerance,
+            metric=self.metric,
+            max_pairs=self.max_pairs,
+            corrects=self.arms[0].has_packages_of(self.arms[1]),
+            **changes,
+        )
+
+    def profile(self, result: Measurement, trial: Trial) -> Measurement | None:
+        """The result with a profile of each arm, and what differs between them; None if they are alike."""
+        differs = result.outcome in ("regressed", "improved")
+        if not (self.explains and differs and framework_of(trial.case).plan(trial.case).needs_torch):
+            return None
+        taken = []
+        for arm, name in (("a", ARM_A), ("b", ARM_B)):
+            self.setup.listener.say(f"{name} of {trial.case.id} is launched once more, for a profile")
+            taken.append(take_profile(trial, trial.directory / arm, self._launching(arm)))
+        before, now = taken
+        verdict = with_unseen(result.verdict, {ARM_A: before, ARM_B: now})
+        verdict = verdict.replace(profiled=explained(before, now, ARM_A))
+        return result.replace(profile=now, profile_before=before, verdict=verdict)
+
+    def record(self, result: Measurement) -> None:
+        """Write nothing: no launch of a comparison becomes a baseline."""
+
+
+def _excuse(trial: Trial, verdict: Verdict) -> Excuse | None:
+    """Why a failure is no surprise. None is excused that arm A does not have."""
+    before, now = ({run.failure.kind for run in arm if run.failure} for arm in (trial.before, trial.runs))
+    is_known = before == {verdict.failure} and now <= before
+    return excused(trial, verdict, None) if is_known else None

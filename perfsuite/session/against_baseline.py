@@ -1,0 +1,175 @@
+"""Judges cases by their baselines, and records one where there is none. Imports neither torch nor pytest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from perfsuite.case.case import Case
+from perfsuite.errors import FileError
+from perfsuite.frameworks.base import framework_of
+from perfsuite.launch.arm import Arm
+from perfsuite.measure import Reference, measure
+from perfsuite.report.text import plural
+from perfsuite.results import baseline, count_baseline
+from perfsuite.results.count_baseline import target_of
+from perfsuite.results.outcome import UNMEASURED, Verdict
+from perfsuite.results.profile import TakenProfile, of_baseline
+from perfsuite.results.session_file import Measurement
+from perfsuite.results.store import FoundBaseline
+from perfsuite.session.options import MISSING_FAILS
+from perfsuite.session.setup import Setup
+from perfsuite.session.way import Judged, Trial, excused, take_profile
+from perfsuite.verdict.exact import counted
+from perfsuite.verdict.noise import ClassNoise, class_noise
+from perfsuite.verdict.overall import with_counts, with_unseen
+from perfsuite.verdict.profiled import explained
+
+MIN_RECORDED = 3
+"""Fewest launches of a usable local baseline; one with fewer is recorded again."""
+
+
+@dataclass
+class AgainstBaseline:
+    """Launches cases and judges them by what was accepted or recorded before."""
+
+    setup: Setup
+    arms: ClassVar[tuple[Arm, ...]] = ()
+    dry: ClassVar[bool] = False
+    _noise: dict[str, ClassNoise] = field(default_factory=dict)
+
+    def reviewed_file(self, case: Case) -> Path:
+        """Where the reviewed baseline of times of a case stands, or would."""
+        hardware_class = self.setup.host.machine_for(case).hardware_class
+        return self.setup.baselines.reviewed_file(hardware_class, case.id)
+
+    def refused(self, trial: Trial) -> Judged | None:
+        """The failure of a case that lacks a required baseline, unless it may fail for another reason."""
+        _, required = self._baseline_of(trial)
+        may_fail = trial.case.known_issue is not None or trial.case.may_run_out_of_memory
+        if required is None or (may_fail and self.setup.options.inject is None):
+            return None
+        return Judged(required)
+
+    def judge(self, trial: Trial) -> Judged:
+        """Launch a case until its launches decide, and judge what they counted."""
+        known, required = self._baseline_of(trial)  # anew: who had the lock may have recorded one
+        target = target_of(trial.machine, dry=False)
+        is_counted = self.setup.options.counts
+        counts = self.setup.baselines.counts.find(target, trial.case) if is_counted else None
+        file = counts.file if counts else self.setup.baselines.counts.local_file(target, trial.case.id)
+        reference = Reference(
+            baseline=known.baseline if known else None,
+            counts=counts.baseline if counts else None,
+            noise=self.noise(trial.machine.hardware_class),
+            policy=self.setup.options.policy,
+        )
+        verdict = measure(
+            trial.case, trial.machine, trial.directory, reference, self.setup.launching, runs=trial.runs
+        )[1]
+        if required is not None and verdict.outcome == "recorded":
+            verdict = required.replace(
+                launches=verdict.launches, unhealthy_launches=verdict.unhealthy_launches
+            )
+        verdict = with_counts(verdict, trial.runs, reference.counts, str(file))
+        before = reference.baseline
+        return Judged(verdict, self._file(trial, verdict, known), excused(trial, verdict, before))
+
+    def noise(self, hardware_class: str) -> ClassNoise:
+        """The noise pooled over all baselines of a class, as they were when it was first asked for."""
+        if hardware_class not in self._noise:
+            self._noise[hardware_class] = class_noise(self.setup.baselines.of_class(hardware_class))
+        return self._noise[hardware_class]
+
+    def record(self, result: Measurement) -> None:
+        """Write local baselines of times, with its profile if one was taken, and of counts."""
+        runs, verdict = result.healthy_runs, result.verdict
+        if verdict.is_recorded:
+            recorded = baseline.from_runs(runs, sessions=[Path(result.directory).parent.name] * len(runs))
+            self.setup.baselines.write_local(recorded)
+            if result.profile is not None and result.profile.profile is not None:
+                self.setup.baselines.profiles.write_local(of_baseline(recorded, result.profile.profile))
+        if verdict.counts is not None and verdict.counts.outcome == "recorded":
+            self.setup.baselines.counts.write_local(count_baseline.from_runs(counted(result.runs)))
+
+    def profile(self, result: Measurement, trial: Trial) -> Measurement | None:
+        """The result with a profile and, of a worse one, with what differs from the baseline's."""
+        if not self._wants_profile(result, trial.case):
+            return None
+        self.setup.listener.say(f"{trial.case.id} is launched once more, for a profile")
+        taken = take_profile(trial, trial.directory, self.setup.launching)
+        verdict = with_unseen(result.verdict, {"": taken})
+        if not _is_worse(verdict):
+            return result.replace(profile=taken, verdict=verdict)
+        known = self.setup.baselines.find(trial.machine.hardware_class, trial.case)
+        before = None if known is None else self._profile_of(known)
+        verdict = verdict.replace(profiled=explained(before, taken, "the baseline"))
+        return result.replace(profile=taken, profile_before=before, verdict=verdict)
+
+    def _wants_profile(self, result: Measurement, case: Case) -> bool:
+        """Whether to profile a case with that result: it is worse, or its launches may become a baseline."""
+        verdict, options = result.verdict, self.setup.options
+        if not options.explain or verdict.outcome in UNMEASURED:
+            return False
+        may_be_accepted = verdict.is_recorded or options.policy.min_launches >= baseline.MIN_ACCEPTED
+        return framework_of(case).plan(case).needs_torch and (_is_worse(verdict) or may_be_accepted)
+
+    def _profile_of(self, known: FoundBaseline) -> TakenProfile | None:
+        """The profile that belongs to a baseline; None without one."""
+        try:
+            profile = self.setup.baselines.profile_of(known)
+        except FileError as error:
+            return TakenProfile(why_none=str(error))
+        return None if profile is None else TakenProfile(profile=profile)
+
+    def _file(self, trial: Trial, verdict: Verdict, known: FoundBaseline | None) -> Path | None:
+        """The baseline of times that a case was judged by, or that it records."""
+        if verdict.is_recorded:
+            hardware_class = trial.runs[-1].machine.hardware_class
+            return self.setup.baselines.local_file(hardware_class, trial.case.id)
+        return known.file if known else None
+
+    def _baseline_of(self, trial: Trial) -> tuple[FoundBaseline | None, Verdict | None]:
+        """The baseline to compare with; and without one the failure, where the options require one.
+
+        A local one of too few launches to tell their noise does not count: it is recorded anew.
+        """
+        found = self.setup.baselines.find(trial.machine.hardware_class, trial.case)
+        is_whole = found is not None and (
+            found.baseline.accepted is not None or len(found.baseline.launches) >= self._fewest
+        )
+        return (found, None) if is_whole else (None, self._required(trial, found))
+
+    @property
+    def _fewest(self) -> int:
+        """Fewest launches of a local baseline: as many as tell their noise, or as the user asks for."""
+        return min(MIN_RECORDED, self.setup.options.policy.record_launches)
+
+    def _required(self, trial: Trial, too_small: FoundBaseline | None) -> Verdict | None:
+        """The failure of a case without a baseline, where the options require one; None where they do not.
+
+        `too_small` is a baseline that there is, of too few launches.
+        """
+        options = self.setup.options
+        if options.inject is not None:
+            option, why = "--perf-inject", "--perf-inject needs one to compare with: run once without it"
+        elif options.fail_without_baseline:
+            option = why = MISSING_FAILS
+        else:
+            return None
+        hardware_class = trial.machine.hardware_class
+        reason = f"no baseline on {hardware_class} in {self.setup.baselines}, and {why}"
+        if too_small is not None:
+            launches = plural(len(too_small.baseline.launches), "launch")
+            reason = (
+                f"the baseline in {too_small.file} is of {launches}, and {option} asks for {self._fewest} or "
+                "more: run once without it, which records it anew, or add --perf-record-launches=1 to "
+                "compare with it as it is"
+            )
+        return Verdict(outcome="failed", launches=0, failure="no_baseline", reasons=(reason,))
+
+
+def _is_worse(verdict: Verdict) -> bool:
+    """Whether a metric regressed. Counts say themselves what they found."""
+    return any(check.outcome == "regressed" for check in verdict.checks)

@@ -1,0 +1,86 @@
+"""Runs cases dry: nothing is timed, what a step does is counted and judged.
+
+Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from perfsuite.case.case import Case
+from perfsuite.dry.driver import dry_run
+from perfsuite.dry.machine import Device
+from perfsuite.launch.arm import Arm
+from perfsuite.results import count_baseline
+from perfsuite.results.count_baseline import target_of
+from perfsuite.results.counts import COUNTED_STEP
+from perfsuite.results.outcome import Verdict
+from perfsuite.results.run import Run
+from perfsuite.results.run_dir import RunDir
+from perfsuite.results.session_file import Measurement
+from perfsuite.session.options import MISSING_FAILS
+from perfsuite.session.setup import Setup
+from perfsuite.session.way import Judged, Trial
+from perfsuite.verdict.overall import with_counts
+
+ONE_RANK = "not recorded: --rank looks at one rank, and a baseline has all that differ"
+
+
+@dataclass
+class Dry:
+    """Runs one case after another dry, whatever this machine is. The host of its `setup` is a `DryHost`."""
+
+    setup: Setup
+    device: Device | None = None
+    """What to pretend; None: what the case is meant for."""
+    ranks: tuple[int, ...] | None = None
+    """The ranks to run. None: those that tell what all do; only these are recorded."""
+    arms: ClassVar[tuple[Arm, ...]] = ()
+    dry: ClassVar[bool] = True
+
+    def reviewed_file(self, case: Case) -> Path:
+        """Where the reviewed baseline of counts of a case stands, or would."""
+        target = target_of(self.setup.host.machine_for(case), dry=True)
+        return self.setup.baselines.counts.reviewed_file(target, case.id)
+
+    def refused(self, trial: Trial) -> None:
+        """Refuse nothing: a missing baseline is told after the dry run."""
+
+    def judge(self, trial: Trial) -> Judged:
+        """Run a case dry and judge what it counts. Nothing that a dry run does shows a known issue."""
+        target = target_of(trial.machine, dry=True)
+        store = self.setup.baselines.counts
+        known = store.find(target, trial.case)
+        self.setup.listener.begin(trial.case.id, COUNTED_STEP, 1, trial.case.unit)
+        directory = RunDir.of_launch(trial.directory, 1).path
+        run = dry_run(trial.case, directory, ranks=self.ranks, device=self.device)
+        trial.runs.append(run)
+        file = known.file if known else store.local_file(target, trial.case.id)
+        verdict = self._uncounted(run, target, is_known=known is not None)
+        verdict = with_counts(verdict, trial.runs, known.baseline if known else None, str(file))
+        if known is None and self.ranks is not None and verdict.counts is not None:
+            looked_at = verdict.counts.replace(outcome="passed", baseline_file=None, notes=(ONE_RANK,))
+            verdict = verdict.replace(counts=looked_at)
+        return Judged(verdict)
+
+    def _uncounted(self, run: Run, target: str, *, is_known: bool) -> Verdict:
+        """What a dry run says before its counts are looked at."""
+        if run.failure is not None:
+            reason = f"{run.failure.kind}: {run.failure.message}"
+            return Verdict(outcome="failed", launches=1, failure=run.failure.kind, reasons=(reason,))
+        if not is_known and self.setup.options.fail_without_baseline:
+            reason = f"no baseline of counts for {target} in {self.setup.baselines}, and {MISSING_FAILS}"
+            return Verdict(outcome="failed", launches=1, failure="no_baseline", reasons=(reason,))
+        is_recorded = not is_known and self.ranks is None
+        return Verdict(outcome="recorded" if is_recorded else "passed", launches=1)
+
+    def profile(self, result: Measurement, trial: Trial) -> None:
+        """Take no profile: that needs a launch."""
+
+    def record(self, result: Measurement) -> None:
+        """Write the local baseline of counts, if a case turned out to need one."""
+        counts = result.verdict.counts
+        if counts is not None and counts.outcome == "recorded" and self.ranks is None:
+            self.setup.baselines.counts.write_local(count_baseline.from_runs(result.runs))

@@ -1,0 +1,433 @@
+"""The one table of options. pytest's options and ini keys, those of commands, and the page are made of it.
+
+To add an option, add a row here; if a session is to know it, also a field of `Options`. Imports neither torch
+nor pytest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from perfsuite.case.fault import Fault
+from perfsuite.errors import CaseError
+from perfsuite.launch.quiet import WAIT_S
+from perfsuite.results.store import BASELINES, STORE
+from perfsuite.session.options import Options
+from perfsuite.verdict.judge import Policy
+from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_CHANGED
+from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES
+
+MOST_DIGITS = 9
+"""Of a whole number: with more it is a slip, and with some thousands Python does not read it."""
+STRICT = ("improved", "inconclusive")
+"""Outcomes that fail a test only on request."""
+
+Parse = Callable[[str], Any]
+"""Reads a value. Raises `ValueError` with what is allowed, as it stands after `give`."""
+
+
+def text(value: str) -> str:
+    """Any text."""
+    return value
+
+
+def whole(least: int, most: int | None = None) -> Parse:
+    """A whole number in a range."""
+    allowed = f"a whole number, {least} or more, of at most {MOST_DIGITS} digits"
+    if most is not None:
+        allowed = f"a whole number from {least} to {most}"
+
+    def parse(value: str) -> int:
+        if not value.isdecimal() or len(value) > MOST_DIGITS or not least <= int(value) <= (most or 10**9):
+            raise ValueError(allowed)
+        return int(value)
+
+    return parse
+
+
+def share(value: str) -> float:
+    """A share of a whole, as 90% or 0.9."""
+    allowed = "a share from 0% to 100%, or from 0 to 1"
+    try:
+        found = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
+    except ValueError:
+        raise ValueError(allowed) from None
+    if not 0 <= found <= 1:
+        raise ValueError(allowed)
+    return found
+
+
+def choice(choices: Mapping[str, Any]) -> Parse:
+    """One of some words."""
+
+    def parse(value: str) -> Any:
+        if value not in choices:
+            raise ValueError(" or ".join(choices))
+        return choices[value]
+
+    return parse
+
+
+def strict(value: str) -> frozenset[str]:
+    """Outcomes, with commas between them."""
+    found = frozenset(each.strip() for each in value.split(",") if each.strip())
+    if not found <= set(STRICT):
+        raise ValueError(f"{' or '.join(STRICT)}, or both with a comma between them")
+    return found
+
+
+def path(value: str) -> Path:
+    """A path that can exist."""
+    try:
+        os.stat(value)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        raise ValueError(f"another path: {getattr(error, 'strerror', error)}") from None
+    return Path(value)
+
+
+def file(value: str) -> Path:
+    """A file to write."""
+    if path(value).is_dir():
+        raise ValueError("a file: this is a directory")
+    return Path(value)
+
+
+def directory(value: str) -> Path:
+    """A directory to write to."""
+    if path(value).is_file():
+        raise ValueError("a directory: this is a file")
+    return Path(value)
+
+
+def fault(value: str) -> str:
+    """A fault to inject. Raises `CaseError` for one that there is not."""
+    Fault.parse(value)
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """An option: `--perf-NAME` of pytest, the ini key `perf_NAME`, and `--NAME` of commands that have it."""
+
+    name: str
+    help: str
+    """What it does, in pytest's help, in that of the commands, and on the page."""
+    page: str = ""
+    """What the page says besides, in Markdown."""
+    metavar: str = ""
+    """How its value is shown; nothing for a flag."""
+    parse: Parse = text
+    default: str = ""
+    """The value without it, as text. It is parsed like any other, unless it is empty: then it is None."""
+    default_told: str = ""
+    """The default in words, where a value does not say it."""
+    sets: str | None = None
+    """The field of `Options` that it sets; `policy.` begins one of its policy."""
+    choices: Mapping[str, Any] = field(default_factory=dict)
+    """What each word, or `yes` and `no` of a flag, sets the field to."""
+    ini: bool = False
+    """Whether a repository can fix it in pytest's ini file."""
+    of_verdict: bool = False
+    """Whether a verdict depends on it: a session is resumed only with the same value."""
+    hidden: bool = False
+    """Whether it is left out of the help and of the page: tools use it."""
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it takes no value."""
+        return not self.metavar
+
+    @property
+    def spelled(self) -> str:
+        """As an option of pytest."""
+        return f"--perf-{self.name}"
+
+    @property
+    def key(self) -> str:
+        """As a key of pytest's ini file, and as the name of a Python variable."""
+        return self.spelled[2:].replace("-", "_")
+
+    @property
+    def told(self) -> str:
+        """The default, for people."""
+        return self.default_told or self.default
+
+    def read(self, spelled: str, value: str | bool | None) -> Any:
+        """Return what a value means. Raises `CaseError`, which names the option as it was `spelled`."""
+        if self.is_flag:
+            return self.choices["yes" if value else "no"] if self.choices else bool(value)
+        if not value and not self.default:
+            return None
+        given = str(value or self.default)
+        try:
+            return choice(self.choices)(given) if self.choices else self.parse(given)
+        except ValueError as error:
+            raise CaseError(f"{spelled}={given[:80]}: give {error}") from None
+
+    def shown(self, options: Options) -> str:
+        """The value that a session has, as text."""
+        value = attrgetter(str(self.sets))(options)
+        words = (word for word, meant in self.choices.items() if meant == value)
+        return next(words, "nothing" if value is None else str(value))
+
+
+OPTIONS = (
+    Option(
+        name="report",
+        metavar="DIR",
+        parse=directory,
+        help="write a report to DIR: index.html, and summary.md for CI",
+        page="Also of an interrupted session",
+    ),
+    Option(
+        name="json",
+        metavar="FILE",
+        parse=file,
+        help="write every verdict and figure to FILE as JSON",
+        page="The same file that each session leaves in the store as `results.json`",
+    ),
+    Option(
+        name="explain",
+        sets="explain",
+        choices={"no": False, "yes": True},
+        ini=True,
+        help="launch a slower case once more, to profile some steps and say what they do differently; also "
+        "a case whose launches may become a baseline, which is compared with then",
+        page="See [Explain](explain.md). `--perf-against` always does",
+    ),
+    Option(
+        name="max-launches",
+        metavar="N",
+        parse=whole(1),
+        default=str(MAX_LAUNCHES),
+        sets="policy.max_launches",
+        ini=True,
+        of_verdict=True,
+        help="launches of a case at most, with those that are set aside; 1 or 2 are a quick look, which "
+        "never shows a regression by times",
+    ),
+    Option(
+        name="min-launches",
+        metavar="N",
+        parse=whole(1),
+        default="1",
+        sets="policy.min_launches",
+        ini=True,
+        of_verdict=True,
+        help="healthy launches of a case at least: 5 or more to accept as a baseline",
+        page="It wins over a smaller `--perf-max-launches`",
+    ),
+    Option(
+        name="record-launches",
+        metavar="N",
+        parse=whole(1),
+        default="3",
+        sets="policy.record_launches",
+        ini=True,
+        of_verdict=True,
+        help="healthy launches of a case without a baseline: 1 only shows that it runs",
+    ),
+    Option(
+        name="missing-baseline",
+        metavar="record|fail",
+        default="record",
+        sets="fail_without_baseline",
+        choices={"record": False, "fail": True},
+        ini=True,
+        of_verdict=True,
+        help="a case without a baseline: record one in the store, or fail",
+    ),
+    Option(
+        name="strict",
+        metavar="OUTCOMES",
+        parse=strict,
+        sets="strict",
+        ini=True,
+        default_told="neither",
+        help="fail a case that is improved or inconclusive, too: --perf-strict=improved,inconclusive",
+    ),
+    Option(
+        name="min-judged",
+        metavar="SHARE",
+        parse=share,
+        default="0",
+        default_told="0: one case is enough",
+        sets="min_judged",
+        ini=True,
+        help="fail the session if fewer of its cases are judged, as 90% or 0.9; inconclusive, unhealthy, "
+        "newly recorded and excused ones are not",
+    ),
+    Option(
+        name="wait-quiet",
+        metavar="SECONDS",
+        parse=whole(0),
+        default=f"{WAIT_S:.0f}",
+        sets="wait_quiet_s",
+        ini=True,
+        help="where others used the machine in a launch, wait so long at most until they end; 0: launch "
+        "again at once",
+        page="With the local launcher",
+    ),
+    Option(
+        name="allow-shared",
+        sets="allow_shared",
+        choices={"no": False, "yes": True},
+        help="where others use the machine, do not wait but show the figures, marked: they are neither "
+        "judged nor recorded",
+    ),
+    Option(
+        name="busy",
+        metavar="wait|fail",
+        default="wait",
+        sets="fail_if_busy",
+        choices={"wait": False, "fail": True},
+        help="where another session measures on this machine: wait until it ends, or fail",
+    ),
+    Option(
+        name="launcher",
+        metavar="NAME",
+        default_told="`slurm` in an allocation of several nodes, else `local`",
+        ini=True,
+        help="what starts the processes of a case: local, slurm (inside an allocation, on its nodes), or one "
+        "of another package",
+        page="See [Inside an allocation](slurm.md#inside-an-allocation)",
+    ),
+    Option(
+        name="no-preflight",
+        sets="preflight",
+        choices={"no": True, "yes": False},
+        help="launch cases of several nodes without looking at the nodes before",
+        page="See [Preflight](slurm.md#preflight)",
+    ),
+    Option(
+        name="resume",
+        help="go on with the newest session of the store: cases that it decided, for the same commit, "
+        "hardware, environment and options, are shown and not measured again",
+        page="See [Going on with a session](faults.md#go-on-with-a-session)",
+    ),
+    Option(
+        name="no-counts",
+        sets="counts",
+        choices={"no": True, "yes": False},
+        of_verdict=True,
+        help="do not count what a step does (collectives, FLOPs, kernels, memory): nothing of it is judged",
+    ),
+    Option(
+        name="against",
+        metavar="ARM",
+        help="compare with another environment in place of baselines: launches alternate between ARM and "
+        "this one. ARM: NAME=VALUE, path/to/python, a git commit or COMMIT:LOCKFILE, or several with spaces "
+        "between them",
+        page="No baseline is needed, and none is written: see [Two environments](compare.md)",
+    ),
+    Option(
+        name="max-pairs",
+        metavar="N",
+        parse=whole(MIN_CHANGED, MAX_PAIRS),
+        default_told=str(MAX_PAIRS),
+        help=f"of two environments: pairs of launches of a case at most, {MIN_CHANGED} to {MAX_PAIRS}, with "
+        "those that are set aside",
+    ),
+    Option(
+        name="dry",
+        help="run every case dry instead of launching it: at its full size, in one process, without its "
+        "hardware; what a step does is counted and judged, nothing is timed",
+        page="See [Dry runs](dry-run.md). May be combined with `--numprocesses` of pytest-xdist",
+    ),
+    Option(
+        name="cases",
+        metavar="FILE",
+        parse=path,
+        hidden=True,
+        help="write the selected cases to FILE as JSON (with --collect-only)",
+    ),
+    Option(
+        name="store",
+        metavar="DIR",
+        parse=path,
+        default=str(STORE),
+        sets="store",
+        ini=True,
+        help="local baselines, and the files of each launch, from the root directory",
+    ),
+    Option(
+        name="baselines",
+        metavar="DIR",
+        parse=path,
+        default=str(BASELINES),
+        sets="baselines",
+        ini=True,
+        of_verdict=True,
+        help="reviewed baselines, from the root directory",
+    ),
+    Option(
+        name="inject",
+        metavar="FAULT",
+        parse=fault,
+        sets="inject",
+        of_verdict=True,
+        help="inject a fault to test the gate, for example slowdown=30%; such launches are never recorded",
+        page="Needs a baseline, except with `--perf-against`: run once without it",
+    ),
+)
+BY_NAME = {option.name: option for option in OPTIONS}
+OLD = {
+    "no-baseline": "--perf-missing-baseline=fail",
+    "no-wait": "--perf-busy=fail",
+    "strict-improved": "--perf-strict=improved",
+    "strict-inconclusive": "--perf-strict=inconclusive",
+}
+"""Options that were, and what they are now."""
+EXCLUDING = {
+    "dry": {
+        "inject": "a dry run only counts",
+        "no-counts": "a dry run only counts",
+        "explain": "a dry run only counts",
+        "resume": "only launches are resumed",
+    },
+    "against": dict.fromkeys(
+        ("dry", "resume", "cases"), "two arms can only be launched, in a session of their own"
+    ),
+}
+"""Options that do not go together, and why."""
+
+
+def check_together(given: set[str]) -> None:
+    """Raise `CaseError` if the options that were given do not go together."""
+    for one, others in EXCLUDING.items():
+        for other, why in others.items():
+            if {one, other} <= given:
+                raise CaseError(f"--perf-{one} with --perf-{other}: {why}; leave one of them out")
+    if "max-pairs" in given and "against" not in given:
+        raise CaseError("--perf-max-pairs is for --perf-against: add that, or leave it out")
+
+
+def options_of(root: Path, values: Mapping[str, Any]) -> Options:
+    """The options of a session in a repository, of what was read of each option, by name.
+
+    An option that is not among `values` has its default.
+    """
+    fields = {
+        option.sets: values.get(option.name, option.read(option.spelled, None))
+        for option in OPTIONS
+        if option.sets is not None
+    }
+    fields["strict"] = fields["strict"] or frozenset()
+    chosen = {name.removeprefix("policy."): fields.pop(name) for name in list(fields) if "." in name}
+    policy = Policy(**chosen)
+    if policy.most < FEWEST_LAUNCHES:  # a quick look is one, whatever there is to see
+        policy = replace(policy, max_unhealthy=policy.most)
+    fields["store"], fields["baselines"] = root / fields["store"], root / fields["baselines"]
+    return Options(root=root, policy=policy, **fields)
+
+
+def of_verdicts(options: Options) -> dict[str, str]:
+    """Those that a verdict depends on, with their values as text, by the names that users give them."""
+    return {option.spelled: option.shown(options) for option in OPTIONS if option.of_verdict}

@@ -1,0 +1,70 @@
+"""What a session leaves: its text for a terminal, and its files. Imports neither torch nor pytest.
+
+pytest and the commands share it: `--perf-against` and `perfsuite compare` show and write the same, and so do
+`--perf-dry` and `perfsuite dry-run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from perfsuite import documents
+from perfsuite.errors import FileError, PerfsuiteError
+from perfsuite.report import summary
+from perfsuite.report.terminal import explanation, table
+from perfsuite.results.session_file import SessionFile, Status
+from perfsuite.session.session import Session, session_file
+
+
+def lines(session: Session, *, whole: bool, color: bool, width: int | None) -> list[str]:
+    """What a session found, as lines of text: the arms, the table, and in words what needs them.
+
+    `whole` explains every case, in full. A case that failed is then told here, too; else its test tells it.
+    """
+    measurements = session.results
+    told = [f"note: {note}" for note in summary.machine_notes(measurements)]
+    told += summary.arm_lines(session.arm_facts)
+    if measurements:
+        told.append(table(measurements, color=color, width=width))
+    for each in measurements:
+        if whole or summary.needs_words(each):
+            told += ["", explanation(each, whole=whole)]
+    return told if whole else [*told, *summary.in_short(measurements)]
+
+
+def write_files(
+    session: Session, status: Status, *, json_file: Path | None = None, report: Path | None = None
+) -> SessionFile | None:
+    """Write `results.json`, and the files that were asked for: as many as can be. Raises `FileError`.
+
+    Returns their content; None of a session that has not begun and of which nothing was asked.
+    """
+    has_begun = session.results or session.launches or session.running is not None
+    files = [session.directory.results] if has_begun else []
+    files += [] if json_file is None else [json_file]
+    if not files and report is None:
+        return None
+    content = session_file(session, status)
+    writes: list[Callable[[], object]] = [partial(documents.write, file, content) for file in files]
+    if report is not None:
+        writes.append(partial(write_report, report, content))
+    problems = []
+    for write in writes:
+        try:
+            write()
+        except PerfsuiteError as error:  # another file may lie on another disk
+            problems.append(str(error))
+    if problems:
+        raise FileError("; ".join(problems))
+    return content
+
+
+def write_report(directory: Path, *contents: SessionFile) -> None:
+    """Write a report of sessions to a directory: `index.html` and `summary.md`."""
+    from perfsuite.report import markdown  # not for every run of pytest: they import Jinja
+    from perfsuite.report.html import page
+
+    documents.write_text(directory / "index.html", page.render(list(contents)))
+    documents.write_text(directory / "summary.md", markdown.render(list(contents)))

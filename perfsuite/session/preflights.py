@@ -1,0 +1,70 @@
+"""The preflights of a session: which of its nodes are bad. Imports neither torch nor pytest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from perfsuite.case import torch_build
+from perfsuite.case.case import Case
+from perfsuite.case.hardware import Machine
+from perfsuite.frameworks.base import framework_of
+from perfsuite.launch.preflight import preflight
+from perfsuite.report import preflight as report
+from perfsuite.results.preflight import Preflight
+from perfsuite.session.setup import Setup
+
+
+@dataclass
+class Preflights:
+    """Looks at several nodes before the first case on them, by the torch of this environment."""
+
+    setup: Setup
+    new_directory: Callable[[], Path]
+    """Makes the directory for the files of a preflight."""
+    save: Callable[[], None]
+    """Writes what the session knows so far."""
+    made: list[Preflight] = field(default_factory=list)
+    _bad: dict[int, str] = field(default_factory=dict)
+    """What is wrong with each node that two preflights in a row found bad, by its number from 0 on."""
+
+    def problems(self, case: Case, machine: Machine) -> tuple[str, ...]:
+        """Return what is wrong with the nodes that a case would use; empty if it may be launched.
+
+        A case that trains nothing takes any node.
+        """
+        nodes = case.topology.nodes
+        if nodes == 1 or not self.setup.options.preflight or not torch_build.installed():
+            return ()
+        if not framework_of(case).plan(case).needs_torch:
+            return ()
+        known = {(len(each.nodes), each.machine.device) for each in self.made}
+        if min(self._bad, default=nodes) >= nodes and (nodes, machine.device) not in known:
+            self._look(nodes, machine)
+        return tuple(self._bad[node] for node in sorted(self._bad) if node < nodes)
+
+    def _look(self, nodes: int, machine: Machine) -> None:
+        """Have a preflight of the first nodes, and another if it finds a bad node: others may disturb it."""
+        first = self._preflight(nodes, machine)
+        if not first.problems:
+            return
+        self.setup.listener.say(
+            "what a preflight finds wrong counts if a second one finds that node bad, too"
+        )
+        second = self._preflight(nodes, machine)
+        for number, (before, now) in enumerate(zip(first.nodes, second.nodes, strict=True)):
+            if before.problems and now.problems:
+                self._bad[number] = f"{now.name}, by two preflights: {'; '.join(now.problems)}"
+
+    def _preflight(self, nodes: int, machine: Machine) -> Preflight:
+        self.save()
+        self.setup.listener.waiting(f"preflight of {nodes} nodes")
+        host = self.setup.host
+        allocation = host.machine.allocation
+        names = [] if allocation is None else [node.name for node in allocation.nodes[:nodes]]
+        found = preflight(host.launcher, machine, nodes, self.new_directory(), names=names)
+        self.made.append(found)
+        self.save()
+        self.setup.listener.say(report.as_text(found))
+        return found

@@ -1,0 +1,325 @@
+"""A session: measures one case after another, and keeps what it found. Imports neither torch nor pytest."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+
+from perfsuite import __version__, documents, git
+from perfsuite.analysis.health import all_shared
+from perfsuite.case.case import Case
+from perfsuite.errors import (
+    AllocationOverError,
+    BusyError,
+    CaseError,
+    FileError,
+    PerfsuiteError,
+    readable,
+    told,
+)
+from perfsuite.report.text import plural
+from perfsuite.results import environment
+from perfsuite.results.outcome import UNJUDGED, UNMEASURED, Verdict
+from perfsuite.results.profile import TakenProfile
+from perfsuite.results.run import Run
+from perfsuite.results.session_file import (
+    ArmFacts,
+    Conditions,
+    Measurement,
+    PytestRun,
+    SessionFile,
+    Skipped,
+    Status,
+)
+from perfsuite.results.store import SessionDir, is_there
+from perfsuite.session import resume
+from perfsuite.session.option_table import of_verdicts
+from perfsuite.session.options import MISSING_FAILS
+from perfsuite.session.preflights import Preflights
+from perfsuite.session.setup import Setup
+from perfsuite.session.way import Judged, Trial, Way
+from perfsuite.verdict.profiled import explained
+
+
+@dataclass
+class Session:
+    """Measures one case after another, in one way."""
+
+    setup: Setup
+    way: Way
+    saves: bool = True
+    """Write `results.json` when a case begins, and when it has its verdict."""
+    results: list[Measurement] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    earlier: SessionFile | None = None
+    """The session that this one goes on with, as its earlier parts left it; None: it is a new one."""
+    measured: int = 0
+    """How many cases this part of the session has measured, or could not measure."""
+    trial: Trial | None = None
+    """The case that is being measured, or was measured last."""
+    running: str | None = None
+    """The id of the case that is being measured: at the end of an interrupted session, the lost one."""
+    _cases: dict[str, Case] = field(default_factory=dict)
+    """The cases measured so far, by id."""
+    _earlier: dict[tuple[str, str], Measurement] = field(default_factory=dict)
+    """The results of earlier parts that are still in `results`, by test and case."""
+    _unsaved: str | None = None
+    """Why `results.json` could not be written last."""
+    _noted: tuple[git.Revision, Conditions] | None = None
+
+    @cached_property
+    def directory(self) -> SessionDir:
+        """The directory of this session: its launches, and its `results.json`."""
+        store = self.setup.store
+        return store.new_comparison() if self.way.arms else store.new_session()
+
+    @property
+    def arm_facts(self) -> tuple[ArmFacts, ...]:
+        """What is told of the arms."""
+        return tuple(ArmFacts(text=arm.text, facts=arm.facts) for arm in self.way.arms)
+
+    @cached_property
+    def nodes(self) -> Preflights:
+        """What was found out about nodes in this part of the session."""
+        return Preflights(self.setup, lambda: self.directory.new_preflight(), self.save)
+
+    def note_conditions(self) -> tuple[git.Revision, Conditions]:
+        """Return what is checked out, and what the verdicts hold for, as they were at the first call."""
+        if self._noted is None:
+            root = self.setup.options.root
+            revision = git.revision(root)
+            if revision.problem is not None:
+                self.setup.listener.say(f"the commit of the cases is not known: {revision.problem}")
+            conditions = Conditions(
+                changes=git.changes(root),
+                options=of_verdicts(self.setup.options),
+                environment={"perfsuite": __version__, **environment.of_this_process()},
+            )
+            self._noted = revision, conditions
+        return self._noted
+
+    def resume(self) -> None:
+        """Go on with the newest session of the store if its verdicts hold here; say so, or why not.
+
+        Takes the machine's lock first, as that session may still be running. Raises `BusyError`.
+        """
+        self.setup.take_lock()
+        say = self.setup.listener.say
+        try:
+            directory, earlier = resume.newest(self.setup.store, session_file(self, "running"))
+        except FileError as error:
+            say(f"--perf-resume: a new session begins: {error}")
+            return
+        self.directory, self.earlier = directory, earlier
+        self.results, self.skipped = list(earlier.results), list(earlier.skipped)
+        self._earlier = {(result.nodeid, result.case_id): result for result in earlier.results}
+        decided = sum(map(resume.is_decided, earlier.results))
+        say(f"--perf-resume: goes on with {directory.path}: {plural(decided, 'case')} measured there")
+
+    def earlier_result(self, case: Case, nodeid: str) -> Measurement | None:
+        """The result of a case in an earlier part of this session; None if it has to be measured."""
+        result = self._earlier.get((nodeid, case.id))
+        if result is None:
+            return None
+        machine = self.setup.host.machine_for(case)
+        return result if resume.holds(result, case, machine, self.setup.baselines) else None
+
+    def skip_reason(self, case: Case) -> str | None:
+        """Why this machine cannot run `case`, or None.
+
+        Raises `CaseError` where the installed torch cannot use its GPUs, and where baselines are required and
+        this hardware class has a reviewed one: it could run there once, and a package or a GPU is missing.
+        """
+        reason = self.setup.host.why_not(case)
+        if reason is None or not self.setup.options.fail_without_baseline:
+            return reason
+        if is_there(file := self.way.reviewed_file(case)):
+            raise CaseError(f"{reason}; but there is {file}, and {MISSING_FAILS}")
+        return reason
+
+    def record_skip(self, case: Case, nodeid: str, reason: str) -> None:
+        """Keep a case that this machine cannot run."""
+        skip = Skipped(nodeid=nodeid, case_id=case.id, framework=case.framework.name, reason=reason)
+        if skip not in self.skipped:  # an earlier part of this session may have skipped it
+            self.skipped.append(skip)
+
+    def record_error(self, case: Case, nodeid: str, error: Exception) -> None:
+        """Keep a case that could not be measured as a failed one, with the launches that it had."""
+        trial = self.trial if self.trial is not None and self.trial.case is case else None
+        directory = self.directory.case(case.id) if trial is None else trial.directory
+        where = "" if isinstance(error, PerfsuiteError) else f" ({_traceback(error, directory)})"
+        verdict = Verdict(
+            outcome="failed",
+            launches=0 if trial is None else len(trial.runs),
+            failure="error",
+            reasons=(f"{told(error)}{where}",),
+        )
+        self.keep(_result(case, nodeid, directory, trial, Judged(verdict)))
+
+    def measure(self, case: Case, nodeid: str) -> Measurement:
+        """Launch a case and judge it until decided; record a baseline where there is none.
+
+        A case that an earlier part of this session decided has that result. One that cannot be launched is a
+        failed result, and its error is raised. `BusyError` and `AllocationOverError` leave none: they say
+        nothing of the case, and no other can be launched either.
+        """
+        self.note_conditions()  # as they are now, and not after hours
+        if (known := self.earlier_result(case, nodeid)) is not None:
+            return known
+        self.trial = None
+        try:
+            directory = self.directory.new_case(case.id)
+            trial = self.trial = Trial(case, self.setup.host.machine_for(case), directory)
+            check_same(self._cases.setdefault(case.id, case), case)
+            judged = self.way.refused(trial) or self._judge(trial)
+        except (BusyError, AllocationOverError):
+            raise
+        except Exception as error:
+            self.running = None
+            self.record_error(case, nodeid, error)
+            raise
+        self.running = None
+        self.keep(_result(case, nodeid, directory, trial, judged))
+        try:
+            self._profile(trial)  # it may be interrupted, or fail
+        finally:
+            self.way.record(self.results[-1])
+        return self.results[-1]
+
+    def _judge(self, trial: Trial) -> Judged:
+        """Measure a case, unless it is launched on bad nodes."""
+        if not self.way.dry:
+            self.setup.take_lock()
+        self.running = trial.case.id
+        if not self.way.dry and (reasons := self.nodes.problems(trial.case, trial.machine)):
+            return Judged(Verdict(outcome="unhealthy", launches=0, reasons=reasons))
+        self.save()
+        judged = self.way.judge(trial)
+        self.setup.listener.end(judged.verdict.outcome)
+        return judged
+
+    def _profile(self, trial: Trial) -> None:
+        """Put a profile into the last result, if one is wanted. The verdict stays, whatever goes wrong."""
+        result = self.results[-1]
+        try:
+            profiled = self.way.profile(result, trial)
+        except Exception as error:
+            why = TakenProfile(why_none=f"{type(error).__name__}: {error}")
+            verdict = result.verdict.replace(profiled=explained(None, why, ""))
+            profiled = result.replace(profile=why, verdict=verdict)
+        if profiled is not None:
+            self.results[-1] = profiled
+            self.save()
+
+    def keep(self, measurement: Measurement) -> None:
+        """Take a result in, in place of what an earlier part of this session had for it, and save it."""
+        replaced = self._earlier.pop((measurement.nodeid, measurement.case_id), None)
+        self.results = [*(each for each in self.results if each is not replaced), measurement]
+        self.measured += 1
+        self.save()
+
+    def save(self) -> None:
+        """Write `results.json` as it would be left by a SIGKILL now. If it cannot be written, say why."""
+        if not self.saves:
+            return
+        try:
+            documents.write(self.directory.results, session_file(self, "running"))
+            self._unsaved = None
+        except FileError as error:
+            if str(error) != self._unsaved:
+                self.setup.listener.say(f"{error} The session goes on; what it measures is shown at its end")
+            self._unsaved = str(error)
+
+    @property
+    def launches(self) -> list[Run]:
+        """The launches so far of the case that is being measured, or was measured last: arm A's first."""
+        return [] if self.trial is None else [*self.trial.before, *self.trial.runs]
+
+    @property
+    def only_shown(self) -> list[Measurement]:
+        """Measurements that only show figures, as `allow_shared` asks: not judged, and no reason to fail."""
+        results = self.results if self.setup.options.allow_shared else []
+        return [
+            each for each in results if each.outcome == "unhealthy" and each.shared and each.measured_steps
+        ]
+
+    @property
+    def nothing_measured(self) -> bool:
+        """Whether no result says anything about the code, where that was asked for."""
+        return not self.only_shown and all(
+            result.outcome in UNMEASURED and result.excused != "known issue" for result in self.results
+        )
+
+    @property
+    def judged(self) -> int:
+        """How many of the results are a verdict on the code."""
+        return sum(each.outcome not in UNJUDGED and each.excused is None for each in self.results)
+
+    @property
+    def too_few_judged(self) -> bool:
+        """Whether fewer of the cases were judged than the user wants."""
+        return bool(self.results) and self.judged / len(self.results) < self.setup.options.min_judged
+
+
+def session_file(session: Session, status: Status) -> SessionFile:
+    """Everything that a session found out, in all its parts."""
+    earlier = session.earlier
+    part = PytestRun(started_at=session.started_at, status=status, cases=session.measured)
+    revision, conditions = session.note_conditions()
+    return SessionFile(
+        perfsuite=__version__,
+        status=status,
+        started_at=session.started_at if earlier is None else earlier.started_at,
+        parts=(part,) if earlier is None else (*resume.ended(earlier.parts), part),
+        dry=session.way.dry,
+        conditions=conditions,
+        commit=revision.commit,
+        dirty=revision.dirty,
+        arms=session.arm_facts,
+        machine=session.setup.host.machine,
+        preflights=(*(() if earlier is None else earlier.preflights), *session.nodes.made),
+        results=tuple(session.results),
+        skipped=tuple(session.skipped),
+        interrupted_case=session.running,
+        interrupted_launches=tuple(session.launches) if session.running is not None else (),
+    )
+
+
+def _result(case: Case, nodeid: str, directory: Path, trial: Trial | None, judged: Judged) -> Measurement:
+    runs = () if trial is None else tuple(trial.runs)
+    return Measurement(
+        nodeid=nodeid,
+        case_id=case.id,
+        framework=case.framework.name,
+        runs=runs,
+        before=() if trial is None else tuple(trial.before[: len(runs)]),
+        verdict=judged.verdict,
+        baseline_file=None if judged.baseline_file is None else str(judged.baseline_file),
+        directory=str(directory),
+        excused=judged.excused,
+        shared=all_shared(judged.verdict, runs),
+    )
+
+
+def _traceback(error: Exception, directory: Path) -> str:
+    """Keep the traceback of an error that perfsuite did not raise on purpose. Returns where it is."""
+    file = directory / "traceback.txt"
+    try:
+        documents.write_text(file, readable("".join(traceback.format_exception(error))))
+    except FileError as unwritten:
+        return f"its traceback was not kept: {unwritten}"
+    return f"its traceback: {file}"
+
+
+def check_same(first: Case, case: Case) -> None:
+    """Raise `CaseError` for two different cases of one id, which would share a baseline."""
+    if first != case:
+        names = [name for name in Case.model_fields if getattr(first, name) != getattr(case, name)]
+        raise CaseError(
+            f"two different cases have the id {case.id}: they differ in {', '.join(names)}, "
+            "which the id does not show. Make these equal, or give their models different names"
+        )

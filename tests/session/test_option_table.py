@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite.cli.cases import options
+from perfsuite.errors import CaseError
+from perfsuite.session.option_table import BY_NAME, OLD, OPTIONS, check_together, of_verdicts, options_of
+from perfsuite.session.options import Options
+from perfsuite.verdict.judge import Policy
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def made(**given: str) -> Options:
+    values = {name.replace("_", "-"): value for name, value in given.items()}
+    read = {name: BY_NAME[name].read(f"--perf-{name}", value) for name, value in values.items()}
+    return options_of(Path("/repo"), read)
+
+
+def test_without_a_value_every_option_has_its_default() -> None:
+    store, baselines = Path("/repo/.perfsuite"), Path("/repo/baselines")
+    assert made() == Options(root=Path("/repo"), store=store, baselines=baselines, policy=Policy())
+
+
+def test_every_field_of_the_options_is_set_by_one_option() -> None:
+    by_options = sorted(option.sets for option in OPTIONS if option.sets and "." not in option.sets)
+    assert by_options == sorted({field.name for field in fields(Options)} - {"root", "policy"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "field", "expected"),
+    [
+        ("missing-baseline", "fail", "fail_without_baseline", True),
+        ("strict", "improved, inconclusive", "strict", {"improved", "inconclusive"}),
+        ("min-judged", "90%", "min_judged", 0.9),
+        ("busy", "fail", "fail_if_busy", True),
+        ("baselines", "/shared", "baselines", Path("/shared")),
+        ("inject", "nan", "inject", "nan"),
+    ],
+)
+def test_what_a_value_means(name: str, value: str, field: str, expected: Any) -> None:
+    assert getattr(made(**{name: value}), field) == expected
+
+
+def test_a_quick_look_ends_with_one_unhealthy_launch() -> None:
+    assert made(**{"max-launches": "1"}).policy.max_unhealthy == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("missing-baseline", "no", "--perf-missing-baseline=no: give record or fail"),
+        ("strict", "all", "--perf-strict=all: give improved or inconclusive, or both with a comma"),
+        ("max-launches", "0", "--perf-max-launches=0: give a whole number, 1 or more"),
+        ("max-pairs", "13", "--perf-max-pairs=13: give a whole number from 5 to 12"),
+        ("json", "/", "--perf-json=/: give a file: this is a directory"),
+        ("report", __file__, "give a directory: this is a file"),
+    ],
+)
+def test_what_is_no_value_is_refused_with_what_is_allowed(name: str, value: str, said: str) -> None:
+    with pytest.raises(CaseError) as caught:
+        made(**{name: value})
+    assert said in str(caught.value)
+
+
+def test_a_command_names_its_own_option() -> None:
+    with pytest.raises(CaseError, match="--wait-quiet=soon: give a whole number, 0 or more"):
+        options(wait_quiet="soon")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"dry", "explain"}, "--perf-dry with --perf-explain: a dry run only counts"),
+        ({"dry", "resume"}, "--perf-dry with --perf-resume: only launches are resumed"),
+        ({"against", "cases"}, "--perf-against with --perf-cases: two arms"),
+        ({"max-pairs"}, "--perf-max-pairs is for --perf-against"),
+    ],
+)
+def test_options_that_do_not_go_together_are_named(given: set[str], said: str) -> None:
+    with pytest.raises(CaseError, match=said):
+        check_together(given)
+
+
+def test_a_verdict_depends_on_these_alone() -> None:
+    chosen = made(**{"missing-baseline": "fail", "inject": "nan", "strict": "improved"})
+    assert of_verdicts(chosen) == {
+        "--perf-max-launches": "15",
+        "--perf-min-launches": "1",
+        "--perf-record-launches": "3",
+        "--perf-missing-baseline": "fail",
+        "--perf-no-counts": "no",
+        "--perf-baselines": "/repo/baselines",
+        "--perf-inject": "nan",
+    }
+
+
+def test_the_page_has_the_table_as_it_is() -> None:
+    spec = importlib.util.spec_from_file_location("option_table", DOCS / "option_table.py")
+    assert spec is not None
+    assert spec.loader is not None
+    writer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(writer)
+    page = (DOCS / "options.md").read_text()
+    assert writer.written(page) == page, "run python docs/option_table.py"
+
+
+@pytest.mark.parametrize("old", OLD)
+def test_an_old_spelling_names_the_new_one(pytester: pytest.Pytester, old: str) -> None:
+    said = f"ERROR: there is no --perf-{old} any more: it is {OLD[old]} now"
+    for given in ([f"--perf-{old}"], [f"--perf-{old}=fail"], ["-o", f"perf_{old.replace('-', '_')}=fail"]):
+        result = pytester.runpytest(*given)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines([said])
