@@ -22,7 +22,7 @@ from perfsuite.cli.judge import judge
 from perfsuite.cli.report import report
 from perfsuite.cli.selftest.command import selftest
 from perfsuite.errors import PerfsuiteError
-from perfsuite.launch.slurm.settings import read_ini
+from perfsuite.ini import read_ini
 from perfsuite.report.terminal import console
 
 GONE = {

@@ -12,8 +12,9 @@ import typer
 from typer.core import TyperCommand
 
 from perfsuite.errors import CaseError
+from perfsuite.ini import Ini, read_ini, split
 from perfsuite.launch.slurm import submit as jobs
-from perfsuite.launch.slurm.settings import ENVIRONMENT, PREFIX, Ini, read_ini, split
+from perfsuite.launch.slurm.settings import ENVIRONMENT, PREFIX, store_of
 from perfsuite.launch.slurm.submit import Interrupted, Interrupts, Submitted
 from perfsuite.report.terminal import console
 
@@ -57,7 +58,7 @@ def submit(ctx: typer.Context, wait_start: WaitStart = None) -> None:
     options = _options(ini, ctx.args)
     wait_start_s = _wait_start_s(wait_start, ini)
     with Interrupts() as interrupts:
-        store = ini.store(pytest_arguments)
+        store = store_of(ini, pytest_arguments)
         submitted = jobs.submit(options, pytest_arguments, directory=Path.cwd(), store=store)
         _say(f"job {submitted.id} is submitted, its log will be {submitted.log}")
         raise typer.Exit(_follow(submitted, interrupts, wait_start_s))
@@ -70,7 +71,7 @@ def _options(ini: Ini, given: list[str]) -> list[str]:
         for old, new in ((f"{ENVIRONMENT}{name.upper()}", variable), (PREFIX + name, f"{PREFIX}options")):
             if old in os.environ or ini.values.get(old):
                 raise CaseError(f"there is no setting {old} any more: write --{name}=... into {new}")
-    options = [*ini.words("options"), *split(variable, os.environ.get(variable, "")), *given]
+    options = [*ini.words(f"{PREFIX}options"), *split(variable, os.environ.get(variable, "")), *given]
     for word in options:
         if word.partition("=")[0] == "--option":
             raise CaseError("there is no --option any more: write the options of sbatch themselves")
@@ -92,7 +93,7 @@ def _follow(submitted: Submitted, interrupts: Interrupts, wait_start_s: float | 
 
 def _wait_start_s(given: str | None, ini: Ini) -> float | None:
     """Return the seconds of --wait-start. Raises `CaseError` for what is no number of seconds."""
-    text = given or ini.text("wait_start")
+    text = given or ini.text(f"{PREFIX}wait_start")
     if text is None:
         return None
     if not text.isascii() or not text.isdigit():

@@ -4,96 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.errors import CaseError, FileError
-from perfsuite.launch.slurm.settings import Steps, option, read_ini, steps
-
-TOML = """
-[tool.pytest.ini_options]
-perf_slurm_partition = "gpu"
-perf_slurm_nodes = 4
-perf_slurm_options = ["--constraint=h100", "--comment=a b"]
-perf_store = "kept"
-"""
-INI = """
-[pytest]
-perf_slurm_partition = gpu
-perf_slurm_account =
-perf_slurm_options = --constraint=h100 --comment='a b'
-"""
-
-
-def test_settings_in_toml(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text(TOML)
-    ini = read_ini(tmp_path)
-    assert (ini.text("partition"), ini.text("nodes"), ini.text("qos")) == ("gpu", "4", None)
-    assert ini.words("options") == ["--constraint=h100", "--comment=a b"]
-    assert ini.store([]) == tmp_path / "kept"
-
-
-@pytest.mark.parametrize(
-    ("name", "table"),
-    [("pyproject.toml", "tool.pytest"), ("pytest.toml", "pytest"), (".pytest.toml", "pytest")],
-)
-def test_settings_in_toml_of_its_own(tmp_path: Path, name: str, table: str) -> None:
-    (tmp_path / name).write_text(TOML.replace("tool.pytest.ini_options", table))
-    ini = read_ini(tmp_path)
-    assert (ini.text("partition"), ini.text("nodes")) == ("gpu", "4")
-    assert ini.directories() == {"store": str(tmp_path / "kept")}
-
-
-@pytest.mark.parametrize("name", ["pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg"])
-def test_settings_in_an_ini_file(tmp_path: Path, name: str) -> None:
-    section = "[tool:pytest]" if name == "setup.cfg" else "[pytest]"
-    (tmp_path / name).write_text(INI.replace("[pytest]", section))
-    ini = read_ini(tmp_path)
-    assert (ini.text("partition"), ini.text("account")) == ("gpu", None)
-    assert ini.words("options") == ["--constraint=h100", "--comment=a b"]
-    assert ini.words("nosuch") == []
-    assert ini.store([]) == tmp_path / ".perfsuite"
-
-
-def test_words_that_a_shell_could_not_split_are_named(tmp_path: Path) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\nperf_slurm_options = --comment='a\n")
-    with pytest.raises(CaseError, match=r"perf_slurm_options is \"--comment='a\": No closing quotation"):
-        read_ini(tmp_path).words("options")
-
-
-def test_the_nearest_file_that_is_about_pytest_counts(tmp_path: Path) -> None:
-    below = tmp_path / "cases" / "night"
-    below.mkdir(parents=True)
-    (tmp_path / "pyproject.toml").write_text(TOML)
-    (tmp_path / "cases" / "tox.ini").write_text("[tox]\n")
-    (tmp_path / "cases" / "pyproject.toml").write_text("[tool.ruff]\n")
-    assert read_ini(below).root == tmp_path
-    (tmp_path / "cases" / "pytest.ini").write_text("")
-    assert read_ini(below).root == tmp_path / "cases"
-    assert read_ini(below).text("partition") is None
-
-
-def test_directories_lie_where_the_file_lies(tmp_path: Path) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\nperf_store = ../shared\nperf_baselines = /figures\n")
-    below = tmp_path / "cases"
-    below.mkdir()
-    told = read_ini(below).directories()
-    assert told == {"store": f"{tmp_path}/../shared", "baselines": "/figures"}
-
-
-def test_without_a_file_nothing_is_set(tmp_path: Path) -> None:
-    assert read_ini(tmp_path).root == tmp_path
-    assert read_ini(tmp_path).values == {}
-    below = tmp_path / "below"
-    below.mkdir()
-    assert read_ini(below).root == below
-    (tmp_path / "pyproject.toml").write_text("[tool.ruff]\n")
-    assert (read_ini(below).root, read_ini(below).values) == (tmp_path, {})
+from perfsuite.errors import CaseError
+from perfsuite.ini import Ini
+from perfsuite.launch.slurm.settings import Steps, option, steps, store_of
 
 
 def test_the_store_is_that_of_the_session(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text(TOML)
-    ini = read_ini(tmp_path)
-    assert ini.store(["-k", "x", "--perf-store=other"]) == tmp_path / "other"
-    assert ini.store(["--perf-store", "other"]) == tmp_path / "other"
-    assert ini.store(["--perf-store", "/shared/store"]) == Path("/shared/store")
+    ini = Ini(tmp_path, {"perf_store": "kept"})
+    assert store_of(ini, []) == tmp_path / "kept"
+    assert store_of(Ini(tmp_path, {}), []) == tmp_path / ".perfsuite"
+    assert store_of(ini, ["-k", "x", "--perf-store=other"]) == tmp_path / "other"
+    assert store_of(ini, ["--perf-store", "other"]) == tmp_path / "other"
+    assert store_of(ini, ["--perf-store", "/shared/store"]) == Path("/shared/store")
 
 
 def test_the_value_of_an_option() -> None:
@@ -102,15 +24,6 @@ def test_the_value_of_an_option() -> None:
     assert option(["--xy=1"], "--x") is None
     assert option(["--x="], "--x") == ""
     assert option(["a", "--x", "b", "c"], "--x") == "b"
-
-
-@pytest.mark.parametrize(
-    ("name", "text"), [("pyproject.toml", "[tool"), ("pytest.ini", "x = 1"), ("tox.ini", b"\xff")]
-)
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, text: str | bytes) -> None:
-    (tmp_path / name).write_bytes(text.encode() if isinstance(text, str) else text)
-    with pytest.raises(FileError, match=f"{name} cannot be read: "):
-        read_ini(tmp_path)
 
 
 def test_how_steps_are_started_is_told_by_the_environment_before_the_file(

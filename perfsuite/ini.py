@@ -1,0 +1,100 @@
+"""Reads pytest's settings of a repository where pytest does not run. Imports neither torch nor pytest."""
+
+from __future__ import annotations
+
+import shlex
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from iniconfig import IniConfig, ParseError
+
+from perfsuite.documents import read_text
+from perfsuite.errors import CaseError, FileError
+
+FILES = (
+    "pytest.toml",
+    ".pytest.toml",
+    "pytest.ini",
+    ".pytest.ini",
+    "pyproject.toml",
+    "tox.ini",
+    "setup.cfg",
+)
+"""Files that may hold pytest's settings, in the order in which pytest looks for them."""
+
+
+@dataclass(frozen=True)
+class Ini:
+    """pytest's settings of a project."""
+
+    root: Path
+    """The directory of the file that holds them; pytest's root directory."""
+    values: Mapping[str, Any]
+
+    def text(self, key: str) -> str | None:
+        """A setting as text, or None."""
+        value = self.values.get(key)
+        return None if value is None else str(value).strip() or None
+
+    def words(self, key: str) -> list[str]:
+        """A setting as words: a list in TOML, or a text that is split as by a shell.
+
+        Raises `CaseError` for a text that a shell could not split.
+        """
+        value = self.values.get(key, "")
+        return list(map(str, value)) if isinstance(value, list) else split(key, str(value))
+
+    def directories(self) -> dict[str, str]:
+        """The local store (`store`) and the reviewed baselines (`baselines`), where the file fixes them."""
+        known = {name: self.values.get(f"perf_{name}") for name in ("store", "baselines")}
+        return {name: str(self.root / value) for name, value in known.items() if value}
+
+
+def split(name: str, text: str) -> list[str]:
+    """Return the words of the value of `name`. Raises `CaseError` for a text that a shell could not split."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise CaseError(f"{name} is {text!r}: {error}; write it as in a shell") from None
+
+
+def read_ini(directory: Path) -> Ini:
+    """The settings for a session in `directory`: of the nearest file upwards that holds settings of pytest.
+
+    Without one, the root is that of the nearest pyproject.toml, as for pytest, else `directory` itself.
+    Raises `FileError` for a file that cannot be read.
+    """
+    for root in (directory, *directory.parents):
+        for name in FILES:
+            values = _settings(root / name)
+            if values is not None:
+                return Ini(root, values)
+    roots = (root for root in (directory, *directory.parents) if (root / "pyproject.toml").is_file())
+    return Ini(next(roots, directory), {})
+
+
+def _settings(file: Path) -> Mapping[str, Any] | None:
+    """pytest's settings in a file; None without such a file, or such a section in it."""
+    try:
+        text = read_text(file)
+        if file.suffix == ".toml":
+            return _of_toml(file, tomllib.loads(text))
+        sections = IniConfig(file, data=text).sections
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ParseError) as error:
+        raise FileError(f"{file} cannot be read: {error}") from error
+    section = sections.get("tool:pytest" if file.suffix == ".cfg" else "pytest")
+    return {} if section is None and file.name.removeprefix(".") == "pytest.ini" else section
+
+
+def _of_toml(file: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """pytest's settings in a TOML file; None in a pyproject.toml that has none."""
+    if file.name != "pyproject.toml":
+        return dict(content.get("pytest", {}))
+    table = content.get("tool", {}).get("pytest", {})
+    own = {name: value for name, value in table.items() if name != "ini_options"}
+    return own or table.get("ini_options")
