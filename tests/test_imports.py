@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,17 @@ def test_what_the_driver_imports_loads_no_torch() -> None:
 def test_the_first_glance_is_short() -> None:
     entries = {path.name for path in PACKAGE.iterdir()} - {"__pycache__"}
     assert len(entries) <= MOST_ENTRIES, sorted(entries)
+
+
+def test_the_page_for_developers_shows_every_room_and_the_floors() -> None:
+    page = (TESTS.parent / "CONTRIBUTING.md").read_text()
+    rooms = [folder.name for folder in PACKAGE.iterdir() if (folder / "__init__.py").exists()]
+    assert not [room for room in rooms if f"`perfsuite/{room}/`" not in page]
+    settings = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["tool"]
+    contracts = settings["importlinter"]["contracts"]
+    floors = next(contract["layers"] for contract in contracts if contract["id"] == "layers")
+    shown = " ".join(page.split("```text\nplugin > ")[1].split("```")[0].split())
+    assert f"plugin > {shown}" == " > ".join(floors).replace(" | ", ", ")
 
 
 @pytest.mark.parametrize("module", [name for name, file in FILES.items() if "__" not in file.name])

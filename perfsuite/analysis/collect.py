@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 
 from perfsuite import documents
@@ -275,20 +275,26 @@ def _check_agreement(reports: list[RankReport], case: Case) -> None:
         if len(set(values)) > 1:
             each = ", ".join(f"rank {r.rank}: {value}" for r, value in zip(reports, values, strict=True))
             raise ReportError(f"ranks disagree on {what} ({each})")
-    world, nodes = case.topology.world_size, case.topology.nodes
-    if reports[0].world_size != world:
-        raise ReportError(f"a world size of {world} was asked for, {reports[0].world_size} ran")
+    for wrong in _not_asked_for(reports, case):
+        raise ReportError(wrong)
+
+
+def _not_asked_for(reports: list[RankReport], case: Case) -> Iterator[str]:
+    """What of a job whose ranks agree is not as the case asked for."""
+    world, nodes, first = case.topology.world_size, case.topology.nodes, reports[0]
+    if first.world_size != world:
+        yield f"a world size of {world} was asked for, {first.world_size} ran"
     if (ranks := [report.rank for report in reports]) != list(range(world)):
-        raise ReportError(f"the files of ranks 0 to {world - 1} hold the reports of {ranks}")
+        yield f"the files of ranks 0 to {world - 1} hold the reports of {ranks}"
     if nodes > 1 and len(hosts := {report.host for report in reports}) != nodes:
-        raise ReportError(f"{nodes} nodes were asked for, the ranks ran on {', '.join(sorted(hosts))}")
+        yield f"{nodes} nodes were asked for, the ranks ran on {', '.join(sorted(hosts))}"
     for report in reports:
         if bad := [seconds for seconds in report.step_s if not 0 < seconds < math.inf]:
-            raise ReportError(f"rank {report.rank}: a step cannot take {bad[0]} s")
-    if reports[0].loss and len(reports[0].loss) != case.total_steps:
-        raise ReportError(f"{case.total_steps} losses were asked for, {len(reports[0].loss)} were recorded")
-    if len(reports[0].step_s) != case.total_steps:
-        raise ReportError(f"{case.total_steps} steps were asked for, {len(reports[0].step_s)} were made")
+            yield f"rank {report.rank}: a step cannot take {bad[0]} s"
+    if first.loss and len(first.loss) != case.total_steps:
+        yield f"{case.total_steps} losses were asked for, {len(first.loss)} were recorded"
+    if len(first.step_s) != case.total_steps:
+        yield f"{case.total_steps} steps were asked for, {len(first.step_s)} were made"
 
 
 def _notes(reports: list[RankReport], *, steady: bool) -> list[str]:

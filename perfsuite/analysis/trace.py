@@ -12,6 +12,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from perfsuite import documents
@@ -129,10 +130,15 @@ class _Spans:
         self.communication: dict[str, list[Span]] = defaultdict(list)
 
 
-class _Open(NamedTuple):
+@dataclass
+class _Open:
     """An operator that has not ended."""
 
+    name: str
+    step: int | None
     end: float
+    own_us: float
+    """The time without what it calls, as far as that has begun."""
     communicates: bool
 
 
@@ -154,27 +160,22 @@ def _of_thread(
 ) -> None:
     """Take in the operators of one thread, in the order of their begin, outer ones first."""
     opened: list[_Open] = []
-    own: list[float] = []
-    """Of each operator that is open, the time without what it calls."""
-    names: list[tuple[str, int | None]] = []
 
     def close(until: float) -> None:
         while opened and opened[-1].end <= until:
-            opened.pop()
-            (name, step), us = names.pop(), own.pop()
-            if step is not None and not name.startswith(REPEATS):
-                calls.append(_Call(name, step, max(us, 0)))
+            done = opened.pop()
+            if done.step is not None and not done.name.startswith(REPEATS):
+                calls.append(_Call(done.name, done.step, max(done.own_us, 0)))
 
     for begin, minus_length, full_name in found:
         close(begin)
         end = begin - minus_length
         if opened:
-            own[-1] -= min(end, opened[-1].end) - begin
+            opened[-1].own_us -= min(end, opened[-1].end) - begin
         collective = _GLOO.fullmatch(full_name)
         inside = bool(opened) and opened[-1].communicates
-        opened.append(_Open(end, inside or collective is not None))
-        own.append(-minus_length)
-        names.append((_of_all(full_name), window.step(begin)))
+        name, step = _of_all(full_name), window.step(begin)
+        opened.append(_Open(name, step, end, -minus_length, inside or collective is not None))
         if collective is not None:
             spans.communication[collective[1].strip("_")].append((begin, end))
         elif full_name.startswith(OPTIMIZER):

@@ -77,16 +77,7 @@ def _nodes(
     """What each node left, and a failure that is no node's fault. `ended` is what the launcher says."""
     count = case.topology.nodes
     try:
-        agents = {
-            node: documents.read(run_dir.launch(node), LaunchFile)
-            for node in range(count)
-            if run_dir.launch(node).exists()
-        }
-        reports = {
-            rank: documents.read(run_dir.rank(rank), RankReport)
-            for rank in range(case.topology.world_size)
-            if run_dir.rank(rank).exists()
-        }
+        agents, reports = _written(run_dir, case)
     except FileError as error:
         agents, reports, ended = {}, {}, Failure(kind="missing_report", message=str(error))
     names = names or [agents[node].host if node in agents else f"node {node}" for node in range(count)]
@@ -95,19 +86,31 @@ def _nodes(
     own = {rank for rank, each in reports.items() if each.failure is not None and not is_peer(each.failure)}
     failed_alike = all(own & set(_ranks(node, case)) for node in range(count))  # then it is the software
     bad = [] if cause is None or failed_alike else _to_blame(cause, run_dir, case, names)
-    nodes = []
-    for node, name in enumerate(names):
-        ours = [reports[rank] for rank in _ranks(node, case) if rank in reports]
-        is_whole = len(ours) == case.topology.processes_per_node
-        nodes.append(
-            NodePreflight(
-                name=name,
-                rates=lowest_device_probe(ours) if is_whole else {},
-                health=agents[node].health if node in agents else None,
-                problems=(why,) if why is not None and node in bad else (),
-            )
+    nodes = [
+        NodePreflight(
+            name=name,
+            rates=_rates([reports[rank] for rank in _ranks(node, case) if rank in reports], case),
+            health=agents[node].health if node in agents else None,
+            problems=(why,) if why is not None and node in bad else (),
         )
+        for node, name in enumerate(names)
+    ]
     return nodes, None if bad else why
+
+
+def _written(run_dir: RunDir, case: Case) -> tuple[dict[int, LaunchFile], dict[int, RankReport]]:
+    """Read what agents and ranks have written, by their numbers. Raises `FileError` for a bad file."""
+    agents = {node: run_dir.launch(node) for node in range(case.topology.nodes)}
+    ranks = {rank: run_dir.rank(rank) for rank in range(case.topology.world_size)}
+    return (
+        {node: documents.read(file, LaunchFile) for node, file in agents.items() if file.exists()},
+        {rank: documents.read(file, RankReport) for rank, file in ranks.items() if file.exists()},
+    )
+
+
+def _rates(reports: list[RankReport], case: Case) -> dict[str, float]:
+    """The rates of a node's slowest rank; empty if a rank did not report."""
+    return lowest_device_probe(reports) if len(reports) == case.topology.processes_per_node else {}
 
 
 def _ranks(node: int, case: Case) -> range:

@@ -131,6 +131,30 @@ def main(path: str) -> int:
     return 1 if failures else 0
 
 
+class Once:
+    """Lets one thread end the job. Any other that wants to, waits until this process is gone.
+
+    There are three ways to the end, and each writes the file of this node's launch once:
+
+        thread of the agent   all ranks have ended ---> begin --> write --> return --+
+        thread of the agent   they cannot be started -> begin --> write --> raise ---+-> sweep, exit status
+        thread of the lease   the driver ends the job > begin --> stacks, write --> sweep, os._exit(0)
+
+    A driver that is gone for good is a fourth, which writes nothing: `_end`, by the lease or a signal.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Begin to end the job. It never returns in a second thread: the lock is not given back."""
+        self._lock.acquire()
+
+    def not_yet(self) -> threading.Lock:
+        """Return what keeps the end from beginning while it is held."""
+        return self._lock
+
+
 def _watched(place: AgentJob) -> list[Failure]:
     """Run the job beside a sampler of the node's health, as long as the driver lives and wants it."""
     from perfsuite.node.health_sampler import (  # needs psutil: ranks load this module and must not
@@ -141,7 +165,7 @@ def _watched(place: AgentJob) -> list[Failure]:
     per_node, device = place.per_node, place.request.device
     watch = HealthWatch(sampler(device, per_node), place.run_dir.progress)
     killed_before = oom_kills()
-    ending = threading.Lock()  # never given back by whoever ends the job: this thread, or that of the lease
+    ending = Once()
 
     def write(failures: Sequence[Failure] = (), *, is_over: bool = True) -> None:
         health = watch.finish() if is_over else None
@@ -155,11 +179,11 @@ def _watched(place: AgentJob) -> list[Failure]:
         documents.write(place.run_dir.launch(place.node), content)
 
     def tell(failures: Sequence[Failure]) -> None:
-        with ending, contextlib.suppress(FileError):  # the last `write` raises it
+        with ending.not_yet(), contextlib.suppress(FileError):  # the last `write` raises it
             write(failures, is_over=False)
 
     def end() -> None:
-        ending.acquire()
+        ending.begin()
         try:
             stack_asker.ask(place.run_dir, marked(os.environ.get(JOB_MARK, "")), place.node)
             write()
@@ -174,10 +198,10 @@ def _watched(place: AgentJob) -> list[Failure]:
     except Exception as error:
         where = f"{socket.gethostname()}: " if place.nodes > 1 else ""
         message = f"{where}{type(error).__name__}: {message_of(error)}"
-        ending.acquire()
+        ending.begin()
         write([Failure(kind="error", message=message, at=time.time())])
         raise
-    ending.acquire()
+    ending.begin()
     write(failures)
     return failures
 
