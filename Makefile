@@ -127,7 +127,7 @@ summary:  ## OUT: what is shown on the job's own page; of a night that was cut s
 	newest=$$(ls -d .perfsuite/runs/*/results.json 2>/dev/null | tail -1); \
 	if [ -n "$$newest" ] && [ ! -e "$$OUT/summary.md" ]; then \
 		mkdir -p "$$OUT" && cp "$$newest" "$$OUT/results.json" && .venv/bin/perfsuite report "$$newest" \
-			--html "$$OUT/index.html" --markdown "$$OUT/summary.md"; fi
+			--report "$$OUT"; fi
 	if [ -e "$$OUT/summary.md" ]; then cat "$$OUT/summary.md"; \
 	else echo "Nothing was measured: see the log."; fi >> "$$GITHUB_STEP_SUMMARY"
 

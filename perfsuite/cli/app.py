@@ -28,6 +28,8 @@ from perfsuite.report.terminal import console
 GONE = {
     "compare --a": "write --against",
     "compare --b": "write --arm",
+    "report --html": "write --report DIR",
+    "report --markdown": "write --report DIR, which has a summary.md",
     "hardware": "perfsuite doctor --quick says what machine this is; --expect MARKER is its option",
     "power": "each report states the smallest change that the gate of a case can find",
     "history export-asv": "perfsuite history publish OUT --no-pages writes asv's files alone",

@@ -1,4 +1,4 @@
-"""`perfsuite report`: shows the results of sessions in the terminal, as one HTML page, or as Markdown.
+"""`perfsuite report`: shows the results of sessions in the terminal, or as an HTML page and Markdown.
 
 Imports neither torch nor pytest.
 """
@@ -11,14 +11,14 @@ from typing import Annotated
 import typer
 
 from perfsuite import documents
+from perfsuite.cli.cases import Report, read
 from perfsuite.errors import FileError
-from perfsuite.report import markdown as markdown_report
 from perfsuite.report import preflight, summary
-from perfsuite.report.html import page
 from perfsuite.report.terminal import console, explanation, table
 from perfsuite.report.text import relative
 from perfsuite.results.session_file import SessionFile
 from perfsuite.results.store import STORE, Store
+from perfsuite.session.outputs import REPORT_FILES, write_report
 
 
 def report(
@@ -28,8 +28,7 @@ def report(
             metavar="[RESULTS.json]...", help="Of one or more sessions. Default: the newest here."
         ),
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write one self-contained page.")] = None,
-    markdown: Annotated[str | None, typer.Option(help="Write a short summary; - is standard output.")] = None,
+    report: Report = None,
     store: Annotated[Path, typer.Option(help="Local store, where sessions are.")] = STORE,
     verbose: Annotated[
         bool,
@@ -40,19 +39,15 @@ def report(
         ),
     ] = False,
 ) -> None:
-    """Show what sessions found out: in the terminal, as HTML, as Markdown; the exit status is no verdict."""
-    to_terminal = html is None and markdown is None
+    """Show what sessions found out, in the terminal or as a report; the exit status is no verdict."""
+    directory = read("report", report)
     sessions = [documents.read(file, SessionFile) for file in files or [newest(store)]]
-    if html is not None:
-        documents.write_text(html, page.render(sessions))
-        typer.echo(f"written: {html}", err=True)
-    if markdown is not None and markdown != "-":
-        documents.write_text(Path(markdown), markdown_report.render(sessions))
-        typer.echo(f"written: {markdown}", err=True)
-    if markdown == "-":
-        typer.echo(markdown_report.render(sessions))
-    elif to_terminal:
+    if directory is None:
         _show(sessions, verbose=verbose)
+        return
+    write_report(directory, *sessions)
+    for name in REPORT_FILES:
+        typer.echo(f"written: {directory / name}", err=True)
 
 
 def newest(store: Path) -> Path:

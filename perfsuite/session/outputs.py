@@ -17,6 +17,9 @@ from perfsuite.report.terminal import explanation, table
 from perfsuite.results.session_file import SessionFile, Status
 from perfsuite.session.session import Session, session_file
 
+REPORT_FILES = ("index.html", "summary.md")
+"""The files of a report: one page that works offline, and a summary for the page of a CI job."""
+
 
 def lines(session: Session, *, whole: bool, color: bool, width: int | None) -> list[str]:
     """What a session found, as lines of text: the arms, the table, and in words what needs them.
@@ -62,9 +65,10 @@ def write_files(
 
 
 def write_report(directory: Path, *contents: SessionFile) -> None:
-    """Write a report of sessions to a directory: `index.html` and `summary.md`."""
+    """Write a report of sessions to a directory: `REPORT_FILES`."""
     from perfsuite.report import markdown  # not for every run of pytest: they import Jinja
     from perfsuite.report.html import page
 
-    documents.write_text(directory / "index.html", page.render(list(contents)))
-    documents.write_text(directory / "summary.md", markdown.render(list(contents)))
+    texts = (page.render(list(contents)), markdown.render(list(contents)))
+    for name, text in zip(REPORT_FILES, texts, strict=True):
+        documents.write_text(directory / name, text)

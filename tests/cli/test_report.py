@@ -76,24 +76,18 @@ def test_markup_of_the_terminal_in_data_stays_text(tmp_path: Path) -> None:
 
 
 def test_files_are_written_and_the_terminal_is_quiet(tmp_path: Path) -> None:
-    results, html, markdown = write(tmp_path / "r.json"), tmp_path / "sub" / "r.html", tmp_path / "r.md"
-    shown = run(results, "--html", html, "--markdown", markdown)
+    html, markdown = tmp_path / "sub" / "index.html", tmp_path / "sub" / "summary.md"
+    shown = run(write(tmp_path / "r.json"), "--report", tmp_path / "sub")
     assert (shown.exit_code, shown.stdout) == (0, "")
     assert shown.stderr == f"written: {html}\nwritten: {markdown}\n"
     assert html.read_text().startswith("<!DOCTYPE html>")
     assert markdown.read_text().startswith("## perfsuite: 1 failed, 1 regressed, 1 passed, 3 skipped")
 
 
-def test_markdown_goes_to_standard_output(tmp_path: Path) -> None:
-    shown = run(write(tmp_path / "r.json"), "--markdown", "-", "--html", tmp_path / "r.html")
-    assert shown.stdout.startswith("## perfsuite: ")
-    assert (tmp_path / "r.html").exists()
-    assert not Path("-").exists()
-
-
 def test_several_sessions_become_one_report(tmp_path: Path) -> None:
-    shown = run(write(tmp_path / "a.json"), write(tmp_path / "b.json"), "--markdown", "-")
-    assert shown.stdout.startswith("## perfsuite: 2 failed, 2 regressed, 2 passed, 6 skipped")
+    run(write(tmp_path / "a.json"), write(tmp_path / "b.json"), "--report", tmp_path)
+    told = (tmp_path / "summary.md").read_text()
+    assert told.startswith("## perfsuite: 2 failed, 2 regressed, 2 passed, 6 skipped")
 
 
 def test_the_newest_session_of_the_store_is_the_default(tmp_path: Path) -> None:
