@@ -43,7 +43,7 @@ def test_the_first_run_records_and_the_second_compares(suite: pytest.Pytester) -
     first = run_cpu(suite)
     assert first.ret == 0
     first.stdout.fnmatch_lines(
-        ["*fake-llama-tiny-s64-b4-fp32-1x2*5?,*25,*10.0*10.1*95.4 MiB*recorded*", "*1 recorded*"]
+        ["*fake-llama-tiny-s64-b4-fp32-1x2*5?,*10.0*95.4 MiB*recorded*", "*1 recorded*"]
     )
     second = run_cpu(suite, "-v", "--perf-json", "out.json")
     assert second.ret == 0
@@ -67,7 +67,7 @@ def test_a_slowdown_regresses_fails_and_is_explained(suite: pytest.Pytester) -> 
     slow.stdout.fnmatch_lines(
         [
             "*fake-llama-tiny-s64-b4-fp32-1x2: regressed*",
-            "*tokens/s: 39,*, baseline 51,*: 23.1% fewer (99 % interval *), 13.0% allowed*",
+            "*tokens/s: 39,*, baseline 51,*: 23.1% fewer (99 % interval *),*",
             "*1 regressed*",
         ]
     )
@@ -96,7 +96,8 @@ def test_an_arm_is_compared_with_this_environment_and_no_baseline_is_written(sui
     same.stdout.fnmatch_lines(
         [
             "*tokens/s A *B *B vs A (99 %)*memory B vs A *pairs *verdict*",
-            "*fake-llama-tiny-s64-b4-fp32-1x2 *0.0% (*3 of 3 *passed*",
+            "fake-llama-tiny-s64-b4-fp32-1x2",
+            "*0.0% (*3 of 3 *passed*",
             "*fake-llama-tiny-s64-b4-fp32-1x2: passed after 3 pairs of launches*",
             "*tokens/s: 51,*, arm A 51,*: 0.0% *",
         ]
@@ -138,7 +139,7 @@ def test_an_improvement_passes_and_is_said(suite: pytest.Pytester) -> None:
     edit_baseline(suite, tokens_per_s=0.7)
     better = run_cpu(suite, "-v")
     assert better.ret == 0
-    better.stdout.fnmatch_lines(["*IMPROVED*", "*+42.9%*improved*", "*42.9% more*, 13.0% allowed: improved*"])
+    better.stdout.fnmatch_lines(["*IMPROVED*", "*+42.9%*improved*", "*42.9% more*"])
 
 
 def test_unlike_settings_are_refused_with_both_values(suite: pytest.Pytester) -> None:
@@ -203,7 +204,8 @@ def test_a_quick_look_is_one_launch_and_no_regression(suite: pytest.Pytester) ->
     look.stdout.fnmatch_lines(
         [
             "*: inconclusive after 1 launch*",
-            "*23.1% fewer*: inconclusive; only 3 launches or more can show a regression by times*",
+            "*23.1% fewer*",
+            "*inconclusive; only 3 launches or more*",
         ]
     )
 
@@ -212,9 +214,7 @@ def test_more_memory_regresses(suite: pytest.Pytester) -> None:
     run_cpu(suite)
     leak = run_cpu(suite, "--perf-inject", "leak=30%")
     assert leak.ret == 1
-    leak.stdout.fnmatch_lines(
-        ["*peak memory: 124.0 MiB, baseline 95.4 MiB: 30.0% more (99 % interval *), 20.0% allowed*"]
-    )
+    leak.stdout.fnmatch_lines(["*peak memory: 124.0 MiB, baseline 95.4 MiB: 30.0% more (99 % interval *"])
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_a_broken_run_fails(suite: pytest.Pytester, fault: str, said: str) -> No
 def test_an_injected_run_needs_a_baseline_and_is_never_recorded(suite: pytest.Pytester) -> None:
     result = run_cpu(suite, "--perf-inject", "slowdown=30%")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["*no baseline on cpu-*--perf-inject needs one to compare with*"])
+    result.stdout.fnmatch_lines(["*no baseline on cpu-*--perf-inject*"])
     assert not list(suite.path.glob(".perfsuite/baselines/*/*"))
 
 
@@ -244,7 +244,8 @@ def test_an_injected_run_needs_a_baseline_and_is_never_recorded(suite: pytest.Py
 def test_a_missing_baseline_can_fail(suite: pytest.Pytester) -> None:
     strict = run_cpu(suite, "--perf-missing-baseline=fail")
     assert strict.ret == 1
-    strict.stdout.fnmatch_lines(["*no baseline on cpu-*--perf-missing-baseline=fail*"])
+    strict.stdout.fnmatch_lines(["*no baseline on cpu-*"])
+    assert "--perf-missing-baseline=fail" in str(strict.stdout)
     assert not list(suite.path.glob(".perfsuite/baselines/*/*"))
 
 
@@ -577,7 +578,7 @@ def test_figures_of_a_shared_machine_are_shown_on_request(busy: pytest.Pytester)
     assert result.ret == 0
     result.stdout.fnmatch_lines(
         [
-            "*fake-llama-tiny-s64-b4-fp32-1x2*5?,*25,*unhealthy (shared)",
+            "*fake-llama-tiny-s64-b4-fp32-1x2*5?,*unhealthy (shared)",
             "--perf-allow-shared: 1 case measured while others used the machine: *nothing was judged*",
             "*1 unhealthy*",
         ]
@@ -659,7 +660,7 @@ def test_what_passed_is_one_line_and_all_that_is_blind_another(suite: pytest.Pyt
     short.stdout.fnmatch_lines(["blind: in 1 of 1 case noise hides changes as large as the tolerance*"])
     short.stdout.no_fnmatch_line("*: passed after*")
     long = run_cpu(suite, "-v", "--perf-min-launches=3", "--perf-max-launches=3")
-    long.stdout.fnmatch_lines(["*: passed after*", "*peak memory: *; blind: this gate finds only *"])
+    long.stdout.fnmatch_lines(["*: passed after*", "*peak memory: *", "*blind: this*"])
     long.stdout.no_fnmatch_line("blind: in 1 of 1*")
 
 
@@ -921,9 +922,8 @@ def test_dry_runs_want_a_baseline_on_request(suite: pytest.Pytester, dry_flops: 
     suite.makepyfile(test_cases=DRY_CASES)
     result = suite.runpytest("--perf-dry", "-m", "h100", "--perf-missing-baseline=fail")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(
-        ["*no baseline of counts for dry-sm90 in *, and --perf-missing-baseline=fail*"]
-    )
+    result.stdout.fnmatch_lines(["*no baseline of counts for dry-sm90*"])
+    assert "--perf-missing-baseline=fail" in str(result.stdout)
 
 
 def test_what_cannot_be_run_dry_is_skipped_with_the_reason(suite: pytest.Pytester) -> None:

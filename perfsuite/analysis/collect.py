@@ -29,6 +29,7 @@ from perfsuite.case.case import Case, CaseFile
 from perfsuite.case.framework import LossRule
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError, ReportError
+from perfsuite.results.amounts import amount
 from perfsuite.results.counts import COUNTED_STEP, merged
 from perfsuite.results.metric import find
 from perfsuite.results.profile import LaunchProfile, RankProfileFile
@@ -130,7 +131,7 @@ def _log_notes(run_dir: RunDir) -> list[str]:
     """Notes of logs that fill a disk when every launch leaves one."""
     logs = [*run_dir.all_rank_logs(), *run_dir.all_agent_logs()]
     large = [(log, size) for log in logs if (size := log.stat().st_size) > LARGE_LOG_BYTES]
-    return [f"{log.name} has {size / 2**20:,.0f} MiB, and is kept: {log}" for log, size in large]
+    return [f"{log.name} has {amount(size, 'bytes')}, and is kept: {log}" for log, size in large]
 
 
 def collect_profile(run_dir: RunDir, failure: Failure | None) -> LaunchProfile:

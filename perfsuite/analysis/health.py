@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from perfsuite.case.hardware import Machine
+from perfsuite.results.amounts import amount
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import DeviceHealth, Health, Run
 
@@ -168,14 +169,13 @@ def _unhealthy_gpu(device: DeviceHealth) -> list[str]:
             facts.append(f"median clock {device.sm_clock_mhz:.0f} MHz")
         found.append(f"{device.name} was throttled: {', '.join(bad)} of samples ({'; '.join(facts)})")
     if (foreign := device.foreign_memory_bytes) is not None and foreign > FOREIGN_MEMORY_BYTES:
-        held = f"{foreign / 2**20:,.0f} MiB"
-        let_pass = f"{FOREIGN_MEMORY_BYTES / 2**20:.0f} MiB"
+        held, let_pass = amount(foreign, "bytes"), amount(FOREIGN_MEMORY_BYTES, "bytes")
         found.append(f"{device.name} was shared: other processes held {held} (at most {let_pass})")
     if (before := device.held_before_bytes) is not None and before > HELD_BYTES:
         pids = ", ".join(map(str, device.held_before_by))
         found.append(
-            f"{device.name}: {before / 2**30:.1f} GiB held before the launch by "
+            f"{device.name}: {amount(before, 'bytes')} held before the launch by "
             f"{f'pid {pids}' if pids else 'no process that NVML lists'} "
-            f"(at most {HELD_BYTES / 2**30:.0f} GiB is healthy; waited {FREE_S:.0f} s)"
+            f"(at most {amount(HELD_BYTES, 'bytes')} is healthy; waited {FREE_S:.0f} s)"
         )
     return found

@@ -20,11 +20,9 @@ from perfsuite import documents
 from perfsuite.errors import GitHubError
 from perfsuite.history.trend import Drift, Trend
 from perfsuite.report import markdown
-from perfsuite.report.counts import findings
-from perfsuite.report.profile import because
-from perfsuite.report.summary import not_counted
+from perfsuite.report.explained import Explained, explained
 from perfsuite.report.terminal import console
-from perfsuite.report.text import plural, printable, sentence
+from perfsuite.report.text import cut, printable
 from perfsuite.results.session_file import Measurement, SessionFile
 
 LABEL = "perfsuite"
@@ -83,7 +81,9 @@ def steps(
     though there is a baseline of its counts, keeps it open. One whose list cannot be read is never closed,
     and gets a new list as soon as something is bad.
     """
-    bad = {result.case_id: _of_result(result) for result in results if _is_bad(result)}
+    bad = {
+        result.case_id: _of_result(explained(result), result.case_id) for result in results if _is_bad(result)
+    }
     bad |= {_subject(finding): _of_drift(finding) for finding in drifts or ()}
     good = {result.case_id for result in results if _is_good(result)}
     known = (issue.subjects or []) if issue is not None else []
@@ -121,18 +121,12 @@ def _subject(finding: Drift) -> str:
     return f"{_DRIFT}{finding.case}, {finding.metric}"
 
 
-def _of_result(result: Measurement) -> str:
-    verdict = result.verdict
-    lines = [*because(verdict)[:MOST_CAUSES], *verdict.reasons]
-    lines += [sentence(check) for check in verdict.checks if check.outcome == "regressed"]
-    if verdict.counts is not None:
-        lines += findings(verdict.counts, by_rank=len(result.counts) > 1, most=MOST_CAUSES)
-    if (why := not_counted(result)) is not None:
-        lines.append(f"counts: {why}")
-    if verdict.changed:
-        lines.append(f"changed since the baseline: {'; '.join(verdict.changed)}")
-    heading = f"- {_code(result.case_id)}: **{result.outcome}** after {plural(len(result.runs), 'launch')}"
-    return "\n  - ".join([heading, *map(_plain, lines)])
+def _of_result(told: Explained, case_id: str) -> str:
+    lines = [*told.why[:MOST_CAUSES], *told.reasons, *told.decisive, *cut(told.findings, MOST_CAUSES)]
+    lines += [f"counts: {told.not_counted}"] if told.not_counted else []
+    lines += [told.changed] if told.changed else []
+    outcome, _, evidence = told.verdict.partition(" ")
+    return "\n  - ".join([f"- {_code(case_id)}: **{outcome}** {evidence}", *map(_plain, lines)])
 
 
 def _of_drift(finding: Drift) -> str:

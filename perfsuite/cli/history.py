@@ -28,7 +28,7 @@ from perfsuite.history.asv.export import Source
 from perfsuite.history.store import StoredResult
 from perfsuite.history.trend import Drift, Trend
 from perfsuite.report.terminal import console, plain_table
-from perfsuite.report.text import amount
+from perfsuite.results.amounts import amount
 from perfsuite.results.store import BASELINES, STORE, Store
 
 app = typer.Typer(help="Keep results for years, look at them, find what drifts.")

@@ -25,6 +25,7 @@ from perfsuite.errors import MachineError
 from perfsuite.node import nvml_process
 from perfsuite.node.cpu import Cpu, allowed_cores, read_cpu
 from perfsuite.node.machine import visible_handles
+from perfsuite.results.amounts import amount
 
 QUIET_S = 5.0
 """Seconds without any other user after which the machine counts as quiet."""
@@ -135,9 +136,9 @@ def gpu_users(nvml: Any, devices: int) -> list[str]:
             held = sum(process.usedGpuMemory or 0 for process in processes)
             if held > FOREIGN_MEMORY_BYTES:
                 names = ", ".join(name_of(process.pid) for process in processes[:NAMED])
-                found.append(f"{held / 2**20:,.0f} MiB of GPU {index} held by {names}")
+                found.append(f"{amount(held, 'bytes')} of GPU {index} held by {names}")
             elif (used := nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2).used) > HELD_BYTES:
-                found.append(f"{used / 2**20:,.0f} MiB of GPU {index} whose holder NVML does not tell")
+                found.append(f"{amount(used, 'bytes')} of GPU {index} whose holder NVML does not tell")
     finally:
         nvml.nvmlShutdown()
     return found

@@ -18,6 +18,7 @@ from typing import Any
 from perfsuite.analysis.health import HELD_BYTES
 from perfsuite.node.job_processes import JobProcesses
 from perfsuite.node.machine import pci_bus_id, text, visible_handles
+from perfsuite.results.amounts import amount
 from perfsuite.results.run import DeviceHealth
 
 REASONS: dict[int, str] = {
@@ -166,8 +167,8 @@ class Gpus:
                 used = self._nvml.nvmlDeviceGetMemoryInfo(handle, self._nvml.nvmlMemory_v2).used
                 if used > HELD_BYTES:
                     self._notes[
-                        f"{used / 2**30:.1f} GiB held on {bus_id}, a GPU of this machine that is none of the "
-                        "job's: what runs there shares cores, power and PCIe with it"
+                        f"{amount(used, 'bytes')} held on {bus_id}, a GPU of this machine that is none of "
+                        "the job's: what runs there shares cores, power and PCIe with it"
                     ] = None
 
     def _card(self, index: int, handle: Any, held: int | None) -> DeviceHealth:

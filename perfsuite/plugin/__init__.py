@@ -14,12 +14,16 @@ from perfsuite.plugin.benchmark import (
     pytest_benchmark_compare_machine_info as pytest_benchmark_compare_machine_info,
 )
 from perfsuite.plugin.benchmark import (
+    pytest_benchmark_group_stats as pytest_benchmark_group_stats,
+)
+from perfsuite.plugin.benchmark import (
     pytest_benchmark_update_machine_info as pytest_benchmark_update_machine_info,
 )
 from perfsuite.plugin.collection import pytest_collection_finish as pytest_collection_finish
 from perfsuite.plugin.collection import pytest_collection_modifyitems as pytest_collection_modifyitems
 from perfsuite.plugin.collection import pytest_itemcollected as pytest_itemcollected
 from perfsuite.plugin.collection import pytest_make_parametrize_id as pytest_make_parametrize_id
+from perfsuite.plugin.collection import pytest_report_collectionfinish as pytest_report_collectionfinish
 from perfsuite.plugin.files import pytest_sessionfinish as pytest_sessionfinish
 from perfsuite.plugin.options import pytest_addoption as pytest_addoption
 from perfsuite.plugin.run import bench as bench

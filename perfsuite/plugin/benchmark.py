@@ -7,7 +7,7 @@ that. `pedantic` never calibrates, so each round is exactly one replayed step.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
@@ -17,6 +17,13 @@ from perfsuite import documents
 from perfsuite.errors import PerfsuiteError
 from perfsuite.frameworks.base import TRAINING
 from perfsuite.plugin.keys import SESSION
+
+TABLE_OPTIONS = tuple(
+    f"--benchmark-{name}"
+    for name in ("columns", "compare", "cprofile", "group-by", "histogram", "name", "sort", "verbose")
+)
+"""Options of pytest-benchmark that are about its table: one of them shows cases in it, too."""
+Groups = list[tuple[str | None, list[dict[str, Any]]]]
 
 
 class ReplayClock:
@@ -107,3 +114,16 @@ def pytest_benchmark_compare_machine_info(
             f"this machine is {now or 'one that cannot be told'}: times of unlike hardware cannot be "
             "compared. Compare with a run that was saved on this hardware, or leave --benchmark-compare out"
         )
+
+
+@pytest.hookimpl(optionalhook=True, wrapper=True)
+def pytest_benchmark_group_stats(config: pytest.Config) -> Generator[None, Groups, Groups]:
+    """Leave cases out of pytest-benchmark's own table: perfsuite's has them. `TABLE_OPTIONS` ask for it."""
+    groups = yield
+    arguments = [*config.invocation_params.args, *config.getini("addopts")]
+    if any(str(each).startswith(TABLE_OPTIONS) for each in arguments):
+        return groups
+    others = [
+        (name, [each for each in group if "case_id" not in each["extra_info"]]) for name, group in groups
+    ]
+    return [(name, group) for name, group in others if group]

@@ -16,9 +16,12 @@ from perfsuite.errors import BusyError, PerfsuiteError
 from perfsuite.plugin.keys import PROGRESS, SELECTED, SESSION, usage_error
 from perfsuite.plugin.options import check_root
 from perfsuite.plugin.terminal import terminal_of
+from perfsuite.results.outcome import STYLES
 from perfsuite.session.host import Host
 from perfsuite.session.session import Session, check_same
 
+LETTERS = ", ".join(f"{style.letter} {style.word}" for style in STYLES.values() if style.letter)
+"""pytest's letters for verdicts."""
 EMPTY = pytest.StashKey[bool]()
 """Of a test: whether its parametrization found no case. pytest would skip it."""
 NO_CASE = (
@@ -183,3 +186,9 @@ def _check_marker_names(config: pytest.Config, items: list[pytest.Item]) -> None
                 f"-m {config.option.markexpr!r}: no marker is named {name}. "
                 f"{hint} Register one of your own as `markers` in pytest's ini file"
             )
+
+
+def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> str | None:
+    """Return the line below the number of tests; with -v pytest shows words, which need none."""
+    shows_letters = config.get_verbosity() <= 0 and not config.option.collectonly
+    return f"perfsuite: {LETTERS}" if shows_letters and any(map(uses_bench, items)) else None

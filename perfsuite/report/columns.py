@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from perfsuite.case.case import Unit
 from perfsuite.report import counts, summary, text
 from perfsuite.report.summary import speed, speed_change
+from perfsuite.results.amounts import amount
 from perfsuite.results.counts import Counts
 from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, Metric, extra_metrics
 from perfsuite.results.outcome import Check
 from perfsuite.results.quantities import Unit as CountUnit
 from perfsuite.results.run import Figures
 from perfsuite.results.session_file import Measurement
-from perfsuite.verdict.count_sentences import amount
 
 
 @dataclass(frozen=True, kw_only=True)

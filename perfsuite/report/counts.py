@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from perfsuite.report.text import plural
+from perfsuite.report.table import NONE, Table
+from perfsuite.report.text import cut, plural
+from perfsuite.results.amounts import amount
 from perfsuite.results.counts import (
     PHASES,
     Collective,
@@ -15,14 +17,12 @@ from perfsuite.results.counts import (
     Counts,
     RankCounts,
     StepMemory,
+    group_name,
     numbers,
     spans,
 )
 from perfsuite.results.outcome import CountCheck, Finding
-from perfsuite.verdict.count_sentences import amount, signed
 
-MOST_FINDINGS = 10
-"""Findings of one kind, judged or not, that are told in words."""
 MOST_UNSTEADY = 5
 LEAST_GROWTH = 2**10
 """Bytes by which live tensors must grow in a step to be told in words: a step counter has 4."""
@@ -173,6 +173,79 @@ def _compiled(compiled: Compiled) -> str:
     )
 
 
+def tables(counts: Counts) -> list[Table]:
+    """Return what a step did as tables: its collectives, its work, its memory, and what was compiled."""
+    made = [_calls_table(counts), _work_table(counts), _memory_table(counts.memory), _compiled_table(counts)]
+    return [table for table in made if table is not None]
+
+
+def _calls_table(counts: Counts) -> Table | None:
+    rows = [
+        (
+            each.kind,
+            group_name(each.ranks, each.apart),
+            each.dtype or NONE,
+            each.phase,
+            amount(each.count, "calls"),
+            amount(each.bytes, "bytes"),
+        )
+        for each in largest_first(counts.collectives)
+    ]
+    caption = "Bytes are those of whole messages: what is gathered, what is to be scattered, what is reduced."
+    headers = ("collective", "group", "dtype", "phase", "calls", "bytes")
+    return Table(caption=caption, headers=headers, rows=rows, text_columns=4) if rows else None
+
+
+def _work_table(counts: Counts) -> Table:
+    by_phase = (counts.flops, counts.kernels, counts.host_reads)
+    rows = [
+        (
+            phase,
+            amount(counts.flops.get(phase, 0), "FLOP"),
+            *(amount(calls.get(phase, 0), "calls") for calls in by_phase[1:]),
+        )
+        for phase in PHASES
+        if any(amounts.get(phase) for amounts in by_phase)
+    ]
+    sums = [sum(amounts.values()) for amounts in by_phase]
+    rows.append(("step", amount(sums[0], "FLOP"), *(amount(each, "calls") for each in sums[1:])))
+    caption = "FLOPs of matrix products, convolutions and attention. A host read waits for the device."
+    if counts.compiled is not None:
+        caption += " Kernels are those outside of compiled code."
+    if counts.without_flops:
+        caption += f" FLOPs are {without_flops(counts)}."
+    for way, count in counts.device_copies.items():
+        caption += f" Copied {way}: {plural(count, 'time')}."
+    return Table(caption=caption, headers=("phase", "FLOPs", "kernels", "host reads"), rows=rows)
+
+
+def _memory_table(memory: StepMemory | None) -> Table | None:
+    if memory is None:
+        return None
+    rows = [
+        (f"peak, {peak_in(memory)}", amount(memory.peak, "bytes")),
+        ("saved for backward", amount(memory.saved_for_backward, "bytes")),
+        ("more after the step than before", amount(memory.growth, "bytes")),
+        ("allocations", amount(memory.allocations, "calls")),
+    ]
+    caption = "Live tensors: each storage once, without what the allocator adds."
+    return Table(caption=caption, headers=("memory", "of the step"), rows=rows)
+
+
+def _compiled_table(counts: Counts) -> Table | None:
+    if (made := counts.compiled) is None:
+        return None
+    rows = [
+        ("graphs", amount(made.graphs, "calls")),
+        ("recompilations", amount(made.recompilations, "calls")),
+        ("generated kernels", amount(made.kernels, "calls")),
+        ("calls of other kernels", amount(made.extern_calls, "calls")),
+        *((f"graph break: {reason}", amount(count, "calls")) for reason, count in made.breaks.items()),
+    ]
+    caption = "What torch.compile made of the model, over the whole launch."
+    return Table(caption=caption, headers=("compiled", "number"), rows=rows)
+
+
 # What a verdict says of it
 
 
@@ -194,43 +267,32 @@ def not_counted(check: CountCheck) -> str:
     return f"not counted: {'; '.join(check.notes)}"
 
 
-def findings(check: CountCheck, *, by_rank: bool, most: int = MOST_FINDINGS) -> list[str]:
-    """Return the judged findings in words, at most so many; `by_rank` names the ranks of each."""
-    found = [each for each in check.findings if each.outcome != "passed"]
-    return _cut(_sentences(found, by_rank), most)
+def findings(check: CountCheck, *, by_rank: bool) -> list[str]:
+    """Return the findings that decided, in words; `by_rank` names the ranks of each."""
+    return _sentences([each for each in check.findings if each.outcome != "passed"], by_rank)
 
 
 def listed(check: CountCheck, *, by_rank: bool) -> list[str]:
-    """Return the first findings that are not judged, as `findings` does."""
-    found = [each for each in check.findings if each.outcome == "passed"]
-    return _cut(_sentences(found, by_rank), MOST_FINDINGS)
+    """Return the findings that are not judged, as `findings` does."""
+    return _sentences([each for each in check.findings if each.outcome == "passed"], by_rank)
 
 
 def remarks(check: CountCheck) -> list[str]:
     """Return what else was not judged, and why."""
     if check.outcome == "not counted" and not check.compared:
         return []
-    unsteady = ", ".join(_cut(check.unsteady, MOST_UNSTEADY))
+    unsteady = ", ".join(cut(check.unsteady, MOST_UNSTEADY))
     return [*([f"differs between launches, not judged: {unsteady}"] if unsteady else []), *check.notes]
 
 
 def _sentences(found: Sequence[Finding], by_rank: bool) -> list[str]:
-    """Each sentence once, behind what it means; with `by_rank`, with all the ranks of which it is true."""
+    """Return each sentence once, behind what it means; with `by_rank`, all the ranks of which it is true."""
     ranks_of: dict[str, set[int]] = {}
     for each in found:
         judged = "not judged" if each.outcome == "passed" else each.outcome
-        ranks_of.setdefault(f"{judged}: {each.sentence}", set()).update(numbers(each.ranks))
+        ranks_of.setdefault(f"{judged}: {each.sentence}", set()).update(
+            numbers(each.ranks) if by_rank else ()
+        )
     if not by_rank:
         return list(ranks_of)
     return [f"{told} (rank{'s' * (len(of) > 1)} {spans(sorted(of))})" for told, of in ranks_of.items()]
-
-
-def _cut(told: Sequence[str], most: int) -> list[str]:
-    """The first of them, and how many more there are."""
-    left = len(told) - most
-    return [*told[:most], *([f"and {left} more"] if left > 0 else [])]
-
-
-def change(finding: Finding) -> str:
-    """Return by how much a count differs from the baseline's, with its sign: `+128 bytes`."""
-    return signed(finding.now - finding.before, finding.unit)

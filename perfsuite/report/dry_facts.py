@@ -6,7 +6,7 @@ Imports neither torch nor pytest.
 from __future__ import annotations
 
 from perfsuite.case.case import Unit
-from perfsuite.report.text import amount, duration, rate
+from perfsuite.results.amounts import amount, duration, rate
 from perfsuite.results.dry_facts import DryFacts, Fit, Roofline
 
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from perfsuite.report import counts, preflight, profile, summary
+from perfsuite.report import preflight, summary
 from perfsuite.report.columns import SPEED_CHANGE, extras, figure, of_cases, speed_in
-from perfsuite.report.scaling import HEADERS, scalings
-from perfsuite.report.text import sentence
+from perfsuite.report.explained import explained
+from perfsuite.report.scaling import scalings
+from perfsuite.report.table import Table
+from perfsuite.report.text import cut
 from perfsuite.results.metric import PEAK_MEMORY
 from perfsuite.results.outcome import QUIET, WORST_FIRST
 from perfsuite.results.session_file import Measurement, SessionFile
@@ -30,16 +31,6 @@ MAX_FINDING = 300
 """Characters of one."""
 MAX_NOTE = 200
 """Characters of a note in a table."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """Cells as text; the first column names the row."""
-
-    headers: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    text_columns: int
-    """Number of leading columns that hold text; those after them are aligned to the right."""
 
 
 def render(sessions: Sequence[SessionFile]) -> str:
@@ -72,17 +63,11 @@ def render(sessions: Sequence[SessionFile]) -> str:
         ),
         skipped=Table(headers=("case", "why"), rows=skipped, text_columns=2),
         preflights=[
-            (
-                preflight.title(each),
-                Table(headers=preflight.NODE_HEADERS, rows=preflight.rows(each), text_columns=1),
-            )
+            (preflight.title(each), preflight.table(each))
             for session in sessions
             for each in session.preflights
         ],
-        scalings=[
-            (each.name, Table(headers=HEADERS, rows=each.rows(), text_columns=1))
-            for each in scalings(results)
-        ],
+        scalings=[(each.name, each.table()) for each in scalings(results)],
         max_rows=MAX_ROWS,
     )
 
@@ -134,18 +119,9 @@ def _anchors(results: Sequence[Measurement]) -> list[str]:
 
 def _explanation(result: Measurement) -> list[str]:
     """Why a case has its verdict, in lines."""
-    verdict = result.verdict
-    telling = [
-        check for check in verdict.checks if check.outcome == result.outcome or verdict.failure == "loss"
-    ]
-    lines = [*profile.because(verdict), *verdict.reasons]
-    lines += [sentence(check, verdict.against) for check in telling]
-    if verdict.counts is not None:
-        told = counts.findings(verdict.counts, by_rank=len(result.counts) > 1, most=MAX_FINDINGS)
-        lines += [line[:MAX_FINDING] for line in told]
-    if (why := summary.not_counted(result)) is not None:
-        lines.append(f"counts: {why}")
-    if verdict.changed:
-        lines.append(f"{summary.since(verdict)}: " + "; ".join(verdict.changed))
-    lines += profile.traces(result)
-    return lines + [f"note: {note}" for note in summary.launch_notes(result)]
+    told = explained(result)
+    found = [line[:MAX_FINDING] for line in cut(told.findings, MAX_FINDINGS)]
+    counted = [f"counts: {told.not_counted}"] if told.not_counted else []
+    changed = [told.changed] if told.changed else []
+    notes = [f"note: {note}" for note in told.notes]
+    return [*told.why, *told.reasons, *told.decisive, *found, *counted, *changed, *told.traces, *notes]

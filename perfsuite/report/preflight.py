@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import io
-
-from rich.console import Console
-
-from perfsuite.report.terminal import WIDEST, plain_table
+from perfsuite.report.table import NONE, Table
+from perfsuite.report.terminal import lines_of
 from perfsuite.report.text import plural
 from perfsuite.results.preflight import NodePreflight, Preflight
 
@@ -22,8 +19,6 @@ RATES = {
     "next_gb_s": "{:.3g} GB/s",
 }
 """The rates of a node in the order of their columns."""
-NONE = "\N{EN DASH}"
-"""Stands where a rate is not known."""
 
 
 def title(preflight: Preflight) -> str:
@@ -36,9 +31,14 @@ def title(preflight: Preflight) -> str:
     return f"preflight of {nodes} ({preflight.machine.device_name}) in {took}: {found}"
 
 
-def rows(preflight: Preflight) -> list[tuple[str, ...]]:
-    """Return a row of text for each node, under `NODE_HEADERS`."""
-    return [(node.name, *_rates(node), "; ".join(node.problems) or "nothing") for node in preflight.nodes]
+def table(preflight: Preflight) -> Table:
+    """Return the rates of each node, and what is wrong with it."""
+    rows = [(node.name, *_rates(node), "; ".join(node.problems) or "nothing") for node in preflight.nodes]
+    caption = (
+        "What each node could do before the first launch: the rates of its slowest rank. Nodes are compared "
+        "with each other."
+    )
+    return Table(caption=caption, headers=NODE_HEADERS, rows=rows, last_text_columns=1)
 
 
 def notes(preflight: Preflight) -> list[str]:
@@ -49,12 +49,7 @@ def notes(preflight: Preflight) -> list[str]:
 
 def as_text(preflight: Preflight) -> str:
     """Return title, table and notes as lines for a terminal, without colours."""
-    grid = plain_table(NODE_HEADERS)
-    for row in rows(preflight):
-        grid.add_row(*row)
-    text = io.StringIO()
-    Console(file=text, width=WIDEST, color_system=None, markup=False, emoji=False).print(grid)
-    lines = [f"  {line.rstrip()}" for line in text.getvalue().splitlines()]
+    lines = [f"  {line}" for line in lines_of(table(preflight))]
     return "\n".join([title(preflight), *lines, *(f"  note: {note}" for note in notes(preflight))])
 
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from perfsuite.case.case import Unit
-from perfsuite.report.text import plural, rate
+from perfsuite.report.text import plural
+from perfsuite.results.amounts import rate
 
 ID_WIDTH = 30
 WAITING_EVERY_S = 30
@@ -57,17 +58,17 @@ class Progress:
             return
         now = self.clock()
         if step == 0:
-            self.live(f"{self._where()} starting {now - self._began:.0f} s{self._time_left()}")
+            self.live(f"{self._where()} starting for {now - self._began:.0f} s{self._time_left()}")
             return
         if self._first is None:
             self._first = (now, step)
         since, done = now - self._first[0], step - self._first[1]
         if not done or since <= 0:
-            self.live(f"{self._where()} step {step}/{self._total}")
+            self.live(f"{self._where()} step {step} of {self._total}")
             return
-        shown = f"{rate(done * tokens_per_step / since)} {self._unit}/s"
-        rest = (self._total - step) * since / done
-        self.live(f"{self._where()} step {step}/{self._total} {shown} {rest:.0f} s{self._time_left()}")
+        speed = f"{rate(done * tokens_per_step / since)} {self._unit}/s"
+        left = f"{(self._total - step) * since / done:.0f} s left"
+        self.live(f"{self._where()} step {step} of {self._total}, {speed}, {left}{self._time_left()}")
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
@@ -103,4 +104,4 @@ class Progress:
             return ""
         seconds = left * sum(self._finished_s) / len(self._finished_s)
         shown = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-        return f", then {shown} for {left} more"
+        return f"; about {shown} for {plural(left, 'more case')}"

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from perfsuite.case.case import Case, Unit
-from perfsuite.report.text import plural, rate
+from perfsuite.report.table import Table
+from perfsuite.report.text import plural
+from perfsuite.results.amounts import rate
 from perfsuite.results.session_file import Measurement
-
-HEADERS = ("nodes", "devices", "speed", "per device", "efficiency")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +23,6 @@ class Scaled:
     efficiency: float
     """Speed per device as a share of that with the fewest nodes; each device has the same work."""
 
-    @property
-    def per_device(self) -> float:
-        """Tokens/s of one device."""
-        return self.tokens_per_s / self.devices
-
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
@@ -38,18 +33,23 @@ class Scaling:
     unit: Unit
     cases: tuple[Scaled, ...]
 
-    def rows(self) -> list[tuple[str, ...]]:
-        """Return a row of text for each case, under `HEADERS`."""
-        return [
+    def table(self) -> Table:
+        """Return a row for each case."""
+        rows = [
             (
                 str(each.nodes),
                 str(each.devices),
                 f"{rate(each.tokens_per_s)} {self.unit}/s",
-                f"{rate(each.per_device)} {self.unit}/s",
+                f"{rate(each.tokens_per_s / each.devices)} {self.unit}/s",
                 f"{each.efficiency:.0%}",
             )
             for each in self.cases
         ]
+        caption = (
+            "Cases that differ in nodes alone; efficiency is the speed per device by that of the first row."
+        )
+        headers = ("nodes", "devices", "speed", "per device", "efficiency")
+        return Table(caption=caption, headers=headers, rows=rows)
 
     def __str__(self) -> str:
         parts = [f"{plural(each.nodes, 'node')} {each.efficiency:.0%}" for each in self.cases]

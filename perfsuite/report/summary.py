@@ -12,17 +12,21 @@ from perfsuite.case.case import Unit
 from perfsuite.case.hardware import Allocation, Machine
 from perfsuite.report import counts as told_counts
 from perfsuite.report.scaling import scalings
-from perfsuite.report.text import detectable, percent, plural, rate
+from perfsuite.report.text import detectable, percent, plural
+from perfsuite.results.amounts import arrow, rate
 from perfsuite.results.metric import TOKENS_PER_S, in_unit
 from perfsuite.results.outcome import QUIET, WORST_FIRST, Check, Outcome, Verdict
 from perfsuite.results.session_file import ArmFacts, Measurement, SessionFile
 from perfsuite.verdict.comparability import UNEXPLAINED
-from perfsuite.verdict.count_sentences import arrow
 
 MARKS = ("shared", "blind", "not counted", "dry run")
 """What may stand beside a verdict: see `marks`."""
 NOTES_SHOWN = 5
 """Number of different notes that are shown of the cases that nobody needs to look at."""
+JUDGED_ALL_THE_SAME = ("unlike", "loss")
+"""Failures of launches that ended: their figures are judged, and say which of them regressed."""
+IF_MEANT = "; if that is meant, accept a new one, or delete it if it is not reviewed"
+"""Ends where a baseline is, if it may be that the case was changed on purpose."""
 REST = "-v or the HTML report tells"
 
 
@@ -50,7 +54,7 @@ def speed(value: float, unit: Unit, heading: Unit) -> str:
 
 def reason(result: Measurement) -> str:
     """Return in a few words why the verdict is what it is, and what it is blind to; empty for neither."""
-    return "; ".join(filter(None, (_why(result), _blind_to(result))))
+    return "; ".join(filter(None, (_why(result), blind_to(result))))
 
 
 def since(verdict: Verdict) -> str:
@@ -63,12 +67,10 @@ def since(verdict: Verdict) -> str:
 def _why(result: Measurement) -> str:
     """The kind of failure, the launches set aside, or the change of each metric that decided the outcome."""
     judged = result.verdict
-    telling = [check for check in judged.checks if check.outcome == judged.outcome]
     if judged.failure is not None:
-        worse = [check.label for check in telling]
-        if judged.failure in ("unlike", "loss"):  # what was judged all the same
-            worse = _told(check for check in judged.checks if check.outcome == "regressed")
-            worse += _counts_that_tell(judged, "regressed")
+        worse = [check.label for check in decisive(judged)]
+        if judged.failure in JUDGED_ALL_THE_SAME:
+            worse = [*_told(decisive(judged)), *_counts_that_tell(judged, "regressed")]
         return ": ".join([judged.failure.replace("_", " "), *([", ".join(worse)] if worse else [])])
     if result.outcome == "unhealthy" and not result.runs:
         return "; ".join(judged.reasons)
@@ -76,7 +78,13 @@ def _why(result: Measurement) -> str:
         return f"{plural(len(judged.unhealthy_launches), 'launch')} set aside"
     if result.outcome in QUIET:
         return ""
-    return ", ".join([*_told(telling), *_counts_that_tell(judged, judged.outcome)])
+    return ", ".join([*_told(decisive(judged)), *_counts_that_tell(judged, judged.outcome)])
+
+
+def decisive(judged: Verdict) -> list[Check]:
+    """Return the checks that decided a verdict."""
+    outcome = "regressed" if judged.failure in JUDGED_ALL_THE_SAME else judged.outcome
+    return [check for check in judged.checks if check.outcome == outcome]
 
 
 def _told(checks: Iterable[Check]) -> list[str]:
@@ -121,7 +129,7 @@ def counts_listed(result: Measurement) -> bool:
     return check is not None and any(finding.outcome == "passed" for finding in check.findings)
 
 
-def _blind_to(result: Measurement) -> str:
+def blind_to(result: Measurement) -> str:
     """The blind metrics, and the smallest change of each that would be found."""
     least = {check.label: detectable(check) for check in result.verdict.checks if check.blind}
     metrics = [f"{label} {f'below {size}' if size else 'of any size'}" for label, size in least.items()]

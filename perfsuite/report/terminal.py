@@ -9,17 +9,19 @@ import io
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from rich.console import Console, OverflowMethod
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from perfsuite.case.case import Unit
-from perfsuite.report import counts, dry_facts, profile, summary
-from perfsuite.report.columns import LAUNCHES, SPEED_CHANGE, Column, figure, of_cases, speed_in
-from perfsuite.report.summary import known_issue, notes, speed_unit
-from perfsuite.report.text import plural, printable, rate, sentence, value
+from perfsuite.report import counts, summary
+from perfsuite.report.columns import SPEED_CHANGE, Column, figure, of_cases, speed_in
+from perfsuite.report.explained import Explained, explained
+from perfsuite.report.table import Table
+from perfsuite.report.text import WIDTH, cut, printable, relative, value, wrapped
+from perfsuite.results.amounts import rate
 from perfsuite.results.metric import (
     CPU_S_PER_STEP,
     ENERGY_PER_TOKEN,
@@ -35,15 +37,16 @@ from perfsuite.results.metric import (
     extra_metrics,
 )
 from perfsuite.results.outcome import STYLES
-from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
 
-NARROW = 120
-"""Columns of a terminal below which a case's id has a line of its own, and some figures are left out."""
-WIDEST = 10_000
-"""Columns of a table that nothing limits; no table needs so many."""
 PIPED = 200
 """Columns of a table that goes into a file or another program."""
+MOST_LINES = 12
+"""Lines about a case that did not pass, unless all of them are asked for."""
+MOST_COUNTS = 10
+"""Counts of one kind, judged or not, that are told in words."""
+WIDEST = 10_000
+"""Columns of a table that nothing limits; no table needs so many."""
 
 
 class _Console(Console):
@@ -61,24 +64,32 @@ def console(*, stderr: bool = False) -> Console:
     return made
 
 
-def plain_table(headings: Iterable[str], *, overflow: OverflowMethod = "ellipsis") -> Table:
+def plain_table(headings: Iterable[str], *, overflow: OverflowMethod = "ellipsis") -> RichTable:
     """Return a table without lines. `overflow` says what becomes of text that is wider than the terminal."""
-    made = Table(box=None, header_style="bold", pad_edge=False)
+    made = RichTable(box=None, header_style="bold", pad_edge=False)
     for heading in headings:
         made.add_column(heading, overflow=overflow)
     return made
 
 
 def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> str:
-    """Return the cases as a table of `width` columns (80 or more); None: as wide as it needs."""
-    narrow = width is not None and width < NARROW
+    """Return the cases as a table of at most `width` columns, 80 or more; None: `WIDTH`.
+
+    A row begins with the case. If that is too wide, each case has a line of its own above its figures.
+    """
+    unit, only_dry = summary.speed_unit(results), summary.only_dry(results)
+    measured = [
+        speed_in(unit),
+        _in_ms(STEP_S_P50),
+        figure(PEAK_MEMORY),
+        figure(MFU),
+        replace(SPEED_CHANGE, heading="vs base"),
+    ]
+    known = any(MFU.of(result.figures) is not None for result in results)
+    columns = of_cases(results, [each for each in measured if known or each.heading != MFU.label])
     grid = plain_table(())
-    if not narrow:
-        grid.add_column("case", overflow="fold", ratio=1, min_width=20)
-    columns = of_cases(results, _columns(speed_unit(results), narrow=narrow))
     for column in columns:
         grid.add_column(column.heading, justify="right", no_wrap=True)
-    only_dry = summary.only_dry(results)
     grid.add_column("dry run" if only_dry else "verdict", no_wrap=True)
     for result in results:
         style = STYLES[summary.verdict(result)]
@@ -86,40 +97,36 @@ def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> 
         for mark in summary.marks(result):
             if mark in ("shared", "not counted") or (mark == "dry run" and not only_dry):
                 verdict.append(f" ({mark})", "" if mark == "dry run" else "yellow")
-        grid.add_row(
-            *([] if narrow else [result.case_id]), *(column.cell(result) for column in columns), verdict
-        )
+        grid.add_row(*(column.cell(result) for column in columns), verdict)
+    plain = _rendered(grid)
+    heading, *rows = _rendered(grid, color=color) if color else plain
+    ids = [printable(result.case_id) for result in results]
+    longest = max(map(len, ids))
+    if longest + 2 + max(map(len, plain)) <= (width or WIDTH):
+        named = [f"{case_id:<{longest}}  {row}" for case_id, row in zip(ids, rows, strict=True)]
+        return "\n".join([f"{'case':<{longest}}  {heading}", *named])
+    named = [line for case_id, row in zip(ids, rows, strict=True) for line in (case_id, f"  {row}")]
+    return "\n".join([f"  {heading}", *named])
+
+
+def _rendered(grid: RichTable, *, color: bool = False) -> list[str]:
     text = io.StringIO()
-    _Console(
-        file=text,
-        width=width or WIDEST,
-        force_terminal=color,
-        color_system="standard" if color else None,
-        markup=False,
-        emoji=False,
-    ).print(grid)
-    lines = [line.rstrip() for line in text.getvalue().splitlines()]
-    if narrow:
-        heading, *rows = lines
-        named = [
-            line for result, row in zip(results, rows, strict=True) for line in (result.case_id, f"  {row}")
-        ]
-        lines = [f"  {heading}", *named]
-    return "\n".join(lines)
+    system: Literal["standard"] | None = "standard" if color else None
+    out = _Console(
+        file=text, width=WIDEST, force_terminal=color, color_system=system, markup=False, emoji=False
+    )
+    out.print(grid)
+    return [line.rstrip() for line in text.getvalue().splitlines()]
 
 
-def _columns(unit: Unit, *, narrow: bool) -> list[Column]:
-    """The columns between case and verdict."""
-    wide = [] if narrow else [figure(TOKENS_PER_S_PER_DEVICE)]
-    return [
-        speed_in(unit),
-        *wide,
-        *(_in_ms(metric) for metric in (STEP_S_P50, STEP_S_P95)),
-        figure(PEAK_MEMORY),
-        figure(MFU),
-        replace(SPEED_CHANGE, heading="vs base"),
-        *([] if narrow else [LAUNCHES]),
-    ]
+def lines_of(table: Table) -> list[str]:
+    """Return a table as lines without colours, as wide as it needs."""
+    grid = plain_table(())
+    for number, heading in enumerate(table.headers):
+        grid.add_column(heading, justify="right" if table.is_figure(number) else "left")
+    for row in table.rows:
+        grid.add_row(*row)
+    return _rendered(grid)
 
 
 def _in_ms(metric: Metric) -> Column:
@@ -132,80 +139,97 @@ def _in_ms(metric: Metric) -> Column:
 
 
 def explanation(result: Measurement, *, whole: bool = True) -> str:
-    """Return everything about one case in words: metrics beside their baseline, failures, what changed.
+    """Return everything about one case in words, in lines of at most `WIDTH` columns.
 
-    If not `whole`, a launched case goes without what no verdict needs: figures that are not judged, and what
-    a step did.
+    If not `whole`, a launched case has at most `MOST_LINES` lines: why it has its verdict, what changed and
+    where its files are.
     """
-    whole = whole or result.dry
-    verdict = result.verdict
-    lines = [f"{result.case_id}: {verdict.outcome} {_by_what(result)}"]
-    lines += [f"  {line}" for line in profile.because(verdict)]
-    lines += [f"  {reason}" for reason in verdict.reasons]
-    lines += [f"  {line}" for line in _judged_counts(result)]
-    lines += [f"  {sentence(check, verdict.against)}" for check in verdict.checks]
-    if result.shared:
-        lines.append("  shared: others used the machine; its figures are shown, and counts alone are judged")
-    if (known := known_issue(result)) is not None:
-        lines.append(f"  {known}")
-    lines += [f"  {line}" for line in _shown(result) if whole]
-    lines += [f"  {line}" for line in dry_facts.lines(result.dry_facts, result.unit)]
-    lines += [f"  {line}" for line in counts.lines(result.counts) if whole]
-    lines += [f"  note: {note}" for note in notes(result)]
-    if verdict.changed:
-        lines.append(f"  {summary.since(verdict)}: " + "; ".join(verdict.changed))
-    if result.baseline_file:
-        meant = "; if that is meant, accept a new one, or delete it if it is not reviewed"
-        differs = verdict.failure in ("unlike", "loss") and bool(result.runs) and not result.runs[-1].failure
-        lines.append(f"  baseline: {result.baseline_file}{meant if differs else ''}")
-    if verdict.counts is not None and verdict.counts.baseline_file:
-        lines.append(f"  baseline of the counts: {verdict.counts.baseline_file}")
-    lines += [f"  {line}" for line in profile.traces(result)]
-    lines.append(f"  files of the {'dry run' if result.dry else 'launches'}: {result.directory}")
-    lines += _tracebacks(result.before, ", arm A")
-    lines += _tracebacks(result.runs, ", arm B" if result.before else "")
-    return printable("\n".join(lines))
+    told = explained(result)
+    return printable("\n".join(_all(result, told) if whole or result.dry else _in_short(result, told)))
 
 
-def _tracebacks(runs: Sequence[Run], where: str) -> list[str]:
-    lines = []
-    for run in runs:
-        if run.failure is not None and run.failure.traceback:
-            rank = "" if run.failure.rank is None else f" of rank {run.failure.rank}"
-            traceback = run.failure.traceback.rstrip().splitlines()
-            lines += [f"  traceback{rank}{where}:", *(f"    {line}" for line in traceback)]
+def _all(result: Measurement, told: Explained) -> list[str]:
+    lines = _title(result, told)
+    for text in (*told.why, *told.reasons):
+        lines += _lines(text)
+    if told.counts is not None:
+        lines += _lines(f"counts: {told.counts}")
+        for text in (*cut(told.findings, MOST_COUNTS), *cut(told.listed, MOST_COUNTS), *told.remarks):
+            lines += _lines(text, indent="    ")
+    shown = [*told.checks, *told.excuses, *_shown(result), *told.predicted]
+    for text in shown:
+        lines += _lines(text)
+    for text in counts.lines(result.counts):
+        lines += _lines(text.lstrip(), indent="    " if text.startswith(" ") else "  ")
+    notes = [f"note: {note}" for note in (*told.notes, *summary.machine_notes([result]))]
+    files = [f"{name}: {file}" for name, file in told.files.items()]
+    for text in (*notes, *([told.changed] if told.changed else []), *files, *told.traces):
+        lines += _lines(text)
+    for title, traceback in told.tracebacks:
+        lines += [f"  {title}:", *(f"    {line}" for line in traceback.splitlines())]
     return lines
 
 
-def _by_what(result: Measurement) -> str:
-    """The evidence: so many launches, or a dry run of a machine that need not be there."""
-    if result.dry:
-        return f"by a dry run as if on {result.runs[-1].machine.device_name}"
-    if result.before:
-        return f"after {plural(len(result.runs), 'pair')} of launches"
-    return f"after {plural(len(result.runs), 'launch')}"
+def _in_short(result: Measurement, told: Explained) -> list[str]:
+    """The verdict, what decided it and what changed, as much as there is room for.
+
+    Never left out: what makes the verdict worth less, and where the files are.
+    """
+    lines = _title(result, told)
+    *others, (name, directory) = told.files.items()
+    worth_less = [f"counts: {told.not_counted}"] if told.not_counted else []
+    worth_less += told.excuses
+    if not any(check.blind for check in summary.decisive(result.verdict)):
+        worth_less += filter(None, [summary.blind_to(result)])
+    end = [line for text in worth_less for line in _lines(text, most=2)]
+    end += _lines(f"{name}: {directory}")
+    findings = [each for each in told.findings if not any(why in each for why in told.why)]
+    texts = [*told.why, *told.reasons, *told.decisive, *findings, *filter(None, [told.changed])]
+    texts += [f"note: {note}" for note in told.notes]
+    texts += [f"{each}: {file}" for each, file in others]
+    for number, text in enumerate(texts):
+        more = _lines(text, most=3)
+        if len(lines) + len(more) + len(end) >= MOST_LINES:
+            lines.append(f"  {len(texts) - number} more: {summary.REST}")
+            break
+        lines += more
+    room = MOST_LINES - len(lines) - len(end) - 1
+    if told.tracebacks and room > 0:
+        title, traceback = told.tracebacks[-1]
+        last = [f"    {line}" for line in traceback.splitlines()]
+        lines += [
+            f"  {title}{', its end' if len(last) > room else ''}:",
+            *(each[:WIDTH] for each in last[-room:]),
+        ]
+    return lines + end
 
 
-def _judged_counts(result: Measurement) -> list[str]:
-    """The counts beside the baseline's: the verdict, then each finding and remark."""
-    check = result.verdict.counts
-    if check is None:
-        return []
-    by_rank = len(result.counts) > 1
-    told = [*counts.findings(check, by_rank=by_rank), *counts.listed(check, by_rank=by_rank)]
-    judged = counts.judged(check, result.verdict.against)
-    return [f"counts: {judged}", *(f"  {line}" for line in (*told, *counts.remarks(check)))]
+def _lines(text: str, *, indent: str = "  ", most: int | None = None) -> list[str]:
+    """Return text as lines, with paths as they are from here, which makes them shorter."""
+    return wrapped(relative(text, Path.cwd()), indent=indent, most=most)
+
+
+def _title(result: Measurement, told: Explained) -> list[str]:
+    return _lines(f"{result.case_id}: {told.verdict}", indent="")
 
 
 def _shown(result: Measurement) -> list[str]:
     """The figures that are shown and never judged, one line each."""
     figures, judged = result.figures, {check.metric for check in result.verdict.checks}
-    built_in = (STEP_JITTER, ROOFLINE_SHARE, CPU_S_PER_STEP, GPU_UTILISATION, ENERGY_PER_TOKEN)
+    built_in = (
+        TOKENS_PER_S_PER_DEVICE,
+        STEP_S_P95,
+        STEP_JITTER,
+        ROOFLINE_SHARE,
+        CPU_S_PER_STEP,
+        GPU_UTILISATION,
+        ENERGY_PER_TOKEN,
+    )
     shown = [metric for metric in built_in if metric.name not in judged]
     extra = [metric for metric in extra_metrics([figures]) if metric.judged == "shown"]
     lines = [
-        f"{metric.label}: {value(metric.counting(result.unit), metric.of(figures))} (not judged)"
-        for metric in (*shown, *extra)
+        f"{metric.label}: {value(metric, metric.of(figures))} (not judged)"
+        for metric in (each.counting(result.unit) for each in (*shown, *extra))
         if metric.of(figures) is not None
     ]
     if figures.own_tokens_per_s is not None and figures.tokens_per_s is not None:

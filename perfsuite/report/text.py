@@ -1,15 +1,13 @@
-"""Writes figures and sentences as text, for every report.
-
-By hand and not by `humanize`: each unit has its own number of digits here, and every package installed beside
-what is measured may change it.
-"""
+"""Writes checks, changes and lines as text, for every report; `results.amounts` writes the figures."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
+from perfsuite.results.amounts import amount
 from perfsuite.results.metric import Metric, described, find
 from perfsuite.results.outcome import Check
 
@@ -18,6 +16,11 @@ SPEEDS = ("tokens/s", "samples/s")
 UNKNOWN = (-0.9, 9.0)
 """A change is not known where its interval reaches a tenth or ten times of what it is compared with."""
 
+WIDTH = 100
+"""Columns of what reports write in words, on a terminal and in a log."""
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+_PARTED = re.compile(r"(?<=[\d%BPs]) (?:->|to) (?=[-+\d])|(?<=[\d%]) (?=[A-Za-zµ%°])")
+"""Blanks next to a number at which no line may end: `7.0 MiB`, `99 %`, `29.9 -> 59.8`, `-27.0% to -8.0%`."""
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _COMMAND = re.compile(r"^([^\S\n]*)::", re.MULTILINE)
 
@@ -86,35 +89,9 @@ def value(metric: Metric, figure: float | None) -> str:
     return amount(figure, metric.unit) if metric.format is None or figure is None else metric.format(figure)
 
 
-def amount(value: float | None, unit: str) -> str:
-    """Return a figure with its unit. A speed goes without: the label or the heading beside it has it."""
-    if value is None:
-        return "not measured"
-    if unit == "bytes":
-        return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.1f} MiB"
-    if unit in _FORMATS:
-        return _FORMATS[unit](value)
-    return f"{rate(value)} {unit}"
-
-
-def rate(value: float) -> str:
-    """Return a number to three digits at least, with a comma for thousands: `0.123`, `12.3`, `1,234`."""
-    return f"{value:.3g}" if 0 < abs(value) < 100 else f"{value:,.0f}"
-
-
 def percent(change: float) -> str:
     """Return a relative change with its sign; never `-0.0%`."""
     return f"{round(change, 3) + 0.0:+.1%}"
-
-
-def duration(seconds: float) -> str:
-    """Return a time in ms up to 10 s, then in s."""
-    return f"{seconds:,.2f} s" if seconds >= 10 else f"{1e3 * seconds:,.1f} ms"
-
-
-def energy(joules: float) -> str:
-    """Return an energy in mJ."""
-    return f"{1e3 * joules:.2f} mJ"
 
 
 def plural(count: int, noun: str) -> str:
@@ -122,6 +99,36 @@ def plural(count: int, noun: str) -> str:
     if count == 1:
         return f"1 {noun}"
     return f"{count:,} {noun}{'es' if noun.endswith('ch') else 's'}"
+
+
+def cut(lines: Sequence[str], most: int) -> list[str]:
+    """Return the first of these lines, and how many more there are."""
+    left = len(lines) - most
+    return [*lines[:most], *([f"and {left} more"] if left > 0 else [])]
+
+
+def wrapped(text: str, *, indent: str = "  ", most: int | None = None) -> list[str]:
+    """Return text as lines of at most `WIDTH` columns. Paths and other long words stay whole.
+
+    A number stays with its unit and with the number that an arrow or an interval leads to. `most`: lines at
+    the most, of which the last one then ends in an ellipsis.
+    """
+    together = _PARTED.sub(lambda found: found[0].replace(" ", _NO_BREAK), text)
+    lines = [
+        line.replace(_NO_BREAK, " ")
+        for paragraph in together.splitlines()
+        for line in textwrap.wrap(
+            paragraph,
+            WIDTH,
+            initial_indent=indent,
+            subsequent_indent=f"{indent}  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    ]
+    if most is not None and len(lines) > most:
+        lines = [*lines[: most - 1], f"{lines[most - 1][: WIDTH - 2]} …"]
+    return lines
 
 
 def printable(text: str) -> str:
@@ -138,18 +145,3 @@ def printable(text: str) -> str:
 def relative(text: str, root: Path) -> str:
     """Return the text with each path below `root` as it is from there."""
     return re.sub(rf"(?<![\w./-]){re.escape(str(root))}/", "", text) if root != Path("/") else text
-
-
-_FORMATS: dict[str, Callable[[float], str]] = {
-    "tokens/s": rate,
-    "samples/s": rate,
-    "s": duration,
-    "share": "{:.1%}".format,
-    "%": "{:.0f} %".format,
-    "ratio": "{:.2f}".format,
-    "": "{:.2f}".format,
-    "TFLOP/s": "{:.2f}".format,
-    "J per token": lambda joules: f"{energy(joules)} per token",
-    "J per sample": lambda joules: f"{energy(joules)} per sample",
-}
-"""How values of a unit are written; others as a number and the unit. Bytes: see `amount`."""

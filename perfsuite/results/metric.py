@@ -50,7 +50,7 @@ class Metric:
     label: str
     """What sentences call it."""
     unit: str
-    """Also says how a value is written: see `perfsuite.report.text.amount`."""
+    """Also says how a value is written: see `perfsuite.results.amounts.amount`."""
     better: Literal["higher", "lower"]
     judged: Judged
     """`sequential`: by the statistics of several launches. `exact`: one launch is enough, every change beyond
@@ -187,7 +187,7 @@ comparison of two arms estimates from its own launches how CPU time follows the 
 
 TOKENS_PER_S_PER_DEVICE = Metric(
     name="tokens_per_s_per_device",
-    label="tokens/s/GPU",
+    label="tokens/s per device",
     heading="per device",
     unit="tokens/s",
     better="higher",

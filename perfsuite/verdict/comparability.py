@@ -8,6 +8,7 @@ from perfsuite.analysis import health
 from perfsuite.analysis.nodes import gpu_of
 from perfsuite.case.case import NOT_IN_ID
 from perfsuite.case.hardware import AND
+from perfsuite.results.amounts import amount, signed
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.metric import find
 from perfsuite.results.run import Run
@@ -238,7 +239,7 @@ def _device_memory_grew(run: Run, baseline: Baseline) -> list[str]:
     then, now = baseline.median("device_memory_bytes"), run.figures.device_memory_bytes
     if then is None or now is None or now - then <= DEVICE_MEMORY_GREW:
         return []
-    grown = f"{then / 2**30:.2f} GiB -> {now / 2**30:.2f} GiB (+{(now - then) / 2**30:.2f} GiB)"
+    grown = f"{amount(then, 'bytes')} -> {amount(now, 'bytes')} ({signed(now - then, 'bytes')})"
     return [f"GPU memory in use, by NVML, also outside torch's allocator: {grown}"]
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
+from perfsuite.results.amounts import arrow
 from perfsuite.results.count_baseline import CountBaseline, unsteady, versions_of
 from perfsuite.results.counts import Counts, RankCounts, spans
 from perfsuite.results.outcome import WORST_FIRST, CountCheck, Finding
 from perfsuite.results.quantities import GRAPHS, Quantity, differing, quantities
 from perfsuite.results.run import Run
-from perfsuite.verdict.count_sentences import arrow, sentence
+from perfsuite.verdict.count_sentences import sentence
 
 Judged = Literal["regressed", "improved", "passed"]
 Launches = Sequence[Sequence[RankCounts]]

@@ -509,4 +509,4 @@ def test_a_log_that_fills_the_disk_is_told(tmp_path: Path) -> None:
             log.truncate(size)
     run = collected(run_dir)
     told = [note for note in run.notes if "is kept" in note]
-    assert told == [f"rank-1.log has 100 MiB, and is kept: {run_dir.rank_log(1)}"]
+    assert told == [f"rank-1.log has 100.0 MiB, and is kept: {run_dir.rank_log(1)}"]

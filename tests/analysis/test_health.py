@@ -157,15 +157,16 @@ def test_the_thresholds() -> None:
         ),
         (
             {"foreign_memory_bytes": 256 * 2**20 + 2**20},
-            "GPU 0 was shared: other processes held 257 MiB (at most 256 MiB)",
+            "GPU 0 was shared: other processes held 257.0 MiB (at most 256.0 MiB)",
         ),
         (
             {"held_before_bytes": 3 * GIB // 2, "held_before_by": (17, 4)},
-            "GPU 0: 1.5 GiB held before the launch by pid 17, 4 (at most 1 GiB is healthy; waited 30 s)",
+            "GPU 0: 1.50 GiB held before the launch by pid 17, 4 (at most 1.00 GiB is healthy; waited 30 s)",
         ),
         (
             {"held_before_bytes": GIB + 1},
-            "GPU 0: 1.0 GiB held before the launch by no process that NVML lists (at most 1 GiB is healthy; "
+            "GPU 0: 1.00 GiB held before the launch by no process that NVML lists (at most 1.00 GiB is "
+            "healthy; "
             "waited 30 s)",
         ),
     ],

@@ -33,8 +33,8 @@ def test_the_terminal_shows_table_explanations_and_counts(tmp_path: Path) -> Non
         "torch       2.13.0",
         "commit      0123456789ab",
     ]
-    assert sum(line.startswith("fake-") and line.endswith("  regressed") for line in lines) == 1
-    assert any(line.startswith("  tokens/s: ") and "2.9% allowed: regressed" in line for line in lines)
+    assert sum(line.endswith("%  regressed") for line in lines) == 1
+    assert any(line.startswith("  tokens/s: ") and line.endswith("2.9% allowed:") for line in lines)
     assert any("RuntimeError: NCCL error" in line for line in lines)
     assert not any(": passed after" in line for line in lines)
     assert "it needs 2 nodes of 8" in lines[-2]

@@ -152,7 +152,7 @@ class Nvml:
 @pytest.mark.parametrize(
     ("devices", "held", "found"),
     [
-        (2, ({}, {BUSY: 3000, OTHER: 10}), ["3,010 MiB of GPU 1 held by train (pid 4711), train (pid 4712)"]),
+        (2, ({}, {BUSY: 3000, OTHER: 10}), ["2.94 GiB of GPU 1 held by train (pid 4711), train (pid 4712)"]),
         (1, ({}, {BUSY: 3000}), []),
         (2, ({BUSY: 256}, {BUSY: None}), []),
     ],
@@ -169,7 +169,7 @@ def test_who_holds_memory_of_the_jobs_gpus_is_said(
 def test_memory_of_processes_in_another_container_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert gpu_users(Nvml({}, unlisted=1000), 1) == []
-    assert gpu_users(Nvml({}, unlisted=70_000), 1) == ["70,000 MiB of GPU 0 whose holder NVML does not tell"]
+    assert gpu_users(Nvml({}, unlisted=70_000), 1) == ["68.4 GiB of GPU 0 whose holder NVML does not tell"]
 
 
 # Waiting

@@ -364,7 +364,7 @@ def test_a_gpu_that_is_never_free_is_unhealthy(processes: list[Any], whose: str)
     assert sum(slept) == FREE_S
     assert machine_problems(found, make_gpu_machine()) == [
         f"GPU 1 (00000000:1C:00.0): 12.3 GiB held before the launch by {whose} "
-        "(at most 1 GiB is healthy; waited 30 s)"
+        "(at most 1.00 GiB is healthy; waited 30 s)"
     ]
 
 

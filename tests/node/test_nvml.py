@@ -37,7 +37,7 @@ def test_other_processes_on_the_gpu_are_foreign() -> None:
     found = watched(Nvml({"nvmlDeviceGetComputeRunningProcesses": (alone, processes, alone)}))
     assert found.devices[0].foreign_memory_bytes == 13 * GIB
     assert machine_problems(found, make_gpu_machine(count=1)) == [
-        "GPU 0 (00000000:1B:00.0) was shared: other processes held 13,312 MiB (at most 256 MiB)"
+        "GPU 0 (00000000:1B:00.0) was shared: other processes held 13.0 GiB (at most 256.0 MiB)"
     ]
 
 

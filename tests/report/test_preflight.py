@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from perfsuite.report.preflight import NODE_HEADERS, NONE, as_text, notes, rows, title
+from perfsuite.report.preflight import as_text, notes, table, title
+from perfsuite.report.table import NONE
 from perfsuite.results.preflight import NodePreflight, Preflight
 from perfsuite.results.run import Health
 from tests.samples import make_machine
@@ -23,11 +24,11 @@ CORES = make_machine().device_name
 
 
 def test_each_node_has_a_row_with_what_is_known_of_it() -> None:
-    assert rows(FOUND) == [
+    assert table(FOUND).rows == [
         ("n1", "0.0812 TFLOP/s", "9.9 GB/s", "0.41 GB/s", NONE, "0.5 GB/s", "nothing"),
         ("n2", *[NONE] * 5, "crash: no route to [n1]; copy is slow"),
     ]
-    assert {len(row) for row in rows(FOUND)} == {len(NODE_HEADERS)}
+    assert {len(row) for row in table(FOUND).rows} == {len(table(FOUND).headers)}
 
 
 def test_the_title_counts_bad_nodes() -> None:
@@ -48,7 +49,7 @@ def test_as_text_it_is_a_table_with_the_notes_under_it() -> None:
     first, headers, good, bad, note = as_text(FOUND).splitlines()
     assert first == title(FOUND)
     assert headers.split("  ")[1].strip() == "node"
-    assert good.split() == ["n1", *" ".join(rows(FOUND)[0][1:]).split()]
+    assert good.split() == ["n1", *" ".join(table(FOUND).rows[0][1:]).split()]
     assert bad.endswith("crash: no route to [n1]; copy is slow")
     assert headers.index("what is wrong") == good.index("nothing") == bad.index("crash")
     assert note == "  note: n1: PCIe width x8"

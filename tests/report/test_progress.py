@@ -34,7 +34,7 @@ def test_a_log_gets_a_line_when_a_launch_begins_and_when_it_ends() -> None:
     screen.progress.end("recorded")
     assert screen.lines == [
         "perfsuite: [1/2] case-a launched",
-        "perfsuite: [1/2] case-a recorded: 1 launch in 2.2 s, then 2 s for 1 more",
+        "perfsuite: [1/2] case-a recorded: 1 launch in 2.2 s; about 2 s for 1 more case",
     ]
 
 
@@ -48,11 +48,11 @@ def test_a_terminal_gets_a_live_line_and_one_that_stays() -> None:
     screen.now += 2
     screen.progress.step(8, 256)
     screen.progress.end("passed")
-    assert screen.lines == ["perfsuite: [1/2] case-a passed: 1 launch in 6.0 s, then 6 s for 1 more"]
+    assert screen.lines == ["perfsuite: [1/2] case-a passed: 1 launch in 6.0 s; about 6 s for 1 more case"]
     assert screen.lives == [
-        "[1/2] case-a starting 3 s",
-        "[1/2] case-a step 4/20",
-        "[1/2] case-a step 8/20 512 tokens/s 6 s",
+        "[1/2] case-a starting for 3 s",
+        "[1/2] case-a step 4 of 20",
+        "[1/2] case-a step 8 of 20, 512 tokens/s, 6 s left",
         None,
     ]
 
@@ -66,9 +66,9 @@ def test_the_rate_is_shown_once_steps_and_time_have_passed() -> None:
     screen.now += 1
     screen.progress.step(6, 1_000_000)
     assert screen.lives == [
-        "[1/1] case-a step 4/20",
-        "[1/1] case-a step 4/20",
-        "[1/1] case-a step 6/20 1,000,000 tokens/s 14 s",
+        "[1/1] case-a step 4 of 20",
+        "[1/1] case-a step 4 of 20",
+        "[1/1] case-a step 6 of 20, 1,000,000 tokens/s, 14 s left",
     ]
 
 
@@ -78,7 +78,7 @@ def test_the_rate_is_in_what_the_case_counts() -> None:
     screen.progress.step(4, 8)
     screen.now += 2
     screen.progress.step(6, 8)
-    assert screen.lives[-1] == "[1/1] case-a step 6/20 8 samples/s 14 s"
+    assert screen.lives[-1] == "[1/1] case-a step 6 of 20, 8 samples/s, 14 s left"
 
 
 def test_steps_that_come_at_the_same_moment_give_no_rate() -> None:
@@ -86,7 +86,7 @@ def test_steps_that_come_at_the_same_moment_give_no_rate() -> None:
     screen.progress.begin("case-a", 20, 1)
     screen.progress.step(4, 256)
     screen.progress.step(8, 256)
-    assert screen.lives[-1] == "[1/1] case-a step 8/20"
+    assert screen.lives[-1] == "[1/1] case-a step 8 of 20"
 
 
 def test_each_launch_has_a_rate_of_its_own() -> None:
@@ -99,7 +99,7 @@ def test_each_launch_has_a_rate_of_its_own() -> None:
     screen.progress.step(2, 100)
     screen.now += 2
     screen.progress.step(4, 100)
-    assert screen.lives[-1] == "[2/2] case-b step 4/20 100 tokens/s 16 s"
+    assert screen.lives[-1] == "[2/2] case-b step 4 of 20, 100 tokens/s, 16 s left"
 
 
 def test_time_left_is_the_mean_of_what_was_times_what_is_to_come() -> None:
@@ -108,11 +108,13 @@ def test_time_left_is_the_mean_of_what_was_times_what_is_to_come() -> None:
     screen.launch("case-b", 20)
     screen.progress.begin("case-c", 20, 1)
     screen.progress.step(0, 0)
-    assert screen.lives[-1] == "[3/5] case-c starting 0 s, then 30 s for 2 more"
+    assert screen.lives[-1] == "[3/5] case-c starting for 0 s; about 30 s for 2 more cases"
     screen.progress.step(3, 256)
     screen.now += 1
     screen.progress.step(4, 256)
-    assert screen.lives[-1] == "[3/5] case-c step 4/20 256 tokens/s 16 s, then 30 s for 2 more"
+    assert (
+        screen.lives[-1] == "[3/5] case-c step 4 of 20, 256 tokens/s, 16 s left; about 30 s for 2 more cases"
+    )
 
 
 def test_long_times_are_in_minutes_and_the_last_case_has_none() -> None:
@@ -121,8 +123,8 @@ def test_long_times_are_in_minutes_and_the_last_case_has_none() -> None:
     screen.launch("case-b", 60)
     screen.launch("case-c", 60)
     assert [line.split(" launch in ")[1] for line in screen.lines if " launch in " in line] == [
-        "300.0 s, then 10 min for 2 more",
-        "60.0 s, then 3 min for 1 more",
+        "300.0 s; about 10 min for 2 more cases",
+        "60.0 s; about 3 min for 1 more case",
         "60.0 s",
     ]
 
@@ -144,7 +146,7 @@ def test_a_long_id_leaves_room_for_the_figures() -> None:
     for launch in (1, 2):
         screen.progress.begin("fsdp-shard_grad_op-llama-3.1-8b-s4096-b1-bf16-mixed-1x8", 20, launch)
     screen.progress.step(0, 0)
-    assert screen.lives == ["[1/1] fsdp-shard_grad_op-llama-3.1-… launch 2 starting 0 s"]
+    assert screen.lives == ["[1/1] fsdp-shard_grad_op-llama-3.1-… launch 2 starting for 0 s"]
 
 
 def test_a_case_takes_as_long_as_all_its_launches() -> None:
@@ -154,7 +156,7 @@ def test_a_case_takes_as_long_as_all_its_launches() -> None:
     screen.progress.begin("case-a", 20, 2)
     screen.now += 5
     screen.progress.end("passed")
-    assert screen.lines[-1].endswith("passed: 2 launches in 15.0 s, then 15 s for 1 more")
+    assert screen.lines[-1].endswith("passed: 2 launches in 15.0 s; about 15 s for 1 more case")
 
 
 def test_a_log_is_told_every_half_minute_what_is_waited_for() -> None:

@@ -25,7 +25,7 @@ def test_cases_that_differ_in_nodes_alone_are_set_side_by_side() -> None:
         (4, 8, 3600.0),
     ]
     assert [each.efficiency for each in found.cases] == pytest.approx([1, 0.95, 0.9])
-    assert found.rows()[1] == ("2", "4", "1,900 tokens/s", "475 tokens/s", "95%")
+    assert found.table().rows[1] == ("2", "4", "1,900 tokens/s", "475 tokens/s", "95%")
     assert str(found).startswith(f"scaling of {found.name}: 1 node 100%, 2 nodes 95%, 4 nodes 90% of")
     assert not found.name.endswith("x2")
 

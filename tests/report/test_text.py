@@ -8,16 +8,7 @@ from typing import Any
 import pytest
 
 from perfsuite.report import text
-from perfsuite.report.text import (
-    amount,
-    duration,
-    percent,
-    plural,
-    printable,
-    rate,
-    relative,
-    sentence,
-)
+from perfsuite.report.text import WIDTH, cut, percent, plural, printable, relative, sentence, wrapped
 from perfsuite.results.metric import GATED, MFU, STEP_S_P50, TOKENS_PER_S
 from perfsuite.results.outcome import Check
 from tests.samples import make_result, now
@@ -172,54 +163,6 @@ def test_every_gated_metric_has_a_sentence_from_its_judgement() -> None:
         assert re.search(pattern + ": passed$", words)
 
 
-@pytest.mark.parametrize(
-    ("value", "unit", "words"),
-    [
-        (None, "bytes", "not measured"),
-        (None, "", "not measured"),
-        (0, "bytes", "0.0 MiB"),
-        (1.5 * MIB, "bytes", "1.5 MiB"),
-        (1023.9 * MIB, "bytes", "1023.9 MiB"),
-        (2.0**30, "bytes", "1.00 GiB"),
-        (2.0**30 * 12.345, "bytes", "12.35 GiB"),
-        (93_600.4, "tokens/s", "93,600"),
-        (99.96, "samples/s", "100"),
-        (3.14159, "samples/s", "3.14"),
-        (0.0, "samples/s", "0"),
-        (1.2345, "", "1.23"),
-        (math.nan, "tokens/s", "nan"),
-    ],
-)
-def test_amount(value: float | None, unit: str, words: str) -> None:
-    assert amount(value, unit) == words
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [(0, "0"), (0.1234, "0.123"), (12.34, "12.3"), (99.96, "100"), (1234.5, "1,234"), (-0.5, "-0.5")],
-)
-def test_rate(value: float, words: str) -> None:
-    assert rate(value) == words
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "words"),
-    [
-        (0.423, "share", "42.3%"),
-        (97.4, "%", "97 %"),
-        (1.104, "ratio", "1.10"),
-        (0.0123, "s", "12.3 ms"),
-        (12.0, "s", "12.00 s"),
-        (412.345, "TFLOP/s", "412.35"),
-        (0.0321, "J per token", "32.10 mJ per token"),
-        (0.002, "J per sample", "2.00 mJ per sample"),
-        (1234.5, "W", "1,234 W"),
-    ],
-)
-def test_the_unit_says_how_a_value_is_written(value: float, unit: str, words: str) -> None:
-    assert amount(value, unit) == words
-
-
 def test_a_metric_may_say_how_its_values_are_written() -> None:
     assert text.value(MFU, 0.5) == "50.0%"
     assert text.value(STEP_S_P50, 0.25) == "250.0 ms"
@@ -244,10 +187,6 @@ def test_percent(change: float, words: str) -> None:
 )
 def test_plural(count: int, noun: str, words: str) -> None:
     assert plural(count, noun) == words
-
-
-def test_duration_is_in_milliseconds_up_to_ten_seconds() -> None:
-    assert [duration(seconds) for seconds in (0.0123, 1.5, 12)] == ["12.3 ms", "1,500.0 ms", "12.00 s"]
 
 
 @pytest.mark.parametrize(
@@ -278,3 +217,23 @@ def test_no_terminal_and_no_job_of_github_obeys_what_others_wrote() -> None:
     text = "a::b\n  \t::add-mask::x\n::stop-commands::y\nlog: ##[error]z"
     assert printable(text) == "a::b\n  \t: :add-mask::x\n: :stop-commands::y\nlog: ## [error]z"
     assert printable("±0.5 % · µs → 12 GiB\n\ttab") == "±0.5 % · µs → 12 GiB\n\ttab"
+
+
+def test_lines_end_at_no_number() -> None:
+    words = "tokens/s: 4,336, baseline 4,669: 7.3% fewer (99 % interval -8.1% to -6.4%), 2.9% allowed: passed"
+    for before in range(60):
+        lines = wrapped(f"{'x' * before} {words}; 29.9 -> 59.8 GiB a step")
+        assert max(map(len, lines)) <= WIDTH
+        assert " ".join(line.strip() for line in lines).endswith(f"{words}; 29.9 -> 59.8 GiB a step")
+        for whole in ("7.3% fewer", "99 % interval", "-8.1% to -6.4%),", "2.9% allowed:", "29.9 -> 59.8 GiB"):
+            assert any(whole in line for line in lines)
+
+
+def test_what_is_one_word_stays_whole_and_what_is_too_long_ends_in_an_ellipsis() -> None:
+    path = f"/{'x' * WIDTH}"
+    assert wrapped(f"files: {path}") == ["  files:", f"    {path}"]
+    assert wrapped("a\n b", indent="") == ["a", " b"]
+    *_, last = cut_short = wrapped("word " * 100, most=2)
+    assert (len(cut_short), last[-2:]) == (2, " …")
+    assert cut(["a", "b", "c"], 3) == ["a", "b", "c"]
+    assert cut(["a", "b", "c"], 1) == ["a", "and 2 more"]

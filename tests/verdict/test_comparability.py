@@ -310,7 +310,7 @@ def test_memory_outside_the_allocator_that_grew_is_told_and_not_judged(grown_mib
 
     verdict = session([holding(20480 + grown_mib)] * 3, from_runs([holding(20480)] * 5))
     assert verdict.outcome == "passed"
-    told = "GPU memory in use, by NVML, also outside torch's allocator: 20.00 GiB -> 20.25 GiB (+0.25 GiB)"
+    told = "GPU memory in use, by NVML, also outside torch's allocator: 20.0 GiB -> 20.3 GiB (+257.0 MiB)"
     assert verdict.changed == ((told,) if is_told else ())
 
 

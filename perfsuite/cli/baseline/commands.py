@@ -14,7 +14,7 @@ from rich.text import Text
 from perfsuite import documents
 from perfsuite.cli.baseline.accept import accept as write_accepted
 from perfsuite.cli.baseline.accept import counted, measured
-from perfsuite.cli.baseline.counts import COUNTS, table
+from perfsuite.cli.baseline.counts import COUNTS, step
 from perfsuite.cli.baseline.profiles import PROFILES, lines
 from perfsuite.cli.baseline.shown import B, Shown
 from perfsuite.cli.baseline.times import TIMES, Refused
@@ -79,7 +79,7 @@ def show(
         counts = known.counts.read(file)
         _show(COUNTS, counts, file)
         for entry in counts.counts:
-            console().print(table(entry))
+            console().print("\n".join(step(entry)))
 
 
 def _show(shown: Shown[B], known: B, file: Path, more: Sequence[str] = ()) -> None:

@@ -7,23 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.table import Table
-
 from perfsuite.cli.baseline.shown import Shown, accepted_cells, accepted_lines
 from perfsuite.cli.baseline.times import Refused
 from perfsuite.dry import limits
 from perfsuite.errors import PerfsuiteError
-from perfsuite.report.terminal import console, plain_table
-from perfsuite.report.text import plural
+from perfsuite.report import counts as told
+from perfsuite.report.terminal import console, lines_of
+from perfsuite.report.text import plural, wrapped
+from perfsuite.results.amounts import amount
 from perfsuite.results.baseline import Acceptance
 from perfsuite.results.count_baseline import CountBaseline, from_runs, versions_of
-from perfsuite.results.counts import Counts, RankCounts, of_rank
+from perfsuite.results.counts import RankCounts, of_rank
 from perfsuite.results.outcome import Finding
-from perfsuite.results.quantities import PEAK, Group, quantities
+from perfsuite.results.quantities import PEAK
 from perfsuite.results.run import Run
 from perfsuite.results.store import BaselineFiles
 from perfsuite.verdict import exact
-from perfsuite.verdict.count_sentences import amount
 
 
 def _cells(known: CountBaseline) -> list[str]:
@@ -147,27 +146,12 @@ def _unsteady(known: CountBaseline) -> list[str]:
     return [f"not judged, because its launches differ: {', '.join(known.unsteady)}"] if known.unsteady else []
 
 
-def table(entry: RankCounts) -> Table:
-    """Return what a step of some ranks does: a row for each collective by dtype and phase, then the rest."""
-    grid = plain_table((f"ranks {entry.name}", "", "phase", "calls", "amount"), overflow="fold")
-    for group in quantities([entry.counts]):
-        if isinstance(group, Group):
-            for row in group.rows(entry.counts):
-                grid.add_row(group.name, row.dtype, row.phase, f"{row.count:,}", amount(row.bytes, "bytes"))
-    for name, unit, value in _rest(entry.counts):
-        grid.add_row(name, "", "", *(("", value) if unit != "calls" else (value, "")))
-    return grid
-
-
-def _rest(counts: Counts) -> list[tuple[str, str, str]]:
-    """Everything but collectives that is not 0: its name, unit and value."""
-    return [
-        (field, quantity.unit, amount(value, quantity.unit))
-        for quantity in quantities([counts])
-        if not isinstance(quantity, Group)
-        for field, value in (quantity.read(counts) or {}).items()
-        if value
-    ]
+def step(entry: RankCounts) -> list[str]:
+    """Return what a step of some ranks does, in the tables of the HTML report."""
+    lines = [told.ranks(entry)]
+    for table in told.tables(entry.counts):
+        lines += [*wrapped(table.caption), *(f"    {line}" for line in lines_of(table))]
+    return lines
 
 
 COUNTS = Shown(

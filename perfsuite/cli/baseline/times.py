@@ -13,8 +13,9 @@ from perfsuite.cli.baseline.shown import Shown, accepted_cells, accepted_lines
 from perfsuite.errors import PerfsuiteError
 from perfsuite.report import summary, text
 from perfsuite.report.terminal import console
-from perfsuite.report.text import amount, plural
+from perfsuite.report.text import plural
 from perfsuite.results import baseline
+from perfsuite.results.amounts import amount
 from perfsuite.results.baseline import MIN_ACCEPTED, Acceptance, Baseline
 from perfsuite.results.metric import (
     PEAK_MEMORY,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perfsuite.case.case import Unit
-from perfsuite.report import dry_facts, profile, summary
+from perfsuite.report import summary
 from perfsuite.report.columns import (
     LAUNCHES,
     MEMORY_CHANGE,
@@ -20,12 +20,13 @@ from perfsuite.report.columns import (
     figure,
     speed_in,
 )
+from perfsuite.report.explained import Explained, explained
 from perfsuite.report.html import charts, tables
 from perfsuite.report.html.charts import Band, Figure
 from perfsuite.report.html.counts_view import CountsView, counts_view
 from perfsuite.report.html.profile_view import profile_tables
-from perfsuite.report.html.tables import NONE, Table
-from perfsuite.report.text import duration
+from perfsuite.report.table import NONE, Table
+from perfsuite.results.amounts import duration
 from perfsuite.results.metric import MFU, PEAK_MEMORY, ROOFLINE_SHARE, STEP_S_P50, TOKENS_PER_S
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
@@ -50,14 +51,10 @@ class CaseView:
     reason: str
     checks: Table | None
     counts: CountsView | None
-    because: list[str]
-    """Why it is slower, as far as that is known."""
+    told: Explained
     profile: list[Table]
-    traces: list[str]
     since: str
     """Heads the list of what changed."""
-    predictions: list[str]
-    """What a dry run predicts."""
     launches: Table | None
     """None where nothing was launched."""
     before: Table | None
@@ -73,7 +70,6 @@ class CaseView:
     health_summary: str
     settings: Table
     notes: list[str]
-    tracebacks: list[tuple[str, str]]
     command: str
     commit: str | None
 
@@ -103,11 +99,9 @@ def case_view(
         reason=summary.reason(result),
         checks=tables.checks(result, anchor),
         counts=counts_view(result, anchor),
-        because=profile.because(result.verdict),
+        told=explained(result),
         profile=profile_tables(result),
-        traces=profile.traces(result),
-        since=_heading(summary.since(result.verdict)),
-        predictions=dry_facts.lines(result.dry_facts, result.unit),
+        since=summary.since(result.verdict),
         launches=tables.launches(result) if runs and not result.dry else None,
         before=tables.launches(result, result.before) if result.before else None,
         steps=_steps(result, band, anchor),
@@ -119,7 +113,6 @@ def case_view(
         health_summary=tables.health_summary(runs),
         settings=tables.settings(runs),
         notes=summary.notes(result),
-        tracebacks=[*_tracebacks(result.before, "Arm A, launch"), *_tracebacks(runs, "Launch")],
         command=_command(result, session),
         commit=session.commit,
     )
@@ -206,19 +199,6 @@ def _loss_caption(runs: Sequence[Run]) -> str:
     if longest > 2 * charts.BUCKETS:
         caption += f"; of every {longest / charts.BUCKETS:.0f} steps the lowest and the highest are drawn"
     return caption + "."
-
-
-def _tracebacks(runs: Sequence[Run], what: str) -> list[tuple[str, str]]:
-    tracebacks = []
-    for number, run in enumerate(runs, 1):
-        if run.failure is not None and run.failure.traceback:
-            where = "" if run.failure.rank is None else f" of rank {run.failure.rank}"
-            tracebacks.append((f"{what} {number}, traceback{where}", run.failure.traceback.rstrip()))
-    return tracebacks
-
-
-def _heading(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _command(result: Measurement, session: SessionFile) -> str:

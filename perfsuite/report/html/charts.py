@@ -17,11 +17,11 @@ from statistics import quantiles
 
 from markupsafe import Markup
 
-from perfsuite.report.text import between, duration, percent
+from perfsuite.report.text import between, percent
+from perfsuite.results.amounts import amount, duration
 from perfsuite.results.metric import described
 from perfsuite.results.outcome import Check
 from perfsuite.results.run import Run
-from perfsuite.verdict.count_sentences import amount
 
 WIDTH, HEIGHT = 360, 160
 LEFT, RIGHT, TOP, BOTTOM = 46, 8, 14, 30

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from perfsuite.report import counts as told
 from perfsuite.report.html import charts
 from perfsuite.report.html.charts import Figure
-from perfsuite.report.html.tables import NONE, Table
+from perfsuite.report.table import Table
 from perfsuite.report.text import plural
-from perfsuite.results.counts import PHASES, Counts, RankCounts, StepMemory, group_name
+from perfsuite.results.amounts import amount, signed
+from perfsuite.results.counts import Counts, RankCounts
 from perfsuite.results.outcome import CountCheck
 from perfsuite.results.session_file import Measurement
-from perfsuite.verdict.count_sentences import amount
 
 MOST_FINDINGS = 50
 MOST_ENTRIES = 8
@@ -69,7 +69,7 @@ def _findings(check: CountCheck, against: str) -> Table | None:
             "listed" if each.outcome == "passed" else each.outcome,
             amount(each.before, each.unit),
             amount(each.now, each.unit),
-            told.change(each),
+            signed(each.now - each.before, each.unit),
             each.ranks,
             each.sentence,
         )
@@ -80,91 +80,19 @@ def _findings(check: CountCheck, against: str) -> Table | None:
         caption += f" {left} more are in results.json." if left > 0 else ""
     headers = ("count", "verdict", against, "now", "change", "ranks", "in words")
     table = Table(
-        caption=caption, headers=headers, rows=rows[:MOST_FINDINGS], text_columns=2, figure_columns=3
+        caption=caption, headers=headers, rows=rows[:MOST_FINDINGS], text_columns=2, last_text_columns=2
     )
     return table if rows else None
 
 
 def _rank(entry: RankCounts, key: str) -> RankView:
     counts, name = entry.counts, told.ranks(entry)
-    tables = [_collectives(counts), _work(counts), _memory(counts.memory), _compiled(counts)]
     return RankView(
         ranks=name,
         in_short=told.in_short(counts),
-        tables=[table for table in tables if table is not None],
+        tables=told.tables(counts),
         bars=_bars(counts, name, key),
     )
-
-
-def _collectives(counts: Counts) -> Table | None:
-    rows = [
-        (
-            each.kind,
-            group_name(each.ranks, each.apart),
-            each.dtype or NONE,
-            each.phase,
-            amount(each.count, "calls"),
-            amount(each.bytes, "bytes"),
-        )
-        for each in told.largest_first(counts.collectives)
-    ]
-    caption = "Bytes are those of whole messages: what is gathered, what is to be scattered, what is reduced."
-    headers = ("collective", "group", "dtype", "phase", "calls", "bytes")
-    return (
-        Table(caption=caption, headers=headers, rows=rows, text_columns=4, figure_columns=2) if rows else None
-    )
-
-
-def _work(counts: Counts) -> Table:
-    by_phase = (counts.flops, counts.kernels, counts.host_reads)
-    rows = [
-        (
-            phase,
-            amount(counts.flops.get(phase, 0), "FLOP"),
-            *(amount(calls.get(phase, 0), "calls") for calls in by_phase[1:]),
-        )
-        for phase in PHASES
-        if any(amounts.get(phase) for amounts in by_phase)
-    ]
-    sums = [sum(amounts.values()) for amounts in by_phase]
-    rows.append(("step", amount(sums[0], "FLOP"), *(amount(each, "calls") for each in sums[1:])))
-    caption = "FLOPs of matrix products, convolutions and attention. A host read waits for the device."
-    if counts.compiled is not None:
-        caption += " Kernels are those outside of compiled code."
-    if counts.without_flops:
-        caption += f" FLOPs are {told.without_flops(counts)}."
-    for way, count in counts.device_copies.items():
-        caption += f" Copied {way}: {plural(count, 'time')}."
-    return Table(
-        caption=caption, headers=("phase", "FLOPs", "kernels", "host reads"), rows=rows, figure_columns=3
-    )
-
-
-def _memory(memory: StepMemory | None) -> Table | None:
-    if memory is None:
-        return None
-    rows = [
-        (f"peak, {told.peak_in(memory)}", amount(memory.peak, "bytes")),
-        ("saved for backward", amount(memory.saved_for_backward, "bytes")),
-        ("more after the step than before", amount(memory.growth, "bytes")),
-        ("allocations", amount(memory.allocations, "calls")),
-    ]
-    caption = "Live tensors: each storage once, without what the allocator adds."
-    return Table(caption=caption, headers=("memory", "of the step"), rows=rows, figure_columns=1)
-
-
-def _compiled(counts: Counts) -> Table | None:
-    if (made := counts.compiled) is None:
-        return None
-    rows = [
-        ("graphs", amount(made.graphs, "calls")),
-        ("recompilations", amount(made.recompilations, "calls")),
-        ("generated kernels", amount(made.kernels, "calls")),
-        ("calls of other kernels", amount(made.extern_calls, "calls")),
-        *((f"graph break: {reason}", amount(count, "calls")) for reason, count in made.breaks.items()),
-    ]
-    caption = "What torch.compile made of the model, over the whole launch."
-    return Table(caption=caption, headers=("compiled", "number"), rows=rows, figure_columns=1)
 
 
 def _bars(counts: Counts, name: str, key: str) -> list[Figure]:

@@ -20,9 +20,8 @@ from perfsuite.report import preflight, summary
 from perfsuite.report.columns import Column, extras, of_cases
 from perfsuite.report.html import tables
 from perfsuite.report.html.case_view import CaseView, case_view, overview
-from perfsuite.report.html.tables import Table
-from perfsuite.report.scaling import HEADERS, Scaling, scalings
-from perfsuite.report.text import sentence
+from perfsuite.report.scaling import scalings
+from perfsuite.report.table import Table
 from perfsuite.results.outcome import STYLES, WORST_FIRST
 from perfsuite.results.preflight import Preflight
 from perfsuite.results.session_file import SessionFile
@@ -54,9 +53,8 @@ def render(sessions: Sequence[SessionFile]) -> str:
         several_classes=len({view.hardware for view in views}) > 1,
         skipped=_skipped(sessions),
         preflights=[_preflight(each) for session in sessions for each in session.preflights],
-        scalings=[_scaled(each) for each in scalings(results)],
+        scalings=[(each.name, each.table()) for each in scalings(results)],
         styles=STYLES,
-        sentence=sentence,
         style=Markup(style),
         script=Markup(script),
         policy=f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'",
@@ -86,30 +84,16 @@ def _columns(views: Sequence[CaseView]) -> list[str]:
 def _skipped(sessions: Sequence[SessionFile]) -> Table | None:
     rows = [(skip.case_id, skip.reason) for session in sessions for skip in session.skipped]
     caption = "Cases that this hardware cannot run, and why."
-    return Table(caption=caption, headers=("case", "reason"), rows=rows) if rows else None
+    return Table(caption=caption, headers=("case", "reason"), rows=rows, text_columns=2) if rows else None
 
 
 def _preflight(found: Preflight) -> tuple[str, list[Table], list[str]]:
-    caption = (
-        "What each node could do before the first launch: the rates of its slowest rank. Nodes are compared "
-        "with each other."
-    )
-    headers = preflight.NODE_HEADERS
-    nodes = Table(
-        caption=caption, headers=headers, rows=preflight.rows(found), figure_columns=len(headers) - 2
-    )
     gpus = tables.gpus(
         [(node.name, node.health) for node in found.nodes if node.health is not None],
         of="node",
         caption="Each GPU meanwhile: clocks are medians, power is the mean, temperature the highest.",
     )
-    return preflight.title(found), [nodes, *gpus], preflight.notes(found)
-
-
-def _scaled(scaling: Scaling) -> tuple[str, Table]:
-    caption = "Cases that differ in nodes alone; efficiency is the speed per device by that of the first row."
-    figures = len(HEADERS) - 1
-    return scaling.name, Table(caption=caption, headers=HEADERS, rows=scaling.rows(), figure_columns=figures)
+    return preflight.title(found), [preflight.table(found), *gpus], preflight.notes(found)
 
 
 def _own(name: str) -> str:

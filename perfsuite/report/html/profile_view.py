@@ -5,7 +5,7 @@ Imports neither torch nor pytest. Text is escaped where it becomes HTML: in the 
 
 from __future__ import annotations
 
-from perfsuite.report.html.tables import NONE, Table
+from perfsuite.report.table import NONE, Table
 from perfsuite.results.profile import LaunchProfile, Profile, RankProfile, TakenProfile
 from perfsuite.results.session_file import Measurement
 from perfsuite.verdict.profiled import most_different
@@ -51,7 +51,7 @@ def _parts(before: Profile | None, entry: RankProfile, against: str) -> Table:
         "What is hidden runs behind computation and is part of no sum."
     )
     headers = ("part", f"{against}, ms", "now, ms", "change")
-    return Table(caption=caption, headers=headers, rows=rows, figure_columns=3)
+    return Table(caption=caption, headers=headers, rows=rows)
 
 
 def _split(profile: Profile) -> dict[str, float]:
@@ -77,7 +77,7 @@ def _longest(before: Profile | None, now: Profile, against: str) -> Table:
     what = "kernels" if now.kernels else "operators, without what they call"
     caption = f"The longest {what}: calls and time of a step. All of them are in results.json."
     headers = ("name", f"calls, {against}", "calls now", f"{against}, ms", "now, ms")
-    return Table(caption=caption, headers=headers, rows=rows, figure_columns=4)
+    return Table(caption=caption, headers=headers, rows=rows)
 
 
 def _ms(us: float | None) -> str:

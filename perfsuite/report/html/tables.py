@@ -6,12 +6,13 @@ Imports neither torch nor pytest. Nothing is escaped here: that is the template'
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from perfsuite.analysis.health import BAD_REASONS
 from perfsuite.report.html import charts
-from perfsuite.report.text import amount, baseline, between, detectable, duration, measured, percent, value
+from perfsuite.report.table import NONE, Table
+from perfsuite.report.text import baseline, between, detectable, measured, percent, value
+from perfsuite.results.amounts import amount, duration
 from perfsuite.results.metric import (
     CPU_S_PER_STEP,
     STEP_JITTER,
@@ -26,26 +27,6 @@ from perfsuite.results.run import DeviceHealth, Health, Run
 from perfsuite.results.session_file import Measurement
 
 T = TypeVar("T")
-
-NONE = "\N{EN DASH}"
-"""Stands where a figure is not known."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """Cells as text or charts; the first of a row names it."""
-
-    caption: str
-    headers: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    text_columns: int = 1
-    """Number of leading columns that hold text."""
-    figure_columns: int = 0
-    """Number of columns after them that hold figures, aligned to the right."""
-
-    def is_figure(self, column: int) -> bool:
-        """Return whether a column, counted from 0, holds figures."""
-        return self.text_columns <= column < self.text_columns + self.figure_columns
 
 
 def known(value: T | None, tell: Callable[[T], str]) -> str:
@@ -85,7 +66,7 @@ def checks(result: Measurement, anchor: str) -> Table | None:
     )
     if not rows:
         return None
-    return Table(caption=caption, headers=headers, rows=rows, text_columns=2, figure_columns=6)
+    return Table(caption=caption, headers=headers, rows=rows, text_columns=2, last_text_columns=1)
 
 
 def launches(result: Measurement, runs: Sequence[Run] | None = None) -> Table:
@@ -129,7 +110,7 @@ def launches(result: Measurement, runs: Sequence[Run] | None = None) -> Table:
         "all ranks together in the median step. Peak memory is that of the rank that used most, beside the "
         "one that used least; retries are summed over ranks."
     )
-    return Table(caption=caption, headers=headers, rows=rows, figure_columns=12 + len(extra))
+    return Table(caption=caption, headers=headers, rows=rows, last_text_columns=1)
 
 
 def _figure(metric: Metric, run: Run) -> str:
@@ -171,7 +152,6 @@ def health(runs: Sequence[Run]) -> list[Table]:
                 caption="The cores while steps were made; shares are of all cores that the job may use.",
                 headers=("launch", "job", "others", "steal", "load average", "pressure", "samples", "over"),
                 rows=[(number, *_cores(health)) for number, health in seen],
-                figure_columns=7,
             )
         )
     return tables
@@ -184,7 +164,7 @@ def gpus(seen: Sequence[tuple[str, Health]], *, of: str, caption: str) -> list[T
         *(of, "GPU", "SM clock", "lowest", "power", "energy", "temperature"),
         *("utilisation", "other processes", "throttled"),
     )
-    return [Table(caption=caption, headers=headers, rows=rows, figure_columns=8)] if rows else []
+    return [Table(caption=caption, headers=headers, rows=rows, last_text_columns=1)] if rows else []
 
 
 def _healths(number: int, run: Run) -> list[tuple[str, Health]]:
@@ -252,4 +232,4 @@ def settings(runs: Sequence[Run]) -> Table:
     }
     rows = [(name, value, kind) for kind, entries in kinds.items() for name, value in entries.items()]
     caption = "From the last launch. Beside a baseline settings must be equal, the environment need not."
-    return Table(caption=caption, headers=("name", "value", "kind"), rows=rows)
+    return Table(caption=caption, headers=("name", "value", "kind"), rows=rows, text_columns=3)

@@ -132,7 +132,7 @@ def test_more_work_needs_a_reason_and_without_one_nothing_is_written(repository:
     for options in ([], ["--counts"]):
         refused = invoke("accept", *options)
         assert refused.exit_code == 1
-        why = "all_gather of 2 ranks: 2 more calls a step in backward (+3.5 MiB)"
+        why = "all_gather of 2 ranks: 2 more calls a step in backward (+3.50 MiB)"
         assert f"a step does more ({why}): say why with --reason" in refused.stderr
         assert {file: file.read_text() for file in Path("baselines").rglob("*.json")} == before
     assert invoke("accept", "--counts", "--reason", "gathers twice").exit_code == 0
@@ -198,22 +198,22 @@ def test_list_and_show(repository: Path) -> None:
     invoke("accept", "--counts", "--reason", "first")
     listed = " ".join(invoke("list").output.split())
     assert "counts on case collectives FLOP kernels live tensors launches from accepted" in listed
-    assert f"cpu {CASE.id} 10.5 MiB 1.8 GFLOP 855 12.3 MiB 1 2026-01-02 by Ada" in listed
+    assert f"cpu {CASE.id} 10.5 MiB 1.76 GFLOP 855 12.3 MiB 1 2026-01-02 by Ada" in listed
     shown = invoke("show", CASE.id)
     assert shown.exit_code == 0, shown.output
     assert f"{CASE.id} counted on cpu\n  file: {FILE}\n  accepted by Ada" in shown.output
     assert "  of 1 launch; versions: torch 2.13.0, transformers 5.23.0\n" in shown.output
     rows = [" ".join(line.split()) for line in shown.output.splitlines()]
     for row in (
-        "ranks 0 phase calls amount",
-        "all_gather of 2 ranks float32 backward 5 3.5 MiB",
-        "FLOPs in recompute 335.5 MFLOP",
-        "kernels in optimizer 351",
-        "host reads in forward 2",
-        "peak of live tensors 12.3 MiB",
+        "rank 0",
+        "collective group dtype phase calls bytes",
+        "all_gather 2 ranks float32 backward 5 3.50 MiB",
+        "phase FLOPs kernels host reads",
     ):
         assert row in rows
-    assert "copies" not in shown.output
+    assert any(row.startswith("recompute 335.5 MFLOP") for row in rows)
+    assert any(row.startswith("peak, in ") and row.endswith(" 12.3 MiB") for row in rows)
+    assert "Copied" not in shown.output
 
 
 def test_what_is_unsteady_is_shown(repository: Path) -> None:
@@ -246,7 +246,7 @@ def test_diff_says_in_words_what_a_branch_changes(repository: Path) -> None:
         f"{CASE.id} counted on cpu\n"
         "  launches: 1 -> 3\n"
         "  versions: torch 2.13.0 -> 2.14.0\n"
-        "  all_gather of 2 ranks: 2 more calls a step in backward (+3.5 MiB)\n"
+        "  all_gather of 2 ranks: 2 more calls a step in backward (+3.50 MiB)\n"
     )
     FILE.unlink()
     assert f"{CASE.id} counted on cpu\n  launches: 1 -> removed\n" in invoke("diff").output

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from perfsuite.report.html.case_view import CaseView, case_view, overview
-from perfsuite.report.html.tables import NONE
+from perfsuite.report.table import NONE
 from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.run import Health
 from perfsuite.results.session_file import ArmFacts, Measurement
@@ -32,7 +32,7 @@ def test_what_is_no_number_cannot_be_sorted_by(bad: float) -> None:
 
 def test_a_case_that_was_never_launched() -> None:
     seen = view(never_run())
-    assert not any((seen.steps, seen.health, seen.notes, seen.tracebacks))
+    assert not any((seen.steps, seen.health, seen.notes, seen.told.tracebacks))
     assert (seen.checks, seen.loss, seen.band) == (None, None, None)
     assert seen.hardware == NONE
     assert not seen.compared
@@ -97,7 +97,7 @@ def test_every_note_is_told_once() -> None:
 
 
 def test_a_traceback_names_launch_and_rank() -> None:
-    assert view(make_gpu_result(1, "crash")).tracebacks == [("Launch 1, traceback of rank 5", TRACEBACK)]
+    assert view(make_gpu_result(1, "crash")).told.tracebacks == [("launch 1, traceback of rank 5", TRACEBACK)]
 
 
 def test_a_comparison_with_a_tolerance_of_its_own_is_repeated_with_it() -> None:

@@ -223,9 +223,9 @@ def test_parts_are_as_long_as_their_bytes_and_named() -> None:
     svg = charts.parts({"a <b>": 2**30, "c": 2**28, "d": 1}, key="k", title="T")
     bars = [float(bar["width"]) for bar in parts(svg, "measured")]
     assert bars == [charts.WIDTH, charts.WIDTH / 4, 1]
-    assert told(svg)[1] == "a <b>: 1.0 GiB; c: 256.0 MiB; d: 1 bytes."
+    assert told(svg)[1] == "a <b>: 1.00 GiB; c: 256.0 MiB; d: 1 bytes."
     assert all(
-        f">{text}</text>" in svg for text in ("a &lt;b&gt;", "1.0 GiB", "c", "256.0 MiB", "d", "1 bytes")
+        f">{text}</text>" in svg for text in ("a &lt;b&gt;", "1.00 GiB", "c", "256.0 MiB", "d", "1 bytes")
     )
     places = [float(bar["y"]) + float(bar["height"]) for bar in parts(svg, "measured")]
     assert places == sorted(places)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 
 from perfsuite.report.html.counts_view import MOST_ENTRIES, MOST_FINDINGS, CountsView, counts_view
-from perfsuite.report.html.tables import NONE
+from perfsuite.report.table import NONE
 from perfsuite.results.session_file import Measurement
 from tests.counted import (
     BUCKETS,
@@ -44,17 +44,8 @@ def test_findings_stand_beside_the_baseline() -> None:
         "ranks": "0-63",
         "in words": make_finding().sentence,
     }
-    assert (listed["verdict"], listed["baseline"], listed["now"], listed["change"]) == (
-        "listed",
-        "4",
-        "1",
-        "-3",
-    )
-    assert [seen.findings.is_figure(column) for column in range(7)] == [
-        *[False] * 2,
-        *[True] * 3,
-        *[False] * 2,
-    ]
+    assert [listed[name] for name in ("verdict", "baseline", "now", "change")] == ["listed", "4", "1", "-3"]
+    assert [column for column in range(7) if seen.findings.is_figure(column)] == [2, 3, 4]
     assert seen.remarks == [
         "differs between launches, not judged: live peak of rank 1",
         "kernels are not judged: torch 2.13.0 -> 2.14.0",
@@ -149,7 +140,7 @@ def test_bars_show_bytes_by_kind_and_what_lived_at_the_peak() -> None:
     )
     assert "barrier" not in messages.chart
     assert peak.caption == "Live tensors at the peak of 41.0 GiB, by part."
-    assert "optimizer state: 1.0 GiB; " in peak.chart
+    assert "optimizer state: 1.00 GiB; " in peak.chart
 
 
 def test_one_rank_alone_has_neither_collectives_nor_their_bars() -> None:

@@ -13,7 +13,7 @@ import perfsuite
 from perfsuite.report import markdown
 from perfsuite.report.dry_facts import lines
 from perfsuite.report.html.page import render
-from perfsuite.report.preflight import NONE
+from perfsuite.report.table import NONE
 from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.metric import GATED
 from perfsuite.results.outcome import WORST_FIRST

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from perfsuite.report.html import page
 from perfsuite.report.html.profile_view import MOST_ROWS, profile_tables
-from perfsuite.report.html.tables import NONE
+from perfsuite.report.table import NONE
 from perfsuite.results.profile import TakenProfile, Work
 from tests.report.test_profile import FOUND, make_explained
 from tests.samples import make_result, now

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from perfsuite.report.html.tables import NONE, Table, checks, health, health_summary, launches, settings
+from perfsuite.report.html.tables import checks, health, health_summary, launches, settings
+from perfsuite.report.table import NONE, Table
 from perfsuite.results.rank_report import Memory, Observed
 from perfsuite.results.run import DeviceHealth, Health
 from tests.samples import BEFORE, make_result, make_run, never_run, now
@@ -10,11 +11,6 @@ from tests.sessions import make_gpu_result
 def columns(table: Table) -> list[dict[str, str]]:
     """Each row by heading."""
     return [dict(zip(table.headers, row, strict=True)) for row in table.rows]
-
-
-def test_which_columns_hold_figures() -> None:
-    table = Table(caption="c", headers=("a", "b", "c", "d"), rows=[], text_columns=1, figure_columns=2)
-    assert [table.is_figure(column) for column in range(4)] == [False, True, True, False]
 
 
 def test_checks_tell_each_metric_beside_its_baseline() -> None:

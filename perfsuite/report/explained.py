@@ -1,0 +1,115 @@
+"""Explains one case as data, which terminal, Markdown, the HTML page and GitHub's issue only format. Pure.
+
+Imports neither torch nor pytest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from perfsuite.report import counts, dry_facts, profile, summary
+from perfsuite.report.text import plural, sentence
+from perfsuite.results.run import Run
+from perfsuite.results.session_file import Measurement
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explained:
+    """Why one case has its verdict. Each line is a sentence; a medium shows all of them or the first."""
+
+    verdict: str
+    """The outcome and its evidence: `regressed after 3 launches`."""
+    why: Sequence[str]
+    """Why a slower case is slower, the surest cause first."""
+    reasons: Sequence[str]
+    """Why it failed, where no metric says it, and why launches were set aside."""
+    decisive: Sequence[str]
+    """The checks that decided the verdict."""
+    checks: Sequence[str]
+    """All checks."""
+    counts: str | None
+    """The verdict of the counts; None where they were not judged."""
+    findings: Sequence[str]
+    """The counts that decided."""
+    listed: Sequence[str]
+    """Counts that changed and are not judged."""
+    remarks: Sequence[str]
+    """What else of the counts was not judged, and why."""
+    not_counted: str | None
+    """Why counts say nothing, though there is a baseline of them."""
+    excuses: Sequence[str]
+    """What else the verdict depends on: a machine that others used, a known issue."""
+    predicted: Sequence[str]
+    """What a dry run predicts."""
+    changed: str | None
+    """What differs in the environment since the baseline, in one line."""
+    notes: Sequence[str]
+    """What a reader should know of the launches."""
+    files: Mapping[str, str]
+    """Where the baselines and the files of the launches are, by what they are."""
+    traces: Sequence[str]
+    """Which profiles to open, and with what."""
+    tracebacks: Sequence[tuple[str, str]]
+    """Each traceback behind the launch and the rank that it is of."""
+
+
+def explained(result: Measurement) -> Explained:
+    """Return everything that is to be said about the verdict of a case."""
+    verdict = result.verdict
+    judged, by_rank = verdict.counts, len(result.counts) > 1
+    return Explained(
+        verdict=f"{verdict.outcome} {_evidence(result)}",
+        why=profile.because(verdict),
+        reasons=verdict.reasons,
+        decisive=[sentence(check, verdict.against) for check in summary.decisive(verdict)],
+        checks=[sentence(check, verdict.against) for check in verdict.checks],
+        counts=None if judged is None else counts.judged(judged, verdict.against),
+        findings=[] if judged is None else counts.findings(judged, by_rank=by_rank),
+        listed=[] if judged is None else counts.listed(judged, by_rank=by_rank),
+        remarks=[] if judged is None else counts.remarks(judged),
+        not_counted=summary.not_counted(result),
+        excuses=list(_excuses(result)),
+        predicted=dry_facts.lines(result.dry_facts, result.unit),
+        changed=f"{summary.since(verdict)}: {'; '.join(verdict.changed)}" if verdict.changed else None,
+        notes=summary.launch_notes(result),
+        files=dict(_files(result)),
+        traces=profile.traces(result),
+        tracebacks=[
+            *_tracebacks(result.before, "arm A, launch"),
+            *_tracebacks(result.runs, "arm B, launch" if result.before else "launch"),
+        ],
+    )
+
+
+def _evidence(result: Measurement) -> str:
+    """The evidence: so many launches, or a dry run of a machine that need not be there."""
+    if result.dry:
+        return f"by a dry run as if on {result.runs[-1].machine.device_name}"
+    if result.before:
+        return f"after {plural(len(result.runs), 'pair')} of launches"
+    return f"after {plural(len(result.runs), 'launch')}"
+
+
+def _excuses(result: Measurement) -> Iterator[str]:
+    if result.shared:
+        yield "shared: others used the machine; its figures are shown, and counts alone are judged"
+    if (known := summary.known_issue(result)) is not None:
+        yield known
+
+
+def _files(result: Measurement) -> Iterator[tuple[str, str]]:
+    verdict = result.verdict
+    if result.baseline_file:
+        differs = verdict.failure in ("unlike", "loss") and bool(result.runs) and not result.runs[-1].failure
+        yield "baseline", f"{result.baseline_file}{summary.IF_MEANT if differs else ''}"
+    if verdict.counts is not None and verdict.counts.baseline_file:
+        yield "baseline of the counts", verdict.counts.baseline_file
+    yield f"files of the {'dry run' if result.dry else 'launches'}", result.directory
+
+
+def _tracebacks(runs: Sequence[Run], what: str) -> Iterator[tuple[str, str]]:
+    for number, run in enumerate(runs, 1):
+        if run.failure is not None and run.failure.traceback:
+            rank = "" if run.failure.rank is None else f" of rank {run.failure.rank}"
+            yield f"{what} {number}, traceback{rank}", run.failure.traceback.rstrip()

@@ -1,0 +1,90 @@
+"""Writes amounts with their units, for whatever has them: metrics, counts, the health of a machine. Pure.
+
+By hand and not by `humanize`: each unit has its own number of digits here, and every package installed next
+to what is measured may change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+_SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {
+    "bytes": ((2**40, " TiB"), (2**30, " GiB"), (2**20, " MiB"), (2**10, " KiB")),
+    "FLOP": ((1e15, " PFLOP"), (1e12, " TFLOP"), (1e9, " GFLOP"), (1e6, " MFLOP")),
+    "calls": (),
+}
+"""The units of what a step does, the largest first."""
+_EXACT = {"bytes": " bytes", "FLOP": " FLOP", "calls": ""}
+
+
+def amount(value: float | None, unit: str) -> str:
+    """Return a figure with its unit, to three digits at least: `7.00 MiB`, `335.5 MFLOP`, `12.3 ms`.
+
+    A speed goes without its unit: the label or the heading next to it has it.
+    """
+    if value is None:
+        return "not measured"
+    if unit in _SCALES:
+        factor, name = _scale(abs(value), unit)
+        return f"{_number(value, factor, 2 if abs(value) < 10 * factor else 1)}{name}"
+    return _FORMATS[unit](value) if unit in _FORMATS else f"{rate(value)} {unit}"
+
+
+def signed(value: float, unit: str) -> str:
+    """Return a difference with its sign: `+3.50 MiB`, `-1`."""
+    return f"{'+' if value > 0 else ''}{amount(value, unit)}"
+
+
+def arrow(before: int, now: int, unit: str) -> str:
+    """Return two amounts in one unit: `29.9 -> 59.8 GiB`, `335.5 MFLOP -> 0`.
+
+    They have more digits where one digit would tell another change, and are exact where they would round to
+    the same, or to none.
+    """
+    factor, name = _scale(max(abs(before), abs(now)), unit)
+    digits = next((digits for digits in (1, 2) if _tells(before, now, factor, digits)), 3)
+    then, today = _number(before, factor, digits), _number(now, factor, digits)
+    if then == today or (before and not round(before / factor, 1)) or (now and not round(now / factor, 1)):
+        (then, today), name = (f"{before:,}", f"{now:,}"), _EXACT[unit]
+    return f"{then}{name} -> 0" if now == 0 else f"{then} -> {today}{name}"
+
+
+def _scale(value: float, unit: str) -> tuple[float, str]:
+    return next((scale for scale in _SCALES[unit] if value >= scale[0]), (1, _EXACT[unit]))
+
+
+def _tells(before: int, now: int, factor: float, digits: int) -> bool:
+    """Whether two amounts, rounded to so many digits, tell their ratio to within 1 %. 0 has none."""
+    then, today = round(before / factor, digits), round(now / factor, digits)
+    if then == today or not then or not today:
+        return True
+    return abs(today / then * before / now - 1) <= 0.01
+
+
+def _number(value: float, factor: float, digits: int) -> str:
+    return f"{value:,.0f}" if factor == 1 or value == 0 else f"{value / factor:,.{digits}f}"
+
+
+def rate(value: float) -> str:
+    """Return a number to three digits at least, with a comma for thousands: `0.123`, `12.3`, `1,234`."""
+    return f"{value:.3g}" if 0 < abs(value) < 100 else f"{value:,.0f}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in ms up to 10 s, then in s."""
+    return f"{seconds:,.2f} s" if seconds >= 10 else f"{1e3 * seconds:,.1f} ms"
+
+
+_FORMATS: Mapping[str, Callable[[float], str]] = {
+    "tokens/s": rate,
+    "samples/s": rate,
+    "s": duration,
+    "share": "{:.1%}".format,
+    "%": "{:.0f} %".format,
+    "ratio": "{:.2f}".format,
+    "": "{:.2f}".format,
+    "TFLOP/s": "{:.2f}".format,
+    "J per token": lambda joules: f"{1e3 * joules:.2f} mJ per token",
+    "J per sample": lambda joules: f"{1e3 * joules:.2f} mJ per sample",
+}
+"""How values of other units are written; those of a unit that is not here as a number and the unit."""

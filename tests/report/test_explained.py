@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perfsuite.report.explained import explained
+from perfsuite.report.summary import IF_MEANT
+from perfsuite.results.outcome import CountCheck
+from perfsuite.results.rank_report import Failure
+from tests.counted import EXPLAINED, make_counted, make_dry, make_finding
+from tests.samples import make_compared, make_result, make_run, make_shared, never_run, now
+from tests.sessions import make_explained, make_gpu_result
+
+
+def test_what_decided_stands_apart_from_all_that_was_judged() -> None:
+    told = explained(make_explained(make_gpu_result(2, "regressed")))
+    assert told.verdict == "regressed after 3 launches"
+    assert told.why == [EXPLAINED]
+    assert [line.split(":")[0] for line in told.decisive] == ["tokens/s", "tokens/s with stalls"]
+    assert [line.split(":")[0] for line in told.checks] == ["tokens/s", "tokens/s with stalls", "peak memory"]
+    assert told.findings[0] == f"regressed: {make_finding().sentence}"
+    assert told.changed == "changed since the baseline: torch: 2.12.1 -> 2.13.0"
+    assert (told.counts, told.not_counted, told.excuses) == ("regressed", None, [])
+
+
+@pytest.mark.parametrize("failure", ["unlike", "loss"])
+def test_where_a_case_does_another_thing_the_checks_that_regressed_decide(failure: Any) -> None:
+    result = make_gpu_result(2, "regressed")
+    verdict = result.verdict.replace(outcome="failed", failure=failure)
+    told = explained(result.replace(verdict=verdict, baseline_file="b.json"))
+    assert [line.split(":")[0] for line in told.decisive] == ["tokens/s", "tokens/s with stalls"]
+    assert told.files["baseline"] == f"b.json{IF_MEANT}"
+
+
+def test_what_makes_a_verdict_worth_less_is_told() -> None:
+    assert explained(make_shared()).excuses[0].startswith("shared: others used the machine")
+    result = make_counted()
+    hidden = CountCheck(outcome="not counted", compared=False, notes=("a CUDA graph was replayed",))
+    told = explained(result.replace(verdict=result.verdict.replace(counts=hidden)))
+    assert told.not_counted == "not counted: a CUDA graph was replayed"
+
+
+def test_the_files_are_those_that_there_are() -> None:
+    assert explained(never_run()).files == {"files of the launches": "/tmp/runs/x"}
+    assert list(explained(make_counted()).files) == ["baseline of the counts", "files of the launches"]
+    assert explained(make_dry()).files["files of the dry run"] == "/tmp/runs/dry"
+    assert explained(make_result(now(), baseline_file="b.json")).files["baseline"] == "b.json"
+
+
+def test_a_traceback_says_of_which_launch_and_rank_it_is() -> None:
+    failed = make_run(failure=Failure(kind="crash", message="x", rank=3, traceback="line 1\n"))
+    assert explained(make_result(now(), failed)).tracebacks == [("launch 2, traceback of rank 3", "line 1")]
+    both = explained(make_compared().replace(before=(failed,), runs=(failed,)))
+    titles = ["arm A, launch 1, traceback of rank 3", "arm B, launch 1, traceback of rank 3"]
+    assert [title for title, _ in both.tracebacks] == titles
+    assert both.verdict == "regressed after 1 pair of launches"
