@@ -7,7 +7,6 @@ OUT ?= out
 SAMPLE ?= 0
 SEED ?= 0
 MEASURED ?=
-RESULTS ?=
 DRY_CI = (accelerate-ddp or accelerate-fsdp1 or ddp-gpt2 or fsdp-shard_grad_op) and gpt2-large \
 	or lightning-fsdp-none-gpt2-xl-s128-b1-fp16-mixed-eager \
 	or llama-3.1-8b and (trainer and ac_full or nanotron-dp4-tp4 and b4-bf16 and 4x4 or fsdp2-no_reshard) \
@@ -19,7 +18,7 @@ AS_PERFSUITE = -c user.name=perfsuite -c user.email=perfsuite@users.noreply.gith
 export BASE CASES HARDWARE OUT REASON TAG
 
 .PHONY: bench dry dry-ci comparisons quick unit smoke test test-all versions test-lowest test-newest check docs dist mutants selftest gpu-day \
-	format figures history-figures pictures browser slurm clean night summary history keep pages site drift issue \
+	format figures history-figures samples pictures browser slurm clean night summary history keep pages site drift issue \
 	compare refresh propose git-login
 
 bench: .venv/installed  ## measure a tiny model by every framework, compare with the last time
@@ -61,8 +60,9 @@ check: .venv/installed
 	.venv/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	.venv/bin/zizmor --offline --persona pedantic .github
 
-docs: .venv/installed  ## the documentation in build/docs, from build/docs/index.html on; warnings are errors
+docs: .venv/installed  ## the documentation with a live report and history in build/docs; warnings are errors
 	.venv/bin/sphinx-build --quiet --fail-on-warning --keep-going --doctree-dir build/doctrees docs build/docs
+	[ ! -e tests/sample_reports.py ] || .venv/bin/python -m tests.sample_reports build/docs
 
 dist: .venv-dist/installed  ## TAG=v0.1.0: sdist and wheel in dist/, checked; without TAG whatever the version is
 	rm -rf dist
@@ -95,8 +95,11 @@ figures: .venv/installed  ## what perfsuite itself costs
 	.venv/bin/python -m tests.benchmarks.overhead
 	.venv/bin/python -m tests.benchmarks.report
 
-pictures: .venv/installed  ## docs/images/: the report of RESULTS or of the newest session here; a history (15 minutes)
-	.venv/bin/python -m tests.benchmarks.pictures $(RESULTS)
+samples: .venv/installed  ## the samples of reports on the pages, and the page of commands, by today's code
+	.venv/bin/python -m tests.sample_reports
+
+pictures: samples  ## docs/images/: those that need a browser: the report, and a history (15 minutes)
+	.venv/bin/python -m tests.benchmarks.pictures
 	.venv/bin/python -m tests.benchmarks.history_picture
 
 browser:  ## Chromium and the scripts of asv's pages for the tests and pictures that need them; as root, or installed before

@@ -25,6 +25,7 @@ from perfsuite.results.outcome import Outcome
 from perfsuite.results.rank_report import FailureKind
 from perfsuite.session.option_table import OLD, OPTIONS
 from tests.doc_pages import MARKS, NEEDS, ROOT, Block, Page, pages
+from tests.sample_reports import WIDTH, picture, texts, with_samples
 from tests.test_workflows import CASES, commit, git, use_this_interpreter
 
 PAGES = pages()
@@ -327,6 +328,20 @@ def test_every_option_and_ini_key_is_explained(pytestconfig: pytest.Config) -> N
 
 def test_the_page_of_commands_is_as_the_commands_are() -> None:
     assert page_of("commands").text == docs_module("command_page").written(), "run `make samples`"
+
+
+@every_page
+def test_samples_are_what_todays_code_shows(page: Page) -> None:
+    assert page.text == with_samples(page.text), "run `make samples`"
+
+
+def test_the_picture_of_the_terminal_is_what_todays_code_shows() -> None:
+    drawn = (ROOT / "docs" / "images" / "terminal.svg").read_text()
+    assert drawn == picture(), "run `make samples`"
+
+
+def test_samples_are_narrow() -> None:
+    assert [line for text in texts().values() for line in text.splitlines() if len(line) > WIDTH] == []
 
 
 def test_no_command_is_hidden_from_the_page() -> None:

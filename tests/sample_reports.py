@@ -1,0 +1,194 @@
+"""The samples of reports on the pages: `make samples`. With a directory: the live report and history there.
+
+The session is an example. Its speeds and counts are near those measured on two cores, its launches are made
+up, and today's code judges and shows them, so that no sample is older than the code.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from perfsuite import DDP, FSDP2, Case, TorchTitan, Trainer, documents
+from perfsuite.history.asv.export import Source, export
+from perfsuite.history.asv.pages import publish
+from perfsuite.report.html.page import render
+from perfsuite.report.terminal import explanation, table
+from perfsuite.results.baseline import from_runs
+from perfsuite.results.count_baseline import CountBaseline
+from perfsuite.results.run import Run
+from perfsuite.results.session_file import Measurement, SessionFile
+from perfsuite.verdict.combined import with_counts
+from perfsuite.verdict.judge import Policy, judge
+from tests.samples import (
+    NOISE,
+    make_case,
+    make_figures,
+    make_machine,
+    make_result,
+    make_run,
+    make_session_file,
+)
+from tests.synthetic import Level, make_repository, write_history
+
+ROOT = Path(__file__).parent.parent
+PAGES = ROOT / "docs"
+WIDTH = 100
+SAMPLE = re.compile(r"<!-- sample: (\w+) -->\n(?:\n```text\n.*?\n```\n)?", re.DOTALL)
+MACHINE = make_machine(device_name="AMD EPYC", hardware_class="cpu-amd-epyc-2c")
+SPEEDS = (
+    (DDP(), 12_408),
+    (FSDP2(), 5_192),
+    (Trainer(fsdp="full_shard auto_wrap"), 4_851),
+    (TorchTitan(), 5_011),
+)
+"""Tokens/s that were measured on two cores."""
+
+
+def launch(case: Case, tokens_per_s: float, seed: int, **changes: Any) -> Run:
+    """A launch at about this speed, with the counts that the reviewed baseline of the case has."""
+    draw = Random(f"{case.id} {seed}")
+    speed = tokens_per_s * (1 + draw.gauss(0, 0.01))
+    step_s = 512 / speed
+    steps = [step_s * (1.6 if number < 5 else 1) * (1 + draw.gauss(0, 0.02)) for number in range(70)]
+    figures = make_figures(
+        tokens_per_s=speed,
+        tokens_per_s_per_device=speed / 2,
+        tokens_per_s_mean=speed * 0.98,
+        step_s_p50=step_s,
+        step_s_p95=step_s * 1.04,
+        peak_memory_bytes=50 * 2**20 + int(2**19 * draw.random()),
+    )
+    loss = tuple(0.7 + 5.6 * 0.9**number for number in range(len(steps)))
+    told = {"step_s": tuple(steps), "window": (10, 70), "loss": loss, "counts": counted(case).counts}
+    return make_run(case=case, machine=MACHINE, figures=figures, **{**told, **changes})
+
+
+def counted(case: Case) -> CountBaseline:
+    """The reviewed counts of a case of `bench_cases`; of no version, as those of the launches are made up."""
+    file = ROOT / "baselines" / "counts" / "cpu" / f"{case.id}.json"
+    return documents.read(file, CountBaseline).replace(versions={})
+
+
+def more_gathered(case: Case) -> dict[str, Any]:
+    """The counts after a mistake: each all-gather of backward is made twice."""
+    (entry,) = counted(case).counts
+    collectives = tuple(
+        each.replace(count=2 * each.count, bytes=2 * each.bytes)
+        if (each.kind, each.phase) == ("all_gather", "backward")
+        else each
+        for each in entry.counts.collectives
+    )
+    return {"counts": (entry.replace(counts=entry.counts.replace(collectives=collectives)),)}
+
+
+def result(case: Case, tokens_per_s: float) -> Measurement:
+    """What a night found of a case: FSDP2 gathers more in backward, and is slower."""
+    is_slower = case.framework.name == "fsdp2"
+    changes = more_gathered(case) if is_slower else {}
+    speed = tokens_per_s * (0.8 if is_slower else 1.0)
+    runs = [launch(case, speed, seed, **changes) for seed in range(3 if is_slower else 1)]
+    before = from_runs([launch(case, tokens_per_s, seed) for seed in range(100, 110)])
+    timed = judge(runs, before, NOISE, Policy())
+    return make_result(
+        *runs,
+        nodeid=f"bench_cases/test_cpu.py::test_cpu[{case.id}]",
+        verdict=with_counts(timed, runs, counted(case), f"baselines/counts/cpu/{case.id}.json"),
+        baseline_file=f"baselines/{MACHINE.hardware_class}/{case.id}.json",
+        directory=f".perfsuite/runs/20260102-030405-000000/{case.id}",
+    )
+
+
+@cache
+def session() -> SessionFile:
+    """A night of four cases."""
+    tiny = {"model": "llama-tiny", "micro_batch": 4, "max_warmup_steps": 20, "steps": 50}
+    results = [result(make_case(framework=framework, **tiny), speed) for framework, speed in SPEEDS]
+    return make_session_file(*results, machine=MACHINE)
+
+
+@cache
+def texts() -> dict[str, str]:
+    """Each sample by its name, as a terminal of `WIDTH` columns shows it."""
+    results = session().results
+    (slower,) = [each for each in results if each.verdict.outcome == "regressed"]
+    whole = {
+        "table": table(results, color=False, width=WIDTH),
+        "regressed": explanation(slower, whole=False),
+        "explained": explanation(slower),
+    }
+    return {name: wrapped(text) for name, text in whole.items()}
+
+
+def wrapped(text: str) -> str:
+    """Break lines that are longer than `WIDTH`, and go on further in."""
+    lines = []
+    for line in text.strip("\n").splitlines():
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        lines += textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [""]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def with_samples(page: str) -> str:
+    """Return a page with today's samples in place of those that it has."""
+    made = texts()
+
+    def block(found: re.Match[str]) -> str:
+        return f"<!-- sample: {found[1]} -->\n\n```text\n{made[found[1]]}\n```\n"
+
+    return SAMPLE.sub(block, page)
+
+
+def picture() -> str:
+    """Return the table and the regression as an SVG."""
+    console = Console(record=True, width=WIDTH, file=io.StringIO())
+    console.print(Text.from_ansi(table(session().results, color=True, width=WIDTH)), soft_wrap=True)
+    console.print()
+    console.print(Text(texts()["regressed"]))
+    svg = console.export_svg(title="pytest bench_cases", unique_id="perfsuite")
+    # No fonts from a content delivery network: the viewer's own monospace font will do.
+    return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
+
+
+def write_pages() -> None:
+    """Write the samples into the pages that name them, the picture, and the page of commands."""
+    for page in sorted(PAGES.rglob("*.md")):
+        page.write_text(with_samples(page.read_text(encoding="utf-8")), encoding="utf-8")
+    (PAGES / "images" / "terminal.svg").write_text(picture(), encoding="utf-8")
+    subprocess.run([sys.executable, str(PAGES / "command_page.py")], check=True)
+
+
+def write_live(site: Path) -> None:
+    """Write the report of the session, and asv's pages of a history of 60 nights, made up too."""
+    documents.write_text(site / "live" / "report.html", render([session()]))
+    tiny = make_case(hardware="h100")
+    cases = [tiny.replace(framework=framework) for framework, _ in SPEEDS[:2]]
+    with tempfile.TemporaryDirectory() as directory:
+        repository, history = Path(directory, "repository"), Path(directory, "history")
+        commits = make_repository(repository, 60)
+        write_history(
+            history, commits, cases, lambda case, night: Level(step_s=1.03 if case and night > 40 else 1.0)
+        )
+        pages = Path(directory, "pages")
+        exported = export(Source(history=history, repo=repository), pages)
+        publish(pages, commits=exported.commits)
+        shutil.copytree(pages / "html", site / "live" / "history", dirs_exist_ok=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        write_live(Path(sys.argv[1]))
+    else:
+        write_pages()
