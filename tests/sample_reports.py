@@ -30,8 +30,8 @@ from perfsuite.results.baseline import from_runs
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
-from perfsuite.verdict.combined import with_counts
 from perfsuite.verdict.judge import Policy, judge
+from perfsuite.verdict.overall import with_counts
 from tests.samples import (
     NOISE,
     make_case,
