@@ -163,11 +163,12 @@ def picture() -> str:
 
 
 def write_pages() -> None:
-    """Write the samples into the pages that name them, the picture, and the page of commands."""
+    """Write the samples into the pages that name them, the picture, and the tables of options."""
     for page in sorted(PAGES.rglob("*.md")):
         page.write_text(with_samples(page.read_text(encoding="utf-8")), encoding="utf-8")
     (PAGES / "images" / "terminal.svg").write_text(picture(), encoding="utf-8")
-    subprocess.run([sys.executable, str(PAGES / "command_page.py")], check=True)
+    for script in ("command_page.py", "option_table.py"):
+        subprocess.run([sys.executable, str(PAGES / script)], check=True)
 
 
 def write_live(site: Path) -> None:
