@@ -44,7 +44,7 @@ class Beats:
         self._file = file
         self._wish: Wish = "go"
         self._count = 0
-        self._changed, self._lock = threading.Event(), threading.Lock()
+        self._changed = threading.Event()
         self._is_over = False
         self._thread = threading.Thread(target=self._work, name="perfsuite-lease", daemon=True)
 
