@@ -30,8 +30,6 @@ from perfsuite.launch.arm import HERE, Arm
 from perfsuite.launch.base import Job, Launcher, OnProgress, no_progress
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.quiet import Neighbours
-from perfsuite.results.baseline import Baseline
-from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.metric import recorded
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.profile import TakenProfile
@@ -39,26 +37,12 @@ from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.verdict.exact import check
-from perfsuite.verdict.judge import Policy, judge
-from perfsuite.verdict.noise import ClassNoise
+from perfsuite.verdict.judge import judge
+from perfsuite.verdict.reference import Reference
 
 WhenShared = Literal["wait", "again", "stop"]
 """What to do after a launch during which others used the machine: `wait` until they are quiet, launch `again`
 at once, or `stop` and show what was measured."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reference:
-    """What the launches of a case are judged by."""
-
-    baseline: Baseline | None = None
-    """None: there is none to compare with, and the launches may become one."""
-    counts: CountBaseline | None = None
-    """What a step did when that was accepted or recorded."""
-    noise: ClassNoise = field(default_factory=ClassNoise)
-    """The noise between launches on this hardware class."""
-    policy: Policy = field(default_factory=Policy)
-    """How many launches the verdict may cost."""
 
 
 @dataclass(frozen=True, kw_only=True)

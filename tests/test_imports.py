@@ -50,6 +50,7 @@ NO_TEST_FILE = {
         (f"perfsuite.plugin.{name}" for name in ("files", "keys", "run", "start", "terminal", "xdist")),
         "run by test_plugin.py and test_plugin_resume.py, which run pytest",
     ),
+    "perfsuite.verdict.reference": "fields without code: test_measure.py gives them",
     "perfsuite.session.begin": "run by cli/test_compare.py, cli/test_dry_run.py and test_plugin.py",
     "perfsuite.session.dry": "run by cli/test_dry_run.py",
     "perfsuite.session.outputs": "run by cli/test_compare.py, cli/test_dry_run.py and test_plugin.py",

@@ -18,7 +18,7 @@ from perfsuite.frameworks.script import Script
 from perfsuite.launch.arm import Arm
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.quiet import Neighbours
-from perfsuite.measure import Launching, Reference, WhenShared, launch_once, measure, profile_once
+from perfsuite.measure import Launching, WhenShared, launch_once, measure, profile_once
 from perfsuite.node.machine import detect_cpu
 from perfsuite.results import baseline
 from perfsuite.results.counts import Counts
@@ -28,6 +28,7 @@ from perfsuite.results.run_dir import RunDir
 from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.overall import with_counts
 from perfsuite.verdict.profiled import explained
+from perfsuite.verdict.reference import Reference
 from tests.packages import Packages
 from tests.samples import DISTURBED, make_case, make_launches, make_machine, make_run
 from tests.twin_counts import baseline_of, counts, launch

@@ -573,6 +573,23 @@ def test_how_many_cases_were_judged_is_the_last_line_and_too_few_fail(
     assert result.outlines[-2] == said
 
 
+def test_that_nothing_was_counted_on_request_is_said_once(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(case: Case, *args: Any, runs: list[Run]) -> tuple[list[Run], Verdict]:
+        args[-1].on_launch(case, 1)
+        runs.append(make_run(case=case))
+        return runs, Verdict(outcome="passed", launches=1)
+
+    monkeypatch.setattr(against_baseline, "measure", measured)
+    suite.makepyfile(test_cases=CASES.replace("[FAKE, A100]", "[FAKE, FAKE.replace(micro_batch=1)]"))
+    told = run_cpu(suite, "--perf-no-counts").outlines
+    assert (
+        sum("--perf-no-counts: what a step does was neither counted nor judged" in line for line in told) == 1
+    )
+    assert not any("not counted" in line for line in told)
+
+
 def test_figures_of_a_shared_machine_are_shown_on_request(busy: pytest.Pytester) -> None:
     result = run_cpu(busy, "--perf-allow-shared", "--perf-json=out.json")
     assert result.ret == 0

@@ -10,7 +10,7 @@ from perfsuite.case.case import Case
 from perfsuite.errors import FileError
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.arm import Arm
-from perfsuite.measure import Reference, measure
+from perfsuite.measure import measure
 from perfsuite.report.text import plural
 from perfsuite.results import baseline, count_baseline
 from perfsuite.results.count_baseline import target_of
@@ -25,6 +25,7 @@ from perfsuite.verdict.exact import counted
 from perfsuite.verdict.noise import ClassNoise, class_noise
 from perfsuite.verdict.overall import with_counts, with_unseen
 from perfsuite.verdict.profiled import explained
+from perfsuite.verdict.reference import Reference
 
 MIN_RECORDED = 3
 """Fewest launches of a usable local baseline; one with fewer is recorded again."""

@@ -14,7 +14,6 @@ from perfsuite.case.hardware import Machine
 from perfsuite.errors import AllocationOverError, BusyError, CaseError, PerfsuiteError
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.launch.lock import MachineLock
-from perfsuite.measure import Reference
 from perfsuite.results import baseline
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.count_baseline import CountBaseline, target_of
@@ -26,6 +25,7 @@ from perfsuite.results.session_file import Measurement
 from perfsuite.session import against_baseline, host, way
 from perfsuite.session.session import session_file
 from perfsuite.verdict.judge import Policy
+from perfsuite.verdict.reference import Reference
 from tests.samples import (
     DISTURBED,
     make_case,

@@ -14,7 +14,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.cli.checks import Row, checked, failed, passed, unknown
 from perfsuite.cli.doctor.gpus import device_rows
 from perfsuite.cli.selftest.faults import small_case
-from perfsuite.measure import Launching, Reference, measure
+from perfsuite.measure import Launching, measure
 from perfsuite.report.text import plural
 from perfsuite.results import baseline
 from perfsuite.results.metric import TOKENS_PER_S
@@ -24,6 +24,7 @@ from perfsuite.results.run import Run
 from perfsuite.results.run_dir import launches_in
 from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.noise import class_noise
+from perfsuite.verdict.reference import Reference
 from perfsuite.verdict.sequential import Noise, minimum_detectable_drop
 
 LAUNCHES = 5

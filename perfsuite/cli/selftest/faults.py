@@ -14,7 +14,7 @@ from perfsuite.case.case import Case, Topology
 from perfsuite.case.hardware import Machine
 from perfsuite.cli.checks import Row, checked, failed, passed, unknown
 from perfsuite.frameworks.base import framework_of
-from perfsuite.measure import Launching, Reference, measure
+from perfsuite.measure import Launching, measure
 from perfsuite.report.text import plural
 from perfsuite.results import baseline
 from perfsuite.results.baseline import Baseline
@@ -22,6 +22,7 @@ from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.results.rank_report import FailureKind
 from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.noise import class_noise
+from perfsuite.verdict.reference import Reference
 
 
 @dataclass(frozen=True, kw_only=True)
