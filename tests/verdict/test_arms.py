@@ -287,7 +287,7 @@ def test_counts_explain_a_change_and_are_none_by_themselves() -> None:
     less = {"host_reads": {"forward": 9, "optimizer": 39}, "collectives": (GATHERED, REDUCED)}
     assert compared(counted(1.0), counted(0.7, **less)).explained == "host reads in forward: 1 -> 9 a step"
     faster = compared(counted(1.0), counted(1.5, **less))
-    fewer = "all_gather of 2 ranks: 5 fewer calls a step in backward (-3.5 MiB)"
+    fewer = "all_gather of 2 ranks: 5 fewer calls a step in backward (-3.50 MiB)"
     assert faster.explained == fewer
     assert compared(counted(1.0), counted(0.7)).explained == f"{THE_SAME} packages, threads, the machine"
 
