@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -17,7 +18,7 @@ HEAD = """# Commands
 A command ends with exit status 0, with 1 for a finding (a worsening, a check that failed, a case that was
 not accepted), or with 2 and a message for an error. `compare`, `bisect`, `doctor` and `selftest` end with 3
 if they cannot tell. The ini keys `perf_store` and `perf_baselines` are the
-defaults of `--store` and `--baselines`.
+defaults of `--store` and `--baselines`. `--help` says more.
 """
 
 
@@ -51,7 +52,7 @@ def section(name: str, command: Any, common: set[str]) -> str:
     also = [f"`{each.opts[0]}`" for each in options(command) if line(each) in common]
     last = [f"- also {', '.join(also)}"] if also else []
     listed = [*own, *last, ""] if own or last else []
-    return "\n".join([f"## `perfsuite {name}`", "", said(command.help), "", *listed])
+    return "\n".join([f"## `perfsuite {name}`", "", in_short(command.help), "", *listed])
 
 
 def line(option: Any) -> str:
@@ -59,6 +60,12 @@ def line(option: Any) -> str:
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
     default = "" if option.is_flag or option.default in (None, (), "", "*") else f" (`{option.default}`)"
     return f"- {names}{default}: {said(option.help).removesuffix('.')}"
+
+
+def in_short(text: str | None) -> str:
+    """Return the first sentence of a help text, and what it says of the exit status."""
+    first, *rest = re.split(r"(?<=[.?]) (?=[A-Z])", said(text))
+    return " ".join([first, *(sentence for sentence in rest if sentence.startswith("Exit status"))])
 
 
 def said(text: str | None) -> str:

@@ -124,10 +124,14 @@ def texts() -> dict[str, str]:
     """Each sample by its name, as a terminal of `WIDTH` columns shows it."""
     results = session().results
     (slower,) = [each for each in results if each.verdict.outcome == "regressed"]
+    short = explanation(slower, whole=False)
+    (step,) = re.findall(r"^  step .*
+(?:    .*
+)+", explanation(slower), re.MULTILINE)
     whole = {
         "table": table(results, color=False, width=WIDTH),
-        "regressed": explanation(slower, whole=False),
-        "explained": explanation(slower),
+        "regressed": short,
+        "step": step,
     }
     return {name: wrapped(text) for name, text in whole.items()}
 
