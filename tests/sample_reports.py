@@ -125,9 +125,7 @@ def texts() -> dict[str, str]:
     results = session().results
     (slower,) = [each for each in results if each.verdict.outcome == "regressed"]
     short = explanation(slower, whole=False)
-    (step,) = re.findall(r"^  step .*
-(?:    .*
-)+", explanation(slower), re.MULTILINE)
+    (step,) = re.findall(r"^  step .*\n(?:    .*\n)+", explanation(slower), re.MULTILINE)
     whole = {
         "table": table(results, color=False, width=WIDTH),
         "regressed": short,
