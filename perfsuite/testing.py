@@ -231,7 +231,8 @@ from perfsuite.frameworks import framework_of
 from perfsuite.node.machine import detect_cpu
 case = documents.read(Path(sys.argv[1]), CaseFile).case
 framework = framework_of(case)
-framework.unsupported(case, detect_cpu("check_framework")), framework.check(case), framework.plan(case)
+framework.unsupported(case, detect_cpu("check_framework"))
+framework.check(case), framework.plan(case), framework.dry(case)
 sys.exit("torch" if "torch" in sys.modules else 0)
 """
 

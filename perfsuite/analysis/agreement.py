@@ -32,7 +32,7 @@ def trained_apart(reports: Sequence[RankReport], case: Case) -> str | None:
         return None
     if all(each.collectives == 0 for each in evidence):
         return f"the {len(evidence)} ranks trained apart: no collective ran after the first step. {_WRAP}"
-    if case.framework.replicas_differ:
+    if case.framework.promises.replicas_differ:
         return None
     common = set.intersection(*(set(each.replicated) for each in evidence))
     apart = sorted(name for name in common if _differ([each.replicated[name] for each in evidence]))
@@ -79,7 +79,7 @@ def tokens_differ(reports: Sequence[RankReport], case: Case) -> str | None:
     """Why the model was not given the tokens that the case claims, or None: the message of a `mismatch`."""
     seen = _tokens(reports, case)
     claimed = reports[0].tokens_per_step
-    if seen is None or case.framework.tokens_vary:
+    if seen is None or case.framework.promises.tokens_vary:
         return None
     if _is_near(seen.tokens, claimed) or _is_near(seen.of_all_ranks, claimed):
         return None
@@ -106,13 +106,13 @@ def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
     seen, claimed = _tokens(reports, case), reports[0].tokens_per_step
     if seen is None or (seen.tokens == claimed and not seen.padding) or tokens_differ(reports, case):
         return ()
-    if not case.framework.tokens_vary and not _is_near(seen.tokens, claimed):
+    if not case.framework.promises.tokens_vary and not _is_near(seen.tokens, claimed):
         return (
             f"tokens/s counts {claimed} tokens a step; the model was given that in the second step where "
             f"each of the {seen.world_size} ranks has its own part of them, as with context or sequence "
             "parallelism",
         )
-    vary = ", which the case says vary" if case.framework.tokens_vary else ""
+    vary = ", which the case says vary" if case.framework.promises.tokens_vary else ""
     return (f"tokens/s counts {claimed} tokens a step{vary}; the model was given {seen} in the second step",)
 
 

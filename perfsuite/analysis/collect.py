@@ -197,7 +197,7 @@ def _with_training_checked(run: Run, ranks: Sequence[RankReport]) -> Run:
     )
     if unlike is not None:
         return run.replace(failure=Failure(kind="mismatch", message=unlike))
-    if (rule := case.framework.asks_of_loss) is None:
+    if (rule := case.framework.promises.loss) is None:
         return run.replace(notes=(*run.notes, LOSS_NOT_OBSERVED))
     return run.replace(failure=_bad_loss(run.loss, rule, case))
 
@@ -331,7 +331,7 @@ def _bad_loss(loss: Sequence[float], rule: LossRule, case: Case) -> Failure | No
     if rule == "finite" or last < first:
         return None
     advice = "give more steps or another learning_rate"
-    if not case.framework.builds_model:
+    if not case.framework.promises.builds_model:
         advice = 'say loss="finite" where it need not (random data, a learning rate that warms up, a GAN)'
     return Failure(
         kind="loss",

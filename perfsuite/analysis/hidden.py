@@ -51,7 +51,7 @@ def _less_than_the_formula(reports: Sequence[RankReport], case: Case) -> str | N
     """
     flops = reports[0].flops
     counts = [report.counts for report in reports if report.counts is not None]
-    if flops is None or case.framework.tokens_vary or any(each.without_flops for each in counts):
+    if flops is None or case.framework.promises.tokens_vary or any(each.without_flops for each in counts):
         return None
     trained = flops.matmul_parameters if flops.trained_parameters is None else flops.trained_parameters
     per_token = (flops.per_token + 2 * (flops.matmul_parameters - trained)) / 3
@@ -71,7 +71,11 @@ def _less_than_the_gradients(reports: Sequence[RankReport], case: Case) -> str |
     Not where fewer collectives than steps were made: replicas that are averaged now and then.
     """
     evidence = [report.evidence for report in reports if report.evidence is not None]
-    if len(evidence) < len(reports) or evidence[0].data_parallel < 2 or case.framework.replicas_differ:
+    if (
+        len(evidence) < len(reports)
+        or evidence[0].data_parallel < 2
+        or case.framework.promises.replicas_differ
+    ):
         return None
     moved = any(begin != end for each in evidence for begin, end in each.replicated.values())
     intervals = len(reports[0].step_s) - 1

@@ -145,7 +145,7 @@ class Case(Data):
                 "give lora=LoRA(rank=16, alpha=32)"
             )
         if self.sequence_length is None:
-            if self.framework.builds_model:
+            if self.framework.promises.builds_model:
                 raise ValueError(
                     f"sequence_length None counts samples in place of tokens, which only a Script may: "
                     f"{self.framework.name} trains a language model, give its tokens"

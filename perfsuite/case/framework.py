@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -33,6 +34,23 @@ LossRule = Literal["falls", "finite"]
 `finite`: every loss is a finite number. Either way the curve has to follow the baseline's."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Promises:
+    """What a framework says of every training with these options: the ranks' reports are held to it."""
+
+    builds_model: bool = True
+    """Whether it builds the case's model from its configuration. A script brings its own model and loop."""
+    ignores: frozenset[str] = frozenset({"lora", "quantization"})
+    """Fields of a case that `build` does not look at: a case that sets one of them is refused.
+    `perfsuite.frameworks.common.model.build_model` looks at all of them."""
+    loss: LossRule | None = "falls"
+    """The rule that the losses of a run must obey. None: they are not observed, and each run says so."""
+    tokens_vary: bool = False
+    """Whether steps differ in their number of tokens, so that it is not compared with the case's."""
+    replicas_differ: bool = False
+    """Whether data-parallel ranks hold different parameters, so that these are not compared."""
+
+
 class FrameworkOptions(Data):
     """The name and the options of a framework: fields are options. Two equal ones measure the same."""
 
@@ -41,28 +59,11 @@ class FrameworkOptions(Data):
     packages: ClassVar[tuple[str, ...]] = ()
     """Packages that it imports beyond torch and transformers: a case is skipped without them, and their
     versions are recorded."""
-    builds_model: ClassVar[bool] = True
-    """Whether it builds the case's model from its configuration; a script brings its own model and loop."""
-    builds_whole: ClassVar[bool] = False
-    """Whether each rank has the whole model on its device before it is sharded: that must fit, too."""
-    ignores: ClassVar[frozenset[str]] = frozenset({"lora", "quantization"})
-    """Fields of a case that `build` does not look at: a case that sets one of them is refused.
-    `perfsuite.frameworks.common.model.build_model` looks at all of them."""
 
     @property
-    def asks_of_loss(self) -> LossRule | None:
-        """The rule that the losses of a run must obey. None: they are not observed, and each run says so."""
-        return "falls"
-
-    @property
-    def tokens_vary(self) -> bool:
-        """Whether steps differ in their number of tokens, so that it is not compared with the case's."""
-        return False
-
-    @property
-    def replicas_differ(self) -> bool:
-        """Whether data-parallel ranks hold different parameters, so that these are not compared."""
-        return False
+    def promises(self) -> Promises:
+        """What holds of every training with these options."""
+        return Promises()
 
     def slug(self) -> str:
         """The name and the options that are required or changed, for a case's id: unique per options."""
@@ -78,8 +79,7 @@ class MissingFramework(FrameworkOptions):
     """The package that brought it when the file was written."""
     written_slug: ClassVar[str | None] = None
     """What `slug` was when the file was written, so that ids stay what they were."""
-    builds_model: ClassVar[bool] = False
-    ignores: ClassVar[frozenset[str]] = frozenset()
+    promises: ClassVar[Promises] = Promises(builds_model=False, ignores=frozenset())
 
     def slug(self) -> str:
         """The slug in the file; without one, the name and every option, as no default is known here."""

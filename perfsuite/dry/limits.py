@@ -19,7 +19,7 @@ def why_not(case: Case, machine: Machine) -> str | None:
     framework = framework_of(case)
     if (problem := torch_build.wrong_build(pretended_cpu(case.topology))) is not None:
         raise CaseError(problem)
-    if not framework.builds_model:
+    if not framework.promises.builds_model:
         return (
             "not by a dry run: a script makes its own process group, device and data, which are not pretended"
         )
@@ -30,15 +30,17 @@ def why_not(case: Case, machine: Machine) -> str | None:
     for check in CHECKS:
         if check not in OF_THE_MACHINE and (reason := check(case, machine)) is not None:
             return reason
-    if (reason := framework.not_dry(case)) is not None:
-        return f"not by a dry run: {reason}"
-    return None
+    if (plan := framework.dry(case)) is None:
+        return (
+            f"not by a dry run: {framework.name} does not say how it builds on fake tensors (Framework.dry)"
+        )
+    return None if plan.impossible is None else f"not by a dry run: {plan.impossible}"
 
 
 def ranks(case: Case) -> tuple[int, ...]:
-    """Return the ranks that tell what all do: the first, and the last where ranks lawfully differ."""
-    last = case.topology.world_size - 1
-    return (0, last) if last and framework_of(case).ranks_differ(case) else (0,)
+    """Return the ranks that tell what all do: the first, and the last if ranks differ by design."""
+    last, plan = case.topology.world_size - 1, framework_of(case).dry(case)
+    return (0, last) if last and plan is not None and plan.ranks_differ else (0,)
 
 
 def check_rank(case: Case, rank: int) -> None:

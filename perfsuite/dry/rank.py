@@ -21,7 +21,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.dry import cuda, group, values
 from perfsuite.dry.fit import predict
 from perfsuite.errors import DryRunError, MismatchError
-from perfsuite.frameworks.base import Framework, Ranks, Workload, framework_of
+from perfsuite.frameworks.base import DryPlan, Framework, Ranks, Workload, framework_of
 from perfsuite.frameworks.common import finetuning
 from perfsuite.frameworks.common.model import DTYPES, model_without_weights
 from perfsuite.results.counts import COUNTED_STEP
@@ -66,6 +66,7 @@ class DryRank:
         self.case = case
         self.report = report
         self.framework: Framework = framework_of(case)
+        self.plan = self.framework.dry(case) or DryPlan()
         self.device = torch.device("cuda", 0) if machine.device == "cuda" else torch.device("cpu")
         self.recorder = Recorder(HostTimer())
         self._machine = machine
@@ -77,7 +78,7 @@ class DryRank:
         """Build, make the steps, and return the report with what they did."""
         environment = software.environment(self.case.framework.packages)
         flops = count_known(self.case)
-        if self.framework.builds_whole:
+        if self.plan.builds_whole:
             # Other attention has the same parameters, and may ask for a GPU, which is not pretended yet.
             plain = self.case.replace(attention="eager")
             model = model_without_weights(plain, torch.device("meta"))
@@ -96,7 +97,7 @@ class DryRank:
             fit=self._fit(counting),
             flops=flops,
             observed=Observed(settings=settings, environment=environment),
-            tokens_per_step=self._tokens_per_step,
+            tokens_per_step=self.workload.tokens_per_step(self.case),
             notes=tuple(counting.notes),
         )
 
@@ -115,11 +116,12 @@ class DryRank:
         values.pretend()
         self.framework.load(self.case, self.device)
         group.pretend(self.report.rank, self.report.world_size)
-        self.framework.pretend(self.case)
+        self.plan.pretend()
 
     def _train(self) -> None:
         """Make the steps that a launch counts, by the framework's `build` and the workload's `run`."""
-        if self.framework.plan(self.case).process_group != "library":
+        plan = self.framework.plan(self.case)
+        if plan.process_group != "library":
             dist.init_process_group()
         ranks = Ranks(
             rank=self.report.rank,
@@ -129,7 +131,8 @@ class DryRank:
         )
         self.workload = self.framework.build(self.case, ranks, self.recorder)
         register_optimizer_step_pre_hook(self._before_optimizer_step)
-        register_optimizer_step_post_hook(self.recorder.after_optimizer_step)
+        if plan.clock == "torch":
+            register_optimizer_step_post_hook(self.recorder.after_optimizer_step)
         self.recorder.between_steps = self._end_when_counted
         self.recorder.start()
         with contextlib.suppress(Enough):
@@ -166,8 +169,3 @@ class DryRank:
         for key, asked in {"parameter_dtype": dtype, **self.framework.expected(self.case)}.items():
             if asked is not None and key in settings and settings[key] != asked:
                 raise MismatchError(f"{key}: the case asks for {asked!r}, but {settings[key]!r} was built")
-
-    @property
-    def _tokens_per_step(self) -> int:
-        sequences = self.case.micro_batch * self.case.gradient_accumulation * self.workload.data_parallel
-        return sequences * self.case.sample_length

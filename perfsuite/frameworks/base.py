@@ -17,7 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from perfsuite.case.case import Case
-from perfsuite.case.framework import FrameworkOptions, MissingFramework, framework_class, not_installed
+from perfsuite.case.framework import (
+    FrameworkOptions,
+    MissingFramework,
+    framework_class,
+    not_installed,
+)
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError, PackageError
 from perfsuite.results.rank_report import Memory
@@ -40,13 +45,13 @@ class Ranks:
 
 
 class StepClock(Protocol):
-    """The clock of a rank, which counts and times the steps of the first torch optimizer that steps.
+    """The clock of a rank, which counts and times the steps of training.
 
-    Most frameworks leave it alone.
+    Most frameworks leave it alone: each step of the first torch optimizer that steps is one of training.
     """
 
     def boundary(self) -> None:
-        """End a step: for training without a torch optimizer."""
+        """End a step. For a training whose `LaunchPlan.clock` is `framework`, after each of its steps."""
 
     def finish(self) -> None:
         """End the measurement: for a library that goes on for a while after its last step."""
@@ -76,6 +81,10 @@ class Workload:
     memory: Callable[[], Memory] | None = None
     """Return the peak memory, if it is not that of this process."""
 
+    def tokens_per_step(self, case: Case) -> int:
+        """Return the tokens (or samples) that all ranks together train in one step of `case`."""
+        return case.micro_batch * case.gradient_accumulation * self.data_parallel * case.sample_length
+
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
@@ -102,15 +111,35 @@ class LaunchPlan:
     it, and NCCL connects all ranks at once and splits that communicator for each further group. `lazy`: the
     worker creates it, and ranks connect when they first talk to each other: for unbatched send and recv,
     which an eager group serialises with all its other operations. `library`: `build` creates it."""
+    clock: Literal["torch", "framework"] = "torch"
+    """What ends a step of training. `torch`: the step of the first torch optimizer that steps. `framework`:
+    the training itself, by `StepClock.boundary`, for an engine that steps a torch optimizer several times in
+    one step of training, or none."""
     needs_torch: bool = True
     """False if nothing is trained: ranks are plain forks without torch, on a simulated clock."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryPlan:
+    """How a case is run dry: built and trained on fake tensors in one process (`perfsuite.dry`)."""
+
+    impossible: str | None = None
+    """Why this case cannot be run dry."""
+    pretend: Callable[[], None] = lambda: None
+    """Replaces what `build` and `run` call and fake tensors cannot do, by
+    `perfsuite.frameworks.common.patches`. Called in the process of a dry run, after `load`. Raises
+    `DryRunError` if a name is gone."""
+    ranks_differ: bool = False
+    """Whether ranks do unlike work by design, as the stages of a pipeline do."""
+    builds_whole: bool = False
+    """Whether each rank has the whole model on its device before it is sharded: that must fit, too."""
 
 
 class Framework(FrameworkOptions):
     """A training framework: its options are its fields; its methods say how a case runs with them.
 
-    The driver calls `unsupported`, `check` and `plan`, without torch; each rank calls `load`, `build`, and
-    `expected` after its last step. All but `build` may be left as they are.
+    The driver calls `unsupported`, `check`, `plan` and `dry`, without torch; each rank calls `load`, `build`,
+    and `expected` after its last step. All but `build` may be left as they are.
     """
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
@@ -123,6 +152,10 @@ class Framework(FrameworkOptions):
     def plan(self, case: Case) -> LaunchPlan:
         """Return how the ranks of `case` are started."""
         return LaunchPlan()
+
+    def dry(self, case: Case) -> DryPlan | None:
+        """Return how `case` is run dry. None: nobody has tried this framework on fake tensors."""
+        return None
 
     def load(self, case: Case, device: Any) -> None:
         """Import the library, so that what it allocates is not taken for the model's memory (on a CPU)."""
@@ -141,21 +174,6 @@ class Framework(FrameworkOptions):
         change (`perfsuite.worker.observe`); None for one of those says that it cannot be seen here.
         """
         return {}
-
-    def not_dry(self, case: Case) -> str | None:
-        """Return why a dry run (`perfsuite.dry`) cannot run `case`, or None. Must not import torch."""
-        return f"{self.name} does not say how it builds on fake tensors (Framework.pretend)"
-
-    def pretend(self, case: Case) -> None:
-        """Replace what `build` and `run` call and fake tensors cannot do, by
-        `perfsuite.frameworks.common.patches`.
-
-        Called in the process of a dry run, after `load`. Raises `DryRunError` if a name is gone.
-        """
-
-    def ranks_differ(self, case: Case) -> bool:
-        """Return whether ranks lawfully do unlike work, as the stages of a pipeline do."""
-        return False
 
 
 def framework_of(case: Case) -> Framework:

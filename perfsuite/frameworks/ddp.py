@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from perfsuite.frameworks.base import Framework, Ranks, StepClock, Workload
+from perfsuite.case.framework import Promises
+from perfsuite.frameworks.base import DryPlan, Framework, Ranks, StepClock, Workload
+from perfsuite.frameworks.common.sharding import dry_plan
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
@@ -24,7 +26,7 @@ class DDP(Framework):
     """
 
     name: ClassVar[str] = "ddp"
-    ignores: ClassVar[frozenset[str]] = frozenset()
+    promises: ClassVar[Promises] = Promises(ignores=frozenset())
 
     bucket_cap_mb: float = Field(default=25, gt=0)
     """Size of a gradient bucket in MiB."""
@@ -37,15 +39,9 @@ class DDP(Framework):
             return "static_graph needs gradients reduced in the first backward: no gradient_accumulation"
         return None
 
-    def not_dry(self, case: Case) -> str | None:
-        """Return None: it can be run dry."""
-        return None
-
-    def pretend(self, case: Case) -> None:
-        """Let DDP wrap fake tensors."""
-        from perfsuite.frameworks.common import pretend_ddp
-
-        pretend_ddp.pretend()
+    def dry(self, case: Case) -> DryPlan:
+        """Return that DDP can wrap fake tensors."""
+        return dry_plan(builds_whole=False)
 
     def expected(self, case: Case) -> dict[str, str]:
         """One `DistributedDataParallel`."""

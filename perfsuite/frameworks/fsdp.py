@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from perfsuite.frameworks.base import Framework, Ranks, StepClock, Workload
+from perfsuite.case.framework import Promises
+from perfsuite.frameworks.base import DryPlan, Framework, Ranks, StepClock, Workload
 from perfsuite.frameworks.common.sharding import (
-    OFFLOAD_NOT_DRY,
     Prefetch,
     ShardingStrategy,
+    dry_plan,
     fsdp1_unsupported,
     prefetch,
 )
@@ -24,8 +25,7 @@ class FSDP(Framework):
     """Options of `torch.distributed.fsdp.FullyShardedDataParallel`, by their names there."""
 
     name: ClassVar[str] = "fsdp"
-    builds_whole: ClassVar[bool] = True
-    ignores: ClassVar[frozenset[str]] = frozenset()
+    promises: ClassVar[Promises] = Promises(ignores=frozenset())
 
     sharding_strategy: ShardingStrategy
     """What is sharded: all; gradients and optimizer state; nothing; all, but within groups only."""
@@ -48,19 +48,9 @@ class FSDP(Framework):
             cpu_offload=self.cpu_offload,
         )
 
-    def not_dry(self, case: Case) -> str | None:
-        """Return why not, if it offloads."""
-        return OFFLOAD_NOT_DRY if self.cpu_offload else None
-
-    def pretend(self, case: Case) -> None:
-        """Let FSDP1 shard fake tensors."""
-        from perfsuite.frameworks.common import pretend_fsdp
-
-        pretend_fsdp.pretend()
-
-    def ranks_differ(self, case: Case) -> bool:
-        """Return True: flat parameters are cut where ranks end, within parameters or between them."""
-        return True
+    def dry(self, case: Case) -> DryPlan:
+        """Return that ranks differ: flat parameters are cut where ranks end, within parameters or between."""
+        return dry_plan(ranks_differ=True, offloads=self.cpu_offload)
 
     def expected(self, case: Case) -> dict[str, str]:
         """Return that every wrapped module has this strategy."""

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from perfsuite.frameworks.base import Framework, Ranks, StepClock, Workload
+from perfsuite.case.framework import Promises
+from perfsuite.frameworks.base import DryPlan, Framework, Ranks, StepClock, Workload
 from perfsuite.frameworks.common.sharding import hybrid_unsupported, sharded_quantization_unsupported
 from perfsuite.frameworks.common.tensor_parallel import parallelize_llama, tensor_parallel_unsupported
 
@@ -22,7 +23,7 @@ class FSDP2(Framework):
     """Options of `torch.distributed.fsdp.fully_shard`."""
 
     name: ClassVar[str] = "fsdp2"
-    ignores: ClassVar[frozenset[str]] = frozenset()
+    promises: ClassVar[Promises] = Promises(ignores=frozenset())
 
     reshard_after_forward: bool = True
     """Free a block's gathered parameters after its forward, and gather them again in backward."""
@@ -50,9 +51,9 @@ class FSDP2(Framework):
             return reason
         return sharded_quantization_unsupported(case)
 
-    def not_dry(self, case: Case) -> str | None:
-        """Return None: all of it can be run dry."""
-        return None
+    def dry(self, case: Case) -> DryPlan:
+        """Return that all of it can be run dry as it is."""
+        return DryPlan()
 
     def expected(self, case: Case) -> dict[str, str]:
         """Return that the parameters of every block are DTensors with these placements."""

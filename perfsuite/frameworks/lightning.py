@@ -9,12 +9,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from perfsuite.case.framework import changed_fields
-from perfsuite.frameworks.base import Framework, Ranks, StepClock, Workload
+from perfsuite.case.framework import Promises, changed_fields
+from perfsuite.frameworks.base import DryPlan, Framework, Ranks, StepClock, Workload
 from perfsuite.frameworks.common.sharding import (
-    OFFLOAD_NOT_DRY,
     Prefetch,
     ShardingStrategy,
+    dry_plan,
     fsdp1_unsupported,
     prefetch,
 )
@@ -40,9 +40,8 @@ class Lightning(Framework):
     """Options of `lightning.fabric.Fabric` and of its `FSDPStrategy`, by their names there."""
 
     name: ClassVar[str] = "lightning"
-    builds_whole: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ("lightning",)
-    ignores: ClassVar[frozenset[str]] = frozenset({"quantization"})
+    promises: ClassVar[Promises] = Promises(ignores=frozenset({"quantization"}))
 
     strategy: Literal["ddp", "fsdp", "fsdp2"]
     """`DDPStrategy`, `FSDPStrategy` (on GPUs only), or `ModelParallelStrategy` with FSDP2 in all ranks."""
@@ -70,20 +69,9 @@ class Lightning(Framework):
             return "Fabric turns fp16-mixed into bf16-mixed on a CPU"
         return None
 
-    def not_dry(self, case: Case) -> str | None:
-        """Return why not, if it offloads."""
-        return OFFLOAD_NOT_DRY if self.cpu_offload else None
-
-    def pretend(self, case: Case) -> None:
-        """Let DDP and FSDP1 take fake tensors."""
-        from perfsuite.frameworks.common import pretend_ddp, pretend_fsdp
-
-        pretend_ddp.pretend()
-        pretend_fsdp.pretend()
-
-    def ranks_differ(self, case: Case) -> bool:
+    def dry(self, case: Case) -> DryPlan:
         """Return whether FSDP1 cuts flat parameters where ranks end."""
-        return self.strategy == "fsdp"
+        return dry_plan(ranks_differ=self.strategy == "fsdp", offloads=self.cpu_offload)
 
     def expected(self, case: Case) -> dict[str, str]:
         """Return the wrapper and the sharding of the strategy."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
-from perfsuite.case.framework import LossRule, changed_fields
+from perfsuite.case.framework import LossRule, Promises, changed_fields
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.base import Command, Framework, LaunchPlan, Ranks, StepClock, Workload
 from perfsuite.results.environment import secret_variable, secret_word
@@ -60,8 +60,6 @@ class Script(Framework):
     """
 
     name: ClassVar[str] = "script"
-    builds_model: ClassVar[bool] = False
-    ignores: ClassVar[frozenset[str]] = frozenset()
 
     path: Annotated[str, Field(min_length=1), BeforeValidator(_text), AfterValidator(_without_nul)] | None = (
         None
@@ -151,19 +149,15 @@ class Script(Framework):
         return value
 
     @property
-    def asks_of_loss(self) -> LossRule | None:
-        """The rule that the user gives."""
-        return self.loss
-
-    @property
-    def tokens_vary(self) -> bool:
-        """Whether the user says that they vary."""
-        return self.tokens == "vary"
-
-    @property
-    def replicas_differ(self) -> bool:
-        """Whether the user says that they differ."""
-        return self.replicas == "differ"
+    def promises(self) -> Promises:
+        """What the user says of the script."""
+        return Promises(
+            builds_model=False,
+            ignores=frozenset(),
+            loss=self.loss,
+            tokens_vary=self.tokens == "vary",
+            replicas_differ=self.replicas == "differ",
+        )
 
     def slug(self) -> str:
         """The name of what runs, options, and a digest of arguments, directories and variables."""

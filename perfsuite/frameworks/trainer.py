@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
-from perfsuite.frameworks.base import Framework, Ranks, StepClock, Workload
+from perfsuite.case.framework import Promises
+from perfsuite.frameworks.base import DryPlan, Framework, Ranks, StepClock, Workload
 from perfsuite.frameworks.common.accelerate_env import clear_environment, force_fsdp
 from perfsuite.frameworks.common.sharding import (
-    OFFLOAD_NOT_DRY,
+    dry_plan,
     hybrid_within_nodes_unsupported,
     offload_unsupported,
 )
@@ -34,9 +35,8 @@ class Trainer(Framework):
     """Options `fsdp` of `TrainingArguments` and `version` of its `fsdp_config`; the rest has its defaults."""
 
     name: ClassVar[str] = "trainer"
-    builds_whole: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ("accelerate",)
-    ignores: ClassVar[frozenset[str]] = frozenset({"quantization"})
+    promises: ClassVar[Promises] = Promises(ignores=frozenset({"quantization"}))
 
     fsdp: str = ""
     """A sharding, and optionally `offload` and `auto_wrap`, separated by spaces. Empty: DDP."""
@@ -89,20 +89,9 @@ class Trainer(Framework):
             return hybrid_within_nodes_unsupported(self._sharding, case, machine)
         return None
 
-    def not_dry(self, case: Case) -> str | None:
-        """Return why not, if it offloads."""
-        return OFFLOAD_NOT_DRY if "offload" in self.fsdp.split() else None
-
-    def pretend(self, case: Case) -> None:
-        """Let DDP and FSDP1 take fake tensors."""
-        from perfsuite.frameworks.common import pretend_ddp, pretend_fsdp
-
-        pretend_ddp.pretend()
-        pretend_fsdp.pretend()
-
-    def ranks_differ(self, case: Case) -> bool:
+    def dry(self, case: Case) -> DryPlan:
         """Return whether FSDP1 cuts flat parameters where ranks end."""
-        return self.fsdp_version == 1
+        return dry_plan(ranks_differ=self.fsdp_version == 1, offloads="offload" in self.fsdp.split())
 
     def expected(self, case: Case) -> dict[str, str]:
         """Return the wrapper: DDP, or FSDP of this version with this sharding."""

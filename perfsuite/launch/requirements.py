@@ -63,7 +63,7 @@ def _attention(case: Case, machine: Machine) -> str | None:
 
 def _fields(case: Case, machine: Machine) -> str | None:
     """Refuse a case that sets a field which its framework does not look at."""
-    for field in sorted(case.framework.ignores):
+    for field in sorted(case.framework.promises.ignores):
         if (value := getattr(case, field)) != Case.model_fields[field].default:
             return f"{case.framework.name} knows no {field}, and the case asks for {value!r}"
     return None
@@ -82,7 +82,7 @@ def _quantization(case: Case, machine: Machine) -> str | None:
 
 
 def _configuration(case: Case, machine: Machine) -> str | None:
-    if case.model.config or not case.framework.builds_model:
+    if case.model.config or not case.framework.promises.builds_model:
         return None
     return f"{case.framework.name} cannot build {case.model.name}: it has a name only, no configuration"
 
@@ -135,4 +135,4 @@ def _needs(what: str, package: str) -> str | None:
 
 def _builds_model(case: Case) -> bool:
     """Whether each rank builds the case's model: neither a script's nor a simulated one does."""
-    return case.framework.builds_model and framework_of(case).plan(case).needs_torch
+    return case.framework.promises.builds_model and framework_of(case).plan(case).needs_torch

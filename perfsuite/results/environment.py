@@ -43,7 +43,15 @@ NOT_OF_THE_MACHINE = ("NVIDIA_REQUIRE_",)
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 """Words in a variable's name that keep it from being recorded: `NVIDIA_API_KEY` is a secret."""
 
-_OF_A_VARIABLE = re.compile(r"(^|_)([A-Z]*KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)", re.IGNORECASE)
+_OF_A_VARIABLE = re.compile(
+    r"(^|_|API|ACCESS|AUTH|PRIVATE|SECRET)KEY(_|$)|(^|_)TOKEN$|(^|_)(SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)",
+    re.IGNORECASE,
+)
+_OF_TEXT = re.compile(
+    r"(^|_)(PAD|EOS|BOS|UNK|MASK|SEP|CLS|START|END|STOP|IMAGE|NEW|SPECIAL|EXTRA|PER|TEXT|LABEL)_(TOKEN|KEY)$",
+    re.IGNORECASE,
+)
+"""Tokens of a text, and keys of its samples, which are no secrets: `PAD_TOKEN`, `TEXT_KEY`."""
 _OF_AN_OPTION = re.compile(
     r"(api|access|auth|bearer|comet|github|hf|hub|neptune|private|wandb)[-_]?(key|token)$"
     r"|(password|passwd|secret|secret[-_]key|credentials)$",
@@ -56,10 +64,12 @@ _IN_AN_ADDRESS = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
 
 def secret_variable(given: Mapping[str, str]) -> str | None:
     """Return the name of the first variable that looks as if it held a secret, or None."""
-    looks = (
-        (name, _OF_A_VARIABLE.search(name) or _IN_AN_ADDRESS.search(value)) for name, value in given.items()
-    )
-    return next((name for name, found in looks if found and given[name]), None)
+    return next((name for name, value in given.items() if value and _looks_secret(name, value)), None)
+
+
+def _looks_secret(name: str, value: str) -> bool:
+    is_named_so = _OF_A_VARIABLE.search(name) is not None and _OF_TEXT.search(name) is None
+    return is_named_so or _IN_AN_ADDRESS.search(value) is not None
 
 
 def secret_word(words: Sequence[str]) -> str | None:

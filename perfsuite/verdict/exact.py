@@ -120,7 +120,9 @@ def _doubts(runs: Sequence[Run], baseline: CountBaseline, launches: Launches) ->
     than half are gone may have gone out of sight. FLOPs of a model with a formula have been compared with
     that (`perfsuite.analysis.hidden`).
     """
-    is_known = all(run.flops is not None and not run.case.framework.tokens_vary for run in counted(runs))
+    is_known = all(
+        run.flops is not None and not run.case.framework.promises.tokens_vary for run in counted(runs)
+    )
     found: list[str] = []
     for _, before, now in _alike(baseline, launches):
         then, today = sum(before.flops.values()), max(sum(each.flops.values()) for each in now)

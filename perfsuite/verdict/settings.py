@@ -8,30 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-ASKED: Mapping[str, str] = {
-    "world_size": "Case.topology",
-    "device": "Case.hardware",
-    "attention": "Case.attention",
-    "recomputing_blocks": "Case.activation_checkpointing",
-    "trained": "Case.lora",
-    "lora": "Case.lora",
-    "quantised_layers": "Case.quantization",
-    "wrapper": "the framework of the case, or the script",
-    "sharding": "an option of the framework, or the script",
-    "parallelism": "options of nanotron",
-    "tp_mode": "an option of nanotron",
-    "tp_linear_async_communication": "an option of nanotron",
-    "pp_engine": "an option of nanotron",
-    "gradient_dtype": "an option of nanotron",
-    "config_sha256": "the user's configuration of nanotron",
-    "mesh": "options of torchtitan",
-    "cuda_graphs": "an option of torchtitan",
-    "accelerate_config": "the user's configuration of accelerate",
-    "fp32_matmul": "a switch of torch, or NVIDIA_TF32_OVERRIDE",
-    "fp32_convolution": "a switch of torch, or NVIDIA_TF32_OVERRIDE",
-    "deterministic": "a switch of torch",
-}
-"""What asks for a setting. One that differs makes launches `unlike`."""
+ASKED = frozenset(
+    {
+        # a field of the case
+        "world_size",
+        "device",
+        "attention",
+        "recomputing_blocks",
+        "trained",
+        "lora",
+        "quantised_layers",
+        # an option of the framework, a configuration of the user, or the script
+        "wrapper",
+        "sharding",
+        "parallelism",
+        "tp_mode",
+        "tp_linear_async_communication",
+        "pp_engine",
+        "gradient_dtype",
+        "config_sha256",
+        "mesh",
+        "cuda_graphs",
+        "accelerate_config",
+        # a switch of torch, or NVIDIA_TF32_OVERRIDE
+        "fp32_matmul",
+        "fp32_convolution",
+        "deterministic",
+    }
+)
+"""Settings that the case or its user asks for. One that differs makes launches `unlike`."""
 CHOSEN: Mapping[str, str] = {
     # A launch whose dtypes or compilation are not those of the case is a `mismatch`: what is left is not
     # asked for, as the dtype of adapters, or a loss that a library compiles.

@@ -17,6 +17,7 @@ from typing import Any
 
 from perfsuite import documents
 from perfsuite.case.case import Case, CaseFile
+from perfsuite.errors import MismatchError
 from perfsuite.frameworks.base import NCCL_AFTER_S
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
@@ -107,6 +108,9 @@ def _measure(rank: Rank) -> RankReport:
         except ProfileTaken:
             return rank.profiled()
         rank.recorder.finish()
+    if rank.is_profiled:  # no torch optimizer has stepped since, in whose hook it ends
+        return rank.profiled()
+    _check_boundaries(rank)
     return rank.finish().replace(loss=_floats(losses), flops=flops)
 
 
@@ -133,20 +137,32 @@ def _train(rank: Rank) -> list[Any]:
     return rank.workload.run(rank.case.total_steps)
 
 
+def _check_boundaries(rank: Rank) -> None:
+    """Raise `MismatchError` if a framework that ends steps itself has not ended each, or an inner one."""
+    if rank.plan.clock == "framework" and rank.recorder.steps != rank.case.total_steps:
+        raise MismatchError(
+            f"{rank.framework.name} called StepClock.boundary {rank.recorder.steps} times in "
+            f"{rank.case.total_steps} steps: its plan has clock='framework', which asks for one call after "
+            "each step of training"
+        )
+
+
 def _floats(losses: list[Any]) -> tuple[float, ...]:
     return tuple(float(loss) for loss in losses)
 
 
 @contextlib.contextmanager
 def _optimizer_hooks(rank: Rank) -> Iterator[None]:
-    """Show every optimizer step to the rank before it is made, and to the clock after it."""
+    """Show every optimizer step to the rank before it is made, and to the clock after it.
+
+    The clock of a framework that ends its steps itself takes no notice of them.
+    """
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    hooks = [
-        register_optimizer_step_pre_hook(rank.before_optimizer_step),
-        register_optimizer_step_post_hook(rank.recorder.after_optimizer_step),
-        register_optimizer_step_post_hook(rank.end_if_profiled),
-    ]
+    hooks = [register_optimizer_step_pre_hook(rank.before_optimizer_step)]
+    if rank.plan.clock == "torch":
+        hooks.append(register_optimizer_step_post_hook(rank.recorder.after_optimizer_step))
+    hooks.append(register_optimizer_step_post_hook(rank.end_if_profiled))
     yield
     for hook in hooks:
         hook.remove()

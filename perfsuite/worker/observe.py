@@ -98,7 +98,7 @@ class Observer:
             "compiled": "yes" if software.compiled_graphs() else "no",
         }
         environment = software.environment(self.case.framework.packages)
-        if not self.case.framework.builds_model:  # a script's second batch may have padding, or not
+        if not self.case.framework.promises.builds_model:  # a script's second batch may have padding, or not
             environment["attention_kernel"] = settings.pop("attention_kernel")
         return Observed(settings=settings, environment=environment)
 
@@ -142,7 +142,7 @@ class Observer:
     def check(self, observed: Observed) -> None:
         """Raise `MismatchError` if what was observed is not what the case asks for."""
         case, settings = self.case, observed.settings
-        if case.framework.asks_of_loss is None:  # else the loss tells, with its step
+        if case.framework.promises.loss is None:  # else the loss tells, with its step
             self._check_finite()
         self._check_asked(settings)
 
@@ -190,18 +190,18 @@ class Observer:
             count = len(self._second_step.forwards)
             recomputing = expected_recomputing_blocks(case.activation_checkpointing, count)
             expected["recomputing_blocks"] = f"{recomputing} of {count}"
-            if case.framework.builds_model or self._second_step.compute_dtype != NO_LINEAR:
+            if case.framework.promises.builds_model or self._second_step.compute_dtype != NO_LINEAR:
                 expected["compute_dtype"] = dtype_name(COMPUTE_DTYPES[case.precision])
         return expected
 
     def _advice(self, key: str, settings: Mapping[str, str]) -> str:
         """Return how to correct a case that describes a script wrongly."""
-        if key == "world_size" and not self.case.framework.builds_model:
+        if key == "world_size" and not self.case.framework.promises.builds_model:
             return (
                 " Start its processes so that they meet, by torchrun or accelerate as command=(...). Some "
                 "scripts open a process group on GPUs alone."
             )
-        if self.case.framework.builds_model or key not in FIELDS:
+        if self.case.framework.promises.builds_model or key not in FIELDS:
             return ""
         told = f"another {FIELDS[key]}"
         if key == "recomputing_blocks":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 TOLD = 6
@@ -14,7 +15,9 @@ class Optimizers:
 
     `wanted` is the name of a class, or with a number, as in `AdamW:2`, the second of that class. A new one of
     the clock's class goes on as the clock, as the script has built it anew, if it steps the same parameters,
-    some of them, or more. (If each has some of its own, they share a part and step in turn.)
+    some of them, or more. (If each has some of its own, they share a part and step in turn.) One that was
+    there when the clock began may step in turn with it: it goes on as the clock from its second step in a
+    row.
     """
 
     def __init__(self, wanted: str | None = None) -> None:
@@ -23,8 +26,20 @@ class Optimizers:
         self._by_id: dict[int, Stepping] = {}
         self._clocks: list[Stepping] = []
         """Those that together are the clock, the one that steps now last."""
+        self._there: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Those that the script had built when the clock began."""
+        self._in_turn: list[Stepping] = []
+        """Those of them that go on as the clock if they step twice in a row."""
         self._ticks = 0
         """Steps of the clock."""
+
+    def takes_turn(self, optimizer: Any) -> bool:
+        """Whether the step that `optimizer` is about to make is one of the clock's."""
+        stepping = self._of(optimizer)
+        if stepping in self._in_turn and stepping.has_stepped_since(self._ticks):
+            self._in_turn.remove(stepping)
+            self._clocks.append(stepping)
+        return self.is_clock(optimizer)
 
     def is_clock(self, optimizer: Any) -> bool:
         """Whether the steps of `optimizer` are those that are timed."""
@@ -44,8 +59,12 @@ class Optimizers:
         self._ticks += stepping in self._clocks
         stepping.step(self._ticks)
 
-    def begin(self) -> None:
-        """Begin with the clock's first step: `notes` compares only steps from here on."""
+    def begin(self, there: Iterable[Any] = ()) -> None:
+        """Begin with the clock's first step: `notes` compares only steps from here on.
+
+        `there`: all optimizers that the script has built so far.
+        """
+        self._there.update(there)
         for each in self.seen:
             each.begin()
 
@@ -85,6 +104,9 @@ class Optimizers:
             clock = self._clocks[-1]
             both = new.parameters & clock.parameters
             goes_on = kind == clock.kind and bool(both) and both in (new.parameters, clock.parameters)
+            if goes_on and optimizer in self._there:
+                self._in_turn.append(new)
+                goes_on = False
         else:
             goes_on = self.wanted in (None, f"{kind}:{number}", new.name)
         if goes_on:
@@ -118,6 +140,10 @@ class Stepping:
             self._first = ticks
         self._at_last = self._at_last + 1 if ticks == self._last else 1
         self._last = ticks
+
+    def has_stepped_since(self, ticks: int) -> bool:
+        """Whether it has stepped after so many steps of the clock."""
+        return self.measured > 0 and self._last == ticks
 
     def rate(self, intervals: int) -> float:
         """Return its steps for each step of the clock, from its first to its last in so many `intervals`."""

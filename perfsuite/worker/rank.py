@@ -1,8 +1,9 @@
 """One rank of a job: assembles its measurement and writes its report.
 
 The worker (`perfsuite.worker.main`), whose training loop is ours, and the process of a script
-(`perfsuite.worker.attach`) call the same methods of `Rank` in the same order: `build`, `observe`, `start`,
-then come the steps, `finish`, `write`. Worker side; imports torch only inside functions, and no pytest.
+(`perfsuite.worker.attach`, as a `ScriptRank`) call the same methods in the same order: `build`, `observe`,
+`start`, then come the steps, `finish`, `write`. Worker side; imports torch only inside functions, and no
+pytest.
 """
 
 from __future__ import annotations
@@ -24,12 +25,20 @@ from typing import TYPE_CHECKING, Any
 from perfsuite import documents
 from perfsuite.case.case import CaseFile
 from perfsuite.case.fault import Fault
-from perfsuite.errors import ExtensionError, FileError, MismatchError, ScriptError, message_of, readable, told
+from perfsuite.errors import (
+    ExtensionError,
+    FileError,
+    MismatchError,
+    PerfsuiteError,
+    ScriptError,
+    message_of,
+    readable,
+    told,
+)
 from perfsuite.frameworks.base import Ranks, framework_of
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.rank_report import UNREPORTED, Failure, FailureKind, RankReport
 from perfsuite.results.run_dir import RUN_DIR, RunDir
-from perfsuite.worker.claim import Claim
 from perfsuite.worker.extra_metrics import ExtraMetrics
 from perfsuite.worker.faults import Injector
 from perfsuite.worker.memory import CudaMemory, HostMemory
@@ -72,6 +81,8 @@ class Rank:
         """Rates of the device (`perfsuite.worker.node_probe`)."""
         self.notes: list[str] = []
         """What a reader of the figures has to know."""
+        self._shown_in: dict[int, int] = {}
+        """Optimizers by identity, and the step of training in which each was shown last."""
         self._extra: ExtraMetrics | None = None
         self._injector: Injector | None = None
         if request.inject is not None:
@@ -121,23 +132,17 @@ class Rank:
     def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Show a step that is about to be made to whatever looks at it.
 
-        For `register_optimizer_step_pre_hook`. Raises `MismatchError` if the training cannot be observed.
+        For `register_optimizer_step_pre_hook`. Raises `MismatchError` if the training cannot be observed. Of
+        the steps that an engine has an optimizer make in one step of training, the first is shown.
         """
         assert self.observer is not None
+        if self.plan.clock == "framework":
+            if self._shown_in.get(id(optimizer)) == self.recorder.steps:
+                return
+            self._shown_in[id(optimizer)] = self.recorder.steps
         self.observer.before_optimizer_step(optimizer, args, kwargs)
         if self.recorder.counting is not None:
             self.recorder.counting.before_optimizer_step(optimizer, args, kwargs)
-
-    def before_clock_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Show a step of a script's clock, which may be a new optimizer in place of the first one.
-
-        Raises `MismatchError` as `before_optimizer_step` does.
-        """
-        assert self.observer is not None
-        first = self.observer.optimizer
-        if optimizer is not first and self.recorder.counting is not None:
-            self.recorder.counting.rebuilt()
-        self.before_optimizer_step(first, args, kwargs)
 
     @property
     def is_profiled(self) -> bool:
@@ -258,25 +263,10 @@ class Rank:
         if changed is not None:
             documents.write(self.run_dir.rank(report.rank), changed)
 
-    def wait_for_others(self) -> None:
-        """Return when every rank of a script has written its report, or after `WAIT_S`."""
-        missing = [Claim(self.run_dir, rank) for rank in range(self.case.topology.world_size)]
-        until = time.monotonic() + WAIT_S
-        while (missing := [claim for claim in missing if not claim.is_over()]) and time.monotonic() < until:
-            time.sleep(0.02)
-
-    def are_all_measured(self) -> bool:
-        """Whether every rank has measured, so that none will be missing in a collective."""
-        paths = [self.run_dir.rank(rank) for rank in range(self.case.topology.world_size)]
-        with contextlib.suppress(FileError):
-            return all(documents.read(path, RankReport).failure is None for path in paths)
-        return False
-
     @property
     def tokens_per_step(self) -> int:
-        """Tokens (or samples) that all ranks together train in one optimizer step."""
-        sequences = self.case.micro_batch * self.case.gradient_accumulation * self.workload.data_parallel
-        return sequences * self.case.sample_length
+        """Tokens (or samples) that all ranks together train in one step."""
+        return self.workload.tokens_per_step(self.case)
 
     def _tell_progress(self) -> None:
         """Let rank 0 write how far it is: now that training begins, then a step about twice a second.
@@ -348,11 +338,16 @@ def write_failure(run_dir: RunDir, report: RankReport, failure: Failure) -> None
 
 
 def failure_of(error: BaseException, rank: int) -> Failure:
-    """Return what a report says of an error. A `ScriptError` is a script's end, which has no traceback."""
+    """Return what a report says of an error. A `ScriptError` is a script's end, which has no traceback.
+
+    A message of perfsuite's own says what is wrong without the name of its class.
+    """
     is_end, message = isinstance(error, ScriptError), message_of(error)
+    if not isinstance(error, PerfsuiteError):
+        message = f"{type(error).__name__}: {message}"
     return Failure(
         kind=_kind(error),
-        message=message if is_end else f"{type(error).__name__}: {message}".splitlines()[0],
+        message=message if is_end else message.splitlines()[0],
         rank=rank,
         traceback=None if is_end else readable("".join(traceback.format_exception(error))),
         at=time.time(),

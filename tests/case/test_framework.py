@@ -197,7 +197,7 @@ def test_runs_of_a_missing_framework_are_read(tmp_path: Path) -> None:
     file.write_text(json.dumps(content))
     run = documents.read(file, Run)
     assert documents.plain(run) == content
-    assert run.case.framework.asks_of_loss == "falls"
+    assert run.case.framework.promises.loss == "falls"
     assert run.case.id.startswith("gone-7-gpt2-tiny-")
 
 

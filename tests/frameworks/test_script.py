@@ -115,7 +115,7 @@ def measured(case: Case, directory: Path, inject: str | None = None) -> Run:
     if inject is None:
         assert result.failure is None, f"{result.failure.message}\n{result.failure.traceback}"
     if result.observed is not None:
-        assert result.observed.settings.keys() <= ASKED.keys() | CHOSEN.keys()
+        assert result.observed.settings.keys() <= ASKED | CHOSEN.keys()
     return result
 
 
@@ -164,6 +164,8 @@ def test_there_is_one_thing_to_run(options: dict[str, Any], said: str) -> None:
     [
         ({"env": {"A=B": "c", "HF_TOKEN": "hidden"}}, "env: 'HF_TOKEN'"),
         ({"env": {"aws_secret_access_key": "hidden"}}, "env: 'aws_secret_access_key'"),
+        ({"env": {"PAD_TOKEN": "<pad>", "WANDB_APIKEY": "hidden"}}, "env: 'WANDB_APIKEY'"),
+        ({"env": {"AWS_ACCESS_KEY_ID": "hidden"}}, "env: 'AWS_ACCESS_KEY_ID'"),
         ({"env": {"DB": "postgres://me:hidden@host/db"}}, "env: 'DB'"),
         ({"arguments": ("--wandb-key", "hidden")}, "arguments: '--wandb-key'"),
         ({"arguments": ("trainer.hub_token=hidden",)}, "arguments: 'trainer.hub_token'"),
@@ -181,6 +183,7 @@ def test_what_looks_like_a_secret_is_refused_and_not_repeated(options: dict[str,
 
 def test_what_is_no_secret_may_be_given() -> None:
     env = {"TOKENIZERS_PARALLELISM": "false", "MAX_TOKENS": "8", "HF_TOKEN": "", "HUB": "https://host/x"}
+    env |= dict.fromkeys(("PAD_TOKEN", "EOS_TOKEN", "MAX_TOKEN_LENGTH", "TEXT_KEY", "MONKEY", "HOTKEY"), "x")
     arguments = ("--pad-token", "<pad>", "--text-key=text", "--max-tokens", "8", "--push", "--hub-token")
     assert dict(Script(path="a.py", env=env, arguments=arguments).env) == env
 
@@ -374,6 +377,18 @@ def test_where_perfsuite_is_not_installed_the_import_of_torch_says_so(tmp_path: 
     done = started(tmp_path, code, PERFSUITE_RUN_DIR=str(tmp_path))
     assert "perfsuite measures this command and cannot be imported by" in done.stderr
     assert started(tmp_path, code).returncode == 0, "outside a launch nothing is hooked"
+
+
+@pytest.mark.launch
+def test_a_torch_that_lacks_a_module_is_reported_and_the_script_runs_on(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    script(tmp_path / "torch", "", "__init__.py")
+    done = started(tmp_path, "import torch; print('goes on')", PERFSUITE_RUN_DIR=str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "goes on\n")
+    failure = documents.read(RunDir(tmp_path).rank(0), RankReport).failure
+    assert failure is not None
+    assert failure.kind == "error"
+    assert "No module named 'torch." in failure.message
 
 
 ASKS = {

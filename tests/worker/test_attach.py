@@ -27,12 +27,12 @@ from perfsuite.frameworks.script import Script
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.rank_report import UNREPORTED, Evidence, Memory, RankReport
 from perfsuite.results.run_dir import ANCESTOR_PID
-from perfsuite.worker import attach, memory, timers
-from perfsuite.worker.attach import Attached, Measured, device_of
+from perfsuite.worker import memory, script_rank, timers
+from perfsuite.worker.attach import Attached, Measured
 from perfsuite.worker.claim import Claim
 from perfsuite.worker.observe import Observer
-from perfsuite.worker.rank import Rank
 from perfsuite.worker.recorder import Recorder
+from perfsuite.worker.script_rank import ScriptRank, device_of
 from tests.worker.attaching import ALONE, Start, attaching
 
 
@@ -123,7 +123,7 @@ def test_a_torch_without_what_counting_needs_costs_the_counts_alone(
     start: Start, monkeypatch: pytest.MonkeyPatch, module: Any, lacks: str
 ) -> None:
     """Another version of torch may lack what is private in this one."""
-    for name in ("attach", "calls", "counter", "counting", "hidden"):
+    for name in ("attach", "script_rank", "calls", "counter", "counting", "hidden"):
         monkeypatch.delattr(perfsuite.worker, name, raising=False)
         monkeypatch.delitem(sys.modules, f"perfsuite.worker.{name}", raising=False)
     monkeypatch.delattr(module, lacks)
@@ -179,7 +179,7 @@ def test_the_device_is_probed_after_all_is_measured_and_written(
 
     before: list[RankReport] = []
     attached = start()
-    monkeypatch.setattr(attach, "device_probe", probe)
+    monkeypatch.setattr(script_rank, "device_probe", probe)
     with pytest.raises(Measured):
         train()
     after = report_of(attached)
@@ -194,7 +194,7 @@ def test_a_probe_that_fails_is_left_out(start: Start, monkeypatch: pytest.Monkey
         raise torch.OutOfMemoryError
 
     attached = start()
-    monkeypatch.setattr(attach, "device_probe", probe)
+    monkeypatch.setattr(script_rank, "device_probe", probe)
     with pytest.raises(Measured):
         train()
     report = report_of(attached)
@@ -204,8 +204,8 @@ def test_a_probe_that_fails_is_left_out(start: Start, monkeypatch: pytest.Monkey
 def test_no_rank_probes_where_another_has_failed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would wait for that one in the all-reduce."""
     probed: list[torch.device] = []
-    monkeypatch.setattr(attach, "device_probe", probed.append)
-    monkeypatch.setattr(Rank, "are_all_measured", lambda rank: False)
+    monkeypatch.setattr(script_rank, "device_probe", probed.append)
+    monkeypatch.setattr(ScriptRank, "are_all_measured", lambda rank: False)
     start()
     with pytest.raises(Measured):
         train()
@@ -331,6 +331,43 @@ def test_a_training_of_several_models_tells_the_optimizers_that_it_had(start: St
     assert failure.message.endswith(said)
 
 
+def test_a_rank_that_leaves_its_process_group_keeps_its_number(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its processes were started by the script itself, without torchrun's variables."""
+    two = ALONE.replace(topology=Topology(processes_per_node=2))
+    attached = start(two)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(Observer, "before_optimizer_step", lambda *args: None)
+    train(steps=1)
+    monkeypatch.undo()
+    attached.crashed(RuntimeError("after destroy_process_group"))
+    report = documents.read(attached.run_dir.rank(1), RankReport)
+    assert (report.rank, report.world_size, report.steps) == (1, 2, 1)
+    assert not attached.run_dir.rank(0).exists()
+
+
+def test_two_optimizers_in_turn_of_which_one_steps_more_are_told_apart(start: Start) -> None:
+    attached = start(ALONE.replace(framework=Script(path="train.py", loss=None)))
+    model, more = nn.Linear(4, 4), nn.Linear(4, 4)
+    both = [*model.parameters(), *more.parameters()]
+    first, second = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(both, lr=0.1)
+    turns: list[Any] = []
+
+    def trained() -> None:
+        for optimizer in itertools.cycle((first, second)):
+            turns.append(optimizer)
+            (more(model(torch.ones(2, 4))) - 1).square().mean().backward()
+            optimizer.step()
+
+    with pytest.raises(Measured):
+        trained()
+    assert turns.count(first) == ALONE.total_steps, "each step of the clock is its own"
+    assert len(report_of(attached).step_s) == ALONE.total_steps
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -365,7 +402,7 @@ def test_tokens_are_told_when_all_ranks_know_theirs(
     assert attached.rank is not None
     said = r"the case claims 48 a step .* but the model was given 16 in the second step"
     with pytest.raises(MismatchError, match=said) if is_told else contextlib.nullcontext():
-        attached._check_first_steps(attached.rank)
+        attached.rank.check_first_steps()
 
 
 def test_an_error_that_another_hook_of_uncaught_errors_takes_is_told(
@@ -492,7 +529,7 @@ def test_a_process_that_trains_beside_another_ends_and_fails_the_launch(start: S
     """Two stages after each other, or two workers at once: the first one is measured, and told."""
     first = start()
     train(steps=3)
-    first._is_child = True  # it goes on in its own process
+    first.state = "aside"  # it goes on in its own process
     second = start()
     second.run_dir.training(0).write_text("trains 1 another-host\n" + second.run_dir.training(0).read_text())
     with pytest.raises(SystemExit, match="1"):
@@ -501,7 +538,7 @@ def test_a_process_that_trains_beside_another_ends_and_fails_the_launch(start: S
     assert failure is not None
     assert failure.kind == "mismatch"
     assert "two processes of this command trained as rank 0: one process of each rank" in failure.message
-    second._is_child, first._is_child = True, False
+    second.state, first.state = "aside", "measuring"
     assert first.rank is not None
     first._write(first.rank, first.rank.report)
     told = report_of(first).failure
@@ -514,7 +551,7 @@ def test_a_process_that_goes_on_after_one_that_ended_is_measured_with_a_note(sta
     train(steps=3)
     first.exits()
     assert report_of(first).failure is not None
-    first._is_child = True
+    first.state = "aside"
     text = first.run_dir.training(0).read_text()
     first.run_dir.training(0).write_text(text.replace(str(os.getpid()), str(2**22 + 1)))
     second = start()
@@ -564,12 +601,12 @@ def test_an_allocator_of_the_scripts_own_leaves_peak_memory_unknown(
     def refuses(device: torch.device) -> NoReturn:
         raise RuntimeError("CUDAPluggableAllocator does not yet support resetPeakStats.\nmore")
 
-    monkeypatch.setattr(attach, "device_of", lambda optimizer: torch.device("cuda", 0))
+    monkeypatch.setattr(script_rank, "device_of", lambda optimizer: torch.device("cuda", 0))
     monkeypatch.setattr(memory, "CudaMemory", refuses)
     monkeypatch.setattr(timers, "clock_for", lambda device: (timers.HostTimer(), None))
     attached = start()
     attached.request = attached.request.replace(device="cuda")
-    monkeypatch.setattr(attach, "_probed", lambda device: {})
+    monkeypatch.setattr(ScriptRank, "probed", lambda rank: {})
     with pytest.raises(Measured):
         train()
     report = report_of(attached)
@@ -591,7 +628,7 @@ def test_clock_and_memory_are_those_of_that_device(start: Start, monkeypatch: py
 
     third = torch.device("cuda", 3)
     kept: list[bool] = []
-    monkeypatch.setattr(attach, "device_of", lambda optimizer: third)
+    monkeypatch.setattr(script_rank, "device_of", lambda optimizer: third)
     monkeypatch.setattr(memory, "CudaMemory", MemoryOfGPU)
     monkeypatch.setattr(memory, "keep_peaks", lambda: kept.append(True))
     monkeypatch.setattr(Recorder, "start", lambda recorder: None)

@@ -16,16 +16,18 @@ class RMSprop:
     pass
 
 
-def stepping(optimizers: Optimizers, order: Sequence[object]) -> list[object]:
-    """Steps of these; which of them were the clock's."""
+def stepping(optimizers: Optimizers, order: Sequence[object], there: Sequence[object] = ()) -> list[object]:
+    """Steps of these; which of them were the clock's. `there`: those that were built before the first."""
     clocks, begun = [], False
     for optimizer in order:
-        if optimizers.is_clock(optimizer):
+        is_tick = optimizers.takes_turn(optimizer)
+        if is_tick:
             clocks.append(optimizer)
             if not begun:
-                optimizers.begin()
+                optimizers.begin(there)
                 begun = True
         optimizers.count(optimizer)
+        assert optimizers.is_clock(optimizer) == is_tick, "after its step as before it"
     return clocks
 
 
@@ -112,6 +114,18 @@ def test_two_that_step_in_turn_are_no_successors() -> None:
     first, other = Over(ONE), Over(ONE, TWO)
     ticks = stepping(Optimizers(), [*[first] * 3, other, *[first] * 3, other, first])
     assert ticks == [*[first] * 3, other, *[first] * 4], "the first step of the other alone"
+
+
+def test_two_that_were_there_from_the_start_step_in_turn_from_the_first_step_on() -> None:
+    """An optimizer over a part of the model, and one over more of it."""
+    both = Over(ONE), Over(ONE, TWO)
+    assert stepping(Optimizers(), [*both] * 4, there=both) == [both[0]] * 4
+
+
+def test_a_second_stage_whose_optimizer_was_there_goes_on_from_its_second_step() -> None:
+    first, other = Over(ONE), Over(ONE, TWO)
+    order = [*[first] * 3, *[other] * 3, *[first] * 3, *[other] * 2]
+    assert stepping(Optimizers(), order, there=[first, other]) == [*order[:3], *order[4:]]
 
 
 def test_two_that_share_a_part_of_the_model_are_no_successors() -> None:

@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,12 @@ import pytest
 import torch
 
 from perfsuite import documents
-from perfsuite.case.case import CaseFile, Topology
+from perfsuite.case.case import CaseFile
 from perfsuite.errors import MAX_TOLD, FileError, MismatchError, ScriptError
 from perfsuite.frameworks.base import Ranks, Workload
 from perfsuite.frameworks.fake import Fake
 from perfsuite.results.rank_report import UNREPORTED, Evidence, FailureKind, Memory, Observed, RankReport
 from perfsuite.results.run_dir import RunDir
-from perfsuite.worker.claim import Claim
 from perfsuite.worker.observe import Observer
 from perfsuite.worker.rank import Rank, empty_report, failure_of, write_failure
 from perfsuite.worker.timers import SimulatedTimer
@@ -279,42 +277,6 @@ def test_the_end_of_a_script_is_told_in_its_own_words_without_a_traceback() -> N
     failure = failure_of(ScriptError("the script ended after 0 of 5 optimizer steps"), 0)
     assert failure.message == "the script ended after 0 of 5 optimizer steps"
     assert failure.traceback is None
-
-
-def test_all_are_measured_when_each_has_reported_no_failure(tmp_path: Path) -> None:
-    rank = made(RunDir(tmp_path))
-    assert rank.case.topology == Topology(processes_per_node=2)
-    failed = empty_report(1, 2)
-    write_failure(rank.run_dir, failed, failure_of(ValueError("x"), 1))
-    assert not rank.are_all_measured(), "rank 0 has not reported"
-    rank.write(rank.report)
-    assert not rank.are_all_measured()
-    documents.write(rank.run_dir.rank(1), failed)
-    assert rank.are_all_measured()
-
-
-def test_a_rank_waits_for_the_reports_of_the_others_but_not_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rank = made(RunDir(tmp_path))
-    now = 100.0
-    slept: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        nonlocal now
-        now += 20
-        slept.append(seconds)
-        if len(slept) == 2:
-            Claim(rank.run_dir, 0).over()
-
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    monkeypatch.setattr(time, "sleep", sleep)
-    rank.wait_for_others()
-    assert len(slept) == 3, "60 s"
-    slept.clear()
-    Claim(rank.run_dir, 1).over()
-    rank.wait_for_others()
-    assert slept == []
 
 
 def test_progress_is_written_beside_the_steps_and_a_slow_file_system_holds_nobody_up(

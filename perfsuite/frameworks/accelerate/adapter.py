@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, model_validator
 
-from perfsuite.case.framework import changed_fields
+from perfsuite.case.framework import Promises, changed_fields
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.accelerate.config import (
     MIXED_PRECISION,
@@ -20,10 +20,10 @@ from perfsuite.frameworks.accelerate.config import (
     Prefetch,
     Sharding,
 )
-from perfsuite.frameworks.base import Framework, Ranks, StepClock, Workload
+from perfsuite.frameworks.base import DryPlan, Framework, Ranks, StepClock, Workload
 from perfsuite.frameworks.common.accelerate_env import clear_environment, force_fsdp
 from perfsuite.frameworks.common.sharding import (
-    OFFLOAD_NOT_DRY,
+    dry_plan,
     hybrid_within_nodes_unsupported,
     offload_unsupported,
 )
@@ -48,9 +48,8 @@ class Accelerate(Framework):
     """
 
     name: ClassVar[str] = "accelerate"
-    builds_whole: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ("accelerate",)
-    ignores: ClassVar[frozenset[str]] = frozenset({"quantization"})
+    promises: ClassVar[Promises] = Promises(ignores=frozenset({"quantization"}))
 
     strategy: Literal["ddp", "fsdp1", "fsdp2"] | None = None
     config: Annotated[
@@ -107,24 +106,13 @@ class Accelerate(Framework):
         if self.config and (conflict := self.config.conflict(case)) is not None:
             raise CaseError(conflict)
 
-    def not_dry(self, case: Case) -> str | None:
-        """Return why not, if it offloads."""
-        fsdp = self._fsdp
-        offloads = fsdp is not None and (
-            fsdp.fsdp_offload_params or fsdp.fsdp_activation_checkpointing_offload
-        )
-        return OFFLOAD_NOT_DRY if offloads else None
-
-    def pretend(self, case: Case) -> None:
-        """Let DDP and FSDP1 take fake tensors."""
-        from perfsuite.frameworks.common import pretend_ddp, pretend_fsdp
-
-        pretend_ddp.pretend()
-        pretend_fsdp.pretend()
-
-    def ranks_differ(self, case: Case) -> bool:
+    def dry(self, case: Case) -> DryPlan:
         """Return whether FSDP1 cuts flat parameters where ranks end."""
-        return self._fsdp is not None and self._fsdp.fsdp_version == 1
+        fsdp = self._fsdp
+        if fsdp is None:
+            return dry_plan()
+        offloads = fsdp.fsdp_offload_params or fsdp.fsdp_activation_checkpointing_offload
+        return dry_plan(ranks_differ=fsdp.fsdp_version == 1, offloads=bool(offloads))
 
     def expected(self, case: Case) -> dict[str, str]:
         """Return the wrapper and the sharding of the strategy, or of the file."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from perfsuite.frameworks.base import DryPlan
+
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
     from perfsuite.case.hardware import Machine
@@ -16,7 +18,24 @@ ShardingStrategy = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SH
 Prefetch = Literal["BACKWARD_PRE", "BACKWARD_POST", "none"]
 """When FSDP1 gathers the next block's parameters in backward: before this block's gradients, after, never."""
 
-OFFLOAD_NOT_DRY = "offloading keeps shards in pinned host memory, which is not pretended"
+
+def dry_plan(*, ranks_differ: bool = False, offloads: bool = False, builds_whole: bool = True) -> DryPlan:
+    """Return how torch's own wrappers, DDP and FSDP, are run dry, whatever library puts them on."""
+    return DryPlan(
+        impossible="offloading keeps shards in pinned host memory, which is not pretended"
+        if offloads
+        else None,
+        pretend=_pretend,
+        ranks_differ=ranks_differ,
+        builds_whole=builds_whole,
+    )
+
+
+def _pretend() -> None:
+    from perfsuite.frameworks.common import pretend_ddp, pretend_fsdp
+
+    pretend_ddp.pretend()
+    pretend_fsdp.pretend()
 
 
 def prefetch(name: Prefetch) -> Any:

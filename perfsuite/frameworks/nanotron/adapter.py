@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from perfsuite.case.framework import changed_fields
 from perfsuite.errors import CaseError
-from perfsuite.frameworks.base import Framework, LaunchPlan, Ranks, StepClock, Workload
+from perfsuite.frameworks.base import DryPlan, Framework, LaunchPlan, Ranks, StepClock, Workload
 from perfsuite.frameworks.nanotron import config as nanotron_config
 from perfsuite.frameworks.nanotron.config import VERSION, layout_text
 
@@ -111,25 +111,18 @@ class Nanotron(Framework):
         if problems:
             raise CaseError(f"{self.slug()}: {'; '.join(problems)}")
 
-    def not_dry(self, case: Case) -> str | None:
-        """Return why not, of a pipeline and of a resumed training, which need values."""
+    def dry(self, case: Case) -> DryPlan:
+        """Return that a pipeline and a resumed training, which need values, cannot be run dry."""
+        get, config, impossible = nanotron_config.get, self.configuration(case), None
         if self.resume:
-            return "a checkpoint holds values, and there are none"
-        if nanotron_config.get(self.configuration(case), "parallelism.pp") > 1:
-            return (
+            impossible = "a checkpoint holds values, and there are none"
+        elif get(config, "parallelism.pp") > 1:
+            impossible = (
                 "the stages of nanotron's pipeline tell each other shapes, and there is nobody to tell them"
             )
-        return None
-
-    def pretend(self, case: Case) -> None:
-        """Let nanotron train fake tensors."""
-        from perfsuite.frameworks.nanotron import pretend
-
-        pretend.pretend()
-
-    def ranks_differ(self, case: Case) -> bool:
-        """Return whether each rank keeps its own share of the optimizer's state."""
-        return bool(nanotron_config.get(self.configuration(case), "optimizer.zero_stage"))
+        # ZeRO 1: each rank keeps its own share of the optimizer's state.
+        differ = bool(get(config, "optimizer.zero_stage"))
+        return DryPlan(impossible=impossible, pretend=_pretend, ranks_differ=differ)
 
     def expected(self, case: Case) -> dict[str, str | None]:
         """Return the layout that process groups and modules must have."""
@@ -222,6 +215,12 @@ def _load(case: Case, device: Any) -> str:
     from perfsuite.frameworks.nanotron import compat
 
     return compat.load(cpu=device.type == "cpu", flash_attn=case.attention == "flash_attention_2")
+
+
+def _pretend() -> None:
+    from perfsuite.frameworks.nanotron import pretend
+
+    pretend.pretend()
 
 
 def _read(path: str | Path) -> nanotron_config.TrainingConfig:

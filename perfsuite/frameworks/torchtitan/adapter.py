@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from perfsuite.case import torch_build
-from perfsuite.frameworks.base import Framework, LaunchPlan, Ranks, StepClock, Workload
+from perfsuite.frameworks.base import DryPlan, Framework, LaunchPlan, Ranks, StepClock, Workload
 from perfsuite.frameworks.torchtitan.limits import LOSS_CHUNKS, MIN_TORCH, PRECISIONS, unsupported_shape
 
 if TYPE_CHECKING:
@@ -58,11 +58,11 @@ class TorchTitan(Framework):
         """torchtitan creates the process group itself."""
         return LaunchPlan(process_group="library")
 
-    def not_dry(self, case: Case) -> str | None:
-        """Return that a graph cannot: what is replayed is not seen. All else can."""
+    def dry(self, case: Case) -> DryPlan:
+        """Return that a graph cannot be run dry: what is replayed is not seen. All else can."""
         if self.disable_cuda_graphs:
-            return None
-        return "a dry run captures no CUDA graph: leave disable_cuda_graphs as it is"
+            return DryPlan()
+        return DryPlan(impossible="a dry run captures no CUDA graph: leave disable_cuda_graphs as it is")
 
     def expected(self, case: Case) -> dict[str, str]:
         """Return that modules are FSDP2's at all degrees, and parameters DTensors on their mesh."""

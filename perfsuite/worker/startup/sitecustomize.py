@@ -58,13 +58,15 @@ def _then_attach(loader: Any) -> None:
             from perfsuite.worker.attach import attach
 
             attach()
-        except ModuleNotFoundError as error:
+        except Exception as error:
+            is_missing = isinstance(error, ModuleNotFoundError) and not f"{error.name}.".startswith("torch.")
+            if not is_missing:  # a torch that lacks a module is no reason to end the script
+                _tell(error)
+                return
             raise ImportError(
                 f"perfsuite measures this command and cannot be imported by {sys.executable} ({error}): "
                 "install it where the command runs"
             ) from error
-        except Exception as error:
-            _tell(error)
 
     loader.exec_module = exec_module
 

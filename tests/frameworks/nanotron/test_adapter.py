@@ -35,7 +35,7 @@ def measured(case: Case, directory: Path) -> Run:
     result = launch_once(case, MACHINE, directory)
     assert result.failure is None, f"{result.failure.message}\n{result.failure.traceback}"
     if result.observed is not None:
-        assert result.observed.settings.keys() <= ASKED.keys() | CHOSEN.keys()
+        assert result.observed.settings.keys() <= ASKED | CHOSEN.keys()
     return result
 
 

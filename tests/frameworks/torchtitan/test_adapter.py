@@ -26,7 +26,7 @@ def measured(case: Case, directory: Path) -> Run:
     result = launch_once(case, detect(), directory)
     assert result.failure is None, f"{result.failure.message}\n{result.failure.traceback}"
     if result.observed is not None:
-        assert result.observed.settings.keys() <= ASKED.keys() | CHOSEN.keys()
+        assert result.observed.settings.keys() <= ASKED | CHOSEN.keys()
     return result
 
 
@@ -100,7 +100,7 @@ def test_cuda_graphs_need_a_gpu_and_are_not_run_dry() -> None:
         "disable_cuda_graphs=False asks for CUDA graphs, which a CPU does not have"
     )
     assert unsupported(case.replace(hardware=("h100",)), make_gpu_machine()) is None
-    assert TorchTitan(disable_cuda_graphs=False).not_dry(case) == (
+    assert TorchTitan(disable_cuda_graphs=False).dry(case).impossible == (
         "a dry run captures no CUDA graph: leave disable_cuda_graphs as it is"
     )
 

@@ -1,0 +1,158 @@
+"""The rank that a process of a script is, since its first step. Worker side; imports torch."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from perfsuite import documents
+from perfsuite.analysis import agreement
+from perfsuite.case.case import CaseFile
+from perfsuite.errors import FileError, MismatchError
+from perfsuite.results.rank_report import Observed, RankReport
+from perfsuite.results.run_dir import RunDir
+from perfsuite.worker import memory, timers
+from perfsuite.worker.claim import Claim
+from perfsuite.worker.flops import count_known
+from perfsuite.worker.living import living
+from perfsuite.worker.losses import Losses
+from perfsuite.worker.optimizers import Optimizers
+from perfsuite.worker.node_probe import device_probe
+from perfsuite.worker.rank import WAIT_S, Rank, failure_of
+
+
+class ScriptRank(Rank):
+    """The measurement of a training that perfsuite has not built: it is observed from its first step on."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        request: CaseFile,
+        report: RankReport,
+        *,
+        losses: Losses | None,
+        optimizers: Optimizers,
+    ) -> None:
+        super().__init__(run_dir, request, report)
+        self.claim = Claim(run_dir, report.rank)
+        self._losses = losses
+        self._optimizers = optimizers
+
+    def begin(self, optimizer: Any, host_memory: memory.HostMemory) -> None:
+        """Make clock and observer for what `optimizer`, the clock's, trains; the clock starts later.
+
+        `host_memory` counts from the level when torch was imported.
+        """
+        device = device_of(optimizer) if self.request.device == "cuda" else torch.device("cpu")
+        counters = self._cuda_memory(device) if device.type == "cuda" else host_memory
+        timer, probe = timers.clock_for(device)
+        self.build(timer, device=device, probe=probe, memory=counters)
+        self.observe()
+        self._optimizers.begin(living(torch.optim.Optimizer))
+
+    def _cuda_memory(self, device: torch.device) -> memory.CudaMemory | None:
+        """Return the counters of torch's allocator; None, and a note, if the script uses another one."""
+        try:
+            return memory.CudaMemory(device)
+        except RuntimeError as error:
+            self.notes.append(
+                f"peak memory is unknown: torch's allocator is not in use ({str(error).splitlines()[0]})"
+            )
+            return None
+
+    def before_clock_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Show a step of the clock, which may be a new optimizer in place of the first one.
+
+        Raises `MismatchError` as `before_optimizer_step` does.
+        """
+        assert self.observer is not None
+        first = self.observer.optimizer
+        if optimizer is not first and self.recorder.counting is not None:
+            self.recorder.counting.rebuilt()
+        self.before_optimizer_step(first, args, kwargs)
+
+    def check_second_step(self) -> None:
+        """Raise `MismatchError` if the second step was not as the case says; else tell what it was given."""
+        assert self.observer is not None
+        self.observer.check_second_step()
+        self.claim.give(self.observer.given())
+
+    def check_first_steps(self) -> None:
+        """Raise `MismatchError` for micro-batches, and, as rank 0, for tokens, that are not the case's."""
+        if self._losses is not None:
+            self._losses.check(self.case.gradient_accumulation, more_come=True)
+        if self.report.rank == 0:  # which looks for all: ranks may have different numbers of tokens
+            told = [Claim(self.run_dir, number).given() for number in range(self.report.world_size)]
+            of_ranks = [
+                self.report.replace(tokens_per_step=self.tokens_per_step, evidence=each) for each in told
+            ]
+            if None not in told and (why := agreement.tokens_differ(of_ranks, self.case)) is not None:
+                raise MismatchError(why)
+
+    def measured(self) -> RankReport:
+        """Return the report of all steps, after the last one."""
+        self.notes += self._optimizers.notes()
+        report = self.finish()
+        assert report.observed is not None
+        assert self.observer is not None
+        report = report.replace(observed=_with_script(report.observed))
+        if report.failure is not None:
+            return report
+        try:
+            accumulation = self.case.gradient_accumulation
+            loss = () if self._losses is None else self._losses.of_steps(accumulation)
+        except MismatchError as error:  # with all that was measured
+            return report.replace(failure=failure_of(error, report.rank))
+        # Last: only now it is known which share of the weights trains, and counting builds a model.
+        flops = count_known(self.case, frozen_share=self.observer.frozen_share())
+        return report.replace(loss=loss, flops=flops)
+
+    def wait_for_others(self) -> None:
+        """Return when every rank has written its report, or after `WAIT_S`."""
+        missing = [Claim(self.run_dir, rank) for rank in range(self.case.topology.world_size)]
+        until = time.monotonic() + WAIT_S
+        while (missing := [claim for claim in missing if not claim.is_over()]) and time.monotonic() < until:
+            time.sleep(0.02)
+
+    def are_all_measured(self) -> bool:
+        """Whether every rank has measured, so that none will be missing in a collective."""
+        paths = [self.run_dir.rank(rank) for rank in range(self.case.topology.world_size)]
+        with contextlib.suppress(FileError):
+            return all(documents.read(path, RankReport).failure is None for path in paths)
+        return False
+
+    def probed(self) -> dict[str, float]:
+        """Return the rates of the device; none if the memory that the script leaves is not enough.
+
+        A rank that fails here may leave the others waiting in the all-reduce, until the kernel ends them.
+        """
+        is_gpu = self.device.type == "cuda"
+        on_device = torch.cuda.device(self.device) if is_gpu else contextlib.nullcontext()
+        with contextlib.suppress(Exception), on_device:
+            return device_probe(self.device)
+        return {}
+
+
+def device_of(optimizer: Any) -> torch.device:
+    """Return the GPU of the optimizer's first parameter that is on one, or the current GPU if none is.
+
+    A script need not make the device that it trains on the current one.
+    """
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    on_gpu = (p.device for p in parameters if p.device.type == "cuda")
+    return next(on_gpu, None) or torch.device("cuda", torch.cuda.current_device())
+
+
+def _with_script(observed: Observed) -> Observed:
+    """Add a digest of the running script, so that a change of the script is listed with a verdict."""
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    if file is None:
+        return observed
+    digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
+    return observed.replace(environment={**observed.environment, "script": f"{Path(file).name} {digest}"})
