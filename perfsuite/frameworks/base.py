@@ -199,63 +199,48 @@ def missing_package(*packages: str) -> str | None:
     A version that perfsuite's own metadata excludes counts as missing, too.
     """
     for package in packages:
-        what = f"'perfsuite[{EXTRAS[package]}]'" if package in EXTRAS else package
+        extra, wanted = optional_packages().get(package, (None, None))
+        what = package if extra is None else f"'perfsuite[{extra}]'"
         if importlib.util.find_spec(package) is None:
             return f"it needs the package {package}, which is not installed: pip install {what}"
-        if (wrong := _wrong_version(package)) is not None:
-            return f"it needs {wrong} is installed: pip install {what}"
+        try:
+            version = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:  # on the path, but not installed by pip
+            continue
+        if wanted is not None and not wanted.contains(version, prereleases=True):
+            return f"it needs {package}{wanted}, and {version} is installed: pip install {what}"
     return None
 
 
-def _wrong_version(package: str) -> str | None:
-    """What version of an optional package is needed and which one "is installed", or None if that is fine."""
-    wanted = _bounds().get(package)
-    try:
-        version = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:  # on the path, but not installed by pip
-        return None
-    if wanted is None or wanted.contains(version, prereleases=True):
-        return None
-    return f"{package}{wanted}, and {version}"
-
-
 @functools.cache
-def _bounds() -> Mapping[str, SpecifierSet]:
-    """The versions of optional packages that perfsuite's own metadata allows."""
+def optional_packages() -> Mapping[str, tuple[str, SpecifierSet]]:
+    """Packages that are not installed with perfsuite: the extra that installs each, and its versions.
+
+    By perfsuite's own metadata; none from a source tree on the path, which has none.
+    """
     from packaging.requirements import Requirement
 
     try:
-        lines = importlib.metadata.requires("perfsuite") or ()
-    except importlib.metadata.PackageNotFoundError:  # a source tree on the path
+        requirements = [Requirement(line) for line in importlib.metadata.requires("perfsuite") or ()]
+    except importlib.metadata.PackageNotFoundError:
         return {}
-    requirements = map(Requirement, lines)
-    return {each.name: each.specifier for each in requirements if each.marker is not None}
+    return {
+        each.name.replace("-", "_"): (str(each.marker).split('"')[1], each.specifier)
+        for each in requirements
+        if each.marker is not None
+        and each.name != "perfsuite"
+        and not each.marker.evaluate({"extra": DEVELOPMENT})
+    }
+
+
+DEVELOPMENT = "dev"
+"""The extra of those who work on perfsuite."""
 
 
 def require(*packages: str, purpose: str) -> None:
     """Raise `PackageError` if one of these packages is not installed. `purpose`: what needs it."""
     if (missing := missing_package(*packages)) is not None:
         raise PackageError(f"{purpose}: {missing}")
-
-
-TRAINING = (
-    "torch",
-    "transformers",
-    "accelerate",
-    "lightning",
-    "peft",
-    "bitsandbytes",
-    "nanotron",
-    "torchtitan",
-)
-EXTRAS: Mapping[str, str] = {
-    **{package: package for package in TRAINING},
-    "asv": "history",
-    "numpy": "history",
-    "prometheus_client": "prometheus",
-    "tensorboard": "tensorboard",
-}
-"""Packages that are not installed with perfsuite, and the extra that installs them."""
 
 
 NCCL_AFTER_S = 60

@@ -15,7 +15,7 @@ import pytest
 
 from perfsuite import documents
 from perfsuite.errors import PerfsuiteError
-from perfsuite.frameworks.base import TRAINING
+from perfsuite.frameworks.base import optional_packages
 from perfsuite.plugin.keys import SESSION
 
 TABLE_OPTIONS = tuple(
@@ -91,7 +91,7 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
     with contextlib.suppress(PerfsuiteError):
         machine_info["hardware"] = documents.plain(config.stash[SESSION].setup.host.machine)
     versions = {}
-    for package in TRAINING:
+    for package in optional_packages():
         with contextlib.suppress(PackageNotFoundError):
             versions[package] = version(package)
     machine_info["frameworks"] = versions

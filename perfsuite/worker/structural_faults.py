@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 SMALL_BUCKET_MB = 1.0
 AVERAGED = 0.999
 """The share of the moving average that a step leaves."""
-FSDP2_SHARDS = "frameworks that shard by FSDP2: fsdp2, torchtitan; accelerate, trainer, lightning with FSDP2"
-TRANSFORMERS = "models of transformers: ddp, fsdp, fsdp2, accelerate, trainer, lightning"
+FSDP2_SHARDS = "what FSDP2 shards"
+TRANSFORMERS = "models of transformers"
 
 
 class _Misfit(Exception):
@@ -232,6 +232,6 @@ _FAULTS: Mapping[Structural, _Fault] = {
     "small-buckets": _Fault(f"DDP with a bucket_cap_mb above {SMALL_BUCKET_MB:g}"),
     "optimizer-loop": _Fault("optimizers of torch that are fused, as on a GPU, or foreach", _step_by_loop),
     "optimizer-foreach": _Fault("optimizers of torch that are fused, or loop, as on a CPU", _step_by_lists),
-    "eager-attention": _Fault(f"{TRANSFORMERS}; but for attention='eager'", _attend_eagerly),
+    "eager-attention": _Fault(f"{TRANSFORMERS}, unless attention='eager'", _attend_eagerly),
     "weight-copy": _Fault("every framework that trains", _keep_average),
 }

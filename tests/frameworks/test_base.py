@@ -27,7 +27,7 @@ from perfsuite import (
     Trainer,
 )
 from perfsuite.errors import PackageError
-from perfsuite.frameworks.base import EXTRAS, missing_package, require
+from perfsuite.frameworks.base import missing_package, optional_packages, require
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect
@@ -292,7 +292,9 @@ def test_a_package_that_no_extra_installs_is_asked_for_by_its_name(monkeypatch: 
 
 def test_every_optional_package_has_its_extra() -> None:
     metadata = importlib.metadata.metadata("perfsuite")
-    assert set(metadata.get_all("Provides-Extra") or ()) == {*EXTRAS.values(), "all", "dev"}
+    extras = {extra for extra, _ in optional_packages().values()}
+    assert set(metadata.get_all("Provides-Extra") or ()) == {*extras, "all", "dev"}
+    assert optional_packages()["numpy"][0] == "history"
 
 
 def test_a_script_knows_no_flops_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:

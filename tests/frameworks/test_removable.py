@@ -51,3 +51,22 @@ def test_the_others_import_without_it() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"imported {len(NAMES)}\n"
     assert len(NAMES) >= 10
+
+
+OF_EVERY_MACHINE = {"ddp", "fsdp2", "script", "fake"}
+"""Frameworks that perfsuite's own commands and test helpers run."""
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - OF_EVERY_MACHINE))
+def test_the_package_names_a_framework_in_one_line_beside_its_own_file(name: str) -> None:
+    """What else there is to change for a new one is no code: an extra, a test, a row of the documentation."""
+    package = FRAMEWORKS.parent
+    lines = [
+        f"{file.relative_to(package)}: {line.strip()}"
+        for file in package.rglob("*.py")
+        if not file.is_relative_to(FRAMEWORKS / name) and file != FRAMEWORKS / f"{name}.py"
+        for line in file.read_text().splitlines()
+        if f"frameworks.{name} " in line or f"frameworks.{name}." in line
+    ]
+    (line,) = lines
+    assert line.startswith(f"__init__.py: from perfsuite.frameworks.{name} import ")
