@@ -179,11 +179,6 @@ class Replayed(NamedTuple):
     reserved: int
     """As `torch.cuda.max_memory_reserved`: the most that was taken from CUDA."""
 
-    @property
-    def fragmentation(self) -> float:
-        """Share of the reserved memory, 0 to 1, that was free even when most was allocated."""
-        return 1 - self.allocated / self.reserved if self.reserved else 0.0
-
 
 def replay(log: MemoryLog, *, workspaces: Iterable[int] = (), expandable_segments: bool = False) -> Replayed:
     """Let an empty allocator live through a log: first what is there at the start, in the order of numbers.
