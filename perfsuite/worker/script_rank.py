@@ -22,8 +22,8 @@ from perfsuite.worker.claim import Claim
 from perfsuite.worker.flops import count_known
 from perfsuite.worker.living import living
 from perfsuite.worker.losses import Losses
-from perfsuite.worker.optimizers import Optimizers
 from perfsuite.worker.node_probe import device_probe
+from perfsuite.worker.optimizers import Optimizers
 from perfsuite.worker.rank import WAIT_S, Rank, failure_of
 
 

@@ -11,8 +11,8 @@ from perfsuite.dry.driver import dry_run
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks import LaunchPlan
 from perfsuite.frameworks.fake import Fake
-from perfsuite.launch.machine import detect
 from perfsuite.measure import launch_once
+from perfsuite.node.machine import detect
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker.main import _check_boundaries
 from tests.packages import Packages
