@@ -131,7 +131,7 @@ def test_a_report_needs_a_directory(suite: pytest.Pytester) -> None:
     suite.makefile(".html", out="")
     refused = run_cpu(suite, "--perf-report=out.html")
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
-    refused.stderr.fnmatch_lines(["*--perf-report out.html is a file: give a directory*"])
+    refused.stderr.fnmatch_lines(["*--perf-report=out.html: give a directory: this is a file*"])
 
 
 def test_an_improvement_passes_and_is_said(suite: pytest.Pytester) -> None:
@@ -456,7 +456,7 @@ def test_a_json_file_that_cannot_be_written_costs_no_figures(suite: pytest.Pytes
     )
     directory = run_cpu(suite, "--perf-json", ".")
     assert directory.ret == pytest.ExitCode.USAGE_ERROR
-    directory.stderr.fnmatch_lines(["*--perf-json . is a directory: give a file*"])
+    directory.stderr.fnmatch_lines(["*--perf-json=.: give a file: this is a directory*"])
 
 
 def test_a_cpu_case_runs_on_a_machine_with_gpus(

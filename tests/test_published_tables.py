@@ -120,7 +120,7 @@ def test_further_figures_stand_beside_each_other() -> None:
     result = measured(step_s_p50=0.7, reserved_memory_bytes=14.5 * 2**30)
     table = compare(comparison(row(figures=figures)), {"a": result})
     assert table.headers[-3:] == ("memory, published / here", "GPU usage, published / here", "verdict")
-    assert table.rows[0][2:] == ("748", "700 ms", "0.94", "14736 / 14.50 GiB", "86.2 +/- 9.7 / -", "recorded")
+    assert table.rows[0][2:] == ("748", "700 ms", "0.94", "14736 / 14.5 GiB", "86.2 +/- 9.7 / -", "recorded")
 
 
 def test_the_best_batch_before_allocator_retries_is_starred_in_each_sweep() -> None:

@@ -32,7 +32,8 @@ def lines(session: Session, *, whole: bool, color: bool, width: int | None) -> l
     if measurements:
         told.append(table(measurements, color=color, width=width))
     for each in measurements:
-        if whole or summary.needs_words(each):
+        told_by_its_test = each.outcome == "failed" and each.excused is None
+        if whole or (summary.needs_words(each) and not told_by_its_test):
             told += ["", explanation(each, whole=whole)]
     return told if whole else [*told, *summary.in_short(measurements)]
 

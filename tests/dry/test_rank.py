@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from perfsuite import DDP, FSDP2, Case, Topology, documents
+from perfsuite.dry import limits
 from perfsuite.dry.driver import dry_run
+from perfsuite.dry.machine import pretended
 from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect_cpu
 from perfsuite.results.count_baseline import CountBaseline, versions_of
@@ -82,6 +84,8 @@ def divided_by_the_hook(ops: Counter[str]) -> Counter[str]:
 def test_a_dry_run_does_what_a_launch_of_the_twin_does(name: str, tmp_path: Path) -> None:
     """The launch is the reviewed one, or under other versions than it was, one made now."""
     known = documents.read(BASELINES / "counts" / "cpu" / f"{name}.json", CountBaseline)
+    if (reason := limits.why_not(known.case, pretended(known.case)[0])) is not None:
+        pytest.skip(reason)  # torchtitan needs a newer torch than the lowest
     dry = dry_run(known.case, tmp_path / "dry")
     assert dry.failure is None, dry.failure
     of_its_versions = versions_of(dry) == known.versions

@@ -26,6 +26,7 @@ from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import attach, observe, timers  # noqa: F401  imported before it is seen
 from perfsuite.worker.attach import Measured
+from perfsuite.worker.script_rank import ScriptRank
 from tests.worker.attaching import ALONE, attaching
 
 OURS = str(Path(perfsuite.__file__).parent)
@@ -91,7 +92,7 @@ def report_of(run_dir: RunDir) -> RankReport | None:
 def test_an_error_in_a_function_of_ours_never_reaches_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attach, "_probed", lambda device: {})
+    monkeypatch.setattr(ScriptRank, "probed", lambda rank: {})
     gc.freeze()  # so that a collection takes no tenth of a second
     monkeypatch.setattr(timers, "cpu_probe", lambda: lambda: None)
     alone = train()

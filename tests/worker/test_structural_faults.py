@@ -213,7 +213,7 @@ def test_a_copy_of_the_weights_is_kept(replicated: Counts) -> None:
         (
             "reshard-toggled",
             REPLICATED,
-            "FSDP2 shards no blocks. It fits frameworks that shard by FSDP2",
+            "FSDP2 shards no blocks. It fits what FSDP2 shards",
         ),
         (
             "fp32-communication",
