@@ -119,11 +119,17 @@ def memory_facts(device: Any) -> MemoryFacts:
 
 def clock_facts(device: Any, pairs: int = PAIRS) -> ClockFacts:
     """Train a small model by DDP in this one process, on a `torch.device`, bare and under the clock."""
+    with one_rank(clock_case(device), device) as run:
+        return timed(run, device, pairs)
+
+
+def clock_case(device: Any) -> Case:
+    """Return the case whose loop is timed on a `torch.device`."""
     from perfsuite.case.case import Case, Topology
     from perfsuite.frameworks.ddp import DDP
 
     on_gpu = device.type == "cuda"
-    case = Case(
+    return Case(
         model="gpt2" if on_gpu else "llama-tiny",
         framework=DDP(),
         sequence_length=512 if on_gpu else 64,
@@ -131,8 +137,6 @@ def clock_facts(device: Any, pairs: int = PAIRS) -> ClockFacts:
         topology=Topology(processes_per_node=1),
         hardware="gpu" if on_gpu else "cpu",
     )
-    with one_rank(case, device) as run:
-        return timed(run, device, pairs)
 
 
 @contextmanager

@@ -2,27 +2,60 @@
 
 The bare loop is timed from outside, as a whole. Under the clock the step times are those that the recorder
 reports; the probe and the bookkeeping between steps are not in them, and must not slow the steps down either.
-It is the loop that `perfsuite doctor` runs.
+It is the loop that `perfsuite doctor` runs. Its CPU time scatters less than its wall time, which other
+programs disturb.
 """
 
 from __future__ import annotations
 
+import gc
+import time
+from collections.abc import Callable
 from statistics import quantiles
+from typing import Any
 
 import torch
 
-from perfsuite.worker.doctor_probe import STEPS, clock_facts
+from perfsuite.worker.doctor_probe import STEPS, clock_case, one_rank, timed, under_the_clock
 
-PAIRS = 40
+PAIRS = 100
 
 
 def main() -> None:
-    """Print the median ratio of the pairs."""
-    ratios = clock_facts(torch.device("cpu"), pairs=PAIRS).overhead
+    """Print the median ratio of the pairs, by wall time and by CPU time."""
+    device = torch.device("cpu")
+    with one_rank(clock_case(device), device) as run:
+        told("wall", timed(run, device, PAIRS).overhead)
+        told("CPU", [cpu_ratio(run, device, bare_first=pair % 2 == 0) for pair in range(PAIRS)])
+
+
+def cpu_ratio(run: Callable[[int], list[Any]], device: torch.device, *, bare_first: bool) -> float:
+    """CPU seconds of `STEPS` steps under the clock, of those of as many bare ones."""
+    if bare_first:
+        bare, measured = bare_cpu_s(run), sum(under_the_clock(run, device).cpu_s)
+    else:
+        measured, bare = sum(under_the_clock(run, device).cpu_s), bare_cpu_s(run)
+    return measured / bare
+
+
+def bare_cpu_s(run: Callable[[int], list[Any]]) -> float:
+    """CPU seconds of `STEPS` steps, without garbage collection, as under the clock."""
+    gc.collect()
+    gc.disable()
+    began = time.process_time()
+    run(STEPS)
+    spent = time.process_time() - began
+    gc.enable()
+    return spent
+
+
+def told(clock: str, ratios: Any) -> None:
+    """Print the quartiles of some ratios."""
     low, middle, high = quantiles(ratios, n=4, method="inclusive")
     print(
-        f"step time measured / bare: median {middle:.4f}, "
-        f"middle half {low:.4f} to {high:.4f}, {PAIRS} pairs of {STEPS} steps"
+        f"{clock} time of a step, measured / bare: median {middle:.4f}, "
+        f"middle half {low:.4f} to {high:.4f}, {PAIRS} pairs of {STEPS} steps",
+        flush=True,
     )
 
 
