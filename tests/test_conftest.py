@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from perfsuite.case.framework import built_in
 from perfsuite.node.machine import detect
 
 NO_DRIVER = """
@@ -91,3 +93,8 @@ def test_every_test_has_the_mark_of_its_layer(pytester: pytest.Pytester) -> None
         "test_third": {"nightly", "launch"},
         "test_page": {"browser"},
     }
+
+
+def test_each_framework_has_a_smoke_test_that_names_it() -> None:
+    texts = [file.read_text() for file in Path(__file__).parent.rglob("test_*.py")]
+    assert {name for text in texts for name in re.findall(r'mark\.smoke\("(\w+)"\)', text)} == built_in()

@@ -39,6 +39,7 @@ from tests.suite import CASES, OTHER, edit_baseline, local_baseline, read_json, 
 pytestmark = pytest.mark.launch
 
 
+@pytest.mark.smoke("fake")
 def test_the_first_run_records_and_the_second_compares(suite: pytest.Pytester) -> None:
     first = run_cpu(suite)
     assert first.ret == 0
@@ -851,6 +852,7 @@ def test_a_known_issue_is_still_there_or_gone(suite: pytest.Pytester) -> None:
     assert read_json(suite)["results"][0]["excused"] == "known issue"
 
 
+@pytest.mark.smoke
 def test_another_repository_needs_only_the_package(tmp_path: Path) -> None:
     """A fresh interpreter, another directory, no conftest: the entry point alone brings the fixture."""
     (tmp_path / "test_theirs.py").write_text(

@@ -121,6 +121,7 @@ def make(where: Path, *targets: str, status: int = 0, **variables: str) -> str:
     return done.stdout
 
 
+@pytest.mark.nightly
 def test_a_night_is_reported_kept_published_and_an_issue_opened(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +254,7 @@ def test_a_pull_request_is_compared_with_its_base(repository: Path, tmp_path: Pa
     assert not (repository / ".perfsuite" / "baselines").exists()
 
 
+@pytest.mark.nightly
 def test_a_slower_baseline_is_accepted_with_its_reason(repository: Path) -> None:
     make(repository, "refresh", HARDWARE="cpu", OUT="out", REASON="the first")
     (file,) = (repository / "baselines").glob("*/fake-*.json")

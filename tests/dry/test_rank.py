@@ -79,8 +79,13 @@ def divided_by_the_hook(ops: Counter[str]) -> Counter[str]:
     return ops + Counter({"aten.mul": -ops["aten.mul"], "aten.copy_": together - ops["aten.copy_"]})
 
 
-@pytest.mark.launch
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.smoke if name == TWINS[0] else pytest.mark.nightly)
+        for name in TWINS
+    ],
+)
 def test_a_dry_run_does_what_a_launch_of_the_twin_does(name: str, tmp_path: Path) -> None:
     """The launch is the reviewed one, or under other versions than it was, one made now."""
     known = documents.read(BASELINES / "counts" / "cpu" / f"{name}.json", CountBaseline)

@@ -64,7 +64,7 @@ def ddp(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return measured(SMALL, tmp_path_factory.mktemp("ddp"))
 
 
-@pytest.mark.launch
+@pytest.mark.smoke("ddp")
 def test_a_run_is_complete(ddp: Run) -> None:
     f = ddp.figures
     assert len(ddp.step_s) == len(ddp.probe_s) == len(ddp.loss) == 12
@@ -83,19 +83,18 @@ def test_a_run_is_complete(ddp: Run) -> None:
 @pytest.mark.parametrize(
     "framework",
     [
-        FULL,
+        pytest.param(FULL, marks=pytest.mark.smoke("fsdp")),
         FSDP(sharding_strategy="SHARD_GRAD_OP"),
-        FSDP2(),
+        pytest.param(FSDP2(), marks=pytest.mark.smoke("fsdp2")),
         Accelerate(strategy="ddp"),
         Accelerate(strategy="fsdp1", sharding_strategy="SHARD_GRAD_OP", backward_prefetch="BACKWARD_PRE"),
-        Accelerate(strategy="fsdp2"),
+        pytest.param(Accelerate(strategy="fsdp2"), marks=pytest.mark.smoke("accelerate")),
         Trainer(),
-        Trainer(fsdp="full_shard auto_wrap"),
-        Lightning(strategy="fsdp2"),
+        pytest.param(Trainer(fsdp="full_shard auto_wrap"), marks=pytest.mark.smoke("trainer")),
+        pytest.param(Lightning(strategy="fsdp2"), marks=pytest.mark.smoke("lightning")),
     ],
     ids=Framework.slug,
 )
-@pytest.mark.launch
 def test_strategies_train_the_same(ddp: Run, tmp_path: Path, framework: Framework) -> None:
     """Same weights, data and seed: sharding must not change what is learnt."""
     sharded = measured(SMALL.replace(framework=framework), tmp_path)
@@ -144,7 +143,6 @@ def test_tensor_parallel_ranks_train_as_one(ddp: Run, tmp_path: Path) -> None:
     ],
     ids=lambda case: case.id,
 )
-@pytest.mark.launch
 def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
     """The worker itself refuses what is not as asked for; this checks that it looked."""
     result = measured(case, tmp_path)
@@ -170,7 +168,7 @@ def test_compiled_blocks_train_the_same_and_what_cannot_be_seen_in_them_is_said(
     assert compiled.observed.settings["compiled"] == "yes"
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_a_model_without_attention_trains_the_same_sharded_and_recomputed(tmp_path: Path) -> None:
     mamba = SMALL.replace(model="mamba-tiny")
     plain = measured(mamba, tmp_path / "ddp")
@@ -309,7 +307,7 @@ def test_a_script_knows_no_flops_without_transformers(monkeypatch: pytest.Monkey
     assert flops.notes(case.replace(model=Model.named("net"))) == ()
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_adapters_train_the_same_by_every_library(tmp_path: Path) -> None:
     case = SMALL.replace(lora=LoRA(rank=4, alpha=8), learning_rate=1e-2)
     plain, *others = (
@@ -321,7 +319,7 @@ def test_adapters_train_the_same_by_every_library(tmp_path: Path) -> None:
         assert launch.loss == pytest.approx(plain.loss, rel=1e-4)
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_adapters_train_the_same_sharded_or_not(tmp_path: Path) -> None:
     """On four bits, which training on a CPU can do, though `unsupported` wants a GPU: it is slow."""
     case = SMALL.replace(lora=LoRA(rank=4, alpha=8), quantization="4bit", learning_rate=1e-2)

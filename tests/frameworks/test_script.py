@@ -478,7 +478,7 @@ def by_path(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return result
 
 
-@pytest.mark.launch
+@pytest.mark.smoke("script")
 def test_a_script_runs_unchanged_and_gives_figures(by_path: Run) -> None:
     figures = by_path.figures
     assert len(by_path.step_s) == len(by_path.loss) == len(by_path.probe_s) == 12

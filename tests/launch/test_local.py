@@ -261,6 +261,7 @@ def test_sigkill_of_the_launcher_leaves_nothing(
     assert processes_of(tmp_path) == []
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("delay_s", [0, 0.05, 0.1, 0.2, 0.4])
 def test_sigkill_of_the_driver_just_after_the_launch_leaves_nothing(tmp_path: Path, delay_s: float) -> None:
     killed = driver(tmp_path, FAKE, "hang")
@@ -302,10 +303,17 @@ if __name__ == "__main__":
     subprocess.Popen([sys.executable, __file__, "x"], start_new_session=True)
     stay("rank")
 """
+OF_EVERY_DAY = [("path", "SIGTERM"), ("command", "SIGKILL")]
 
 
-@pytest.mark.parametrize("how", ["path", "module", "command"])
-@pytest.mark.parametrize("end", ["SIGTERM", "SIGKILL", "SIGINT", "timeout"])
+@pytest.mark.parametrize(
+    ("how", "end"),
+    [
+        pytest.param(how, end, marks=[] if (how, end) in OF_EVERY_DAY else pytest.mark.nightly)
+        for how in ("path", "module", "command")
+        for end in ("SIGTERM", "SIGKILL", "SIGINT", "timeout")
+    ],
+)
 def test_no_process_of_a_script_survives_whoever_started_it(tmp_path: Path, how: str, end: str) -> None:
     """Not those that it spawned, in sessions of their own, and that ignore every signal that can be."""
     script = tmp_path / "spawns.py"
@@ -406,6 +414,7 @@ if then == "stays":
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("shape", ["new-session", "daemon"])
 @pytest.mark.parametrize("then", ["ends", "stays"])
 def test_a_process_with_an_empty_environment_and_a_session_of_its_own_does_not_survive(

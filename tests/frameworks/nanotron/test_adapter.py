@@ -39,10 +39,19 @@ def measured(case: Case, directory: Path) -> Run:
     return result
 
 
-@pytest.mark.launch
-def test_data_parallel_by_the_options_and_by_a_users_own_file(tmp_path: Path) -> None:
-    """The file shards the optimizer and logs each step: the same training, and nanotron's own tokens/s."""
-    by_options = measured(SMALL, tmp_path / "options")
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the launch `by_options`."""
+    return tmp_path_factory.mktemp("options")
+
+
+@pytest.fixture(scope="module")
+def by_options(directory: Path) -> Run:
+    return measured(SMALL, directory)
+
+
+@pytest.mark.smoke("nanotron")
+def test_data_parallel_by_the_options(by_options: Run) -> None:
     assert by_options.observed is not None
     assert (
         by_options.observed.settings.items()
@@ -59,7 +68,11 @@ def test_data_parallel_by_the_options_and_by_a_users_own_file(tmp_path: Path) ->
     assert by_options.figures.own_tokens_per_s is None
     assert float(by_options.figures.loss_last or 9) < float(by_options.figures.loss_first or 0) - 1
 
-    config = yaml.safe_load((tmp_path / "options" / "nanotron.yaml").read_text())
+
+@pytest.mark.launch
+def test_data_parallel_by_a_users_own_file(by_options: Run, directory: Path, tmp_path: Path) -> None:
+    """It shards the optimizer and logs each step: the same training, and nanotron's own tokens/s."""
+    config = yaml.safe_load((directory / "nanotron.yaml").read_text())
     config["optimizer"]["zero_stage"] = 1
     config["logging"]["iteration_step_info_interval"] = 1
     config["tokens"]["train_steps"] = 100

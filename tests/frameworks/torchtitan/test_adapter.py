@@ -34,8 +34,11 @@ def measured(case: Case, directory: Path) -> Run:
 @pytest.mark.parametrize(
     "case",
     [
-        SMALL.replace(
-            activation_checkpointing="selective-op", precision="bf16-mixed", gradient_accumulation=2
+        pytest.param(
+            SMALL.replace(
+                activation_checkpointing="selective-op", precision="bf16-mixed", gradient_accumulation=2
+            ),
+            marks=pytest.mark.smoke("torchtitan"),
         ),
         SMALL.replace(framework=TorchTitan(tensor_parallel=2), activation_checkpointing="every-2"),
         SMALL.replace(

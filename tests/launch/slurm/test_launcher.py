@@ -166,6 +166,7 @@ def test_steps_have_options_and_an_interpreter_of_their_own(
     ]
 
 
+@pytest.mark.smoke
 def test_ranks_are_in_the_order_of_the_nodes(allocation: Allocation, tmp_path: Path) -> None:
     case = DDP_TINY.replace(topology=Topology(nodes=2, processes_per_node=2))
     run = launched(case, tmp_path)
