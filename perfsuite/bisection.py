@@ -3,7 +3,7 @@
     good  c1  c2  ...  bad     the one in the middle is compared with the good arm, then the next middle, ...
 
 Each step is a comparison of two arms (`session.against_arm`). Every step is written down at once: the same
-search, started again, goes on where it was. Imports neither torch nor pytest.
+search, started again, goes on where it was.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from perfsuite.launch.arm import Arm, here, resolve
 from perfsuite.launch.installed import once, pip
 from perfsuite.report.text import plural
 from perfsuite.results.metric import TOKENS_PER_S, described
-from perfsuite.results.outcome import Check
 from perfsuite.results.session_file import Measurement
 
 Compare = Callable[[Arm, Arm, float | None, str | None], Measurement]
@@ -72,10 +71,7 @@ class BisectFile(Document):
 
     @property
     def suspects(self) -> tuple[str, ...]:
-        """The candidates one of which is the first bad one, oldest first.
-
-        The last of them is known to be bad, or is not tested yet.
-        """
+        """The candidates one of which is the first bad one, oldest first: the last is bad, or not tested."""
         found = {step.name: step.outcome for step in self.steps}
         outcomes = [found.get(name) for name in self.candidates]
         last = outcomes.index("bad") if "bad" in outcomes else len(outcomes) - 1
@@ -118,10 +114,9 @@ def search(
 ) -> BisectFile:
     """Test candidates until the first bad one is known, or only skipped ones are left.
 
-    `known` is what was found out before; `save` is called after each step. `tolerance` is that of tokens/s
-    for the bad arm, None the usual one; later steps have their own. Raises `CaseError` if the bad arm is not
-    worse, `UndecidedError` on an unhealthy machine or where noise hides whether it is, and what `compare`
-    raises.
+    `known` is what was found out before. `tolerance` is that of tokens/s for the bad arm, None the usual one;
+    later steps have their own. Raises `CaseError` if the bad arm is not worse, and `UndecidedError` on an
+    unhealthy machine or where noise hides whether it is.
     """
     good = history.arm(history.good)
     while (name := known.next) is not None:
@@ -143,11 +138,12 @@ def _bad_tested(known: BisectFile, result: Measurement) -> BisectFile:
     check = next((each for each in worse if each.metric == TOKENS_PER_S.name), worse[0])
     assert check.change is not None
     half = min(math.sqrt(1 + described(check.metric).change(check.change)) - 1, MOST_TOLERANCE)
-    return known.replace(metric=check.metric, tolerance=half, steps=(_step(name, "bad", check, result),))
+    launches = result.verdict.launches
+    step = Step(name=name, outcome="bad", change=check.change, interval=check.interval, launches=launches)
+    return known.replace(metric=check.metric, tolerance=half, steps=(step,))
 
 
 def _not_worse(name: str, good: str, result: Measurement) -> CaseError:
-    """Return the error that tells why the bad arm is not known to be worse."""
     checks = result.verdict.checks
     if vague := [check for check in checks if check.outcome == "inconclusive" and check.interval]:
         why = f", {vague[0].note}" if vague[0].note else ""
@@ -179,14 +175,13 @@ def _tested(known: BisectFile, name: str, good: Arm, history: History, compare: 
     _check_measured(name, result)
     if check is None:
         return skipped.replace(why=f"it has no {known.metric}")
+    told = skipped.replace(change=check.change, interval=check.interval)
     if check.outcome in ("passed", "improved", "regressed"):
-        return _step(name, "bad" if check.outcome == "regressed" else "good", check, result)
-    why = f"{check.label}: {check.outcome} after {plural(verdict.launches, 'launch')}"
-    return _step(name, "skipped", check, result).replace(why=why)
+        return told.replace(outcome="bad" if check.outcome == "regressed" else "good")
+    return told.replace(why=f"{check.label}: {check.outcome} after {plural(verdict.launches, 'launch')}")
 
 
 def _check_measured(name: str, result: Measurement) -> None:
-    """Raise an error if a comparison says nothing of a candidate."""
     reasons = "; ".join(result.verdict.reasons)
     if result.verdict.outcome == "unhealthy":
         raise UndecidedError(
@@ -196,36 +191,27 @@ def _check_measured(name: str, result: Measurement) -> None:
         raise CaseError(f"{name} cannot be compared with the good arm: {reasons}")
 
 
-def _step(name: str, outcome: Literal["good", "bad", "skipped"], check: Check, result: Measurement) -> Step:
-    launches = result.verdict.launches
-    return Step(name=name, outcome=outcome, change=check.change, interval=check.interval, launches=launches)
-
-
-# Candidates
-
-
 def of_commits(good: str, bad: str, *, root: Path, store: Path) -> History:
-    """Return the commits of the branch itself (first parents) between two arms that differ in nothing else.
-
-    Raises `CaseError` if they differ in more, or if one does not come after the other.
-    """
+    """The commits of the branch itself (first parents) between two arms that differ in nothing more."""
     first = resolve("--good", good, root=root, store=store)
     last = resolve("--bad", bad, root=root, store=store)
     if first.commit is None or last.commit is None:
         raise CaseError(f"{root} is no git repository: name two versions of a package by --package")
     if last.dirty:
         raise CaseError("--bad has uncommitted changes, which no commit holds: commit them, or name a commit")
-    same = first.lock == last.lock and (first.lock or first.python == last.python)
-    if first.given != last.given or not same:
+    same_packages = first.lock == last.lock and (first.lock or first.python == last.python)
+    if first.given != last.given or not same_packages:
         raise CaseError(
             f"--good {good!r} and --bad {bad!r} differ in more than their commit: give both the same "
             "variables and interpreter, or the same lock file"
         )
-    between = git("rev-list", "--first-parent", "--reverse", f"{first.commit}..{last.commit}", cwd=root)
     try:
         git("merge-base", "--is-ancestor", first.commit, last.commit, cwd=root)
     except GitError:
         raise CaseError(f"--good {first.commit[:12]} does not come before --bad {last.commit[:12]}") from None
+    if first.commit == last.commit:
+        raise CaseError(f"--good and --bad are the same commit, {first.commit[:12]}")
+    between = git("rev-list", "--first-parent", "--reverse", f"{first.commit}..{last.commit}", cwd=root)
     others = [f"{name}={value}" for name, value in first.given.items()]
     others += [first.python] if first.python != sys.executable and not first.lock else []
     lock = f":{first.lock}" if first.lock else ""
@@ -233,20 +219,17 @@ def of_commits(good: str, bad: str, *, root: Path, store: Path) -> History:
     def arm(commit: str) -> Arm:
         return resolve("--bad", shlex.join([commit + lock, *others]), root=root, store=store)
 
-    if not (commits := tuple(between.split())):
-        raise CaseError(f"--good and --bad are the same commit, {first.commit[:12]}")
-    return History(good=first.commit, candidates=commits, arm=arm)
+    return History(good=first.commit, candidates=tuple(between.split()), arm=arm)
 
 
 def of_versions(package: str, good: str, bad: str, *, root: Path, store: Path) -> History:
-    """Return the released versions of a package between two, each to be installed into its own directory.
-
-    Raises `CaseError` for what is no version, or not in this order, and `PackageError` if pip lists none.
-    """
+    """The released versions of a package between two, each to be installed into its own directory."""
     first, last = _version("--good", good), _version("--bad", bad)
     if first >= last:
         raise CaseError(f"--good {good} is no older version of {package} than --bad {bad}")
-    found = sorted(_released(package))
+    said = pip("index", "versions", "--pre", package).splitlines()
+    listed = next((line for line in said if line.startswith("Available versions:")), "").partition(":")[2]
+    found = sorted(Version(each.strip()) for each in listed.split(",") if each.strip())
     between = [each for each in found if first < each <= last and (each == last or not each.is_prerelease)]
     if not between or between[-1] != last:
         known = ", ".join(map(str, found[-10:]))
@@ -266,18 +249,8 @@ def _version(option: str, text: str) -> Version:
         raise CaseError(f"{option} {text!r} is no version: with --package give two, as 2.11.0") from None
 
 
-def _released(package: str) -> list[Version]:
-    """Return every version that pip finds, also in the indexes and directories that its settings name."""
-    said = pip("index", "versions", "--pre", package)
-    line = next((each for each in said.splitlines() if each.startswith("Available versions:")), "")
-    return [Version(each.strip()) for each in line.partition(":")[2].split(",") if each.strip()]
-
-
 def _installed(requirement: str, store: Path) -> Path:
-    """Return the directory with a version of a package, and with those of its needs that differ here.
-
-    Everything else stays as it is in this environment. It is installed once.
-    """
+    """Return the directory with a version of a package, and with those of its needs that differ here."""
     directory = (store / "packages" / requirement).absolute()
 
     def install() -> None:
@@ -290,22 +263,20 @@ def _installed(requirement: str, store: Path) -> Path:
     return directory
 
 
-# Going on
+def state_file(store: Path, case: Case, history: History, *others: object) -> Path:
+    """Where a search is written down: one file for the same case, ends, environment and `others`.
 
-
-def state_file(store: Path, case: Case, history: History, good: Arm, *others: object) -> Path:
-    """Return where a search is written down: one file for the same case, ends, environment and `others`.
-
-    The environment is the interpreter with its variables and, where it is this one, every package in it.
+    The environment is the interpreter with its variables, and every package in this one.
     """
     packages = sorted(f"{each.name}=={each.version}" for each in distributions())
+    good = history.arm(history.good)
     arm = [good.text, good.python, dict(good.given)]
     key = [documents.plain(case), history.candidates, *arm, packages, *others]
     return store / "bisect" / documents.digest(key) / "search.json"
 
 
 def begun(file: Path, case_id: str, history: History) -> BisectFile:
-    """Return the search that a file holds, or a new one. Raises `FileError` if it cannot be read.
+    """The search that a file holds, or a new one. Raises `FileError` if it cannot be read.
 
     What was skipped is tried again: a network may have been down.
     """

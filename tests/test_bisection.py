@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -319,15 +320,20 @@ def test_what_is_no_version_is_refused(tmp_path: Path) -> None:
 
 def test_a_search_has_a_file_of_its_own(tmp_path: Path) -> None:
     stand, case = Stand(4, 2), make_case()
+
+    def file_of(good: Arm, *others: object) -> Path:
+        history = replace(stand.history, arm=lambda name: good)
+        return bisection.state_file(tmp_path, case, history, *others)
+
     arm = Arm(text="0")
-    file = bisection.state_file(tmp_path, case, stand.history, arm, "h100")
-    assert file == bisection.state_file(tmp_path, case, stand.history, arm, "h100")
+    file = file_of(arm, "h100")
+    assert file == file_of(arm, "h100")
     others = [
-        bisection.state_file(tmp_path, case.replace(steps=21), stand.history, arm, "h100"),
-        bisection.state_file(tmp_path, case, Stand(5, 2).history, arm, "h100"),
-        bisection.state_file(tmp_path, case, stand.history, Arm(text="0", given={"X": "1"}), "h100"),
-        bisection.state_file(tmp_path, case, stand.history, Arm(text="another-package==0"), "h100"),
-        bisection.state_file(tmp_path, case, stand.history, arm, "h200"),
+        bisection.state_file(tmp_path, case.replace(steps=21), stand.history, "h100"),
+        bisection.state_file(tmp_path, case, Stand(5, 2).history, "h100"),
+        file_of(Arm(text="0", given={"X": "1"}), "h100"),
+        file_of(Arm(text="another-package==0"), "h100"),
+        file_of(arm, "h200"),
     ]
     assert len({file, *others}) == 6
     documents.write(file, stand.search())

@@ -41,12 +41,10 @@ WORKER_ONLY = (
 MOST_ENTRIES = 24
 
 NO_TEST_FILE = {
-    "perfsuite.cli.baseline.shown": "what it shows is read by tests of cli/baseline",
     "perfsuite.cli.checks": "its rows are read by tests of cli/doctor and cli/selftest",
     "perfsuite.dry.cuda": "run by dry/test_guard.py, and by every dry run on a pretended GPU",
     "perfsuite.dry.group": "run by dry/test_rank.py, and by every dry run",
     "perfsuite.frameworks.nanotron.pretend": "compared with real launches by dry/test_rank.py",
-    "perfsuite.cli.cases": "run by cli/test_compare.py and cli/test_dry_run.py",
     "perfsuite.launch.base": "a Protocol: session/test_preflights.py implements it",
     **dict.fromkeys(
         (f"perfsuite.plugin.{name}" for name in ("files", "keys", "run", "start", "terminal", "xdist")),

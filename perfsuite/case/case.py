@@ -1,4 +1,4 @@
-"""A case: what to run, as frozen plain data with a readable id. Imports neither torch nor pytest."""
+"""A case: what to run, as frozen plain data with a readable id."""
 
 from __future__ import annotations
 
@@ -63,6 +63,10 @@ class KnownIssue(Data):
     """How a launch fails: `timeout` for a hang."""
 
 
+def _one_or_more(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
 class Case(Data):
     """One benchmark case. `case.replace(micro_batch=8)` gives a variant.
 
@@ -72,11 +76,7 @@ class Case(Data):
     """
 
     model: Annotated[Model, BeforeValidator(lambda value: find(value) if isinstance(value, str) else value)]
-    framework: Annotated[
-        FrameworkOptions,
-        BeforeValidator(parse),
-        PlainSerializer(as_json),
-    ]
+    framework: Annotated[FrameworkOptions, BeforeValidator(parse), PlainSerializer(as_json)]
     sequence_length: Annotated[int, Field(ge=2, le=MOST, strict=True)] | None
     """Tokens per sequence. None, for a `Script` only: samples are counted, and speeds are in samples/s."""
     micro_batch: int = Field(ge=1, le=MOST, strict=True)
@@ -93,7 +93,7 @@ class Case(Data):
     quantization: Quantization = "none"
     """Frozen weights of the blocks in `4bit` (NF4, as in QLoRA) or `8bit` (LLM.int8). Needs `lora`."""
     topology: Topology
-    hardware: tuple[str, ...]
+    hardware: Annotated[tuple[str, ...], BeforeValidator(_one_or_more)]
     """What the case runs on: `"cpu"`, `"h100"`, `"a100-80gb"`, or several. Each gives a pytest marker."""
     learning_rate: float = Field(default=1e-3, gt=0, le=1000, allow_inf_nan=False)
     seed: int = Field(default=0, ge=-(2**63), lt=2**63, strict=True)
@@ -118,11 +118,6 @@ class Case(Data):
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]["msg"]
             raise ValueError(f"{problem}; None where a Script counts samples and no tokens") from None
-
-    @field_validator("hardware", mode="before")
-    @classmethod
-    def _one_or_more(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
 
     @field_validator("hardware")
     @classmethod
@@ -168,30 +163,18 @@ class Case(Data):
         parts = self.parameters
         accumulation = parts["gradient_accumulation"]
         batch = f"b{parts['micro_batch']}" + (f"x{accumulation}" if accumulation != "1" else "")
-        name = "-".join(
-            part
-            for part in (
-                parts["framework"],
-                parts["model"],
-                "" if self.sequence_length is None else f"s{parts['sequence_length']}",
-                batch,
-                parts["precision"],
-                parts["options"],
-            )
-            if part
-        )
-        most = MAX_ID - len(f"-{parts['topology']}")
+        tokens = "" if self.sequence_length is None else f"s{parts['sequence_length']}"
+        words = (parts["framework"], parts["model"], tokens, batch, parts["precision"], parts["options"])
+        name, topology = "-".join(filter(None, words)), f"-{parts['topology']}"
+        most = MAX_ID - len(topology)
         if len(name) > most:
             end = f"-{digest(name, 12)}"
             name = name[: most - len(end)] + end
-        return f"{name}-{parts['topology']}"
+        return name + topology
 
     @cached_property
     def parameters(self) -> dict[str, str]:
         """The parts of the id, each as text fit for a file name."""
-        ac = self.activation_checkpointing
-        options = [f"ac_{ac}"] if ac != "none" else []
-        options += changed_fields(self, skip=_IN_ID_ALREADY | NOT_IN_ID)
         parts = {
             "framework": self.framework.slug(),
             "model": self.model.name,
@@ -199,9 +182,12 @@ class Case(Data):
             "micro_batch": str(self.micro_batch),
             "gradient_accumulation": str(self.gradient_accumulation),
             "precision": self.precision,
-            "options": "-".join(options),
-            "topology": f"{self.topology.nodes}x{self.topology.processes_per_node}",
         }
+        ac = self.activation_checkpointing
+        options = [f"ac_{ac}"] if ac != "none" else []
+        options += changed_fields(self, {*parts, "activation_checkpointing", "topology", *NOT_IN_ID})
+        parts["options"] = "-".join(options)
+        parts["topology"] = f"{self.topology.nodes}x{self.topology.processes_per_node}"
         return {name: re.sub(r"[^A-Za-z0-9._+-]", "_", part) for name, part in parts.items()}
 
     @property
@@ -230,18 +216,6 @@ MAX_ID = 200
 """Most characters of an id: with what is added to it, it is the name of a file, of which 255 are allowed."""
 NO_TOKENS = "none"
 """In `Case.parameters`, the sequence length of a case that counts samples."""
-_IN_ID_ALREADY = frozenset(
-    {
-        "model",
-        "framework",
-        "sequence_length",
-        "micro_batch",
-        "gradient_accumulation",
-        "precision",
-        "activation_checkpointing",
-        "topology",
-    }
-)
 NOT_IN_ID = frozenset({"hardware", "timeout_s", "known_issue", "may_run_out_of_memory"})
 """Fields that say where a case runs, how long it may take and how it may fail, but not what is measured."""
 
@@ -275,8 +249,8 @@ class CaseFile(Document):
 
     def as_json(self) -> str:
         """As other documents, without what is as usual: an older perfsuite, as of an arm, may not know it."""
-        usual = {
-            name for name, field in type(self).model_fields.items() if getattr(self, name) == field.default
+        fields = type(self).model_fields
+        told = {
+            name: value for name, value in plain(self).items() if getattr(self, name) != fields[name].default
         }
-        content = {name: value for name, value in plain(self).items() if name not in usual}
-        return json.dumps({"schema_version": self.schema_version, **content}, sort_keys=True, indent=1) + "\n"
+        return json.dumps({"schema_version": self.schema_version, **told}, sort_keys=True, indent=1) + "\n"

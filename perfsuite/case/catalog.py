@@ -1,13 +1,13 @@
-"""The built-in models: published shapes by name. Imports neither torch nor pytest.
+"""The built-in models: published shapes by name.
 
-`tests/case/test_catalog.py` builds each on the meta device and compares its parameter count with the
-published one.
+`tests/case/test_catalog.py` compares the parameter count of each with the published one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
+from typing import Any
 
 from pydantic import JsonValue
 
@@ -19,15 +19,9 @@ NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 
 def gpt2(name: str, *, layers: int, heads: int, hidden: int, **changes: JsonValue) -> Model:
     """A GPT-2 shape (OpenAI 2019): learned positions, tied embeddings, dropout 0.1 as published."""
-    config: dict[str, JsonValue] = {
-        "model_type": "gpt2",
-        "n_layer": layers,
-        "n_head": heads,
-        "n_embd": hidden,
-        "n_positions": 1024,
-        "vocab_size": 50257,
-    }
-    return Model(name=name, config={**config, **changes})
+    shape: dict[str, JsonValue] = {"n_layer": layers, "n_head": heads, "n_embd": hidden}
+    usual: dict[str, JsonValue] = {"model_type": "gpt2", "n_positions": 1024, "vocab_size": 50257}
+    return Model(name=name, config={**usual, **shape, **changes})
 
 
 def llama(
@@ -57,51 +51,28 @@ def llama(
     return Model(name=name, config={**config, **changes})
 
 
-def mamba(name: str, *, layers: int, hidden: int, vocab: int, **changes: JsonValue) -> Model:
+def mamba(name: str, *, layers: int, hidden: int, vocab: int) -> Model:
     """A Mamba shape (Gu and Dao 2023): state 16, expansion 2, convolution over 4, tied embeddings."""
-    config: dict[str, JsonValue] = {
-        "model_type": "mamba",
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
+    shape: dict[str, JsonValue] = {"num_hidden_layers": layers, "hidden_size": hidden, "vocab_size": vocab}
+    usual: dict[str, JsonValue] = {
         "state_size": 16,
         "expand": 2,
         "conv_kernel": 4,
-        "vocab_size": vocab,
         "tie_word_embeddings": True,
     }
-    return Model(name=name, config={**config, **changes})
+    return Model(name=name, config={"model_type": "mamba", **shape, **usual})
 
 
-def _llama3(name: str, *, layers: int, heads: int, hidden: int, mlp: int, **changes: JsonValue) -> Model:
+def _llama3(name: str, **shape: Any) -> Model:
     """A Llama 3 shape (Dubey 2024): 8 key-value heads, 128,256 tokens, 8,192 positions."""
-    config: dict[str, JsonValue] = {
-        "max_position_embeddings": 8192,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
-    }
-    return llama(
-        name,
-        layers=layers,
-        heads=heads,
-        kv_heads=8,
-        hidden=hidden,
-        mlp=mlp,
-        vocab=128256,
-        **{**config, **changes},
-    )
+    rope = {"rope_type": "default", "rope_theta": 500000.0}
+    usual = {"kv_heads": 8, "vocab": 128256, "max_position_embeddings": 8192, "rope_parameters": rope}
+    return llama(name, **{**usual, **shape})
 
 
-def _llama31(
-    name: str,
-    *,
-    layers: int,
-    heads: int,
-    hidden: int,
-    mlp: int,
-    rope_factor: float = 8.0,
-    **changes: JsonValue,
-) -> Model:
+def _llama31(name: str, *, rope_factor: float = 8.0, **shape: Any) -> Model:
     """A Llama 3.1 or 3.2 shape: as Llama 3, with rotary positions scaled up to 131,072."""
-    rope: dict[str, JsonValue] = {
+    rope = {
         "rope_type": "llama3",
         "rope_theta": 500000.0,
         "factor": rope_factor,
@@ -109,14 +80,7 @@ def _llama31(
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    return _llama3(
-        name,
-        layers=layers,
-        heads=heads,
-        hidden=hidden,
-        mlp=mlp,
-        **{"max_position_embeddings": 131072, "rope_parameters": rope, **changes},
-    )
+    return _llama3(name, max_position_embeddings=131072, rope_parameters=rope, **shape)
 
 
 MODELS: Mapping[str, Model] = {
@@ -165,12 +129,11 @@ MODELS: Mapping[str, Model] = {
 
 def find(name: str) -> Model:
     """The model of that name. Raises `CaseError` naming the known ones."""
-    try:
+    if name in MODELS:
         return MODELS[name]
-    except KeyError:
-        near = get_close_matches(name, MODELS, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise CaseError(
-            f"unknown model {name!r}.{hint} Known: {', '.join(MODELS)}; "
-            "or give Model.from_config('config.json', name=...)."
-        ) from None
+    near = get_close_matches(name, MODELS, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise CaseError(
+        f"unknown model {name!r}.{hint} Known: {', '.join(MODELS)}; "
+        "or give Model.from_config('config.json', name=...)."
+    )

@@ -8,7 +8,6 @@ from typing import Literal, Self, get_args
 from perfsuite.documents import Data
 from perfsuite.errors import CaseError
 
-Share = Literal["slowdown", "leak"]
 Plain = Literal["nan", "loss", "missing-metric", "missing-rank", "crash", "exit", "oom", "hang"]
 
 Structural = Literal[
@@ -35,7 +34,7 @@ AT_STEP = 5
 class Fault(Data):
     """One fault."""
 
-    kind: Share | Plain | Structural | Literal["stall"]
+    kind: Literal["slowdown", "leak", "stall"] | Plain | Structural
     size: float = 0
     """`slowdown`, `leak`: a share of the step time or of the peak memory (0.3 for 30 %). `stall`: a number of
     steps. 0 for all others, which have no size."""
@@ -48,13 +47,13 @@ class Fault(Data):
     @classmethod
     def parse(cls, text: str, option: str = "--perf-inject") -> Self:
         """The fault that an option names. Raises `CaseError` naming what is allowed."""
-        if match := re.fullmatch(rf"({'|'.join(get_args(Share))})=(\d+(?:\.\d+)?)%", text):
+        if match := re.fullmatch(r"(slowdown|leak)=(\d+(?:\.\d+)?)%", text):
             return cls.model_validate({"kind": match[1], "size": float(match[2]) / 100})
         if match := re.fullmatch(r"stall=([1-9]\d*)", text):
             return cls(kind="stall", size=float(match[1]))
-        if text in (*get_args(Plain), *STRUCTURAL):
+        plain = (*get_args(Plain), *STRUCTURAL)
+        if text in plain:
             return cls.model_validate({"kind": text})
         raise CaseError(
-            f"{option} {text!r}: give slowdown=P%, leak=P%, stall=N, or one of "
-            f"{', '.join((*get_args(Plain), *STRUCTURAL))}"
+            f"{option} {text!r}: give slowdown=P%, leak=P%, stall=N, or one of {', '.join(plain)}"
         )

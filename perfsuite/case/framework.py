@@ -1,4 +1,4 @@
-"""A framework as a case names it: its options, as plain data. Imports neither torch nor pytest.
+"""A framework as a case names it: its options, as plain data.
 
 What a framework does with a case (start its ranks, build its training step) is the subclass
 `perfsuite.frameworks.base.Framework`. This module finds the class of a name: built-in frameworks are the
@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+from collections.abc import Set
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -111,10 +112,10 @@ def parse(value: Any, info: ValidationInfo) -> FrameworkOptions:
         if not is_from_file:
             raise
         kind = None
-    if kind is None and is_from_file:
-        kind = _missing(name, package, slug)
     if kind is None:
-        raise CaseError(not_installed(name, package))
+        if not is_from_file:
+            raise CaseError(not_installed(name, package))
+        kind = _missing(name, package, slug)
     try:
         return kind.model_validate(options)
     except ValidationError as error:
@@ -171,10 +172,8 @@ def load(extension: Extension) -> type[FrameworkOptions]:
 def not_installed(name: str, package: str | None = None) -> str:
     """The message for a framework that is not installed: what there is, and the command that installs it."""
     if package is not None:
-        return (
-            f"the framework {name!r} comes from the package {package}, which is not installed: "
-            f"pip install {package}"
-        )
+        origin = f"the framework {name!r} comes from the package {package}"
+        return f"{origin}, which is not installed: pip install {package}"
     known = extensions.names(FRAMEWORKS, built_in=built_in() - FOR_TESTS)
     near = get_close_matches(name.lower(), known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -184,25 +183,25 @@ def not_installed(name: str, package: str | None = None) -> str:
     )
 
 
-def changed_fields(data: Data, skip: frozenset[str] = frozenset()) -> list[str]:
+def changed_fields(data: Data, skip: Set[str] = frozenset()) -> list[str]:
     """Fields that are required or differ from their default, short and readable, in declared order."""
     parts = []
     for name, info in type(data).model_fields.items():
-        value = getattr(data, name)
-        if name in skip or (not info.is_required() and value == info.default):
+        if name in skip or (getattr(data, name) == info.default and not info.is_required()):
             continue
-        if isinstance(value, bool) or value is None:
-            parts.append(name if value else f"no_{name}")
-        elif isinstance(value, str):
-            parts.append(value.lower())
-        elif isinstance(value, Data):
-            parts += [name, *changed_fields(value)]
-        elif isinstance(value, tuple):
-            parts.append(name + "x".join(str(item) for item in value))
-        else:
-            parts.append(
-                name + repr(value).removesuffix(".0") if isinstance(value, float) else f"{name}{value}"
-            )
+        match getattr(data, name):
+            case bool() | None as value:
+                parts.append(name if value else f"no_{name}")
+            case str(value):
+                parts.append(value.lower())
+            case Data() as value:
+                parts += [name, *changed_fields(value)]
+            case tuple(value):
+                parts.append(name + "x".join(map(str, value)))
+            case float(value):
+                parts.append(f"{name}{value}".removesuffix(".0"))
+            case value:
+                parts.append(f"{name}{value}")
     return parts
 
 
@@ -217,9 +216,9 @@ def _is_built_in(kind: type[FrameworkOptions]) -> bool:
 @functools.cache
 def _check_findable(kind: type[FrameworkOptions]) -> None:
     """Raises an error for a class that a rank, which reads only its name, would not find."""
+    name = _name(kind)
     if _is_built_in(kind) or issubclass(kind, MissingFramework):
         return
-    name = _name(kind)
     extension = extensions.find(FRAMEWORKS, name, built_in=built_in())
     if extension is None or load(extension) is not kind:
         raise CaseError(

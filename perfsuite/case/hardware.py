@@ -1,7 +1,5 @@
 """A machine as data: its hardware class, and the peak of its accelerator. Known accelerators in a table.
 
-Imports neither torch nor pytest.
-
 A baseline belongs to a hardware class: accelerator, memory, form factor (`h100-80gb-sxm`). Driver, NCCL,
 torch and clocks are recorded with a run but are not part of the class.
 """
@@ -41,13 +39,17 @@ class Accelerator(NamedTuple):
 
 
 _V100 = "NVIDIA V100 datasheet, Jan 2020"
+_A10G = "AWS G5 instance page; NVIDIA A10G datasheet"
 _A100 = "NVIDIA A100 datasheet, Jun 2021"
 _H100 = "NVIDIA H100 datasheet, 2023 (figures with sparsity halved)"
 _H200 = "NVIDIA H200 datasheet, 2024 (figures with sparsity halved)"
 _L40S = "NVIDIA L40S datasheet, 2023 (dense figures)"
 _A800 = "NVIDIA A800 datasheet, 2022 (computes as the A100)"
 _H20 = "NVIDIA H20's specification as server makers publish it, 2024 (dense figures)"
+_H800 = "NVIDIA H800 datasheet, 2023 (sparsity halved)"
+_GH200 = "NVIDIA GH200 datasheet, 2023 (sparsity halved)"
 _GB200 = "NVIDIA GB200 NVL72 datasheet, 2024 (a 72nd; figures with sparsity halved)"
+_B200 = "NVIDIA HGX B200 datasheet, 2024 (per GPU)"
 _B300 = "NVIDIA HGX B300 datasheet, 2025 (an eighth; figures with sparsity halved)"
 _GA102 = "NVIDIA Ampere GA102 whitepaper, 2020 (tensor cores with fp32 accumulation, dense)"
 _AD102 = "NVIDIA Ada whitepaper, 2022 (tensor cores with fp32 accumulation, dense)"
@@ -60,9 +62,7 @@ PRODUCTS: Mapping[str, Accelerator] = {  # by the name that NVML gives
     "Tesla V100-PCIE-16GB": Accelerator("v100", 16, "pcie", 112, 14, 16, _V100),
     "Tesla V100-PCIE-32GB": Accelerator("v100", 32, "pcie", 112, 14, 16, _V100),
     "Tesla T4": Accelerator("t4", 16, "pcie", 65, 8.1, 16, "NVIDIA T4 datasheet, 2019"),
-    "NVIDIA A10G": Accelerator(
-        "a10g", 24, "pcie", 70, 35, None, "AWS G5 instance page; NVIDIA A10G datasheet"
-    ),
+    "NVIDIA A10G": Accelerator("a10g", 24, "pcie", 70, 35, None, _A10G),
     "NVIDIA A100-SXM4-40GB": Accelerator("a100", 40, "sxm", 312, 19.5, 300, _A100),
     "NVIDIA A100-SXM4-80GB": Accelerator("a100", 80, "sxm", 312, 19.5, 300, _A100),
     "NVIDIA A100-SXM-64GB": Accelerator("a100", 64, "sxm", None, None, None, _LEONARDO),
@@ -86,16 +86,10 @@ PRODUCTS: Mapping[str, Accelerator] = {  # by the name that NVML gives
     "NVIDIA H100 NVL": Accelerator("h100", 94, "nvl", 835.5, 60, 300, _H100),
     "NVIDIA H200": Accelerator("h200", 141, "sxm", 989.5, 67, 450, _H200),
     "NVIDIA H200 NVL": Accelerator("h200", 141, "nvl", 835.5, 60, 450, _H200),
-    "NVIDIA H800": Accelerator(
-        "h800", 80, "sxm", 989.5, 67, 200, "NVIDIA H800 datasheet, 2023 (sparsity halved)"
-    ),
+    "NVIDIA H800": Accelerator("h800", 80, "sxm", 989.5, 67, 200, _H800),
     "NVIDIA H20": Accelerator("h20", 96, "sxm", 148, 44, 450, _H20),
-    "NVIDIA GH200 480GB": Accelerator(
-        "gh200", 96, "superchip", 989.5, 67, None, "NVIDIA GH200 datasheet, 2023 (sparsity halved)"
-    ),
-    "NVIDIA B200": Accelerator(
-        "b200", 180, "sxm", 2250, 75, 900, "NVIDIA HGX B200 datasheet, 2024 (per GPU)"
-    ),
+    "NVIDIA GH200 480GB": Accelerator("gh200", 96, "superchip", 989.5, 67, None, _GH200),
+    "NVIDIA B200": Accelerator("b200", 180, "sxm", 2250, 75, 900, _B200),
     "NVIDIA B300 SXM6 AC": Accelerator("b300", 288, "sxm", 2250, 75, 900, _B300),
     "NVIDIA GB200": Accelerator("gb200", 186, "superchip", 2500, 80, 900, _GB200),
 }
@@ -123,17 +117,13 @@ def hardware_error(name: str) -> str | None:
     """Return why no machine can match an entry of a case's `hardware`, or None."""
     family = name.split("-")[0]
     classes = [product.hardware_class for product in PRODUCTS.values() if product.family == family]
-    near = next(iter(get_close_matches(family.lower(), ACCELERATORS)), family)
-    if name != name.lower() and hardware_error(name.lower()) is None:
-        near = name.lower()
+    lower = name.lower()
+    is_known = name != lower and hardware_error(lower) is None
+    near = lower if is_known else next(iter(get_close_matches(family.lower(), ACCELERATORS)), family)
     hint = f"did you mean {near!r}? " if near != family else ""
     if family not in ACCELERATORS:
         return f"{hint}begin with one of {', '.join(ACCELERATORS)}"
-    if family == "cpu" or any(
-        known.split("-")[: name.count("-") + 1] == name.split("-") for known in classes
-    ):
-        return None
-    if name == "gpu":
+    if family == "cpu" or name == "gpu" or any(f"{known}-".startswith(f"{name}-") for known in classes):
         return None
     return f"{hint}{family} is known as {', '.join(sorted(set(classes))) or 'just gpu'}"
 
@@ -224,15 +214,12 @@ class Machine(Data):
     @property
     def link_bytes_per_s(self) -> float | None:
         """The bandwidth of one device to the others of this machine in one direction, or None."""
-        if self.product is None or self.product.link_gb_s is None:
-            return None
-        return 1e9 * self.product.link_gb_s
+        link = None if self.product is None else self.product.link_gb_s
+        return None if link is None else 1e9 * link
 
     def why_not(self, hardware: str) -> str | None:
         """Return why a case for `hardware` does not run here, or None. `a100` matches `a100-80gb-sxm`."""
-        if hardware == "gpu" and self.device == "cuda":
-            return None
-        parts = hardware.split("-")
-        if self.hardware_class.split("-")[: len(parts)] == parts:
+        is_any_gpu = hardware == "gpu" and self.device == "cuda"
+        if is_any_gpu or f"{self.hardware_class}-".startswith(f"{hardware}-"):
             return None
         return f"it is meant for {hardware}, this machine is {self.hardware_class}"

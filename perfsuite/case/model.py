@@ -1,7 +1,4 @@
-"""A model as a case names it: the transformers configuration that it is built from, as plain data.
-
-Nothing is downloaded. Imports neither torch nor pytest.
-"""
+"""A model as a case names it: the transformers configuration that it is built from. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -80,11 +77,8 @@ class Model(Data):
     @property
     def max_sequence_length(self) -> int | None:
         """The number of tokens that positions are made for; None if the configuration does not say."""
-        for key in ("max_position_embeddings", "n_positions"):
-            value = self.text_config.get(key)
-            if isinstance(value, int):
-                return value
-        return None
+        found = (self.text_config.get(key) for key in ("max_position_embeddings", "n_positions"))
+        return next((value for value in found if isinstance(value, int)), None)
 
 
 def _read_json(path: Path) -> Any:

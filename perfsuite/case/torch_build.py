@@ -1,7 +1,4 @@
-"""The version of the installed torch and the CUDA that it was built for: read, not imported.
-
-Imports neither torch nor pytest.
-"""
+"""The version of the installed torch and the CUDA that it was built for: read, not imported."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ def release() -> tuple[int, int]:
 
 
 def summary() -> str:
-    """Return a line about the installed torch."""
+    """A line about the installed torch."""
     build = installed()
     if not build:
         return "not installed"
@@ -48,20 +45,18 @@ def summary() -> str:
 
 
 def wrong_build(machine: Machine) -> str | None:
-    """Return why the installed torch cannot train on `machine` and what to do, or None.
+    """Why the installed torch cannot train on `machine` and what to do, or None.
 
     pip does not look after torch (perfsuite does not depend on it, so that it never replaces a build).
     """
     if importlib.util.find_spec("torch") is None:
         return f"torch is not installed, {_OR_NEWER}"
     build = installed()
+    version = str(build.get("__version__"))
     if build and release() < MIN_TORCH:
-        return f"torch {build['__version__']} is too old, {_OR_NEWER}"
-    if machine.device == "cpu":
+        return f"torch {version} is too old, {_OR_NEWER}"
+    if machine.device == "cpu" or build.get("cuda", "unknown") is not None:
         return None
-    if "cuda" not in build or build["cuda"] is not None:
-        return None
-    version = str(build["__version__"])
     return (
         f"torch {version} is built without CUDA and cannot use the GPUs of this machine "
         f"({machine.devices} x {machine.device_name}). Install the public index's build: "

@@ -1,4 +1,4 @@
-"""The `perfsuite` command: puts its commands together. Imports neither torch nor pytest."""
+"""The `perfsuite` command: puts its commands together."""
 
 from __future__ import annotations
 
@@ -25,30 +25,9 @@ from perfsuite.errors import PerfsuiteError
 from perfsuite.ini import read_ini
 from perfsuite.report.terminal import console
 
-GONE = {
-    "compare --a": "write --against",
-    "compare --b": "write --arm",
-    "report --html": "write --report DIR",
-    "report --markdown": "write --report DIR, which has a summary.md",
-    "hardware": "perfsuite doctor --quick says what machine this is; --expect MARKER is its option",
-    "power": "each report states the smallest change that the gate of a case can find",
-    "history export-asv": "perfsuite history publish OUT --no-pages writes asv's files alone",
-    "report --comparison": "python -m bench_cases.published shows published comparisons",
-    "report --published": "python -m bench_cases.published shows published comparisons",
-}
-"""Commands and options that were, and what is in their place."""
-
 
 class _Commands(TyperGroup):
     """All commands. A `PerfsuiteError` becomes a line on standard error and exit status 2."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        given = [word.partition("=")[0] for word in args]
-        for gone, instead in GONE.items():
-            command, *options = gone.split()
-            if given[0] == command and set(options) <= set(given):
-                ctx.fail(f"there is no `perfsuite {gone}` any more: {instead}")
-        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -86,24 +65,18 @@ def _options(
     ] = False,
 ) -> None:
     """Take defaults of --store and --baselines from pytest's ini file, as pytest itself does."""
-    ctx.default_map = _defaults(ctx.command, read_ini(Path.cwd()).directories())
+    known = read_ini(Path.cwd()).directories()
 
+    def below(command: Any) -> dict[str, Any]:
+        names = getattr(command, "commands", {})
+        return {**known, **{name: below(each) for name, each in names.items()}}
 
-def _defaults(command: Any, known: dict[str, str]) -> dict[str, Any]:
-    """Return these defaults for a command and for all below it."""
-    below = getattr(command, "commands", {})
-    return {**known, **{name: _defaults(each, known) for name, each in below.items()}}
+    ctx.default_map = below(ctx.command)
 
 
 app.add_typer(baseline.app, name="baseline", no_args_is_help=True)
 app.add_typer(history.app, name="history", no_args_is_help=True)
 app.add_typer(slurm.app, name="slurm", no_args_is_help=True)
-app.command()(selftest)
-app.command()(doctor)
-app.command()(compare)
-app.command()(bisect)
-app.command()(dry_run)
-app.command()(report)
-app.command()(export)
-app.command()(judge)
+for command in (selftest, doctor, compare, bisect, dry_run, report, export, judge):
+    app.command()(command)
 app.command("github-issue")(issue)

@@ -1,7 +1,4 @@
-"""`perfsuite bisect`: finds the commit, or the version of a package, with which a case became slower.
-
-Imports neither torch nor pytest.
-"""
+"""`perfsuite bisect`: finds the commit, or the version of a package, with which a case became slower."""
 
 from __future__ import annotations
 
@@ -14,21 +11,7 @@ import typer
 from perfsuite import bisection as searching
 from perfsuite import documents
 from perfsuite.bisection import BisectFile, Step
-from perfsuite.case.case import Case
-from perfsuite.cli.cases import (
-    CASES,
-    Cases,
-    Launcher,
-    LocalStore,
-    MaxPairs,
-    WaitQuiet,
-    options,
-    read,
-    say,
-    selected,
-)
-from perfsuite.cli.compare import UNDECIDED, Tolerance
-from perfsuite.cli.fraction import fraction
+from perfsuite.cli import cases as shared
 from perfsuite.errors import CaseError
 from perfsuite.git import git
 from perfsuite.launch.arm import Arm
@@ -51,13 +34,13 @@ def bisect(
     package: Annotated[
         str | None, typer.Option(help="search the versions of this package: --good and --bad are two of them")
     ] = None,
-    cases: Cases = CASES,
-    tolerance: Tolerance = None,
-    max_pairs: MaxPairs = None,
+    cases: shared.Cases = shared.CASES,
+    tolerance: shared.Tolerance = None,
+    max_pairs: shared.MaxPairs = None,
     json_output: Annotated[bool, typer.Option("--json", help="for machines: every step")] = False,
-    store: LocalStore = None,
-    launcher: Launcher = None,
-    wait_quiet: WaitQuiet = None,
+    store: shared.LocalStore = None,
+    launcher: shared.Launcher = None,
+    wait_quiet: shared.WaitQuiet = None,
 ) -> None:
     """Since which commit, or which version of a package, is a case slower? Goes on where it was cut short.
 
@@ -65,65 +48,52 @@ def bisect(
     hides whether the bad arm is slower.
     """
     root = Path.cwd()
-    least = None if tolerance is None else fraction("--tolerance", tolerance)
-    most = read("max-pairs", max_pairs) or MAX_PAIRS
-    chosen_options = options(store=store, wait_quiet=wait_quiet)
-    directory = chosen_options.store
-    [chosen] = selected(cases, [case], None)
+    most = shared.read("max-pairs", max_pairs) or MAX_PAIRS
+    options = shared.options(store=store, wait_quiet=wait_quiet)
+    [chosen] = shared.selected(cases, [case], None)
     if package is None:
-        history = searching.of_commits(good, bad, root=root, store=directory)
+        history = searching.of_commits(good, bad, root=root, store=options.store)
     else:
-        history = searching.of_versions(package, good, bad, root=root, store=directory)
-    host = Host(launcher_of(launcher), directory)
+        history = searching.of_versions(package, good, bad, root=root, store=options.store)
+    host = Host(launcher_of(launcher), options.store)
     if (reason := host.why_not(chosen)) is not None:
         raise CaseError(f"{case}: {reason}")
-    file = searching.state_file(
-        directory,
-        chosen,
-        history,
-        history.arm(history.good),
-        host.machine_for(chosen).hardware_class,
-        tolerance,
-        most,
-    )
+    machine_class = host.machine_for(chosen).hardware_class
+    file = searching.state_file(options.store, chosen, history, machine_class, tolerance, most)
     known = searching.begun(file, case, history)
     if known.steps:
-        say(f"{len(known.steps)} steps are known from {file}")
+        shared.say(f"{len(known.steps)} steps are known from {file}")
 
     def compare(a: Arm, b: Arm, tolerance: float | None, metric: str | None) -> Measurement:
-        setup = Setup(chosen_options, Progress(line=say, cases=1), host)
+        setup = Setup(options, Progress(line=shared.say, cases=1), host)
         way = AgainstArm(setup, (a, b), max_pairs=most, tolerance=tolerance, metric=metric, explains=False)
-        return _compared(Session(setup, way), chosen)
+        session = Session(setup, way)
+        try:
+            result = session.measure(chosen, chosen.id)
+            documents.write(session.directory.results, session_file(session, "complete"))
+            return result
+        finally:
+            setup.lock.release()
 
     def save(now: BisectFile) -> None:
         documents.write(file, now)
         step, left = now.steps[-1], plural(len(now.suspects), "suspect")
-        say(f"{_name(step.name)}: {as_text(step)}; {left} left")
+        shared.say(f"{_name(step.name)}: {as_text(step)}; {left} left")
 
     try:
-        found = searching.search(known, history, compare, save, tolerance=least)
+        found = searching.search(known, history, compare, save, tolerance=tolerance)
     except searching.UndecidedError as error:
-        say(str(error))
-        raise typer.Exit(UNDECIDED) from None
+        shared.say(str(error))
+        raise typer.Exit(shared.UNDECIDED) from None
     if json_output:
         typer.echo(json.dumps(documents.plain(found), indent=1))
     else:
         typer.echo("\n".join(result_lines(found, package, root)))
-    raise typer.Exit(0 if len(found.suspects) == 1 else UNDECIDED)
-
-
-def _compared(session: Session, case: Case) -> Measurement:
-    try:
-        result = session.measure(case, case.id)
-        documents.write(session.directory.results, session_file(session, "complete"))
-        return result
-    finally:
-        session.setup.lock.release()
+    raise typer.Exit(0 if len(found.suspects) == 1 else shared.UNDECIDED)
 
 
 def _name(name: str) -> str:
-    """A version as it is, a commit in short."""
-    return name if len(name) < 40 else name[:12]
+    return name if len(name) < 40 else name[:12]  # a version as it is, a commit in short
 
 
 def as_text(step: Step) -> str:
@@ -145,10 +115,8 @@ def result_lines(found: BisectFile, package: str | None, root: Path) -> list[str
         return [f"one of these is the first bad one: {names} ({used})", *skipped]
     assert found.metric is not None
     step = next(step for step in found.steps if step.name == first)
-    told = f"version of {package}: {first}" if package else f"commit: {_commit(first, root)}"
+    told = f"version of {package}: {first}"
+    if package is None:
+        told = "commit: " + git("log", "-1", "--format=%H %an %as%n    %s", first, cwd=root).rstrip()
     change = f"{described(found.metric).label}: {as_text(step)}, compared with {_name(found.good)}"
     return [f"the first bad {told}", f"  {change} ({used})", *skipped]
-
-
-def _commit(name: str, root: Path) -> str:
-    return git("log", "-1", "--format=%H %an %as%n    %s", name, cwd=root).rstrip()

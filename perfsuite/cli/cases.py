@@ -1,8 +1,9 @@
-"""What commands share that measure cases: `compare` and `dry-run`. Imports neither torch nor pytest."""
+"""What commands share that measure cases: `compare`, `bisect` and `dry-run`."""
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,9 @@ from perfsuite.session.options import Options
 from perfsuite.session.session import Session, session_file
 
 CASES = Path("bench_cases")
+UNDECIDED = 3
+"""Exit status where no case is slower, and one is not decided: inconclusive, or on an unhealthy machine."""
+MOST_TOLERANCE = 0.5
 
 
 def say(text: str) -> None:
@@ -28,24 +32,44 @@ def say(text: str) -> None:
     typer.echo(text, err=True)
 
 
-def shared(name: str) -> Any:
+def option(name: str) -> Any:
     """An option that pytest has, too, as one of a command."""
-    option = BY_NAME[name]
-    told = f"{option.help} (default: {option.told.replace('`', '')})" if option.told else option.help
-    return typer.Option(f"--{name}", help=told, metavar=option.metavar or None)
+    row = BY_NAME[name]
+    default = f" (default: {row.told.replace('`', '')})" if row.told else ""
+    return typer.Option(f"--{name}", help=row.help + default, metavar=row.metavar or None)
+
+
+def tolerance(text: str) -> float:
+    """Read `1%` or `0.01`, above 0 and up to `MOST_TOLERANCE`."""
+    number = text.strip()
+    try:
+        value = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= MOST_TOLERANCE:
+        allowed = f"expected above 0% and up to {MOST_TOLERANCE:.0%}, in percent or as a fraction: 1% or 0.01"
+        raise typer.BadParameter(f"{text!r}, {allowed}")
+    return value
 
 
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[CASE]...", help="ids of cases")]
 Expression = Annotated[str | None, typer.Option("-k", help="instead of ids: pytest's expression for them")]
 Cases = Annotated[Path, typer.Option("--cases", help="directory of the cases")]
 AsJson = Annotated[bool, typer.Option("--json", help="for machines: print what --perf-json writes")]
-LocalStore = Annotated[str | None, shared("store")]
-Baselines = Annotated[str | None, shared("baselines")]
-Launcher = Annotated[str | None, shared("launcher")]
-WaitQuiet = Annotated[str | None, shared("wait-quiet")]
-MaxPairs = Annotated[str | None, shared("max-pairs")]
-Inject = Annotated[str | None, shared("inject")]
-Report = Annotated[str | None, shared("report")]
+Tolerance = Annotated[
+    float | None,
+    typer.Option(
+        parser=tolerance,
+        help="growth of the time per token that matters: 3% (default: a gate's on such a device)",
+    ),
+]
+LocalStore = Annotated[str | None, option("store")]
+Baselines = Annotated[str | None, option("baselines")]
+Launcher = Annotated[str | None, option("launcher")]
+WaitQuiet = Annotated[str | None, option("wait-quiet")]
+MaxPairs = Annotated[str | None, option("max-pairs")]
+Inject = Annotated[str | None, option("inject")]
+Report = Annotated[str | None, option("report")]
 
 
 def read(name: str, value: str | None) -> Any:
@@ -55,8 +79,8 @@ def read(name: str, value: str | None) -> Any:
 
 def options(**given: str | None) -> Options:
     """The options of a session in this directory, of the values of shared options."""
-    values = {name.replace("_", "-"): value for name, value in given.items()}
-    return options_of(Path.cwd(), {name: read(name, value) for name, value in values.items()})
+    names = {name.replace("_", "-"): value for name, value in given.items()}
+    return options_of(Path.cwd(), {name: read(name, value) for name, value in names.items()})
 
 
 def selected(directory: Path, ids: list[str] | None, expression: str | None) -> list[Case]:
@@ -94,18 +118,15 @@ def measure(session: Session, cases: list[Case], *, report: Path | None = None, 
 
 def fitting(session: Session, cases: list[Case]) -> list[Case]:
     """Return the cases that can be run here. The others are told, and skipped."""
-    fits = []
-    for case in cases:
-        if (reason := session.setup.host.why_not(case)) is None:
-            fits.append(case)
-        else:
+    reasons = [(case, session.setup.host.why_not(case)) for case in cases]
+    for case, reason in reasons:
+        if reason is not None:
             session.record_skip(case, case.id, reason)
             say(f"{case.id}: {reason}")
-    return fits
+    return [case for case, reason in reasons if reason is None]
 
 
 def _show(session: Session, status: Status, report: Path | None, *, json_output: bool) -> None:
-    """Print what was found, and write it as files."""
     if json_output:
         typer.echo(json.dumps(documents.plain(session_file(session, status)), indent=1))
     else:

@@ -1,7 +1,4 @@
-"""The rows of `perfsuite doctor` and `selftest`: what was checked, what was found, and what to do about it.
-
-Imports neither torch nor pytest.
-"""
+"""The rows of `perfsuite doctor` and `selftest`: what was checked and found, and what to do about it."""
 
 from __future__ import annotations
 
@@ -31,12 +28,12 @@ class Row(Data):
 
 
 def passed(check: str, found: str) -> Row:
-    """Return the row of a check that passed."""
+    """The row of a check that passed."""
     return Row(check=check, status="pass", found=found)
 
 
 def failed(check: str, found: str, advice: str | None = None) -> Row:
-    """Return the row of a check that failed."""
+    """The row of a check that failed."""
     return Row(check=check, status="fail", found=found, advice=advice)
 
 

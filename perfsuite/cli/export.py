@@ -1,7 +1,4 @@
-"""`perfsuite export`: writes the figures of a session as other programs read them.
-
-Imports neither torch nor pytest.
-"""
+"""`perfsuite export`: writes the figures of a session as other programs read them."""
 
 from __future__ import annotations
 
@@ -46,19 +43,18 @@ def export(
         raise FileError(
             f"{file} compares two arms, whose figures are none of a night: name a session's results"
         )
+    remarks = []
     if dry := sum(content.dry or result.dry for result in content.results):
-        console(stderr=True).print(
-            f"left out: {plural(dry, 'dry run')}, which measured nothing", style="yellow"
-        )
-    text = exports.FORMATS[output_format](content)
+        remarks.append(f"left out: {plural(dry, 'dry run')}, which measured nothing")
     for result in exports.newest(content):
         if not exports.figures(result):
             reason = result.no_evidence or "nothing of it was measured"
-            console(stderr=True).print(f"no figures of {result.case_id}: {reason}", style="yellow")
+            remarks.append(f"no figures of {result.case_id}: {reason}")
         elif (counts := exports.outcomes(result)["counts"]) == "not counted":
-            console(stderr=True).print(
-                f"{result.case_id}: {counts}, so a step may do other work", style="yellow"
-            )
+            remarks.append(f"{result.case_id}: {counts}, so a step may do other work")
+    text = exports.FORMATS[output_format](content)
+    for remark in remarks:
+        console(stderr=True).print(remark, style="yellow")
     if output is None:
         typer.echo(text, nl=False)
     else:

@@ -1,8 +1,7 @@
 """`perfsuite github-issue`: keeps one GitHub issue per hardware class while cases regress or drift there.
 
 The issue is opened, updated, and closed when all of its cases are good. GitHub is called through its command
-line, `gh`, which runners have and which takes its token from the environment. Driver side; imports neither
-torch nor pytest.
+line, `gh`, which runners have and which takes its token from the environment.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -62,7 +62,7 @@ class Step(NamedTuple):
 
 
 def title(hardware_class: str) -> str:
-    """Return the title by which the issue of a hardware class is found again."""
+    """The title by which the issue of a hardware class is found again."""
     return f"Performance regressions on {re.sub(r'[^a-zA-Z0-9.+-]', '_', hardware_class)}"
 
 
@@ -86,25 +86,21 @@ def steps(
     }
     bad |= {_subject(finding): _of_drift(finding) for finding in drifts or ()}
     good = {result.case_id for result in results if _is_good(result)}
-    known = (issue.subjects or []) if issue is not None else []
-    if drifts is not None:
-        good |= {subject for subject in known if subject.startswith(_DRIFT)}
-    for subject in known:
-        if subject not in good | bad.keys():
+    known = None if issue is None else issue.subjects
+    for subject in known or ():
+        is_gone = subject in good or (drifts is not None and subject.startswith(_DRIFT))
+        if not is_gone and subject not in bad:
             why = "not measured or not counted again, or not known"
             bad[subject] = f"- {_code(subject)}: {why}; if this case is gone, close this issue by hand"
-    if bad and issue is None:
+    if issue is None:
+        label = Step(("label", "create", LABEL, "--force", "--description", "Opened by perfsuite"))
         create = ("issue", "create", "--title", title(hardware_class), "--label", LABEL, "--body-file", "-")
-        return [
-            Step(("label", "create", LABEL, "--force", "--description", "Opened by perfsuite")),
-            Step(create, _body(bad, run_url)),
-        ]
-    if bad and issue is not None:
+        return [label, Step(create, _body(bad, run_url))] if bad else []
+    if bad:
         return [Step(("issue", "edit", str(issue.number), "--body-file", "-"), _body(bad, run_url))]
-    if issue is not None and issue.subjects is not None:
-        gone = f"Gone: all that this issue was open for is good again ({run_url})."
-        return [Step(("issue", "close", str(issue.number), "--comment", gone))]
-    return []
+    gone = f"Gone: all that this issue was open for is good again ({run_url})."
+    close = Step(("issue", "close", str(issue.number), "--comment", gone))
+    return [] if known is None else [close]
 
 
 def _is_bad(result: Measurement) -> bool:
@@ -155,13 +151,12 @@ def _body(bad: Mapping[str, str], run_url: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return the text of a failed process without what GitHub would take for markup, mention or issue."""
+    """The text of a failed process without what GitHub would take for markup, mention or issue."""
     shown = markdown.text(printable(text)[:500]).replace(" -&#62; ", " -> ")  # an arrow is no quotation
     return shown.replace("&#64;", "@\u200b").replace("&#35;", "#\u200b")
 
 
 def _code(text: str) -> str:
-    """Return a name as Markdown's code, in which nothing is markup."""
     flat = " ".join(printable(text)[:500].replace("`", "'").split())
     return f"`{flat}`"
 
@@ -169,27 +164,21 @@ def _code(text: str) -> str:
 def open_issue(hardware_class: str) -> Issue | None:
     """Return the open issue of a hardware class, or None. Raises `GitHubError`."""
     search = ("issue", "list", "--state", "open", "--label", LABEL, "--limit", "200")
-    found = gh(Step((*search, "--json", "number,title,body")))
+    printed = gh(Step((*search, "--json", "number,title,body")))
     try:
-        listed = json.loads(found)
+        listed = json.loads(printed)
     except ValueError as error:
-        raise GitHubError(f"gh issue list printed no JSON ({error}): {found[:200]!r}") from None
-    for each in listed:
-        if each["title"] == title(hardware_class):
-            return Issue(each["number"], each["body"])
-    return None
+        raise GitHubError(f"gh issue list printed no JSON ({error}): {printed[:200]!r}") from None
+    found = (Issue(each["number"], each["body"]) for each in listed if each["title"] == title(hardware_class))
+    return next(found, None)
 
 
 def gh(step: Step) -> str:
     """Call `gh` and return what it prints. Raises `GitHubError` with its error message."""
     try:
+        command = ["gh", *step.arguments]
         done = subprocess.run(
-            ["gh", *step.arguments],
-            input=step.text,
-            capture_output=True,
-            encoding="utf-8",
-            errors="backslashreplace",
-            check=False,
+            command, input=step.text, capture_output=True, encoding="utf-8", errors="backslashreplace"
         )
     except OSError as error:
         raise GitHubError(f"gh, GitHub's command line, cannot be started: {error.strerror}") from error
@@ -206,16 +195,15 @@ def issue(
     ] = None,
 ) -> None:
     """Open, update or close the GitHub issue of each hardware class after a night, by gh and its token."""
-    by_class: dict[str, list[Measurement]] = {}
+    by_class = defaultdict[str, list[Measurement]](list)
     for file in results:
         session = documents.read(file, SessionFile)
-        whole = session.machine.hardware_class
-        by_class.setdefault(whole, [])
+        by_class[session.machine.hardware_class] += []
         for result in session.results:
-            by_class.setdefault(result.hardware_class or whole, []).append(result)
+            by_class[result.hardware_class or session.machine.hardware_class].append(result)
     drifts = documents.read(trend, Trend).failing if trend is not None else []
     for finding in drifts:
-        by_class.setdefault(finding.hardware_class, [])
+        by_class[finding.hardware_class] += []
     for hardware_class, measured in by_class.items():
         of_class = [finding for finding in drifts if finding.hardware_class == hardware_class]
         before = open_issue(hardware_class)

@@ -1,15 +1,12 @@
-"""`perfsuite history add | list | publish | trend`: keep what sessions measured, for years.
-
-Imports neither torch nor pytest.
-"""
+"""`perfsuite history add | list | publish | trend`: keep what sessions measured, for years."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -40,12 +37,8 @@ History = Annotated[
 ]
 HardwareClass = Annotated[str, typer.Option("--hardware-class", help="Only these classes; * and ? match.")]
 CaseGlob = Annotated[str, typer.Option("--case", help="Only cases with such an id; * and ? match.")]
-Commit = Annotated[str, typer.Option("--commit", help="Only the commit whose hash begins so.")]
 Branch = Annotated[
     str, typer.Option("--branch", help="The branch whose commits are shown; that which is checked out.")
-]
-Since = Annotated[
-    datetime | None, typer.Option("--since", formats=["%Y-%m-%d"], help="Only sessions from this day on.")
 ]
 
 
@@ -90,45 +83,34 @@ def add(
         raise typer.Exit(1)
 
 
-@dataclass
-class _Row:
-    """A row of the list: a case on a hardware class."""
-
-    sessions: int = 0
-    first: str = ""
-    last: str = ""
-    result: StoredResult | None = None
-    outcomes: Counter[str] = field(default_factory=Counter)
-
-
 @app.command("list")
 def list_history(
     history_dir: History = HISTORY,
     hardware_class: HardwareClass = "*",
     case: CaseGlob = "*",
-    commit: Commit = "",
-    since: Since = None,
+    commit: Annotated[str, typer.Option(help="Only the commit whose hash begins so.")] = "",
+    since: Annotated[
+        datetime | None, typer.Option(formats=["%Y-%m-%d"], help="Only sessions from this day on.")
+    ] = None,
 ) -> None:
     """What a history holds: for each hardware class and case its sessions and the newest figures."""
-    rows: dict[tuple[str, str], _Row] = {}
+    rows = defaultdict[tuple[str, str], list[tuple[str, StoredResult]]](list)
     cases = history.read_cases(history_dir)
     wanted = history.matching(cases, case)
     for place in history.places(history_dir, hardware_class=hardware_class, commit=commit, since=since):
         session = place.read()
         history.check_cases(cases, session, place)
+        when = f"{session.started_at:%Y-%m-%d} {place.commit[:8]}"
         for result in session.results:
-            if result.case not in wanted:
-                continue
-            row = rows.setdefault((place.hardware_class, cases[result.case].id), _Row())
-            row.sessions += 1
-            row.last = f"{session.started_at:%Y-%m-%d} {place.commit[:8]}"
-            row.first = row.first or row.last
-            row.result = result
-            row.outcomes[result.outcome] += 1
+            if result.case in wanted:
+                rows[place.hardware_class, cases[result.case].id].append((when, result))
     headings = ("hardware class", "case", "sessions", "first", "last", "ms/step", "memory", "verdicts")
     grid = plain_table(headings, overflow="fold")
-    for (of_class, case_id), row in sorted(rows.items()):
-        grid.add_row(of_class, case_id, str(row.sessions), row.first, row.last, *_newest(row), _verdicts(row))
+    for (of_class, case_id), row in sorted(rows.items(), key=itemgetter(0)):
+        (first, _), (last, newest) = row[0], row[-1]
+        outcomes = Counter(result.outcome for _, result in row).most_common()
+        verdicts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes)
+        grid.add_row(of_class, case_id, str(len(row)), first, last, *_figures(newest), verdicts)
     console().print(grid if grid.row_count else f"nothing in {history_dir} matches")
 
 
@@ -152,13 +134,10 @@ def publish(
     exported = asv_export.export(source, out)
     _print_unplaced(exported.unplaced)
     say = console().print
-    if exported.unplaced:
-        left_out = f"commits left out: {len(exported.unplaced)}, exported: {len(exported.commits)}"
-        say(left_out, style="yellow")
-    say(
-        f"results in {out}: {exported.written} written, {exported.unchanged} unchanged, "
-        f"{exported.removed} removed"
-    )
+    if lost := len(exported.unplaced):
+        say(f"commits left out: {lost}, exported: {len(exported.commits)}", style="yellow")
+    counts = f"{exported.written} written, {exported.unchanged} unchanged, {exported.removed} removed"
+    say(f"results in {out}: {counts}")
     if not no_pages:
         html = asv_pages.publish(out, commits=exported.commits)
         say(f"pages: {html} (to look at them: python -m http.server --directory {html})")
@@ -203,18 +182,17 @@ def trend(
         branch=branch,
         baselines=baselines,
     )
-    if json_file is not None and json_file != STDOUT:
-        documents.write(json_file, found)
     if json_file == STDOUT:
         print(json.dumps(documents.plain(found), indent=1))
     else:
+        if json_file is not None:
+            documents.write(json_file, found)
         _print_trend(found)
     if found.failing:
         raise typer.Exit(1)
 
 
 def _print_trend(found: Trend) -> None:
-    """Print the findings, and how much was looked at."""
     _print_unplaced(found.unplaced)
     for finding in found.findings:
         console().print(_finding(finding))
@@ -225,13 +203,11 @@ def _print_trend(found: Trend) -> None:
 
 
 def _print_unplaced(unplaced: Mapping[str, str]) -> None:
-    """Print each commit that is left out, and why."""
     for commit, reason in unplaced.items():
         console().print(f"left out: commit {commit[:12]}: {reason}", style="yellow")
 
 
 def _finding(finding: Drift) -> Text:
-    """Describe a change: of what, by how much, when, and what else changed."""
     change, *rest = finding.sentences()
     return Text.assemble(
         (finding.case, "bold"),
@@ -241,14 +217,8 @@ def _finding(finding: Drift) -> Text:
     )
 
 
-def _newest(row: _Row) -> tuple[str, str]:
-    """Return milliseconds per step and peak memory of the newest session, each the median of its launches."""
-    assert row.result is not None
-    step_s = [value for value in row.result.step_s_p50 if value is not None]
-    memory = [value for value in row.result.peak_memory_bytes if value is not None]
+def _figures(result: StoredResult) -> tuple[str, str]:
+    """Milliseconds per step and peak memory, each the median of the launches."""
+    step_s = [value for value in result.step_s_p50 if value is not None]
+    memory = [value for value in result.peak_memory_bytes if value is not None]
     return f"{1000 * median(step_s):.1f}", amount(median(memory) if memory else None, "bytes")
-
-
-def _verdicts(row: _Row) -> str:
-    """Return the number of sessions by outcome, most frequent first."""
-    return ", ".join(f"{count} {outcome}" for outcome, count in row.outcomes.most_common())

@@ -9,7 +9,6 @@ are `"noise": {"sigma": 0.01, "degrees_of_freedom": 30}`, if it is known from el
 estimated from the baseline's own launches), and `"max_launches": n`.
 
 With `--baseline` it reads logs (`perfsuite.cli.judge_logs`), one a launch, and makes one trace of them.
-Imports neither torch, pytest nor numpy; tensorboard only where an event file is read.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, BinaryIO
@@ -30,7 +29,7 @@ import typer
 from pydantic import ConfigDict, FailFast, Field, ValidationError
 
 from perfsuite.analysis.window import find_window
-from perfsuite.cli.fraction import fraction
+from perfsuite.cli.cases import tolerance as share
 from perfsuite.cli.judge_logs import LONGEST, StepLog, check_comparable, read_log
 from perfsuite.documents import Data, explain
 from perfsuite.errors import CaseError, FileError
@@ -119,14 +118,8 @@ def judge_trace(trace: Trace) -> Decision:
 
 
 def _noise(trace: Trace, baseline: list[float]) -> Noise:
-    """Return the noise of the trace, or estimate it from the baseline. Raises `CaseError` with too few
-    launches."""
     if trace.noise is not None:
-        return Noise(
-            sigma=trace.noise.sigma,
-            degrees_of_freedom=trace.noise.degrees_of_freedom,
-            session_sigma=trace.noise.session_sigma,
-        )
+        return Noise(**trace.noise.model_dump())
     if len(baseline) < FEWEST_BASELINE:
         raise CaseError(
             f"missing, and a baseline of {len(baseline)} does not tell how launches scatter: give 3 or more "
@@ -151,7 +144,6 @@ def answer(number: int, line: bytes | None) -> Decision | BadLine:
 
 
 def _bad(number: int, error: ValidationError) -> BadLine:
-    """Name the first bad field of a line, and what is wrong with it."""
     first = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         reason = str(first["ctx"]["error"]).replace(" at line 1 column ", " at column ")
@@ -161,41 +153,35 @@ def _bad(number: int, error: ValidationError) -> BadLine:
 
 
 def _cut(text: str, most: int) -> str:
-    """Shorten a text to `most` characters."""
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-Files = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="FILE",
-        help="Traces, one JSON object a line; - reads standard input. "
-        "With --baseline: logs of the launches to judge, in their order.",
-    ),
-]
-BaselineLogs = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--baseline",
-        help="A log of a launch before the change; give it 3 times or more. A log is a TensorBoard event "
-        "file or a directory of them, or an MLPerf log.",
-    ),
-]
-Tag = Annotated[
-    str | None,
-    typer.Option(
-        help="What of the logs to judge: a scalar that is a time (default: iteration-time, Megatron's), or "
-        "of MLPerf's train_step_time, throughput or block_stop (default: the first that is there)."
-    ),
-]
-Tolerance = Annotated[str | None, typer.Option(help="Slowdown that must not pass, of logs (3%).")]
-
-
 def judge(
-    files: Files,
-    baseline: BaselineLogs = None,
-    tag: Tag = None,
-    tolerance: Tolerance = None,
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE",
+            help="Traces, one JSON object a line; - reads standard input. "
+            "With --baseline: logs of the launches to judge, in their order.",
+        ),
+    ],
+    baseline: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A log of a launch before the change; give it 3 times or more. A log is a TensorBoard event "
+            "file or a directory of them, or an MLPerf log."
+        ),
+    ] = None,
+    tag: Annotated[
+        str | None,
+        typer.Option(
+            help="What of the logs to judge: a scalar that is a time (default: iteration-time, Megatron's), "
+            "or of MLPerf's train_step_time, throughput or block_stop (default: the first that is there)."
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(parser=share, help="Slowdown that must not pass, of logs (3%).")
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Answer by lines of JSON.")] = False,
 ) -> None:
     """Judge step times that somebody else measured: traces, or with --baseline logs of TensorBoard or MLPerf.
@@ -203,8 +189,7 @@ def judge(
     Exit status 1 if a trace could not be judged, or if the launches of the logs are slower.
     """
     if baseline:
-        allowed = fraction("--tolerance", tolerance or "3%")
-        _judge_logs([Path(file) for file in files], baseline, tag, allowed, json_output=json_output)
+        _judge_logs([Path(file) for file in files], baseline, tag, tolerance or 0.03, json_output=json_output)
     elif len(files) > 1 or tag is not None or tolerance is not None:
         raise CaseError(
             "without --baseline one file of traces is judged, and --tag and --tolerance say nothing of it: "
@@ -228,15 +213,10 @@ def _judge_logs(
             f"--baseline is given {len(baseline)} times, which does not tell how launches scatter: "
             f"give {FEWEST_BASELINE} logs or more"
         )
-    before = [read_log(path, tag) for path in baseline]
-    now = [read_log(path, tag) for path in launches]
+    before, now = ([read_log(path, tag) for path in paths] for paths in (baseline, launches))
     check_comparable([*before, *now])
-    trace = Trace(
-        tolerance=tolerance,
-        baseline=[list(log.series) for log in before],
-        launches=[list(log.series) for log in now],
-    )
-    decision = judge_trace(trace)
+    old, new = ([list(log.series) for log in logs] for logs in (before, now))
+    decision = judge_trace(Trace(tolerance=tolerance, baseline=old, launches=new))
     if json_output:
         typer.echo(as_json(decision))
     else:
@@ -247,7 +227,6 @@ def _judge_logs(
 
 
 def _show_logs(before: Sequence[StepLog], now: Sequence[StepLog]) -> None:
-    """Print what was read from each log."""
     typer.echo(f"{'values':>6}  {'median':>10}  {before[0].what}")
     for side, logs in (("baseline", before), ("judged", now)):
         for log in logs:
@@ -291,7 +270,7 @@ def _lines(stream: BinaryIO) -> Iterator[bytes | None]:
 def as_json(decision: Decision | BadLine) -> str:
     """Format a decision as one line of strict JSON, with null for an infinite number."""
     if isinstance(decision, BadLine):
-        return json.dumps({"error": decision.error, "line": decision.line, "field": decision.field})
+        return json.dumps(asdict(decision))
     content: dict[str, Any] = {
         "outcome": decision.outcome,
         "estimate": _finite(decision.estimate),
@@ -308,7 +287,6 @@ def _finite(value: float) -> float | None:
 
 
 def _as_row(decision: Decision | BadLine) -> str:
-    """Format a decision as a row of the table."""
     if isinstance(decision, BadLine):
         error = "".join(char if char.isprintable() else "?" for char in decision.error)
         return f"{'bad line':<12}  {error}"

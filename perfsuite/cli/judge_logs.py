@@ -2,8 +2,6 @@
 
 What a log tells is proportional to the time of a step, and often a mean over several steps. The engine
 compares ratios, so that is enough, as long as every log tells the same (`StepLog.what`).
-
-Imports neither torch nor pytest; tensorboard only where an event file is read.
 """
 
 from __future__ import annotations
@@ -94,10 +92,8 @@ def _tensorboard(path: Path, tag: str) -> tuple[str, list[float]]:
     for file in files:
         _check_readable(file)
         for event in LegacyEventFileLoader(str(file)).Load():
-            for summary in event.summary.value:
-                tags.add(summary.tag)
-                if summary.tag != tag:
-                    continue
+            tags |= {summary.tag for summary in event.summary.value}
+            for summary in (each for each in event.summary.value if each.tag == tag):
                 if (value := _scalar(summary)) is None:
                     raise FileError(f"{file}: {tag!r} is no scalar: name one by --tag. {_known(tags)}")
                 if event.step in values:
@@ -122,7 +118,6 @@ def _scalar(summary: Any) -> float | None:
 
 
 def _known(tags: set[str]) -> str:
-    """The tags of event files, for messages."""
     names = ", ".join(map(repr, sorted(tags)[:20]))
     return f"Its tags: {names}{', ...' if len(tags) > 20 else ''}" if tags else "It has no tags at all"
 
@@ -148,13 +143,12 @@ def _mlperf(path: Path, kind: str | None) -> tuple[str, list[float]]:
             f"{path}: no line with :::MLLOG, and its name is no event file's ({EVENT_FILES}): expected an "
             "MLPerf log, a TensorBoard event file or a directory of them"
         )
-    counts = "step" if any("step" in each for each in _counters(events)) else "samples_count"
+    stops = [_metadata(event) for event in events if event.get("key") == "block_stop"]
+    counts = "step" if any("step" in each for each in stops) else "samples_count"
+    inverses = [1 / value if value else math.inf for value in _statistic(events, "throughput")]
     told = {
         "train_step_time": ("train_step_time", _statistic(events, "train_step_time")),
-        "throughput": (
-            "1/throughput",
-            [1 / value if value else math.inf for value in _statistic(events, "throughput")],
-        ),
+        "throughput": ("1/throughput", inverses),
         "block_stop": (f"block_stop by {counts}", _blocks(events, counts)),
     }
     found = [told[name] for name in ([kind] if kind else MLPERF_KINDS) if told[name][1]]
@@ -168,7 +162,6 @@ def _mlperf(path: Path, kind: str | None) -> tuple[str, list[float]]:
 
 
 def _mllog_events(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield what each `:::MLLOG` line says, in the order of the log. Raises `FileError`."""
     _check_readable(path)
     with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, start=1):
@@ -182,7 +175,6 @@ def _mllog_events(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _statistic(events: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    """Return the values of a statistic in `tracked_stats`."""
     tracked = [event.get("value") for event in events if event.get("key") == "tracked_stats"]
     values = [_number(each.get(name)) for each in tracked if isinstance(each, dict)]
     return [value for value in values if not math.isnan(value)]
@@ -212,23 +204,16 @@ def _blocks(events: Sequence[Mapping[str, Any]], counts: str) -> list[float]:
     return seconds
 
 
-def _counters(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """What each `block_stop` says besides its time."""
-    return [_metadata(event) for event in events if event.get("key") == "block_stop"]
-
-
 def _metadata(event: Mapping[str, Any]) -> Mapping[str, Any]:
     metadata = event.get("metadata")
     return metadata if isinstance(metadata, dict) else {}
 
 
 def _number(value: object) -> float:
-    """Return a number of a log; NaN for anything else."""
-    return value if isinstance(value, float) else math.nan
+    return value if isinstance(value, float) else math.nan  # what is no number tells nothing
 
 
 def _check_readable(path: Path) -> None:
-    """Raise `FileError` if a file cannot be opened."""
     try:
         path.open("rb").close()
     except (OSError, ValueError) as error:  # the latter: a NUL in the name

@@ -1,7 +1,4 @@
-"""`perfsuite report`: shows the results of sessions in the terminal, or as an HTML page and Markdown.
-
-Imports neither torch nor pytest.
-"""
+"""`perfsuite report`: shows the results of sessions in the terminal, or as an HTML page and Markdown."""
 
 from __future__ import annotations
 
@@ -52,14 +49,12 @@ def report(
 
 def newest(store: Path) -> Path:
     """Return the results file of the newest session in a store. Raises `FileError` if there is none."""
-    found = Store(store).results()
-    if not found:
-        raise FileError(f"no session in {Store(store).sessions}: measure first, or name a results.json")
-    return found[-1]
+    if found := Store(store).results():
+        return found[-1]
+    raise FileError(f"no session in {Store(store).sessions}: measure first, or name a results.json")
 
 
 def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
-    """Print the sessions in the terminal, with an explanation of each case that did not simply pass."""
     out = console()
     for session in sessions:
         for name, value in summary.provenance(session).items():
@@ -77,8 +72,7 @@ def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
             out.print()
         for result in session.results:
             if verbose or summary.needs_words(result):
-                out.print(relative(explanation(result, whole=verbose), Path.cwd()))
-                out.print()
+                out.print(f"{relative(explanation(result, whole=verbose), Path.cwd())}\n")
         if not verbose and (short := summary.in_short(session.results)):
             out.print("\n".join([*short, ""]))
         for skip in session.skipped:

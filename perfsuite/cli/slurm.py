@@ -1,4 +1,4 @@
-"""`perfsuite slurm submit`: runs a session as a job of Slurm. Imports neither torch nor pytest."""
+"""`perfsuite slurm submit`: runs a session as a job of Slurm."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from perfsuite.report.terminal import console
 
 app = typer.Typer(help="Sessions on the nodes of a Slurm cluster.")
 
-OF_SBATCH = ("partition", "account", "qos", "nodes", "time", "exclude")
-"""Settings that were, each of them an option of sbatch."""
 _NO_NODES = re.compile(r"(?:^| )(?:--nodes[= ]|-N[= ]?)(-\S*)")
 
 
@@ -34,21 +32,22 @@ class _PytestBehindDashes(TyperCommand):
         return super().parse_args(ctx, before)
 
 
-WaitStart = Annotated[
-    str | None,
-    typer.Option(
-        envvar=f"{ENVIRONMENT}WAIT_START",
-        help="Seconds after which a job that has not started is cancelled (default: it may queue for ever).",
-    ),
-]
-
-
 @app.command(
     cls=_PytestBehindDashes,
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     options_metavar="[OPTIONS OF SBATCH] -- [ARGUMENTS OF PYTEST]",
 )
-def submit(ctx: typer.Context, wait_start: WaitStart = None) -> None:
+def submit(
+    ctx: typer.Context,
+    wait_start: Annotated[
+        str | None,
+        typer.Option(
+            envvar=f"{ENVIRONMENT}WAIT_START",
+            help="Seconds after which a job that has not started is cancelled (default: it may queue for "
+            "ever).",
+        ),
+    ] = None,
+) -> None:
     """Run pytest as one job of Slurm, follow its log, and end with its exit status.
 
     Options of sbatch, such as --partition=gpu --nodes=2, stand in the ini key perf_slurm_options, in the
@@ -65,16 +64,9 @@ def submit(ctx: typer.Context, wait_start: WaitStart = None) -> None:
 
 
 def _options(ini: Ini, given: list[str]) -> list[str]:
-    """Return the options of sbatch. Raises `CaseError` for settings of old, and negative numbers of nodes."""
+    """Return the options of sbatch. Raises `CaseError` for negative numbers of nodes."""
     variable = f"{ENVIRONMENT}OPTIONS"
-    for name in OF_SBATCH:
-        for old, new in ((f"{ENVIRONMENT}{name.upper()}", variable), (PREFIX + name, f"{PREFIX}options")):
-            if old in os.environ or ini.values.get(old):
-                raise CaseError(f"there is no setting {old} any more: write --{name}=... into {new}")
     options = [*ini.words(f"{PREFIX}options"), *split(variable, os.environ.get(variable, "")), *given]
-    for word in options:
-        if word.partition("=")[0] == "--option":
-            raise CaseError("there is no --option any more: write the options of sbatch themselves")
     if match := _NO_NODES.search(" ".join(options)):  # Slurm takes it for 1
         raise CaseError(f"--nodes is {match[1]!r}, expected a number of nodes, or a range such as 2-4")
     return options
@@ -92,14 +84,11 @@ def _follow(submitted: Submitted, interrupts: Interrupts, wait_start_s: float | 
 
 
 def _wait_start_s(given: str | None, ini: Ini) -> float | None:
-    """Return the seconds of --wait-start. Raises `CaseError` for what is no number of seconds."""
     text = given or ini.text(f"{PREFIX}wait_start")
-    if text is None:
-        return None
-    if not text.isascii() or not text.isdigit():
+    if text is not None and not (text.isascii() and text.isdigit()):
         name = "--wait-start" if given else f"{PREFIX}wait_start"
         raise CaseError(f"{name} is {text!r}, expected a whole number of seconds")
-    return float(text)
+    return None if text is None else float(text)
 
 
 def _say(line: str) -> None:

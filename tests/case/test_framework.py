@@ -11,13 +11,7 @@ from typer.testing import CliRunner
 
 from perfsuite import documents
 from perfsuite.case.case import Case, CaseFile
-from perfsuite.case.framework import (
-    BUILT_IN,
-    FrameworkOptions,
-    MissingFramework,
-    built_in,
-    framework_class,
-)
+from perfsuite.case.framework import BUILT_IN, FrameworkOptions, MissingFramework, built_in, framework_class
 from perfsuite.cli.app import app
 from perfsuite.errors import CaseError, ExtensionError, FileError
 from perfsuite.frameworks import framework_of

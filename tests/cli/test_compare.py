@@ -158,9 +158,8 @@ def test_the_report_is_that_of_a_session(verdicts: Verdicts) -> None:
     [
         (("--against", "nosuch", CASE.id), "--against 'nosuch': 'nosuch' is no commit of"),
         (("--against", ".", "--arm", "", CASE.id), "--arm is empty: give ."),
-        (("--a", ".", CASE.id), "there is no `perfsuite compare --a` any more: write --against"),
         (("--against", "."), "name the cases by their ids, or select them by -k: one of both"),
-        (("--against", ".", "--tolerance", "0", CASE.id), "--tolerance is '0', expected above 0%"),
+        (("--against", ".", "--tolerance", "0", CASE.id), "for '--tolerance': '0', expected above 0%"),
         (("--against", ".", "--inject", "nosuch", CASE.id), "nosuch"),
         (("--against", ".", "--launcher", "nosuch", CASE.id), "there is no launcher 'nosuch'"),
     ],

@@ -274,7 +274,10 @@ def test_an_mlperf_job_is_judged_by_its_logs(tmp_path: Path) -> None:
         (["a", "--baseline", "b", "--baseline", "c"], "--baseline is given 2 times, which does not tell"),
         (["a", *["--baseline", "b"] * 3], "cannot read b: No such file or directory"),
         (["log", *["--baseline", "log"] * 3], "log is named twice: name a log of its own for each launch"),
-        (["a", *["--baseline", "b"] * 3, "--tolerance", "much"], "--tolerance is 'much', expected above 0%"),
+        (
+            ["a", *["--baseline", "b"] * 3, "--tolerance", "much"],
+            "for '--tolerance': 'much', expected above 0%",
+        ),
     ],
 )
 def test_bad_arguments_are_errors_that_say_what_to_do(

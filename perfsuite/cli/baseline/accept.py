@@ -1,7 +1,4 @@
-"""Which launches of the local store become reviewed baselines, and who accepts them.
-
-Imports neither torch nor pytest.
-"""
+"""Which launches of the local store become reviewed baselines, and who accepts them."""
 
 from __future__ import annotations
 
@@ -43,19 +40,18 @@ def measured(
         is_meant = not run.dry and hardware_class in (None, measured_on)
         return f"{run.case.id} on {measured_on}" if is_meant else None
 
+    def class_of(launches: list[Launch]) -> str:
+        return launches[0].run.machine.hardware_class
+
     if runs := _runs(store, pattern, sessions, case_and_class):
         newest = max(launch.session for launches in runs.values() for launch in launches)
-        classes = {_class_of(launches) for launches in runs.values() if launches[-1].session == newest}
-        return {key: launches for key, launches in runs.items() if _class_of(launches) in classes}
+        classes = {class_of(launches) for launches in runs.values() if launches[-1].session == newest}
+        return {key: launches for key, launches in runs.items() if class_of(launches) in classes}
     where = "" if hardware_class is None else f" on {hardware_class}"
     raise FileError(
         f"no measured run of a case matching {pattern!r}{where} in {store.sessions}. "
         f"Measure first: pytest bench_cases --perf-min-launches={MIN_ACCEPTED} -m ..."
     )
-
-
-def _class_of(launches: list[Launch]) -> str:
-    return launches[0].run.machine.hardware_class
 
 
 def counted(store: Store, pattern: str, sessions: int) -> dict[str, list[Launch]]:
@@ -132,11 +128,11 @@ def accept(
     none, if they cannot be, or if they need a reason.
     """
     acceptance, newest = _acceptance(reason), launches[-1].session
-    times = None
+    times = profile = None
     if store is not None:
         times = of_times.accepted(reviewed, launches, acceptance, another_machine=another_machine)
+        profile = _profile(store, newest, times.case.id)
     of_newest = [launch.run for launch in launches if launch.session == newest]
-    profile = None if store is None or times is None else _profile(store, newest, times.case.id)
     if profile is not None and profile.unseen is not None:
         console().print(f"counts are left out: {profile.unseen}", style="yellow")
         counts = None
@@ -150,7 +146,6 @@ def accept(
 
 
 def _profile(store: Store, session: str, case_id: str) -> LaunchProfile | None:
-    """The profile that a session took of a case; None, and why is said, if it cannot be read."""
     try:
         return newest_profile(store.profiled(session, case_id))
     except FileError as error:
@@ -158,21 +153,21 @@ def _profile(store: Store, session: str, case_id: str) -> LaunchProfile | None:
         return None
 
 
+def _acceptance(reason: str | None) -> Acceptance:
+    """Who accepts, when, at which commit, and why: git's user name, or else that of the login."""
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    by = _told_by_git("config", "user.name") or _login()
+    return Acceptance(by=by, date=date, commit=_told_by_git("rev-parse", "HEAD"), reason=reason)
+
+
+def _told_by_git(*arguments: str) -> str | None:
+    with contextlib.suppress(GitError):
+        return git(*arguments, cwd=Path()).strip()
+    return None
+
+
 def _login() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container may run as a user without a name
         return f"uid {os.getuid()}"
-
-
-def _acceptance(reason: str | None) -> Acceptance:
-    """Return who accepts, when, at which commit, and why: git's user name, or else that of the login."""
-    commit: str | None = None
-    by = _login()
-    with contextlib.suppress(GitError):
-        commit = git("rev-parse", "HEAD", cwd=Path()).strip()
-    with contextlib.suppress(GitError):
-        by = git("config", "user.name", cwd=Path()).strip()
-    return Acceptance(
-        by=by, date=datetime.now(UTC).isoformat(timespec="seconds"), commit=commit, reason=reason
-    )

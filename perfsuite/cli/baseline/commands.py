@@ -1,4 +1,4 @@
-"""The commands `perfsuite baseline list | show | diff | accept`. Imports neither torch nor pytest."""
+"""The commands `perfsuite baseline list | show | diff | accept`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from perfsuite import documents
 from perfsuite.cli.baseline.accept import accept as write_accepted
 from perfsuite.cli.baseline.accept import counted, measured
 from perfsuite.cli.baseline.counts import COUNTS, step
-from perfsuite.cli.baseline.profiles import PROFILES, lines
-from perfsuite.cli.baseline.shown import B, Shown
+from perfsuite.cli.baseline.shown import PROFILES, B, Shown, profile_lines
 from perfsuite.cli.baseline.times import TIMES, Refused
 from perfsuite.errors import FileError, PerfsuiteError
 from perfsuite.git import git
@@ -32,6 +31,7 @@ HardwareClass = Annotated[
     str | None, typer.Option("--hardware-class", help="Another class than this machine's.")
 ]
 CaseGlob = Annotated[str, typer.Argument(help="Case ids; * and ? match.")]
+ANOTHER_MACHINE = "Take also launches set aside only because the machine was not as at the baseline."
 
 
 @app.command("list")
@@ -46,7 +46,6 @@ def list_baselines(baselines: BaselinesOption = BASELINES, store: StoreOption = 
 
 
 def _listed(shown: Shown[B], known: BaselineFiles[B]) -> Table:
-    """Return a row of each baseline of a kind."""
     grid = plain_table(shown.headings, overflow="fold")
     for file in known.files():
         grid.add_row(*shown.cells(known.read(file)))
@@ -74,7 +73,7 @@ def show(
     for file in files:
         times = known.read(file)
         profile = known.profile_of(Found(times, file))
-        _show(TIMES, times, file, [] if profile is None else lines(profile))
+        _show(TIMES, times, file, [] if profile is None else profile_lines(profile))
     for file in count_files:
         counts = known.counts.read(file)
         _show(COUNTS, counts, file)
@@ -83,7 +82,6 @@ def show(
 
 
 def _show(shown: Shown[B], known: B, file: Path, more: Sequence[str] = ()) -> None:
-    """Print a baseline in full."""
     console().print(shown.title(known))
     for line in (f"file: {file}", *shown.details(known), *more):
         console().print(f"  {line}")
@@ -113,7 +111,6 @@ def diff(
 
 
 def _changed(shown: Shown[B], known: BaselineFiles[B], ref: str, file: Path, root: Path) -> Text:
-    """Return what differs between a baseline at a commit and today's. Raises `Refused` for a bad one."""
     name, before = str(file.relative_to(root)), None
     if git("ls-tree", "--name-only", "--full-tree", ref, "--", name, cwd=root).strip():
         try:
@@ -133,13 +130,7 @@ def accept(
         str | None, typer.Option("--hardware-class", help="This class, not those of the newest session.")
     ] = None,
     reason: Annotated[str | None, typer.Option(help="Why it may be slower or larger than before.")] = None,
-    another_machine: Annotated[
-        bool,
-        typer.Option(
-            "--another-machine",
-            help="Take also launches set aside only because the machine was not as at the baseline.",
-        ),
-    ] = False,
+    another_machine: Annotated[bool, typer.Option("--another-machine", help=ANOTHER_MACHINE)] = False,
     sessions: Annotated[
         int, typer.Option(help="Take the launches of so many sessions, the newest ones.", min=1)
     ] = 1,
@@ -165,11 +156,10 @@ def accept(
             written += write_accepted(reviewed, launches, reason, None if counts else local, another_machine)
         except PerfsuiteError as error:
             refused.append(f"{case_id}: {error}")
-    out = console()
     for file in written:
-        out.print(f"written: {file}")
+        console().print(f"written: {file}")
     if written:
-        out.print("Review and commit: git add " + " ".join(map(str, written)))
+        console().print("Review and commit: git add " + " ".join(map(str, written)))
     for why in refused:
         console(stderr=True).print(f"not accepted: {why}", style="red")
     if refused:

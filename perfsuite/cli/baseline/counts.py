@@ -1,7 +1,4 @@
-"""Baselines of counts for `perfsuite baseline`: what can become one, and how one is shown.
-
-Imports neither torch nor pytest.
-"""
+"""Baselines of counts for `perfsuite baseline`: what can become one, and how one is shown."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ from perfsuite.results.amounts import amount
 from perfsuite.results.baseline import Acceptance
 from perfsuite.results.count_baseline import CountBaseline, from_runs, versions_of
 from perfsuite.results.counts import RankCounts, of_rank
-from perfsuite.results.outcome import Finding
 from perfsuite.results.quantities import PEAK
 from perfsuite.results.run import Run
 from perfsuite.results.store import BaselineFiles
@@ -26,8 +22,7 @@ from perfsuite.verdict import exact
 
 
 def _cells(known: CountBaseline) -> list[str]:
-    """Return the cells of a baseline's row in the list: of the first rank."""
-    counts = known.counts[0].counts
+    counts = known.counts[0].counts  # of the first rank
     peak = PEAK.value(counts)
     return [
         known.target,
@@ -37,7 +32,7 @@ def _cells(known: CountBaseline) -> list[str]:
         amount(sum(counts.kernels.values()), "calls"),
         "not counted" if peak is None else amount(peak, "bytes"),
         str(known.launches),
-        *accepted_cells(known.recorded_at, known.accepted),
+        *accepted_cells(known),
     ]
 
 
@@ -75,7 +70,11 @@ def accepted(
     newest = counted[-1]
     if newest.dry and not _is_whole(newest):
         raise Refused("the newest dry run counted some ranks only: run it again without --rank")
-    now = from_runs([run for run in counted if _is_alike(run, newest)], accepted=acceptance)
+
+    def way(run: Run) -> object:
+        return {entry.counts.method for entry in run.counts}, versions_of(run)
+
+    now = from_runs([run for run in counted if way(run) == way(newest)], accepted=acceptance)
     known = reviewed.find(now.target, now.case)
     before = known.baseline if known else None
     if before is not None and (lost := exact.missing_ranks(before, now)):
@@ -88,13 +87,7 @@ def accepted(
     return now
 
 
-def _is_alike(run: Run, newest: Run) -> bool:
-    methods = {entry.counts.method for each in (run, newest) for entry in each.counts}
-    return len(methods) == 1 and versions_of(run) == versions_of(newest)
-
-
 def _require_reason(before: CountBaseline, now: CountBaseline) -> None:
-    """Raise `Refused` if a step does more than before, or cannot be compared."""
     if before.method != now.method:
         raise Refused(f"{_other_method(before, now)}: say why with --reason")
     worse = [finding for finding in exact.count_differences(before, now) if finding.outcome == "regressed"]
@@ -108,7 +101,6 @@ def _other_method(before: CountBaseline, now: CountBaseline) -> str:
 
 
 def _changes(before: CountBaseline | None, now: CountBaseline | None) -> list[str]:
-    """Return what differs in a step, in the sentences of a verdict."""
     return [
         f"launches: {before.launches if before else 'new'} -> {now.launches if now else 'removed'}",
         *(_counts_changed(before, now) if before and now else []),
@@ -119,27 +111,19 @@ def _changes(before: CountBaseline | None, now: CountBaseline | None) -> list[st
 def _counts_changed(before: CountBaseline, now: CountBaseline) -> list[str]:
     if before.method != now.method:
         return [_other_method(before, now)]
-    findings = exact.count_differences(before, now)
+    findings, differ = exact.count_differences(before, now), len(now.counts) > 1
+    same = ["the counts are the same"]
     versions = exact.changed_versions(before.versions, now.versions)
     return [
         *([f"versions: {', '.join(versions)}"] if versions else []),
-        *([_sentence(finding, now) for finding in findings] or ["the counts are the same"]),
+        *([each.sentence + (f" (ranks {each.ranks})" if differ else "") for each in findings] or same),
     ]
-
-
-def _sentence(finding: Finding, now: CountBaseline) -> str:
-    """A finding in words, with its ranks where they differ."""
-    return finding.sentence if len(now.counts) == 1 else f"{finding.sentence} (ranks {finding.ranks})"
 
 
 def _details(known: CountBaseline) -> list[str]:
-    """Return lines: who accepted the counts, of how many launches and versions they are, what is unsteady."""
     versions = ", ".join(f"{name} {version}" for name, version in known.versions.items()) or "not observed"
-    return [
-        *accepted_lines(known.accepted),
-        f"of {plural(known.launches, 'launch')}; versions: {versions}",
-        *_unsteady(known),
-    ]
+    launches = f"of {plural(known.launches, 'launch')}; versions: {versions}"
+    return [*accepted_lines(known), launches, *_unsteady(known)]
 
 
 def _unsteady(known: CountBaseline) -> list[str]:
@@ -147,7 +131,7 @@ def _unsteady(known: CountBaseline) -> list[str]:
 
 
 def step(entry: RankCounts) -> list[str]:
-    """Return what a step of some ranks does, in the tables of the HTML report."""
+    """What a step of some ranks does, in the tables of the HTML report."""
     lines = [told.ranks(entry)]
     for table in told.tables(entry.counts):
         lines += [*wrapped(table.caption), *(f"    {line}" for line in lines_of(table))]

@@ -1,7 +1,4 @@
-"""How baselines of any kind are shown: what differs between the kinds is in `times`, `counts` and `profiles`.
-
-Imports neither torch nor pytest.
-"""
+"""How baselines of any kind are shown; what is special of times and counts is in `times` and `counts`."""
 
 from __future__ import annotations
 
@@ -11,7 +8,11 @@ from typing import Generic, TypeVar
 
 from rich.text import Text
 
-from perfsuite.results.baseline import Acceptance, BaselineDocument
+from perfsuite.report.profile import split
+from perfsuite.results.baseline import Baseline, BaselineDocument
+from perfsuite.results.count_baseline import CountBaseline
+from perfsuite.results.profile import LaunchProfile, ProfileBaseline
+from perfsuite.verdict.profiled import compared
 
 B = TypeVar("B", bound=BaselineDocument)
 
@@ -24,34 +25,49 @@ class Shown(Generic[B]):
     """The words between a case and its folder."""
     headings: Sequence[str] = ()
     """The columns of the list; none of a kind that is not listed."""
-    cells: Callable[[B], list[str]]
-    """The cells of a baseline in the list, but for its case, its folder, and who accepted it when."""
-    details: Callable[[B], list[str]]
-    """The lines of a baseline in full, but for who accepted it."""
+    cells: Callable[[B], list[str]] = lambda known: []
+    """The cells of a baseline in the list."""
+    details: Callable[[B], list[str]] = lambda known: []
+    """The lines of a baseline in full."""
     changes: Callable[[B | None, B | None], list[str]]
     """The lines that tell what differs between two baselines; None is one that is not there."""
 
     def title(self, known: B) -> Text:
-        """Return the case of a baseline and what else it depends on."""
+        """The case of a baseline and what else it depends on."""
         return Text.assemble((known.case.id, "bold"), f" {self.on} {known.folder}")
 
     def before_after(self, before: B | None, now: B | None) -> Text:
-        """Return what differs between two baselines of a case, of which one may not be there."""
+        """What differs between two baselines of a case, of which one may not be there."""
         either = now or before
         assert either is not None
         return Text("\n  ").join([self.title(either), *map(Text, self.changes(before, now))])
 
 
-def accepted_cells(recorded_at: str, accepted: Acceptance | None) -> list[str]:
-    """Return the last cells of a row in the list: of when a baseline is, and who accepted it."""
-    return [recorded_at[:10], "local" if accepted is None else f"by {accepted.by}"]
+def accepted_cells(known: Baseline | CountBaseline) -> list[str]:
+    """The last cells of a row in the list: of when a baseline is, and who accepted it."""
+    return [known.recorded_at[:10], "local" if known.accepted is None else f"by {known.accepted.by}"]
 
 
-def accepted_lines(accepted: Acceptance | None) -> list[str]:
-    """Return who accepted a baseline and why; nothing of one that was merely recorded."""
-    if accepted is None:
+def accepted_lines(known: Baseline | CountBaseline) -> list[str]:
+    """Who accepted a baseline and why; nothing of one that was merely recorded."""
+    if (accepted := known.accepted) is None:
         return []
     return [
         f"accepted by {accepted.by} on {accepted.date} at {accepted.commit or 'no commit'}",
         f"reason: {accepted.reason or 'none given'}",
     ]
+
+
+def profile_lines(profile: LaunchProfile) -> list[str]:
+    """Where the time of a step goes."""
+    return [f"profile of ranks {entry.name}: {split(entry.profile.split)}" for entry in profile.ranks]
+
+
+def _changes(before: ProfileBaseline | None, now: ProfileBaseline | None) -> list[str]:
+    if before is None or now is None:
+        return [f"profile: {'new' if before is None else 'removed'}"]
+    found = compared(before.profile, now.profile, "the baseline")
+    return [*(found.calls or ("a step calls the same",)), *found.hints, *found.notes]
+
+
+PROFILES = Shown[ProfileBaseline](on="profiled on", changes=_changes)

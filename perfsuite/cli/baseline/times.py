@@ -1,7 +1,4 @@
-"""Baselines of times and memory for `perfsuite baseline`: what can become one, and how one is shown.
-
-Imports neither torch nor pytest.
-"""
+"""Baselines of times and memory for `perfsuite baseline`: what can become one, and how one is shown."""
 
 from __future__ import annotations
 
@@ -17,13 +14,7 @@ from perfsuite.report.text import plural
 from perfsuite.results import baseline
 from perfsuite.results.amounts import amount
 from perfsuite.results.baseline import MIN_ACCEPTED, Acceptance, Baseline
-from perfsuite.results.metric import (
-    PEAK_MEMORY,
-    TOKENS_PER_S,
-    Metric,
-    judged,
-    metrics_of,
-)
+from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, Metric, judged, metrics_of
 from perfsuite.results.run import Figures, Run
 from perfsuite.results.store import BaselineStore
 from perfsuite.verdict.comparability import environment_changes, launch_problems, setting_differences
@@ -55,13 +46,12 @@ def _cells(known: Baseline) -> list[str]:
         "not measured" if median is None else summary.speed(median, known.case.unit, "tokens"),
         amount(known.median(PEAK_MEMORY.name), PEAK_MEMORY.unit),
         str(len(known.launches)),
-        *accepted_cells(known.recorded_at, known.accepted),
+        *accepted_cells(known),
     ]
 
 
 def _details(known: Baseline) -> list[str]:
-    """Return lines: who accepted a baseline, its launches, and what it ran with."""
-    lines = accepted_lines(known.accepted)
+    lines = accepted_lines(known)
     for metric in metrics_of(_figures(known)):
         values = ", ".join(text.value(metric, value) for value in known.values(metric.name))
         label = metric.counting(known.case.unit).label
@@ -73,7 +63,6 @@ def _details(known: Baseline) -> list[str]:
 
 
 def _changes(before: Baseline | None, now: Baseline | None) -> list[str]:
-    """Return each metric of a baseline before and after, with the noise between launches."""
     either = now or before
     assert either is not None
     lines = [f"launches: {_launches(before) if before else 'new'} -> {_launches(now) if now else 'removed'}"]
@@ -97,8 +86,8 @@ def accepted(
     """Make these launches, oldest first, a baseline of their case, and show what it changes.
 
     Launches that their session set aside are left out, and counted in what is shown. `another_machine` takes
-    those that were set aside only because the machine was not as at the baseline.
-    Raises `PerfsuiteError` if they cannot be one, or if they need a reason.
+    those that were set aside only because the machine was not as at the baseline. Raises `Refused` if they
+    cannot be one, or if they need a reason.
     """
     newest = launches[-1].run
     known = reviewed.find(newest.machine.hardware_class, newest.case)
@@ -150,13 +139,11 @@ def _choose(
 
 
 def _changed_among(runs: list[Run]) -> list[str]:
-    """Return what differs between the environment of the newest run and that of an older one."""
-    older = [baseline.from_runs([run]) for run in runs[:-1]]
+    older = (baseline.from_runs([run]) for run in runs[:-1])
     return list(dict.fromkeys(change for each in older for change in environment_changes(runs[-1], each)))
 
 
 def _require_reason(before: Baseline, now: Baseline, runs: Sequence[Run]) -> None:
-    """Raise `Refused` if a metric gets worse or is missing, or if the loss differs."""
     device = runs[-1].machine.device
     for metric in judged(_figures(before, now), device):
         old, new = before.median(metric.name), now.median(metric.name)
@@ -166,32 +153,24 @@ def _require_reason(before: Baseline, now: Baseline, runs: Sequence[Run]) -> Non
         if new is None:
             raise Refused(f"{label} is in the baseline and was not measured")
         allowed = MAX_WORSENING if metric in (TOKENS_PER_S, PEAK_MEMORY) else metric.tolerance(device)
-        if _is_worse(metric, old, new, allowed):
+        less, more = (old, new) if metric.better == "lower" else (new, old)
+        if more > less * (1 + allowed):  # no quotient: 0 bytes are a measured value
             change = f"{text.value(metric, old)} -> {text.value(metric, new)}"
             raise Refused(f"{label} gets worse ({change}): say why with --reason")
     if (difference := loss_differs(runs, before)) is not None:
         raise Refused(f"{difference}: say why with --reason")
 
 
-def _is_worse(metric: Metric, old: float, new: float, allowed: float) -> bool:
-    """Tell whether the cost grew by more than `allowed`, relative. 0 bytes are a measured value."""
-    less, more = (old, new) if metric.better == "lower" else (new, old)
-    return more > less * (1 + allowed)
-
-
 def _figures(*baselines: Baseline | None) -> list[Figures]:
-    """Return the figures of every launch of these baselines."""
     return [launch.figures for shown in baselines if shown is not None for launch in shown.launches]
 
 
 def _launches(known: Baseline) -> str:
-    """Return the number of launches and of their sessions."""
     sessions = len({launch.session for launch in known.launches})
     return f"{len(known.launches)} of {plural(sessions, 'session')}"
 
 
 def _noise(shown: Baseline | None, metric: Metric) -> str:
-    """Return the standard deviation between the launches of one baseline; nothing if they are too few."""
     known = class_noise([shown]).of(metric) if shown is not None else None
     return f" +- {known.sigma:.1%}" if known is not None else ""
 

@@ -1,4 +1,4 @@
-"""`perfsuite doctor`: checks the machine, and shows a table or JSON. Imports neither torch nor pytest."""
+"""`perfsuite doctor`: checks the machine, and shows a table or JSON."""
 
 from __future__ import annotations
 
@@ -39,9 +39,8 @@ def doctor(
     with contextlib.nullcontext() if quick else machine_lock(err.print):
         rows = examine(found, quick=quick, say=lambda text: err.print(f"perfsuite doctor: {text} ..."))
     if as_json:
-        typer.echo(
-            json.dumps({"schema_version": 1, "rows": [documents.plain(row) for row in rows]}, indent=1)
-        )
+        content = {"schema_version": 1, "rows": [documents.plain(row) for row in rows]}
+        typer.echo(json.dumps(content, indent=1))
     else:
         width = max(len(row.check) for row in rows) + 2
         for row in rows:
@@ -52,7 +51,6 @@ def doctor(
 
 
 def _expected(marker: str | None) -> Machine:
-    """Return this machine, for `cpu` without its GPUs. Raises `CaseError` if the marker selects no cases."""
     if marker is None:
         return detect()
     if (error := hardware_error(marker)) is not None:

@@ -1,11 +1,9 @@
-"""How the GPUs are set up, by NVML, and whether they are as fast as each other and as their data sheet.
-
-Imports neither torch nor pytest.
-"""
+"""How the GPUs are set up, by NVML, and whether they are as fast as each other and as their data sheet."""
 
 from __future__ import annotations
 
 import importlib
+from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
@@ -20,6 +18,7 @@ from perfsuite.results.run import DeviceHealth
 
 MIN_SHARE_OF_PEAK = 0.4
 """Smallest share of the data sheet's dense peak in a 4096 x 4096 matmul: any healthy card exceeds it."""
+UNTOLD = "NVML does not tell it"
 FABRIC_IS_UP = (3, 0)
 """State and status of a GPU whose NVLink fabric is set up: NVML_GPU_FABRIC_STATE_COMPLETED, NVML_SUCCESS."""
 
@@ -37,10 +36,9 @@ def gpu_rows(machine: Machine, nvml: Any | None = None) -> list[Row]:
     gpus.finish()
     if len(cards) < machine.devices:
         return [unknown("NVML", "; ".join(notes), "ask nvidia-smi why")]
+    found = "; ".join(notes) or "no fault is known to the driver"
     return [
-        failed("GPU hardware", "; ".join(notes), "see to the card first")
-        if notes
-        else passed("GPU hardware", "no fault is known to the driver"),
+        checked("GPU hardware", found, ok=not notes, advice="see to the card first"),
         _power_row(cards),
         _alike_row("clocks", [_mhz(card) for card in cards]),
         _alike_row("ECC", [_on(card.ecc) for card in cards]),
@@ -50,10 +48,8 @@ def gpu_rows(machine: Machine, nvml: Any | None = None) -> list[Row]:
 
 
 def _nvlink_rows(cards: Sequence[DeviceHealth], fabric: Sequence[tuple[int, int] | None]) -> list[Row]:
-    """Check the links between GPUs, where there are any, and the fabric of their switches."""
-    rows = []
-    if any(card.nvlinks is not None for card in cards):
-        rows.append(_alike_row("NVLink", [_nvlinks(card) for card in cards]))
+    links = [_nvlinks(card) for card in cards]
+    rows = [_alike_row("NVLink", links)] if any(links) else []
     if any(fabric):
         wrong = [card.name for card, state in zip(cards, fabric, strict=True) if state != FABRIC_IS_UP]
         advice = "start NVIDIA's Fabric Manager (systemctl status nvidia-fabricmanager), and see dmesg"
@@ -63,32 +59,28 @@ def _nvlink_rows(cards: Sequence[DeviceHealth], fabric: Sequence[tuple[int, int]
 
 
 def _nvlinks(card: DeviceHealth) -> str | None:
-    """The NVLinks of a GPU that are up, and those that are not."""
     down = f", {card.nvlinks_down} down" if card.nvlinks_down else ""
     return None if card.nvlinks is None else f"{card.nvlinks} up{down}"
 
 
 def _power_row(cards: Sequence[DeviceHealth]) -> Row:
-    known = [(card.name, card.power_limit_w, card.power_limit_default_w) for card in cards]
+    known = [(card, card.power_limit_w, card.power_limit_default_w) for card in cards]
     low = [
-        f"{name} is limited to {limit:.0f} W, its default is {usual:.0f} W"
-        for name, limit, usual in known
+        f"{card.name} is limited to {limit:.0f} W, its default is {usual:.0f} W"
+        for card, limit, usual in known
         if limit is not None and usual is not None and limit < usual
     ]
     if low:
         advice = "raise it (nvidia-smi -pl) before baselines are recorded: it sets how fast these GPUs train"
         return unknown("power limit", "; ".join(low), advice)
     limits = sorted({f"{limit:.0f} W" for _, limit, _ in known if limit is not None})
-    if not limits:
-        return unknown("power limit", "NVML does not tell it")
-    return passed("power limit", ", ".join(limits))
+    return passed("power limit", ", ".join(limits)) if limits else unknown("power limit", UNTOLD)
 
 
 def _alike_row(check: str, values: Sequence[str | None]) -> Row:
-    """Check that a setting is the same on all GPUs; `values` are theirs, None where NVML does not tell it."""
     known = {value for value in values if value is not None}
     if not known:
-        return unknown(check, "NVML does not tell it")
+        return unknown(check, UNTOLD)
     if len(known) == 1:
         return passed(check, known.pop())
     each = ", ".join(f"GPU {index}: {value or 'unknown'}" for index, value in enumerate(values))
@@ -96,7 +88,6 @@ def _alike_row(check: str, values: Sequence[str | None]) -> Row:
 
 
 def _mhz(card: DeviceHealth) -> str | None:
-    """Describe the clock limits of a GPU; None if NVML does not tell them."""
     if card.sm_clock_limit_mhz is None:
         return None
     locked = "" if card.sm_clock_set_mhz is None else f", application clock {card.sm_clock_set_mhz:.0f} MHz"
@@ -108,21 +99,18 @@ def _on(flag: bool | None) -> str | None:
 
 
 def device_rows(reports: Sequence[RankReport], machine: Machine) -> list[Row]:
-    """Compare the rates of the GPUs in the same pieces of work: slowest with fastest, and with the data
-    sheet.
+    """Compare the rates of the GPUs in the same work: slowest with fastest, and with the data sheet.
 
     On a CPU there are no rows: its ranks share the cores, so that their rates say nothing about a device.
     """
-    if machine.device == "cpu":
-        return []
-    rows = []
-    for name in sorted({name for report in reports for name in report.device_probe}):
-        by_rank: dict[int, list[float]] = {}
-        for report in reports:
-            if name in report.device_probe:
-                by_rank.setdefault(report.rank, []).append(report.device_probe[name])
-        rows.append(_device_row(name, {rank: median(values) for rank, values in by_rank.items()}, machine))
-    return rows
+    rates = defaultdict[str, dict[int, list[float]]](lambda: defaultdict(list))
+    for report in reports if machine.device == "cuda" else ():
+        for name, rate in report.device_probe.items():
+            rates[name][report.rank].append(rate)
+    return [
+        _device_row(name, {rank: median(values) for rank, values in by_rank.items()}, machine)
+        for name, by_rank in sorted(rates.items())
+    ]
 
 
 def _device_row(name: str, rates: dict[int, float], machine: Machine) -> Row:

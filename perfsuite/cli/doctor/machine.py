@@ -1,7 +1,4 @@
-"""What machine this is, what a process may do on it, who else uses it, and which extensions it has.
-
-Imports neither torch nor pytest.
-"""
+"""What machine this is, what a process may do on it, who else uses it, and which extensions it has."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from perfsuite import extensions
 from perfsuite.case.framework import built_in
 from perfsuite.case.framework import load as load_framework
 from perfsuite.case.hardware import ACCELERATORS, Machine
-from perfsuite.cli.checks import Row, failed, passed, unknown
+from perfsuite.cli.checks import Row, checked, failed, passed, unknown
 from perfsuite.extensions import BUILT_IN_LAUNCHERS, FRAMEWORKS, GROUPS, LAUNCHERS, METRICS
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.report.progress import silent
@@ -25,18 +22,13 @@ SHARED_MEMORY_BYTES = 2**30
 def machine_rows(machine: Machine) -> list[Row]:
     """Name the machine, what could not be found out about it, and the markers that select cases here."""
     devices = "GPUs" if machine.device == "cuda" else "cores"
-    found = (
-        f"{machine.hardware_class}: {machine.devices} {devices}, {machine.device_name}, "
-        f"{machine.memory_bytes / 2**30:.0f} GiB"
-    )
-    rows = [passed("machine", found)]
-    if machine.device == "cuda":
-        peak = machine.peak_flops("bf16")
-        rows.append(
-            unknown("peak FLOP/s", "unknown, so there is no MFU", machine.note)
-            if peak is None or machine.product is None
-            else passed("peak FLOP/s", f"{peak / 1e12:g} TFLOP/s dense at 16 bit ({machine.product.source})")
-        )
+    parts = (f"{machine.devices} {devices}", machine.device_name, f"{machine.memory_bytes / 2**30:.0f} GiB")
+    rows = [passed("machine", f"{machine.hardware_class}: {', '.join(parts)}")]
+    peak, check = machine.peak_flops("bf16"), "peak FLOP/s"
+    if machine.product is not None and peak is not None:
+        rows.append(passed(check, f"{peak / 1e12:g} TFLOP/s dense at 16 bit ({machine.product.source})"))
+    elif machine.device == "cuda":
+        rows.append(unknown(check, "unknown, so there is no MFU", machine.note))
     elif machine.note is not None:
         rows.append(passed("GPUs", machine.note))
     here = [f"-m {name}" for name in ACCELERATORS if why_not(machine, name) is None]
@@ -99,13 +91,10 @@ def _shared_memory_row(root: Path) -> Row:
     except OSError as error:
         return unknown("shared memory", f"/dev/shm: {error.strerror}")
     size = space.f_blocks * space.f_frsize
-    if size >= SHARED_MEMORY_BYTES:
-        return passed("shared memory", f"/dev/shm holds {size / 2**30:.0f} GiB")
-    return failed(
-        "shared memory",
-        f"/dev/shm holds {size / 2**20:.0f} MiB",
-        "NCCL needs more: start the container with --ipc=host or --shm-size=8g",
-    )
+    ok = size >= SHARED_MEMORY_BYTES
+    found = "/dev/shm holds " + (f"{size / 2**30:.0f} GiB" if ok else f"{size / 2**20:.0f} MiB")
+    advice = "NCCL needs more: start the container with --ipc=host or --shm-size=8g"
+    return checked("shared memory", found, ok=ok, advice=advice)
 
 
 def neighbours_row(machine: Machine, neighbours: Neighbours | None = None) -> Row:
@@ -126,8 +115,6 @@ def extensions_row() -> Row:
         *extensions.problems(LAUNCHERS, BUILT_IN_LAUNCHERS, lambda extension: extension.load()),
     ]
     names = [f"{each.name} of {each.package}" for group in GROUPS for each in extensions.installed(group)]
-    if problems:
-        return failed(
-            "extensions", "; ".join(problems), "mend or remove these packages: what needs them fails"
-        )
-    return passed("extensions", ", ".join(names) or "none installed")
+    found = "; ".join(problems) or ", ".join(names) or "none installed"
+    advice = "mend or remove these packages: what needs them fails"
+    return checked("extensions", found, ok=not problems, advice=advice)

@@ -1,7 +1,4 @@
-"""Some launches on every device: whether they are measured, how they scatter, and what the gate then finds.
-
-Imports neither torch nor pytest.
-"""
+"""Some launches on every device: are they measured, how do they scatter, and what does the gate find then?"""
 
 from __future__ import annotations
 
@@ -36,14 +33,10 @@ REVIEWED_LAUNCHES, REVIEWED_DEGREES = 10, 30
 def launch_rows(machine: Machine, say: Callable[[str], None]) -> list[Row]:
     """Launch a small case on every device a few times: rates, health, noise, and what the gate can find."""
     case = small_case(machine)
+    reference = Reference(policy=Policy(record_launches=LAUNCHES))
+    launching = Launching(on_launch=lambda case, number: say(f"launch {number} of {case.id}"))
     with tempfile.TemporaryDirectory(prefix="perfsuite-doctor-") as directory:
-        runs, verdict = measure(
-            case,
-            machine,
-            Path(directory),
-            Reference(policy=Policy(record_launches=LAUNCHES)),
-            Launching(on_launch=lambda case, number: say(f"launch {number} of {case.id}")),
-        )
+        runs, verdict = measure(case, machine, Path(directory), reference, launching)
         files = [file for launch in launches_in(Path(directory)) for file in launch.all_ranks()]
         reports = [documents.read(file, RankReport) for file in files]
     rows = device_rows(reports, machine)
@@ -59,18 +52,15 @@ def well_row(runs: Sequence[Run], verdict: Verdict) -> Row:
 
 
 def noise_row(runs: Sequence[Run], verdict: Verdict, machine: Machine) -> Row:
-    """Estimate the noise between launches, and check that the gate finds drops of the usual tolerance with
-    it."""
+    """Estimate the noise between launches: does the gate find drops of the usual tolerance with it?"""
     healthy = [run for run in verdict.healthy(runs) if run.failure is None]
     known = class_noise([baseline.from_runs(healthy)]).of(TOKENS_PER_S) if len(healthy) > 2 else None
     if known is None:
         found = f"{plural(len(healthy), 'healthy launch')} cannot tell it"
         return unknown("noise", found, "look again when it is quiet")
     now = minimum_detectable_drop(noise=known, baseline_launches=len(healthy))
-    later = minimum_detectable_drop(
-        noise=Noise(sigma=known.sigma, degrees_of_freedom=REVIEWED_DEGREES),
-        baseline_launches=REVIEWED_LAUNCHES,
-    )
+    reviewed = Noise(sigma=known.sigma, degrees_of_freedom=REVIEWED_DEGREES)
+    later = minimum_detectable_drop(noise=reviewed, baseline_launches=REVIEWED_LAUNCHES)
     allowed = TOKENS_PER_S.tolerance(machine.device)
     by = [f"{TOKENS_PER_S.bound(of_cost):.1%}" for of_cost in (now, later, allowed)]
     found = (

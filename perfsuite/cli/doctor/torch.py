@@ -1,7 +1,4 @@
-"""Whether torch, its clock and its memory counters are to be trusted here: asked of a process of their own.
-
-Imports neither torch nor pytest.
-"""
+"""Whether torch, its clock and its memory counters are to be trusted here: asked of a separate process."""
 
 from __future__ import annotations
 
@@ -44,14 +41,9 @@ def probe(machine: Machine, *, quick: bool) -> DoctorFile | Row:
     with tempfile.TemporaryDirectory(prefix="perfsuite-doctor-") as directory:
         file = Path(directory) / "probe.json"
         words = [sys.executable, "-m", "perfsuite.worker.doctor_probe", str(file), machine.device]
+        command = [*words, *(["--quick"] * quick)]
         try:
-            ended = subprocess.run(
-                [*words, *(["--quick"] * quick)],
-                capture_output=True,
-                text=True,
-                timeout=PROBE_TIMEOUT_S,
-                check=False,
-            )
+            ended = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)
             return documents.read(file, DoctorFile)
         except subprocess.TimeoutExpired:
             said = f"no answer in {PROBE_TIMEOUT_S} s"
@@ -115,14 +107,12 @@ def clock_rows(clock: ClockFacts) -> list[Row]:
 
 
 def _overhead_row(clock: ClockFacts) -> Row:
-    """Check by how much measuring lengthens a step; unknown if the quarter of the blocks with the least is
-    fine."""
     low, middle, high = (ratio - 1 for ratio in quantiles(clock.overhead, n=4, method="inclusive"))
     check = "cost of measuring"
     found = f"{middle:+.1%} of a step (middle half {low:+.1%} to {high:+.1%})"
     if abs(middle) <= MAX_OVERHEAD:
         return passed(check, found)
-    if low <= MAX_OVERHEAD:
+    if low <= MAX_OVERHEAD:  # it is fine in the quarter of the blocks with the least
         return unknown(check, found, "the machine scatters too much to tell: look again when it is quiet")
     advice = f"measuring costs more than {MAX_OVERHEAD:.0%} of these short steps: take longer ones"
     return failed(check, found, advice)

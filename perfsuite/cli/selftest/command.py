@@ -1,7 +1,4 @@
-"""`perfsuite selftest`: checks that the gate catches every fault. Nightly jobs run it first.
-
-Imports neither torch nor pytest.
-"""
+"""`perfsuite selftest`: checks that the gate catches every fault. Nightly jobs run it first."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 """Injects each fault into a small real case, and checks that the gate reports it with the right outcome.
 
-A gate that was never seen to fail a case is not known to work. Imports neither torch nor pytest.
+A gate that was never seen to fail a case is not known to work.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from perfsuite.case.case import Case, Topology
 from perfsuite.case.hardware import Machine
@@ -25,41 +25,37 @@ from perfsuite.verdict.noise import class_noise
 from perfsuite.verdict.reference import Reference
 
 
-@dataclass(frozen=True, kw_only=True)
-class Expectation:
+class Expectation(NamedTuple):
     """A fault, and the verdicts that are right for it."""
 
     inject: str | None
     """The fault as `perfsuite.case.fault.Fault` reads it; None injects nothing."""
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[Outcome, ...] = ("failed",)
     failure: FailureKind | None = None
     metric: str | None = None
     """A metric that must have regressed."""
 
     def is_met(self, verdict: Verdict) -> bool:
-        """Tell whether the verdict is right."""
+        """Whether the verdict is right."""
         regressed = {check.metric for check in verdict.checks if check.outcome == "regressed"}
-        return (
-            verdict.outcome in self.outcomes
-            and verdict.failure == self.failure
-            and (self.metric is None or self.metric in regressed)
-        )
+        is_expected = verdict.outcome in self.outcomes and verdict.failure == self.failure
+        return is_expected and (self.metric is None or self.metric in regressed)
 
 
 EXPECTED = (
-    Expectation(inject="slowdown=60%", outcomes=("regressed",), metric="tokens_per_s"),
-    Expectation(inject="stall=5", outcomes=("regressed",), metric="tokens_per_s_mean"),
-    Expectation(inject="leak=60%", outcomes=("regressed",), metric="peak_memory_bytes"),
-    Expectation(inject="nan", outcomes=("failed",), failure="loss"),
-    Expectation(inject="loss", outcomes=("failed",), failure="loss"),
-    Expectation(inject="missing-metric", outcomes=("failed",), failure="missing_metric"),
-    Expectation(inject="missing-rank", outcomes=("failed",), failure="missing_report"),
-    Expectation(inject="crash", outcomes=("failed",), failure="crash"),
-    Expectation(inject="exit", outcomes=("failed",), failure="crash"),
-    Expectation(inject="oom", outcomes=("failed",), failure="out_of_memory"),
-    Expectation(inject="hang", outcomes=("failed",), failure="timeout"),
+    Expectation("slowdown=60%", ("regressed",), metric="tokens_per_s"),
+    Expectation("stall=5", ("regressed",), metric="tokens_per_s_mean"),
+    Expectation("leak=60%", ("regressed",), metric="peak_memory_bytes"),
+    Expectation("nan", failure="loss"),
+    Expectation("loss", failure="loss"),
+    Expectation("missing-metric", failure="missing_metric"),
+    Expectation("missing-rank", failure="missing_report"),
+    Expectation("crash", failure="crash"),
+    Expectation("exit", failure="crash"),
+    Expectation("oom", failure="out_of_memory"),
+    Expectation("hang", failure="timeout"),
 )
-CLEAN = Expectation(inject=None, outcomes=("passed", "improved", "inconclusive"))
+CLEAN = Expectation(None, ("passed", "improved", "inconclusive"))
 """Without a fault the case must neither regress nor fail; the rest depends on the machine's noise."""
 BASELINE_LAUNCHES = 5
 """Launches of the baseline that is recorded first."""
@@ -88,10 +84,7 @@ def small_case(machine: Machine) -> Case:
 def inject_all(
     case: Case, machine: Machine, *, expectations: tuple[Expectation, ...] = EXPECTED
 ) -> Iterator[Row]:
-    """Record a baseline, then try each fault, and last the case without a fault. Yields a row of each.
-
-    A row is `unknown` if the machine was unhealthy, which says nothing about the gate.
-    """
+    """Record a baseline, then try each fault, and last the case without a fault. Yields a row of each."""
     with tempfile.TemporaryDirectory(prefix="perfsuite-selftest-") as directory:
         root = Path(directory)
         policy = Policy(record_launches=BASELINE_LAUNCHES)
@@ -108,7 +101,6 @@ def inject_all(
 
 
 def _tried(case: Case, machine: Machine, root: Path, expected: Expectation, recorded: Baseline) -> Row:
-    """Measure the case with one fault against the recorded baseline, and compare the verdict."""
     name = f"inject {expected.inject or 'nothing'}"
     if expected.inject == "hang":
         needs_torch = framework_of(case).plan(case).needs_torch
@@ -124,9 +116,6 @@ def _tried(case: Case, machine: Machine, root: Path, expected: Expectation, reco
         return unknown(name, found, verdict.reasons[-1])
     found = verdict.outcome + (f" ({verdict.failure})" if verdict.failure else "")
     wanted = " or ".join(expected.outcomes) + (f" ({expected.failure})" if expected.failure else "")
-    return checked(
-        name,
-        f"{found} after {plural(len(runs), 'launch')}",
-        ok=expected.is_met(verdict),
-        advice="; ".join((f"expected {wanted}", *verdict.reasons)),
-    )
+    advice = "; ".join((f"expected {wanted}", *verdict.reasons))
+    found += f" after {plural(len(runs), 'launch')}"
+    return checked(name, found, ok=expected.is_met(verdict), advice=advice)

@@ -1,15 +1,14 @@
 """Injects each structural fault into a launch, and checks that the gate on counts names what it changes.
 
-Counts have no noise: a launch is compared with one other, whatever else the machine does meanwhile. Imports
-neither torch nor pytest.
+Counts have no noise: a launch is compared with one other, whatever else the machine does meanwhile.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from perfsuite.case.case import Case, Topology
 from perfsuite.case.fault import Structural
@@ -49,8 +48,7 @@ while True:
 """A script with an optimizer of one kernel: perfsuite's own frameworks have one on GPUs alone."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Base:
+class Base(NamedTuple):
     """A case, and what its counts must show of each fault."""
 
     case: Case
@@ -76,47 +74,29 @@ def bases(machine: Machine, directory: Path) -> tuple[Base, ...]:
     )
     sharded = replicated.replace(framework=FSDP2(), precision="bf16", activation_checkpointing="none")
     scripted = sharded.replace(
-        model=Model.named("fused-script"),
-        framework=Script(path=script),
-        sequence_length=16,
-        precision="fp32",
+        model=Model.named("fused-script"), framework=Script(path=script), sequence_length=16, precision="fp32"
     )
+    recompute = "FLOPs in recompute"
+    of_replicated: dict[Structural, str] = {
+        "checkpointing-lost": recompute,
+        "checkpointing-lost-in-one-block": recompute,
+        "host-read": "host reads in forward",
+        "loss-twice": "kernels in forward",
+        "gradient-copies": "kernels in backward",
+        "small-buckets": "all_reduce",
+        "eager-attention": "kernels",
+        "weight-copy": "peak",
+    }
+    optimizer = "kernels in optimizer"
     return (
-        Base(
-            case=replicated,
-            faults={
-                "checkpointing-lost": "FLOPs in recompute",
-                "checkpointing-lost-in-one-block": "FLOPs in recompute",
-                "host-read": "host reads in forward",
-                "loss-twice": "kernels in forward",
-                "gradient-copies": "kernels in backward",
-                "small-buckets": "all_reduce",
-                "eager-attention": "kernels",
-                "weight-copy": "peak",
-            },
-        ),
-        Base(
-            case=sharded,
-            faults={
-                "reshard-toggled": "all_gather",
-                "fp32-communication": "reduce_scatter",
-            },
-        ),
-        Base(
-            case=scripted,
-            faults={
-                "optimizer-loop": "kernels in optimizer",
-                "optimizer-foreach": "kernels in optimizer",
-            },
-        ),
+        Base(replicated, of_replicated),
+        Base(sharded, {"reshard-toggled": "all_gather", "fp32-communication": "reduce_scatter"}),
+        Base(scripted, {"optimizer-loop": optimizer, "optimizer-foreach": optimizer}),
     )
 
 
 def inject_structural(machine: Machine) -> Iterator[Row]:
-    """Try each fault, and each case without one, by one launch. Yields a row of each.
-
-    A row is `unknown` if its case cannot run on this machine.
-    """
+    """Try each fault, and each case without one, by one launch. Yields a row of each."""
     with tempfile.TemporaryDirectory(prefix="perfsuite-selftest-") as directory:
         for base in bases(machine, Path(directory)):
             if (reason := unsupported(base.case, machine)) is not None:
@@ -126,8 +106,6 @@ def inject_structural(machine: Machine) -> Iterator[Row]:
 
 
 def _tried(base: Base, machine: Machine, directory: Path) -> Iterator[Row]:
-    """Try the faults of one base beside a launch without any."""
-
     def launched(name: str, inject: str | None = None) -> Run:
         return launch_once(base.case, machine, directory / f"{base.case.id}-{name}", Launching(inject=inject))
 
@@ -141,7 +119,7 @@ def _tried(base: Base, machine: Machine, directory: Path) -> Iterator[Row]:
 
 
 def _row(name: str, run: Run, before: Run, field: str | None) -> Row:
-    """Return what the gate finds in a launch: it passes if that is `field`; for None, if it is nothing."""
+    """What the gate finds in a launch: it passes if that is `field`; for None, if it is nothing."""
     expected = f"expected {field or 'no finding'}"
     if run.failure is not None or not run.counts:
         return failed(name, _why_nothing_counted(run), expected)

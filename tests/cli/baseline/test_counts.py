@@ -96,12 +96,7 @@ def test_a_rank_that_the_baseline_has_is_never_lost(repository: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        seen(inject="leak=20%"),
-        seen(failure=Failure(kind="crash", message="x")),
-        {},
-    ],
+    "changes", [seen(inject="leak=20%"), seen(failure=Failure(kind="crash", message="x")), {}]
 )
 def test_what_was_injected_failed_or_not_counted_is_never_accepted(
     repository: Path, changes: dict[str, Any]

@@ -21,11 +21,7 @@ def test_launches_that_were_set_aside_fail() -> None:
 
 @pytest.mark.parametrize(
     ("speeds", "status"),
-    [
-        ((1.0, 1.01, 0.99, 1.005, 0.995), "pass"),
-        ((1.0, 1.6, 0.7, 1.3, 0.8), "fail"),
-        ((1.0, 1.0), "unknown"),
-    ],
+    [((1.0, 1.01, 0.99, 1.005, 0.995), "pass"), ((1.0, 1.6, 0.7, 1.3, 0.8), "fail"), ((1.0, 1.0), "unknown")],
 )
 def test_noise_says_which_tolerance_the_machine_can_hold(speeds: tuple[float, ...], status: str) -> None:
     runs = make_launches(*speeds)
