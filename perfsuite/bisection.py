@@ -31,6 +31,7 @@ from perfsuite.report.text import plural
 from perfsuite.results.metric import TOKENS_PER_S, described
 from perfsuite.results.session_file import Measurement
 
+Save = Callable[["BisectFile"], None]
 Compare = Callable[[Arm, Arm, float | None, str | None], Measurement]
 """Compares two arms until a metric (None: every one) is decided, with a tolerance of that metric (None: of
 tokens/s) or with the usual one."""
@@ -101,22 +102,16 @@ class History:
     good: str
     candidates: tuple[str, ...]
     arm: Callable[[str], Arm]
-    """Makes the arm of a candidate, or of the good one. Raises `PerfsuiteError` where it cannot."""
+    """Makes the arm of a candidate, or of the good one."""
 
 
 def search(
-    known: BisectFile,
-    history: History,
-    compare: Compare,
-    save: Callable[[BisectFile], None],
-    *,
-    tolerance: float | None = None,
+    known: BisectFile, history: History, compare: Compare, save: Save, *, tolerance: float | None = None
 ) -> BisectFile:
     """Test candidates until the first bad one is known, or only skipped ones are left.
 
-    `known` is what was found out before. `tolerance` is that of tokens/s for the bad arm, None the usual one;
-    later steps have their own. Raises `CaseError` if the bad arm is not worse, and `UndecidedError` on an
-    unhealthy machine or where noise hides whether it is.
+    `tolerance` is that of tokens/s for the bad arm, None the usual one; later steps have their own. Raises
+    `CaseError` if the bad arm is not worse, and `UndecidedError` where this machine cannot tell.
     """
     good = history.arm(history.good)
     while (name := known.next) is not None:
@@ -135,7 +130,7 @@ def _bad_tested(known: BisectFile, result: Measurement) -> BisectFile:
     worse = [check for check in checks if check.outcome == "regressed" and check.change is not None]
     if not worse:
         raise _not_worse(name, known.good, result)
-    check = next((each for each in worse if each.metric == TOKENS_PER_S.name), worse[0])
+    check = min(worse, key=lambda each: each.metric != TOKENS_PER_S.name)  # tokens/s first
     assert check.change is not None
     half = min(math.sqrt(1 + described(check.metric).change(check.change)) - 1, MOST_TOLERANCE)
     launches = result.verdict.launches
@@ -154,10 +149,8 @@ def _not_worse(name: str, good: str, result: Measurement) -> CaseError:
         )
     shown = result.verdict.check(TOKENS_PER_S.name)
     by = "" if shown is None or shown.change is None else f" ({shown.change:+.1%} {shown.label})"
-    return CaseError(
-        f"{name} is not worse than {good}: {result.verdict.outcome}{by}. There is nothing to search for, "
-        "unless a lower --tolerance finds it"
-    )
+    told = f"{name} is not worse than {good}: {result.verdict.outcome}{by}"
+    return CaseError(f"{told}. There is nothing to search for, unless a lower --tolerance finds it")
 
 
 def _tested(known: BisectFile, name: str, good: Arm, history: History, compare: Compare) -> Step:
@@ -264,25 +257,20 @@ def _installed(requirement: str, store: Path) -> Path:
 
 
 def state_file(store: Path, case: Case, history: History, *others: object) -> Path:
-    """Where a search is written down: one file for the same case, ends, environment and `others`.
-
-    The environment is the interpreter with its variables, and every package in this one.
-    """
-    packages = sorted(f"{each.name}=={each.version}" for each in distributions())
+    """Where a search is written down: one file for the same case, ends, environment and `others`."""
     good = history.arm(history.good)
-    arm = [good.text, good.python, dict(good.given)]
-    key = [documents.plain(case), history.candidates, *arm, packages, *others]
+    packages = sorted(f"{each.name}=={each.version}" for each in distributions())
+    environment = [good.text, good.python, dict(good.given), packages]
+    key = [documents.plain(case), history.candidates, *environment, *others]
     return store / "bisect" / documents.digest(key) / "search.json"
 
 
 def begun(file: Path, case_id: str, history: History) -> BisectFile:
-    """The search that a file holds, or a new one. Raises `FileError` if it cannot be read.
-
-    What was skipped is tried again: a network may have been down.
-    """
-    if file.exists():
-        found = documents.read(file, BisectFile)
-        if (found.case_id, found.candidates) != (case_id, history.candidates):
-            raise FileError(f"{file} is of another search: delete it")
-        return found.replace(steps=tuple(step for step in found.steps if step.outcome != "skipped"))
-    return BisectFile(case_id=case_id, good=history.good, candidates=history.candidates)
+    """The search that a file holds, or a new one. Raises `FileError` if it cannot be read."""
+    if not file.exists():
+        return BisectFile(case_id=case_id, good=history.good, candidates=history.candidates)
+    found = documents.read(file, BisectFile)
+    if (found.case_id, found.candidates) != (case_id, history.candidates):
+        raise FileError(f"{file} is of another search: delete it")
+    # What was skipped is tried again: a network may have been down.
+    return found.replace(steps=tuple(step for step in found.steps if step.outcome != "skipped"))

@@ -75,7 +75,6 @@ class MissingFramework(FrameworkOptions):
     """A framework of a file that is not installed here, or broken: readable, but not to be run."""
 
     model_config = ConfigDict(extra="allow")
-
     package: ClassVar[str | None] = None
     """The package that brought it when the file was written."""
     written_slug: ClassVar[str | None] = None
@@ -84,10 +83,10 @@ class MissingFramework(FrameworkOptions):
 
     def slug(self) -> str:
         """The slug in the file; without one, the name and every option, as no default is known here."""
-        if self.written_slug is not None:
-            return self.written_slug
-        options = self.model_extra or {}
-        return "-".join([self.name, *(f"{key}{value}".lower() for key, value in sorted(options.items()))])
+        options = sorted((self.model_extra or {}).items())
+        return self.written_slug or "-".join(
+            [self.name, *(f"{key}{value}".lower() for key, value in options)]
+        )
 
 
 def parse(value: Any, info: ValidationInfo) -> FrameworkOptions:
@@ -104,18 +103,17 @@ def parse(value: Any, info: ValidationInfo) -> FrameworkOptions:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise CaseError(f"a framework is given as an object or by name, got {value!r}")
     options = {key: option for key, option in value.items() if key not in RESERVED}
-    name, package, slug = value["name"], _text(value.get("package")), _text(value.get("slug"))
+    name = value["name"]
+    package, slug = (text if isinstance(text := value.get(key), str) else None for key in ("package", "slug"))
     is_from_file = info.context is not None and info.context.items() >= FROM_FILE.items()
     try:
-        kind = framework_class(name)
+        if (kind := framework_class(name)) is None and not is_from_file:
+            raise CaseError(not_installed(name, package))
     except ExtensionError:
         if not is_from_file:
             raise
         kind = None
-    if kind is None:
-        if not is_from_file:
-            raise CaseError(not_installed(name, package))
-        kind = _missing(name, package, slug)
+    kind = kind or _missing(name, package, slug)
     try:
         return kind.model_validate(options)
     except ValidationError as error:
@@ -141,14 +139,14 @@ def framework_class(name: str) -> type[FrameworkOptions] | None:
 
     A broken file of perfsuite's raises its own error; of another package, `ExtensionError`.
     """
-    if name in built_in():
-        module = importlib.import_module(f"perfsuite.frameworks.{name}")
-        for value in vars(module).values():
-            if isinstance(value, type) and issubclass(value, FrameworkOptions) and _name(value) == name:
-                return value
-        raise CaseError(f"{module.__file__} holds no Framework with name = {name!r}")
-    extension = extensions.find(FRAMEWORKS, name)
-    return None if extension is None else load(extension)
+    if name not in built_in():
+        extension = extensions.find(FRAMEWORKS, name)
+        return None if extension is None else load(extension)
+    module = importlib.import_module(f"perfsuite.frameworks.{name}")
+    for value in vars(module).values():
+        if isinstance(value, type) and issubclass(value, FrameworkOptions) and _name(value) == name:
+            return value
+    raise CaseError(f"{module.__file__} holds no Framework with name = {name!r}")
 
 
 @functools.cache
@@ -234,18 +232,11 @@ def _package(kind: type[FrameworkOptions]) -> str | None:
     """The package that brings a framework; None if it is built in."""
     if issubclass(kind, MissingFramework):
         return kind.package
-    if _is_built_in(kind):
-        return None
-    extension = extensions.find(FRAMEWORKS, _name(kind))
+    extension = None if _is_built_in(kind) else extensions.find(FRAMEWORKS, _name(kind))
     return None if extension is None else extension.package
 
 
 @functools.cache
 def _missing(name: str, package: str | None, slug: str | None) -> type[MissingFramework]:
-    """A class of its own for each name, because the name belongs to the class."""
     values = {"__module__": __name__, "name": name, "package": package, "written_slug": slug}
-    return type("MissingFramework", (MissingFramework,), values)
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+    return type("MissingFramework", (MissingFramework,), values)  # the name belongs to the class

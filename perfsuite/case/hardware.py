@@ -206,9 +206,8 @@ class Machine(Data):
 
     def peak_flops(self, precision: str) -> float | None:
         """The dense peak of one device at a case's precision in FLOP/s, or None: it is never guessed."""
-        if self.product is None:
-            return None
-        peak = self.product.peak_fp32 if precision == "fp32" else self.product.peak_16bit
+        field = "peak_fp32" if precision == "fp32" else "peak_16bit"
+        peak = getattr(self.product, field, None)
         return None if peak is None else 1e12 * peak
 
     @property

@@ -62,7 +62,7 @@ class Model(Data):
             )
         if hasattr(config, "to_diff_dict"):
             config = {"model_type": config.model_type, **config.to_diff_dict()}
-        if not isinstance(config, Mapping):
+        elif not isinstance(config, Mapping):
             config = _read_json(Path(config))
         if config == {}:
             raise CaseError("Model: config: a transformers configuration needs model_type, got {}")

@@ -13,14 +13,12 @@ from typer.core import TyperGroup
 from perfsuite.cli import history, slurm
 from perfsuite.cli.baseline import commands as baseline
 from perfsuite.cli.bisect import bisect
-from perfsuite.cli.compare import compare
+from perfsuite.cli.cases import compare, dry_run
 from perfsuite.cli.doctor.command import doctor
-from perfsuite.cli.dry_run import dry_run
-from perfsuite.cli.export import export
 from perfsuite.cli.github_issue import issue
 from perfsuite.cli.judge import judge
-from perfsuite.cli.report import report
-from perfsuite.cli.selftest.command import selftest
+from perfsuite.cli.report import export, report
+from perfsuite.cli.selftest import selftest
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ini import read_ini
 from perfsuite.report.terminal import console

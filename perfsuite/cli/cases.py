@@ -1,4 +1,7 @@
-"""What commands share that measure cases: `compare`, `bisect` and `dry-run`."""
+"""`perfsuite compare` and `dry-run`, and what the commands share that measure cases.
+
+They are `pytest --perf-against` and `pytest --perf-dry` without a test.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,15 @@ import typer
 from perfsuite import documents
 from perfsuite.case.case import Case
 from perfsuite.dry import cases as found
+from perfsuite.dry.machine import Device
 from perfsuite.errors import AllocationOverError, BusyError, CaseError, told
+from perfsuite.launch.launchers import launcher as launcher_of
+from perfsuite.report.progress import Progress
 from perfsuite.report.terminal import console
 from perfsuite.report.text import relative
 from perfsuite.results.session_file import Status
 from perfsuite.session import outputs
+from perfsuite.session.begin import against_arm, dry
 from perfsuite.session.option_table import BY_NAME, options_of
 from perfsuite.session.options import Options
 from perfsuite.session.session import Session, session_file
@@ -70,6 +77,73 @@ WaitQuiet = Annotated[str | None, option("wait-quiet")]
 MaxPairs = Annotated[str | None, option("max-pairs")]
 Inject = Annotated[str | None, option("inject")]
 Report = Annotated[str | None, option("report")]
+
+
+def compare(
+    against: Annotated[str, option("against")],
+    arm: Annotated[str, typer.Option(help="what may be slower; without it this environment, as it is")] = ".",
+    case: Ids = None,
+    k: Expression = None,
+    cases: Cases = CASES,
+    tolerance: Tolerance = None,
+    max_pairs: MaxPairs = None,
+    inject: Inject = None,
+    report: Report = None,
+    json_output: AsJson = False,
+    store: LocalStore = None,
+    launcher: Launcher = None,
+    wait_quiet: WaitQuiet = None,
+) -> None:
+    """Which of two environments is slower? Launches alternate between them; no baseline is needed.
+
+    Exit status 1 if a case is slower or larger in arm B, or fails; 3 if none is, and one is not decided.
+    """
+    chosen = options(store=store, inject=inject, wait_quiet=wait_quiet)
+    directory = read("report", report)
+    progress = Progress(line=say)
+    arms = ("--against", against), ("--arm", arm)
+    pairs = read("max-pairs", max_pairs)
+    session = against_arm(chosen, progress, launcher_of(launcher), arms, pairs, tolerance)
+    fits = fitting(session, selected(cases, case, k))
+    if session.skipped and k is None:
+        raise CaseError(f"{session.skipped[0].case_id}: {session.skipped[0].reason}")
+    progress.cases = len(fits)
+    measure(session, fits, report=directory, json_output=json_output)
+    if any(map(chosen.is_failing, session.results)):
+        raise typer.Exit(1)
+    is_decided = [result.outcome in ("passed", "improved") for result in session.results]
+    raise typer.Exit(0 if is_decided and all(is_decided) else UNDECIDED)
+
+
+def dry_run(
+    case: Ids = None,
+    k: Expression = None,
+    rank: Annotated[
+        int | None, typer.Option(help="the rank to run (default: those that tell what all do)")
+    ] = None,
+    device: Annotated[
+        Device | None, typer.Option(help="what to pretend (default: the GPU that the case is meant for)")
+    ] = None,
+    json_output: AsJson = False,
+    cases: Cases = CASES,
+    baselines: Baselines = None,
+    store: LocalStore = None,
+) -> None:
+    """What does a step of a case do at its full size, and will it fit? One process, no hardware, seconds.
+
+    Exit status 1 if the counts are worse than their baseline's, or a dry run fails; 2 if a case was refused.
+    """
+    chosen = selected(cases, case, k)
+    progress = Progress(line=say, cases=len(chosen))
+    session = dry(
+        options(store=store, baselines=baselines), progress, device, None if rank is None else (rank,)
+    )
+    fits = chosen if k is None else fitting(session, chosen)  # one that is named tells itself why not
+    progress.cases = len(fits)
+    if measure(session, fits, json_output=json_output):
+        raise typer.Exit(2)
+    if any(map(session.setup.options.is_failing, session.results)):
+        raise typer.Exit(1)
 
 
 def read(name: str, value: str | None) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, NoReturn
 
 import typer
 from rich.text import Text
@@ -55,10 +55,9 @@ def show(row: Row, width: int) -> None:
         out.print(Text(f"{'':<{9 + width}}-> {row.advice}", style=style))
 
 
-def end(rows: Iterable[Row]) -> None:
+def end(rows: Iterable[Row]) -> NoReturn:
     """End the command: with status 1 if a check failed, with 3 if one could not tell."""
-    if status := EXIT[worst(rows)]:
-        raise typer.Exit(status)
+    raise typer.Exit(EXIT[worst(rows)])
 
 
 def worst(rows: Iterable[Row]) -> Status:

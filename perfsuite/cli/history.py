@@ -15,6 +15,7 @@ import typer
 from rich.text import Text
 
 from perfsuite import documents
+from perfsuite.cli.report import LocalStore, stored
 from perfsuite.errors import FileError
 from perfsuite.frameworks.base import require
 from perfsuite.history import store as history
@@ -46,7 +47,7 @@ Branch = Annotated[
 def add(
     results: Annotated[list[Path] | None, typer.Argument(help="results.json of sessions.")] = None,
     history_dir: History = HISTORY,
-    store: Annotated[Path, typer.Option("--store", help="Local store, where sessions are.")] = STORE,
+    store: LocalStore = STORE,
 ) -> None:
     """Add sessions to a history; without arguments all of the local store. Adding one again changes nothing.
 
@@ -54,15 +55,9 @@ def add(
     with uncommitted changes. Exit status 1 if nothing can be kept of all that was asked for by name, 2 if a
     file cannot be read; the others are added all the same.
     """
-    files = results or Store(store).results()
-    if not files:
-        raise FileError(
-            f"no session in {Store(store).sessions}. Measure first (pytest bench_cases), "
-            "or name results.json files"
-        )
     out = console()
     kept, bad = 0, False
-    for file in files:
+    for file in results or stored(store):
         try:
             added = history.add(history_dir, file)
         except FileError as error:

@@ -30,7 +30,7 @@ from pydantic import ConfigDict, FailFast, Field, ValidationError
 
 from perfsuite.analysis.window import find_window
 from perfsuite.cli.cases import tolerance as share
-from perfsuite.cli.judge_logs import LONGEST, StepLog, check_comparable, read_log
+from perfsuite.cli.judge_logs import LONGEST, check_comparable, read_log
 from perfsuite.documents import Data, explain
 from perfsuite.errors import CaseError, FileError
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Decision, Noise, decide, pooled_noise
@@ -220,17 +220,13 @@ def _judge_logs(
     if json_output:
         typer.echo(as_json(decision))
     else:
-        _show_logs(before, now)
+        typer.echo(f"{'values':>6}  {'median':>10}  {before[0].what}")
+        for side, logs in (("baseline", before), ("judged", now)):
+            for log in logs:
+                typer.echo(f"{len(log.series):>6}  {seconds_per_step(log.series):>10.4g}  {side}: {log.path}")
         typer.echo(f"\n{HEADINGS}\n{_as_row(decision)}")
     if decision.outcome == "regressed":
         raise typer.Exit(1)
-
-
-def _show_logs(before: Sequence[StepLog], now: Sequence[StepLog]) -> None:
-    typer.echo(f"{'values':>6}  {'median':>10}  {before[0].what}")
-    for side, logs in (("baseline", before), ("judged", now)):
-        for log in logs:
-            typer.echo(f"{len(log.series):>6}  {seconds_per_step(log.series):>10.4g}  {side}: {log.path}")
 
 
 def _judge_lines(file: str, *, json_output: bool) -> None:

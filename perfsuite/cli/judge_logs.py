@@ -143,7 +143,7 @@ def _mlperf(path: Path, kind: str | None) -> tuple[str, list[float]]:
             f"{path}: no line with :::MLLOG, and its name is no event file's ({EVENT_FILES}): expected an "
             "MLPerf log, a TensorBoard event file or a directory of them"
         )
-    stops = [_metadata(event) for event in events if event.get("key") == "block_stop"]
+    stops = [event["metadata"] for event in events if event.get("key") == "block_stop"]
     counts = "step" if any("step" in each for each in stops) else "samples_count"
     inverses = [1 / value if value else math.inf for value in _statistic(events, "throughput")]
     told = {
@@ -169,9 +169,11 @@ def _mllog_events(path: Path) -> Iterator[Mapping[str, Any]]:
                 if (match := EVENT.match(said)) is None or said.count("{") > said.count("}"):
                     continue  # cut off, as where a job was killed
                 try:
-                    yield json.loads(match[1], parse_int=float)  # float(10**400) would raise
+                    event = json.loads(match[1], parse_int=float)  # float(10**400) would raise
                 except (ValueError, RecursionError) as error:
                     raise FileError(f"{path}, line {number}: not JSON after {MLLOG} ({error})") from None
+                metadata = event.get("metadata")
+                yield {**event, "metadata": metadata if isinstance(metadata, dict) else {}}
 
 
 def _statistic(events: Sequence[Mapping[str, Any]], name: str) -> list[float]:
@@ -197,16 +199,11 @@ def _blocks(events: Sequence[Mapping[str, Any]], counts: str) -> list[float]:
             case "eval_start":
                 started = math.nan
             case "block_stop":
-                count = _number(_metadata(event).get(counts))
+                count = _number(event["metadata"].get(counts))
                 if count > before and not math.isnan(time_ms - started):
                     seconds.append((time_ms - started) / 1000 / (count - before))
                 started, before = math.nan, count
     return seconds
-
-
-def _metadata(event: Mapping[str, Any]) -> Mapping[str, Any]:
-    metadata = event.get("metadata")
-    return metadata if isinstance(metadata, dict) else {}
 
 
 def _number(value: object) -> float:

@@ -1,21 +1,24 @@
-"""`perfsuite report`: shows the results of sessions in the terminal, or as an HTML page and Markdown."""
+"""`perfsuite report` and `export`: show sessions to people, and write their figures for other programs."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from perfsuite import documents
 from perfsuite.cli.cases import Report, read
 from perfsuite.errors import FileError
+from perfsuite.report import export as exports
 from perfsuite.report import preflight, summary
 from perfsuite.report.terminal import console, explanation, table
-from perfsuite.report.text import relative
+from perfsuite.report.text import plural, relative
 from perfsuite.results.session_file import SessionFile
-from perfsuite.results.store import STORE, Store
+from perfsuite.results.store import STORE, SessionDir, Store
 from perfsuite.session.outputs import REPORT_FILES, write_report
+
+LocalStore = Annotated[Path, typer.Option("--store", help="Local store, where sessions are.")]
 
 
 def report(
@@ -26,7 +29,7 @@ def report(
         ),
     ] = None,
     report: Report = None,
-    store: Annotated[Path, typer.Option(help="Local store, where sessions are.")] = STORE,
+    store: LocalStore = STORE,
     verbose: Annotated[
         bool,
         typer.Option(
@@ -38,7 +41,7 @@ def report(
 ) -> None:
     """Show what sessions found out, in the terminal or as a report; the exit status is no verdict."""
     directory = read("report", report)
-    sessions = [documents.read(file, SessionFile) for file in files or [newest(store)]]
+    sessions = [documents.read(file, SessionFile) for file in files or stored(store)[-1:]]
     if directory is None:
         _show(sessions, verbose=verbose)
         return
@@ -47,11 +50,12 @@ def report(
         typer.echo(f"written: {directory / name}", err=True)
 
 
-def newest(store: Path) -> Path:
-    """Return the results file of the newest session in a store. Raises `FileError` if there is none."""
+def stored(store: Path) -> list[Path]:
+    """The `results.json` of all sessions in a store, the newest last. Raises `FileError` if there is none."""
     if found := Store(store).results():
-        return found[-1]
-    raise FileError(f"no session in {Store(store).sessions}: measure first, or name a results.json")
+        return found
+    where = Store(store).sessions
+    raise FileError(f"no session in {where}: measure first (pytest bench_cases), or name a results.json")
 
 
 def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
@@ -78,3 +82,47 @@ def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
         for skip in session.skipped:
             out.print(f"skipped {skip.case_id}: {skip.reason}")
     out.print(summary.headline(sessions))
+
+
+def export(
+    output_format: Annotated[
+        Literal["hud", "openmetrics", "bencher"],
+        typer.Option(
+            "--format",
+            help="PyTorch HUD's benchmark database, OpenMetrics text (Prometheus), or Bencher Metric Format.",
+        ),
+    ],
+    session: Annotated[
+        Path | None,
+        typer.Argument(help="A session's directory, or its results.json. Default: the newest here."),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Write to this file, whole or not at all.")] = None,
+    store: LocalStore = STORE,
+) -> None:
+    """Write tokens/s, peak memory and outcome of each case of a session for another program.
+
+    Figures of failed and unhealthy cases are left out. These cases, and those whose counts are not known, are
+    named on standard error.
+    """
+    file = session or stored(store)[-1]
+    content = documents.read(SessionDir(file).results if file.is_dir() else file, SessionFile)
+    if content.arms:
+        raise FileError(
+            f"{file} compares two arms, whose figures are none of a night: name a session's results"
+        )
+    remarks = []
+    if dry := sum(content.dry or result.dry for result in content.results):
+        remarks.append(f"left out: {plural(dry, 'dry run')}, which measured nothing")
+    for result in exports.newest(content):
+        if not exports.figures(result):
+            reason = result.no_evidence or "nothing of it was measured"
+            remarks.append(f"no figures of {result.case_id}: {reason}")
+        elif (counts := exports.outcomes(result)["counts"]) == "not counted":
+            remarks.append(f"{result.case_id}: {counts}, so a step may do other work")
+    text = exports.FORMATS[output_format](content)
+    for remark in remarks:
+        console(stderr=True).print(remark, style="yellow")
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        documents.write_text(output, text)

@@ -82,7 +82,7 @@ def test_what_cannot_be_read_or_written_is_an_error(results: Path, tmp_path: Pat
     assert missing.exit_code == 2
     assert f"cannot read {tmp_path / 'none.json'}" in missing.stderr
     empty = run("--format", "hud", "--store", tmp_path / "empty")
-    assert "measure first, or name a results.json" in empty.stderr
+    assert "or name a results.json" in empty.stderr
     blocked = run("--format", "hud", results, "--output", results / "under" / "a-file")
     assert blocked.exit_code == 2
     assert "cannot write" in blocked.stderr

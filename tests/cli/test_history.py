@@ -74,7 +74,7 @@ def test_add_fails_if_nothing_of_what_was_named_can_be_kept() -> None:
 def test_add_without_sessions_says_how_to_get_one() -> None:
     result = invoke("add")
     assert result.exit_code == 2
-    assert "no session in .perfsuite/runs. Measure first (pytest bench_cases)" in result.output
+    assert "no session in .perfsuite/runs: measure first (pytest bench_cases)" in result.output
 
 
 def test_add_of_a_broken_file_names_it() -> None:

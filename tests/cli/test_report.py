@@ -7,7 +7,7 @@ from typer.testing import CliRunner, Result
 
 from perfsuite import documents
 from perfsuite.cli.app import app
-from perfsuite.cli.report import newest
+from perfsuite.cli.report import stored
 from perfsuite.errors import FileError
 from perfsuite.results.preflight import NodePreflight, Preflight
 from perfsuite.results.session_file import SessionFile
@@ -94,13 +94,13 @@ def test_the_newest_session_of_the_store_is_the_default(tmp_path: Path) -> None:
     write(tmp_path / "runs" / "20260101-000000-000000" / "results.json", make_session(0))
     write(tmp_path / "runs" / "20260102-000000-000000" / "results.json")
     (tmp_path / "runs" / "20260103-000000-000000").mkdir()  # nothing was measured
-    assert "20260102" in str(newest(tmp_path))
+    assert "20260102" in str(stored(tmp_path)[-1])
     assert run("--store", tmp_path).stdout.endswith("1 failed, 1 regressed, 1 passed, 3 skipped\n")
 
 
 def test_an_empty_store_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="measure first, or name a"):
-        newest(tmp_path)
+    with pytest.raises(FileError, match=r"measure first \(pytest bench_cases\), or name a"):
+        stored(tmp_path)
     shown = run("--store", tmp_path)
     assert shown.exit_code == 2
     assert f"no session in {tmp_path / 'runs'}" in shown.stderr

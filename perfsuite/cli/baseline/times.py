@@ -67,16 +67,13 @@ def _changes(before: Baseline | None, now: Baseline | None) -> list[str]:
     assert either is not None
     lines = [f"launches: {_launches(before) if before else 'new'} -> {_launches(now) if now else 'removed'}"]
     for metric in metrics_of(_figures(before, now)):
-        old = before.median(metric.name) if before else None
-        new = now.median(metric.name) if now else None
-        if old is None and new is None:
+        old, new = (known.median(metric.name) if known else None for known in (before, now))
+        if (old, new) == (None, None):
             continue
-        label = metric.counting(either.case.unit).label
+        was = text.value(metric, old) + _noise(before, metric) if before else "new"
+        now_is = text.value(metric, new) + _noise(now, metric) if now else "removed"
         change = f" ({text.percent(new / old - 1)})" if old and new else ""
-        lines.append(
-            f"{label}: {text.value(metric, old) if before else 'new'}{_noise(before, metric)} -> "
-            f"{text.value(metric, new) if now else 'removed'}{_noise(now, metric)}{change}"
-        )
+        lines.append(f"{metric.counting(either.case.unit).label}: {was} -> {now_is}{change}")
     return lines
 
 
@@ -170,8 +167,8 @@ def _launches(known: Baseline) -> str:
     return f"{len(known.launches)} of {plural(sessions, 'session')}"
 
 
-def _noise(shown: Baseline | None, metric: Metric) -> str:
-    known = class_noise([shown]).of(metric) if shown is not None else None
+def _noise(shown: Baseline, metric: Metric) -> str:
+    known = class_noise([shown]).of(metric)
     return f" +- {known.sigma:.1%}" if known is not None else ""
 
 

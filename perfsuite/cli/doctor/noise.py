@@ -10,7 +10,7 @@ from perfsuite import documents
 from perfsuite.case.hardware import Machine
 from perfsuite.cli.checks import Row, checked, failed, passed, unknown
 from perfsuite.cli.doctor.gpus import device_rows
-from perfsuite.cli.selftest.faults import small_case
+from perfsuite.cli.selftest import small_case
 from perfsuite.measure import Launching, measure
 from perfsuite.report.text import plural
 from perfsuite.results import baseline

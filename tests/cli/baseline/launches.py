@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,13 @@ LOCAL = Store().baselines
 
 def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(cli.app, ["baseline", *arguments], env={"COLUMNS": "200"})
+
+
+def told(*arguments: str, status: int = 0) -> str:
+    """What a command says that ends with this status."""
+    result = invoke(*arguments)
+    assert result.exit_code == status, result.output
+    return result.output
 
 
 def measured(
@@ -53,6 +61,11 @@ def keep(session: str, runs: list[Run], against: Baseline | None = None) -> list
     result = make_result(*runs, verdict=verdict, directory=f"/elsewhere/{case.id}")
     write_session(directory, *(each for each in earlier if each.case_id != case.id), result)
     return runs
+
+
+def commit() -> None:
+    subprocess.run(["git", "add", "baselines"], check=True)
+    subprocess.run(["git", "commit", "-qm", "baselines"], check=True)
 
 
 def accepted() -> Baseline:

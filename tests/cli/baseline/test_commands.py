@@ -1,11 +1,19 @@
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 from perfsuite.results import baseline
 from perfsuite.results.store import BaselineStore
-from tests.cli.baseline.launches import CASE, LOCAL, MACHINE, REVIEWED, invoke, measured
+from tests.cli.baseline.launches import (
+    CASE,
+    LOCAL,
+    MACHINE,
+    REVIEWED,
+    commit,
+    invoke,
+    measured,
+    told,
+)
 from tests.samples import IMAGES, make_machine, make_run
 
 
@@ -19,14 +27,11 @@ def test_list_and_show(repository: Path) -> None:
     listed = " ".join(invoke("list").output.split())
     assert "by Ada" in listed
     assert "local" in listed
-    shown = invoke("show", CASE.id)
-    assert shown.exit_code == 0
-    assert "accepted by Ada" in shown.output
-    assert "reason: first" in shown.output
-    assert "tokens/s: 50,050, 50,100, 50,150, 50,200, 50,250 +- 0.2%" in shown.output
-    missing = invoke("show", "nothing")
-    assert missing.exit_code == 2
-    assert "no baseline matches 'nothing'" in missing.output
+    shown = told("show", CASE.id)
+    assert "accepted by Ada" in shown
+    assert "reason: first" in shown
+    assert "tokens/s: 50,050, 50,100, 50,150, 50,200, 50,250 +- 0.2%" in shown
+    assert "no baseline matches 'nothing'" in told("show", "nothing", status=2)
 
 
 def test_baselines_of_a_case_that_counts_samples(repository: Path) -> None:
@@ -43,8 +48,7 @@ def test_baselines_of_a_case_that_counts_samples(repository: Path) -> None:
 def test_diff_against_a_git_ref(repository: Path) -> None:
     measured("1", 5)
     invoke("accept")
-    subprocess.run(["git", "add", "baselines"], check=True)
-    subprocess.run(["git", "commit", "-qm", "baseline"], check=True)
+    commit()
     assert "no baseline changed since HEAD" in invoke("diff").output
     assert "tokens/s: new" in invoke("diff", "HEAD~1").output
     measured("2", 5, tokens_per_s=60_000)
@@ -54,6 +58,4 @@ def test_diff_against_a_git_ref(repository: Path) -> None:
     assert "(+20.0%)" in changed.output
     next(Path("baselines").glob("*/*.json")).unlink()
     assert "-> removed" in invoke("diff").output
-    bad = invoke("diff", "no-such-ref")
-    assert bad.exit_code == 2
-    assert "no-such-ref" in bad.output
+    assert "no-such-ref" in told("diff", "no-such-ref", status=2)

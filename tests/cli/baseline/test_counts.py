@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from perfsuite import FSDP, documents
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Failure
-from tests.cli.baseline.launches import CASE, MACHINE, REVIEWED, invoke, measured
+from tests.cli.baseline.launches import CASE, MACHINE, REVIEWED, commit, invoke, measured, told
 from tests.samples import DISTURBED, make_gpu_machine
 from tests.twin_counts import BYTES, GATHERED, GATHERED_AGAIN, REDUCED, compiled, counts, launch
 
@@ -30,12 +29,9 @@ def accepted(file: Path = FILE) -> CountBaseline:
 
 def test_counts_are_accepted_with_the_times(repository: Path) -> None:
     measured("1", 5, **seen())
-    result = invoke("accept", "--reason", "first")
-    assert result.exit_code == 0, result.output
-    assert f"git add baselines/{MACHINE.hardware_class}/{CASE.id}.json {FILE}" in " ".join(
-        result.output.split()
-    )
-    assert f"{CASE.id} counted on cpu\n  launches: new -> 5\n" in result.output
+    result = told("accept", "--reason", "first")
+    assert f"git add baselines/{MACHINE.hardware_class}/{CASE.id}.json {FILE}" in " ".join(result.split())
+    assert f"{CASE.id} counted on cpu\n  launches: new -> 5\n" in result
     held = accepted()
     assert (held.counts, held.launches) == (launch().counts, 5)
     assert held.accepted is not None
@@ -44,9 +40,8 @@ def test_counts_are_accepted_with_the_times(repository: Path) -> None:
 
 def test_counts_alone_are_accepted_from_one_launch_on_any_machine(repository: Path) -> None:
     measured("1", 1, **seen(health=DISTURBED, machine=make_gpu_machine()))
-    assert invoke("accept").exit_code == 1, "too few healthy launches"
-    result = invoke("accept", "--counts")
-    assert result.exit_code == 0, result.output
+    told("accept", status=1)  # too few healthy launches
+    told("accept", "--counts")
     assert [str(file) for file in Path("baselines").rglob("*.json")] == [
         f"baselines/counts/sm90/{CASE.id}.json"
     ]
@@ -54,8 +49,8 @@ def test_counts_alone_are_accepted_from_one_launch_on_any_machine(repository: Pa
 
 def test_a_dry_run_is_accepted_by_its_own_target_and_never_for_its_times(repository: Path) -> None:
     measured("1", 5, **seen(dry=True))
-    assert invoke("accept").exit_code == 2
-    assert invoke("accept", "--counts").exit_code == 0
+    told("accept", status=2)
+    told("accept", "--counts")
     held = accepted(REVIEWED.counts.reviewed_file("dry-cpu", CASE.id))
     assert (held.target, held.launches) == ("dry-cpu", 5)
 
@@ -63,9 +58,7 @@ def test_a_dry_run_is_accepted_by_its_own_target_and_never_for_its_times(reposit
 def test_a_dry_run_of_another_rank_alone_is_never_accepted(repository: Path) -> None:
     run = launch(counts(), MORE)
     measured("1", 1, counts=run.counts[1:], observed=run.observed, dry=True)
-    result = invoke("accept", "--counts")
-    assert result.exit_code == 2
-    assert "no counted launch of a case" in result.output
+    assert "no counted launch of a case" in told("accept", "--counts", status=2)
 
 
 def test_a_dry_run_of_the_first_rank_alone_is_no_baseline_where_ranks_differ(repository: Path) -> None:
@@ -73,25 +66,21 @@ def test_a_dry_run_of_the_first_rank_alone_is_no_baseline_where_ranks_differ(rep
     alone = {**whole, "counts": whole["counts"][:1]}
     measured("1", 1, **whole)
     measured("2", 1, **alone)
-    result = invoke("accept", "--counts")
-    assert result.exit_code == 1, result.output
-    assert "some ranks only: run it again without --rank" in " ".join(result.output.split())
+    result = told("accept", "--counts", status=1)
+    assert "some ranks only: run it again without --rank" in " ".join(result.split())
     measured("3", 1, **whole)
-    assert invoke("accept", "--counts").exit_code == 0
+    told("accept", "--counts")
     measured("4", 1, **{**alone, "case": CASE})
-    assert invoke("accept", "--counts").exit_code == 0, "DDP's ranks do the same"
+    told("accept", "--counts")
 
 
 def test_a_rank_that_the_baseline_has_is_never_lost(repository: Path) -> None:
     whole = seen(counts(), MORE)
     measured("1", 1, **whole)
-    assert invoke("accept", "--counts").exit_code == 0
+    told("accept", "--counts")
     measured("2", 1, **{**whole, "counts": whole["counts"][:1]})
-    result = invoke("accept", "--counts", "--reason", "why not")
-    assert result.exit_code == 1, result.output
-    assert "rank 1 is not counted in the newest session, but in the baseline" in " ".join(
-        result.output.split()
-    )
+    result = told("accept", "--counts", "--reason", "why not", status=1)
+    assert "rank 1 is not counted in the newest session, but in the baseline" in " ".join(result.split())
     assert len(accepted().counts) == 2
 
 
@@ -102,26 +91,23 @@ def test_what_was_injected_failed_or_not_counted_is_never_accepted(
     repository: Path, changes: dict[str, Any]
 ) -> None:
     measured("1", 5, **changes)
-    result = invoke("accept", "--counts")
-    assert result.exit_code == 2
-    assert "no counted launch of a case matching '*' in .perfsuite/runs" in result.output
-    assert "Measure first, without --perf-no-counts" in result.output
+    result = told("accept", "--counts", status=2)
+    assert "no counted launch of a case matching '*' in .perfsuite/runs" in result
+    assert "Measure first, without --perf-no-counts" in result
 
 
 def test_times_that_were_not_counted_leave_the_counts_as_they_are(repository: Path) -> None:
     measured("1", 5, **seen())
-    assert invoke("accept").exit_code == 0
+    told("accept")
     before = FILE.read_text()
     measured("2", 5)
-    result = invoke("accept")
-    assert result.exit_code == 0, result.output
-    assert f"written: {FILE}" not in result.output
+    assert f"written: {FILE}" not in told("accept")
     assert FILE.read_text() == before
 
 
 def test_more_work_needs_a_reason_and_without_one_nothing_is_written(repository: Path) -> None:
     measured("1", 5, **seen())
-    assert invoke("accept").exit_code == 0
+    told("accept")
     before = {file: file.read_text() for file in Path("baselines").rglob("*.json")}
     measured("2", 5, tokens_per_s=60_000, **seen(MORE))
     for options in ([], ["--counts"]):
@@ -130,62 +116,58 @@ def test_more_work_needs_a_reason_and_without_one_nothing_is_written(repository:
         why = "all_gather of 2 ranks: 2 more calls a step in backward (+3.50 MiB)"
         assert f"a step does more ({why}): say why with --reason" in refused.stderr
         assert {file: file.read_text() for file in Path("baselines").rglob("*.json")} == before
-    assert invoke("accept", "--counts", "--reason", "gathers twice").exit_code == 0
+    told("accept", "--counts", "--reason", "gathers twice")
     assert accepted().counts == launch(MORE).counts
 
 
 def test_how_much_else_is_worse_is_said(repository: Path) -> None:
     measured("1", 1, **seen())
-    assert invoke("accept", "--counts").exit_code == 0
+    told("accept", "--counts")
     measured("2", 1, **seen(MORE.replace(host_reads={"forward": 99}, device_copies={"cpu to cuda": 1})))
     assert "2 counts more: say why with --reason" in invoke("accept", "--counts").stderr
 
 
 def test_less_work_and_another_split_need_none(repository: Path) -> None:
     measured("1", 1, **seen(MORE))
-    assert invoke("accept", "--counts").exit_code == 0
+    told("accept", "--counts")
     measured("2", 1, **seen())
-    assert invoke("accept", "--counts").exit_code == 0
+    told("accept", "--counts")
     measured("3", 1, **seen(counts(host_reads={"forward": 40})))
-    result = invoke("accept", "--counts")
-    assert result.exit_code == 0
-    assert "\n  host reads in forward: 1 -> 40, in optimizer: 39 -> 0 a step\n" in result.output
+    assert "\n  host reads in forward: 1 -> 40, in optimizer: 39 -> 0 a step\n" in told("accept", "--counts")
 
 
 def test_launches_of_other_versions_than_the_newest_are_left_out(repository: Path) -> None:
     old = launch(counts(host_reads={}), torch="2.12.0")
     measured("1", 2, counts=old.counts, observed=old.observed)
     measured("2", 3, **seen())
-    assert invoke("accept", "--counts", "--sessions", "2").exit_code == 0
+    told("accept", "--counts", "--sessions", "2")
     assert (accepted().launches, accepted().unsteady) == (3, ())
 
 
 def test_what_an_earlier_session_did_otherwise_makes_no_count_unsteady(repository: Path) -> None:
     measured("1", 5, **seen(MORE))
     measured("2", 5, **seen())
-    assert invoke("accept", "--sessions", "2", "--reason", "first").exit_code == 0
+    told("accept", "--sessions", "2", "--reason", "first")
     assert (accepted().launches, accepted().unsteady) == (5, ())
 
 
 def test_another_method_needs_a_reason(repository: Path) -> None:
     measured("1", 1, **seen(counts(method="dispatch-0")))
-    assert invoke("accept", "--counts").exit_code == 0
+    told("accept", "--counts")
     measured("2", 1, **seen())
-    refused = invoke("accept", "--counts")
-    assert refused.exit_code == 1
+    refused = told("accept", "--counts", status=1)
     said = "counted by the method 'dispatch-1', before by 'dispatch-0': not comparable"
-    assert f"{said}: say why with --reason" in refused.stderr
-    assert invoke("accept", "--counts", "--reason", "counts streams, too").exit_code == 0
+    assert f"{said}: say why with --reason" in refused
+    told("accept", "--counts", "--reason", "counts streams, too")
     assert accepted().method == "dispatch-1"
 
 
 def test_a_file_of_another_schema_refuses_its_own_case(repository: Path) -> None:
     measured("1", 1, **seen())
-    assert invoke("accept", "--counts").exit_code == 0
+    told("accept", "--counts")
     FILE.write_text(FILE.read_text().replace('"schema_version": 1', '"schema_version": 9'))
-    refused = invoke("accept", "--counts")
-    assert refused.exit_code == 1
-    assert f"not accepted: {CASE.id} counted on cpu: {FILE}: field schema_version" in refused.stderr
+    refused = told("accept", "--counts", status=1)
+    assert f"not accepted: {CASE.id} counted on cpu: {FILE}: field schema_version" in refused
 
 
 def test_list_and_show(repository: Path) -> None:
@@ -194,11 +176,10 @@ def test_list_and_show(repository: Path) -> None:
     listed = " ".join(invoke("list").output.split())
     assert "counts on case collectives FLOP kernels live tensors launches from accepted" in listed
     assert f"cpu {CASE.id} 10.5 MiB 1.76 GFLOP 855 12.3 MiB 1 2026-01-02 by Ada" in listed
-    shown = invoke("show", CASE.id)
-    assert shown.exit_code == 0, shown.output
-    assert f"{CASE.id} counted on cpu\n  file: {FILE}\n  accepted by Ada" in shown.output
-    assert "  of 1 launch; versions: torch 2.13.0, transformers 5.23.0\n" in shown.output
-    rows = [" ".join(line.split()) for line in shown.output.splitlines()]
+    shown = told("show", CASE.id)
+    assert f"{CASE.id} counted on cpu\n  file: {FILE}\n  accepted by Ada" in shown
+    assert "  of 1 launch; versions: torch 2.13.0, transformers 5.23.0\n" in shown
+    rows = [" ".join(line.split()) for line in shown.splitlines()]
     for row in (
         "rank 0",
         "collective group dtype phase calls bytes",
@@ -208,7 +189,7 @@ def test_list_and_show(repository: Path) -> None:
         assert row in rows
     assert any(row.startswith("recompute 335.5 MFLOP") for row in rows)
     assert any(row.startswith("peak, in ") and row.endswith(" 12.3 MiB") for row in rows)
-    assert "Copied" not in shown.output
+    assert "Copied" not in shown
 
 
 def test_what_is_unsteady_is_shown(repository: Path) -> None:
@@ -231,8 +212,7 @@ def test_diff_says_in_words_what_a_branch_changes(repository: Path) -> None:
     measured("1", 1, **seen())
     invoke("accept", "--counts")
     assert f"{CASE.id} counted on cpu\n  launches: new -> 1\n" in invoke("diff").output
-    subprocess.run(["git", "add", "baselines"], check=True)
-    subprocess.run(["git", "commit", "-qm", "counts"], check=True)
+    commit()
     assert "no baseline changed since HEAD" in invoke("diff").output
     newer = launch(MORE, torch="2.14.0")
     measured("2", 3, counts=newer.counts, observed=newer.observed)
@@ -250,8 +230,7 @@ def test_diff_says_in_words_what_a_branch_changes(repository: Path) -> None:
 def test_diff_says_where_only_the_launches_changed_and_where_methods_differ(repository: Path) -> None:
     measured("1", 1, **seen())
     invoke("accept", "--counts")
-    subprocess.run(["git", "add", "baselines"], check=True)
-    subprocess.run(["git", "commit", "-qm", "counts"], check=True)
+    commit()
     REVIEWED.counts.write_reviewed(accepted().replace(launches=2))
     assert "  launches: 1 -> 2\n  the counts are the same\n" in invoke("diff").output
     held = accepted()

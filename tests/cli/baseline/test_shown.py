@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ from perfsuite import documents
 from perfsuite.case.case import CaseFile
 from perfsuite.results.profile import ProfileBaseline, RankProfileFile
 from perfsuite.results.run_dir import RunDir
-from tests.cli.baseline.launches import CASE, MACHINE, REVIEWED, accepted, invoke, measured
+from tests.cli.baseline.launches import CASE, MACHINE, REVIEWED, accepted, commit, invoke, measured, told
 from tests.traces import EAGER, launch_profile, make_profile, unseen_profile
 from tests.twin_counts import launch
 
@@ -20,17 +19,15 @@ def test_accept_takes_the_profile_of_the_newest_session(repository: Path) -> Non
     documents.write(run_dir.case, CaseFile(case=CASE, device="cpu", profile=True))
     for rank in range(CASE.topology.world_size):
         documents.write(run_dir.profile(rank), RankProfileFile(profile=make_profile()))
-    result = invoke("accept")
-    assert result.exit_code == 0, result.output
+    result = told("accept")
     file = REVIEWED.profiles.reviewed_file(MACHINE.hardware_class, CASE.id)
-    assert f"written: {file}" in result.output
+    assert f"written: {file}" in result
     profile = documents.read(file, ProfileBaseline)
     assert profile.of_baseline == accepted().recorded_at
     shown = invoke("show", CASE.id).output
     assert "profile of ranks 0-1: 100.0 ms a step: compute 60.0, optimizer 10.0, all_gather exposed" in shown
     assert f"{CASE.id} profiled on {MACHINE.hardware_class}\n  profile: new" in invoke("diff").output
-    subprocess.run(["git", "add", "baselines"], check=True)
-    subprocess.run(["git", "commit", "-qm", "Baselines"], check=True)
+    commit()
     documents.write(file, profile.replace(profile=launch_profile(EAGER, EAGER)))
     assert "aten::bmm 0 -> 24 calls a step" in invoke("diff").output
     assert invoke("list").output.count(CASE.id) == 1, "it stands beside a baseline, and is none"
@@ -40,7 +37,7 @@ def test_accept_takes_the_profile_of_the_newest_session(repository: Path) -> Non
 
 def test_without_a_profile_a_baseline_has_none(repository: Path) -> None:
     measured("1", 5)
-    assert invoke("accept").exit_code == 0
+    told("accept")
     assert not REVIEWED.profiles.reviewed_file(MACHINE.hardware_class, CASE.id).exists()
     assert "profile" not in invoke("show", CASE.id).output
 
@@ -54,7 +51,5 @@ def test_counts_of_which_the_profile_says_that_they_lack_work_are_not_accepted(
     documents.write(run_dir.case, CaseFile(case=CASE, device="cpu", profile=True))
     for rank in range(CASE.topology.world_size):
         documents.write(run_dir.profile(rank), RankProfileFile(profile=unseen_profile(share)))
-    result = invoke("accept")
-    assert result.exit_code == 0, result.output
-    assert ("counts are left out: by the profile, 90% of" in result.output) is not bool(files)
+    assert ("counts are left out: by the profile, 90% of" in told("accept")) is not bool(files)
     assert len(list(Path("baselines/counts").rglob("*.json"))) == files

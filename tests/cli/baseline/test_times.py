@@ -8,7 +8,7 @@ import pytest
 from perfsuite.results.baseline import from_runs
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Health
-from tests.cli.baseline.launches import CASE, MACHINE, accepted, invoke, keep, measured
+from tests.cli.baseline.launches import CASE, MACHINE, accepted, invoke, keep, measured, told
 from tests.packages import Packages
 from tests.samples import make_figures, make_run, write_session
 
@@ -25,11 +25,10 @@ def test_injected_and_failed_runs_are_never_accepted(
 ) -> None:
     measured("1", 5, **changes)
     measured("2", 4)
-    result = invoke("accept", "--sessions", "2")
-    assert result.exit_code == 1
-    assert "4 healthy launches, a baseline needs 5" in result.output
-    assert why in result.output
-    assert "--perf-min-launches=5" in result.output
+    result = told("accept", "--sessions", "2", status=1)
+    assert "4 healthy launches, a baseline needs 5" in result
+    assert why in result
+    assert "--perf-min-launches=5" in result
     assert not Path("baselines").exists()
 
 
@@ -38,15 +37,13 @@ SET_ASIDE = "set aside by their session, or not judged"
 
 def test_another_machine_is_accepted_by_its_own_option_and_by_no_reason(repository: Path) -> None:
     measured("1", 5, figures=make_figures(probe_s_p50=0.002))
-    assert invoke("accept").exit_code == 0
+    told("accept")
     measured("2", 5, figures=make_figures(probe_s_p50=0.02), against=accepted())
-    result = invoke("accept", "--reason", "new machines")
-    assert result.exit_code == 1
-    assert f"0 healthy launches, a baseline needs 5 (left out: 5 {SET_ASIDE})" in result.output
-    assert "say so with --another-machine" in result.output
+    result = told("accept", "--reason", "new machines", status=1)
+    assert f"0 healthy launches, a baseline needs 5 (left out: 5 {SET_ASIDE})" in result
+    assert "say so with --another-machine" in result
     assert accepted().median("probe_s_p50") == 0.002
-    given = invoke("accept", "--another-machine")
-    assert given.exit_code == 0, given.output
+    told("accept", "--another-machine")
     assert accepted().median("probe_s_p50") == 0.02
 
 
@@ -56,9 +53,7 @@ def test_launches_that_their_session_set_aside_are_left_out_and_counted(reposito
     as_before, slow = (make_figures(probe_s_p50=each) for each in (0.002, 0.02))
     usual = make_run(case=CASE, machine=MACHINE, figures=as_before)
     keep("2", [usual] * 5 + [usual.replace(figures=slow)] * 3, local)
-    result = invoke("accept", "--reason", "the first baseline")
-    assert result.exit_code == 0, result.output
-    assert f"left out: 3 {SET_ASIDE}" in result.output
+    assert f"left out: 3 {SET_ASIDE}" in told("accept", "--reason", "the first baseline")
     assert {launch.figures.probe_s_p50 for launch in accepted().launches} == {0.002}
 
 
@@ -68,9 +63,8 @@ def test_another_machine_is_one_machine(repository: Path) -> None:
         make_run(case=CASE, machine=MACHINE, figures=make_figures(probe_s_p50=each)) for each in (0.002, 0.02)
     )
     keep("1", [usual] * 4 + [slow] * 3, from_runs([usual] * 3))
-    result = invoke("accept", "--another-machine")
-    assert result.exit_code == 1
-    assert "3 healthy launches, a baseline needs 5 (left out: 4 unhealthy)" in result.output
+    result = told("accept", "--another-machine", status=1)
+    assert "3 healthy launches, a baseline needs 5 (left out: 4 unhealthy)" in result
 
 
 @pytest.mark.parametrize("options", [(), ("--reason", "I insist"), ("--another-machine",)])
@@ -78,9 +72,7 @@ def test_a_disturbed_machine_is_no_baseline_whatever_the_reason(
     repository: Path, options: tuple[str, ...]
 ) -> None:
     measured("1", 5, health=Health(samples=40, seconds=10, steps=25, foreign_cpu=0.6))
-    result = invoke("accept", *options)
-    assert result.exit_code == 1
-    assert "0 healthy launches, a baseline needs 5 (left out: 5 " in result.output
+    assert "0 healthy launches, a baseline needs 5 (left out: 5 " in told("accept", *options, status=1)
 
 
 def test_launches_that_their_session_did_not_judge_are_never_accepted(repository: Path) -> None:
@@ -114,27 +106,26 @@ def test_healthy_launches_beside_one_that_failed_were_not_judged(repository: Pat
 def test_stalls_and_another_loss_need_a_reason(repository: Path, changes: dict[str, Any], said: str) -> None:
     figures = make_figures(tokens_per_s_mean=49_000)
     measured("1", 5, figures=figures)
-    assert invoke("accept").exit_code == 0
+    told("accept")
     measured("2", 5, **{"figures": figures, **changes})
-    refused = invoke("accept")
-    assert refused.exit_code == 1
-    assert said in refused.output
-    assert "say why with --reason" in refused.output
-    assert invoke("accept", "--reason", "a smaller batch").exit_code == 0
+    refused = told("accept", status=1)
+    assert said in refused
+    assert "say why with --reason" in refused
+    told("accept", "--reason", "a smaller batch")
 
 
 def test_several_sessions_are_pooled_on_request(repository: Path) -> None:
     measured("1", 5)
     measured("2", 4)
-    assert invoke("accept").exit_code == 1
-    assert invoke("accept", "--sessions", "2").exit_code == 0
+    told("accept", status=1)
+    told("accept", "--sessions", "2")
     assert [launch.session for launch in accepted().launches] == ["1"] * 5 + ["2"] * 4
 
 
 def test_one_session_is_named_too(repository: Path) -> None:
     measured("1", 5)
     measured("2", 5)
-    assert invoke("accept").exit_code == 0
+    told("accept")
     assert {launch.session for launch in accepted().launches} == {"2"}
 
 
@@ -142,21 +133,19 @@ def test_a_launch_that_is_left_out_moves_no_other_to_its_session(repository: Pat
     measured("1", 3)
     measured("2", 2, inject="leak=20%")
     measured("3", 3)
-    assert invoke("accept", "--sessions", "3").exit_code == 0
+    told("accept", "--sessions", "3")
     assert [launch.session for launch in accepted().launches] == ["1"] * 3 + ["3"] * 3
 
 
 def test_slower_needs_a_reason(repository: Path) -> None:
     measured("1", 5)
-    assert invoke("accept").exit_code == 0
+    told("accept")
     measured("2", 5, tokens_per_s=40_000)
-    refused = invoke("accept")
-    assert refused.exit_code == 1
-    assert "tokens/s gets worse (50,150 -> 40,120): say why with --reason" in refused.output
-    assert "(-20.0%)" in refused.output
+    refused = told("accept", status=1)
+    assert "tokens/s gets worse (50,150 -> 40,120): say why with --reason" in refused
+    assert "(-20.0%)" in refused
     assert accepted().median("tokens_per_s") == pytest.approx(50_150)
-    given = invoke("accept", "--reason", "torch 2.13 fixed a race")
-    assert given.exit_code == 0, given.output
+    told("accept", "--reason", "torch 2.13 fixed a race")
     held = accepted()
     assert held.median("tokens_per_s") == pytest.approx(40_120)
     assert held.accepted is not None
@@ -183,7 +172,7 @@ def test_no_memory_at_all_is_a_measured_value(
     repository: Path, before: float | None, now: float | None, said: str | None
 ) -> None:
     with_memory("1", before)
-    assert invoke("accept").exit_code == 0
+    told("accept")
     with_memory("2", now)
     result = invoke("accept")
     assert result.exit_code == (0 if said is None else 1)
@@ -192,27 +181,25 @@ def test_no_memory_at_all_is_a_measured_value(
 
 def test_faster_needs_none(repository: Path) -> None:
     measured("1", 5)
-    assert invoke("accept").exit_code == 0
+    told("accept")
     measured("2", 5, tokens_per_s=60_000)
-    assert invoke("accept").exit_code == 0
+    told("accept")
     assert accepted().median("tokens_per_s") == pytest.approx(60_180)
 
 
 def test_launches_that_ran_otherwise_are_left_out_and_what_differs_is_named(repository: Path) -> None:
     measured("1", 5, observed=Observed(settings={"attention": "eager"}, environment={}))
     measured("2", 4, observed=Observed(settings={"attention": "sdpa"}, environment={}))
-    result = invoke("accept", "--sessions", "2")
-    assert result.exit_code == 1
-    assert "5 unlike the newest (observed attention is 'eager', the newest's 'sdpa')" in result.output
+    result = told("accept", "--sessions", "2", status=1)
+    assert "5 unlike the newest (observed attention is 'eager', the newest's 'sdpa')" in result
 
 
 def test_sessions_across_an_update_are_one_baseline_that_says_so(repository: Path) -> None:
     measured("1", 3, observed=Observed(settings={}, environment={"torch": "2.12.0", "nccl": "2.28"}))
     measured("2", 3, observed=Observed(settings={}, environment={"torch": "2.13.0", "nccl": "2.28"}))
-    result = invoke("accept", "--sessions", "2")
-    assert result.exit_code == 0, result.output
+    result = told("accept", "--sessions", "2")
     changed = "  changed from the older of these launches to the newest: torch: 2.12.0 -> 2.13.0\n"
-    assert result.output.count(changed) == 1
+    assert result.count(changed) == 1
     observed = accepted().observed
     assert observed is not None
     assert observed.environment["torch"] == "2.13.0"
@@ -234,9 +221,7 @@ def test_metrics_of_other_packages_are_shown_and_a_worse_one_needs_a_reason(
     assert "weights: new -> 1.86 GiB" in invoke("accept").output
     assert "weights: 1.86 GiB, 1.86 GiB, " in invoke("show", "*").output
     measured("2", 5, figures=make_figures(extra={"weights": 4e9}))
-    result = invoke("accept")
-    assert result.exit_code == 1
-    assert "weights gets worse (1.86 GiB -> 3.73 GiB): say why with --reason" in result.output
+    assert "weights gets worse (1.86 GiB -> 3.73 GiB): say why with --reason" in told("accept", status=1)
     packages.uninstall("extra-weights")
     assert "weights (its package is not installed): 2,000,000,000.0, " in invoke("show", "*").output
-    assert invoke("accept").exit_code == 0
+    told("accept")

@@ -8,9 +8,9 @@ import pytest
 from perfsuite import DDP, Case
 from perfsuite.case.fault import Structural
 from perfsuite.case.hardware import Machine
+from perfsuite.cli import selftest_counts
 from perfsuite.cli.checks import Row, worst
-from perfsuite.cli.selftest import structure
-from perfsuite.cli.selftest.structure import Base, bases, inject_structural
+from perfsuite.cli.selftest_counts import Base, bases, inject_structural
 from perfsuite.measure import Launching
 from perfsuite.node.machine import detect
 from perfsuite.results.counts import Counts, RankCounts
@@ -31,8 +31,8 @@ def told(monkeypatch: pytest.MonkeyPatch, tried: Base, runs: dict[str | None, Ru
     def launch_once(case: Case, machine: Machine, directory: Path, how: Launching) -> Run:
         return runs[how.inject]
 
-    monkeypatch.setattr(structure, "launch_once", launch_once)
-    monkeypatch.setattr(structure, "bases", lambda machine, directory: (tried,))
+    monkeypatch.setattr(selftest_counts, "launch_once", launch_once)
+    monkeypatch.setattr(selftest_counts, "bases", lambda machine, directory: (tried,))
     return list(inject_structural(detect()))
 
 
@@ -102,7 +102,7 @@ def test_a_fault_is_found_in_real_launches(monkeypatch: pytest.MonkeyPatch) -> N
         replicated = every(machine, directory)[0]
         return (Base(case=replicated.case, faults={"checkpointing-lost-in-one-block": "FLOPs in recompute"}),)
 
-    monkeypatch.setattr(structure, "bases", first)
+    monkeypatch.setattr(selftest_counts, "bases", first)
     assert [(row.status, row.found) for row in inject_structural(detect())] == [
         ("pass", "recompute: 79.7 -> 59.8 MFLOP"),
         ("pass", "the counts are the same"),

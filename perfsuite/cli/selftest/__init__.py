@@ -1,1 +1,0 @@
-"""`perfsuite selftest`: does the gate catch every fault?"""
