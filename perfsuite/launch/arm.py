@@ -21,9 +21,10 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from perfsuite import __version__
 from perfsuite.errors import CaseError, GitError, PackageError
@@ -39,7 +40,6 @@ WORDS = (
     "between them"
 )
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_ASK = "import perfsuite; print(perfsuite.__version__)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +72,9 @@ class Arm:
         """Environment variables that win over those of this process, of the case and of perfsuite."""
         if not self.paths:
             return dict(self.given)
-        others = self.given.get("PYTHONPATH")
-        if others is None and not self.lock:  # what is there would stand before what the lock file names
-            others = os.environ.get("PYTHONPATH")
-        found = {**self.given, "PYTHONPATH": os.pathsep.join([*self.paths, *([others] if others else [])])}
+        # With a lock file, what is on the path here would stand before what it names.
+        others = self.given.get("PYTHONPATH", None if self.lock else os.environ.get("PYTHONPATH"))
+        found = {**self.given, "PYTHONPATH": os.pathsep.join(filter(None, [*self.paths, others]))}
         return found if self.moved is None else {**found, MOVED: os.pathsep.join(self.moved)}
 
     @property
@@ -127,18 +126,41 @@ def resolve(option: str, text: str, *, root: Path, store: Path) -> Arm:
     `option` is what the user gave the words to, for messages. `root` lies in the repository whose commits are
     meant. Raises `CaseError` for words that are no arm, and `GitError` where no worktree can be made.
     """
-    text, variables, pythons, commits = _sorted(option, text)
+    try:
+        words = shlex.split(text)
+    except ValueError as error:  # the text may hold a secret
+        raise CaseError(f"{option}: {error}; {WORDS}") from None
+    if not words:
+        raise CaseError(f"{option} is empty: {WORDS}")
+    shown = [_without_secret(word) for word in words]
+    text = text if shown == words else shlex.join(shown)
+    try:
+        return _resolved(words, replace(here(root), text=text), root, store)
+    except CaseError as error:
+        raise CaseError(f"{option} {text!r}: {error}") from None
+
+
+def _without_secret(word: str) -> str:
+    match = _VARIABLE.fullmatch(word)
+    return f"{match[1]}=..." if match and SECRET.search(match[1]) else word
+
+
+def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path) -> Arm:
+    """The arm that these words make of this environment's. The errors of this and of what follows do not name
+    the words."""
+    given = {match[1]: match[2] for word in words if (match := _VARIABLE.fullmatch(word))}
+    pythons, commits = _environments(itertools.filterfalse(_VARIABLE.fullmatch, words))
     python = os.path.abspath(pythons[0]) if pythons else sys.executable  # a venv's link stays a link
-    arm = replace(here(root), text=text, python=python, given=variables)
+    arm = replace(arm, python=python, given=given)
     if commits:
         name, colon, lock = commits[0].partition(":")
         if colon and not lock:
-            raise CaseError(f"{option} {text!r}: name the lock file after the colon, or leave the colon out")
-        commit = _commit(option, text, name, root)
+            raise CaseError("name the lock file after the colon, or leave the colon out")
+        commit = _commit(name, root)
         worktree = _worktree(commit, root, store)
         if lock and pythons:
-            raise CaseError(f"{option} {text!r}: give an interpreter or a lock file, not both")
-        python = _locked(option, text, worktree / lock, commit, store) if lock else python
+            raise CaseError("give an interpreter or a lock file, not both")
+        python = _locked(worktree / lock, commit, store) if lock else python
         top = Path(git("rev-parse", "--show-toplevel", cwd=root).strip())
         arm = replace(
             arm,
@@ -146,47 +168,37 @@ def resolve(option: str, text: str, *, root: Path, store: Path) -> Arm:
             lock=lock,
             paths=_import_paths(python, top, worktree),
             moved=(str(top), str(worktree)),
-            directory=_place(option, text, worktree, top),
+            directory=_place(worktree, top),
             commit=commit,
             dirty=False,
         )
-    return arm if not pythons and not commits else _asked(option, arm)
+    return replace(arm, perfsuite=_version(arm)) if pythons or commits else arm
 
 
-def _sorted(option: str, text: str) -> tuple[str, dict[str, str], list[str], list[str]]:
-    """The text without secrets, and the variables, interpreters and commits among its words: at most one of
-    each of the latter two."""
-    try:
-        words = shlex.split(text)
-    except ValueError as error:  # the text may hold a secret
-        raise CaseError(f"{option}: {error}; {WORDS}") from None
-    if not words:
-        raise CaseError(f"{option} is empty: {WORDS}")
-    variables = {match[1]: match[2] for word in words if (match := _VARIABLE.fullmatch(word))}
-    text = _without_secrets(text, words)
+def _environments(words: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The interpreters and the commits among words: at most one of each."""
     pythons, commits = [], []
-    for word in itertools.filterfalse(_VARIABLE.fullmatch, words):
+    for word in words:
         if "/" in word and (path := Path(word).expanduser()).is_file():
             pythons.append(str(path))
         elif word.startswith(("/", "./", "../", "~")):
-            raise CaseError(f"{option} {text!r}: there is no interpreter {word}; {WORDS}")
+            raise CaseError(f"there is no interpreter {word}; {WORDS}")
         elif word.startswith("-"):
-            raise CaseError(f"{option} {text!r}: {word!r} is an option; {WORDS}")
+            raise CaseError(f"{word!r} is an option; {WORDS}")
         elif word != ".":
             commits.append(word)
     for what, found in (("interpreters", pythons), ("commits", commits)):
         if len(found) > 1:
-            both = " and ".join(found[:2])
-            raise CaseError(f"{option} {text!r} names two {what}, {both}: give one of them")
-    return text, variables, pythons, commits
+            raise CaseError(f"it names two {what}, {' and '.join(found[:2])}: give one of them")
+    return pythons, commits
 
 
-def _commit(option: str, text: str, name: str, root: Path) -> str:
+def _commit(name: str, root: Path) -> str:
     """The hash of a commit. Raises `CaseError` for what is none."""
     try:
         return git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}", cwd=root).strip()
     except GitError as error:
-        raise CaseError(f"{option} {text!r}: {name!r} is no commit of {root} ({error}); {WORDS}") from None
+        raise CaseError(f"{name!r} is no commit of {root} ({error}); {WORDS}") from None
 
 
 def _worktree(commit: str, root: Path, store: Path) -> Path:
@@ -202,14 +214,14 @@ def _worktree(commit: str, root: Path, store: Path) -> Path:
     return directory
 
 
-def _locked(option: str, text: str, lock: Path, commit: str, store: Path) -> str:
+def _locked(lock: Path, commit: str, store: Path) -> str:
     """The interpreter of the environment that a file of a worktree names."""
     if not lock.is_file():
-        raise CaseError(f"{option} {text!r}: that commit has no such file; name it from the top on")
+        raise CaseError("that commit has no such file; name it from the top on")
     try:
         return environment(lock, commit, store)
     except PackageError as error:
-        raise CaseError(f"{option} {text!r}: {error}") from None
+        raise CaseError(str(error)) from None
 
 
 def _import_paths(python: str, top: Path, worktree: Path) -> tuple[str, ...]:
@@ -218,14 +230,8 @@ def _import_paths(python: str, top: Path, worktree: Path) -> tuple[str, ...]:
     An interpreter whose editable installs lie in the repository has their directories on its path.
     """
     said = ""
-    with contextlib.suppress(OSError):  # `_asked` tells of an interpreter that cannot be run
-        said = subprocess.run(
-            [python, "-c", "import sys; print(sys.prefix, *sys.path, sep='\\n')"],
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        ).stdout
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # `_version` tells of it
+        said = _ask(python, "import sys; print(sys.prefix, *sys.path, sep='\\n')").stdout
     prefix, *paths = [Path(line) for line in said.splitlines() if line] or [top]
     is_inside = prefix.is_relative_to(top)  # else the repository may lie below it, as /usr/src below /usr
     ours = [
@@ -235,47 +241,39 @@ def _import_paths(python: str, top: Path, worktree: Path) -> tuple[str, ...]:
     return tuple(str(worktree / each) for each in below)
 
 
-def _without_secrets(text: str, words: Sequence[str]) -> str:
-    """The text of an arm as it may be shown; `words` are its words."""
-    shown = [_without_secret(word) for word in words]
-    return text if shown == words else shlex.join(shown)
-
-
-def _without_secret(word: str) -> str:
-    match = _VARIABLE.fullmatch(word)
-    return f"{match[1]}=..." if match and SECRET.search(match[1]) else word
-
-
-def _place(option: str, text: str, worktree: Path, top: Path) -> Path:
+def _place(worktree: Path, top: Path) -> Path:
     """The directory of the worktree that is to the commit what this one is to the repository."""
     here = Path.cwd()
     below = here.relative_to(top) if here.is_relative_to(top) else Path()
     if not (worktree / below).is_dir():
-        raise CaseError(f"{option} {text!r}: that commit has no directory {below}: start at the top, {top}")
+        raise CaseError(f"that commit has no directory {below}: start at the top, {top}")
     return worktree / below
 
 
-def _asked(option: str, arm: Arm) -> Arm:
-    """The arm with the perfsuite that it has. Raises `CaseError` where it has none."""
+def _version(arm: Arm) -> str:
+    """The version of the perfsuite that an arm has. Raises `CaseError` where it has none."""
     try:
-        done = subprocess.run(
-            [arm.python, "-c", _ASK],
-            cwd=arm.directory,
-            env={**os.environ, **arm.variables},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=ANSWER_S,
-            check=False,
-        )
-        said = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
+        code = "import perfsuite; print(perfsuite.__version__)"
+        done = _ask(arm.python, code, cwd=arm.directory, env={**os.environ, **arm.variables})
         if done.returncode == 0 and done.stdout.strip():
-            return replace(arm, perfsuite=done.stdout.split()[-1])
+            return done.stdout.split()[-1]
+        said = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
     except subprocess.TimeoutExpired:
         said = f"no answer in {ANSWER_S} s"
     except OSError as error:
         said = str(error.strerror)
-    way_out = f"Install it there: {arm.python} -m pip install perfsuite=={__version__}"
-    if arm.lock:
-        way_out = f"Name it in {arm.lock}"
-    raise CaseError(f"{option} {arm.text!r}: {arm.python} cannot import perfsuite ({said}). {way_out}")
+    install = f"Install it there: {arm.python} -m pip install perfsuite=={__version__}"
+    way_out = f"Name it in {arm.lock}" if arm.lock else install
+    raise CaseError(f"{arm.python} cannot import perfsuite ({said}). {way_out}")
+
+
+def _ask(python: str, code: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [python, "-c", code],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=ANSWER_S,
+        check=False,
+        **settings,
+    )

@@ -83,9 +83,7 @@ def _watch(job: Job, process: subprocess.Popen[bytes], on_progress: OnProgress) 
     began = listed_at = time.monotonic()
     steps = tokens = reports = 0
     hang = HangDetector()
-    while True:
-        if wait_for(process, POLL_S):
-            return None
+    while not wait_for(process, POLL_S):
         with contextlib.suppress(OSError, ValueError):
             steps, tokens = map(int, run_dir.progress.read_text().split())
         on_progress(steps, tokens)
@@ -93,14 +91,15 @@ def _watch(job: Job, process: subprocess.Popen[bytes], on_progress: OnProgress) 
         if now - listed_at > REPORTS_S:
             listed_at, reports = now, len(run_dir.all_ranks()) + len(run_dir.all_profiles())
         quiet_s = hang.quiet_s(now, is_training=tokens > 0, steps=steps, reports=reports)
-        why = None
         if now - began > case.timeout_s:
             why = f"{case.timeout_s:g} s (the case's timeout_s)"
         elif quiet_s is not None:
             why = f"{quiet_s:.0f} s without a step ({hang.allowed_s:.0f} s are let pass here)"
-        if why is not None:
-            far = f"when rank 0 had finished at least {steps} of {case.total_steps} steps"
-            return Failure(kind="timeout", message=f"killed after {why}, {far}", at=time.time())
+        else:
+            continue
+        far = f"when rank 0 had finished at least {steps} of {case.total_steps} steps"
+        return Failure(kind="timeout", message=f"killed after {why}, {far}", at=time.time())
+    return None
 
 
 def prepare(run_dir: RunDir) -> None:
@@ -128,7 +127,10 @@ def environment(job: Job) -> dict[str, str]:
         chosen[JOB_VARIABLES] = " ".join(job.variables)
     if job.machine.device == "cpu":
         return chosen
-    return {**_flight_recorder(job.run_dir), **_on_gpu(job), **chosen}
+    # GPUs are numbered as NVML does, and NCCL's own monitor must not end a job before this module does.
+    later_s = max(NCCL_HEARTBEAT_S, math.ceil(job.case.timeout_s) + NCCL_AFTER_S)
+    ours = {"CUDA_DEVICE_ORDER": CUDA_ORDER, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(later_s)}
+    return {**_flight_recorder(job.run_dir), **ours, **chosen}
 
 
 def usual(case: Case, device: str) -> dict[str, str]:
@@ -137,12 +139,6 @@ def usual(case: Case, device: str) -> dict[str, str]:
     ours = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     no_gpu = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
     return {**inherited, **ours, **no_gpu, **framework_of(case).plan(case).environment}
-
-
-def _on_gpu(job: Job) -> dict[str, str]:
-    """Number GPUs as NVML does, and keep NCCL's own monitor from ending a job before this module does."""
-    later_s = max(NCCL_HEARTBEAT_S, math.ceil(job.case.timeout_s) + NCCL_AFTER_S)
-    return {"CUDA_DEVICE_ORDER": CUDA_ORDER, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(later_s)}
 
 
 def _flight_recorder(run_dir: RunDir) -> dict[str, str]:

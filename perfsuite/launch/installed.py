@@ -73,21 +73,19 @@ def _key(lock: Path, commit: str) -> str:
     text = lock.read_text(errors="backslashreplace")
     project = lock.with_name("pyproject.toml")
     beside = project.read_text() if lock.name == UV_LOCK and project.exists() else ""
-    is_of_commit = _LOCAL_SOURCE.search(text) is not None if lock.name == UV_LOCK else _names_files(text)
+    is_of_commit = _LOCAL_SOURCE.search(text) if lock.name == UV_LOCK else _names_files(text)
     of = commit if is_of_commit else None
     return documents.digest([lock.name, text, beside, of, platform.python_version()])
 
 
 def _names_files(requirements: str) -> bool:
     """Whether requirements name other files, as `-r more.txt` does: these may differ by the commit."""
-    for line in requirements.splitlines():
-        word = line.partition("#")[0].strip()
-        if word.startswith(NO_FILES):
-            continue
-        is_path = word == "." or "file:" in word or ("/" in word and "://" not in word)
-        if word.startswith("-") or is_path:
-            return True
-    return False
+    words = (line.partition("#")[0].strip() for line in requirements.splitlines())
+    return any(
+        word == "." or word.startswith("-") or "file:" in word or ("/" in word and "://" not in word)
+        for word in words
+        if not word.startswith(NO_FILES)
+    )
 
 
 def _make(lock: Path, directory: Path, python: Path, uv: str | None) -> None:

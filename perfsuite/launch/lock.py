@@ -120,20 +120,17 @@ def machine_lock(say: Callable[[str], None]) -> Iterator[None]:
 
 def _open(file: Path) -> int:
     """Open a file that every user may open. In a protected /tmp, O_CREAT fails on another user's file."""
+    flags = os.O_RDWR | os.O_NOFOLLOW
+    before = os.umask(0)
     try:
-        try:
-            return os.open(file, os.O_RDWR | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            before = os.umask(0)
-            try:
-                return os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT, 0o666)
-            finally:
-                os.umask(before)
+        return os.open(file, flags if file.exists() else flags | os.O_CREAT, 0o666)
     except OSError as error:
         raise FileError(
             f"cannot open {file}, by which sessions on this machine queue: {error.strerror}. "
             f"Make it writable, or name another file in {LOCK_FILE}"
         ) from None
+    finally:
+        os.umask(before)
 
 
 def _locked(descriptor: int) -> bool:
@@ -152,13 +149,12 @@ def _holder(descriptor: int) -> str:
 
 
 def _ourselves() -> Holder:
-    program, *arguments = sys.argv
-    path = Path(program)
+    path = Path(sys.argv[0])
     name = path.parent.name if path.name == "__main__.py" else path.name
     return Holder(
         pid=os.getpid(),
         user=psutil.Process().username(),
-        command=_SECRET.sub(r"\1...", shlex.join([name, *arguments]))[:500],
+        command=_SECRET.sub(r"\1...", shlex.join([name, *sys.argv[1:]]))[:500],
         directory=os.getcwd()[:500],
         since=datetime.now().isoformat(sep=" ", timespec="seconds"),
     )

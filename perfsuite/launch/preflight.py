@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 from perfsuite import documents
 from perfsuite.analysis.bad_nodes import judged
@@ -19,6 +20,7 @@ from perfsuite.analysis.cause import first_cause, is_peer
 from perfsuite.analysis.figures import lowest_device_probe
 from perfsuite.case.case import Case, CaseFile, Topology
 from perfsuite.case.hardware import Machine
+from perfsuite.documents import Document
 from perfsuite.errors import FileError
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.launch.base import Job, Launcher
@@ -27,6 +29,7 @@ from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import LaunchFile
 from perfsuite.results.run_dir import RunDir
 
+D = TypeVar("D", bound=Document)
 TIMEOUT_S = 300.0
 """Seconds after which a preflight is ended: importing torch from a shared file system takes long."""
 
@@ -45,16 +48,15 @@ def preflight(
     started_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
     ended = launcher.launch(Job(run_dir=run_dir, case=case, machine=machine))
     found, failure = _nodes(run_dir, case, names, ended)
-    return judged(
-        Preflight(
-            started_at=started_at,
-            duration_s=round(time.monotonic() - began, 3),
-            machine=machine,
-            nodes=tuple(found),
-            failure=failure,
-            directory=str(directory),
-        )
+    seen = Preflight(
+        started_at=started_at,
+        duration_s=round(time.monotonic() - began, 3),
+        machine=machine,
+        nodes=tuple(found),
+        failure=failure,
+        directory=str(directory),
     )
+    return judged(seen)
 
 
 def _case(machine: Machine, nodes: int) -> Case:
@@ -75,73 +77,51 @@ def _nodes(
     run_dir: RunDir, case: Case, names: Sequence[str], ended: Failure | None
 ) -> tuple[list[NodePreflight], str | None]:
     """What each node left, and a failure that is no node's fault. `ended` is what the launcher says."""
-    count = case.topology.nodes
+    count, per_node = case.topology.nodes, case.topology.processes_per_node
     try:
-        agents, reports = _written(run_dir, case)
+        agents = _written(map(run_dir.launch, range(count)), LaunchFile)
+        reports = _written(map(run_dir.rank, range(case.topology.world_size)), RankReport)
     except FileError as error:
         agents, reports, ended = {}, {}, Failure(kind="missing_report", message=str(error))
     names = names or [agents[node].host if node in agents else f"node {node}" for node in range(count)]
-    cause = _cause(run_dir, case, agents, reports, ended)
+    by_ranks = {rank: report.failure for rank, report in reports.items() if report.failure is not None}
+    cause = first_cause(
+        reports, [each for agent in agents.values() for each in agent.failures], run_dir, case
+    )
+    if cause is not None and ended is not None and (cause not in by_ranks.values() or is_peer(cause)):
+        cause = ended  # ranks that are killed report secondary errors
     why = None if cause is None else f"{cause.kind} in the preflight: {cause.message} (see {run_dir.path})"
-    own = {rank for rank, each in reports.items() if each.failure is not None and not is_peer(each.failure)}
-    failed_alike = all(own & set(_ranks(node, case)) for node in range(count))  # then it is the software
+    failed_nodes = {rank // per_node for rank, failure in by_ranks.items() if not is_peer(failure)}
+    failed_alike = len(failed_nodes) == count  # then it is the software
     bad = [] if cause is None or failed_alike else _to_blame(cause, run_dir, case, names)
-    nodes = [
-        NodePreflight(
-            name=name,
-            rates=_rates([reports[rank] for rank in _ranks(node, case) if rank in reports], case),
-            health=agents[node].health if node in agents else None,
-            problems=(why,) if why is not None and node in bad else (),
+    nodes = []
+    for node, name in enumerate(names):
+        probed = [report for rank, report in reports.items() if rank // per_node == node]
+        nodes.append(
+            NodePreflight(
+                name=name,
+                rates=lowest_device_probe(probed) if len(probed) == per_node else {},
+                health=agents[node].health if node in agents else None,
+                problems=(why,) if why is not None and node in bad else (),
+            )
         )
-        for node, name in enumerate(names)
-    ]
     return nodes, None if bad else why
 
 
-def _written(run_dir: RunDir, case: Case) -> tuple[dict[int, LaunchFile], dict[int, RankReport]]:
-    """Read what agents and ranks have written, by their numbers. Raises `FileError` for a bad file."""
-    agents = {node: run_dir.launch(node) for node in range(case.topology.nodes)}
-    ranks = {rank: run_dir.rank(rank) for rank in range(case.topology.world_size)}
-    return (
-        {node: documents.read(file, LaunchFile) for node, file in agents.items() if file.exists()},
-        {rank: documents.read(file, RankReport) for rank, file in ranks.items() if file.exists()},
-    )
-
-
-def _rates(reports: list[RankReport], case: Case) -> dict[str, float]:
-    """The rates of a node's slowest rank; empty if a rank did not report."""
-    return lowest_device_probe(reports) if len(reports) == case.topology.processes_per_node else {}
-
-
-def _ranks(node: int, case: Case) -> range:
-    per_node = case.topology.processes_per_node
-    return range(node * per_node, (node + 1) * per_node)
-
-
-def _cause(
-    run_dir: RunDir,
-    case: Case,
-    agents: dict[int, LaunchFile],
-    reports: dict[int, RankReport],
-    ended: Failure | None,
-) -> Failure | None:
-    """Why the preflight failed; None if every rank has probed."""
-    by_agents = [failure for agent in agents.values() for failure in agent.failures]
-    cause = first_cause(reports, by_agents, run_dir, case)
-    by_ranks = [report.failure for report in reports.values() if report.failure is not None]
-    if cause is not None and ended is not None and (cause not in by_ranks or is_peer(cause)):
-        return ended  # ranks that are killed report secondary errors
-    return cause
+def _written(files: Iterable[Path], kind: type[D]) -> dict[int, D]:
+    """Read those of numbered files that are there. Raises `FileError` for a bad one."""
+    return {number: documents.read(file, kind) for number, file in enumerate(files) if file.exists()}
 
 
 def _to_blame(cause: Failure, run_dir: RunDir, case: Case, names: Sequence[str]) -> list[int]:
     """The nodes that a failure speaks of: none where nothing tells one from the others."""
-    nodes = range(len(names))
+    nodes, per_node = range(len(names)), case.topology.processes_per_node
     if cause.rank is not None and cause.kind != "missing_report":
-        return [cause.rank // case.topology.processes_per_node]
+        return [cause.rank // per_node]
+    silent = [rank for rank in range(case.topology.world_size) if not run_dir.rank(rank).exists()]
     signs = (
         [node for node in nodes if re.search(rf"\b{re.escape(names[node])}\b", cause.message)],
         [node for node in nodes if not run_dir.launch(node).exists()],
-        [node for node in nodes if not all(run_dir.rank(rank).exists() for rank in _ranks(node, case))],
+        sorted({rank // per_node for rank in silent}),
     )
     return next((found for found in signs if 0 < len(found) < len(names)), [])

@@ -55,18 +55,12 @@ def cores() -> Cores:
     """Read the cores now."""
     allowed = allowed_cores()
     cpu = read_cpu(Path("/proc/stat"), allowed) or Cpu(processes_s=0, steal_s=0, total_s=0)
-    by_process = {}
-    for process in psutil.process_iter(["create_time", "cpu_times"]):
-        if process.info["cpu_times"] is not None:
-            spent = process.info["cpu_times"]
-            by_process[process.pid, process.info["create_time"]] = spent.user + spent.system
-    return Cores(
-        processes_s=cpu.processes_s,
-        steal_s=cpu.steal_s,
-        total_s=cpu.total_s,
-        allowed=frozenset(allowed),
-        by_process=by_process,
-    )
+    by_process = {
+        (process.pid, process.info["create_time"]): spent.user + spent.system
+        for process in psutil.process_iter(["create_time", "cpu_times"])
+        if (spent := process.info["cpu_times"]) is not None
+    }
+    return Cores(**vars(cpu), allowed=frozenset(allowed), by_process=by_process)
 
 
 def others(before: Cores, after: Cores, own_pid: int) -> list[str]:
@@ -88,12 +82,10 @@ def others(before: Cores, after: Cores, own_pid: int) -> list[str]:
 def who(before: Cores, after: Cores, own_pid: int) -> str:
     """Name the processes that used most of the cores' time between two moments, if they still live."""
     total = after.total_s - before.total_s
-    spent = {pid: seconds / total for (pid, _), seconds in _spent(before, after).items() if total > 0}
-    most = sorted(
-        (pid for pid in spent if spent[pid] >= WORTH_NAMING and pid != own_pid), key=spent.__getitem__
-    )
-    there = [pid for pid in reversed(most) if _may_use(after.allowed, pid)]
-    named = [f"{name_of(pid)} {spent[pid]:.0%}" for pid in there[:NAMED]]
+    shares = [(seconds / total, pid) for (pid, _), seconds in _spent(before, after).items() if total > 0]
+    most = sorted(each for each in shares if each[0] >= WORTH_NAMING and each[1] != own_pid)
+    there = [(share, pid) for share, pid in reversed(most) if _may_use(after.allowed, pid)]
+    named = [f"{name_of(pid)} {share:.0%}" for share, pid in there[:NAMED]]
     return ", ".join(named) or "processes that have ended or cannot be seen from here"
 
 
@@ -145,17 +137,15 @@ def gpu_users(nvml: Any, devices: int) -> list[str]:
 
 
 def see_gpus(devices: int) -> list[str]:
-    """Return `gpu_users` of this machine; empty if NVML fails, as the notes of a launch then say.
-
-    Raises `MachineError` if NVML does not answer.
-    """
+    """Return who uses the GPUs of this machine, as `gpu_users` does. Raises `MachineError` if NVML does not
+    answer."""
     if not nvml_process.has_library():
-        return see_gpus_here(devices)
+        return _see_gpus_here(devices)
     return list(nvml_process.ask("perfsuite.launch.quiet", str(devices)))
 
 
-def see_gpus_here(devices: int) -> list[str]:
-    """Return what `see_gpus` does, by asking NVML in this process, however long it takes to answer."""
+def _see_gpus_here(devices: int) -> list[str]:
+    """Empty if NVML fails, as the notes of a launch then say."""
     import pynvml
 
     try:
@@ -252,4 +242,4 @@ def _until(machine: Machine) -> str:
 
 
 if __name__ == "__main__":
-    nvml_process.answer(lambda: see_gpus_here(int(sys.argv[1])))
+    nvml_process.answer(lambda: _see_gpus_here(int(sys.argv[1])))

@@ -42,15 +42,14 @@ def _hardware(case: Case, machine: Machine) -> str | None:
 
 
 def _topology(case: Case, machine: Machine) -> str | None:
-    topology = case.topology
-    if topology.nodes > machine.nodes:
+    nodes, per_node = case.topology.nodes, case.topology.processes_per_node
+    if nodes > machine.nodes:
         have = "this is one machine" if machine.nodes == 1 else f"there are {machine.nodes}"
-        return f"it needs {topology.nodes} nodes of {topology.processes_per_node}, {have}"
-    if topology.processes_per_node <= machine.devices:
+        return f"it needs {nodes} nodes of {per_node}, {have}"
+    if per_node <= machine.devices:
         return None
     what = "GPUs" if machine.device == "cuda" else "cores"
-    needed = f"{topology.processes_per_node} {what} (one per process)"
-    return f"it needs {needed}, this machine has {machine.devices}"
+    return f"it needs {per_node} {what} (one per process), this machine has {machine.devices}"
 
 
 def _attention(case: Case, machine: Machine) -> str | None:
@@ -69,11 +68,9 @@ def _fields(case: Case, machine: Machine) -> str | None:
     return None
 
 
-def _lora(case: Case, machine: Machine) -> str | None:
-    return None if case.lora is None else _needs("lora", "peft")
-
-
-def _quantization(case: Case, machine: Machine) -> str | None:
+def _finetuning(case: Case, machine: Machine) -> str | None:
+    if case.lora is not None and (missing := _needs("lora", "peft")):
+        return missing
     if case.quantization == "none":
         return None
     if machine.device == "cpu":
@@ -97,17 +94,7 @@ def _fast_mamba(case: Case, machine: Machine) -> str | None:
 
 
 def _transformers(case: Case, machine: Machine) -> str | None:
-    if not _builds_model(case):
-        return None
-    return _needs(f"the model {case.model.name}", "transformers")
-
-
-def _packages(case: Case, machine: Machine) -> str | None:
-    return missing_package(*case.framework.packages)
-
-
-def _framework(case: Case, machine: Machine) -> str | None:
-    return framework_of(case).unsupported(case, machine)
+    return _needs(f"the model {case.model.name}", "transformers") if _builds_model(case) else None
 
 
 CHECKS: tuple[Callable[[Case, Machine], str | None], ...] = (
@@ -115,13 +102,13 @@ CHECKS: tuple[Callable[[Case, Machine], str | None], ...] = (
     _topology,
     _attention,
     _fields,
-    _lora,
-    _quantization,
+    _finetuning,
     _configuration,
-    _packages,  # before those that ask for the framework's plan, which may read a file as its library does
+    # Before those that ask for the framework's plan, which may read a file as its library does.
+    lambda case, machine: missing_package(*case.framework.packages),
     _fast_mamba,
     _transformers,
-    _framework,
+    lambda case, machine: framework_of(case).unsupported(case, machine),
 )
 """Each returns why a case cannot run on a machine, or None."""
 OF_THE_MACHINE = frozenset({_hardware, _topology})
@@ -130,7 +117,7 @@ OF_THE_MACHINE = frozenset({_hardware, _topology})
 
 def _needs(what: str, package: str) -> str | None:
     missing = missing_package(package)
-    return None if missing is None else f"for {what} {missing}"
+    return missing and f"for {what} {missing}"
 
 
 def _builds_model(case: Case) -> bool:

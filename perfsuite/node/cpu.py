@@ -27,7 +27,7 @@ class Cpu:
 
 def allowed_cores() -> set[int]:
     """Return the numbers of the cores that this process, and so a job, may use."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    return os.sched_getaffinity(0)
 
 
 def node_variables(case: Case, device: str) -> dict[str, str]:
@@ -37,7 +37,7 @@ def node_variables(case: Case, device: str) -> dict[str, str]:
     measured there.
     """
     topology = case.topology
-    threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // topology.processes_per_node))}
+    threads = {"OMP_NUM_THREADS": str(max(1, len(allowed_cores()) // topology.processes_per_node))}
     if device == "cuda":
         return {name: value for name, value in threads.items() if name not in os.environ}
     return threads if topology.nodes > 1 else {**threads, "GLOO_SOCKET_IFNAME": "lo"}

@@ -13,23 +13,24 @@ for NVML.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from perfsuite.analysis.health import FREE_S, HELD_BYTES
 from perfsuite.node.cpu import Cpu, allowed_cores, read_cpu, read_pressure
-from perfsuite.node.job_processes import RESCAN_S, JobProcesses
+from perfsuite.node.job_processes import JobProcesses
 from perfsuite.node.nvml import Gpu, Gpus
 from perfsuite.results.run import DeviceHealth, Health
 
+T = TypeVar("T")
 EVERY_S = 0.25
 """Seconds between samples. One is also taken when the step moves, so that the first and the last are at the
 end of a step: rank 0 tells its steps at most twice a second."""
@@ -37,6 +38,8 @@ WHOLE_EVERY_S = 1.0
 """Seconds between samples of what changes slowly: utilisation, temperature, memory and processes."""
 LOOK_S = 0.06
 """Seconds between looks at how many steps are finished."""
+RESCAN_S = 2.0
+"""Seconds between looks for new processes of the job."""
 FREE_POLL_S = 0.5
 """Seconds between looks at the memory of the GPUs, until it is free before a launch."""
 SILENT_S = 5.0
@@ -51,14 +54,15 @@ class _Sample:
     cpu: Cpu | None
     job_s: float
     """CPU seconds of the job since its start."""
-    load: float | None
+    load: float
     pressure: float | None
 
 
 class Sampler:
     """Samples the machine beside one launch. The first `devices` visible GPUs are the job's.
 
-    `nvml` is the module `pynvml`, or None on a machine without GPU.
+    `nvml` is the module `pynvml`, or None on a machine without GPU. The job is the process `pid`, by default
+    this one, with its descendants.
     """
 
     def __init__(
@@ -66,13 +70,14 @@ class Sampler:
         *,
         devices: int = 0,
         nvml: Any | None = None,
+        pid: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
         proc: Path = Path("/proc"),
     ) -> None:
         self._clock, self._sleep, self._proc = clock, sleep, proc
         self._cores = allowed_cores()
-        self._job = JobProcesses()
+        self._job = JobProcesses(pid or os.getpid())
         self._gpus = Gpus(nvml, devices, self._job) if nvml is not None else None
         self._cards: tuple[DeviceHealth, ...] = ()
         self.near_cores: tuple[frozenset[int], ...] = ()
@@ -81,6 +86,7 @@ class Sampler:
         self._counted: list[_Sample] = []
         self._pending: list[_Sample] = []
         self._step, self._sampled_at, self._whole_at = 0, -EVERY_S, -WHOLE_EVERY_S
+        self._scanned_at = -RESCAN_S
         self._first: _Sample | None = None
         """Of the beginning of the training; on a CPU, until that is seen, of the launch's."""
         self._has_begun = False
@@ -96,10 +102,6 @@ class Sampler:
             held = self._gpus.used_bytes()
         self._cards = self._gpus.cards(held)
         self.near_cores = self._gpus.near_cores()
-
-    def begin(self, launcher_pid: int) -> None:
-        """Take this process and its descendants for the job."""
-        self._job.begin(launcher_pid)
 
     def sample(self, step: int | None, *, is_last: bool = False) -> None:
         """Take a sample if it is time for one. Called often, with the number of steps finished so far: None
@@ -132,20 +134,20 @@ class Sampler:
     def finish(self) -> Health | None:
         """Let NVML go. Return what was seen, None if nothing was."""
         if self._gpus is None:
-            return self.seen(())
+            return self.seen()
         notes = self._gpus.notes()
         self._gpus.finish()
-        return self.seen(notes)
+        return self.seen(*notes)
 
-    def seen(self, notes: tuple[str, ...]) -> Health | None:
+    def seen(self, *notes: str) -> Health | None:
         """Return what was seen so far with these notes, None if there is neither."""
         if self._slowest_s > SILENT_S:
             notes = (*notes, f"NVML took {self._slowest_s:.0f} s to answer: look at dmesg")
-        counted = (
-            self._counted if len(self._counted) > 1 or self._first is None else [self._first, *self._counted]
-        )
+        counted = self._counted
+        if len(counted) < 2 and self._first is not None:
+            counted = [self._first, *counted]
         if len(counted) > 1:
-            return _health(counted, self._cards, notes, self._cores)
+            return _health(counted, self._cards, notes, len(self._cores))
         if self._cards or notes:
             return Health(samples=0, seconds=0, steps=0, devices=self._cards, notes=notes)
         return None
@@ -161,15 +163,16 @@ class Sampler:
         return gpus
 
     def _read(self, now: float, step: int, *, rescan: bool) -> _Sample:
-        if rescan or now - self._job.scanned_at >= RESCAN_S:
-            self._job.scan(now)
+        if rescan or now - self._scanned_at >= RESCAN_S:
+            self._scanned_at = now
+            self._job.scan()
         return _Sample(
             at=now,
             step=step,
             gpus=self._read_gpus(step, whole=rescan),
             cpu=read_cpu(self._proc / "stat", self._cores),
             job_s=self._job.cpu_s(),
-            load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+            load=os.getloadavg()[0],
             pressure=read_pressure(self._proc / "pressure" / "cpu"),
         )
 
@@ -177,15 +180,15 @@ class Sampler:
 class HealthWatch:
     """Samples in a thread of the agent, which never waits longer than `SILENT_S` for NVML to answer."""
 
-    def __init__(self, sampler: Sampler, progress: Path) -> None:
-        self._sampler, self._progress = sampler, progress
+    def __init__(self, sampler: Sampler, steps: Callable[[], int | None]) -> None:
+        """`steps` tells how many steps rank 0 has finished; None before it trains."""
+        self._sampler, self._steps = sampler, steps
         self._error: str | None = None
         self._is_prepared, self._is_over = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="perfsuite-health", daemon=True)
 
     def begin(self) -> None:
         """Prepare the sampler, then sample. Returns when the job may start, even if NVML does not answer."""
-        self._sampler.begin(os.getpid())
         self._thread.start()
         self._is_prepared.wait(FREE_S + SILENT_S)
 
@@ -200,9 +203,10 @@ class HealthWatch:
         if self._thread.ident is not None:  # it has begun
             self._thread.join(SILENT_S)
         if self._thread.is_alive():
-            silent = "NVML does not answer (a GPU that is lost?): look at `nvidia-smi` and dmesg"
-            return self._sampler.seen((silent,))
-        return self._sampler.finish() if self._error is None else self._sampler.seen((self._error,))
+            return self._sampler.seen(
+                "NVML does not answer (a GPU that is lost?): look at `nvidia-smi` and dmesg"
+            )
+        return self._sampler.finish() if self._error is None else self._sampler.seen(self._error)
 
     def _work(self) -> None:
         try:
@@ -216,13 +220,6 @@ class HealthWatch:
             self._error = f"the machine's health is unknown: {type(error).__name__}: {error}"
             self._is_prepared.set()
 
-    def _steps(self) -> int | None:
-        """Return how many steps rank 0 has finished, by the file that it writes; None before it trains."""
-        with contextlib.suppress(OSError, ValueError):
-            steps, _ = self._progress.read_text().split()
-            return int(steps)
-        return None
-
 
 def sampler(device: Literal["cpu", "cuda"], devices: int) -> Sampler:
     """Return a sampler for a job on the first `devices` devices of this machine."""
@@ -234,23 +231,23 @@ def sampler(device: Literal["cpu", "cuda"], devices: int) -> Sampler:
 
 
 def _health(
-    samples: Sequence[_Sample], cards: Sequence[DeviceHealth], notes: tuple[str, ...], cores: set[int]
+    samples: Sequence[_Sample], cards: Sequence[DeviceHealth], notes: tuple[str, ...], cores: int
 ) -> Health:
     first, last = samples[0], samples[-1]
     seconds = last.at - first.at
     gpus = list(zip(*(sample.gpus for sample in samples), strict=True))
     cards = cards or [DeviceHealth(index=index) for index in range(len(gpus))]
+    slowest = [
+        (step, _known(min(_known(gpu.sm_clock_mhz for gpu in each.gpus), default=None) for each in group))
+        for step, group in groupby(samples, key=lambda sample: sample.step)
+    ]
     return Health(
-        cores=len(cores),
+        cores=cores,
         samples=len(samples),
         seconds=round(seconds, 3),
         steps=last.step - first.step,
         devices=tuple(_device(card, readings, seconds) for card, readings in zip(cards, gpus, strict=True)),
-        sm_clocks_mhz=tuple(
-            (step, median(clocks))
-            for step, group in groupby(samples, key=lambda sample: sample.step)
-            if (clocks := [clock for sample in group if (clock := _slowest_clock(sample)) is not None])
-        ),
+        sm_clocks_mhz=tuple((step, median(clocks)) for step, clocks in slowest if clocks),
         load_average=_mean(sample.load for sample in samples),
         cpu_pressure=_mean(sample.pressure for sample in samples),
         notes=notes,
@@ -270,30 +267,24 @@ def _cpu_shares(first: _Sample, last: _Sample) -> dict[str, float | None]:
     return {name: round(min(max(share, 0.0), 1.0), 4) for name, share in shares.items()}
 
 
-def _slowest_clock(sample: _Sample) -> float | None:
-    return min((gpu.sm_clock_mhz for gpu in sample.gpus if gpu.sm_clock_mhz is not None), default=None)
-
-
 def _device(card: DeviceHealth, readings: Sequence[Gpu], seconds: float) -> DeviceHealth:
-    clocks = [reading.sm_clock_mhz for reading in readings if reading.sm_clock_mhz is not None]
-    reasons = [reading.reasons for reading in readings if reading.reasons is not None]
-    names = sorted({name for active in reasons for name in active})
+    clocks = _known(reading.sm_clock_mhz for reading in readings)
+    reasons = _known(reading.reasons for reading in readings)
     power_w = _mean(reading.power_w for reading in readings)
-    used = max((r.used_bytes for r in readings if r.used_bytes is not None), default=None)
+    used = max(_known(reading.used_bytes for reading in readings), default=None)
     held = card.held_before_bytes
+    throttled = Counter(name for active in reasons for name in active)
     return card.replace(
         sm_clock_mhz=median(clocks) if clocks else None,
         sm_clock_mhz_min=min(clocks, default=None),
         utilisation=_mean(reading.utilisation for reading in readings),
         power_w=power_w,
         energy_j=_energy_j(readings, power_w, seconds),
-        temperature_c=max((r.temperature_c for r in readings if r.temperature_c is not None), default=None),
-        throttled={name: round(fmean(name in active for active in reasons), 4) for name in names}
+        temperature_c=max(_known(reading.temperature_c for reading in readings), default=None),
+        throttled={name: round(throttled[name] / len(reasons), 4) for name in sorted(throttled)}
         if reasons
         else None,
-        foreign_memory_bytes=max(
-            (r.foreign_bytes for r in readings if r.foreign_bytes is not None), default=None
-        ),
+        foreign_memory_bytes=max(_known(reading.foreign_bytes for reading in readings), default=None),
         job_memory_bytes=None if used is None or held is None else max(0, used - held),
     )
 
@@ -306,6 +297,10 @@ def _energy_j(readings: Sequence[Gpu], power_w: float | None, seconds: float) ->
     return None if power_w is None else round(power_w * seconds, 3)
 
 
+def _known(values: Iterable[T | None]) -> list[T]:
+    return [value for value in values if value is not None]
+
+
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
+    known = _known(values)
     return round(fmean(known), 3) if known else None

@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
 
 BEAT_S = 1.0
@@ -43,7 +42,6 @@ class Beats:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._wish: Wish = "go"
-        self._count = 0
         self._changed = threading.Event()
         self._is_over = False
         self._thread = threading.Thread(target=self._work, name="perfsuite-lease", daemon=True)
@@ -52,9 +50,7 @@ class Beats:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._is_over = True
         self._changed.set()
         self._thread.join()
@@ -65,12 +61,13 @@ class Beats:
         self._changed.set()
 
     def _work(self) -> None:
+        count = 0
         while not self._is_over:
             self._changed.wait(BEAT_S)
             self._changed.clear()
-            self._count += 1
+            count += 1
             with contextlib.suppress(OSError), self._file.open("r+") as file:
-                file.write(text_of(self._count, self._wish))
+                file.write(text_of(count, self._wish))
 
 
 def text_of(count: int, wish: Wish) -> str:

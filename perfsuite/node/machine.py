@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import platform
 import re
@@ -16,11 +17,10 @@ import psutil
 from perfsuite.case.hardware import AND, PRODUCTS, Machine
 from perfsuite.errors import MachineError
 from perfsuite.node import nvml_process
+from perfsuite.node.cpu import allowed_cores
 
 AMD_DRIVER = Path("/dev/kfd")
 """A device file that exists where Linux drives an AMD GPU."""
-
-
 HIDDEN = ("", "-1")
 """Values of CUDA_VISIBLE_DEVICES that hide every GPU."""
 CUDA_ORDER = "PCI_BUS_ID"
@@ -64,24 +64,20 @@ def _detect_gpu() -> Machine:
         handles = visible_handles(pynvml)
         if not handles:
             raise _NoGpu("NVML found a driver but no GPU")
-        names, memory = [], []
+        names, memory = set(), []
         for index, handle in enumerate(handles):
             with _readable(pynvml, str(index), handle):
-                names.append(text(pynvml.nvmlDeviceGetName(handle)))
-                memory.append(_memory_bytes(pynvml, handle))
+                names.add(pynvml.nvmlDeviceGetName(handle))
+                with contextlib.suppress(pynvml.NVMLError_NotSupported):  # none of its own: GB10, Jetson
+                    memory.append(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
             _refuse_mig(pynvml, index, handle)
         _refuse_other_order(pynvml)
-        driver = text(pynvml.nvmlSystemGetDriverVersion())
+        driver = pynvml.nvmlSystemGetDriverVersion()
     finally:
         pynvml.nvmlShutdown()
-    own = [size for size in memory if size is not None]
-    machine = gpu_machine(
-        sorted(set(names)),
-        count=len(handles),
-        memory_bytes=min(own, default=psutil.virtual_memory().total),
-        driver=driver,
-    )
-    if len(own) == len(memory):
+    least = min(memory, default=psutil.virtual_memory().total)
+    machine = gpu_machine(sorted(names), count=len(handles), memory_bytes=least, driver=driver)
+    if len(memory) == len(handles):
         return machine
     shared = "NVML tells no memory of the GPU, as where it shares the machine's: that is taken for it"
     return machine.replace(note="; ".join(filter(None, [machine.note, shared])))
@@ -96,12 +92,9 @@ def visible_handles(pynvml: Any) -> list[Any]:
     count = pynvml.nvmlDeviceGetCount()
     if visible is None:
         return [_by_index(pynvml, index) for index in range(count)]
-    handles = []
-    for entry in map(str.strip, visible.split(",")):
-        handle = _named(pynvml, entry, count)
-        if handle is None:
-            break  # CUDA, too, ignores everything from the first bad entry on
-        handles.append(handle)
+    named = (_named(pynvml, entry.strip(), count) for entry in visible.split(","))
+    # CUDA, too, ignores everything from the first bad entry on.
+    handles = list(itertools.takewhile(lambda handle: handle is not None, named))
     if not handles:
         raise _NoGpu(f"CUDA_VISIBLE_DEVICES={visible} names none of the {count} GPUs")
     return handles
@@ -125,7 +118,7 @@ def _named(pynvml: Any, entry: str, count: int) -> Any | None:
     for index in range(count):
         with contextlib.suppress(pynvml.NVMLError):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            if text(pynvml.nvmlDeviceGetUUID(handle)).startswith(entry):
+            if pynvml.nvmlDeviceGetUUID(handle).startswith(entry):
                 found.append(handle)
     return found[0] if len(found) == 1 else None
 
@@ -133,7 +126,7 @@ def _named(pynvml: Any, entry: str, count: int) -> Any | None:
 def pci_bus_id(pynvml: Any, handle: Any) -> str | None:
     """Return the PCI bus id of a card, as `nvidia-smi` prints it; None if NVML does not tell."""
     try:
-        return text(pynvml.nvmlDeviceGetPciInfo(handle).busId)
+        return str(pynvml.nvmlDeviceGetPciInfo(handle).busId)
     except Exception:
         return None
 
@@ -162,14 +155,6 @@ def _without(pynvml: Any, gpu: str) -> str:
     return f"CUDA_VISIBLE_DEVICES={','.join(others)}"
 
 
-def _memory_bytes(pynvml: Any, handle: Any) -> int | None:
-    """Return the GPU's memory; None if it has none of its own, as in a GB10 or a Jetson."""
-    try:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-    except pynvml.NVMLError_NotSupported:
-        return None
-
-
 def _refuse_mig(pynvml: Any, index: int, handle: Any) -> None:
     """Raise `MachineError` for a GPU that MIG splits: CUDA sees an instance, not the card that NVML names."""
     try:
@@ -192,7 +177,7 @@ def _refuse_other_order(pynvml: Any) -> None:
     names = set()
     for index in range(pynvml.nvmlDeviceGetCount()):
         with contextlib.suppress(pynvml.NVMLError):
-            names.add(text(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index))))
+            names.add(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index)))
     if len(names) > 1:
         raise MachineError(
             f"CUDA_DEVICE_ORDER={order} on a machine with unlike GPUs ({', '.join(sorted(names))}): NVML "
@@ -200,30 +185,23 @@ def _refuse_other_order(pynvml: Any) -> None:
         )
 
 
-def text(value: str | bytes) -> str:
-    """Return a text of NVML's, which some versions of pynvml give as bytes."""
-    return value.decode() if isinstance(value, bytes) else value
-
-
 def gpu_machine(names: list[str], *, count: int, memory_bytes: int, driver: str | None) -> Machine:
     """Return a machine with `count` GPUs of these NVML names. An unknown name gets a class but no peak."""
     name = AND.join(names)
     product = PRODUCTS.get(name)
     note = None
-    if product is not None:
-        hardware_class = product.hardware_class
-        if product.peak_16bit is None:
-            note = f"the peak FLOP/s of {name} is unknown ({product.source}), so MFU is left out"
-    else:
+    if product is None:
         note = (
             f"GPU {name!r} is not in perfsuite's table, so its peak FLOP/s is unknown and MFU is left out; "
             "add it to PRODUCTS in perfsuite/case/hardware.py with its datasheet"
         )
-        hardware_class = f"{_slug(name)}-{round(memory_bytes / 2**30)}gb"
+    elif product.peak_16bit is None:
+        note = f"the peak FLOP/s of {name} is unknown ({product.source}), so MFU is left out"
+    unknown = f"{_slug(name)}-{round(memory_bytes / 2**30)}gb"
     return Machine(
         device="cuda",
         device_name=name,
-        hardware_class=hardware_class,
+        hardware_class=product.hardware_class if product else unknown,
         devices=count,
         memory_bytes=memory_bytes,
         driver=driver,
@@ -233,8 +211,7 @@ def gpu_machine(names: list[str], *, count: int, memory_bytes: int, driver: str 
 
 def detect_cpu(reason: str) -> Machine:
     """Return this machine without its GPUs. `reason` says why, and becomes the machine's note."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    name = _cpu_name()
+    cores, name = len(allowed_cores()), _cpu_name()
     return Machine(
         device="cpu",
         device_name=name,

@@ -1,4 +1,5 @@
-"""The processes of a job: how they are found, waited for and killed. Imports neither torch nor pytest.
+"""The processes of a job: how they are found, asked for their stacks, waited for and killed. Imports neither
+torch nor pytest.
 
 A process of a job is found by the job's mark, which it inherits unless it is given an environment of its own,
 or as a descendant of the agent, which adopts those whose parent has ended (`leash.adopt_orphans`).
@@ -16,6 +17,7 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from perfsuite.errors import LaunchError
+from perfsuite.results.run_dir import STACKS_SIGNAL, RunDir
 
 if TYPE_CHECKING:
     import psutil
@@ -24,6 +26,9 @@ POLL_S = 0.05
 """Seconds between two looks at whether a child has ended."""
 KILL_S = 60
 """Seconds in which a killed process has to be gone."""
+STACKS_S = 5
+"""Seconds that the stacks are waited for, if a process does not write any."""
+STACKS_POLL_S = 0.1
 JOB_MARK = "PERFSUITE_JOB"
 """Environment variable that every process of a job inherits: a value of its own for each job."""
 
@@ -52,6 +57,30 @@ def descendants(pid: int) -> list[psutil.Process]:
                 if process.status() != psutil.STATUS_ZOMBIE:
                     living.append(process)
     return living
+
+
+def ask_for_stacks(run_dir: RunDir, processes: Iterable[psutil.Process], node: int = 0) -> None:
+    """Have those of a node's processes that listen write their stacks. Return when the files grow no more.
+
+    A process that became a rank after it began to listen has two files: it writes into that of its rank.
+    """
+    import psutil
+
+    files = {pid: file for _, pid, file in run_dir.all_stacks(node)}  # ranks come last, so that theirs stays
+    expected = []
+    for process in processes:
+        if process.pid in files:
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(STACKS_SIGNAL)
+                expected.append(files[process.pid])
+    before: list[int] = []
+    until = time.monotonic() + STACKS_S
+    while expected and time.monotonic() < until:
+        sizes = [file.stat().st_size for file in expected]
+        if all(sizes) and sizes == before:
+            return
+        before = sizes
+        time.sleep(STACKS_POLL_S)
 
 
 def sweep(mark: str | None, agent: int | None = None, spare: Collection[int | None] = ()) -> None:

@@ -12,11 +12,11 @@ import time
 from collections.abc import Iterator
 
 from perfsuite.errors import LaunchError
+from perfsuite.node.processes import POLL_S
 from perfsuite.results.run_dir import RunDir
 
 MEET_S = 300
 """Seconds in which node 0 must have told where: Python from a shared file system may take long to start."""
-POLL_S = 0.05
 
 
 @contextlib.contextmanager
@@ -28,38 +28,24 @@ def meeting(run_dir: RunDir, node: int, nodes: int) -> Iterator[dict[str, str]]:
     Raises `LaunchError` if node 0 tells the other nodes nothing in time.
     """
     if node > 0:
-        yield _variables(read_endpoint(run_dir))
+        yield _read_endpoint(run_dir)
         return
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind(("", 0))
-        endpoint = f"{host_name(nodes)}:{reserved.getsockname()[1]}"
-        tell_endpoint(run_dir, endpoint)
-        yield _variables(endpoint)
+        host = "127.0.0.1" if nodes == 1 else socket.gethostname()  # by which the other nodes reach this one
+        port = str(reserved.getsockname()[1])
+        run_dir.endpoint.write_text(f"{host}:{port}\n")
+        yield {"MASTER_ADDR": host, "MASTER_PORT": port}
 
 
-def _variables(endpoint: str) -> dict[str, str]:
-    host, _, port = endpoint.rpartition(":")
-    return {"MASTER_ADDR": host, "MASTER_PORT": port}
-
-
-def host_name(nodes: int) -> str:
-    """Return the name by which the other nodes reach this one; one node alone need not be reached."""
-    return "127.0.0.1" if nodes == 1 else socket.gethostname()
-
-
-def tell_endpoint(run_dir: RunDir, endpoint: str) -> None:
-    """Tell the other nodes where ranks meet."""
-    run_dir.endpoint.write_text(f"{endpoint}\n")
-
-
-def read_endpoint(run_dir: RunDir) -> str:
-    """Return what node 0 told. Raises `LaunchError` if it tells nothing for `MEET_S` seconds."""
+def _read_endpoint(run_dir: RunDir) -> dict[str, str]:
     until = time.monotonic() + MEET_S
     while time.monotonic() < until:
         text = run_dir.endpoint.read_text() if run_dir.endpoint.exists() else ""
         if text.endswith("\n"):
-            return text.strip()
+            host, _, port = text.strip().rpartition(":")
+            return {"MASTER_ADDR": host, "MASTER_PORT": port}
         time.sleep(POLL_S)
     raise LaunchError(
         f"node 0 has not told within {MEET_S} s where ranks meet ({run_dir.endpoint}): did its agent start, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -126,7 +126,7 @@ class Nvml:
         return index
 
     def nvmlDeviceGetPciInfo(self, handle: int) -> SimpleNamespace:
-        return SimpleNamespace(busId=f"00000000:{0x1B + handle:02X}:00.0".encode())
+        return SimpleNamespace(busId=f"00000000:{0x1B + handle:02X}:00.0")
 
     def nvmlDeviceGetGpuFabricInfo(self, handle: int, info: Any) -> int:
         """Answer as every NVSwitch system whose Fabric Manager runs: completed, without an error."""
@@ -152,11 +152,26 @@ class Nvml:
 class Clock:
     """Moves only when told."""
 
-    def __init__(self) -> None:
-        self.now = 1000.0
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
 
     def __call__(self) -> float:
         return self.now
+
+
+def sampled(
+    steps: Iterable[int | None], *, every_s: float = 1.0, is_last: int | None = None, **settings: Any
+) -> Health | None:
+    """What a sampler says that was asked at so many steps, one after the other; in `is_last` the job is over.
+
+    `settings` are the sampler's, by default those of a machine without GPU.
+    """
+    clock = settings.setdefault("clock", Clock())
+    sampler = Sampler(**settings)
+    for step in steps:
+        sampler.sample(step, is_last=step is not None and step == is_last)
+        clock.now += every_s
+    return sampler.finish()
 
 
 def watched(
@@ -169,7 +184,6 @@ def watched(
     clock = Clock()
     sampler = Sampler(devices=devices or len(nvml.devices), nvml=nvml, clock=clock, proc=proc)
     sampler.prepare()
-    sampler.begin(OWN)
     for step in range(1, samples + 1):
         sampler.sample(step)
         clock.now += EVERY_S

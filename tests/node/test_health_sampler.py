@@ -21,12 +21,17 @@ from perfsuite.node.cpu import Cpu
 from perfsuite.node.health_sampler import EVERY_S, HealthWatch, Sampler
 from perfsuite.node.nvml import Gpu
 from perfsuite.results.run import DeviceHealth, Health
-from tests.node.fake_nvml import CARD, GIB, OTHER, OWN, Clock, NotSupported, Nvml, NVMLError, using, watched
+from tests.node.fake_nvml import CARD, GIB, Clock, NotSupported, Nvml, NVMLError, sampled, using, watched
 from tests.node.test_cpu import stat
 from tests.processes import wait_until
 from tests.samples import make_gpu_machine, make_machine
 
 SPIN = "import time\nuntil = time.monotonic() + 20\nwhile time.monotonic() < until: pass"
+
+
+def seen(found: Health | None) -> Health:
+    assert found is not None
+    return found
 
 
 def test_a_healthy_gpu() -> None:
@@ -70,8 +75,6 @@ def test_a_hot_gpu_among_healthy_ones_is_named() -> None:
 def test_without_an_energy_counter_energy_is_mean_power_times_time() -> None:
     silent = {"nvmlDeviceGetTotalEnergyConsumption": NotSupported("Not Supported")}
     assert watched(Nvml(silent)).devices[0].energy_j == pytest.approx(687.823 * 4.75, abs=0.01)
-    silent["nvmlDeviceGetPowerUsage"] = NotSupported("Not Supported")
-    assert watched(Nvml(silent)).devices[0].energy_j is None
 
 
 def test_without_nvml_the_processor_is_still_watched() -> None:
@@ -82,18 +85,13 @@ def test_without_nvml_the_processor_is_still_watched() -> None:
 
 
 def test_only_time_in_which_steps_were_made_counts() -> None:
-    nvml, clock = Nvml({}), Clock()
-    sampler = Sampler(devices=1, nvml=nvml, clock=clock)
-    sampler.begin(OWN)
-    for step in [0] * 200 + [1] * 40 + [9] * 20 + [20] * 200:  # the launch, ..., the hang
-        sampler.sample(step)
-        clock.now += 0.05
-    found = sampler.finish()
-    assert found is not None
+    nvml = Nvml({})
+    steps = [0] * 200 + [1] * 40 + [9] * 20 + [20] * 200  # the launch, ..., the hang
+    found = seen(sampled(steps, every_s=0.05, devices=1, nvml=nvml))
     assert found.steps == 19
     assert found.seconds == pytest.approx(3, abs=0.06)  # 1 is seen after 10 s, 9 after 12 s, 20 after 13 s
     assert 12 <= found.samples <= 16
-    assert len([call for call in nvml.calls if call[0] == "nvmlDeviceGetClockInfo"]) <= 13.5 / EVERY_S + 3
+    assert nvml.calls.count(("nvmlDeviceGetClockInfo", 0)) <= 13.5 / EVERY_S + 3
 
 
 def test_what_changes_slowly_is_asked_of_a_driver_once_a_second() -> None:
@@ -109,84 +107,34 @@ def test_what_changes_slowly_is_asked_of_a_driver_once_a_second() -> None:
 
 @pytest.mark.parametrize("steps", [[], [None] * 9, [0] * 9, [3] * 9])
 def test_too_little_was_seen(steps: list[int | None]) -> None:
-    clock = Clock()
-    sampler = Sampler(clock=clock)
-    sampler.begin(OWN)
-    for step in steps:
-        sampler.sample(step)
-        clock.now += 1
-    assert sampler.finish() is None
+    assert sampled(steps) is None
 
 
-@pytest.mark.parametrize("steps", [[None, 0, 25], [None, 25], [0, 1]])
-def test_a_short_training_is_sampled_at_its_beginning_and_its_end(steps: list[int | None]) -> None:
+@pytest.mark.parametrize(
+    ("steps", "between"), [([None, 0, 25], 25), ([None, 25], 25), ([0, 1], 1), ([10, 25], 15)]
+)
+def test_a_short_training_is_sampled_at_its_beginning_and_its_end(
+    steps: list[int | None], between: int
+) -> None:
     """A training whose beginning is over before the first look has the beginning of its launch."""
-    clock = Clock()
-    sampler = Sampler(clock=clock)
-    sampler.begin(OWN)
-    for step in steps:
-        sampler.sample(step, is_last=step == steps[-1])
-        clock.now += 0.06
-    found = sampler.finish()
-    assert found is not None
-    assert (found.samples, found.steps) == (2, steps[-1])
+    for every_s in (0.06, 0.01):
+        found = seen(sampled(steps, every_s=every_s, is_last=steps[-1]))
+        assert (found.samples, found.steps) == (2, between)
 
 
 def test_a_gpu_is_not_read_before_the_job_is_on_it_nor_its_link_before_it_works() -> None:
     idle = {"nvmlDeviceGetCurrPcieLinkGeneration": 1}
     nvml, clock = Nvml(idle), Clock()
     sampler = Sampler(devices=1, nvml=nvml, clock=clock)
-    sampler.begin(OWN)
     sampler.sample(None)
     assert nvml.calls == []
     sampler.sample(0)
     nvml.devices[0].update(nvmlDeviceGetCurrPcieLinkGeneration=5)
     clock.now += 0.1
     sampler.sample(25, is_last=True)
-    found = sampler.finish()
-    assert found is not None
+    found = seen(sampler.finish())
     assert (found.samples, found.steps, found.notes) == (2, 25, ())
     assert found.devices[0].power_w == pytest.approx(692.192, abs=0.001)
-
-
-def test_the_last_step_is_sampled_though_a_sample_was_taken_just_before() -> None:
-    clock = Clock()
-    sampler = Sampler(clock=clock)
-    for step, is_last in ((10, False), (25, True)):
-        sampler.sample(step, is_last=is_last)
-        clock.now += 0.01
-    found = sampler.finish()
-    assert found is not None
-    assert (found.samples, found.steps) == (2, 15)
-
-
-def progress(directory: Path, step: int) -> Path:
-    """The file in which rank 0 tells its steps."""
-    file = directory / "progress"
-    file.write_text(f"{step} 256")
-    return file
-
-
-def test_steps_are_read_from_the_file_of_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[int | None] = []
-    seen = threading.Event()
-
-    class Listener(Sampler):
-        def sample(self, step: int | None, *, is_last: bool = False) -> None:
-            told.append(step)
-            if told[-2:] == [3, None]:
-                seen.set()
-            (tmp_path / "progress").write_text("" if step == 3 else "3 256")
-
-    watch = HealthWatch(Listener(), tmp_path / "progress")
-    watch.begin()
-    assert seen.wait(60)
-    watch.finish()
-    assert told[:3] == [None, 3, None], "no file yet, three steps, a file that is being written"
-
-
-def test_a_watch_that_never_began_has_seen_nothing(tmp_path: Path) -> None:
-    assert HealthWatch(Sampler(), tmp_path / "progress").finish() is None
 
 
 def test_a_machine_gets_its_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,54 +144,79 @@ def test_a_machine_gets_its_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert nvml.initialised == 0
     on_gpu = health_sampler.sampler("cuda", 2)
     on_gpu.prepare()
-    on_gpu.begin(OWN)
     on_gpu.sample(1)
-    found = on_gpu.finish()
+    found = seen(on_gpu.finish())
     assert {handle for name, handle in nvml.calls if name == "nvmlDeviceGetPowerUsage"} == {0, 1}
     assert nvml.initialised == 0
-    assert found == Health(
-        samples=0,
-        seconds=0,
-        steps=0,
-        devices=tuple(
-            DeviceHealth(index=index, **{**CARD, "pci_bus_id": f"00000000:{0x1B + index:02X}:00.0"})
-            for index in (0, 1)
-        ),
+    assert (found.samples, found.seconds, found.steps) == (0, 0, 0)
+    assert found.devices == tuple(
+        DeviceHealth(index=index, **{**CARD, "pci_bus_id": f"00000000:{0x1B + index:02X}:00.0"})
+        for index in (0, 1)
     )
 
 
-def test_nobody_waits_for_an_nvml_that_does_not_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Waits(Nvml):
+    """An NVML that does not answer one function until it may."""
+
+    def __init__(self, function: str) -> None:
+        super().__init__({})
+        self.function, self.asked, self.may_answer = function, threading.Event(), threading.Event()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("nvml") and name == self.function:
+            self.asked.set()
+            self.may_answer.wait()
+        return super().__getattribute__(name)
+
+
+def test_steps_are_told_to_the_sampler_until_the_end() -> None:
+    told: list[int | None] = []
+
+    class Listener(Sampler):
+        def sample(self, step: int | None, *, is_last: bool = False) -> None:
+            told.append(step)
+
+    steps = iter([None, 3, None])
+    watch = HealthWatch(Listener(), lambda: next(steps, 4))
+    watch.begin()
+    wait_until(lambda: len(told) > 4, "the steps")
+    watch.finish()
+    assert told[:5] == [None, None, 3, None, 4]
+
+
+def test_a_watch_that_never_began_has_seen_nothing() -> None:
+    assert HealthWatch(Sampler(), lambda: None).finish() is None
+
+
+def test_nobody_waits_for_an_nvml_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_sampler, "SILENT_S", 0.05)
-    answered, asked = threading.Event(), threading.Event()
-
-    class Silent(Nvml):
-        def nvmlDeviceGetPciInfo(self, handle: int) -> Any:
-            return SimpleNamespace(busId="00000000:1B:00.0")
-
-        def __getattr__(self, function: str) -> Any:
-            if function == "nvmlDeviceGetPowerUsage":
-                asked.set()
-                answered.wait()
-            return super().__getattr__(function)
-
-    watch = HealthWatch(Sampler(devices=1, nvml=Silent({})), progress(tmp_path, 1))
+    nvml = Waits("nvmlDeviceGetPowerUsage")
+    watch = HealthWatch(Sampler(devices=1, nvml=nvml), lambda: 1)
     assert watch._thread.daemon, "nor does the agent when it ends"
     watch.begin()
-    asked.wait()
-    found = watch.finish()
-    answered.set()
-    assert found is not None
+    nvml.asked.wait()
+    found = seen(watch.finish())
+    nvml.may_answer.set()
     assert found.samples == 0
     assert [device.uuid for device in found.devices] == ["GPU-8932f937"]
     assert found.notes == ("NVML does not answer (a GPU that is lost?): look at `nvidia-smi` and dmesg",)
 
 
+def test_a_job_is_launched_though_nvml_is_silent_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_sampler, "SILENT_S", 0.05)
+    monkeypatch.setattr(health_sampler, "FREE_S", 0)
+    nvml = Waits("nvmlInit")
+    watch = HealthWatch(Sampler(devices=1, nvml=nvml), lambda: 1)
+    watch.begin()
+    found = seen(watch.finish())
+    nvml.may_answer.set()
+    assert (found.samples, len(found.notes)) == (0, 1)
+
+
 def test_a_launch_waits_until_memory_should_be_free_and_nvml_should_have_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    watch = HealthWatch(Sampler(devices=1, nvml=Nvml({})), progress(tmp_path, 0))
+    watch = HealthWatch(Sampler(devices=1, nvml=Nvml({})), lambda: 0)
     waited: list[float] = []
     wait = watch._is_prepared.wait
 
@@ -257,13 +230,23 @@ def test_a_launch_waits_until_memory_should_be_free_and_nvml_should_have_told(
     assert waited == [35], "30 s until the memory is free, 5 s for the answer"
 
 
-def test_a_launch_without_a_step_is_not_sampled_at_its_end(tmp_path: Path) -> None:
+def test_a_launch_without_a_step_is_not_sampled_at_its_end() -> None:
     nvml = Nvml({})
-    watch = HealthWatch(Sampler(devices=1, nvml=nvml), tmp_path / "no progress")
+    watch = HealthWatch(Sampler(devices=1, nvml=nvml), lambda: None)
     watch.begin()
     watch.finish()
     assert ("nvmlDeviceGetUUID", 0) in nvml.calls
     assert ("nvmlDeviceGetPowerUsage", 0) not in nvml.calls
+
+
+def test_a_sampler_that_breaks_ends_no_launch() -> None:
+    sampler = Sampler(devices=1, nvml=Nvml({}))
+    sampler._job.cpu_s = lambda: 1 / 0  # type: ignore[method-assign]
+    watch = HealthWatch(sampler, lambda: 1)
+    watch.begin()
+    watch._thread.join()
+    note = "the machine's health is unknown: ZeroDivisionError: division by zero"
+    assert seen(watch.finish()).notes == (note,)
 
 
 def test_without_a_number_of_devices_no_gpu_is_the_jobs() -> None:
@@ -274,56 +257,17 @@ def test_without_a_number_of_devices_no_gpu_is_the_jobs() -> None:
     assert nvml.calls == []
 
 
-def test_a_job_is_launched_though_nvml_is_silent_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(health_sampler, "SILENT_S", 0.05)
-    monkeypatch.setattr(health_sampler, "FREE_S", 0)
-    answered = threading.Event()
-
-    class Silent(Nvml):
-        def nvmlInit(self) -> None:
-            answered.wait()
-
-    watch = HealthWatch(Sampler(devices=1, nvml=Silent({})), progress(tmp_path, 1))
-    watch.begin()
-    found = watch.finish()
-    answered.set()
-    assert found is not None
-    assert (found.samples, len(found.notes)) == (0, 1)
-
-
-def test_an_answer_that_takes_long_is_noted() -> None:
+@pytest.mark.parametrize(("seconds", "notes"), [(7, ("NVML took 7 s to answer: look at dmesg",)), (5, ())])
+def test_an_answer_that_takes_long_is_noted(seconds: float, notes: tuple[str, ...]) -> None:
     clock = Clock()
 
     class Slow(Nvml):
-        def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-            return index
-
         def __getattr__(self, function: str) -> Any:
-            if function == "nvmlDeviceGetPowerUsage" and len(self.calls) < 40:
-                clock.now += 7
+            if function == "nvmlDeviceGetPowerUsage":
+                clock.now += seconds
             return super().__getattr__(function)
 
-    sampler = Sampler(devices=1, nvml=Slow({}), clock=clock)
-    sampler.begin(OWN)
-    for step in (1, 2, 3):
-        sampler.sample(step)
-        clock.now += EVERY_S
-    found = sampler.finish()
-    assert found is not None
-    assert found.notes == ("NVML took 7 s to answer: look at dmesg",)
-
-
-def test_a_sampler_that_breaks_ends_no_launch(tmp_path: Path) -> None:
-    sampler = Sampler(devices=1, nvml=Nvml({}))
-    sampler._job.cpu_s = lambda: 1 / 0  # type: ignore[method-assign]
-    watch = HealthWatch(sampler, progress(tmp_path, 1))
-    watch.begin()
-    watch._thread.join()
-    found = watch.finish()
-    assert found is not None
-    assert found.notes == ("the machine's health is unknown: ZeroDivisionError: division by zero",)
+    assert seen(sampled((1, 2, 3), clock=clock, devices=1, nvml=Slow({}))).notes == notes
 
 
 def used(*gib: float) -> dict[str, Any]:
@@ -331,7 +275,7 @@ def used(*gib: float) -> dict[str, Any]:
     return {"nvmlDeviceGetMemoryInfo": [SimpleNamespace(used=int(each * GIB)) for each in gib]}
 
 
-def prepared(nvml: Nvml) -> tuple[Health, list[float]]:
+def prepared(*devices: dict[str, Any]) -> tuple[Health, list[float]]:
     """What a sampler knows before the launch, and how long it slept each time."""
     clock, slept = Clock(), []
 
@@ -339,15 +283,13 @@ def prepared(nvml: Nvml) -> tuple[Health, list[float]]:
         slept.append(seconds)
         clock.now += seconds
 
-    sampler = Sampler(devices=len(nvml.devices), nvml=nvml, clock=clock, sleep=sleep)
+    sampler = Sampler(devices=len(devices), nvml=Nvml(*devices), clock=clock, sleep=sleep)
     sampler.prepare()
-    found = sampler.finish()
-    assert found is not None
-    return found, slept
+    return seen(sampler.finish()), slept
 
 
 def test_a_launch_waits_until_the_gpus_are_free() -> None:
-    found, slept = prepared(Nvml(used(40, 40, 40, 0.2), used(0.1)))
+    found, slept = prepared(used(40, 40, 40, 0.2), used(0.1))
     assert len(slept) == 3
     assert [device.held_before_bytes for device in found.devices] == [int(0.2 * GIB), int(0.1 * GIB)]
     assert machine_problems(found, make_gpu_machine()) == []
@@ -358,9 +300,7 @@ def test_a_launch_waits_until_the_gpus_are_free() -> None:
     [([using(77, 9), using(5, 9)], "pid 5, 77"), ([], "no process that NVML lists")],
 )
 def test_a_gpu_that_is_never_free_is_unhealthy(processes: list[Any], whose: str) -> None:
-    found, slept = prepared(
-        Nvml(used(0.5), used(12.3) | {"nvmlDeviceGetComputeRunningProcesses": (processes,)})
-    )
+    found, slept = prepared(used(0.5), used(12.3) | {"nvmlDeviceGetComputeRunningProcesses": (processes,)})
     assert sum(slept) == FREE_S
     assert machine_problems(found, make_gpu_machine()) == [
         f"GPU 1 (00000000:1C:00.0): 12.3 GiB held before the launch by {whose} "
@@ -368,10 +308,14 @@ def test_a_gpu_that_is_never_free_is_unhealthy(processes: list[Any], whose: str)
     ]
 
 
-def test_a_gpu_that_does_not_tell_its_memory_is_not_waited_for() -> None:
-    found, slept = prepared(Nvml({"nvmlDeviceGetMemoryInfo": NotSupported("Not Supported")}))
+@pytest.mark.parametrize(
+    ("card", "held"),
+    [({"nvmlDeviceGetMemoryInfo": NotSupported("Not Supported")}, None), (used(1), GIB)],
+)
+def test_what_is_unknown_or_healthy_to_hold_is_not_waited_for(card: dict[str, Any], held: int | None) -> None:
+    found, slept = prepared(card)
     assert slept == []
-    assert found.devices[0].held_before_bytes is None
+    assert found.devices[0].held_before_bytes == held
 
 
 def test_the_clock_of_the_slowest_gpu_is_kept_by_step() -> None:
@@ -399,24 +343,14 @@ def test_shares_of_the_cores_that_the_job_may_use(tmp_path: Path, monkeypatch: p
         stat((200, 10, 40, 100, 50, 0, 0, 100), (500, 0, 0, 0, 0, 0, 0, 0), (150, 0, 50, 250, 0, 10, 20, 20))
     )
     sampler.sample(2)
-    found = sampler.finish()
-    assert found is not None
+    found = seen(sampler.finish())
     assert (found.job_cpu, found.foreign_cpu, found.steal) == (0.3, 0.15, 0.12)
     assert found.cpu_pressure == 12.5
     assert found.load_average is not None
 
 
-@pytest.mark.parametrize("content", [None, "cpu0 1 2", "cpu0 a b c d e f g h"])
-def test_a_proc_that_does_not_tell_leaves_shares_unknown(tmp_path: Path, content: str | None) -> None:
-    if content is not None:
-        (tmp_path / "stat").write_text(content)
-    clock = Clock()
-    sampler = Sampler(clock=clock, proc=tmp_path)
-    for step in (1, 2):
-        sampler.sample(step)
-        clock.now += 1
-    found = sampler.finish()
-    assert found is not None
+def test_a_proc_that_does_not_tell_leaves_shares_unknown(tmp_path: Path) -> None:
+    found = seen(sampled((1, 2), proc=tmp_path))
     assert (found.job_cpu, found.foreign_cpu, found.steal, found.cpu_pressure) == (None,) * 4
     assert machine_problems(found, make_machine()) == []
 
@@ -434,12 +368,10 @@ def launcher_and_stranger() -> Iterator[int]:
     stranger.wait()
 
 
-@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs Linux")
 @pytest.mark.launch
 def test_a_busy_process_beside_the_job_is_foreign(launcher_and_stranger: int) -> None:
     cores = len(os.sched_getaffinity(0))
-    sampler = Sampler()
-    sampler.begin(launcher_and_stranger)
+    sampler = Sampler(pid=launcher_and_stranger)
     launcher = psutil.Process(launcher_and_stranger)
     wait_until(lambda: sum(child.cpu_times().user for child in launcher.children()) > 0.1, "it to spin")
     began = time.monotonic()
@@ -458,36 +390,20 @@ def test_a_busy_process_beside_the_job_is_foreign(launcher_and_stranger: int) ->
     assert any("other processes used" in reason for reason in said) == (found.foreign_cpu > 0.2)
 
 
-def test_a_job_that_is_gone_is_no_error() -> None:
-    sampler = Sampler()
-    sampler.begin(OTHER)
-    sampler.sample(1)
-    assert sampler.finish() is None
-
-
 def test_the_intervals() -> None:
-    names = ("EVERY_S", "WHOLE_EVERY_S", "FREE_POLL_S", "SILENT_S")
-    assert [getattr(health_sampler, name) for name in names] == [0.25, 1, 0.5, 5]
+    names = ("EVERY_S", "WHOLE_EVERY_S", "RESCAN_S", "FREE_POLL_S", "SILENT_S")
+    assert [getattr(health_sampler, name) for name in names] == [0.25, 1, 2, 0.5, 5]
 
 
 def test_a_sample_is_taken_each_quarter_of_a_second_and_sooner_when_the_step_moves() -> None:
-    nvml, clock = Nvml({}), Clock()
+    nvml, clock = Nvml({}), Clock(0)  # a clock that begins at zero: the first is due at once all the same
     sampler = Sampler(devices=1, nvml=nvml, clock=clock)
-    sampler.begin(OWN)
-    start = clock.now
     taken = []
     for after, step in (
-        (0, 0),
-        (0, 1),
-        (0.1875, 1),
-        (0.25, 1),
-        (0.25 + 0.03125, 2),
-        (0.25 + 0.0546875, 2),
-        (0.25 + 0.0625, 2),
-        (0.5, 2),
-        (0.5625, 2),
+        *((0, 0), (0, 1), (0.1875, 1), (0.25, 1), (0.25 + 0.03125, 2), (0.25 + 0.0546875, 2)),
+        *((0.25 + 0.0625, 2), (0.5, 2), (0.5625, 2)),
     ):
-        clock.now = start + after
+        clock.now = after
         before = nvml.calls.count(("nvmlDeviceGetPowerUsage", 0))
         sampler.sample(step)
         if nvml.calls.count(("nvmlDeviceGetPowerUsage", 0)) > before:
@@ -495,40 +411,17 @@ def test_a_sample_is_taken_each_quarter_of_a_second_and_sooner_when_the_step_mov
     assert taken == [0, 0, 0.25, 0.3125, 0.5625], "at the first, of the beginning"
 
 
-def test_the_first_sample_is_taken_at_once_even_by_a_clock_that_begins_at_zero() -> None:
-    nvml, clock = Nvml({}), Clock()
-    clock.now = 0
-    sampler = Sampler(devices=1, nvml=nvml, clock=clock)
-    sampler.begin(OWN)
-    sampler.sample(1)
-    assert nvml.calls.count(("nvmlDeviceGetPowerUsage", 0)) == 1
-
-
 def test_the_load_is_that_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     loads = iter(((7, 5, 3), (8, 2, 1)))
     monkeypatch.setattr(os, "getloadavg", lambda: next(loads))
-    clock = Clock()
-    sampler = Sampler(clock=clock)
-    for step in (1, 2):
-        sampler.sample(step)
-        clock.now += 1
-    found = sampler.finish()
-    assert found is not None
-    assert found.load_average == 7.5
+    assert seen(sampled((1, 2))).load_average == 7.5
 
 
 def test_new_processes_are_looked_for_every_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     sampler = Sampler(clock=clock)
     scans: list[float] = []
-    scan = sampler._job.scan
-
-    def scanning(now: float | None = None) -> None:
-        assert now is not None
-        scans.append(now)
-        scan(now)
-
-    monkeypatch.setattr(sampler._job, "scan", scanning)
+    monkeypatch.setattr(sampler._job, "scan", lambda: scans.append(clock.now))
     start = clock.now
     for step in range(1, 20):
         sampler.sample(step)
@@ -536,89 +429,45 @@ def test_new_processes_are_looked_for_every_two_seconds(monkeypatch: pytest.Monk
     assert scans == [start, start + 2, start + 4, start + 6, start + 8]
 
 
-def test_memory_that_is_healthy_to_hold_is_not_waited_for() -> None:
-    found, slept = prepared(Nvml({"nvmlDeviceGetMemoryInfo": (SimpleNamespace(used=GIB),)}))
-    assert slept == []
-    assert found.devices[0].held_before_bytes == GIB
-
-
-def test_an_answer_within_the_allowed_time_is_not_noted() -> None:
-    clock = Clock()
-
-    class Slow(Nvml):
-        def __getattr__(self, function: str) -> Any:
-            if function == "nvmlDeviceGetPowerUsage":
-                clock.now += 5
-            return super().__getattr__(function)
-
-    sampler = Sampler(devices=1, nvml=Slow({}), clock=clock)
-    sampler.begin(OWN)
-    for step in (1, 2, 3):
-        sampler.sample(step)
-        clock.now += EVERY_S
-    found = sampler.finish()
-    assert found is not None
-    assert found.notes == ()
-
-
-def sampled(at: float, **changes: Any) -> health_sampler._Sample:
+def a_sample(at: float, **changes: Any) -> health_sampler._Sample:
     cpu = Cpu(processes_s=at / 2, steal_s=0, total_s=at)
-    sample = health_sampler._Sample(at=at, step=int(at), gpus=(), cpu=cpu, job_s=0, load=None, pressure=None)
+    sample = health_sampler._Sample(at=at, step=int(at), gpus=(), cpu=cpu, job_s=0, load=1.0, pressure=None)
     return replace(sample, **changes)
+
+
+def spent(processes_s: float, steal_s: float, total_s: float) -> dict[str, Cpu]:
+    return {"cpu": Cpu(processes_s=processes_s, steal_s=steal_s, total_s=total_s)}
 
 
 @pytest.mark.parametrize(
     ("first", "last", "shares"),
     [
-        ({}, {}, {"job_cpu": 0, "foreign_cpu": 0.5, "steal": 0}),
-        ({"job_s": 2}, {"job_s": 4}, {"job_cpu": 0.25, "foreign_cpu": 0.25, "steal": 0}),
-        ({"job_s": 4}, {"job_s": 2}, {"job_cpu": 0, "foreign_cpu": 0.5, "steal": 0}),
-        ({}, {"job_s": 20}, {"job_cpu": 1, "foreign_cpu": 0, "steal": 0}),
-        ({"cpu": None}, {}, {}),
-        ({}, {"cpu": None}, {}),
-        ({}, {"cpu": Cpu(processes_s=9, steal_s=9, total_s=2)}, {}),
-        (
-            {},
-            {"cpu": Cpu(processes_s=2, steal_s=1, total_s=4)},
-            {"job_cpu": 0, "foreign_cpu": 0.5, "steal": 0.5},
-        ),
-        (
-            {"cpu": Cpu(processes_s=1, steal_s=0.5, total_s=2)},
-            {"cpu": Cpu(processes_s=2, steal_s=1, total_s=4)},
-            {"job_cpu": 0, "foreign_cpu": 0.5, "steal": 0.25},
-        ),
-        (
-            {},
-            {"cpu": Cpu(processes_s=3, steal_s=1, total_s=5)},
-            {"job_cpu": 0, "foreign_cpu": 0.6667, "steal": 0.3333},
-        ),
+        ({}, {}, (0, 0.5, 0)),
+        ({"job_s": 2}, {"job_s": 4}, (0.25, 0.25, 0)),
+        ({"job_s": 4}, {"job_s": 2}, (0, 0.5, 0)),
+        ({}, {"job_s": 20}, (1, 0, 0)),
+        ({"cpu": None}, {}, ()),
+        ({}, {"cpu": None}, ()),
+        ({}, spent(9, 9, 2), ()),
+        ({}, spent(2, 1, 4), (0, 0.5, 0.5)),
+        (spent(1, 0.5, 2), spent(2, 1, 4), (0, 0.5, 0.25)),
+        ({}, spent(3, 1, 5), (0, 0.6667, 0.3333)),
     ],
 )
 def test_shares_are_of_the_time_between_the_first_and_the_last_sample(
-    first: dict[str, Any], last: dict[str, Any], shares: dict[str, float]
+    first: dict[str, Any], last: dict[str, Any], shares: tuple[float, ...]
 ) -> None:
     """A job whose processes end takes its time with it, and ticks of 10 ms may add up to more than all."""
-    assert health_sampler._cpu_shares(sampled(2, **first), sampled(10, **last)) == shares
+    found = health_sampler._cpu_shares(a_sample(2, **first), a_sample(10, **last))
+    assert found == dict(zip(("job_cpu", "foreign_cpu", "steal"), shares, strict=False))
 
 
 def test_what_single_samples_lack_is_left_out_of_means() -> None:
-    samples = [sampled(1, load=1.0), sampled(2, load=None), sampled(3, load=2.5, pressure=7.0)]
-    found = health_sampler._health(samples, (), ("noted",), set())
-    assert (found.load_average, found.cpu_pressure) == (1.75, 7)
-    assert (found.samples, found.seconds, found.steps, found.notes) == (3, 2, 2, ("noted",))
+    samples = [a_sample(1), a_sample(2), a_sample(3.12345, load=2.5, pressure=7.0)]
+    found = health_sampler._health(samples, (), ("noted",), 0)
+    assert (found.load_average, found.cpu_pressure) == (1.5, 7)
+    assert (found.samples, found.seconds, found.steps, found.notes) == (3, 2.123, 2, ("noted",))
     assert (found.devices, found.sm_clocks_mhz) == ((), ())
-
-
-GPU = Gpu(
-    sm_clock_mhz=None,
-    utilisation=None,
-    power_w=None,
-    energy_j=None,
-    temperature_c=None,
-    reasons=None,
-    foreign_bytes=None,
-    used_bytes=None,
-)
 
 
 def device(*readings: Gpu, held: int | None = None) -> DeviceHealth:
@@ -626,19 +475,19 @@ def device(*readings: Gpu, held: int | None = None) -> DeviceHealth:
 
 
 def test_a_gpu_that_tells_nothing_has_no_figures() -> None:
-    assert device(GPU, GPU) == DeviceHealth(index=0)
+    assert device(Gpu(), Gpu()) == DeviceHealth(index=0)
 
 
 def test_figures_are_of_the_readings_that_there_are() -> None:
-    seen = device(
-        replace(GPU, sm_clock_mhz=1000, temperature_c=50, reasons=frozenset({"A", "B"}), foreign_bytes=3),
-        replace(GPU, sm_clock_mhz=1900, temperature_c=70, reasons=frozenset({"B"}), foreign_bytes=7),
-        replace(GPU, sm_clock_mhz=1800, temperature_c=60, reasons=frozenset(), foreign_bytes=5),
-        GPU,
+    found = device(
+        Gpu(sm_clock_mhz=1000, temperature_c=50, reasons=frozenset({"A", "B"}), foreign_bytes=3),
+        Gpu(sm_clock_mhz=1900, temperature_c=70, reasons=frozenset({"B"}), foreign_bytes=7),
+        Gpu(sm_clock_mhz=1800, temperature_c=60, reasons=frozenset(), foreign_bytes=5),
+        Gpu(),
     )
-    assert (seen.sm_clock_mhz, seen.sm_clock_mhz_min, seen.temperature_c) == (1800, 1000, 70)
-    assert seen.throttled == {"A": 0.3333, "B": 0.6667}
-    assert seen.foreign_memory_bytes == 7
+    assert (found.sm_clock_mhz, found.sm_clock_mhz_min, found.temperature_c) == (1800, 1000, 70)
+    assert found.throttled == {"A": 0.3333, "B": 0.6667}
+    assert found.foreign_memory_bytes == 7
 
 
 @pytest.mark.parametrize(
@@ -647,8 +496,7 @@ def test_figures_are_of_the_readings_that_there_are() -> None:
 def test_the_jobs_memory_is_what_came_on_top(
     used: tuple[int | None, ...], held: int | None, job: int | None
 ) -> None:
-    readings = [replace(GPU, used_bytes=size) for size in used]
-    assert device(*readings, held=held).job_memory_bytes == job
+    assert device(*(Gpu(used_bytes=size) for size in used), held=held).job_memory_bytes == job
 
 
 @pytest.mark.parametrize(
@@ -668,13 +516,9 @@ def test_energy_is_the_counters_or_else_power_times_time(
     energy_j: tuple[float | None, ...], power_w: tuple[float | None, ...], expected: float | None
 ) -> None:
     """A counter that does not move, or was reset, counts nothing."""
-    readings = [replace(GPU, energy_j=e, power_w=p) for e, p in zip(energy_j, power_w, strict=True)]
+    readings = [Gpu(energy_j=e, power_w=p) for e, p in zip(energy_j, power_w, strict=True)]
     assert device(*readings).energy_j == expected
 
 
-def test_seconds_are_told_to_the_millisecond() -> None:
-    assert health_sampler._health([sampled(1), sampled(1.12345)], (), (), set()).seconds == 0.123
-
-
 def test_energy_by_power_is_told_to_the_millijoule() -> None:
-    assert health_sampler._energy_j([GPU, GPU], 20.123, 1.23) == 24.751
+    assert health_sampler._energy_j([Gpu(), Gpu()], 20.123, 1.23) == 24.751

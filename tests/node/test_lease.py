@@ -25,13 +25,6 @@ time.sleep(600)
 """
 
 
-def begun(directory: Path) -> Path:
-    """The file of a launch that is prepared."""
-    file = directory / "lease"
-    file.write_text(lease.text_of(0, "go"))
-    return file
-
-
 @contextlib.contextmanager
 def agent(file: Path, lost_s: str | None = None) -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, **({} if lost_s is None else {LEASE_S: lost_s})}
@@ -49,11 +42,16 @@ def said(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def test_the_text_changes_until_the_driver_has_no_more_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """That of a launch that is prepared, whose text changes often."""
     monkeypatch.setattr(lease, "BEAT_S", 0.01)
-    file = begun(tmp_path)
+    file = tmp_path / "lease"
+    file.write_text(lease.text_of(0, "go"))
+    return file
+
+
+def test_the_text_changes_until_the_driver_has_no_more_job(file: Path) -> None:
     texts: set[str] = set()
     with Beats(file):
         while len(texts) < 4:
@@ -64,10 +62,8 @@ def test_the_text_changes_until_the_driver_has_no_more_job(
     assert file.read_text() == last
 
 
-def test_a_text_is_written_over_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_is_written_over_the_one_before(file: Path) -> None:
     """A file that grows needs space on the disk, and a new one may stay unseen on NFS."""
-    monkeypatch.setattr(lease, "BEAT_S", 0.01)
-    file = begun(tmp_path)
     with Beats(file) as beats:
         before = file.stat()
         beats.end_job()
@@ -77,10 +73,9 @@ def test_a_text_is_written_over_the_one_before(tmp_path: Path, monkeypatch: pyte
     assert (before.st_ino, before.st_size) == (after.st_ino, after.st_size)
 
 
-def test_a_directory_that_is_gone_ends_no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "BEAT_S", 0.01)
-    with Beats(begun(tmp_path)) as beats:
-        (tmp_path / "lease").unlink()
+def test_a_directory_that_is_gone_ends_no_driver(file: Path) -> None:
+    with Beats(file) as beats:
+        file.unlink()
         beats.end_job()
         time.sleep(0.05)
         assert beats._thread.is_alive()
@@ -94,8 +89,7 @@ def test_an_agent_sees_that_its_stdin_ends(tmp_path: Path) -> None:
         assert said(process) == "the driver is gone: its end of stdin is closed"
 
 
-def test_an_agent_sees_that_the_text_changes_no_more(tmp_path: Path) -> None:
-    file = begun(tmp_path)
+def test_an_agent_sees_that_the_text_changes_no_more(file: Path) -> None:
     with agent(file, "3") as process:
         with Beats(file):
             said(process)
@@ -105,22 +99,19 @@ def test_an_agent_sees_that_the_text_changes_no_more(tmp_path: Path) -> None:
         assert said(process) == "no sign of the driver for 3 s"
 
 
-def test_an_agent_is_told_to_end(tmp_path: Path) -> None:
-    file = begun(tmp_path)
+def test_an_agent_is_told_to_end(file: Path) -> None:
     with Beats(file) as beats, agent(file) as process:
         said(process)
         beats.end_job()
         assert said(process) == "end"
 
 
-def test_a_driver_on_the_same_machine_may_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_on_the_same_machine_may_be_stopped(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-Z, or a debugger: it is not dead, and the kernel would tell if it were."""
     monkeypatch.setattr(lease, "LOOK_S", 0.001)
     now = iter(range(10**9))
     monkeypatch.setattr(time, "monotonic", lambda: next(now))
     monkeypatch.delenv(LEASE_S, raising=False)
-    file = tmp_path / "lease"
-    file.write_text("0000000000 go \n")
     lost: list[str] = []
     ended = threading.Event()
     watching = threading.Thread(target=Lease(file, ended.set, lost.append)._hold_text)

@@ -34,7 +34,7 @@ class InvalidArgument(NVMLError):
 
 
 def stand_in(
-    monkeypatch: pytest.MonkeyPatch, names: list[str | bytes], *, fails: str | None = None, **functions: Any
+    monkeypatch: pytest.MonkeyPatch, names: list[str], *, fails: str | None = None, **functions: Any
 ) -> list[str]:
     """A pynvml that knows these GPUs; index i has the UUID GPU-i. Returns what was called at the ends.
 
@@ -78,7 +78,7 @@ def stand_in(
         nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}",
         nvmlDeviceGetPciInfo=lambda handle: SimpleNamespace(busId=f"00000000:{0x1B + handle:02X}:00.0"),
         nvmlDeviceGetMigMode=no_mig,
-        nvmlSystemGetDriverVersion=lambda: b"580.65",
+        nvmlSystemGetDriverVersion=lambda: "580.65",
     )
     vars(module).update({f"nvmlDeviceGet{name}": function for name, function in functions.items()})
     monkeypatch.setitem(sys.modules, "pynvml", module)
@@ -147,28 +147,36 @@ def test_cuda_visible_devices_that_names_no_gpu_leaves_the_processor(
     calls = stand_in(monkeypatch, ["NVIDIA H200"])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     machine = detect()
-    assert machine.device == "cpu"
-    assert machine.note is not None
-    assert f"CUDA_VISIBLE_DEVICES={visible}" in machine.note
+    assert (machine.device, machine.note) == (
+        "cpu",
+        f"CUDA_VISIBLE_DEVICES={visible} names none of the 1 GPUs",
+    )
     assert calls == ["init", "shutdown"]
 
 
-def test_a_driver_without_gpus_leaves_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = stand_in(monkeypatch, [])
+MISSING = "NVML Shared Library Not Found"
+
+
+@pytest.mark.parametrize(
+    ("fails", "amd", "calls", "note"),
+    [
+        (None, "/no/such/device", ["init", "shutdown"], "NVML found a driver but no GPU"),
+        (MISSING, "/no/such/device", ["init"], f"NVML found no GPU: {MISSING}"),
+        (
+            *(MISSING, "/dev/null", ["init"]),
+            f"NVML found no GPU: {MISSING}; "
+            "there is an AMD GPU (/dev/null), perfsuite measures on NVIDIA's only",
+        ),
+    ],
+)
+def test_without_a_gpu_there_is_the_processor_and_the_reason(
+    monkeypatch: pytest.MonkeyPatch, fails: str | None, amd: str, calls: list[str], note: str
+) -> None:
+    called = stand_in(monkeypatch, [], fails=fails)
+    monkeypatch.setattr("perfsuite.node.machine.AMD_DRIVER", Path(amd))
     machine = detect()
-    assert (machine.device, machine.note) == ("cpu", "NVML found a driver but no GPU")
-    assert calls == ["init", "shutdown"]
-
-
-def test_no_driver_leaves_the_processor_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(monkeypatch, [], fails="NVML Shared Library Not Found")
-    machine = detect()
-    assert (machine.device, machine.note) == ("cpu", "NVML found no GPU: NVML Shared Library Not Found")
-
-
-def test_names_may_be_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(monkeypatch, [b"NVIDIA H200"])
-    assert detect().hardware_class == "h200-141gb-sxm"
+    assert (machine.device, machine.note) == ("cpu", note)
+    assert called == calls
 
 
 def test_unlike_gpus_make_a_class_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +264,7 @@ def test_an_instance_of_mig_has_a_class_of_its_own(monkeypatch: pytest.MonkeyPat
     def mig_mode(handle: int) -> list[int]:
         raise InvalidArgument("Invalid Argument")  # of an instance
 
-    names: list[str | bytes] = ["NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"]
+    names = ["NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"]
     stand_in(monkeypatch, names, MigMode=mig_mode, HandleByUUID=lambda uuid: {"MIG-5": 1}[uuid])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-5")
     assert detect().hardware_class == "a100-sxm4-40gb-mig-1g-5gb-81gb"
@@ -294,32 +302,10 @@ def test_unlike_gpus_in_an_order_that_nvml_does_not_know_are_refused(monkeypatch
     assert detect().devices == 2
 
 
-def test_an_amd_gpu_is_not_passed_over_in_silence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    stand_in(monkeypatch, [], fails="NVML Shared Library Not Found")
-    monkeypatch.setattr("perfsuite.node.machine.AMD_DRIVER", tmp_path)
-    machine = detect()
-    assert (machine.device, machine.note) == (
-        "cpu",
-        "NVML found no GPU: NVML Shared Library Not Found; "
-        f"there is an AMD GPU ({tmp_path}), perfsuite measures on NVIDIA's only",
-    )
-
-
-def test_cpu_detection(monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(monkeypatch, [], fails="no driver")
-    monkeypatch.setattr(
-        "perfsuite.node.machine._cpu_name", lambda: "AMD EPYC(TM) 7763 64-Core Processor @ 2.45GHz"
-    )
-    machine = detect()
-    cores = len(os.sched_getaffinity(0))
-    assert machine.hardware_class == f"cpu-amd-epyc-7763-64-core-{cores}c"
-    assert (machine.devices, machine.memory_bytes) == (cores, psutil.virtual_memory().total)
-    assert machine.why_not("cpu") is None
-
-
 @pytest.mark.parametrize(
     ("name", "middle"),
     [
+        ("AMD EPYC(TM) 7763 64-Core Processor @ 2.45GHz", "amd-epyc-7763-64-core"),
         ("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz", "intel-xeon-platinum-8481c"),
         ("aarch64", "aarch64"),
         ("???", "unknown"),
@@ -329,7 +315,10 @@ def test_cpu_classes_are_fit_for_a_directory(monkeypatch: pytest.MonkeyPatch, na
     stand_in(monkeypatch, [], fails="no driver")
     monkeypatch.setattr("perfsuite.node.machine._cpu_name", lambda: name)
     machine = detect()
+    assert machine.devices == len(os.sched_getaffinity(0))
     assert machine.hardware_class == f"cpu-{middle}-{machine.devices}c"
+    assert machine.memory_bytes == psutil.virtual_memory().total
+    assert machine.why_not("cpu") is None
 
 
 def test_this_machine_is_something() -> None:

@@ -45,7 +45,6 @@ def test_a_child_that_was_born_since_the_last_look_is_not_foreign() -> None:
     clock = Clock()
     nvml = Nvml({"nvmlDeviceGetComputeRunningProcesses": ([using(OWN, GIB)],)})
     sampler = Sampler(devices=1, nvml=nvml, clock=clock)
-    sampler.begin(OWN)
     sampler.sample(1)
     with subprocess.Popen([sys.executable, "-c", SPIN]) as child:
         listed = ([using(OWN, GIB), using(child.pid, GIB)],)

@@ -7,14 +7,27 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from perfsuite.analysis.stack_reader import read_stacks
 from perfsuite.errors import LaunchError
 from perfsuite.node import processes
-from perfsuite.node.processes import JOB_MARK, descendants, has_ended, marked, sweep, wait_for
+from perfsuite.node.processes import (
+    JOB_MARK,
+    ask_for_stacks,
+    descendants,
+    has_ended,
+    marked,
+    sweep,
+    wait_for,
+)
+from perfsuite.results.run_dir import RunDir
+
+WAIT = "import sys; print(flush=True); sys.stdin.read()"
 
 
 class Started:
@@ -23,9 +36,9 @@ class Started:
     def __init__(self) -> None:
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def __call__(self, **environment: str) -> subprocess.Popen[bytes]:
+    def __call__(self, *, code: str = WAIT, **environment: str) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"],
+            [sys.executable, "-c", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **environment},
@@ -46,8 +59,8 @@ def start() -> Iterator[Started]:
         process.communicate()
 
 
-def pids(found: list[psutil.Process]) -> list[int]:
-    return [process.pid for process in found]
+def pids(mark: str) -> list[int]:
+    return [process.pid for process in marked(mark)]
 
 
 @pytest.fixture
@@ -59,15 +72,15 @@ def mark() -> str:
 def test_only_the_living_of_one_job_are_found_and_killed(start: Started, mark: str) -> None:
     mine, zombie = start(**{JOB_MARK: mark}), start(**{JOB_MARK: mark})
     others, strangers = start(**{JOB_MARK: f"{mark}-2"}), start()
-    assert pids(marked(mark)) == [mine.pid, zombie.pid]
+    assert pids(mark) == [mine.pid, zombie.pid]
     zombie.kill()
     os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
-    assert pids(marked(mark)) == [mine.pid]
+    assert pids(mark) == [mine.pid]
     sweep(mark)
     assert not psutil.pid_exists(mine.pid)
     assert marked(mark) == []
     assert (others.poll(), strangers.poll()) == (None, None)
-    assert pids(marked(f"{mark}-2")) == [others.pid]
+    assert pids(f"{mark}-2") == [others.pid]
 
 
 def test_who_sweeps_does_not_kill_itself(mark: str) -> None:
@@ -151,3 +164,70 @@ def test_who_cannot_be_killed_is_an_error_that_names_it(monkeypatch: pytest.Monk
         sweep("mine")
     assert "look at dmesg" in str(caught.value)
     assert now == processes.KILL_S + 5
+
+
+def test_only_those_that_listen_are_asked_for_their_stacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Started
+) -> None:
+    """The signal would end any other process."""
+    monkeypatch.setattr(processes, "STACKS_S", 60)
+    run_dir = RunDir(tmp_path)
+    listens = (
+        "import pathlib; from perfsuite.worker import stack_writer\n"
+        "from perfsuite.results.run_dir import RunDir\n"
+        f"run_dir = RunDir(pathlib.Path({str(tmp_path)!r}))\n"
+        f"stack_writer.listen(run_dir, None); stack_writer.listen(run_dir, 3)\n{WAIT}"
+    )
+    started = [start(code=listens), start()]
+    ask_for_stacks(run_dir, [psutil.Process(process.pid) for process in started])
+    for process in started:
+        process.communicate()
+    assert [process.returncode for process in started] == [0, 0]
+    assert read_stacks(run_dir).startswith("rank 3 stood here:")
+    assert "in <module>" in read_stacks(run_dir)
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of this process, which listens to a signal that does nothing."""
+    monkeypatch.setattr(processes, "STACKS_SIGNAL", signal.SIGCONT)
+    file = RunDir(tmp_path).stacks(0, os.getpid())
+    file.write_text("")
+    return file
+
+
+def test_a_process_that_does_not_react_is_not_waited_for_long(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "STACKS_S", 0.2)
+    ask_for_stacks(RunDir(tmp_path), [psutil.Process()])
+    assert read_stacks(RunDir(tmp_path)) == ""
+
+
+def test_the_stacks_of_who_is_gone_are_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("waited"))
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    process = psutil.Process(ended.pid)
+    ended.wait()
+    RunDir(tmp_path).stacks(0, ended.pid).write_text("")
+    ask_for_stacks(RunDir(tmp_path), [process])
+
+
+def test_stacks_are_waited_for_until_they_grow_no_more(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["", "Thread 1", "Thread 1\nThread 2"]
+
+    def sleep(seconds: float) -> None:
+        if texts:
+            file.write_text(texts.pop(0))
+        else:
+            slept.append(seconds)
+
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", sleep)
+    ask_for_stacks(RunDir(tmp_path), [psutil.Process()])
+    assert file.read_text() == "Thread 1\nThread 2"
+    assert slept == [processes.STACKS_POLL_S], "once more, to see that nothing came"

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,11 +9,6 @@ import pytest
 from perfsuite.errors import LaunchError
 from perfsuite.node import rendezvous
 from perfsuite.results.run_dir import RunDir
-
-
-def test_one_node_needs_no_name() -> None:
-    assert rendezvous.host_name(1) == "127.0.0.1"
-    assert rendezvous.host_name(2) == socket.gethostname()
 
 
 def test_node_0_chooses_a_port_that_the_others_are_told_of(tmp_path: Path) -> None:
@@ -30,19 +24,21 @@ def test_node_0_chooses_a_port_that_the_others_are_told_of(tmp_path: Path) -> No
             listens.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listens.bind(address)
             listens.listen()
-    assert address[0] == "127.0.0.1"
+    assert address[0] == "127.0.0.1", "one node needs no name"
+
+
+def test_other_nodes_are_told_the_name_of_the_first(tmp_path: Path) -> None:
+    with rendezvous.meeting(RunDir(tmp_path), 0, 2) as variables:
+        assert variables["MASTER_ADDR"] == socket.gethostname()
 
 
 @pytest.mark.parametrize("half", ["", "n1:29", None])
 def test_what_node_0_has_not_told_in_full_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: str | None
+    tmp_path: Path, passing: list[float], half: str | None
 ) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    monkeypatch.setattr(time, "monotonic", lambda: sum(slept))
     run_dir = RunDir(tmp_path)
     if half is not None:
         run_dir.endpoint.write_text(half)
     with pytest.raises(LaunchError, match="node 0 has not told within 300 s where ranks meet"):
-        rendezvous.read_endpoint(run_dir)
-    assert sum(slept) == pytest.approx(rendezvous.MEET_S, abs=1)
+        rendezvous.meeting(run_dir, 1, 2).__enter__()
+    assert sum(passing) == pytest.approx(rendezvous.MEET_S, abs=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
@@ -29,7 +30,7 @@ def gpu_rows(machine: Machine, nvml: Any | None = None) -> list[Row]:
         return []
     if nvml is None:
         nvml = importlib.import_module("pynvml")
-    gpus = Gpus(nvml, machine.devices, JobProcesses())  # nothing is launched
+    gpus = Gpus(nvml, machine.devices, JobProcesses(os.getpid()))  # nothing is launched
     cards = gpus.cards(gpus.used_bytes())
     fabric = gpus.fabric_states()
     notes = [*gpus.notes(), *(f"{card.name}: {fault}" for card in cards for fault in card.memory_faults)]

@@ -28,22 +28,13 @@ WAITING = frozenset(
     ["PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"]
 )
 """States of a job that does not run yet."""
-LOST = frozenset(
+ENDED = frozenset(
     [
-        "BOOT_FAIL",
-        "CANCELLED",
-        "DEADLINE",
-        "FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "REVOKED",
-        "TIMEOUT",
-        FORGOTTEN,
+        *("COMPLETED", "BOOT_FAIL", "CANCELLED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+        *("PREEMPTED", "REVOKED", "TIMEOUT", FORGOTTEN),
     ]
 )
-"""States of a job that ended, but not well."""
-ENDED = LOST | {"COMPLETED"}
+"""States of a job that ended, well or not."""
 NOTHING = ("", "(null)", "N/A", "None", "Unknown")
 """What Slurm prints where there is nothing to tell."""
 T = TypeVar("T")
@@ -52,7 +43,6 @@ _OF_NODES = re.compile(r"\bNodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
 """The resources of some nodes of a job, in the details of `scontrol show job`."""
 _GPUS = re.compile(r"\bgpu(?::[^:(,]+)?:(\d+)\(")
 _UNKNOWN_JOB = "Invalid job id"
-_HAS_ENDED = ("already completing or completed", _UNKNOWN_JOB)
 _TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 
@@ -67,11 +57,8 @@ class SlurmJob:
     """Its state as it was printed: `CANCELLED by 0`."""
     reason: str | None = None
     """Why it waits, or why it ended."""
-    partition: str | None = None
     nodes: tuple[str, ...] = ()
     """Its nodes in Slurm's order; none while it waits."""
-    batch_host: str | None = None
-    """The node on which its script runs."""
     exit_status: int | None = None
     """That of its script; 0 while it runs."""
     exit_signal: int | None = None
@@ -120,10 +107,8 @@ class SlurmJob:
         return self.state_words if self.reason is None else f"{self.state_words} ({self.reason})"
 
 
-def ask(
-    *words: str, text: str = "", answer_s: float = ANSWER_S, environment: Mapping[str, str] | None = None
-) -> str:
-    """What a command of Slurm prints, given `text` on its standard input.
+def ask(*words: str, answer_s: float = ANSWER_S, environment: Mapping[str, str] | None = None) -> str:
+    """What a command of Slurm prints.
 
     It has a process group of its own: a Ctrl-C in the terminal does not reach it. `environment` stands in
     for that of this process. Raises `SlurmError`.
@@ -132,7 +117,7 @@ def ask(
     try:
         done = subprocess.run(
             words,
-            input=text,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             check=False,
@@ -152,6 +137,16 @@ def ask(
     return done.stdout
 
 
+def _ask_unless(refusal: str, *words: str) -> str | None:
+    """What a command of Slurm prints; None if it fails with words that match `refusal`."""
+    try:
+        return ask(*words)
+    except SlurmError as error:
+        if re.search(refusal, str(error)):
+            return None
+        raise
+
+
 def patiently(until: float, ask: Callable[[str], T], about: str) -> T:
     """Return what Slurm answers. Its controller may be busy: `SlurmError` is raised only after `until`.
 
@@ -168,11 +163,8 @@ def patiently(until: float, ask: Callable[[str], T], about: str) -> T:
 
 def job(job_id: str) -> SlurmJob:
     """What Slurm tells of a job; one in state `FORGOTTEN` if Slurm does not know it. Raises `SlurmError`."""
-    try:
-        printed = ask("scontrol", "show", "job", job_id, "--oneliner")
-    except SlurmError as error:
-        if _UNKNOWN_JOB not in str(error):
-            raise
+    printed = _ask_unless(_UNKNOWN_JOB, "scontrol", "show", "job", job_id, "--oneliner")
+    if printed is None:
         return SlurmJob(id=job_id, state=FORGOTTEN, state_words="no longer known to Slurm")
     told = fields(printed)
     nodes = told.get("NodeList")
@@ -188,9 +180,7 @@ def parse_job(job_id: str, told: Mapping[str, str], nodes: tuple[str, ...]) -> S
         state=_state(words),
         state_words=words,
         reason=told.get("Reason"),
-        partition=told.get("Partition"),
         nodes=nodes,
-        batch_host=told.get("BatchHost"),
         exit_status=status,
         exit_signal=signal,
         submitted=told.get("SubmitTime"),
@@ -240,12 +230,8 @@ def seconds_left(job_id: str) -> int | None:
 
     Slurm computes them, so no clocks of two machines are compared. Raises `SlurmError`.
     """
-    try:
-        return parse_duration_s(ask("squeue", "--noheader", f"--jobs={job_id}", "--format=%L"))
-    except SlurmError as error:
-        if _UNKNOWN_JOB not in str(error):
-            raise
-        return None
+    printed = _ask_unless(_UNKNOWN_JOB, "squeue", "--noheader", f"--jobs={job_id}", "--format=%L")
+    return parse_duration_s(printed or "")
 
 
 def parse_duration_s(text: str) -> int | None:
@@ -259,28 +245,15 @@ def parse_duration_s(text: str) -> int | None:
 
 def steps(job_id: str, name: str) -> list[str]:
     """Ids of the living steps of a job with this name. Raises `SlurmError`."""
-    try:
-        printed = ask("squeue", "--noheader", "--steps", f"--jobs={job_id}", "--format=%i %j")
-    except SlurmError as error:
-        if _UNKNOWN_JOB not in str(error):
-            raise
-        return []
+    options = ("--noheader", "--steps", f"--jobs={job_id}", "--format=%i %j")
+    printed = _ask_unless(_UNKNOWN_JOB, "squeue", *options) or ""
     pairs = [line.strip().partition(" ") for line in printed.splitlines()]
     return [step_id for step_id, _, step_name in pairs if step_name.strip() == name]
 
 
-def cancel(*ids: str, signal: str | None = None) -> None:
-    """Cancel jobs or steps, or send a signal such as KILL to their processes. Those that ended are let be.
-
-    Raises `SlurmError`.
-    """
-    options = [] if signal is None else [f"--signal={signal}"]
-    for each in ids:
-        try:
-            ask("scancel", *options, each)
-        except SlurmError as error:
-            if not any(words in str(error) for words in _HAS_ENDED):
-                raise
+def cancel(id_: str, *options: str) -> None:
+    """Cancel a job or a step, which may have ended. `options` are those of scancel. Raises `SlurmError`."""
+    _ask_unless(f"already completing or completed|{_UNKNOWN_JOB}", "scancel", *options, id_)
 
 
 def switches(nodes: Iterable[str]) -> dict[str, str]:
@@ -288,20 +261,13 @@ def switches(nodes: Iterable[str]) -> dict[str, str]:
 
     Raises `SlurmError`.
     """
-    try:
-        printed = ask("scontrol", "show", "topology", "--oneliner")
-    except SlurmError as error:
-        if "No topology information" not in str(error):
-            raise
-        return {}
+    printed = _ask_unless("No topology information", "scontrol", "show", "topology", "--oneliner") or ""
     wanted = set(nodes)
     found: dict[str, str] = {}
-    for line in printed.splitlines():
-        told = fields(line)
+    for told in map(fields, printed.splitlines()):
         name = told.get("SwitchName", told.get("BlockName"))
-        if name is None or told.get("Level", "0") != "0" or "Nodes" not in told:
-            continue
-        found |= {node: name for node in hostnames(told["Nodes"]) if node in wanted}
+        if name is not None and told.get("Level", "0") == "0" and "Nodes" in told:
+            found |= {node: name for node in hostnames(told["Nodes"]) if node in wanted}
     return found
 
 

@@ -9,14 +9,8 @@ from perfsuite.node.describe import GRANTED_GPUS, Described
 
 GPU_REQUESTS = frozenset(
     [
-        "SLURM_CPUS_PER_GPU",
-        "SLURM_GPUS",
-        "SLURM_GPUS_PER_SOCKET",
-        "SLURM_GPUS_PER_TASK",
-        "SLURM_GPU_BIND",
-        "SLURM_MEM_PER_GPU",
-        "SLURM_NTASKS_PER_GPU",
-        "SLURM_TRES_PER_TASK",
+        *("SLURM_CPUS_PER_GPU", "SLURM_GPUS", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK"),
+        *("SLURM_GPU_BIND", "SLURM_MEM_PER_GPU", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK"),
         GRANTED_GPUS,  # that of the step counts, not that of the script of the job
     ]
 )

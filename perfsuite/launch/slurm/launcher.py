@@ -107,8 +107,7 @@ class SlurmLauncher:
             told = self._describe(probe)
         finally:
             probe.unlink()
-        blind = [each.name for each in told if each.probe != word]
-        if blind:
+        if blind := [each.name for each in told if each.probe != word]:
             raise MachineError(
                 f"{', '.join(blind)} cannot see {shared}, where this process has just written a file: every "
                 "node must see this directory. Give one of a shared file system: --perf-store=DIR (of a "
@@ -119,23 +118,13 @@ class SlurmLauncher:
 
     def _allocation(self, told: Sequence[Described]) -> Allocation:
         """What Slurm and the nodes tell for the report."""
-        try:
+        switches: dict[str, str] = {}
+        with contextlib.suppress(SlurmError):  # nothing depends on them
             switches = commands.switches(self.nodes)
-        except SlurmError:  # nothing depends on them
-            switches = {}
-        return Allocation(
-            job_id=self.job_id,
-            nodes=tuple(
-                AllocatedNode(name=each.name, switch=switches.get(each.name), interface=each.interface)
-                for each in told
-            ),
-            queued_s=self._allocated.queued_s,
-            variables={
-                name: value
-                for name, value in variables(os.environ).items()
-                if name.startswith(("NCCL_", "GLOO_"))
-            },
-        )
+        nodes = (AllocatedNode(name=n.name, switch=switches.get(n.name), interface=n.interface) for n in told)
+        network = {n: value for n, value in variables(os.environ).items() if n.startswith(("NCCL_", "GLOO_"))}
+        queued_s = self._allocated.queued_s
+        return Allocation(job_id=self.job_id, nodes=tuple(nodes), queued_s=queued_s, variables=network)
 
     def _describe(self, probe: Path) -> list[Described]:
         python = self._settings.python or sys.executable
@@ -143,8 +132,7 @@ class SlurmLauncher:
         srun = self._srun(len(self.nodes), "perfsuite-describe", "--input=none")
         done = commands.ask(*srun, *words, answer_s=DESCRIBE_S, environment=for_srun(os.environ))
         found = [Described.model_validate_json(line) for line in done.splitlines() if line.startswith("{")]
-        missing = set(self.nodes) - {each.name for each in found}
-        if missing:
+        if missing := set(self.nodes) - {each.name for each in found}:
             raise MachineError(f"{', '.join(sorted(missing))} did not say what they are: {done[-2000:]}")
         return sorted(found, key=lambda each: self.nodes.index(each.name))
 
@@ -156,22 +144,16 @@ class SlurmLauncher:
         mark = f"perfsuite-{uuid.uuid4().hex}"
         began = time.monotonic()
         nodes = job.case.topology.nodes
-        ours = {JOB_MARK: mark, NODE_VARIABLE: "SLURM_NODEID", lease.LEASE_S: f"{lease.LOST_S:g}"}
         if job.python == sys.executable and self._settings.python is not None:
             job = replace(job, python=self._settings.python)
-        srun_command = self._srun(
-            nodes,
-            mark,
-            "--unbuffered",
-            "--input=all",
-            f"--output={job.run_dir.path.resolve()}/agent-%n.log",  # by slurmstepd: nothing goes through srun
-            # Given to the agents alone: an agent that ends its job must not end srun, which tells the others.
-            "--export=" + ",".join(["ALL", *(f"{name}={value}" for name, value in ours.items())]),
-        )
-        command = [*srun_command, *agent_command(job)]
+        # Given to the agents alone: an agent that ends its job must not end srun, which tells the others.
+        ours = f"{JOB_MARK}={mark},{NODE_VARIABLE}=SLURM_NODEID,{lease.LEASE_S}={lease.LOST_S:g}"
+        log = f"{job.run_dir.path.resolve()}/agent-%n.log"  # by slurmstepd: nothing goes through srun
+        options = ("--unbuffered", "--input=all", f"--output={log}", f"--export=ALL,{ours}")
+        command = [*self._srun(nodes, mark, *options), *agent_command(job)]
         prepare(job.run_dir)
-        variables_of_srun = for_srun(environment(job))
-        with started(command, job.run_dir.scheduler_log, variables_of_srun, job.directory) as srun:
+        given = for_srun(environment(job))
+        with started(command, job.run_dir.scheduler_log, given, job.directory) as srun:
             try:
                 failure = drive(job, srun, on_progress)
             finally:
@@ -224,8 +206,7 @@ class SlurmLauncher:
 
     def _end(self, job: Job, srun: subprocess.Popen[bytes], mark: str) -> None:
         """End the job's step and its `srun`. Raises as `_end_step`, but not for a job that is measured: then
-        the next launch does.
-        """
+        the next launch does."""
         assert srun.stdin is not None
         try:
             with contextlib.suppress(BrokenPipeError):
@@ -244,8 +225,7 @@ class SlurmLauncher:
 
     def _end_step(self, mark: str) -> None:
         """End a step on every node. Raises `LaunchError` if Slurm still knows of it after `END_S`, and
-        `SlurmError` if it does not answer.
-        """
+        `SlurmError` if it does not answer."""
         until = time.monotonic() + END_S
         while left := patiently(until, self._cancelled, mark):
             if time.monotonic() > until:
@@ -257,10 +237,10 @@ class SlurmLauncher:
         self._left_over = None
 
     def _cancelled(self, mark: str) -> list[str]:
-        """Cancel what is left of the steps of this name. Returns them."""
+        """Kill what is left of the steps of this name. Returns them."""
         left = commands.steps(self.job_id, mark)
         for step in left:
-            commands.cancel(step, signal="KILL")
+            commands.cancel(step, "--signal=KILL")
         return left
 
 
@@ -271,9 +251,9 @@ def _has_reported(job: Job) -> bool:
 
 def alike(told: Sequence[Described]) -> Machine:
     """Return the machine that all nodes are. Raises `MachineError` naming those that are another."""
-    first = told[0].machine.replace(interconnect=told[0].interconnect)
-    for each in told[1:]:
-        machine = each.machine.replace(interconnect=each.interconnect)
+    machines = [each.machine.replace(interconnect=each.interconnect) for each in told]
+    first = machines[0]
+    for each, machine in zip(told, machines, strict=True):
         unlike = [
             f"{field} {getattr(machine, field)!r} instead of {getattr(first, field)!r}"
             for field in ("hardware_class", "devices", "driver", "interconnect")
@@ -305,8 +285,7 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
     if any(each.failures and (each.is_over or task) for each in told):
         return None
     if task:
-        message = f"an agent ended without a word: {task}"
-        return Failure(kind="crash", message=message, at=time.time())
+        return Failure(kind="crash", message=f"an agent ended without a word: {task}", at=time.time())
     logs = [said, *(log.read_text(errors="replace") for log in run_dir.all_agent_logs())]
     why = next((found[0] for log in logs if (found := ENDED_BY_SLURM.search(log))), "somebody cancelled it")
     return Failure(kind="cancelled", message=f"Slurm ended the step: {why}", at=time.time())

@@ -71,8 +71,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_waiting_job() -> None:
     job = parsed(PENDING_22_05)
-    assert (job.state, job.reason, job.partition) == ("PENDING", "PartitionDown", "closed")
-    assert (job.started, job.ends, job.batch_host) == (None, None, None)
+    assert (job.state, job.reason, job.started, job.ends) == ("PENDING", "PartitionDown", None, None)
     assert (job.submitted, job.time_limit) == ("2026-11-22T06:56:09", "00:01:00")
     assert job.is_waiting
     assert not job.is_over
@@ -83,7 +82,7 @@ def test_a_waiting_job() -> None:
 def test_a_failed_job() -> None:
     job = parsed(FAILED_22_05, ("n1", "n2"))
     assert (job.state, job.exit_status, job.exit_signal) == ("FAILED", 3, 0)
-    assert (job.nodes, job.batch_host) == (("n1", "n2"), "n1")
+    assert job.nodes == ("n1", "n2")
     assert job.why_over == "FAILED (NonZeroExitCode)"
     assert not job.is_waiting
 
@@ -119,20 +118,19 @@ def test_fields_of_later_versions_do_not_disturb() -> None:
     assert told["AllocTRES"] == "cpu=12,mem=30192M,node=2,gres/gpu=16"
     job = parsed(NEWER)
     assert (job.state, job.reason, job.exit_status) == ("COMPLETING", None, 0)
-    assert job.batch_host == "b-cn1703"
     assert job.is_completing
     assert job.is_over
 
 
 def test_missing_fields_are_none() -> None:
     job = parsed("JobId=1 JobState=RUNNING\n")
-    assert (job.reason, job.partition, job.exit_status, job.exit_signal) == (None, None, None, None)
-    assert (job.started, job.time_limit, job.batch_host) == (None, None, None)
+    assert (job.reason, job.exit_status, job.exit_signal) == (None, None, None)
+    assert (job.started, job.time_limit) == (None, None)
     assert parsed("").state == "UNKNOWN"
     assert not parsed("").is_over
 
 
-@pytest.mark.parametrize("state", sorted(commands.LOST - {"FORGOTTEN"}))
+@pytest.mark.parametrize("state", sorted(commands.ENDED - {"FORGOTTEN"}))
 def test_an_allocation_that_is_lost(state: str) -> None:
     assert in_state(state).is_over
     assert in_state(state).why_over == state
@@ -243,13 +241,14 @@ def test_a_real_job_from_queue_to_end(slurm: Cluster) -> None:
     wait_until(lambda: len(commands.steps(job_id, "the step")) == 1, "the step")
     assert commands.steps(job_id, "another") == []
     job = commands.job(job_id)
-    assert (job.state, job.nodes, job.batch_host) == ("RUNNING", ("n1", "n2"), "n1")
+    assert (job.state, job.nodes) == ("RUNNING", ("n1", "n2"))
     left_s = commands.seconds_left(job_id)
     assert left_s is not None
     assert 500 < left_s <= 600
 
     def has_failed() -> bool:  # a signal to a step that only begins may be lost: it is sent again
-        commands.cancel(*commands.steps(job_id, "the step"), signal="KILL")
+        for step in commands.steps(job_id, "the step"):
+            commands.cancel(step, "--signal=KILL")
         return commands.job(job_id).state == "FAILED"
 
     wait_until(has_failed, "the job to end, as its step did")

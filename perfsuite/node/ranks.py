@@ -1,0 +1,350 @@
+"""Starts the ranks of a job on this node, and waits for them. Imports neither torch nor pytest.
+
+There are three ways to start ranks:
+
+- Ranks of perfsuite's own worker are forked by a server that has imported torch once, and on a CPU the
+  model's code, too (`perfsuite.node.preload`). They stay in this process's group, so that one `killpg` ends
+  them all; the subprocesses of torchrun, each in a session of its own, would survive that.
+- The ranks of a script are plain processes, or a command starts them by itself. The Python processes among
+  them measure themselves (`perfsuite.worker.startup`).
+- Ranks that train nothing are forked from this process.
+
+The environment of a rank is that of torchrun, and rank 0 is where all of them meet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from perfsuite import documents
+from perfsuite.case.case import CaseFile, Topology
+from perfsuite.errors import FileError
+from perfsuite.frameworks.base import Command, framework_of
+from perfsuite.node import cpu, rendezvous
+from perfsuite.node.processes import POLL_S, wait_for
+from perfsuite.results.rank_report import Failure, RankReport
+from perfsuite.results.run_dir import FILES, JOB_VARIABLES, LAUNCH_DIR, MODEL_CODE, MOVED, RUN_DIR, RunDir
+from perfsuite.worker import leash
+from perfsuite.worker import main as worker
+from perfsuite.worker.rank import LEAVE_S
+
+ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+"""torch's environment variable that torchrun sets to 1, unless the user has set it."""
+GRACE_S = 5
+"""Seconds in which the other ranks may end by themselves, and say why, when one has failed."""
+SERVER_S = 1.0
+"""Seconds in which the end of the fork server is known after its connections are closed."""
+STAY_S = LEAVE_S + GRACE_S
+"""Seconds in which ranks have ended when all of them have reported: the kernel ends them sooner, unless they
+ignore its signal."""
+STAYED = f"was killed: it had not ended {STAY_S} s after every rank had reported"
+NO_EXIT_CODE = "exit code 255"
+"""What multiprocessing tells of a rank whose fork server is gone; a rank may also end so by itself."""
+
+Process = BaseProcess | subprocess.Popen[bytes]
+"""A rank of perfsuite's worker, or of a script."""
+
+
+@dataclass(frozen=True)
+class AgentJob:
+    """The part of a job that runs on this node."""
+
+    run_dir: RunDir
+    request: CaseFile
+    node: int = 0
+    """The number of this node, from 0 on."""
+    near_cores: tuple[frozenset[int], ...] = ()
+    """The cores near the GPU of each rank of this node, where they are known."""
+    tell: Callable[[Sequence[Failure]], object] = lambda failures: None
+    """Is told what has failed so far while other ranks still run."""
+
+    @property
+    def topology(self) -> Topology:
+        """The nodes and ranks of the whole job."""
+        return self.request.case.topology
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of this node: those of a node follow each other."""
+        per_node = self.topology.processes_per_node
+        return range(self.node * per_node, (self.node + 1) * per_node)
+
+
+def run(job: AgentJob) -> list[Failure]:
+    """Run this node's ranks to their end. Return what has failed."""
+    case, files = job.request.case, job.run_dir.files
+    files.mkdir(exist_ok=True)  # another node may have made it
+    os.environ[FILES] = str(files)
+    plan = framework_of(case).plan(case)
+    given = os.environ.get(JOB_VARIABLES, "").split()
+    # By the perfsuite that this process has.
+    ours = {**cpu.node_variables(case, job.request.device), **plan.environment}
+    os.environ |= {n: value.replace(LAUNCH_DIR, str(files)) for n, value in ours.items() if n not in given}
+    if plan.command is not None:
+        return _run(plan.command, job)
+    if not plan.needs_torch:
+        return _fork(job, multiprocessing.get_context("fork").Process, {})
+    os.environ |= _model_code(job.request)
+    multiprocessing.set_forkserver_preload(["perfsuite.node.preload"])
+    forkserver.ensure_running()  # it imports torch from now on
+    with rendezvous.meeting(job.run_dir, job.node, job.topology.nodes) as meeting:
+        return _fork(job, multiprocessing.get_context("forkserver").Process, meeting)
+
+
+def _model_code(request: CaseFile) -> dict[str, str]:
+    """Return `MODEL_CODE` where each rank would import transformers (seconds each), and a fork may have it.
+
+    On a GPU it may not: what touches the GPU when it is imported would break it for all forks.
+    """
+    case = request.case
+    model_type = case.model.config.get("model_type")
+    if request.device == "cuda" or request.preflight or model_type is None:
+        return {}
+    name = str(model_type).replace("-", "_")
+    adapters = [] if case.lora is None else ["peft"]
+    return {MODEL_CODE: " ".join([f"transformers.models.{name}.modeling_{name}", *adapters])}
+
+
+def _fork(job: AgentJob, process: type[BaseProcess], meeting: Mapping[str, str]) -> list[Failure]:
+    """Start ranks of perfsuite's worker by a fork: of this process, or of the server that has torch."""
+    path = str(job.run_dir.path)
+    ranks = {
+        rank: process(target=worker.forked, args=(path, {**_variables(job, rank), **meeting}))
+        for rank in job.ranks
+    }
+    try:
+        for each in ranks.values():
+            each.start()
+    except (EOFError, OSError):
+        if not (ended := _server_ended()):
+            raise
+        return ended
+    _bind(job, ranks.values())
+    failures = _wait(job, ranks)
+    if any(each.message == NO_EXIT_CODE for each in failures):
+        return _server_ended() or failures  # its ranks died with it
+    return failures
+
+
+def _server_ended() -> list[Failure]:
+    """How the server ended from which ranks are forked; empty if it has not, or if there is none."""
+    pid = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
+    until = time.monotonic() + SERVER_S
+    with contextlib.suppress(ChildProcessError):
+        while pid is not None and time.monotonic() < until:
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is not None:
+                code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+                what = "the server from which ranks are forked (multiprocessing's)"
+                message = f"{what} ended with {_exit_code(code)}"
+                return [Failure(kind="error", message=message, at=time.time())]
+            time.sleep(POLL_S)
+    return []
+
+
+def _bind(job: AgentJob, ranks: Iterable[Process]) -> None:
+    """Keep each rank on the cores near its GPU: host-bound steps are slower on those of another socket."""
+    for each, cores in zip(ranks, job.near_cores, strict=False):
+        if each.pid is not None:
+            cpu.bind(each.pid, cores)
+
+
+def _run(command: Command, job: AgentJob) -> list[Failure]:
+    """Run a command whose Python processes find `perfsuite.worker.startup`, once or once per rank."""
+    first = {
+        "PYTHONPATH": str(Path(worker.__file__).parent / "startup"),
+        "PATH": str(Path(sys.executable).parent),
+    }
+    paths = {
+        name: os.pathsep.join(filter(None, [path, os.environ.get(name)])) for name, path in first.items()
+    }
+    environment = {**os.environ, **paths, RUN_DIR: str(job.run_dir.path)}
+    for rank in job.ranks:  # on NFS others see a file that is there at once, a new one later
+        job.run_dir.training(rank).touch()
+    if command.starts_ranks and job.topology.nodes == 1:
+        return _run_once(command, job, environment)
+    with rendezvous.meeting(job.run_dir, job.node, job.topology.nodes) as meeting:
+        environment |= meeting
+        if command.starts_ranks:
+            return _run_once(command, job, environment)
+        ranks = {
+            rank: _start(command, job, environment | _variables(job, rank), job.run_dir.rank_log(rank))
+            for rank in job.ranks
+        }
+        _bind(job, ranks.values())
+        return _wait(job, ranks)
+
+
+def _run_once(command: Command, job: AgentJob, environment: Mapping[str, str]) -> list[Failure]:
+    process = _start(command, job, environment, None)
+    ours, stay = _children(), Stay(job)
+    while not wait_for(process, POLL_S):
+        _bury(ours)
+        if stay.is_over():
+            process.kill()  # what it has started is swept
+            return [_crash(f"the command {STAYED}")]
+    code = process.returncode
+    if not job.run_dir.all_ranks():
+        return [_crash(_ended(job, "the command", code))]
+    return [_crash(f"the command ended with {_exit_code(code)}")] if code else []
+
+
+def _start(
+    command: Command, job: AgentJob, environment: Mapping[str, str], log: Path | None
+) -> subprocess.Popen[bytes]:
+    """Start a process of `command`, with its output in `log`, or where this process's own output goes."""
+    with contextlib.ExitStack() as files:
+        return subprocess.Popen(
+            [_moved(word).replace(LAUNCH_DIR, str(job.run_dir.files)) for word in command.words],
+            cwd=_moved(command.directory),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=None if log is None else files.enter_context(log.open("ab")),
+            stderr=None if log is None else subprocess.STDOUT,
+            preexec_fn=leash.die_with_parent,
+        )
+
+
+def _moved(word: str) -> str:
+    """Return where a file of the repository is in the worktree that stands for it, if one does.
+
+    The environment of this process and the worktree itself may lie in the repository, too.
+    """
+    top, _, worktree = os.environ.get(MOVED, "").partition(os.pathsep)
+    inside, path = top + os.sep, word + os.sep
+    stay = tuple(each + os.sep for each in (sys.prefix, worktree) if (each + os.sep).startswith(inside))
+    is_moved = worktree and path.startswith(inside) and not path.startswith(stay)
+    return worktree + word.removeprefix(top) if is_moved else word
+
+
+def _variables(job: AgentJob, rank: int) -> dict[str, str]:
+    """Return torchrun's environment variables (torch's docs, "torchrun", "Environment Variables").
+
+    Those that say where ranks meet are `rendezvous.meeting`'s; there rank 0 listens, and no agent.
+    """
+    world = str(job.topology.world_size)
+    return {
+        "LOCAL_RANK": str(rank - job.ranks.start),
+        "RANK": str(rank),
+        "GROUP_RANK": str(job.node),
+        "ROLE_RANK": str(rank),
+        "ROLE_NAME": "default",
+        "LOCAL_WORLD_SIZE": str(job.topology.processes_per_node),
+        "WORLD_SIZE": world,
+        "GROUP_WORLD_SIZE": str(job.topology.nodes),
+        "ROLE_WORLD_SIZE": world,
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": "perfsuite",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        ASYNC_ERRORS: os.environ.get(ASYNC_ERRORS, "1"),
+    }
+
+
+class Stay:
+    """How long ranks may stay: `STAY_S` after every rank of the job has reported."""
+
+    def __init__(self, job: AgentJob) -> None:
+        self._missing = [job.run_dir.rank(rank) for rank in range(job.topology.world_size)]
+        self._until = float("inf")
+
+    def is_over(self) -> bool:
+        """Whether they have stayed too long."""
+        while self._missing and self._missing[-1].exists():
+            self._missing.pop()
+            if not self._missing:
+                self._until = time.monotonic() + STAY_S
+        return time.monotonic() > self._until
+
+
+def _wait(job: AgentJob, ranks: Mapping[int, Process]) -> list[Failure]:
+    """Wait until every rank has ended; once one has failed, no longer than `GRACE_S`; and see `Stay`.
+
+    A failure is told at once: if the ranks of another node fail by it, and that node's agent ends first,
+    `srun` ends this one.
+    """
+    running, ours, stay = dict(ranks), _children(), Stay(job)
+    failures: list[Failure] = []
+    until = float("inf")
+
+    def failed(message: str, rank: int) -> None:
+        failures.append(_crash(message, rank))
+        job.tell(failures)
+
+    while running and time.monotonic() < until and not stay.is_over():
+        time.sleep(POLL_S)
+        _bury(ours)
+        for rank, each in list(running.items()):
+            code = each.poll() if isinstance(each, subprocess.Popen) else each.exitcode
+            if code is None:
+                continue
+            del running[rank]
+            is_measured = _is_measured(job.run_dir, rank)
+            if (message := _failure(job, rank, code, isinstance(each, subprocess.Popen))) is not None:
+                failed(message, rank)
+            if not is_measured:
+                until = min(until, time.monotonic() + GRACE_S)
+    for rank, process in running.items():
+        process.kill()
+        if stay.is_over():
+            failed(f"it {STAYED}", rank)
+    return failures
+
+
+def _children() -> set[int]:
+    import psutil
+
+    return {child.pid for child in psutil.Process().children()}
+
+
+def _bury(ours: Collection[int]) -> None:
+    """Let go of an orphan of the job that has ended: nobody else will. `ours` are not orphans."""
+    with contextlib.suppress(ChildProcessError):
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is not None and ended.si_pid not in ours:
+            os.waitpid(ended.si_pid, 0)
+
+
+def _is_measured(run_dir: RunDir, rank: int) -> bool:
+    try:
+        return documents.read(run_dir.rank(rank), RankReport).failure is None
+    except FileError:
+        return False
+
+
+def _failure(job: AgentJob, rank: int, code: int, is_script: bool) -> str | None:
+    """How a rank failed, if it did. That one of perfsuite's worker left no report the driver sees."""
+    if is_script and not job.run_dir.rank(rank).exists():
+        return _ended(job, "the script", code)
+    return _exit_code(code) if code else None
+
+
+def _ended(job: AgentJob, what: str, code: int) -> str:
+    """How a script or command ended without a report, and how far rank 0 is known to have come."""
+    ended, total = f"{what} ended with {_exit_code(code)}", job.request.case.total_steps
+    steps = job.run_dir.steps_seen()
+    if steps is None:
+        child = ", or in a process that it starts (give it as command=(...) then)" * (what == "the script")
+        why = "" if code else f": it does not train, or not with an optimizer of torch{child}"
+        return f"{ended}, before an optimizer step could be seen{why}"
+    why = "" if code else ": not as Python ends, or perfsuite would have reported (os._exit?)"
+    return f"{ended}, when rank 0 had finished at least {steps} of {total} optimizer steps{why}"
+
+
+def _crash(message: str, rank: int | None = None) -> Failure:
+    return Failure(kind="crash", message=message, rank=rank, at=time.time())
+
+
+def _exit_code(code: int) -> str:
+    return f"exit code {code}" + (f" ({signal.Signals(-code).name})" if code < 0 else "")
