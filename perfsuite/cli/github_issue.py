@@ -119,8 +119,7 @@ def _subject(finding: Drift) -> str:
 
 def _of_result(told: Explained, case_id: str) -> str:
     lines = [*told.why[:MOST_CAUSES], *told.reasons, *told.decisive, *cut(told.findings, MOST_CAUSES)]
-    lines += [f"counts: {told.not_counted}"] if told.not_counted else []
-    lines += [told.changed] if told.changed else []
+    lines += [*told.not_counted, *told.changed]
     outcome, _, evidence = told.verdict.partition(" ")
     return "\n  - ".join([f"- {_code(case_id)}: **{outcome}** {evidence}", *map(_plain, lines)])
 

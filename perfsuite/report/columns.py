@@ -1,7 +1,4 @@
-"""The columns of the tables with one row for each case: terminal, Markdown, overview of the HTML page. Pure.
-
-Imports neither torch nor pytest.
-"""
+"""The columns of tables with a row for each case: terminal, Markdown, overview of the HTML page. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +7,9 @@ from dataclasses import dataclass
 
 from perfsuite.case.case import Unit
 from perfsuite.report import counts, summary, text
-from perfsuite.report.summary import speed, speed_change
 from perfsuite.results.amounts import amount
 from perfsuite.results.counts import Counts
 from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, Metric, extra_metrics
-from perfsuite.results.outcome import Check
 from perfsuite.results.quantities import Unit as CountUnit
 from perfsuite.results.run import Figures
 from perfsuite.results.session_file import Measurement
@@ -46,11 +41,10 @@ def figure(metric: Metric) -> Column:
 
 def speed_in(unit: Unit) -> Column:
     """Return the column of tokens/s or samples/s; a row that counts otherwise says so."""
-    metric = TOKENS_PER_S.counting(unit)
     return Column(
-        heading=metric.label,
-        value=lambda result: metric.of(result.figures),
-        format=lambda result, value: speed(value, result.unit, unit),
+        heading=TOKENS_PER_S.counting(unit).label,
+        value=lambda result: TOKENS_PER_S.of(result.figures),
+        format=lambda result, value: summary.speed(value, result.unit, unit),
     )
 
 
@@ -62,10 +56,46 @@ def extras(results: Sequence[Measurement]) -> list[Column]:
 def of_cases(results: Sequence[Measurement], measured: Sequence[Column]) -> Sequence[Column]:
     """Return the columns for these cases: `measured`, or what is known of dry runs, or of two arms."""
     if any(result.before for result in results):
-        return compared(summary.speed_unit(results))
+        return _compared(summary.speed_unit(results))
     if not summary.only_dry(results):
         return measured
     return [column for column in DRY if any(column.value(result) is not None for result in results)]
+
+
+def _compared(unit: Unit) -> list[Column]:
+    """The columns of cases of which two arms were compared; speeds are in `unit` per second."""
+    speed = speed_in(unit)
+    return [
+        Column(
+            heading=f"{speed.heading} A",
+            value=lambda result: Figures.median_of(run.figures for run in result.healthy_before).tokens_per_s,
+            format=speed.format,
+        ),
+        Column(heading="B", value=speed.value, format=speed.format),
+        _change("B vs A (99 %)", TOKENS_PER_S, interval=True),
+        _change("memory B vs A", PEAK_MEMORY, interval=True),
+        Column(
+            heading="pairs",
+            value=lambda result: len(result.runs),
+            format=lambda result, pairs: f"{len(result.healthy_runs)} of {len(result.runs)}",
+        ),
+    ]
+
+
+def _change(heading: str, metric: Metric, *, interval: bool = False) -> Column:
+    """The column of the judged change of a metric."""
+
+    def value(result: Measurement) -> float | None:
+        check = result.verdict.check(metric.name)
+        return None if check is None else check.change
+
+    def show(result: Measurement, change: float) -> str:
+        check = result.verdict.check(metric.name)
+        if not interval or check is None or check.interval is None:
+            return text.percent(change)
+        return f"{text.percent(change)} ({text.between(check.interval)})"
+
+    return Column(heading=heading, value=value, format=show)
 
 
 def _counted(heading: str, of: Callable[[Counts], int | None], unit: CountUnit) -> Column:
@@ -84,9 +114,8 @@ def _share_of_card(result: Measurement) -> float | None:
 
 
 def _fits(result: Measurement, share: float) -> str:
-    fit = result.dry_facts.fit
-    assert fit is not None
-    return f"{share:.0%}: {fit.verdict}"
+    assert result.dry_facts.fit is not None
+    return f"{share:.0%}: {result.dry_facts.fit.verdict}"
 
 
 def _most_speed(result: Measurement) -> float | None:
@@ -94,17 +123,8 @@ def _most_speed(result: Measurement) -> float | None:
     return None if limit is None else limit.tokens_per_s
 
 
-def _memory_growth(result: Measurement) -> float | None:
-    check = result.verdict.check(PEAK_MEMORY.name)
-    return None if check is None else check.change
-
-
-SPEED_CHANGE = Column(
-    heading="vs baseline", value=speed_change, format=lambda result, change: text.percent(change)
-)
-MEMORY_CHANGE = Column(
-    heading="memory vs baseline", value=_memory_growth, format=lambda result, change: text.percent(change)
-)
+SPEED_CHANGE = _change("vs baseline", TOKENS_PER_S)
+MEMORY_CHANGE = _change("memory vs baseline", PEAK_MEMORY)
 DRY = (
     _counted("computed", counts.flops, "FLOP"),
     _counted("collectives", counts.moved, "bytes"),
@@ -113,53 +133,10 @@ DRY = (
     Column(
         heading="most tokens/s",
         value=_most_speed,
-        format=lambda result, most: speed(most, result.unit, "tokens"),
+        format=lambda result, most: summary.speed(most, result.unit, "tokens"),
     ),
 )
 """What a dry run has to show: what a step does, how much of the card it needs, the most that it can reach."""
-
-
-def compared(unit: Unit) -> list[Column]:
-    """Return the columns of cases of which two arms were compared; speeds are in `unit` per second."""
-    metric = TOKENS_PER_S.counting(unit)
-
-    def of_a(result: Measurement) -> float | None:
-        return metric.of(Figures.median_of(run.figures for run in result.healthy_before))
-
-    def show(result: Measurement, value: float) -> str:
-        return speed(value, result.unit, unit)
-
-    return [
-        Column(heading=f"{metric.label} A", value=of_a, format=show),
-        Column(heading="B", value=lambda result: metric.of(result.figures), format=show),
-        _change("B vs A (99 %)", TOKENS_PER_S),
-        _change("memory B vs A", PEAK_MEMORY),
-        Column(
-            heading="pairs",
-            value=lambda result: len(result.runs),
-            format=lambda result, pairs: f"{len(result.healthy_runs)} of {len(result.runs)}",
-        ),
-    ]
-
-
-def _change(heading: str, metric: Metric) -> Column:
-    """The column of the change of a metric from arm A to arm B, with its interval."""
-
-    def check_of(result: Measurement) -> Check | None:
-        return result.verdict.check(metric.name)
-
-    def value(result: Measurement) -> float | None:
-        check = check_of(result)
-        return None if check is None else check.change
-
-    def show(result: Measurement, change: float) -> str:
-        check = check_of(result)
-        interval = "" if check is None or check.interval is None else f" ({text.between(check.interval)})"
-        return text.percent(change) + interval
-
-    return Column(heading=heading, value=value, format=show)
-
-
 LAUNCHES = Column(
     heading="launches",
     value=lambda result: None if result.dry else len(result.runs),

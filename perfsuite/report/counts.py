@@ -1,15 +1,13 @@
-"""Turns the counts of a step into amounts and lines of text: terminal, HTML and Markdown share them. Pure.
-
-Imports neither torch nor pytest.
-"""
+"""Turns the counts of a step into amounts, tables and lines of text, which every report shares. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 
 from perfsuite.report.table import NONE, Table
 from perfsuite.report.text import cut, plural
-from perfsuite.results.amounts import amount
+from perfsuite.results.amounts import amount, signed
 from perfsuite.results.counts import (
     PHASES,
     Collective,
@@ -21,13 +19,15 @@ from perfsuite.results.counts import (
     numbers,
     spans,
 )
-from perfsuite.results.outcome import CountCheck, Finding
+from perfsuite.results.outcome import CountCheck
 
 MOST_UNSTEADY = 5
 LEAST_GROWTH = 2**10
 """Bytes by which live tensors must grow in a step to be told in words: a step counter has 4."""
 MOST_ENTRIES = 2
 """Entries of ranks that are told in words."""
+MOST_FINDINGS = 50
+"""Findings of a table."""
 
 
 # Amounts
@@ -50,19 +50,15 @@ def peak(counts: Counts) -> int | None:
 
 def bytes_by_kind(counts: Counts) -> dict[str, int]:
     """Return the bytes of a step's messages by kind and dtype, the largest first; 0 for barriers."""
-    amounts: dict[str, int] = {}
-    for each in largest_first(counts.collectives):
-        amounts[_kind(each)] = amounts.get(_kind(each), 0) + each.bytes
-    return _sorted(amounts)
+    amounts = Counter[str]()
+    for each in _largest_first(counts.collectives):
+        amounts[_kind(each)] += each.bytes
+    return dict(amounts.most_common())
 
 
 def peak_by_part(memory: StepMemory) -> dict[str, int]:
     """Return the bytes that lived at the peak by part, the largest first."""
-    return _sorted({_part(name): size for name, size in memory.at_peak.items() if size})
-
-
-def _sorted(amounts: Mapping[str, int]) -> dict[str, int]:
-    return dict(sorted(amounts.items(), key=lambda item: -item[1]))
+    return dict(Counter({_part(name): size for name, size in memory.at_peak.items() if size}).most_common())
 
 
 def _part(name: str) -> str:
@@ -71,11 +67,8 @@ def _part(name: str) -> str:
     return "kept from before" if name == "kept" else name
 
 
-# Names
-
-
-def largest_first(collectives: Iterable[Collective]) -> list[Collective]:
-    """Return collectives by bytes, the largest first; those of no bytes by calls."""
+def _largest_first(collectives: Sequence[Collective]) -> list[Collective]:
+    """By bytes; those of no bytes by calls."""
     return sorted(collectives, key=lambda each: (-each.bytes, -each.count))
 
 
@@ -83,23 +76,12 @@ def _kind(collective: Collective) -> str:
     return f"{collective.kind} {collective.dtype}".rstrip()
 
 
+# What a step did
+
+
 def ranks(entry: RankCounts) -> str:
     """Return the ranks of an entry as text: `rank 0`, `ranks 0-3`."""
     return f"rank {entry.name}" if len(entry.ranks) == 1 else f"ranks {entry.name}"
-
-
-def peak_in(memory: StepMemory) -> str:
-    """Return where in the step the peak was: `in backward`."""
-    return "at the start" if memory.peak_in == "start" else f"in {memory.peak_in}"
-
-
-def breaks(compiled: Compiled) -> str:
-    """Return the graph breaks of a compiled model with their reasons."""
-    told = "; ".join(f"{count} x {reason}" for reason, count in compiled.breaks.items())
-    return plural(sum(compiled.breaks.values()), "graph break") + (f" ({told})" if told else "")
-
-
-# What a step did
 
 
 def in_short(counts: Counts) -> str:
@@ -122,18 +104,19 @@ def lines(entries: Sequence[RankCounts]) -> list[str]:
 
 
 def _lines(counts: Counts) -> list[str]:
-    told = [_collectives(counts), _flops(counts), _calls(counts)]
-    if counts.memory is not None:
-        told.append(_memory(counts.memory))
-    if counts.compiled is not None:
-        told.append(_compiled(counts.compiled))
-    return told
+    return [
+        _collectives(counts),
+        _flops(counts),
+        _calls(counts),
+        *([] if counts.memory is None else [_memory(counts.memory)]),
+        *([] if counts.compiled is None else [_compiled(counts.compiled)]),
+    ]
 
 
 def _collectives(counts: Counts) -> str:
-    calls: dict[str, int] = {}
+    calls = Counter[str]()
     for each in counts.collectives:
-        calls[_kind(each)] = calls.get(_kind(each), 0) + each.count
+        calls[_kind(each)] += each.count
     told = [
         " ".join([kind, *([amount(size, "bytes")] if size else []), "in", plural(calls[kind], "call")])
         for kind, size in bytes_by_kind(counts).items()
@@ -144,11 +127,11 @@ def _collectives(counts: Counts) -> str:
 def _flops(counts: Counts) -> str:
     phases = [f"{phase} {amount(counts.flops[phase], 'FLOP')}" for phase in PHASES if counts.flops.get(phase)]
     told = f"computed: {amount(flops(counts), 'FLOP')}" + (f": {', '.join(phases)}" if phases else "")
-    return f"{told}; {without_flops(counts)}" if counts.without_flops else told
+    return f"{told}; {_without_flops(counts)}" if counts.without_flops else told
 
 
-def without_flops(counts: Counts) -> str:
-    """Return the operators whose FLOPs are missing: `without those of ours.mlp in 2 calls: no formula`."""
+def _without_flops(counts: Counts) -> str:
+    """The operators whose FLOPs are missing: `without those of ours.mlp in 2 calls: no formula`."""
     told = [f"{name} in {plural(calls, 'call')}" for name, calls in counts.without_flops.items()]
     return f"without those of {', '.join(told)}: no formula"
 
@@ -161,25 +144,34 @@ def _calls(counts: Counts) -> str:
 
 def _memory(memory: StepMemory) -> str:
     parts = [f"{name} {amount(size, 'bytes')}" for name, size in peak_by_part(memory).items()]
-    told = f"live tensors: at most {amount(memory.peak, 'bytes')}, {peak_in(memory)}: {', '.join(parts)}"
+    told = f"live tensors: at most {amount(memory.peak, 'bytes')}, {_peak_in(memory)}: {', '.join(parts)}"
     grows = memory.growth >= LEAST_GROWTH
     return f"{told}; {amount(memory.growth, 'bytes')} more after the step" if grows else told
 
 
+def _peak_in(memory: StepMemory) -> str:
+    return "at the start" if memory.peak_in == "start" else f"in {memory.peak_in}"
+
+
 def _compiled(compiled: Compiled) -> str:
+    breaks = plural(sum(compiled.breaks.values()), "graph break")
+    if compiled.breaks:
+        breaks += f" ({'; '.join(f'{count} x {reason}' for reason, count in compiled.breaks.items())})"
     return (
-        f"compiled: {plural(compiled.graphs, 'graph')}, {breaks(compiled)}, "
+        f"compiled: {plural(compiled.graphs, 'graph')}, {breaks}, "
         f"{plural(compiled.recompilations, 'recompilation')}, {plural(compiled.kernels, 'kernel')} generated"
     )
 
 
 def tables(counts: Counts) -> list[Table]:
     """Return what a step did as tables: its collectives, its work, its memory, and what was compiled."""
-    made = [_calls_table(counts), _work_table(counts), _memory_table(counts.memory), _compiled_table(counts)]
-    return [table for table in made if table is not None]
+    made = [_calls_table(counts), _work_table(counts)]
+    made += [] if counts.memory is None else [_memory_table(counts.memory)]
+    made += [] if counts.compiled is None else [_compiled_table(counts.compiled)]
+    return [table for table in made if table]
 
 
-def _calls_table(counts: Counts) -> Table | None:
+def _calls_table(counts: Counts) -> Table:
     rows = [
         (
             each.kind,
@@ -189,41 +181,35 @@ def _calls_table(counts: Counts) -> Table | None:
             amount(each.count, "calls"),
             amount(each.bytes, "bytes"),
         )
-        for each in largest_first(counts.collectives)
+        for each in _largest_first(counts.collectives)
     ]
     caption = "Bytes are those of whole messages: what is gathered, what is to be scattered, what is reduced."
     headers = ("collective", "group", "dtype", "phase", "calls", "bytes")
-    return Table(caption=caption, headers=headers, rows=rows, text_columns=4) if rows else None
+    return Table(caption=caption, headers=headers, rows=rows, text_columns=4)
 
 
 def _work_table(counts: Counts) -> Table:
-    by_phase = (counts.flops, counts.kernels, counts.host_reads)
+    work = (counts.flops, counts.kernels, counts.host_reads)
+    by_phase = {phase: [done.get(phase, 0) for done in work] for phase in PHASES}
+    by_phase = {phase: amounts for phase, amounts in by_phase.items() if any(amounts)}
+    sums = [sum(done.values()) for done in work]
     rows = [
-        (
-            phase,
-            amount(counts.flops.get(phase, 0), "FLOP"),
-            *(amount(calls.get(phase, 0), "calls") for calls in by_phase[1:]),
-        )
-        for phase in PHASES
-        if any(amounts.get(phase) for amounts in by_phase)
+        (name, amount(computed, "FLOP"), amount(kernels, "calls"), amount(reads, "calls"))
+        for name, (computed, kernels, reads) in [*by_phase.items(), ("step", sums)]
     ]
-    sums = [sum(amounts.values()) for amounts in by_phase]
-    rows.append(("step", amount(sums[0], "FLOP"), *(amount(each, "calls") for each in sums[1:])))
     caption = "FLOPs of matrix products, convolutions and attention. A host read waits for the device."
     if counts.compiled is not None:
         caption += " Kernels are those outside of compiled code."
     if counts.without_flops:
-        caption += f" FLOPs are {without_flops(counts)}."
+        caption += f" FLOPs are {_without_flops(counts)}."
     for way, count in counts.device_copies.items():
         caption += f" Copied {way}: {plural(count, 'time')}."
     return Table(caption=caption, headers=("phase", "FLOPs", "kernels", "host reads"), rows=rows)
 
 
-def _memory_table(memory: StepMemory | None) -> Table | None:
-    if memory is None:
-        return None
+def _memory_table(memory: StepMemory) -> Table:
     rows = [
-        (f"peak, {peak_in(memory)}", amount(memory.peak, "bytes")),
+        (f"peak, {_peak_in(memory)}", amount(memory.peak, "bytes")),
         ("saved for backward", amount(memory.saved_for_backward, "bytes")),
         ("more after the step than before", amount(memory.growth, "bytes")),
         ("allocations", amount(memory.allocations, "calls")),
@@ -232,16 +218,15 @@ def _memory_table(memory: StepMemory | None) -> Table | None:
     return Table(caption=caption, headers=("memory", "of the step"), rows=rows)
 
 
-def _compiled_table(counts: Counts) -> Table | None:
-    if (made := counts.compiled) is None:
-        return None
-    rows = [
-        ("graphs", amount(made.graphs, "calls")),
-        ("recompilations", amount(made.recompilations, "calls")),
-        ("generated kernels", amount(made.kernels, "calls")),
-        ("calls of other kernels", amount(made.extern_calls, "calls")),
-        *((f"graph break: {reason}", amount(count, "calls")) for reason, count in made.breaks.items()),
-    ]
+def _compiled_table(compiled: Compiled) -> Table:
+    made = {
+        "graphs": compiled.graphs,
+        "recompilations": compiled.recompilations,
+        "generated kernels": compiled.kernels,
+        "calls of other kernels": compiled.extern_calls,
+        **{f"graph break: {reason}": count for reason, count in compiled.breaks.items()},
+    }
+    rows = [(name, amount(count, "calls")) for name, count in made.items()]
     caption = "What torch.compile made of the model, over the whole launch."
     return Table(caption=caption, headers=("compiled", "number"), rows=rows)
 
@@ -267,14 +252,19 @@ def not_counted(check: CountCheck) -> str:
     return f"not counted: {'; '.join(check.notes)}"
 
 
-def findings(check: CountCheck, *, by_rank: bool) -> list[str]:
-    """Return the findings that decided, in words; `by_rank` names the ranks of each."""
-    return _sentences([each for each in check.findings if each.outcome != "passed"], by_rank)
+def sentences(check: CountCheck, *, judged: bool, by_rank: bool) -> list[str]:
+    """Return the findings that decided, or those not judged: each sentence once, behind what it means.
 
-
-def listed(check: CountCheck, *, by_rank: bool) -> list[str]:
-    """Return the findings that are not judged, as `findings` does."""
-    return _sentences([each for each in check.findings if each.outcome == "passed"], by_rank)
+    `by_rank` names all the ranks of which it is true.
+    """
+    ranks_of: dict[str, set[int]] = {}
+    for each in check.findings:
+        if (each.outcome != "passed") == judged:
+            told = f"{each.outcome if judged else 'not judged'}: {each.sentence}"
+            ranks_of.setdefault(told, set()).update(numbers(each.ranks) if by_rank else ())
+    if not by_rank:
+        return list(ranks_of)
+    return [f"{told} (rank{'s' * (len(of) > 1)} {spans(sorted(of))})" for told, of in ranks_of.items()]
 
 
 def remarks(check: CountCheck) -> list[str]:
@@ -285,14 +275,23 @@ def remarks(check: CountCheck) -> list[str]:
     return [*([f"differs between launches, not judged: {unsteady}"] if unsteady else []), *check.notes]
 
 
-def _sentences(found: Sequence[Finding], by_rank: bool) -> list[str]:
-    """Return each sentence once, behind what it means; with `by_rank`, all the ranks of which it is true."""
-    ranks_of: dict[str, set[int]] = {}
-    for each in found:
-        judged = "not judged" if each.outcome == "passed" else each.outcome
-        ranks_of.setdefault(f"{judged}: {each.sentence}", set()).update(
-            numbers(each.ranks) if by_rank else ()
+def table_of_findings(check: CountCheck, against: str | None) -> Table:
+    """Return every finding with its amounts; `against`: see `text.sentence`."""
+    before = against or "baseline"
+    rows = [
+        (
+            each.field,
+            "listed" if each.outcome == "passed" else each.outcome,
+            amount(each.before, each.unit),
+            amount(each.now, each.unit),
+            signed(each.now - each.before, each.unit),
+            each.ranks,
+            each.sentence,
         )
-    if not by_rank:
-        return list(ranks_of)
-    return [f"{told} (rank{'s' * (len(of) > 1)} {spans(sorted(of))})" for told, of in ranks_of.items()]
+        for each in check.findings[:MOST_FINDINGS]
+    ]
+    caption = f"What a step does otherwise than in the {before}. What is listed was not judged."
+    if (left := len(check.findings) - MOST_FINDINGS) > 0:
+        caption += f" {left} more are in results.json."
+    headers = ("count", "verdict", before, "now", "change", "ranks", "in words")
+    return Table(caption=caption, headers=headers, rows=rows, text_columns=2, last_text_columns=2)

@@ -1,7 +1,4 @@
-"""Explains one case as data, which terminal, Markdown, the HTML page and GitHub's issue only format. Pure.
-
-Imports neither torch nor pytest.
-"""
+"""Explains one case as data, which terminal, Markdown, the HTML page and GitHub's issue only format. Pure."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ from dataclasses import dataclass
 
 from perfsuite.report import counts, dry_facts, profile, summary
 from perfsuite.report.text import plural, sentence
+from perfsuite.results.outcome import CountCheck
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
 
@@ -27,7 +25,6 @@ class Explained:
     decisive: Sequence[str]
     """The checks that decided the verdict."""
     checks: Sequence[str]
-    """All checks."""
     counts: str | None
     """The verdict of the counts; None where they were not judged."""
     findings: Sequence[str]
@@ -36,13 +33,13 @@ class Explained:
     """Counts that changed and are not judged."""
     remarks: Sequence[str]
     """What else of the counts was not judged, and why."""
-    not_counted: str | None
+    not_counted: Sequence[str]
     """Why counts say nothing, though there is a baseline of them."""
     excuses: Sequence[str]
     """What else the verdict depends on: a machine that others used, a known issue."""
     predicted: Sequence[str]
     """What a dry run predicts."""
-    changed: str | None
+    changed: Sequence[str]
     """What differs in the environment since the baseline, in one line."""
     notes: Sequence[str]
     """What a reader should know of the launches."""
@@ -56,23 +53,23 @@ class Explained:
 
 def explained(result: Measurement) -> Explained:
     """Return everything that is to be said about the verdict of a case."""
-    verdict = result.verdict
-    judged, by_rank = verdict.counts, len(result.counts) > 1
+    verdict, by_rank = result.verdict, len(result.counts) > 1
+    counted = verdict.counts or CountCheck(outcome="not counted", compared=False)
     return Explained(
         verdict=f"{verdict.outcome} {_evidence(result)}",
         why=profile.because(verdict),
         reasons=verdict.reasons,
         decisive=[sentence(check, verdict.against) for check in summary.decisive(verdict)],
         checks=[sentence(check, verdict.against) for check in verdict.checks],
-        counts=None if judged is None else counts.judged(judged, verdict.against),
-        findings=[] if judged is None else counts.findings(judged, by_rank=by_rank),
-        listed=[] if judged is None else counts.listed(judged, by_rank=by_rank),
-        remarks=[] if judged is None else counts.remarks(judged),
-        not_counted=summary.not_counted(result),
+        counts=None if verdict.counts is None else counts.judged(counted, verdict.against),
+        findings=counts.sentences(counted, judged=True, by_rank=by_rank),
+        listed=counts.sentences(counted, judged=False, by_rank=by_rank),
+        remarks=counts.remarks(counted),
+        not_counted=[] if (hidden := summary.not_counted(result)) is None else [f"counts: {hidden}"],
         excuses=list(_excuses(result)),
         predicted=dry_facts.lines(result.dry_facts, result.unit),
-        changed=f"{summary.since(verdict)}: {'; '.join(verdict.changed)}" if verdict.changed else None,
-        notes=summary.launch_notes(result),
+        changed=[f"{summary.since(verdict)}: {'; '.join(verdict.changed)}"] if verdict.changed else [],
+        notes=[f"note: {note}" for note in summary.launch_notes(result)],
         files=dict(_files(result)),
         traces=profile.traces(result),
         tracebacks=[
@@ -83,19 +80,16 @@ def explained(result: Measurement) -> Explained:
 
 
 def _evidence(result: Measurement) -> str:
-    """The evidence: so many launches, or a dry run of a machine that need not be there."""
     if result.dry:
         return f"by a dry run as if on {result.runs[-1].machine.device_name}"
-    if result.before:
-        return f"after {plural(len(result.runs), 'pair')} of launches"
-    return f"after {plural(len(result.runs), 'launch')}"
+    pairs = f"{plural(len(result.runs), 'pair')} of launches"
+    return f"after {pairs if result.before else plural(len(result.runs), 'launch')}"
 
 
 def _excuses(result: Measurement) -> Iterator[str]:
     if result.shared:
         yield "shared: others used the machine; its figures are shown, and counts alone are judged"
-    if (known := summary.known_issue(result)) is not None:
-        yield known
+    yield from filter(None, [summary.known_issue(result)])
 
 
 def _files(result: Measurement) -> Iterator[tuple[str, str]]:

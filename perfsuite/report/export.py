@@ -1,12 +1,8 @@
-"""Writes what a session measured as other programs read it: `FORMATS`. Imports neither torch nor pytest.
+"""Writes what a session measured as other programs read it: `FORMATS`.
 
 Each format holds the tokens/s and the peak memory of every case. All but Bencher's, which knows numbers only,
 also hold its outcome and that of its counts: `passed` with `not counted` is half a verdict. What was not
-measured is left out and is never 0. A case that is no evidence of its speed (`Measurement.no_evidence`) has
-no figures: it failed, was unhealthy, or had an injected fault.
-
-A case that a session measured more than once is written once, by its last result: readers take one value for
-a name.
+measured is left out and is never 0. A case that is no evidence of its speed has no figures.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ HELP = {
 
 
 def newest(session: SessionFile) -> list[Measurement]:
-    """Return the last result of each case. Those of dry runs say nothing of any hardware."""
+    """Return the last result of each case: readers take one value for a name. Dry runs are of no hardware."""
     launched = [result for result in session.results if not (session.dry or result.dry)]
     return list({result.case_id: result for result in launched}.values())
 
@@ -56,10 +52,8 @@ def figures(result: Measurement) -> dict[str, list[float]]:
 def outcomes(result: Measurement) -> dict[str, str]:
     """Return the outcome of a case, and that of its counts: `not counted` where nothing was known of them."""
     counts = result.verdict.counts
-    return {
-        "outcome": summary.verdict(result),
-        "counts": "not counted" if counts is None else counts.outcome,
-    }
+    counted = "not counted" if counts is None else counts.outcome
+    return {"outcome": summary.verdict(result), "counts": counted}
 
 
 def hud(session: SessionFile) -> str:
@@ -83,19 +77,20 @@ def _hud_case(session: SessionFile, result: Measurement) -> dict[str, Any]:
     """Return what the records of a case share; of one that was never launched its id, framework, outcome."""
     extra_info = {
         "perfsuite": session.perfsuite,
-        "hardware_class": result.hardware_class or session.machine.hardware_class,
+        "hardware_class": _class(session, result),
         **outcomes(result),
     }
-    record: dict[str, Any] = {
-        "benchmark": {"name": "perfsuite", "mode": "training", "extra_info": extra_info},
-        "model": {"name": result.case_id, "backend": result.framework},
-    }
+    benchmark = {"name": "perfsuite", "mode": "training", "extra_info": extra_info}
+    model = {"name": result.case_id, "backend": result.framework}
     if not result.runs:
-        return record
+        return {"benchmark": benchmark, "model": model}
     run = result.runs[-1]
-    record["benchmark"] |= {"dtype": run.case.precision, "extra_info": extra_info | run.case.parameters}
-    record["model"]["type"] = run.case.model.name
-    record["runners"] = [_hud_runner(run.machine)] * run.case.topology.nodes
+    record: dict[str, Any] = {
+        "benchmark": benchmark
+        | {"dtype": run.case.precision, "extra_info": extra_info | run.case.parameters},
+        "model": model | {"type": run.case.model.name},
+        "runners": [_hud_runner(run.machine)] * run.case.topology.nodes,
+    }
     if run.observed is not None and (torch := run.observed.environment.get("torch")) is not None:
         record["dependencies"] = {"torch": {"version": torch}}
     return record
@@ -113,6 +108,10 @@ def _hud_runner(machine: Machine) -> dict[str, Any]:
         f"{kind}_count": machine.devices,
         memory: round(machine.memory_bytes * each / 2**30),
     }
+
+
+def _class(session: SessionFile, result: Measurement) -> str:
+    return result.hardware_class or session.machine.hardware_class
 
 
 def openmetrics(session: SessionFile) -> str:
@@ -133,11 +132,8 @@ def openmetrics(session: SessionFile) -> str:
         gauges[name].labels(**labels).set(value)
 
     for result in newest(session):
-        labels = {
-            "case": result.case_id,
-            "framework": result.framework,
-            "hardware_class": result.hardware_class or session.machine.hardware_class,
-        }
+        hardware_class = _class(session, result)
+        labels = {"case": result.case_id, "framework": result.framework, "hardware_class": hardware_class}
         for name, values in figures(result).items():
             add(name, labels, median(values))
         add("outcome", labels | outcomes(result), 1)
@@ -150,11 +146,10 @@ def bencher(session: SessionFile) -> str:
 
     The format holds numbers alone, so it names no outcome, and a case without figures is left out.
     """
-    cases = {result.case_id: figures(result) for result in newest(session)}
     content = {
-        case_id: {name: _bencher_metric(values) for name, values in by_name.items()}
-        for case_id, by_name in cases.items()
-        if by_name
+        result.case_id: {name: _bencher_metric(values) for name, values in by_name.items()}
+        for result in newest(session)
+        if (by_name := figures(result))
     }
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 

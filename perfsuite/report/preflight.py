@@ -5,20 +5,16 @@ from __future__ import annotations
 from perfsuite.report.table import NONE, Table
 from perfsuite.report.terminal import lines_of
 from perfsuite.report.text import plural
-from perfsuite.results.preflight import NodePreflight, Preflight
+from perfsuite.results.preflight import Preflight
 
-NODE_HEADERS = (
-    *("node", "matmul", "copy", "all-reduce of all", "with previous node", "with next node"),
-    "what is wrong",
-)
 RATES = {
-    "matmul_tflops": "{:.3g} TFLOP/s",
-    "copy_gb_s": "{:.3g} GB/s",
-    "all_reduce_gb_s": "{:.3g} GB/s",
-    "previous_gb_s": "{:.3g} GB/s",
-    "next_gb_s": "{:.3g} GB/s",
+    "matmul_tflops": ("matmul", "TFLOP/s"),
+    "copy_gb_s": ("copy", "GB/s"),
+    "all_reduce_gb_s": ("all-reduce of all", "GB/s"),
+    "previous_gb_s": ("with previous node", "GB/s"),
+    "next_gb_s": ("with next node", "GB/s"),
 }
-"""The rates of a node in the order of their columns."""
+"""The heading and the unit of each rate of a node, in the order of their columns."""
 
 
 def title(preflight: Preflight) -> str:
@@ -33,12 +29,23 @@ def title(preflight: Preflight) -> str:
 
 def table(preflight: Preflight) -> Table:
     """Return the rates of each node, and what is wrong with it."""
-    rows = [(node.name, *_rates(node), "; ".join(node.problems) or "nothing") for node in preflight.nodes]
+    rows = [
+        (
+            node.name,
+            *(
+                f"{node.rates[key]:.3g} {unit}" if key in node.rates else NONE
+                for key, (_, unit) in RATES.items()
+            ),
+            "; ".join(node.problems) or "nothing",
+        )
+        for node in preflight.nodes
+    ]
     caption = (
         "What each node could do before the first launch: the rates of its slowest rank. Nodes are compared "
         "with each other."
     )
-    return Table(caption=caption, headers=NODE_HEADERS, rows=rows, last_text_columns=1)
+    headers = ("node", *(heading for heading, _ in RATES.values()), "what is wrong")
+    return Table(caption=caption, headers=headers, rows=rows, last_text_columns=1)
 
 
 def notes(preflight: Preflight) -> list[str]:
@@ -51,7 +58,3 @@ def as_text(preflight: Preflight) -> str:
     """Return title, table and notes as lines for a terminal, without colours."""
     lines = [f"  {line}" for line in lines_of(table(preflight))]
     return "\n".join([title(preflight), *lines, *(f"  note: {note}" for note in notes(preflight))])
-
-
-def _rates(node: NodePreflight) -> list[str]:
-    return [words.format(node.rates[name]) if name in node.rates else NONE for name, words in RATES.items()]

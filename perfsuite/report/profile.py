@@ -1,18 +1,19 @@
-"""Says what profiles found, in lines of text: terminal, HTML and Markdown share them. Pure.
-
-Imports neither torch nor pytest.
-"""
+"""Says what profiles found, in lines of text and in tables. Pure; imports neither torch nor pytest."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perfsuite.report.table import NONE, Table
 from perfsuite.report.text import plural
 from perfsuite.results.outcome import Verdict
-from perfsuite.results.profile import StepSplit
+from perfsuite.results.profile import Profile, RankProfile, StepSplit
 from perfsuite.results.session_file import Measurement
 from perfsuite.verdict.overall import THE_SAME
-from perfsuite.verdict.profiled import NOT_IN_EACH_STEP
+from perfsuite.verdict.profiled import NOT_IN_EACH_STEP, most_different
+
+MOST_ROWS = 20
+"""Kernels or operators of a table: those that take longest on either side."""
 
 
 def split(shown: StepSplit) -> str:
@@ -49,3 +50,67 @@ def traces(result: Measurement) -> list[str]:
 
 def _others(files: Sequence[str]) -> str:
     return f", beside {plural(len(files) - 1, 'other')}" if len(files) > 1 else ""
+
+
+def tables(result: Measurement) -> list[Table]:
+    """Return the parts of a step and its longest kernels or operators, each beside what it was before.
+
+    None without a profile. Ranks that make the same calls share a profile. Of several profiles the one that
+    differs most from before is shown, or the first if none can be compared.
+    """
+    taken = (result.profile, result.profile_before)
+    now, earlier = (None if each is None else each.profile for each in taken)
+    if now is None:
+        return []
+    most = None if earlier is None else most_different(earlier, now)
+    entry, before = (now.ranks[0], None) if most is None else most
+    against = result.verdict.against or "baseline"
+    return [_parts(before, entry, against), _longest(before, entry.profile, against)]
+
+
+def _parts(before: Profile | None, entry: RankProfile, against: str) -> Table:
+    now = entry.profile
+    then, today = {} if before is None else _split(before), _split(now)
+    rows = [
+        (
+            part,
+            _ms(then.get(part)),
+            _ms(today.get(part)),
+            NONE if before is None else f"{(today.get(part, 0) - then.get(part, 0)) / 1e3:+.2f}",
+        )
+        for part in {**then, **today}
+    ]
+    caption = (
+        f"Where the time of a step goes: the mean of {now.steps} steps of one launch, ranks {entry.name}. "
+        "What is hidden runs behind computation and is part of no sum."
+    )
+    headers = ("part", f"{against}, ms", "now, ms", "change")
+    return Table(caption=caption, headers=headers, rows=rows)
+
+
+def _split(profile: Profile) -> dict[str, float]:
+    hidden = {f"{kind} hidden": us for kind, us in profile.split.hidden_us.items()}
+    return {**profile.split.parts(), "step": profile.split.step_us, **hidden}
+
+
+def _longest(before: Profile | None, now: Profile, against: str) -> Table:
+    earlier = () if before is None else before.kernels or before.operators
+    sides = [{work.name: work for work in works} for works in (earlier, now.kernels or now.operators)]
+    names = {name: None for side in sides for name in side}
+    longest = sorted(names, key=lambda name: -max(side[name].us for side in sides if name in side))
+    rows = [
+        (
+            name,
+            *(f"{side[name].calls:g}" if name in side else NONE for side in sides),
+            *(_ms(side[name].us if name in side else None) for side in sides),
+        )
+        for name in longest[:MOST_ROWS]
+    ]
+    what = "kernels" if now.kernels else "operators, without what they call"
+    caption = f"The longest {what}: calls and time of a step. All of them are in results.json."
+    headers = ("name", f"calls, {against}", "calls now", f"{against}, ms", "now, ms")
+    return Table(caption=caption, headers=headers, rows=rows)
+
+
+def _ms(us: float | None) -> str:
+    return NONE if us is None else f"{us / 1e3:.2f}"

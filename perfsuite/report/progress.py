@@ -1,7 +1,4 @@
-"""Shows how far a session is: a live line on a terminal, plain lines in a log. Driver side.
-
-Imports neither torch nor pytest.
-"""
+"""Shows how far a session is: a live line on a terminal, plain lines in a log. Driver side."""
 
 from __future__ import annotations
 

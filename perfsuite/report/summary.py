@@ -1,7 +1,4 @@
-"""Says in a few words what cases and sessions mean: terminal, HTML, Markdown and JUnit share it. Pure.
-
-Imports neither torch nor pytest.
-"""
+"""Says in a few words what cases and sessions mean: terminal, HTML, Markdown and JUnit share it. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from perfsuite.report import counts as told_counts
 from perfsuite.report.scaling import scalings
 from perfsuite.report.text import detectable, percent, plural
 from perfsuite.results.amounts import arrow, rate
-from perfsuite.results.metric import TOKENS_PER_S, in_unit
+from perfsuite.results.metric import in_unit
 from perfsuite.results.outcome import QUIET, WORST_FIRST, Check, Outcome, Verdict
 from perfsuite.results.session_file import ArmFacts, Measurement, SessionFile
 from perfsuite.verdict.comparability import UNEXPLAINED
@@ -35,12 +32,6 @@ def verdict(result: Measurement) -> str:
     return result.excused or result.outcome
 
 
-def speed_change(result: Measurement) -> float | None:
-    """Return the relative change of tokens/s since the baseline: -0.05 is 5 % fewer. None: not compared."""
-    check = result.verdict.check(TOKENS_PER_S.name)
-    return None if check is None else check.change
-
-
 def speed_unit(results: Iterable[Measurement]) -> Unit:
     """Return the unit that heads the column of speeds: samples if every case counts them, else tokens."""
     units = {result.unit for result in results if result.runs}
@@ -59,39 +50,36 @@ def reason(result: Measurement) -> str:
 
 def since(verdict: Verdict) -> str:
     """Return what heads the list of what changed in the environment."""
-    if verdict.against is not None:
-        return f"not as in {verdict.against}"
-    return "changed since the baseline"
+    return "changed since the baseline" if verdict.against is None else f"not as in {verdict.against}"
 
 
 def _why(result: Measurement) -> str:
     """The kind of failure, the launches set aside, or the change of each metric that decided the outcome."""
     judged = result.verdict
+    changes = [
+        f"{check.label} {'not known' if check.change is None else percent(check.change)}"
+        for check in decisive(judged)
+    ]
+    if judged.failure in JUDGED_ALL_THE_SAME:
+        return _listed(judged.failure, [*changes, *_counts_that_tell(judged, "regressed")])
     if judged.failure is not None:
-        worse = [check.label for check in decisive(judged)]
-        if judged.failure in JUDGED_ALL_THE_SAME:
-            worse = [*_told(decisive(judged)), *_counts_that_tell(judged, "regressed")]
-        return ": ".join([judged.failure.replace("_", " "), *([", ".join(worse)] if worse else [])])
-    if result.outcome == "unhealthy" and not result.runs:
-        return "; ".join(judged.reasons)
+        return _listed(judged.failure.replace("_", " "), [check.label for check in decisive(judged)])
     if result.outcome == "unhealthy":
-        return f"{plural(len(judged.unhealthy_launches), 'launch')} set aside"
+        set_aside = f"{plural(len(judged.unhealthy_launches), 'launch')} set aside"
+        return set_aside if result.runs else "; ".join(judged.reasons)
     if result.outcome in QUIET:
         return ""
-    return ", ".join([*_told(decisive(judged)), *_counts_that_tell(judged, judged.outcome)])
+    return ", ".join([*changes, *_counts_that_tell(judged, judged.outcome)])
+
+
+def _listed(heading: str, items: Sequence[str]) -> str:
+    return f"{heading}: {', '.join(items)}" if items else heading
 
 
 def decisive(judged: Verdict) -> list[Check]:
     """Return the checks that decided a verdict."""
     outcome = "regressed" if judged.failure in JUDGED_ALL_THE_SAME else judged.outcome
     return [check for check in judged.checks if check.outcome == outcome]
-
-
-def _told(checks: Iterable[Check]) -> list[str]:
-    """The change of each metric."""
-    return [
-        f"{check.label} {'not known' if check.change is None else percent(check.change)}" for check in checks
-    ]
 
 
 def _counts_that_tell(judged: Verdict, outcome: Outcome) -> list[str]:
@@ -123,12 +111,6 @@ def not_counted(result: Measurement) -> str | None:
     return None if check is None or check.outcome != "not counted" else told_counts.not_counted(check)
 
 
-def counts_listed(result: Measurement) -> bool:
-    """Return whether a count is not as in the baseline, and is not judged."""
-    check = result.verdict.counts
-    return check is not None and any(finding.outcome == "passed" for finding in check.findings)
-
-
 def blind_to(result: Measurement) -> str:
     """The blind metrics, and the smallest change of each that would be found."""
     least = {check.label: detectable(check) for check in result.verdict.checks if check.blind}
@@ -153,14 +135,15 @@ def properties(result: Measurement) -> dict[str, str | float]:
     if why := reason(result):
         values["reason"] = why
     for check in result.verdict.checks:
-        if check.change is not None:
-            values[f"{check.metric}_change"] = check.change
-        if check.interval is not None:
-            values[f"{check.metric}_change_low"], values[f"{check.metric}_change_high"] = check.interval
-        if check.minimum_detectable is not None:
-            values[f"{check.metric}_minimum_detectable"] = check.minimum_detectable
-        if check.probe_exponent is not None:
-            values[f"{check.metric}_probe_exponent"] = check.probe_exponent
+        low, high = check.interval or (None, None)
+        of_check = {
+            "change": check.change,
+            "change_low": low,
+            "change_high": high,
+            "minimum_detectable": check.minimum_detectable,
+            "probe_exponent": check.probe_exponent,
+        }
+        values |= {f"{check.metric}_{name}": each for name, each in of_check.items() if each is not None}
     if result.shared:
         values["shared"] = "others used the machine"
     if blind_metrics := [check.metric for check in result.verdict.checks if check.blind]:
@@ -196,55 +179,51 @@ def provenance(session: SessionFile) -> dict[str, str]:
     runs = [run for result in session.results for run in result.runs]
     torch = {run.observed.environment.get("torch", "unknown") for run in runs if run.observed is not None}
     commit = session.commit[:12] if session.commit else "not known to git"
+    parts = [
+        f"{_time(part.started_at)}: {plural(part.cases, 'case')}, {part.status}" for part in session.parts
+    ]
     return {
         "hardware": hardware(session.results) or _machine(session.machine),
-        **_allocated(session.machine.allocation),
+        **(_allocated(session.machine.allocation) if session.machine.allocation is not None else {}),
         "torch": ", ".join(sorted(torch)) or "not observed",
         "commit": commit + (" with uncommitted changes" if session.dirty else ""),
         "started": _time(session.started_at),
         "perfsuite": session.perfsuite,
-        **{f"arm {name}": _arm(arm) for name, arm in zip("AB", session.arms, strict=False)},
-        **({"parts": parts(session)} if len(session.parts) > 1 else {}),
+        **_arms(session.arms),
+        **({"parts": "; ".join(parts)} if len(parts) > 1 else {}),
     }
-
-
-def _arm(arm: ArmFacts) -> str:
-    """An arm as it was given, and what it turned out to be."""
-    return f"{arm.text} ({', '.join(f'{name} {value}' for name, value in arm.facts.items())})"
 
 
 def arm_lines(arms: Sequence[ArmFacts]) -> list[str]:
     """Return a line for each of the two arms of a comparison; none for a session of another kind."""
-    return [f"arm {name}: {_arm(arm)}" for name, arm in zip("AB", arms, strict=False)]
+    return [f"{name}: {told}" for name, told in _arms(arms).items()]
 
 
-def _allocated(allocation: Allocation | None) -> dict[str, str]:
+def _arms(arms: Sequence[ArmFacts]) -> dict[str, str]:
+    """Each arm as it was given, and what it turned out to be."""
+    return {
+        f"arm {letter}": f"{arm.text} ({', '.join(f'{name} {value}' for name, value in arm.facts.items())})"
+        for letter, arm in zip("AB", arms, strict=False)
+    }
+
+
+def _allocated(allocation: Allocation) -> dict[str, str]:
     """Which nodes a scheduler gave, how they talk to each other, and how long the job was queued before."""
-    if allocation is None:
-        return {}
-    told = {"nodes": ", ".join(node.name for node in allocation.nodes), "job": allocation.job_id}
-    switches = {node.switch for node in allocation.nodes if node.switch is not None}
+    switches: dict[str, list[str]] = {}
+    for node in allocation.nodes:
+        if node.switch is not None:
+            switches.setdefault(node.switch, []).append(node.name)
     interfaces = {node.interface for node in allocation.nodes if node.interface is not None}
-    if allocation.queued_s is not None:
-        told["queued"] = f"{allocation.queued_s:,.0f} s, before it began to run"
-    if switches:
-        told["switches"] = "; ".join(
-            f"{switch}: {', '.join(node.name for node in allocation.nodes if node.switch == switch)}"
-            for switch in sorted(switches)
-        )
-    if interfaces:
-        told["interface"] = ", ".join(sorted(interfaces))
-    if allocation.variables:
-        told["network"] = ", ".join(f"{name}={value}" for name, value in sorted(allocation.variables.items()))
-    return told
-
-
-def parts(session: SessionFile) -> str:
-    """Return when each part of a session began, how many cases it measured, and how it ended."""
-    told = [
-        f"{_time(each.started_at)}: {plural(each.cases, 'case')}, {each.status}" for each in session.parts
-    ]
-    return "; ".join(told)
+    queued = allocation.queued_s
+    told = {
+        "nodes": ", ".join(node.name for node in allocation.nodes),
+        "job": allocation.job_id,
+        "queued": "" if queued is None else f"{queued:,.0f} s, before it began to run",
+        "switches": "; ".join(f"{switch}: {', '.join(nodes)}" for switch, nodes in sorted(switches.items())),
+        "interface": ", ".join(sorted(interfaces)),
+        "network": ", ".join(f"{name}={value}" for name, value in sorted(allocation.variables.items())),
+    }
+    return {name: value for name, value in told.items() if value}
 
 
 def _time(iso: str) -> str:
@@ -253,8 +232,7 @@ def _time(iso: str) -> str:
 
 def only_dry(results: Iterable[Measurement]) -> bool:
     """Return whether all of these cases that were run at all were run dry."""
-    dry = [result.dry for result in results if result.runs]
-    return bool(dry) and all(dry)
+    return {result.dry for result in results if result.runs} == {True}
 
 
 def hardware(results: Iterable[Measurement]) -> str:
@@ -284,36 +262,34 @@ def needs_words(result: Measurement) -> bool:
     return verdict(result) not in QUIET
 
 
-def in_short(results: Iterable[Measurement]) -> list[str]:
+def in_short(results: Sequence[Measurement]) -> list[str]:
     """Return a few lines about the cases that nobody needs to act upon, however many they are."""
-    results, lines, by_note = list(results), list[str](), dict[str, list[str]]()
     quiet = [result for result in results if not needs_words(result)]
+    known = [(result.case_id, known_issue(result)) for result in quiet]
+    lines = [f"{case_id}: {told}" for case_id, told in known if told is not None]
+    lines += map(str, scalings(results))
+    by_note: dict[str, list[str]] = {}
     for result in quiet:
-        if (known := known_issue(result)) is not None:
-            lines.append(f"{result.case_id}: {known}")
         for note in quiet_notes(result):
             by_note.setdefault(note, []).append(result.case_id)
-    lines += map(str, scalings(results))
     for note, cases in list(by_note.items())[:NOTES_SHOWN]:
         lines.append(f"note on {cases[0] if len(cases) == 1 else plural(len(cases), 'case')}: {note}")
     if len(by_note) > NOTES_SHOWN:
         lines.append(f"{plural(len(by_note) - NOTES_SHOWN, 'note')} more: {REST}")
-    if listed := [result for result in quiet if counts_listed(result)]:
-        lines.append(f"counts changed, not judged, in {plural(len(listed), 'case')}: {REST}")
-    if hidden := [result for result in quiet if blind(result)]:
+    checks = [result.verdict.counts for result in quiet if result.verdict.counts is not None]
+    if listed := sum(any(each.outcome == "passed" for each in check.findings) for check in checks):
+        lines.append(f"counts changed, not judged, in {plural(listed, 'case')}: {REST}")
+    if hidden := sum(map(blind, quiet)):
         lines.append(
-            f"blind: in {len(hidden)} of {plural(len(quiet), 'case')} noise hides changes as large as the "
+            f"blind: in {hidden} of {plural(len(quiet), 'case')} noise hides changes as large as the "
             f"tolerance; a baseline of more launches helps. How large: {REST}"
         )
     return lines
 
 
 def quiet_notes(result: Measurement) -> list[str]:
-    """Return what is told of a case that nobody needs to act upon.
-
-    Why it was not counted, what a library chose otherwise though nothing around it changed, and
-    `launch_notes`.
-    """
+    """Return what is told of a case that nobody needs to act upon: why it was not counted, what a library
+    chose otherwise though nothing around it changed, and `launch_notes`."""
     unexplained = [reason for reason in result.verdict.reasons if reason.startswith(UNEXPLAINED)]
     return [*filter(None, [not_counted(result)]), *unexplained, *launch_notes(result)]
 

@@ -11,7 +11,7 @@ NONE = "\N{EN DASH}"
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Cells as text, or as charts on the HTML page; the first of a row names it."""
+    """Cells as text, or as charts on the HTML page; the first of a row names it. False without rows."""
 
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -21,6 +21,9 @@ class Table:
     """Number of leading columns that hold text."""
     last_text_columns: int = 0
     """Number of columns at the end that hold text or charts. Those between hold figures."""
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
 
     def is_figure(self, column: int) -> bool:
         """Return whether a column, counted from 0, holds figures, which are aligned to the right."""

@@ -1,7 +1,4 @@
-"""Writes what people read in the terminal at the end: the table and explanations.
-
-Imports neither torch nor pytest.
-"""
+"""Writes what people read in the terminal at the end: the table and explanations."""
 
 from __future__ import annotations
 
@@ -10,14 +7,14 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console, OverflowMethod
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from perfsuite.report import counts, summary
-from perfsuite.report.columns import SPEED_CHANGE, Column, figure, of_cases, speed_in
+from perfsuite.report.columns import SPEED_CHANGE, figure, of_cases, speed_in
 from perfsuite.report.explained import Explained, explained
 from perfsuite.report.table import Table
 from perfsuite.report.text import WIDTH, cut, printable, relative, value, wrapped
@@ -33,7 +30,6 @@ from perfsuite.results.metric import (
     STEP_S_P50,
     STEP_S_P95,
     TOKENS_PER_S_PER_DEVICE,
-    Metric,
     extra_metrics,
 )
 from perfsuite.results.outcome import STYLES
@@ -47,18 +43,26 @@ MOST_COUNTS = 10
 """Counts of one kind, judged or not, that are told in words."""
 WIDEST = 10_000
 """Columns of a table that nothing limits; no table needs so many."""
+SHOWN = (
+    *(TOKENS_PER_S_PER_DEVICE, STEP_S_P95, STEP_JITTER, ROOFLINE_SHARE),
+    *(CPU_S_PER_STEP, GPU_UTILISATION, ENERGY_PER_TOKEN),
+)
+"""Metrics that are told though nothing judges them."""
 
 
 class _Console(Console):
-    """Prints what others wrote without being told by it what to do."""
+    """Prints text as it is: rich would take `[data]` and `:data:` for markup, a terminal obeys escapes."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable(text), **options)
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console that prints text as it is: rich would take `[data]` and `:data:` for markup."""
-    made = _Console(stderr=stderr, soft_wrap=True, highlight=False, markup=False, emoji=False)
+    """Return a console that prints text as it is."""
+    made = _Console(stderr=stderr, soft_wrap=True)
     if not made.is_terminal and "COLUMNS" not in os.environ:
         made.width = PIPED  # and not the 80 columns that rich believes in
     return made
@@ -77,16 +81,15 @@ def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> 
 
     A row begins with the case. If that is too wide, each case has a line of its own above its figures.
     """
-    unit, only_dry = summary.speed_unit(results), summary.only_dry(results)
     measured = [
-        speed_in(unit),
-        _in_ms(STEP_S_P50),
+        speed_in(summary.speed_unit(results)),
+        # a time with the unit in its heading, which keeps the table narrow
+        replace(figure(STEP_S_P50), heading="p50 ms", format=lambda result, step_s: f"{1e3 * step_s:.1f}"),
         figure(PEAK_MEMORY),
-        figure(MFU),
+        *([figure(MFU)] if any(MFU.of(result.figures) is not None for result in results) else []),
         replace(SPEED_CHANGE, heading="vs base"),
     ]
-    known = any(MFU.of(result.figures) is not None for result in results)
-    columns = of_cases(results, [each for each in measured if known or each.heading != MFU.label])
+    columns, only_dry = of_cases(results, measured), summary.only_dry(results)
     grid = plain_table(())
     for column in columns:
         grid.add_column(column.heading, justify="right", no_wrap=True)
@@ -110,13 +113,11 @@ def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> 
 
 
 def _rendered(grid: RichTable, *, color: bool = False) -> list[str]:
-    text = io.StringIO()
-    system: Literal["standard"] | None = "standard" if color else None
-    out = _Console(
-        file=text, width=WIDEST, force_terminal=color, color_system=system, markup=False, emoji=False
-    )
-    out.print(grid)
-    return [line.rstrip() for line in text.getvalue().splitlines()]
+    system = "standard" if color else None
+    out = _Console(file=io.StringIO(), width=WIDEST, force_terminal=color, color_system=system)
+    with out.capture() as text:
+        out.print(grid)
+    return [line.rstrip() for line in text.get().splitlines()]
 
 
 def lines_of(table: Table) -> list[str]:
@@ -127,15 +128,6 @@ def lines_of(table: Table) -> list[str]:
     for row in table.rows:
         grid.add_row(*row)
     return _rendered(grid)
-
-
-def _in_ms(metric: Metric) -> Column:
-    """The column of a time, with the unit in its heading, which keeps the table narrow."""
-    return replace(
-        figure(metric),
-        heading=f"{metric.heading} ms",
-        format=lambda result, seconds: f"{1e3 * seconds:.1f}",
-    )
 
 
 def explanation(result: Measurement, *, whole: bool = True) -> str:
@@ -149,22 +141,19 @@ def explanation(result: Measurement, *, whole: bool = True) -> str:
 
 
 def _all(result: Measurement, told: Explained) -> list[str]:
-    lines = _title(result, told)
-    for text in (*told.why, *told.reasons):
-        lines += _lines(text)
-    if told.counts is not None:
-        lines += _lines(f"counts: {told.counts}")
-        for text in (*cut(told.findings, MOST_COUNTS), *cut(told.listed, MOST_COUNTS), *told.remarks):
-            lines += _lines(text, indent="    ")
-    shown = [*told.checks, *told.excuses, *_shown(result), *told.predicted]
-    for text in shown:
-        lines += _lines(text)
-    for text in counts.lines(result.counts):
-        lines += _lines(text.lstrip(), indent="    " if text.startswith(" ") else "  ")
-    notes = [f"note: {note}" for note in (*told.notes, *summary.machine_notes([result]))]
+    counted = [] if told.counts is None else [f"counts: {told.counts}"]
+    found = [*cut(told.findings, MOST_COUNTS), *cut(told.listed, MOST_COUNTS), *told.remarks]
+    notes = [f"note: {note}" for note in summary.notes(result)]
     files = [f"{name}: {file}" for name, file in told.files.items()]
-    for text in (*notes, *([told.changed] if told.changed else []), *files, *told.traces):
-        lines += _lines(text)
+    parts = [
+        ("  ", [*told.why, *told.reasons, *counted]),
+        ("    ", found),
+        ("  ", [*told.checks, *told.excuses, *_shown(result), *told.predicted]),
+        *(("    " if line[0] == " " else "  ", [line.lstrip()]) for line in counts.lines(result.counts)),
+        ("  ", [*notes, *told.changed, *files, *told.traces]),
+    ]
+    lines = _title(result, told)
+    lines += [line for indent, texts in parts for text in texts for line in _lines(text, indent=indent)]
     for title, traceback in told.tracebacks:
         lines += [f"  {title}:", *(f"    {line}" for line in traceback.splitlines())]
     return lines
@@ -177,15 +166,13 @@ def _in_short(result: Measurement, told: Explained) -> list[str]:
     """
     lines = _title(result, told)
     *others, (name, directory) = told.files.items()
-    worth_less = [f"counts: {told.not_counted}"] if told.not_counted else []
-    worth_less += told.excuses
+    worth_less = [*told.not_counted, *told.excuses]
     if not any(check.blind for check in summary.decisive(result.verdict)):
         worth_less += filter(None, [summary.blind_to(result)])
     end = [line for text in worth_less for line in _lines(text, most=2)]
     end += _lines(f"{name}: {directory}")
     findings = [each for each in told.findings if not any(why in each for why in told.why)]
-    texts = [*told.why, *told.reasons, *told.decisive, *findings, *filter(None, [told.changed])]
-    texts += [f"note: {note}" for note in told.notes]
+    texts = [*told.why, *told.reasons, *told.decisive, *findings, *told.changed, *told.notes]
     texts += [f"{each}: {file}" for each, file in others]
     for number, text in enumerate(texts):
         more = _lines(text, most=3)
@@ -197,10 +184,8 @@ def _in_short(result: Measurement, told: Explained) -> list[str]:
     if told.tracebacks and room > 0:
         title, traceback = told.tracebacks[-1]
         last = [f"    {line}" for line in traceback.splitlines()]
-        lines += [
-            f"  {title}{', its end' if len(last) > room else ''}:",
-            *(each[:WIDTH] for each in last[-room:]),
-        ]
+        lines.append(f"  {title}{', its end' if len(last) > room else ''}:")
+        lines += [each[:WIDTH] for each in last[-room:]]
     return lines + end
 
 
@@ -216,21 +201,11 @@ def _title(result: Measurement, told: Explained) -> list[str]:
 def _shown(result: Measurement) -> list[str]:
     """The figures that are shown and never judged, one line each."""
     figures, judged = result.figures, {check.metric for check in result.verdict.checks}
-    built_in = (
-        TOKENS_PER_S_PER_DEVICE,
-        STEP_S_P95,
-        STEP_JITTER,
-        ROOFLINE_SHARE,
-        CPU_S_PER_STEP,
-        GPU_UTILISATION,
-        ENERGY_PER_TOKEN,
-    )
-    shown = [metric for metric in built_in if metric.name not in judged]
-    extra = [metric for metric in extra_metrics([figures]) if metric.judged == "shown"]
+    shown = [metric for metric in SHOWN if metric.name not in judged]
+    shown += [metric for metric in extra_metrics([figures]) if metric.judged == "shown"]
     lines = [
         f"{metric.label}: {value(metric, metric.of(figures))} (not judged)"
-        for metric in (each.counting(result.unit) for each in (*shown, *extra))
-        if metric.of(figures) is not None
+        for metric in (each.counting(result.unit) for each in shown if each.of(figures) is not None)
     ]
     if figures.own_tokens_per_s is not None and figures.tokens_per_s is not None:
         apart = figures.own_tokens_per_s / figures.tokens_per_s - 1

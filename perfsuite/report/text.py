@@ -30,9 +30,9 @@ def sentence(check: Check, against: str | None = None) -> str:
 
     `against` is what the baseline is, where it is not a stored one: `arm A`.
     """
-    text = f"{check.label}: {measured(check)}"
+    text = f"{check.label}: {written(check, check.measured)}"
     if check.baseline is not None:
-        text += f", {against or 'baseline'} {baseline(check)}"
+        text += f", {against or 'baseline'} {written(check, check.baseline)}"
     if check.change is not None:
         less = "fewer" if check.unit in SPEEDS else "less"
         text += f": {abs(check.change):.1%} {less if round(check.change, 3) < 0 else 'more'}"
@@ -67,17 +67,8 @@ def detectable(check: Check) -> str | None:
     return None if least is None or not least < beyond else f"{least:.1%}"
 
 
-def measured(check: Check) -> str:
-    """Return the figure that a check judges, with its unit."""
-    return _judged(check, check.measured)
-
-
-def baseline(check: Check) -> str:
-    """Return the baseline's figure that a check compares with, with its unit."""
-    return _judged(check, check.baseline)
-
-
-def _judged(check: Check, figure: float | None) -> str:
+def written(check: Check, figure: float | None) -> str:
+    """Return a figure of a check with its unit, as its metric wants it written."""
     metric = find(check.metric)
     if metric is None or metric.format is None or figure is None:
         return amount(figure, check.unit)
@@ -90,7 +81,7 @@ def value(metric: Metric, figure: float | None) -> str:
 
 
 def percent(change: float) -> str:
-    """Return a relative change with its sign; never `-0.0%`."""
+    """Return a relative change with its sign, never `-0.0%`."""
     return f"{round(change, 3) + 0.0:+.1%}"
 
 

@@ -26,13 +26,9 @@ from tests.samples import BEFORE, make_compared, make_image_result, make_result,
 
 def test_a_figure_is_headed_and_written_as_its_metric_says() -> None:
     result = make_result(now())
-    assert [
-        (column.heading, column.value(result), column.cell(result))
-        for column in map(figure, (MFU, STEP_S_P95))
-    ] == [
-        ("MFU", 0.423, "42.3%"),
-        ("p95", 0.0456, "45.6 ms"),
-    ]
+    for metric, told in ((MFU, ("MFU", 0.423, "42.3%")), (STEP_S_P95, ("p95", 0.0456, "45.6 ms"))):
+        column = figure(metric)
+        assert (column.heading, column.value(result), column.cell(result)) == told
     assert figure(TOKENS_PER_S_MEAN).heading == "tokens/s with stalls"
 
 
@@ -55,11 +51,8 @@ def test_changes_are_those_that_were_judged() -> None:
     result = make_result(*[now(tokens_per_s=79_012, peak_memory_bytes=2 * 67_108_900)] * 3)
     assert (SPEED_CHANGE.cell(result), MEMORY_CHANGE.cell(result)) == ("-20.0%", "+100.0%")
     first = make_result(now(), before=None)
-    assert (SPEED_CHANGE.cell(first), MEMORY_CHANGE.cell(first), MEMORY_CHANGE.cell(never_run())) == (
-        "-",
-        "-",
-        "-",
-    )
+    assert SPEED_CHANGE.cell(first) == MEMORY_CHANGE.cell(first) == MEMORY_CHANGE.cell(never_run()) == "-"
+    assert SPEED_CHANGE.value(result) == result.verdict.checks[0].change
 
 
 def test_launches_are_counted() -> None:
@@ -70,10 +63,8 @@ def test_metrics_of_other_packages_have_a_column_where_any_case_has_them() -> No
     extra = BEFORE.replace(figures=BEFORE.figures.replace(extra={"b": 1.5, "a": 3.0}))
     results = [make_result(now(), before=None), make_result(extra, before=None)]
     assert [column.heading.split()[0] for column in extras(results)] == ["a", "b"]
-    assert [[column.cell(result) for column in extras(results)] for result in results] == [
-        ["-", "-"],
-        ["3.0", "1.5"],
-    ]
+    cells = [[column.cell(result) for column in extras(results)] for result in results]
+    assert cells == [["-", "-"], ["3.0", "1.5"]]
     assert extras(results[:1]) == []
 
 
@@ -87,25 +78,16 @@ def cells(result: Measurement) -> dict[str, str]:
 def test_dry_runs_alone_have_columns_of_what_is_known_of_them() -> None:
     counted = {"computed": "551.0 TFLOP", "collectives": "59.9 GiB", "live peak": "41.0 GiB"}
     assert cells(make_dry()) == counted
-    assert cells(make_dry(dry_facts=FACTS)) == {
-        **counted,
-        "of card": "81%: tight",
-        "most tokens/s": "941,530",
-    }
+    assert cells(make_dry(dry_facts=FACTS)) == counted | {"of card": "81%: tight", "most tokens/s": "941,530"}
     assert cells(make_dry(counts=())) == {}
-    assert [column.cell(make_dry(dry_facts=FACTS.replace(fit=None))) for column in DRY[3:]] == [
-        "-",
-        "941,530",
-    ]
+    no_fit = make_dry(dry_facts=FACTS.replace(fit=None))
+    assert [column.cell(no_fit) for column in DRY[3:]] == ["-", "941,530"]
 
 
 def test_columns_of_launches_are_those_given_if_any_case_was_launched() -> None:
     measured = [figure(MFU)]
-    assert [column.heading for column in of_cases([make_dry(), never_run()], measured)] == [
-        "computed",
-        "collectives",
-        "live peak",
-    ]
+    dry = of_cases([make_dry(), never_run()], measured)
+    assert [column.heading for column in dry] == ["computed", "collectives", "live peak"]
     assert of_cases([make_dry(), make_result(now())], measured) == measured
     assert of_cases([never_run()], measured) == of_cases([], measured) == measured
     assert LAUNCHES.cell(make_dry()) == "-"
@@ -113,11 +95,8 @@ def test_columns_of_launches_are_those_given_if_any_case_was_launched() -> None:
 
 def test_counted_columns_show_the_rank_that_has_most() -> None:
     most, least = make_counts(), make_counts(memory=None, flops={}, collectives=())
-    assert list(cells(make_dry(counts=make_entries(least, most))).values()) == [
-        "551.0 TFLOP",
-        "59.9 GiB",
-        "41.0 GiB",
-    ]
+    both = cells(make_dry(counts=make_entries(least, most)))
+    assert list(both.values()) == ["551.0 TFLOP", "59.9 GiB", "41.0 GiB"]
     assert cells(make_dry(counts=make_entries(least))) == {"computed": "0 FLOP", "collectives": "0 bytes"}
 
 

@@ -20,8 +20,8 @@ def test_what_decided_stands_apart_from_all_that_was_judged() -> None:
     assert [line.split(":")[0] for line in told.decisive] == ["tokens/s", "tokens/s with stalls"]
     assert [line.split(":")[0] for line in told.checks] == ["tokens/s", "tokens/s with stalls", "peak memory"]
     assert told.findings[0] == f"regressed: {make_finding().sentence}"
-    assert told.changed == "changed since the baseline: torch: 2.12.1 -> 2.13.0"
-    assert (told.counts, told.not_counted, told.excuses) == ("regressed", None, [])
+    assert told.changed == ["changed since the baseline: torch: 2.12.1 -> 2.13.0"]
+    assert (told.counts, told.not_counted, told.excuses) == ("regressed", [], [])
 
 
 @pytest.mark.parametrize("failure", ["unlike", "loss"])
@@ -38,7 +38,7 @@ def test_what_makes_a_verdict_worth_less_is_told() -> None:
     result = make_counted()
     hidden = CountCheck(outcome="not counted", compared=False, notes=("a CUDA graph was replayed",))
     told = explained(result.replace(verdict=result.verdict.replace(counts=hidden)))
-    assert told.not_counted == "not counted: a CUDA graph was replayed"
+    assert told.not_counted == ["counts: not counted: a CUDA graph was replayed"]
 
 
 def test_the_files_are_those_that_there_are() -> None:

@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 
 from perfsuite.report import markdown, profile, terminal
+from perfsuite.report.html import page
+from perfsuite.report.table import NONE
 from perfsuite.results.outcome import Profiled, Verdict
-from perfsuite.results.profile import TakenProfile
+from perfsuite.results.profile import TakenProfile, Work
 from perfsuite.results.session_file import Measurement
 from perfsuite.verdict.overall import THE_SAME
 from perfsuite.verdict.profiled import NOT_IN_EACH_STEP
@@ -18,11 +20,8 @@ FOUND = Profiled(
     notes=("a note",),
 )
 COUNTED = "FLOPs in forward: 1.0 -> 2.0 MFLOP"
-
-
-def because(explained: str | None = COUNTED, **changes: tuple[str, ...]) -> list[str]:
-    found = FOUND.replace(**changes)
-    return profile.because(Verdict(outcome="regressed", launches=3, explained=explained, profiled=found))
+EQUAL = f"{THE_SAME} packages, threads, the machine"
+NOW_AND_THEN = f"{NOT_IN_EACH_STEP}: aten::item"
 
 
 def make_explained() -> Measurement:
@@ -32,23 +31,22 @@ def make_explained() -> Measurement:
     return result.replace(profile=taken(EAGER, EAGER), profile_before=taken(), verdict=verdict)
 
 
-def test_calls_come_before_counts_and_counts_before_times() -> None:
-    assert because() == [*FOUND.calls, COUNTED, *FOUND.hints, *FOUND.notes]
-
-
-def test_that_the_counts_are_the_same_is_told_only_where_calls_are_too() -> None:
-    same = "no call differs"
-    told = f"{THE_SAME} packages, threads, the machine"
-    assert because(told) == [*FOUND.calls, *FOUND.hints, *FOUND.notes]
-    assert because(told, calls=()) == [told, same, *FOUND.hints, *FOUND.notes]
-    now_and_then = (f"{NOT_IN_EACH_STEP}: aten::item",)
-    assert because(told, calls=(), notes=now_and_then) == [told, *FOUND.hints, *now_and_then]
-
-
-@pytest.mark.parametrize("explained", [None, COUNTED])
-def test_without_a_profile_the_counts_alone_explain(explained: str | None) -> None:
-    told = profile.because(Verdict(outcome="regressed", launches=3, explained=explained))
-    assert told == ([] if explained is None else [explained])
+@pytest.mark.parametrize(
+    ("explained", "found", "told"),
+    [
+        (COUNTED, FOUND, [*FOUND.calls, COUNTED, *FOUND.hints, *FOUND.notes]),
+        (EQUAL, FOUND, [*FOUND.calls, *FOUND.hints, *FOUND.notes]),
+        (EQUAL, FOUND.replace(calls=()), [EQUAL, "no call differs", *FOUND.hints, *FOUND.notes]),
+        (EQUAL, FOUND.replace(calls=(), notes=(NOW_AND_THEN,)), [EQUAL, *FOUND.hints, NOW_AND_THEN]),
+        (COUNTED, None, [COUNTED]),
+        (None, None, []),
+    ],
+)
+def test_calls_come_before_counts_and_counts_before_times(
+    explained: str | None, found: Profiled | None, told: list[str]
+) -> None:
+    verdict = Verdict(outcome="regressed", launches=3, explained=explained, profiled=found)
+    assert profile.because(verdict) == told
 
 
 def test_the_parts_of_a_step_in_one_line() -> None:
@@ -67,10 +65,64 @@ def test_the_trace_to_open_is_named() -> None:
     assert profile.traces(make_result(now(), profile=TakenProfile(why_none="boom"))) == []
 
 
-def test_the_terminal_and_the_summary_tell_it_in_this_order() -> None:
+def test_every_report_tells_it_in_this_order() -> None:
     told = terminal.explanation(make_explained()).splitlines()
     assert told[1:6] == [f"  {line}" for line in (*FOUND.calls, COUNTED, *FOUND.hints, *FOUND.notes)]
     assert sum("ui.perfetto.dev" in line for line in told) == 2
-    summary = markdown.render([make_session(0).replace(results=(make_explained(),))])
+    session = make_session(0).replace(results=(make_explained(),))
+    summary = markdown.render([session])
     assert "- aten::bmm 0 -> 24 calls a step\n- aten::softmax" in summary
     assert "trace of arm B" in summary
+    html = page.render([session])
+    at = [html.index(line.split(" -> ")[0]) for line in (*FOUND.calls, *FOUND.hints)]
+    assert at == sorted(at)
+    assert "<h4>Profile of a step</h4>" in html
+    assert "trace of arm A, rank 0: /tmp/runs/x/profile/trace-0.json.gz" in html
+    assert "nvjet_gemm" in html
+
+
+# Tables
+
+
+def test_parts_stand_beside_what_they_were() -> None:
+    faster = make_profile()
+    slower = faster.replace(split=faster.split.replace(step_us=110_000, exposed_us={"all_gather": 22_100}))
+    result = make_explained().replace(profile=taken(slower), profile_before=taken(faster))
+    parts, longest = profile.tables(result)
+    assert parts.headers == ("part", "arm A, ms", "now, ms", "change")
+    assert ("all_gather exposed", "12.10", "22.10", "+10.00") in parts.rows
+    assert ("step", "100.00", "110.00", "+10.00") in parts.rows
+    assert ("all_gather hidden", "20.00", "20.00", "+0.00") in parts.rows
+    assert longest.rows[0] == ("nvjet_gemm", "24", "24", "40.00", "40.00")
+
+
+def test_of_several_ranks_the_one_is_shown_that_differs_most() -> None:
+    usual = make_profile()
+    last_stage = usual.replace(operators=(*usual.operators, Work(name="aten::loss", calls=1, us=9)))
+    slower = EAGER.replace(operators=(*EAGER.operators, Work(name="aten::loss", calls=1, us=9)))
+    result = make_result(now(), profile=taken(usual, slower), profile_before=taken(usual, last_stage))
+    assert profile.tables(result)[0].caption.count("ranks 1.") == 1
+
+
+def test_without_a_profile_before_that_can_be_compared_there_is_nothing_beside_it() -> None:
+    result = make_result(now(), profile=taken(), profile_before=taken())
+    assert result.profile_before is not None
+    assert result.profile_before.profile is not None
+    other = result.profile_before.profile.replace(method="another")
+    unlike = result.replace(profile_before=result.profile_before.replace(profile=other))
+    assert profile.tables(result)[0].rows[0] == ("compute", "60.00", "60.00", "+0.00")
+    for alone in (unlike, result.replace(profile_before=None)):
+        parts, longest = profile.tables(alone)
+        assert parts.rows[0] == ("compute", NONE, "60.00", NONE)
+        assert longest.rows[0] == ("nvjet_gemm", NONE, "24", NONE, "40.00")
+
+
+def test_without_a_profile_there_are_no_tables() -> None:
+    assert profile.tables(make_result(now())) == []
+    assert profile.tables(make_result(now(), profile=TakenProfile(why_none="boom"))) == []
+
+
+def test_many_operators_are_cut() -> None:
+    works = tuple(Work(name=f"aten::op{n}", calls=1, us=n) for n in range(profile.MOST_ROWS + 5))
+    alone = make_profile(operators=works, kernels=())
+    assert len(profile.tables(make_result(now(), profile=taken(alone)))[1].rows) == profile.MOST_ROWS

@@ -19,28 +19,21 @@ def measured(nodes: int, *speeds: float, **changes: object) -> Measurement:
 def test_cases_that_differ_in_nodes_alone_are_set_side_by_side() -> None:
     results = [measured(4, 3600.0), measured(1, 900.0, 1000.0, 5000.0), measured(2, 1900.0)]
     (found,) = scalings([*results, measured(2, 7.0, micro_batch=9)])
-    assert [(each.nodes, each.devices, each.tokens_per_s) for each in found.cases] == [
-        (1, 2, 1000.0),
-        (2, 4, 1900.0),
-        (4, 8, 3600.0),
-    ]
-    assert [each.efficiency for each in found.cases] == pytest.approx([1, 0.95, 0.9])
+    assert [speed for _, speed in found.cases] == [1000.0, 1900.0, 3600.0]
+    assert found.efficiencies == pytest.approx([1, 0.95, 0.9])
+    assert [row[:2] for row in found.table().rows] == [("1", "2"), ("2", "4"), ("4", "8")]
     assert found.table().rows[1] == ("2", "4", "1,900 tokens/s", "475 tokens/s", "95%")
     assert str(found).startswith(f"scaling of {found.name}: 1 node 100%, 2 nodes 95%, 4 nodes 90% of")
     assert not found.name.endswith("x2")
 
 
-def test_one_number_of_nodes_is_no_scaling() -> None:
-    failed = measured(1, 9.0).replace(runs=())
-    assert scalings([measured(2, 7.0), measured(2, 8.0), failed]) == []
-
-
-def test_other_machines_and_figures_that_prove_nothing_are_left_out() -> None:
+def test_one_number_of_nodes_other_machines_and_figures_that_prove_nothing_are_no_scaling() -> None:
     one, two = measured(1, 1000.0), measured(2, 1900.0)
+    assert len(scalings([one, two])) == 1
+    assert scalings([two, measured(2, 8.0), one.replace(runs=())]) == []
     other = [run.replace(machine=run.machine.replace(device_name="another")) for run in two.runs]
     assert scalings([one, two.replace(runs=tuple(other))]) == []
     assert scalings([one, two.replace(runs=tuple(run.replace(inject="nan") for run in two.runs))]) == []
-    assert len(scalings([one, two])) == 1
 
 
 def test_every_report_shows_it() -> None:

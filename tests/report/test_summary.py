@@ -19,11 +19,9 @@ from perfsuite.report.summary import (
     provenance,
     reason,
     since,
-    speed_change,
     tally,
     verdict,
 )
-from perfsuite.report.text import percent
 from perfsuite.results.outcome import CountCheck
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Health
@@ -147,16 +145,6 @@ def test_a_missing_metric_is_named_and_noise_that_is_not_known_is_said() -> None
     assert reason(unknown).startswith("tokens/s not known, ")
 
 
-def test_the_change_of_speed_is_that_of_tokens_not_of_time() -> None:
-    result = make_gpu_result(2, "regressed")
-    assert speed_change(result) == result.verdict.checks[0].change
-    assert speed_change(never_run()) is None
-
-
-def test_a_change_of_nothing_has_no_minus() -> None:
-    assert [percent(change) for change in (-0.0001, 0.0, 0.05, -0.05)] == ["+0.0%", "+0.0%", "+5.0%", "-5.0%"]
-
-
 def test_only_what_somebody_may_have_to_act_upon_needs_words() -> None:
     assert needs_words(make_gpu_result(2, "regressed"))
     for quiet in (
@@ -273,7 +261,6 @@ def test_properties_hold_verdict_figures_and_changes() -> None:
 
 def test_what_counts_samples_says_so_for_machines_too() -> None:
     images = make_image_result()
-    assert percent(speed_change(images) or 0) == "-50.0%"
     assert reason(images) == "samples/s -50.0%, samples/s with stalls -50.0%"
     told = properties(images)
     assert (told["samples_per_s"], told["energy_per_sample_j"]) == (1234, 0.002)

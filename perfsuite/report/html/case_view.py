@@ -1,6 +1,6 @@
 """Prepares one case of the HTML page: its figures as tables of text, its series as charts. Pure.
 
-Imports neither torch nor pytest. Text is escaped where it becomes HTML: in the template and in the charts.
+Text is escaped where it becomes HTML: in the template and in the charts.
 """
 
 from __future__ import annotations
@@ -11,25 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perfsuite.case.case import Unit
-from perfsuite.report import summary
-from perfsuite.report.columns import (
-    LAUNCHES,
-    MEMORY_CHANGE,
-    SPEED_CHANGE,
-    Column,
-    figure,
-    speed_in,
-)
+from perfsuite.report import counts, profile
+from perfsuite.report.columns import LAUNCHES, MEMORY_CHANGE, SPEED_CHANGE, Column, figure, speed_in
 from perfsuite.report.explained import Explained, explained
 from perfsuite.report.html import charts, tables
 from perfsuite.report.html.charts import Band, Figure
-from perfsuite.report.html.counts_view import CountsView, counts_view
-from perfsuite.report.html.profile_view import profile_tables
 from perfsuite.report.table import NONE, Table
-from perfsuite.results.amounts import duration
+from perfsuite.results.amounts import amount, duration
+from perfsuite.results.counts import RankCounts
 from perfsuite.results.metric import MFU, PEAK_MEMORY, ROOFLINE_SHARE, STEP_S_P50, TOKENS_PER_S
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
+
+MOST_ENTRIES = 8
+"""Entries of ranks on the page: where each of 64 ranks has other bytes, the first ones tell enough."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,91 +41,60 @@ class CaseView:
 
     anchor: str
     result: Measurement
-    summary: dict[str, Cell]
-    hardware: str
-    reason: str
-    checks: Table | None
-    counts: CountsView | None
+    commit: str | None
+    command: str
     told: Explained
+    cells: dict[str, Cell]
+    """Those of the overview, by heading."""
+    checks: Table
+    findings: Table | None
+    ranks: list[tuple[RankCounts, list[Figure]]]
+    """What their step did, with bars."""
+    ranks_left_out: int
     profile: list[Table]
-    since: str
-    """Heads the list of what changed."""
-    launches: Table | None
-    """None where nothing was launched."""
-    before: Table | None
-    """The launches of arm A; None where no arms were compared."""
+    launches: Table
+    before: Table
+    """The launches of arm A."""
     steps: list[Figure]
     band: Band | None
-    compared: bool
-    """Whether a metric was compared with a baseline."""
-    corrected: bool
-    """Whether the verdict corrects for the machine's own speed. The charts do not."""
     loss: Figure | None
     health: list[Table]
-    health_summary: str
     settings: Table
-    notes: list[str]
-    command: str
-    commit: str | None
-
-    @property
-    def verdict(self) -> str:
-        """The outcome in a word, or what excuses a failure."""
-        return summary.verdict(self.result)
-
-    @property
-    def marks(self) -> list[str]:
-        """The marks beside the verdict."""
-        return summary.marks(self.result)
 
 
 def case_view(
     result: Measurement, session: SessionFile, *, anchor: str, columns: Sequence[Column]
 ) -> CaseView:
     """Return everything about one case. `anchor` is unique in the page, whose overview has `columns`."""
-    runs = result.runs
-    band = _band(result)
-    loss = charts.losses(runs, key=f"{anchor}:loss", title="Loss of each launch by step")
+    runs, check = result.runs, result.verdict.counts
+    band, loss = _band(result), charts.losses(runs, key=f"{anchor}:loss")
+    shown, others = result.counts[:MOST_ENTRIES], result.counts[MOST_ENTRIES:]
     return CaseView(
         anchor=anchor,
         result=result,
-        summary={column.heading: _cell(column, result) for column in columns},
-        hardware=result.hardware_class or NONE,
-        reason=summary.reason(result),
-        checks=tables.checks(result, anchor),
-        counts=counts_view(result, anchor),
+        commit=session.commit,
+        command=_command(result, session),
         told=explained(result),
-        profile=profile_tables(result),
-        since=summary.since(result.verdict),
-        launches=tables.launches(result) if runs and not result.dry else None,
-        before=tables.launches(result, result.before) if result.before else None,
+        cells={column.heading: _cell(column, result) for column in columns},
+        checks=tables.checks(result, anchor),
+        findings=None if check is None else counts.table_of_findings(check, result.verdict.against),
+        ranks=[(entry, _bars(entry, f"{anchor}:counts-{number}")) for number, entry in enumerate(shown, 1)],
+        ranks_left_out=sum(len(entry.ranks) for entry in others),
+        profile=profile.tables(result),
+        launches=tables.launches(result, () if result.dry else runs),
+        before=tables.launches(result, result.before),
         steps=_steps(result, band, anchor),
         band=band,
-        compared=any(check.baseline is not None for check in result.verdict.checks),
-        corrected=any(check.probe_exponent is not None for check in result.verdict.checks),
         loss=None if loss is None else Figure(chart=loss, caption=_loss_caption(runs)),
         health=tables.health(runs),
-        health_summary=tables.health_summary(runs),
         settings=tables.settings(runs),
-        notes=summary.notes(result),
-        command=_command(result, session),
-        commit=session.commit,
     )
 
 
 def overview(unit: Unit, extra: Sequence[Column] = ()) -> list[Column]:
     """Make the columns of the page's overview. Speeds are in `unit`; `extra` are columns of some cases."""
-    columns = [
-        speed_in(unit),
-        SPEED_CHANGE,
-        figure(STEP_S_P50),
-        figure(PEAK_MEMORY),
-        MEMORY_CHANGE,
-        figure(MFU),
-        figure(ROOFLINE_SHARE),
-        *extra,
-        LAUNCHES,
-    ]
+    judged = [speed_in(unit), SPEED_CHANGE, figure(STEP_S_P50), figure(PEAK_MEMORY), MEMORY_CHANGE]
+    columns = [*judged, figure(MFU), figure(ROOFLINE_SHARE), *extra, LAUNCHES]
     together = "vs\N{NO-BREAK SPACE}baseline"  # such a heading is not broken there
     return [replace(column, heading=column.heading.replace("vs baseline", together)) for column in columns]
 
@@ -139,6 +103,20 @@ def _cell(column: Column, result: Measurement) -> Cell:
     value = column.value(result)
     number = value if value is not None and math.isfinite(value) else None
     return Cell(text=column.cell(result, missing=NONE), number=number)
+
+
+def _bars(entry: RankCounts, key: str) -> list[Figure]:
+    """The bytes by kind of collective, and what lived at the peak."""
+    step, ranks = entry.counts, counts.ranks(entry)
+    drawn = [("messages", "Bytes of collectives in a step, by kind and dtype.", counts.bytes_by_kind(step))]
+    if step.memory is not None:
+        caption = f"Live tensors at the peak of {amount(step.memory.peak, 'bytes')}, by part."
+        drawn.append(("peak", caption, counts.peak_by_part(step.memory)))
+    return [
+        Figure(chart=charts.parts(parts, key=f"{key}-{kind}", title=f"{ranks}: {caption}"), caption=caption)
+        for kind, caption, amounts in drawn
+        if (parts := {part: size for part, size in amounts.items() if size})
+    ]
 
 
 def _band(result: Measurement) -> Band | None:
@@ -157,12 +135,10 @@ def _steps(result: Measurement, band: Band | None, anchor: str) -> list[Figure]:
     range_s = charts.step_range(result.runs, band)
     figures = []
     for number, run in enumerate(result.runs, 1):
-        if not run.step_s:
-            continue
-        title = f"Launch {number}: time of each step"
-        key = f"{anchor}:steps-{number}"
-        chart = charts.steps(run, key=key, title=title, range_s=range_s, band=band)
-        figures.append(Figure(chart=chart, caption=_steps_caption(result, number, run, range_s[1])))
+        if run.step_s:
+            title, key = f"Launch {number}: time of each step", f"{anchor}:steps-{number}"
+            chart = charts.steps(run, key=key, title=title, range_s=range_s, band=band)
+            figures.append(Figure(chart=chart, caption=_steps_caption(result, number, run, range_s[1])))
     return figures
 
 
@@ -191,10 +167,8 @@ def _steps_caption(result: Measurement, number: int, run: Run, highest_s: float)
 
 def _loss_caption(runs: Sequence[Run]) -> str:
     curves = [run.loss for run in runs if run.loss]
-    caption = "Loss, mean over ranks" + (
-        f": {len(curves)} launches over each other" if len(curves) > 1 else ""
-    )
-    caption += f"; at the end {curves[-1][-1]:.4f}"
+    several = f": {len(curves)} launches over each other" if len(curves) > 1 else ""
+    caption = f"Loss, mean over ranks{several}; at the end {curves[-1][-1]:.4f}"
     longest = max(map(len, curves))
     if longest > 2 * charts.BUCKETS:
         caption += f"; of every {longest / charts.BUCKETS:.0f} steps the lowest and the highest are drawn"
@@ -211,8 +185,9 @@ def _command(result: Measurement, session: SessionFile) -> str:
             ["perfsuite", "compare", "--against", a.text, "--arm", b.text, *fault, *tolerance, result.case_id]
         )
     if result.dry:
-        device = [f"--device={result.runs[-1].machine.device}"] if result.runs else []
-        return shlex.join(["perfsuite", "dry-run", *device, result.case_id])
+        return shlex.join(
+            ["perfsuite", "dry-run", f"--device={result.runs[-1].machine.device}", result.case_id]
+        )
     return shlex.join(["pytest", result.nodeid, *([f"--perf-inject={inject}"] if inject else [])])
 
 

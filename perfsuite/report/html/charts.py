@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from statistics import quantiles
 
 from markupsafe import Markup
@@ -51,7 +52,7 @@ class Band:
     allowed_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Scale:
     """Maps values to pixels."""
 
@@ -74,25 +75,17 @@ class Scale:
         return [round(tick * step, 12) for tick in range(first, last + 1)]
 
 
-def thin(values: Sequence[float], buckets: int = BUCKETS) -> list[Point]:
+def thin(values: Sequence[float]) -> list[Point]:
     """Return a series as (index, value); of a long one each bucket's lowest and highest: no stall is lost."""
     points = list(enumerate(values))
-    if len(points) <= 2 * buckets:
+    if len(points) <= 2 * BUCKETS:
         return points
     kept: list[Point] = []
-    for number in range(buckets):
-        bucket = points[number * len(points) // buckets : (number + 1) * len(points) // buckets]
-        finite = [point for point in bucket if math.isfinite(point[1])]
-        lowest, highest = (
-            min(finite, key=_value, default=bucket[0]),
-            max(finite, key=_value, default=bucket[0]),
-        )
-        kept += sorted({lowest, highest})
+    for number in range(BUCKETS):
+        bucket = points[number * len(points) // BUCKETS : (number + 1) * len(points) // BUCKETS]
+        finite = [point for point in bucket if math.isfinite(point[1])] or bucket[:1]
+        kept += sorted({min(finite, key=itemgetter(1)), max(finite, key=itemgetter(1))})
     return kept
-
-
-def _value(point: Point) -> float:
-    return point[1]
 
 
 def step_range(runs: Sequence[Run], band: Band | None) -> tuple[float, float]:
@@ -109,23 +102,23 @@ def step_range(runs: Sequence[Run], band: Band | None) -> tuple[float, float]:
 def steps(run: Run, *, key: str, title: str, range_s: tuple[float, float], band: Band | None) -> Markup:
     """Draw every step of a launch, the measured window, the baseline and what is allowed."""
     unit, factor = ("s", 1.0) if range_s[1] >= 10 else ("ms", 1e3)
-    x = Scale(low=0, high=max(len(run.step_s) - 1, 1), start=LEFT, end=WIDTH - RIGHT)
-    y = Scale(low=range_s[0] * factor, high=range_s[1] * factor, start=HEIGHT - BOTTOM, end=TOP)
-    series = [step * factor for step in run.step_s]
+    x = _across(len(run.step_s))
+    y = Scale(range_s[0] * factor, range_s[1] * factor, HEIGHT - BOTTOM, TOP)
     start, stop = run.window
-    body = [Markup()]
+    body = []
     if start < stop:
         left, right = x(start), x(stop - 1)
-        body.append(_rect("window", left, TOP, right - left, HEIGHT - BOTTOM - TOP))
-        body.append(_text("note", left + 3, TOP - 4, "measured"))
+        body += [
+            _rect("window", left, TOP, right - left, y.start - TOP),
+            _text("note", left + 3, TOP - 4, "measured"),
+        ]
         if left - LEFT > 50:
             body.append(_text("note", LEFT + 3, TOP - 4, "warm-up"))
     if band is not None:
         upper, lower = y(band.allowed_s * factor), y(band.baseline_s * factor)
-        body.append(_rect("band", LEFT, upper, WIDTH - RIGHT - LEFT, lower - upper))
-        body.append(_line("baseline", LEFT, lower, WIDTH - RIGHT, lower))
-    body.append(_axes(x, y, unit, "step"))
-    body += _curve("line", thin(series), x, y)
+        body.append(_rect("band", LEFT, upper, x.end - LEFT, lower - upper))
+        body.append(_line("baseline", LEFT, lower, x.end, lower))
+    body += [*_axes(x, y, unit), *_curve([step * factor for step in run.step_s], x, y)]
     body += [_off_scale(x(step), y.end) for step in beyond(run, range_s[1])]
     return _image(key, title, _description(run, band), body)
 
@@ -153,25 +146,18 @@ def _description(run: Run, band: Band | None) -> str:
     return description + "."
 
 
-def losses(runs: Sequence[Run], *, key: str, title: str) -> Markup | None:
+def losses(runs: Sequence[Run], *, key: str) -> Markup | None:
     """Draw the loss curves of all launches over each other; None where there is no loss."""
-    curves = [run.loss for run in runs if run.loss]
-    finite = [loss for curve in curves for loss in curve if math.isfinite(loss)]
+    curves = {number: run.loss for number, run in enumerate(runs, 1) if run.loss}
+    finite = [loss for curve in curves.values() for loss in curve if math.isfinite(loss)]
     if not finite:
         return None
     low, high = min(finite), max(finite)
     room = 0.05 * (high - low) or 0.05 * abs(high) or 0.5
-    x = Scale(low=0, high=max(max(map(len, curves)) - 1, 1), start=LEFT, end=WIDTH - RIGHT)
-    y = Scale(low=low - room, high=high + room, start=HEIGHT - BOTTOM, end=TOP)
-    body = [_axes(x, y, "", "step")]
-    for curve in curves:
-        body += _curve("line", thin(curve), x, y)
-    description = "; ".join(
-        f"launch {number}: from {run.loss[0]:.4f} to {run.loss[-1]:.4f}"
-        for number, run in enumerate(runs, 1)
-        if run.loss
-    )
-    return _image(key, title, f"{description}.", body)
+    x, y = _across(max(map(len, curves.values()))), Scale(low - room, high + room, HEIGHT - BOTTOM, TOP)
+    body = [*_axes(x, y), *(part for curve in curves.values() for part in _curve(curve, x, y))]
+    told = [f"launch {number}: from {curve[0]:.4f} to {curve[-1]:.4f}" for number, curve in curves.items()]
+    return _image(key, "Loss of each launch by step", f"{'; '.join(told)}.", body)
 
 
 def interval(check: Check, *, key: str) -> Markup | None:
@@ -183,36 +169,29 @@ def interval(check: Check, *, key: str) -> Markup | None:
     reach = 1.25 * max(check.allowed, abs(check.change))
     reach = max(reach, min(1.1 * max(-low, high), 3 * reach))
     width, height = 180, 24
-    x = Scale(low=-reach, high=reach, start=6, end=width - 6)
-    middle = height / 2
+    x, middle = Scale(-reach, reach, 6, width - 6), height / 2
     body = [
         _line("axis", x(0), 2, x(0), height - 2),
         _line("allowed", x(allowed), 2, x(allowed), height - 2),
         _line("interval", x(low), middle, x(high), middle),
         Markup('<circle class="estimate" cx="{:.1f}" cy="{:.1f}" r="4"/>').format(x(check.change), middle),
     ]
-    description = (
-        f"{percent(check.change)}, 99 % interval {between((low, high))}, {check.allowed:.1%} allowed."
-    )
-    return _image(key, f"Change of {check.label}", description, body, width=width, height=height)
+    told = f"{percent(check.change)}, 99 % interval {between((low, high))}, {check.allowed:.1%} allowed."
+    return _image(key, f"Change of {check.label}", told, body, width=width, height=height)
 
 
 def parts(sizes: Mapping[str, int], *, key: str, title: str) -> Markup:
     """Draw bytes by name, each as a bar with its name and its amount, in the given order."""
     row, bar = 32, 9
-    x = Scale(low=0, high=max(sizes.values(), default=0) or 1, start=0, end=WIDTH)
+    x = Scale(0, max(sizes.values(), default=0) or 1, 0, WIDTH)
+    amounts = {name: amount(size, "bytes") for name, size in sizes.items()}
     body = []
-    for number, (name, size) in enumerate(sizes.items()):
-        y = number * row
+    for y, (name, size) in zip(range(0, row * len(sizes), row), sizes.items(), strict=True):
         body.append(_text("value", 0, y + 13, name))
-        body.append(_text("value end", WIDTH, y + 13, amount(size, "bytes")))
+        body.append(_text("value end", WIDTH, y + 13, amounts[name]))
         body.append(_rect("measured", 0, y + 18, max(x(size), 1), bar))
-    description = "; ".join(f"{name}: {amount(size, 'bytes')}" for name, size in sizes.items())
-    return _image(key, title, f"{description}.", body, height=row * len(sizes))
-
-
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    told = "; ".join(f"{name}: {size}" for name, size in amounts.items())
+    return _image(key, title, f"{told}.", body, height=row * len(sizes))
 
 
 def _image(
@@ -232,26 +211,28 @@ def _image(
     )
 
 
-def _axes(x: Scale, y: Scale, unit: str, below: str) -> Markup:
-    parts = [Markup()]
+def _across(steps: int) -> Scale:
+    return Scale(0, max(steps - 1, 1), LEFT, WIDTH - RIGHT)
+
+
+def _axes(x: Scale, y: Scale, unit: str = "") -> Iterator[Markup]:
     for tick in y.ticks():
-        parts.append(_line("grid", x.start, y(tick), x.end, y(tick)))
-        parts.append(_text("tick end", x.start - 5, y(tick) + 3.5, f"{tick:,g}"))
+        yield _line("grid", x.start, y(tick), x.end, y(tick))
+        yield _text("tick end", x.start - 5, y(tick) + 3.5, f"{tick:,g}")
     for tick in x.ticks(5):
-        parts.append(_text("tick middle", x(tick), y.start + 14, f"{tick:,g}"))
-    parts.append(_line("axis", x.start, y.start, x.end, y.start))
-    parts.append(_text("note", 2, TOP - 4, unit))
-    parts.append(_text("note end", x.end, y.start + 27, below))
-    return Markup("").join(parts)
+        yield _text("tick middle", x(tick), y.start + 14, f"{tick:,g}")
+    yield _line("axis", x.start, y.start, x.end, y.start)
+    yield _text("note", 2, TOP - 4, unit)
+    yield _text("note end", x.end, y.start + 27, "step")
 
 
-def _curve(kind: str, points: Sequence[Point], x: Scale, y: Scale) -> Iterator[Markup]:
+def _curve(values: Sequence[float], x: Scale, y: Scale) -> Iterator[Markup]:
     """A line through the finite points, broken at the others; a lone one is a dot."""
-    for is_finite, group in groupby(points, key=lambda point: math.isfinite(point[1])):
+    for is_finite, group in groupby(thin(values), key=lambda point: math.isfinite(point[1])):
         if is_finite:
             path = [f"{x(at):.1f},{y(value):.1f}" for at, value in group]
             path = path if len(path) > 1 else path * 2
-            yield Markup('<polyline class="{}" points="{}"/>').format(kind, " ".join(path))
+            yield Markup('<polyline class="line" points="{}"/>').format(" ".join(path))
 
 
 def _off_scale(x: float, y: float) -> Markup:
@@ -260,15 +241,13 @@ def _off_scale(x: float, y: float) -> Markup:
 
 
 def _rect(kind: str, x: float, y: float, width: float, height: float) -> Markup:
-    return Markup('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(
-        kind, x, y, max(width, 0), max(height, 0)
-    )
+    element = Markup('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>')
+    return element.format(kind, x, y, max(width, 0), max(height, 0))
 
 
 def _line(kind: str, x1: float, y1: float, x2: float, y2: float) -> Markup:
-    return Markup('<line class="{}" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>').format(
-        kind, x1, y1, x2, y2
-    )
+    element = Markup('<line class="{}" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>')
+    return element.format(kind, x1, y1, x2, y2)
 
 
 def _text(kind: str, x: float, y: float, text: str) -> Markup:

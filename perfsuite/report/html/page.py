@@ -10,13 +10,14 @@ import base64
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from perfsuite.report import preflight, summary
+from perfsuite.report import counts, preflight, summary
 from perfsuite.report.columns import Column, extras, of_cases
 from perfsuite.report.html import tables
 from perfsuite.report.html.case_view import CaseView, case_view, overview
@@ -32,32 +33,60 @@ def render(sessions: Sequence[SessionFile]) -> str:
     results = [result for session in sessions for result in session.results]
     unit = summary.speed_unit(results)
     views = _views(sessions, of_cases(results, overview(unit, extras(results))))
-    counts = Counter(view.verdict for view in views)
+    number_of = Counter(map(summary.verdict, results))
     style, script = _own("report.css"), _own("report.js")
-    environment = Environment(
-        loader=PackageLoader("perfsuite.report.html"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("report.html").render(
-        headline=summary.headline(sessions),
-        sessions=[(summary.provenance(session), summary.interruption(session)) for session in sessions],
+    return rendered(
+        "report.html",
+        sessions,
         views=views,
         columns=_columns(views),
         unit=unit,
-        verdicts=[(verdict, counts[verdict]) for verdict in WORST_FIRST if counts[verdict]],
+        verdicts=[(verdict, number_of[verdict]) for verdict in WORST_FIRST if number_of[verdict]],
         only_dry=summary.only_dry(results),
         arms=any(session.arms for session in sessions),
-        several_classes=len({view.hardware for view in views}) > 1,
-        skipped=_skipped(sessions),
-        preflights=[_preflight(each) for session in sessions for each in session.preflights],
-        scalings=[(each.name, each.table()) for each in scalings(results)],
+        several_classes=len({result.hardware_class for result in results}) > 1,
+        summary=summary,
+        counts=counts,
+        health_summary=tables.health_summary,
         styles=STYLES,
         style=Markup(style),
         script=Markup(script),
         policy=f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'",
+    )
+
+
+def rendered(
+    template: str,
+    sessions: Sequence[SessionFile],
+    *,
+    finalize: Callable[[object], Markup] | None = None,
+    **content: Any,
+) -> str:
+    """Return a template with its own content, and what every report says of sessions.
+
+    `finalize` escapes what the template prints; without it, it is escaped as HTML.
+    """
+    environment = Environment(
+        loader=PackageLoader("perfsuite.report.html"),
+        autoescape=True,
+        finalize=finalize,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    results = [result for session in sessions for result in session.results]
+    return environment.get_template(template).render(
+        headline=summary.headline(sessions),
+        sessions=[(summary.provenance(session), summary.interruption(session)) for session in sessions],
+        skipped=Table(
+            caption="Cases that this hardware cannot run, and why.",
+            headers=("case", "reason"),
+            rows=[(skip.case_id, skip.reason) for session in sessions for skip in session.skipped],
+            text_columns=2,
+        ),
+        preflights=[_preflight(each) for session in sessions for each in session.preflights],
+        scalings=[(each.name, each.table()) for each in scalings(results)],
+        **content,
     )
 
 
@@ -72,19 +101,13 @@ def _views(sessions: Sequence[SessionFile], columns: Sequence[Column]) -> list[C
             if taken[anchor] > 1:
                 anchor += f":{taken[anchor]}"
             views.append(case_view(result, session, anchor=anchor, columns=columns))
-    return sorted(views, key=lambda view: WORST_FIRST.index(view.verdict))
+    return sorted(views, key=lambda view: WORST_FIRST.index(summary.verdict(view.result)))
 
 
 def _columns(views: Sequence[CaseView]) -> list[str]:
     """The headings of the overview: those for which any case has a figure."""
-    known = [{name for name, cell in view.summary.items() if cell.number is not None} for view in views]
-    return [name for name in (views[0].summary if views else ()) if name in set().union(*known)]
-
-
-def _skipped(sessions: Sequence[SessionFile]) -> Table | None:
-    rows = [(skip.case_id, skip.reason) for session in sessions for skip in session.skipped]
-    caption = "Cases that this hardware cannot run, and why."
-    return Table(caption=caption, headers=("case", "reason"), rows=rows, text_columns=2) if rows else None
+    headings = views[0].cells if views else ()
+    return [heading for heading in headings if any(view.cells[heading].number is not None for view in views)]
 
 
 def _preflight(found: Preflight) -> tuple[str, list[Table], list[str]]:
@@ -93,7 +116,8 @@ def _preflight(found: Preflight) -> tuple[str, list[Table], list[str]]:
         of="node",
         caption="Each GPU meanwhile: clocks are medians, power is the mean, temperature the highest.",
     )
-    return preflight.title(found), [preflight.table(found), *gpus], preflight.notes(found)
+    shown = [preflight.table(found), *([gpus] if gpus else [])]
+    return preflight.title(found), shown, preflight.notes(found)
 
 
 def _own(name: str) -> str:

@@ -1,7 +1,4 @@
-"""Makes the tables of one case on the HTML page: figures as text. Pure.
-
-Imports neither torch nor pytest. Nothing is escaped here: that is the template's part.
-"""
+"""Makes the tables of one case on the HTML page: figures as text, which the template escapes. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import TypeVar
 from perfsuite.analysis.health import BAD_REASONS
 from perfsuite.report.html import charts
 from perfsuite.report.table import NONE, Table
-from perfsuite.report.text import baseline, between, detectable, measured, percent, value
+from perfsuite.report.text import between, detectable, percent, value, written
 from perfsuite.results.amounts import amount, duration
 from perfsuite.results.metric import (
     CPU_S_PER_STEP,
@@ -29,28 +26,26 @@ from perfsuite.results.session_file import Measurement
 T = TypeVar("T")
 
 
-def known(value: T | None, tell: Callable[[T], str]) -> str:
-    """Return a figure as `tell` writes it, or `NONE`."""
+def _known(value: T | None, tell: Callable[[T], str]) -> str:
     return NONE if value is None else tell(value)
 
 
-def checks(result: Measurement, anchor: str) -> Table | None:
-    """Return the table of the judged metrics; None if none was judged. `anchor` begins the charts' ids."""
-    rows = []
-    for check in result.verdict.checks:
-        rows.append(
-            (
-                check.label,
-                check.outcome,
-                measured(check),
-                NONE if check.baseline is None else baseline(check),
-                known(check.change, percent),
-                known(check.interval, between),
-                f"{check.allowed:.1%}",
-                known(detectable(check), str) + (" (blind)" if check.blind else ""),
-                charts.interval(check, key=f"{anchor}:{check.metric}") or NONE,
-            )
+def checks(result: Measurement, anchor: str) -> Table:
+    """Return the table of the judged metrics. `anchor` begins the charts' ids."""
+    rows = [
+        (
+            check.label,
+            check.outcome,
+            written(check, check.measured),
+            NONE if check.baseline is None else written(check, check.baseline),
+            _known(check.change, percent),
+            _known(check.interval, between),
+            f"{check.allowed:.1%}",
+            _known(detectable(check), str) + (" (blind)" if check.blind else ""),
+            charts.interval(check, key=f"{anchor}:{check.metric}") or NONE,
         )
+        for check in result.verdict.checks
+    ]
     caption = (
         f"The change is that of the figure: fewer {result.unit}/s are worse, and so are more bytes. In the "
         "chart the dot is the estimate, the bar its 99 % interval, the solid line no change, the dashed line "
@@ -64,23 +59,17 @@ def checks(result: Measurement, anchor: str) -> Table | None:
         *("metric", "verdict", *sides, "change", "99 % interval"),
         *("allowed", "can find", "chart"),
     )
-    if not rows:
-        return None
     return Table(caption=caption, headers=headers, rows=rows, text_columns=2, last_text_columns=1)
 
 
-def launches(result: Measurement, runs: Sequence[Run] | None = None) -> Table:
-    """Return the table of the launches of a case: speed and memory of each, and whether it counts.
-
-    `runs`: those of arm A, where two arms were compared.
-    """
-    runs = result.runs if runs is None else runs
+def launches(result: Measurement, runs: Sequence[Run]) -> Table:
+    """Return the table of the launches of a case, or of its arm A: their figures, and whether they count."""
     extra = extra_metrics(run.figures for run in runs)
     rows = [
         (
             str(number),
             *(_figure(metric, run) for metric in (TOKENS_PER_S, STEP_S_P50, STEP_S_P95, STEP_JITTER)),
-            known(max(run.measured_steps, default=None), duration),
+            _known(max(run.measured_steps, default=None), duration),
             _figure(CPU_S_PER_STEP, run),
             f"{run.window[0]} to {run.window[1] - 1}" if run.window[1] else NONE,
             *_memory(run.memory),
@@ -91,16 +80,7 @@ def launches(result: Measurement, runs: Sequence[Run] | None = None) -> Table:
         for number, run in enumerate(runs, 1)
     ]
     headers = (
-        *(
-            "launch",
-            f"{result.unit}/s",
-            "p50",
-            "p95",
-            "p95/p50",
-            "longest",
-            "CPU time",
-            "window",
-        ),
+        *("launch", f"{result.unit}/s", "p50", "p95", "p95/p50", "longest", "CPU time", "window"),
         *("peak memory", "least peak", "reserved", "retries"),
         *(metric.heading or metric.label for metric in extra),
         *("took", "counts"),
@@ -114,7 +94,7 @@ def launches(result: Measurement, runs: Sequence[Run] | None = None) -> Table:
 
 
 def _figure(metric: Metric, run: Run) -> str:
-    return known(metric.of(run.figures), lambda figure: value(metric, figure))
+    return _known(metric.of(run.figures), lambda figure: value(metric, figure))
 
 
 def _launch_state(result: Measurement, number: int, run: Run) -> str:
@@ -132,7 +112,7 @@ def _memory(ranks: Sequence[Memory]) -> tuple[str, str, str, str]:
     return (
         f"{amount(ranks[most].peak, 'bytes')} (rank {most})",
         amount(min(rank.peak for rank in ranks), "bytes"),
-        known(max(reserved, default=None), lambda value: amount(value, "bytes")),
+        amount(max(reserved), "bytes") if reserved else NONE,
         str(sum(retries)) if retries else NONE,
     )
 
@@ -140,38 +120,62 @@ def _memory(ranks: Sequence[Memory]) -> tuple[str, str, str, str]:
 def health(runs: Sequence[Run]) -> list[Table]:
     """Return the tables of GPUs and cores while steps were made; empty where nothing was sampled."""
     seen = [each for number, run in enumerate(runs, 1) for each in _healths(number, run)]
-    tables = gpus(
-        seen,
-        of="launch",
-        caption="Each GPU while steps were made: clocks are medians, power is the mean, temperature the "
-        "highest.",
+    caption = (
+        "Each GPU while steps were made: clocks are medians, power is the mean, temperature the highest."
     )
-    if seen:
-        tables.append(
-            Table(
-                caption="The cores while steps were made; shares are of all cores that the job may use.",
-                headers=("launch", "job", "others", "steal", "load average", "pressure", "samples", "over"),
-                rows=[(number, *_cores(health)) for number, health in seen],
-            )
-        )
-    return tables
+    cores = Table(
+        caption="The cores while steps were made; shares are of all cores that the job may use.",
+        headers=("launch", "job", "others", "steal", "load average", "pressure", "samples", "over"),
+        rows=[(number, *_cores(health)) for number, health in seen],
+    )
+    return [table for table in (gpus(seen, of="launch", caption=caption), cores) if table]
 
 
-def gpus(seen: Sequence[tuple[str, Health]], *, of: str, caption: str) -> list[Table]:
-    """Return the table of all GPUs, each behind its launch or node; empty without GPUs."""
+def _healths(number: int, run: Run) -> list[tuple[str, Health]]:
+    """What was seen of each machine of a launch, with how a row names it."""
+    of_nodes = [(f"{number}, {node.name}", node.health) for node in run.nodes]
+    machines = of_nodes or [(str(number), run.health)]
+    return [(name, health) for name, health in machines if health is not None]
+
+
+def gpus(seen: Sequence[tuple[str, Health]], *, of: str, caption: str) -> Table:
+    """Return the table of all GPUs, each behind its launch or node."""
     rows = [(name, *_device(device)) for name, health in seen for device in health.devices]
     headers = (
         *(of, "GPU", "SM clock", "lowest", "power", "energy", "temperature"),
         *("utilisation", "other processes", "throttled"),
     )
-    return [Table(caption=caption, headers=headers, rows=rows, last_text_columns=1)] if rows else []
+    return Table(caption=caption, headers=headers, rows=rows, last_text_columns=1)
 
 
-def _healths(number: int, run: Run) -> list[tuple[str, Health]]:
-    """Return what was seen of each machine of a launch, with how a row names it."""
-    of_nodes = [(f"{number}, {node.name}", node.health) for node in run.nodes]
-    machines = of_nodes or [(str(number), run.health)]
-    return [(name, health) for name, health in machines if health is not None]
+def _device(device: DeviceHealth) -> tuple[str, ...]:
+    return (
+        str(device.index),
+        _known(device.sm_clock_mhz, "{:,.0f} MHz".format),
+        _known(device.sm_clock_mhz_min, "{:,.0f} MHz".format),
+        _known(device.power_w, "{:,.0f} W".format),
+        _known(device.energy_j, "{:,.0f} J".format),
+        _known(device.temperature_c, "{:.0f} °C".format),
+        _known(device.utilisation, "{:.0f} %".format),
+        _known(device.foreign_memory_bytes, lambda size: amount(size, "bytes")),
+        _known(device.throttled, _throttled),
+    )
+
+
+def _throttled(shares: dict[str, float]) -> str:
+    reasons = [(name, share) for name, share in shares.items() if share and name != "GpuIdle"]
+    shown = [f"{name} {share:.0%}" + (" (bad)" if name in BAD_REASONS else "") for name, share in reasons]
+    return ", ".join(shown) or "no"
+
+
+def _cores(health: Health) -> tuple[str, ...]:
+    return (
+        *(_known(share, "{:.0%}".format) for share in (health.job_cpu, health.foreign_cpu, health.steal)),
+        _known(health.load_average, "{:.2f}".format),
+        _known(health.cpu_pressure, "{:.0f} %".format),
+        str(health.samples),
+        f"{health.seconds:.1f} s",
+    )
 
 
 def health_summary(runs: Sequence[Run]) -> str:
@@ -191,45 +195,12 @@ def health_summary(runs: Sequence[Run]) -> str:
     return "; ".join(parts) or "what was sampled"
 
 
-def _device(device: DeviceHealth) -> tuple[str, ...]:
-    return (
-        str(device.index),
-        known(device.sm_clock_mhz, "{:,.0f} MHz".format),
-        known(device.sm_clock_mhz_min, "{:,.0f} MHz".format),
-        known(device.power_w, "{:,.0f} W".format),
-        known(device.energy_j, "{:,.0f} J".format),
-        known(device.temperature_c, "{:.0f} °C".format),
-        known(device.utilisation, "{:.0f} %".format),
-        known(device.foreign_memory_bytes, lambda value: amount(value, "bytes")),
-        known(device.throttled, _throttled),
-    )
-
-
-def _throttled(shares: dict[str, float]) -> str:
-    reasons = [(name, share) for name, share in shares.items() if share and name != "GpuIdle"]
-    shown = [f"{name} {share:.0%}" + (" (bad)" if name in BAD_REASONS else "") for name, share in reasons]
-    return ", ".join(shown) or "no"
-
-
-def _cores(health: Health) -> tuple[str, ...]:
-    return (
-        *(known(share, "{:.0%}".format) for share in (health.job_cpu, health.foreign_cpu, health.steal)),
-        known(health.load_average, "{:.2f}".format),
-        known(health.cpu_pressure, "{:.0f} %".format),
-        str(health.samples),
-        f"{health.seconds:.1f} s",
-    )
-
-
 def settings(runs: Sequence[Run]) -> Table:
     """Return the table of what the workers observed in the last launch that has it."""
     observed = next((run.observed for run in reversed(runs) if run.observed is not None), None)
-    kinds: dict[str, dict[str, str]] = {}
-    if observed is not None:
-        kinds |= {"setting": observed.settings, "environment": observed.environment}
-    kinds["before the workload"] = {
-        name: f"{rate:,.4g}" for run in runs[-1:] for name, rate in run.device_probe.items()
-    }
+    kinds = {} if observed is None else {"setting": observed.settings, "environment": observed.environment}
+    probed = runs[-1].device_probe if runs else {}
+    kinds |= {"before the workload": {name: f"{rate:,.4g}" for name, rate in probed.items()}}
     rows = [(name, value, kind) for kind, entries in kinds.items() for name, value in entries.items()]
     caption = "From the last launch. Beside a baseline settings must be equal, the environment need not."
     return Table(caption=caption, headers=("name", "value", "kind"), rows=rows, text_columns=3)

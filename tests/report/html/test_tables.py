@@ -1,22 +1,16 @@
 from __future__ import annotations
 
 from perfsuite.report.html.tables import checks, health, health_summary, launches, settings
-from perfsuite.report.table import NONE, Table
+from perfsuite.report.table import NONE
 from perfsuite.results.rank_report import Memory, Observed
 from perfsuite.results.run import DeviceHealth, Health
-from tests.samples import BEFORE, make_result, make_run, never_run, now
+from tests.report.test_counts import columns
+from tests.samples import BEFORE, make_result, make_run, now
 from tests.sessions import make_gpu_result
 
 
-def columns(table: Table) -> list[dict[str, str]]:
-    """Each row by heading."""
-    return [dict(zip(table.headers, row, strict=True)) for row in table.rows]
-
-
 def test_checks_tell_each_metric_beside_its_baseline() -> None:
-    table = checks(make_gpu_result(2, "regressed"), "a")
-    assert table is not None
-    speed, _, memory = columns(table)
+    speed, _, memory = columns(checks(make_gpu_result(2, "regressed"), "a"))
     assert (speed["metric"], speed["verdict"]) == ("tokens/s", "regressed")
     assert (speed["measured"], speed["baseline"], speed["allowed"]) == ("4,336", "4,669", "2.9%")
     assert speed["change"].startswith("-7.")
@@ -25,17 +19,16 @@ def test_checks_tell_each_metric_beside_its_baseline() -> None:
     assert (memory["change"], memory["99 % interval"]) == ("+0.0%", NONE)
 
 
-def test_a_blind_metric_is_called_so() -> None:
+def test_a_blind_metric_is_called_so_and_a_correction_by_the_probe_is_said() -> None:
     result = make_result(now())
     [first, *others] = result.verdict.checks
-    blind = first.replace(minimum_detectable=0.5)
+    blind = first.replace(minimum_detectable=0.5, probe_exponent=0.8)
     table = checks(result.replace(verdict=result.verdict.replace(checks=(blind, *others))), "a")
-    assert table is not None
     assert columns(table)[0]["can find"] == "50.0% (blind)"
-
-
-def test_no_checks_no_table() -> None:
-    assert checks(never_run(), "a") is None
+    assert table.caption.endswith(
+        "Corrected for the machine's own speed, it is not the ratio of the two figures beside it."
+    )
+    assert "Corrected" not in checks(result, "a").caption
 
 
 def test_a_launch_tells_memory_of_its_ranks_and_whether_it_counts() -> None:
@@ -43,7 +36,8 @@ def test_a_launch_tells_memory_of_its_ranks_and_whether_it_counts() -> None:
         Memory(peak=2**30, reserved=2**31, alloc_retries=1, method="cuda"),
         Memory(peak=3 * 2**30, reserved=2**30, alloc_retries=2, method="cuda"),
     )
-    [row] = columns(launches(make_result(BEFORE.replace(memory=memory))))
+    run = BEFORE.replace(memory=memory)
+    [row] = columns(launches(make_result(run), [run]))
     assert (row["peak memory"], row["least peak"]) == ("3.00 GiB (rank 1)", "1.00 GiB")
     assert (row["reserved"], row["retries"], row["counts"]) == ("2.00 GiB", "3", "yes")
     assert (row["window"], row["longest"]) == ("0 to 24", "250.0 ms")
@@ -51,13 +45,15 @@ def test_a_launch_tells_memory_of_its_ranks_and_whether_it_counts() -> None:
 
 
 def test_launches_that_do_not_count_say_why() -> None:
-    [crashed] = columns(launches(make_gpu_result(1, "crash")))
+    crash, throttled = make_gpu_result(1, "crash"), make_gpu_result(3, "throttled")
+    [crashed] = columns(launches(crash, crash.runs))
     assert (crashed["counts"], crashed["window"], crashed["tokens/s"]) == ("no: crash", NONE, NONE)
-    assert {row["counts"] for row in columns(launches(make_gpu_result(3, "throttled")))} == {"no: set aside"}
+    assert {row["counts"] for row in columns(launches(throttled, throttled.runs))} == {"no: set aside"}
 
 
 def test_what_a_launch_does_not_tell_is_a_dash() -> None:
-    [row] = columns(launches(make_result(make_run(memory=()), before=None)))
+    run = make_run(memory=())
+    [row] = columns(launches(make_result(run, before=None), [run]))
     assert {row[name] for name in ("peak memory", "reserved", "retries", "p50")} == {NONE}
 
 
@@ -65,19 +61,19 @@ def test_health_of_gpus_and_cores() -> None:
     gpus, cores = health(make_gpu_result(3, "throttled").runs)
     assert len(gpus.rows) == 24
     third = columns(gpus)[3]
-    assert (third["launch"], third["GPU"], third["SM clock"], third["lowest"]) == (
+    assert [third[name] for name in ("launch", "GPU", "SM clock", "lowest")] == [
         *("1", "3", "1,575 MHz", "1,365 MHz"),
-    )
+    ]
     assert third["throttled"] == "SwPowerCap 31%, HwThermalSlowdown 42% (bad)"
     assert columns(cores)[0]["others"] == "1%"
+    assert health([make_run()]) == []
 
 
 def test_health_in_a_line_is_the_worst_of_each() -> None:
+    throttled = {"HwSlowdown": 0.2, "GpuIdle": 1}
     devices = (
         DeviceHealth(index=0, sm_clock_mhz_min=1900, temperature_c=60, throttled={}),
-        DeviceHealth(
-            index=1, sm_clock_mhz_min=1400, temperature_c=81, throttled={"HwSlowdown": 0.2, "GpuIdle": 1}
-        ),
+        DeviceHealth(index=1, sm_clock_mhz_min=1400, temperature_c=81, throttled=throttled),
     )
     sampled = Health(samples=9, seconds=1, steps=9, devices=devices, foreign_cpu=0.3)
     assert health_summary([make_run(health=sampled), make_run()]) == (
@@ -93,10 +89,6 @@ def test_what_nvml_does_not_tell_is_a_dash_not_a_zero() -> None:
     assert health_summary([make_run(health=sampled)]) == "what was sampled"
 
 
-def test_no_samples_no_table() -> None:
-    assert health([make_run()]) == []
-
-
 def test_settings_are_those_of_the_last_launch_that_told() -> None:
     told = Observed(settings={"world_size": "2"}, environment={"torch": "2.13.0"})
     runs = [make_run(observed=told), make_run(device_probe={"matmul_tflops": 712.34})]
@@ -105,3 +97,4 @@ def test_settings_are_those_of_the_last_launch_that_told() -> None:
         ("torch", "2.13.0", "environment"),
         ("matmul_tflops", "712.3", "before the workload"),
     ]
+    assert not settings([])
